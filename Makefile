@@ -1,0 +1,44 @@
+# Everything happens in .venv of this checkout; the first target that needs it sets it up.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: train test lint soak bench bench-flow setup pictures clean
+
+# A local swarm (two data nodes, six relays) trains llama-tiny; then every step is verified.
+train: $(READY)
+	$(BIN)/anabranch train
+
+test: lint
+	$(BIN)/pytest -m "not soak"
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+# Long: the whole grid of models, partitions and fleets, and faults over many seeds.
+soak: $(READY)
+	$(BIN)/pytest -m soak --timeout 3600
+
+bench: $(READY)
+	$(BIN)/python benchmarks/overhead.py
+
+# Routing policies on random instances, in virtual time; about an hour on two cores.
+bench-flow: $(READY)
+	$(BIN)/python benchmarks/flow.py
+
+# The README's pictures, from a finished run: make pictures RUN=runs/tiny
+pictures: $(READY)
+	$(BIN)/python docs/make_pictures.py $(RUN)
+
+setup: $(READY)
+
+# The stamp is renewed when what is installed changes. constraints.txt pins every version, torch included.
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --constraint constraints.txt --editable '.[dev]'
+	touch $(READY)
+
+clean:
+	rm -rf $(VENV) build .mypy_cache .pytest_cache .ruff_cache .hypothesis src/anabranch.egg-info
