@@ -1,0 +1,1 @@
+"""WHAT is computed: models, partition, forward, input and weight gradients, exact sums, optimizer."""

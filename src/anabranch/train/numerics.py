@@ -1,0 +1,112 @@
+"""The numerics class: everything that decides the bits of a result, set in one place and hashed.
+
+`configure` must run before torch is imported for the environment variables to be read in time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from typing import TYPE_CHECKING
+
+from anabranch.config import ComputeSection
+
+if TYPE_CHECKING:
+    import torch
+
+
+def set_environment(threads: int) -> None:
+    """Set what torch and its libraries read when they are loaded. Imports no torch."""
+    os.environ.update(
+        OMP_NUM_THREADS=str(threads),
+        MKL_NUM_THREADS=str(threads),
+        MKL_CBWR="AUTO,STRICT",
+        CUBLAS_WORKSPACE_CONFIG=":4096:8",
+    )
+
+
+def configure(threads: int) -> None:
+    """Make results reproducible: environment, thread count, deterministic kernels, full precision."""
+    set_environment(threads)
+    import torch
+
+    torch.set_num_threads(threads)
+    # The same as use_deterministic_algorithms(True), which would import torch's compiler: a second or more.
+    torch.set_deterministic_debug_mode("error")
+    # Results never depend on uninitialised memory here; filling it would cost a pass per tensor.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+
+
+def device_of(compute: ComputeSection) -> torch.device:
+    """The torch device that `compute.device` means on this machine."""
+    import torch
+
+    if compute.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(compute.device)
+
+
+def numerics_class(compute: ComputeSection, rows: int, sequence: int) -> tuple[str, dict[str, str]]:
+    """(hash, description) of this process's numerics for microbatches of rows × sequence tokens.
+
+    Two processes of one class compute the same bits from the same inputs. Beside what is known to matter
+    the description holds a probe: the hash of a short computation's bits, which tells machines apart
+    that only look alike.
+    """
+    import torch
+
+    device = device_of(compute)
+    description = {
+        "torch": f"{torch.__version__} {torch.version.git_version}",
+        "machine": platform.machine(),
+        "device": str(device.type),
+        "dtype": compute.dtype,
+        "threads": str(torch.get_num_threads()),
+        "deterministic": str(torch.are_deterministic_algorithms_enabled()),
+        "matmul": torch.get_float32_matmul_precision(),
+        "microbatch": f"{rows}x{sequence}",
+    }
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        description["accelerator"] = f"{properties.name} {properties.multi_processor_count} units"
+        description["cuda"] = f"{torch.version.cuda} cudnn {_cudnn_version()}"
+        description["cublas_workspace"] = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "")
+    else:
+        description["capability"] = torch.backends.cpu.get_cpu_capability()
+        description["mkl"] = f"{torch._C.has_mkl} {os.environ.get('MKL_CBWR', '')}"
+    description["probe"] = _probe(device, compute.dtype)
+    canonical = json.dumps(description, sort_keys=True)
+    return hashlib.sha256(canonical.encode()).hexdigest()[:16], description
+
+
+def _cudnn_version() -> int | None:
+    import torch
+
+    version: int | None = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+    return version
+
+
+def _probe(device: torch.device, dtype: str) -> str:
+    """Hash of the bits of products, a softmax, a norm, an activation and their gradients."""
+    import torch
+    import torch.nn.functional as F
+
+    kind = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16}[dtype]
+    # Fixed inputs without any generator or transcendental function: fractions of small integers.
+    ramp = (torch.arange(192 * 160) * 2_654_435_761 % 4093).view(192, 160)
+    x = (ramp.double() / 2048 - 1).to(kind).to(device).requires_grad_()
+    w = (ramp[:160, :].double().t() / 4096 - 0.5).to(kind).to(device).requires_grad_()
+    y = F.layer_norm(F.silu(x @ w), (160,)) * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-5)
+    loss = F.cross_entropy(torch.softmax(y, -1) @ w.t(), ramp[:, 0].to(device) % 160)
+    gradients = torch.autograd.grad(loss, [x, w])
+    bits = hashlib.sha256()
+    for tensor in (y.detach(), loss.detach(), *gradients):
+        bits.update(tensor.double().cpu().numpy().tobytes())
+    return bits.hexdigest()[:16]

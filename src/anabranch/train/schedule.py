@@ -1,0 +1,42 @@
+"""The scalars of a step, as pure functions of Python floats: they are computed once and carried in the log.
+
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from anabranch.config import OptimizerSection, RunConfig
+
+#: Added to the norm before dividing, as in torch's `clip_grad_norm_`.
+CLIP_EPSILON = 1e-6
+
+
+def learning_rate(config: RunConfig, t: int) -> float:
+    """Learning rate of iteration t = 1, 2, ...: linear warm-up, then a cosine down to lr · min_lr_ratio.
+
+    It follows the iteration, skipped steps included; Adam's counter does not.
+    """
+    o = config.optimizer
+    if t <= o.warmup_steps:
+        return o.lr * t / o.warmup_steps
+    end = o.decay_steps or config.run.steps
+    progress = min(1.0, (t - o.warmup_steps) / max(1, end - o.warmup_steps))
+    return o.lr * (o.min_lr_ratio + (1.0 - o.min_lr_ratio) * 0.5 * (1.0 + math.cos(math.pi * progress)))
+
+
+def bias_corrections(optimizer: OptimizerSection, step: int) -> tuple[float, float]:
+    """(1 − β₁ⁿ, 1 − β₂ⁿ) for Adam's counter n = `step`, the one that this step brings it to (1 at first)."""
+    return 1.0 - optimizer.beta1**step, 1.0 - optimizer.beta2**step
+
+
+def global_norm(squares: Iterable[float]) -> float:
+    """Norm of the whole gradient from the sum of squares of each tensor of every stage, in any order."""
+    return math.sqrt(math.fsum(squares))
+
+
+def clip_factor(norm: float, clip: float) -> float:
+    """What to multiply the gradient by so that its norm is at most `clip` (0: never clipped)."""
+    return min(1.0, clip / (norm + CLIP_EPSILON)) if clip > 0 else 1.0
