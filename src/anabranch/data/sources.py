@@ -1,0 +1,330 @@
+"""Documents of a source, one text at a time, always in the same order.
+
+Files come in sorted order of their path below the source's folder; records of one file in the order of the
+file. Bytes that are not UTF-8 are replaced by U+FFFD, and empty documents are left out.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sysconfig
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from anabranch.config import DataSection
+from anabranch.errors import ConfigError
+
+#: Folders of the standard library that are not ordinary program text: tests, tables, generated text,
+#: applications, and what is installed beside it.
+STDLIB_LEFT_OUT = frozenset(
+    {"test", "tests", "encodings", "pydoc_data", "lib2to3", "idlelib", "turtledemo", "__phello__"}
+    | {"site-packages", "dist-packages", "lib-dynload", "__pycache__"}
+)
+#: A `text` source of fewer files than this is cut at line ends, so that a part can be held out.
+FEWEST_TEXT_FILES = 20
+#: About so many pieces a source of few text files is cut into.
+TEXT_PIECES = 200
+#: A file with a zero byte among its first so many bytes is taken for binary and left out of a text folder.
+BINARY_PROBE_BYTES = 8192
+
+
+@dataclass(frozen=True)
+class Document:
+    """`name` says where it came from; `position` is about how many bytes of the source lie before its end."""
+
+    name: str
+    text: str
+    position: int
+
+
+@dataclass(frozen=True)
+class Documents:
+    """The documents of a source; may be iterated over any number of times.
+
+    `size_bytes` is the total of which `Document.position` is the running part; `place` is the setting and
+    path to name in messages.
+    """
+
+    place: str
+    size_bytes: int
+    open: Callable[[], Iterator[Document]]
+
+    def __iter__(self) -> Iterator[Document]:
+        return (document for document in self.open() if document.text)
+
+
+def open_documents(section: DataSection) -> Documents:
+    """The documents that `section` names. Raises ConfigError if there is nothing to read there."""
+    openers: dict[str, Callable[[DataSection], Documents]] = {
+        "stdlib": _stdlib,
+        "text": _text,
+        "jsonl": _jsonl,
+        "parquet": _parquet,
+        "dataset": _saved_dataset,
+    }
+    opener = openers.get(section.source)
+    if opener is None:
+        raise ConfigError(f'data.source = "{section.source}" is not known; use one of {", ".join(openers)}')
+    return opener(section)
+
+
+def replace_undecodable(data: bytes) -> str:
+    """UTF-8 text of `data` without a byte order mark; what cannot be decoded becomes U+FFFD."""
+    return data.decode("utf-8", errors="replace").removeprefix("\ufeff")
+
+
+# ---- the standard library -------------------------------------------------------------------------
+
+
+def stdlib_files(root: Path) -> list[Path]:
+    """Python files below `root` that belong to the `stdlib` corpus, in sorted order."""
+    return [
+        path
+        for path in _walk(root, skip=lambda name: name in STDLIB_LEFT_OUT or name.startswith("config-"))
+        if path.suffix == ".py" and not path.name.startswith("_sysconfigdata")
+    ]
+
+
+def _stdlib(section: DataSection) -> Documents:
+    root = Path(sysconfig.get_paths()["stdlib"])
+    files = stdlib_files(root) if root.is_dir() else []
+    if not files:
+        raise ConfigError(
+            f'data.source = "stdlib": this Python keeps no library source text at {root}; '
+            'set data.source = "text" and data.path to a folder of your own'
+        )
+    return _whole_files(f'data.source = "stdlib" ({root})', root, files)
+
+
+# ---- local text -----------------------------------------------------------------------------------
+
+
+def _text(section: DataSection) -> Documents:
+    root = _existing_path(section)
+    files = [root] if root.is_file() else [path for path in _walk(root) if not _looks_binary(path)]
+    place = _place(section)
+    if not files:
+        raise ConfigError(f"{place} holds no text file; point data.path at a file or a folder of text")
+    if len(files) >= FEWEST_TEXT_FILES:
+        return _whole_files(place, root, files)
+    return _cut_files(place, root, files)
+
+
+def _whole_files(place: str, root: Path, files: list[Path]) -> Documents:
+    def documents() -> Iterator[Document]:
+        position = 0
+        for path in files:
+            data = _read(path, place)
+            position += len(data)
+            yield Document(_relative(path, root), replace_undecodable(data), position)
+
+    return Documents(place, _total_size(files), documents)
+
+
+def _cut_files(place: str, root: Path, files: list[Path]) -> Documents:
+    total = _total_size(files)
+    piece_bytes = max(1, math.ceil(total / TEXT_PIECES))
+
+    def documents() -> Iterator[Document]:
+        position = 0
+        for path in files:
+            for number, piece in enumerate(_cut_at_line_ends(_read(path, place), piece_bytes)):
+                position += len(piece)
+                yield Document(f"{_relative(path, root)}#{number}", replace_undecodable(piece), position)
+
+    return Documents(place, total, documents)
+
+
+def _cut_at_line_ends(data: bytes, piece_bytes: int) -> Iterator[bytes]:
+    """Pieces of at least `piece_bytes` (but the last) that end where a line ends."""
+    start = 0
+    while start < len(data):
+        line_end = data.find(b"\n", start + piece_bytes - 1)
+        end = len(data) if line_end < 0 else line_end + 1
+        yield data[start:end]
+        start = end
+
+
+# ---- records --------------------------------------------------------------------------------------
+
+
+def _jsonl(section: DataSection) -> Documents:
+    files = _record_files(section, (".jsonl", ".ndjson"))
+    place = _place(section)
+
+    def documents() -> Iterator[Document]:
+        position = 0
+        for path in files:
+            with path.open("rb") as lines:
+                for number, line in enumerate(lines, start=1):
+                    position += len(line)
+                    if not line.strip():
+                        continue
+                    name = f"{path}, line {number}"
+                    try:
+                        record = json.loads(replace_undecodable(line))
+                    except json.JSONDecodeError as error:
+                        raise ConfigError(f"{name} is not JSON ({error}); repair or remove it") from None
+                    if not isinstance(record, dict):
+                        raise ConfigError(f"{name} is not a JSON object; every line must be one record")
+                    _require_field(section.text_field, list(record), name)
+                    yield Document(name, _field_text(record[section.text_field], section, name), position)
+
+    return Documents(place, _total_size(files), documents)
+
+
+def _parquet(section: DataSection) -> Documents:
+    parquet = _import_arrow("pyarrow.parquet", section.source, "parquet")
+    files = _record_files(section, (".parquet",))
+
+    def open_table(path: Path) -> tuple[list[str], Iterator[Any]]:
+        table = parquet.ParquetFile(path)
+        return list(table.schema_arrow.names), table.iter_batches(columns=[section.text_field])
+
+    return _table_documents(section, files, open_table)
+
+
+def _saved_dataset(section: DataSection) -> Documents:
+    """A folder made by `Dataset.save_to_disk`: `state.json` names Arrow stream files in order."""
+    ipc = _import_arrow("pyarrow.ipc", section.source, "datasets")
+    root = _existing_path(section)
+    splits = root / "dataset_dict.json"
+    if splits.is_file():
+        names = json.loads(splits.read_bytes())["splits"]
+        raise ConfigError(
+            f'{_place(section)} holds several splits; set data.path to one of them, e.g. "{root / names[0]}"'
+        )
+    state = root / "state.json"
+    if not state.is_file():
+        raise ConfigError(
+            f"{_place(section)} is not a saved dataset (no state.json); make one with Dataset.save_to_disk"
+        )
+    try:
+        entries = json.loads(state.read_bytes())["_data_files"]
+        files = [root / Path(entry["filename"]).name for entry in entries]
+    except (ValueError, KeyError, TypeError):
+        raise ConfigError(f"{state} is damaged; save the dataset again with Dataset.save_to_disk") from None
+
+    def open_table(path: Path) -> tuple[list[str], Iterator[Any]]:
+        stream = ipc.open_stream(path)
+        return list(stream.schema.names), iter(stream)
+
+    return _table_documents(section, files, open_table)
+
+
+def _table_documents(
+    section: DataSection, files: list[Path], open_table: Callable[[Path], tuple[list[str], Iterator[Any]]]
+) -> Documents:
+    """Documents of a column of Arrow tables; `open_table` gives the columns' names and the record batches."""
+
+    def documents() -> Iterator[Document]:
+        position = 0
+        for path in files:
+            try:
+                columns, batches = open_table(path)
+            except (OSError, ValueError) as error:  # Arrow's own errors derive from ValueError
+                raise ConfigError(f"{path} cannot be read ({error}); see data.path") from None
+            _require_field(section.text_field, columns, str(path))
+            row = 0
+            for batch in batches:
+                for value in batch.column(section.text_field).to_pylist():
+                    name = f"{path}, row {row}"
+                    yield Document(name, _field_text(value, section, name), position)
+                    row += 1
+            position += path.stat().st_size
+
+    return Documents(_place(section), _total_size(files), documents)
+
+
+def _import_arrow(module: str, source: str, extra: str) -> ModuleType:
+    from importlib import import_module
+
+    try:
+        return import_module(module)
+    except ImportError:
+        raise ConfigError(
+            f'data.source = "{source}" needs the pyarrow library; '
+            f'install it with: pip install "anabranch[{extra}]"'
+        ) from None
+
+
+def _require_field(field: str, present: list[str], name: str) -> None:
+    if field not in present:
+        raise ConfigError(
+            f'{name} has no field "{field}"; set data.text_field to one of: {", ".join(present) or "(none)"}'
+        )
+
+
+def _field_text(value: object, section: DataSection, name: str) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise ConfigError(
+            f'{name}: field "{section.text_field}" holds {type(value).__name__}, not text; '
+            "correct data.text_field"
+        )
+    # JSON can spell half of a surrogate pair, which no UTF-8 can hold.
+    return value.encode("utf-16", "surrogatepass").decode("utf-16", errors="replace")
+
+
+# ---- files ----------------------------------------------------------------------------------------
+
+
+def _place(section: DataSection) -> str:
+    return f'data.path = "{section.path}"'
+
+
+def _existing_path(section: DataSection) -> Path:
+    if not section.path:
+        raise ConfigError(f'data.source = "{section.source}" needs data.path: set it to a file or a folder')
+    path = Path(section.path).expanduser()
+    if not path.exists():
+        raise ConfigError(f"{_place(section)} does not exist ({path.absolute()}); correct data.path")
+    return path
+
+
+def _record_files(section: DataSection, suffixes: tuple[str, ...]) -> list[Path]:
+    root = _existing_path(section)
+    files = [root] if root.is_file() else [path for path in _walk(root) if path.suffix in suffixes]
+    if not files:
+        raise ConfigError(f"{_place(section)} holds no {' or '.join(suffixes)} file; correct data.path")
+    return files
+
+
+def _walk(root: Path, skip: Callable[[str], bool] = lambda name: False) -> list[Path]:
+    """Files below `root` in sorted order of their relative path; hidden ones are left out."""
+    found = []
+    for folder, folders, files in os.walk(root):
+        folders[:] = [name for name in folders if not name.startswith(".") and not skip(name)]
+        found += [Path(folder, name) for name in files if not name.startswith(".")]
+    return sorted((path for path in found if path.is_file()), key=lambda path: path.relative_to(root).parts)
+
+
+def _relative(path: Path, root: Path) -> str:
+    return path.name if path == root else path.relative_to(root).as_posix()
+
+
+def _read(path: Path, place: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"{place}: {path} cannot be read ({error.strerror}); make it readable or remove it"
+        ) from None
+
+
+def _looks_binary(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return b"\0" in file.read(BINARY_PROBE_BYTES)
+    except OSError:
+        return False  # reading it reports the trouble with its name
+
+
+def _total_size(files: list[Path]) -> int:
+    return sum(path.stat().st_size for path in files if path.exists())

@@ -1,0 +1,180 @@
+"""Tokenizers. Whatever the kind, a `tokenizer.json` file is the truth: written once, hashed, read back.
+
+Text is encoded without the tokenizer's own template (no begin-of-sequence token) and without reading special
+tokens out of the text; a *separator* token stands after every document.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from blake3 import blake3
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from anabranch.config import DataSection
+from anabranch.errors import ConfigError
+
+#: Separator of the tokenizers made here.
+SEPARATOR = "<|endoftext|>"
+#: Tokens that end a document in published tokenizers, in order of preference.
+KNOWN_SEPARATORS = (SEPARATOR, "<|end_of_text|>", "<|eot_id|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
+#: A BPE is trained on about so many characters from the front of the corpus: more costs memory, not quality.
+TRAINING_CHARACTERS = 1 << 26
+#: Bytes and the separator.
+SMALLEST_BPE = 257
+
+
+class TextTokenizer:
+    """A loaded tokenizer.json.
+
+    `hash` is the BLAKE3 of the file's bytes, `vocab_size` one more than the largest id, `separator` the id
+    of the token that ends a document, `token_bytes` int64 (vocab_size,): UTF-8 bytes of text that each id
+    stands for (special tokens: 0). Exact for byte-level and byte-fallback tokenizers; for others, which may
+    normalise text, the bytes of the token as it is spelt.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Raises ConfigError if the file is missing, is not a tokenizer, or has no separator."""
+        try:
+            data = path.read_bytes()
+            self._tokenizer = Tokenizer.from_buffer(data)
+        except OSError as error:
+            raise ConfigError(
+                f"tokenizer {path} cannot be read ({error.strerror}); "
+                'set data.tokenizer to "bytes", "bpe" or the path of a tokenizer.json'
+            ) from None
+        except Exception as error:  # the library raises bare Exception for what it cannot parse
+            raise ConfigError(f"{path} is not a tokenizer.json ({error}); see data.tokenizer") from None
+        self.hash: str = blake3(data).hexdigest()
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        # A document that spells "<|endoftext|>" is text, not the end of a document.
+        self._tokenizer.encode_special_tokens = True
+        vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
+        self.vocab_size: int = max(vocabulary.values()) + 1
+        separator = next((token for token in KNOWN_SEPARATORS if token in vocabulary), None)
+        if separator is None:
+            raise ConfigError(
+                f"{path} has no token that ends a document (one of {', '.join(KNOWN_SEPARATORS)}); "
+                "add one to its added_tokens, or choose another data.tokenizer"
+            )
+        self.separator_token = separator
+        self.separator: int = vocabulary[separator]
+        self.token_bytes = self._byte_lengths(json.loads(data), vocabulary)
+
+    def encode(self, text: str) -> list[int]:
+        return self.encode_many([text])[0]
+
+    def encode_many(self, texts: list[str]) -> list[list[int]]:
+        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Text of `ids`; separators and other special tokens are left out."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def _byte_lengths(self, definition: dict[str, Any], vocabulary: dict[str, int]) -> npt.NDArray[np.int64]:
+        added = {entry["id"]: entry for entry in definition.get("added_tokens", [])}
+        byte_level = _mentions(definition.get("decoder"), "ByteLevel")
+        lengths = np.zeros(self.vocab_size, dtype=np.int64)
+        for token, number in vocabulary.items():
+            if number in added:
+                lengths[number] = 0 if added[number]["special"] else len(token.encode())
+            else:
+                # Byte-level vocabularies spell each byte as one character.
+                lengths[number] = len(token) if byte_level else _spelt_bytes(token)
+        lengths[self.separator] = 0
+        return lengths
+
+
+def write_tokenizer(section: DataSection, texts: Iterable[str], path: Path) -> None:
+    """Write the tokenizer that `section` asks for to `path`. `texts` is read only to train a BPE.
+
+    Raises ConfigError for a vocabulary too small to spell every byte, or an unreadable tokenizer.json.
+    """
+    if section.tokenizer == "bytes":
+        path.write_text(_bytes_tokenizer().to_str(pretty=True), encoding="utf-8")
+    elif section.tokenizer == "bpe":
+        path.write_text(_train_bpe(texts, section.vocab_size).to_str(pretty=True), encoding="utf-8")
+    else:
+        given = Path(section.tokenizer).expanduser()
+        if given.is_dir():
+            given = given / "tokenizer.json"
+        TextTokenizer(given)  # refuses what cannot be used before anything is copied
+        path.write_bytes(given.read_bytes())
+
+
+def _bytes_tokenizer() -> Tokenizer:
+    """Id = byte; 256 is the separator."""
+    vocabulary = {character: byte for byte, character in enumerate(_byte_characters())}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([SEPARATOR])
+    return tokenizer
+
+
+def _train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """Byte-level BPE. The same texts give the same file: ties are broken by the library in token order."""
+    if vocab_size < SMALLEST_BPE:
+        raise ConfigError(
+            f"data.vocab_size = {vocab_size} is too small: a BPE needs at least {SMALLEST_BPE} "
+            "(every byte and the separator)"
+        )
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[SEPARATOR],
+        initial_alphabet=_byte_characters(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_front(texts, TRAINING_CHARACTERS), trainer)
+    return tokenizer
+
+
+def _front(texts: Iterable[str], characters: int) -> Iterator[str]:
+    """Texts from the front until `characters` are reached; the last is cut."""
+    for text in texts:
+        yield text[:characters]
+        characters -= len(text)
+        if characters <= 0:
+            return
+
+
+def _byte_characters() -> list[str]:
+    """The printable character by which byte-level tokenizers spell each byte 0..255 (as GPT-2 does).
+
+    Printable Latin-1 bytes stand for themselves; the others are numbered from U+0100 on.
+    """
+    characters = []
+    unprintable = 0
+    for byte in range(256):
+        if 0x21 <= byte <= 0x7E or 0xA1 <= byte <= 0xAC or 0xAE <= byte <= 0xFF:
+            characters.append(chr(byte))
+        else:
+            characters.append(chr(0x100 + unprintable))
+            unprintable += 1
+    return characters
+
+
+def _spelt_bytes(token: str) -> int:
+    """UTF-8 bytes of a token spelt as SentencePiece (▁ is a space, <0x0A> a byte) or WordPiece (##ing) do."""
+    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+        return 1
+    return len(token.removeprefix("##").replace("▁", " ").encode())
+
+
+def _mentions(component: object, kind: str) -> bool:
+    """Whether a (possibly nested) component of a tokenizer.json is of type `kind`."""
+    if isinstance(component, dict):
+        return component.get("type") == kind or any(_mentions(part, kind) for part in component.values())
+    if isinstance(component, list):
+        return any(_mentions(part, kind) for part in component)
+    return False

@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from small_corpus import text_section, write_folder
+
+from anabranch.data.corpus import (
+    FILE_NAMES,
+    Corpus,
+    CorpusFile,
+    check_files,
+    check_listing,
+    corpus_files,
+    is_held_out,
+    materialise,
+    open_corpus,
+)
+from anabranch.errors import ConfigError
+
+
+def documents_of(corpus: Corpus, tokens: np.ndarray) -> list[str]:  # type: ignore[type-arg]
+    ends = np.flatnonzero(tokens == corpus.separator)
+    return [corpus.decode(part.tolist()) for part in np.split(tokens, ends + 1)[:-1]]
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "bpe"])
+def test_every_twentieth_document_is_held_out_and_nothing_is_lost(tmp_path: Path, tokenizer: str) -> None:
+    folder = write_folder(tmp_path / "text", 45)
+    corpus = materialise(text_section(folder, tokenizer), tmp_path / "corpus")
+    originals = [path.read_text(encoding="utf-8") for path in sorted(folder.iterdir())]
+    train, held_out = documents_of(corpus, corpus.train_tokens), documents_of(corpus, corpus.held_out_tokens)
+    assert held_out == [originals[19], originals[39]]
+    assert train == [text for number, text in enumerate(originals) if not is_held_out(number)]
+    assert not set(train) & set(held_out)
+    assert corpus.train.documents == 43 and corpus.train.tokens == len(corpus.train_tokens)
+    assert corpus.train.text_bytes == sum(len(text.encode()) for text in train)
+    assert corpus.train.text_bytes == corpus.token_bytes[corpus.train_tokens].sum()
+
+
+def test_the_same_text_gives_the_same_fingerprint_and_other_text_another(tmp_path: Path) -> None:
+    fingerprints = []
+    for name in ("one", "two", "three"):
+        folder = write_folder(tmp_path / name, 20)
+        if name == "three":
+            with (folder / "part-007.txt").open("a") as file:
+                file.write(".")
+        corpus = materialise(text_section(folder), tmp_path / f"corpus-{name}")
+        fingerprints.append((corpus.fingerprint, corpus.tokenizer_hash))
+    assert fingerprints[0] == fingerprints[1]
+    assert fingerprints[0][0] != fingerprints[2][0]
+    other_tokenizer = materialise(text_section(tmp_path / "one", "bpe"), tmp_path / "corpus-bpe")
+    assert other_tokenizer.fingerprint != fingerprints[0][0]
+    assert other_tokenizer.tokenizer_hash != fingerprints[0][1]
+
+
+def test_it_is_written_once_and_never_again(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "text", 20)
+    section = text_section(folder)
+    first = materialise(section, tmp_path / "corpus")
+    for path in folder.iterdir():
+        path.unlink()
+    assert materialise(section, tmp_path / "corpus").fingerprint == first.fingerprint
+    with pytest.raises(ConfigError, match=r"data.tokenizer = 'bytes', not 'bpe'"):
+        materialise(replace(section, tokenizer="bpe"), tmp_path / "corpus")
+
+
+def test_a_run_that_was_cut_short_is_written_anew(tmp_path: Path) -> None:
+    section = text_section(write_folder(tmp_path / "text", 20))
+
+    def interrupt(what: str, done: int, total: int) -> None:
+        if what == "tokenizing" and done > total // 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        materialise(section, tmp_path / "corpus", interrupt)
+    assert not list((tmp_path / "corpus").glob("*.partial"))
+    with pytest.raises(ConfigError, match="no corpus"):
+        open_corpus(tmp_path / "corpus")
+    reference = materialise(section, tmp_path / "reference")
+    assert materialise(section, tmp_path / "corpus").fingerprint == reference.fingerprint
+
+
+def test_progress_ends_at_its_total(tmp_path: Path) -> None:
+    calls: list[tuple[str, int, int]] = []
+    section = text_section(write_folder(tmp_path / "text", 20), "bpe")
+    materialise(section, tmp_path / "corpus", lambda *call: calls.append(call))
+    last = {what: (done, total) for what, done, total in calls}
+    assert list(last) == ["training the tokenizer", "tokenizing"]
+    assert all(done == total > 0 for done, total in last.values())
+
+
+def test_too_few_documents_name_the_setting(tmp_path: Path) -> None:
+    file = tmp_path / "few.jsonl"
+    file.write_text('{"text": "short"}\n' * 19)
+    section = replace(text_section(tmp_path), source="jsonl", path=str(file))
+    with pytest.raises(ConfigError, match=r"too small: .*few.jsonl.* has 19 document.*set data.source"):
+        materialise(section, tmp_path / "corpus")
+
+
+@pytest.mark.parametrize("name", FILE_NAMES)
+@pytest.mark.parametrize("damage", ["flip", "truncate", "remove"])
+def test_damage_is_refused_by_the_name_of_the_file(tmp_path: Path, name: str, damage: str) -> None:
+    materialise(text_section(write_folder(tmp_path / "text", 20)), tmp_path / "corpus")
+    path = tmp_path / "corpus" / name
+    data = path.read_bytes()
+    if damage == "flip":
+        # The manifest is damaged where its fingerprint must notice it.
+        middle = data.index(b'"u2"') + 2 if name == "manifest.json" else len(data) // 2
+        path.write_bytes(data[:middle] + (b"4" if name == "manifest.json" else b"~") + data[middle + 1 :])
+    elif damage == "truncate":
+        path.write_bytes(data[:-3])
+    else:
+        path.unlink()
+    with pytest.raises(ConfigError, match=name) as caught:
+        open_corpus(tmp_path / "corpus")
+    assert "data node" in str(caught.value)
+
+
+def test_another_version_is_refused(tmp_path: Path) -> None:
+    materialise(text_section(write_folder(tmp_path / "text", 20)), tmp_path / "corpus")
+    path = tmp_path / "corpus" / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "version": 2}))
+    with pytest.raises(ConfigError, match="version 2"):
+        open_corpus(tmp_path / "corpus")
+
+
+def test_a_peer_fetches_the_listed_files_and_has_the_same_corpus(tmp_path: Path, corpus: Corpus) -> None:
+    listing = corpus_files(corpus.directory)
+    check_listing(listing)
+    for file in listing:
+        (tmp_path / file.name).write_bytes((corpus.directory / file.name).read_bytes())
+    check_files(tmp_path, listing)
+    fetched = open_corpus(tmp_path)
+    assert (fetched.fingerprint, fetched.tokenizer_hash) == (corpus.fingerprint, corpus.tokenizer_hash)
+    (tmp_path / "train.tokens").write_bytes(b"\0" * listing[0].size_bytes)
+    with pytest.raises(ConfigError, match=r"train.tokens is damaged: its hash"):
+        check_files(tmp_path, listing)
+
+
+def test_a_listing_cannot_name_other_files(corpus: Corpus) -> None:
+    good = corpus_files(corpus.directory)
+    for bad in (
+        good[:-1],
+        [*good, good[0]],
+        [*good[:-1], replace(good[-1], name="../manifest.json")],
+        [*good[:-1], replace(good[-1], size_bytes=-1)],
+        [*good[:-1], CorpusFile("manifest.json", 3, "no hash")],
+    ):
+        with pytest.raises(ConfigError):
+            check_listing(bad)
+
+
+def test_large_vocabularies_take_four_bytes_a_token(tmp_path: Path) -> None:
+    from tokenizers import AddedToken, Tokenizer
+
+    folder = write_folder(tmp_path / "text", 20)
+    small = materialise(text_section(folder), tmp_path / "small")
+    library = Tokenizer.from_file(str(small.directory / "tokenizer.json"))
+    library.add_tokens([AddedToken(f"<filler {number}>") for number in range(1 << 16)])
+    library.save(str(tmp_path / "large.json"))
+    large = materialise(text_section(folder, str(tmp_path / "large.json")), tmp_path / "large")
+    assert large.train_tokens.dtype == np.uint32 and small.train_tokens.dtype == np.uint16
+    assert large.train_tokens.tolist() == small.train_tokens.tolist()
+    assert open_corpus(tmp_path / "large").vocab_size == 257 + (1 << 16)
+
+
+def test_the_room_does_not_import_torch() -> None:
+    code = "import sys, anabranch.data.batches; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
