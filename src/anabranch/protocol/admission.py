@@ -1,0 +1,200 @@
+"""Who comes and who goes: the leader's part in membership (R3, R14).
+
+A joiner is admitted to a stage, fetches the state, and reports; the log says from which iteration it
+serves. A member whose link is lost is dialled once more: refused means gone; silence is given as long as
+the peer's own history makes plausible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from anabranch import PROTOCOL_VERSION
+from anabranch.protocol.core import Core
+from anabranch.protocol.events import Dial
+from anabranch.protocol.messages import JoinRequest, Ready, Refused
+from anabranch.protocol.records import Member, Members
+
+#: Seconds between attempts to reach the last replica of a stage.
+LAST_REPLICA_S = 8.0
+
+
+class Admission:
+    """Changes waiting to be logged, and those who are on their way in or out."""
+
+    def __init__(
+        self,
+        core: Core,
+        numerics_class: str,
+        corpus_fingerprint: str,
+        model_hash: str,
+        welcome: Callable[[Member], None],
+    ) -> None:
+        self.core = core
+        self._welcome = welcome
+        self.ready: dict[str, Member] = {}
+        self._numerics_class = numerics_class
+        self._corpus_fingerprint = corpus_fingerprint
+        self._model_hash = model_hash
+        self.roles: dict[str, str] = {}
+        self._joining: dict[str, Member] = {}
+        self._removals: dict[str, str] = {}
+        self._lost: dict[str, tuple[float, str]] = {}
+
+    # --- in ------------------------------------------------------------------------------------
+
+    def on_join(self, peer: str, request: JoinRequest) -> str | None:
+        """Check a joiner; returns why it is refused, or None: it will be logged and welcomed."""
+        reason = self._refusal(peer, request)
+        if reason is not None:
+            self.core.send(peer, Refused(reason))
+            return reason
+        stage = request.stage if request.stage >= 0 else self._neediest_stage()
+        member = msgspec.structs.replace(request.member, id=peer, stage=stage)
+        known = self.core.membership.members.get(peer)
+        if known is not None and known.incarnation < member.incarnation:
+            self.remove(peer, "it came back as a new process")
+        elif known is not None:
+            self._welcome(known)
+            return None
+        self._joining[peer] = member
+        return None
+
+    def _refusal(self, peer: str, request: JoinRequest) -> str | None:
+        member = request.member
+        settings = self.core.settings
+        if request.protocol_version != PROTOCOL_VERSION:
+            return (
+                f"this run speaks protocol version {PROTOCOL_VERSION}, you speak "
+                f"{request.protocol_version}: install the same release of anabranch"
+            )
+        if request.stage > settings.stages:
+            return f"there is no stage {request.stage}; stages are 0 to {settings.stages}"
+        if request.stage == 0 and self.roles.get(peer) == "relay":
+            return "your ticket lets you in as a relay, not as a data node; ask the owner for a data ticket"
+        if request.model_hash and request.model_hash != self._model_hash:
+            return "your run file describes another model: join without a run file, or use this run's"
+        if request.stage == 0 and request.corpus_fingerprint != self._corpus_fingerprint:
+            return (
+                "your corpus is not this run's (fingerprint "
+                f"{request.corpus_fingerprint[:12] or 'none'}, not {self._corpus_fingerprint[:12]}): "
+                "copy the run directory's corpus folder to this machine"
+            )
+        if settings.numerics == "strict" and member.numerics_class != self._numerics_class:
+            return (
+                f"this run admits numerics class {self._numerics_class[:12]} only and yours is "
+                f"{member.numerics_class[:12]} (same torch build, device model, threads and dtype are "
+                'needed; a run with numerics = "mixed" admits any)'
+            )
+        if not 1 <= member.capacity <= 1 << 20:
+            return f"a capacity of {member.capacity} microbatches is not plausible"
+        seen = self.core.membership.incarnations.get(peer, 0)
+        if member.incarnation < seen:
+            return f"incarnation {member.incarnation} is older than {seen}, which was seen already"
+        return None
+
+    def _neediest_stage(self) -> int:
+        """The relay stage with the least measured speed in total."""
+        totals = {stage: 0.0 for stage in range(1, self.core.settings.stages + 1)}
+        counts = dict.fromkeys(totals, 0)
+        for member in [*self.core.membership.members.values(), *self._joining.values()]:
+            if member.stage in totals:
+                totals[member.stage] += 1.0 / max(member.forward_s, 1e-6)
+                counts[member.stage] += 1
+        return min(totals, key=lambda stage: (counts[stage] > 0, totals[stage], stage))
+
+    def on_ready(self, peer: str, message: Ready, fingerprint: str | None) -> None:
+        """A joiner has the state after iteration message.t, whose agreed fingerprint is `fingerprint` (None:
+        not known yet, or too long ago; it will report again)."""
+        member = self.core.membership.members.get(peer)
+        if member is None or peer in self.core.membership.active_from or fingerprint is None:
+            return
+        if message.fingerprint != fingerprint:
+            self.remove(peer, f"the state it fetched (after iteration {message.t}) is not the run's")
+        else:
+            self.ready[peer] = member
+
+    def serve_at_once(self, stage: int, t: int) -> None:
+        """The stage has nobody for iteration t: those who were to serve it later have its state too."""
+        membership = self.core.membership
+        for peer, member in membership.members.items():
+            if member.stage == stage and membership.active_from.get(peer, t) > t:
+                self.ready[peer] = member
+
+    # --- out -----------------------------------------------------------------------------------
+
+    def remove(self, peer: str, reason: str) -> None:
+        self._joining.pop(peer, None)
+        self.ready.pop(peer, None)
+        self._lost.pop(peer, None)
+        if peer in self.core.membership.members and peer != self.core.me:
+            self._removals.setdefault(peer, reason)
+
+    def link_down(self, peer: str, reason: str, refused: bool, patience_s: float) -> None:
+        """The link to a member broke, or dialling it failed."""
+        member = self.core.membership.members.get(peer)
+        if member is None or peer in self.core.links:
+            self._joining.pop(peer, None)
+            return
+        if refused:
+            self.remove(peer, f"{reason}; nobody listens at its address any more")
+            return
+        if peer not in self._lost:
+            self._lost[peer] = (self.core.now + patience_s, reason)
+            self._dial(peer)
+
+    def link_up(self, peer: str) -> None:
+        self._lost.pop(peer, None)
+
+    def tick(self) -> None:
+        for peer, (until, reason) in list(self._lost.items()):
+            if self.core.now < until:
+                continue
+            if self._last_of_its_stage(peer):
+                self._lost[peer] = (self.core.now + LAST_REPLICA_S, reason)
+                self._dial(peer)
+            else:
+                self.remove(peer, f"{reason}, and it did not come back")
+
+    def silent(self, peer: str, silence_s: float) -> None:
+        """A linked member has been silent for much longer than it ever was."""
+        if not self._last_of_its_stage(peer):
+            self.remove(peer, f"silent for {silence_s:.1f} s")
+
+    def _last_of_its_stage(self, peer: str) -> bool:
+        """Whether only this member has its stage's state. It is waited for, as long as it may come back: a
+        frozen process or a cut link loses nothing, its removal would."""
+        membership = self.core.membership
+        stage = membership.stage_of(peer)
+        serving = membership.live(stage, membership.opening_t) if stage is not None else []
+        gone = self._removals.keys()
+        return peer in serving and all(p == peer or p in gone for p in serving)
+
+    def _dial(self, peer: str) -> None:
+        address = self.core.membership.members[peer].address
+        if address:
+            self.core.effects.append(Dial(peer, address))
+
+    def deadline(self) -> float:
+        return min((until for until, _ in self._lost.values()), default=float("inf"))
+
+    # --- the record ----------------------------------------------------------------------------
+
+    def change(self, active_from: int | None) -> Members | None:
+        """The next Members record, if there is anything to log. `active_from`: the iteration from which
+        those who are ready serve; None while the run waits for more of them."""
+        number = self.core.membership.number + 1
+        members = self.core.membership.members
+        removed = {peer: reason for peer, reason in self._removals.items() if peer in members}
+        self._removals = {}
+        if removed:
+            return Members(number, removed=removed)
+        if self._joining:
+            joined, self._joining = self._joining, {}
+            return Members(number, joined=tuple(joined.values()))
+        if self.ready and active_from is not None:
+            serving, self.ready = self.ready, {}
+            return Members(number, active_from=dict.fromkeys(serving, active_from))
+        return None

@@ -1,0 +1,105 @@
+"""What the parts of one peer's state machine share: who I am, the time, and the list of effects."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from anabranch.flow.policy import Policy, make_policy
+from anabranch.protocol.detector import Silence
+from anabranch.protocol.events import Effect, Note, Run, Send
+from anabranch.protocol.membership import Membership
+from anabranch.protocol.messages import AnyMessage, Fence
+from anabranch.protocol.settings import Settings
+from anabranch.protocol.tasks import Payload, Result, Task
+from anabranch.protocol.work import Rank, Then, WorkQueue
+
+
+@dataclass
+class Speed:
+    """Moving averages of one peer's seconds per microbatch and of the link to it, as traffic passes."""
+
+    link_s: float = 0.0
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+
+    @staticmethod
+    def blend(old: float, new: float) -> float:
+        return new if old == 0.0 else 0.8 * old + 0.2 * new
+
+
+@dataclass
+class Core:
+    """Shared by the parts of one peer. `now` is set by the peer before each event."""
+
+    me: str
+    incarnation: int
+    stage: int
+    settings: Settings
+    leader: str
+    now: float = 0.0
+    membership: Membership = field(default_factory=Membership)
+    queue: WorkQueue = field(default_factory=WorkQueue)
+    effects: list[Effect] = field(default_factory=list)
+    to_self: list[tuple[AnyMessage, Payload | None]] = field(default_factory=list)
+    links: dict[str, Silence] = field(default_factory=dict)
+    linked_incarnation: dict[str, int] = field(default_factory=dict)
+    suspects: set[str] = field(default_factory=set)
+    speeds: dict[str, Speed] = field(default_factory=dict)
+    mine: Speed = field(default_factory=Speed)
+    seconds: dict[str, float] = field(default_factory=dict)
+    policy: Policy = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.use_settings(self.settings)
+
+    def use_settings(self, settings: Settings) -> None:
+        self.settings = settings
+        self.policy = make_policy(self.settings.policy)
+
+    def send(self, peer: str, message: AnyMessage, payload: Payload | None = None) -> None:
+        """To a linked peer, or to myself. A message to a peer without a link is dropped: whatever matters
+        is sent again when the link is there."""
+        if peer == self.me:
+            self.to_self.append((message, payload))
+        elif peer in self.links:
+            self.effects.append(Send(peer, message, payload))
+
+    def note(self, kind: str, **fields: Any) -> None:
+        self.effects.append(Note(kind, fields))
+
+    def fence(self, t: int, base: str) -> Fence:
+        return Fence(self.settings.epoch, self.incarnation, t, base)
+
+    def submit(
+        self, rank: Rank, task: Task, inputs: tuple[Payload, ...], then: Then, index: int = 0
+    ) -> None:
+        """Queue a task; `then` gets its result, unless its iteration is dropped before."""
+
+        def timed(result: Result) -> None:
+            kind = type(task).__name__
+            self.seconds[kind] = self.seconds.get(kind, 0.0) + result.seconds
+            then(result)
+
+        self.queue.push(rank, index, task, inputs, timed)
+
+    def start_next(self) -> None:
+        """Start the next task if the worker is free."""
+        job = self.queue.next()
+        if job is not None:
+            self.effects.append(Run(job[0], job[1]))
+
+    def reachable(self, peer: str) -> bool:
+        return peer == self.me or (peer in self.links and peer not in self.suspects)
+
+    def next_stage(self) -> int:
+        """The stage after mine on a microbatch's way; after the last comes stage 0 (the head)."""
+        return (self.stage + 1) % (self.settings.stages + 1)
+
+    def previous_stage(self) -> int:
+        return (self.stage - 1) % (self.settings.stages + 1)
+
+    def speed(self, peer: str) -> Speed:
+        return self.speeds.setdefault(peer, Speed())
+
+

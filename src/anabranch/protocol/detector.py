@@ -1,0 +1,49 @@
+"""Suspicion that adapts to each peer's own history: there is no constant for a user to guess.
+
+A peer is suspected when its silence is longer than three times the 99th percentile of the gaps seen
+between its messages (or its heartbeat, if that is longer: it promises no more), plus one second. Suspicion
+re-routes one's own work; it removes nobody (R3).
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections import deque
+
+#: Gaps remembered per peer.
+WINDOW = 256
+#: Gaps shorter than this share of a heartbeat are bursts of traffic: they say nothing about silence.
+TELLING = 0.25
+#: Added to the adaptive part (seconds).
+MARGIN_S = 1.0
+
+
+class Silence:
+    """The gaps between one peer's messages, and when it was last heard."""
+
+    def __init__(self, now: float, heartbeat_s: float) -> None:
+        self.last_heard = now
+        self._heartbeat_s = heartbeat_s
+        self._gaps: deque[float] = deque([heartbeat_s], maxlen=WINDOW)
+        self._sorted: list[float] = [heartbeat_s]
+        self.patience_s = self._patience_s()
+        """Silence (seconds) after which the peer is suspected."""
+
+    def heard(self, now: float) -> None:
+        gap = max(0.0, now - self.last_heard)
+        self.last_heard = now
+        if gap < self._heartbeat_s * TELLING:
+            return
+        if len(self._gaps) == WINDOW:
+            oldest = self._gaps[0]
+            self._sorted.pop(bisect.bisect_left(self._sorted, oldest))
+        self._gaps.append(gap)
+        bisect.insort(self._sorted, gap)
+        self.patience_s = self._patience_s()
+
+    def _patience_s(self) -> float:
+        rank = min(len(self._sorted) - 1, int(0.99 * len(self._sorted)))
+        return 3.0 * max(self._heartbeat_s, self._sorted[rank]) + MARGIN_S
+
+    def suspected_at(self) -> float:
+        return self.last_heard + self.patience_s

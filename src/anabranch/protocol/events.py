@@ -1,0 +1,219 @@
+"""What a driver tells the protocol (events) and what the protocol asks of it (effects)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from anabranch.protocol.messages import AnyMessage, Message
+from anabranch.protocol.records import Genesis, Member
+from anabranch.protocol.settings import Settings
+from anabranch.protocol.tasks import Payload, Result, Task
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened."""
+
+
+@dataclass(frozen=True)
+class Started(Event):
+    """The driver is ready to carry out effects. First event."""
+
+
+@dataclass(frozen=True)
+class Received(Event):
+    """An authenticated peer's message, decoded, with its payload if it carried one."""
+
+    peer: str
+    message: AnyMessage
+    payload: Payload | None = None
+
+
+@dataclass(frozen=True)
+class LinkUp(Event):
+    """An authenticated link. `role` is what the peer's credential permits ("relay" or "data"; "" if it
+    showed none, because this side dialled)."""
+
+    peer: str
+    incarnation: int
+    role: str = ""
+
+
+@dataclass(frozen=True)
+class LinkDown(Event):
+    """An established link broke, or a dial failed (`refused`: nobody listens at the address)."""
+
+    peer: str
+    reason: str
+    refused: bool = False
+
+
+@dataclass(frozen=True)
+class Finished(Event):
+    """The task that was started came to its end. One task runs at a time."""
+
+    task: Task
+    result: Result
+
+
+@dataclass(frozen=True)
+class StageBuilt(Event):
+    """The worker for the assigned stage exists. `fingerprint` is its initial state's, from the seed."""
+
+    stage: int
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class Described(Event):
+    """Answer to Describe: this peer as it offers itself, and what it needs to take part."""
+
+    member: Member
+    settings: Settings
+    corpus_fingerprint: str = ""
+    model_hash: str = ""
+
+
+@dataclass(frozen=True)
+class Observed(Event):
+    """Events of this peer for the run's event log (JSON lines), to be sent to the leader."""
+
+    lines: tuple[bytes, ...]
+
+
+@dataclass(frozen=True)
+class Persisted(Event):
+    """The log entry at `index` is on disk."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class CheckpointRead(Event):
+    """Answer to ReadCheckpoint; empty pieces: there is none. `asked_t` is the t that was asked for."""
+
+    asked_t: int
+    t: int
+    stage: int
+    fingerprint: str
+    pieces: tuple[Payload, ...]
+
+
+@dataclass(frozen=True)
+class CheckpointWritten(Event):
+    t: int
+
+
+@dataclass(frozen=True)
+class Wake(Event):
+    """The time given by `Peer.deadline` has come (or passed)."""
+
+
+@dataclass(frozen=True)
+class Stopping(Event):
+    """The user asked this peer to stop (Ctrl+C): the leader stops the run, others leave it."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Effect:
+    """Something to be done."""
+
+
+@dataclass(frozen=True)
+class Send(Effect):
+    peer: str
+    message: Message
+    payload: Payload | None = None
+
+
+@dataclass(frozen=True)
+class Dial(Effect):
+    peer: str
+    address: str
+
+
+@dataclass(frozen=True)
+class HangUp(Effect):
+    peer: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Run(Effect):
+    """Start this task on the worker."""
+
+    task: Task
+    inputs: tuple[Payload, ...]
+
+
+@dataclass(frozen=True)
+class Describe(Effect):
+    """Measure this machine for the run that the genesis describes; answered by Described."""
+
+    genesis: Genesis
+
+
+@dataclass(frozen=True)
+class Admitted(Effect):
+    """The log has this peer as a member; `certificate` is what it shows to other members."""
+
+    stage: int
+    certificate: bytes
+
+
+@dataclass(frozen=True)
+class BuildStage(Effect):
+    """Make the worker for `stage`; answered by StageBuilt."""
+
+    stage: int
+
+
+@dataclass(frozen=True)
+class Persist(Effect):
+    """Write one log line and fsync; answered by Persisted."""
+
+    index: int
+    line: bytes
+
+
+@dataclass(frozen=True)
+class ReadCheckpoint(Effect):
+    t: int
+    stage: int
+
+
+@dataclass(frozen=True)
+class WriteCheckpoint(Effect):
+    """All stages' snapshots after t: stage -> (pieces, fingerprint); answered by CheckpointWritten."""
+
+    t: int
+    base: str
+    stages: Mapping[int, tuple[tuple[Payload, ...], str]]
+
+
+@dataclass(frozen=True)
+class Note(Effect):
+    """An event for the run's log (`observe.events` has the kinds and their fields)."""
+
+    kind: str
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Reported(Effect):
+    """Events that another peer sent for the run's event log (raw JSON lines; not trusted)."""
+
+    peer: str
+    events: tuple[bytes, ...]
+
+
+@dataclass(frozen=True)
+class Stop(Effect):
+    """This peer's part is over. `ok` is False where that is not what the user wanted."""
+
+    reason: str
+    ok: bool = True

@@ -1,0 +1,350 @@
+"""One iteration at one node: what it received, computed and owes (DESIGN §3, rules R2, R4–R6).
+
+A relay's unit: activation in → Forward → sent on → gradient in → InputGradient → gradient back →
+WeightGradient → held (claimed). A data node has two kinds: it *sources* the indices it admits (Embed …
+embedding gradient) and is the *head* of microbatches that end at it (Head: loss and input gradient).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from anabranch.protocol.core import Core
+from anabranch.protocol.messages import (
+    Ask,
+    Backward,
+    Claim,
+    Forward,
+    Have,
+    Lack,
+    Overflow,
+    Return,
+    Slots,
+    Want,
+)
+from anabranch.protocol.sending import Sender
+from anabranch.protocol.slots import SlotLedger
+from anabranch.protocol.tasks import (
+    Embed,
+    Head,
+    InputGradient,
+    Payload,
+    Result,
+    WeightGradient,
+    embed_unit,
+    head_unit,
+)
+from anabranch.protocol.tasks import Forward as ForwardTask
+from anabranch.protocol.work import Rank
+
+
+@dataclass
+class Unit:
+    """A microbatch that was sent to us. `granted` is whose slot it occupies until it is done."""
+
+    index: int
+    train: bool
+    upstream: str
+    path: tuple[str, ...]
+    received: Payload
+    gradient_needed: bool
+    granted: str | None
+    forward_done: bool = False
+    gradient_in: Payload | None = None
+    returned: bool = False
+    gradient_out: Payload | None = None
+
+
+class Iteration:
+    """The microbatches of iteration t at this node."""
+
+    def __init__(self, core: Core, t: int, base: str, capacity: int, windows: int, admits: bool) -> None:
+        self.core = core
+        self.t = t
+        self.base = base
+        self.units: dict[int, Unit] = {}
+        self.held: set[int] = set()
+        self.losses: dict[int, float] = {}
+        self.evaluations: dict[int, float] = {}
+        self.embed_gradients: dict[int, Payload] = {}
+        self.claim_changed = False
+        self.overflow: Overflow | None = None
+        prepare = self._embed if core.stage == 0 else None
+        self.sender = Sender(core, t, base, prepare, self._gradient_arrived)
+        self.ledger = SlotLedger(capacity)
+        self._tell_slots(self.ledger.deal(core.membership.live(core.previous_stage(), t)))
+        batch = core.settings.microbatches if admits else 0
+        self.training = admits
+        # Two splits, each by the same rule everywhere: of the batch, and of the windows that follow it.
+        self.assignments = [core.membership.assignment(t, range(batch))]
+        first = core.settings.microbatches
+        self.assignments.append(core.membership.assignment(t, range(first, first + windows)))
+        if core.stage == 0:
+            for assignment in self.assignments:
+                for index in assignment.of(core.me):
+                    self.sender.submit(index, None, (core.me,), self._trains(index))
+
+    def _trains(self, index: int) -> bool:
+        return index < self.core.settings.microbatches
+
+    # --- slots ---------------------------------------------------------------------------------
+
+    def _tell_slots(self, peers: list[str]) -> None:
+        for peer in dict.fromkeys(peers):
+            grant = self.ledger.grants[peer]
+            fence = self.core.fence(self.t, self.base)
+            self.core.send(peer, grant.told(fence))
+
+    def link_up(self, peer: str) -> None:
+        """The link to a peer is (back) up: tell it what it has of us, ask after what it owes us."""
+        self.ledger.link(peer)
+        if peer in self.ledger.grants:
+            self._tell_slots([peer])
+        self.sender.pump()
+
+    def link_down(self, peer: str, reason: str) -> None:
+        self._tell_slots(self.ledger.unlink(peer))
+        self.sender.link_down(peer, reason)
+
+    def on_slots(self, peer: str, message: Slots) -> None:
+        self.sender.on_slots(peer, message)
+
+    def on_ask(self, peer: str, message: Ask) -> None:
+        self._tell_slots(self.ledger.ask(peer, message.index, message.repair))
+
+    def on_return(self, peer: str, message: Return) -> None:
+        self._tell_slots(self.ledger.give_back(peer, message.total))
+
+    def _release_slot(self, unit: Unit) -> None:
+        if unit.granted is not None:
+            self._tell_slots(self.ledger.release(unit.granted))
+            unit.granted = None
+
+    # --- forward -------------------------------------------------------------------------------
+
+    def on_forward(self, peer: str, message: Forward, payload: Payload | None) -> str | None:
+        """An activation arrived; returns why it is refused, if it is."""
+        if payload is None:
+            return "forward without its activation"
+        if message.train and not (self.training and self._trains(message.index)):
+            return f"no microbatch {message.index} to train in iteration {self.t}"
+        if not any(message.index in assignment.holder for assignment in self.assignments):
+            return f"no microbatch {message.index} in iteration {self.t}"
+        if not message.path or len(message.path) > self.core.settings.stages + 1:
+            return "a path that is not one"
+        if not self.ledger.receive(peer):
+            return f"forward of microbatch {message.index} without a slot"
+        known = self.units.get(message.index)
+        if known is not None:
+            self._tell_slots(self.ledger.release(peer))
+            self._adopt(known, peer, message.gradient_needed)
+            return None
+        unit = Unit(
+            message.index, message.train, peer, message.path, payload, message.gradient_needed, peer
+        )
+        self.units[message.index] = unit
+        if self.core.stage == 0:
+            head = Head(self.t, unit.index, unit.train)
+            rank = Rank.GRADIENT if unit.train else Rank.EVALUATION
+            self.core.submit(rank, head, (payload,), partial(self._head_done, unit), unit.index)
+            return None
+        if message.repair:
+            self.sender.find(unit.index, (*unit.path, self.core.me), unit.train)
+        forward = ForwardTask(self.t, unit.index, unit.train)
+        rank = Rank.FORWARD if unit.train else Rank.EVALUATION
+        self.core.submit(rank, forward, (payload,), partial(self._forward_done, unit), unit.index)
+        return None
+
+    def _adopt(self, unit: Unit, upstream: str, gradient_needed: bool) -> None:
+        """The microbatch has a new upstream; it gets the gradient, at once if there is one."""
+        unit.upstream = upstream
+        unit.gradient_needed = unit.gradient_needed or gradient_needed
+        if unit.returned:
+            self._send_back(unit)
+
+    def _embed(self, index: int) -> None:
+        task = Embed(self.t, index)
+        rank = Rank.FORWARD if self._trains(index) else Rank.EVALUATION
+        self.core.submit(rank, task, (), partial(self._embedded, index), index)
+
+    def _embedded(self, index: int, result: Result) -> None:
+        if self._fine(index, result):
+            self.sender.provide(index, result.outputs[0])
+
+    def _forward_done(self, unit: Unit, result: Result) -> None:
+        if result.error:
+            self._refuse(unit, result.error)
+            return
+        if not self._fine(unit.index, result):
+            return
+        unit.forward_done = True
+        if unit.index in self.sender.items:
+            self.sender.provide(unit.index, result.outputs[0])
+        else:
+            self.sender.submit(unit.index, result.outputs[0], (*unit.path, self.core.me), unit.train)
+        if unit.gradient_in is not None:
+            self._input_gradient(unit)
+
+    # --- loss and backward ---------------------------------------------------------------------
+
+    def _head_done(self, unit: Unit, result: Result) -> None:
+        if result.error:
+            self._refuse(unit, result.error)
+            return
+        if not self._fine(unit.index, result):
+            return
+        unit.forward_done = unit.returned = True
+        if unit.train:
+            self.losses[unit.index] = result.loss_sum
+            unit.gradient_out = result.outputs[0]
+            self._send_back(unit)
+            self._weight_gradient(unit, head_unit(unit.index))
+        else:
+            self.evaluations[unit.index] = result.loss_sum
+            self.claim_changed = True
+            self._send_back(unit)
+            self._release_slot(unit)
+
+    def on_backward(self, peer: str, message: Backward, payload: Payload | None) -> str | None:
+        return self.sender.on_backward(peer, message.index, payload)
+
+    def _gradient_arrived(self, index: int, payload: Payload | None) -> None:
+        """First backward of `index` from the next stage."""
+        if self.core.stage == 0:
+            if self._trains(index) and payload is not None:
+                self.embed_gradients[index] = payload
+                task = WeightGradient(self.t, embed_unit(index))
+                then = partial(self._source_added, index)
+                self.core.submit(Rank.WEIGHTS, task, (payload,), then, index)
+            return
+        unit = self.units[index]
+        if unit.train:
+            unit.gradient_in = payload
+            if unit.forward_done:
+                self._input_gradient(unit)
+        else:
+            unit.returned = True
+            self._send_back(unit)
+            self._release_slot(unit)
+
+    def _input_gradient(self, unit: Unit) -> None:
+        task = InputGradient(self.t, unit.index)
+        then = partial(self._input_gradient_done, unit)
+        self.core.submit(Rank.GRADIENT, task, (unit.gradient_in,), then, unit.index)
+
+    def _input_gradient_done(self, unit: Unit, result: Result) -> None:
+        if result.error:
+            unit.gradient_in = None
+            self.sender.reject(unit.index, result.error)
+            return
+        if not self._fine(unit.index, result):
+            return
+        unit.gradient_out, unit.returned = result.outputs[0], True
+        self._send_back(unit)
+        self._weight_gradient(unit, unit.index)
+
+    def _send_back(self, unit: Unit) -> None:
+        payload = unit.gradient_out if unit.train and unit.gradient_needed else None
+        message = Backward(self.core.fence(self.t, self.base), unit.index)
+        self.core.send(unit.upstream, message, payload)
+
+    def _weight_gradient(self, unit: Unit, name: int) -> None:
+        task = WeightGradient(self.t, name)
+        self.core.submit(Rank.WEIGHTS, task, (), partial(self._added, unit, name), unit.index)
+
+    def _added(self, unit: Unit, name: int, result: Result) -> None:
+        if result.error:
+            self._refuse(unit, result.error)
+            return
+        if self._fine(unit.index, result):
+            self.held.add(name)
+            self.claim_changed = True
+            self._release_slot(unit)
+
+    def _source_added(self, index: int, result: Result) -> None:
+        if result.error:
+            self.sender.reject(index, result.error)
+            return
+        if self._fine(index, result):
+            self.held.add(embed_unit(index))
+            self.claim_changed = True
+
+    def _fine(self, index: int, result: Result) -> bool:
+        """Whether the numbers are in range; otherwise the leader is told and the step will be skipped."""
+        if result.overflow and self.overflow is None:
+            fence = self.core.fence(self.t, self.base)
+            self.overflow = Overflow(fence, self.core.stage, index, result.overflow)
+            self.claim_changed = True
+            self.core.note("overflow", t=self.t, stage=self.core.stage, index=index, tensor=result.overflow)
+        return not result.overflow
+
+    def _refuse(self, unit: Unit, reason: str) -> None:
+        """What the upstream peer sent cannot be computed with: it may try elsewhere."""
+        del self.units[unit.index]
+        self._release_slot(unit)
+        self.core.note("refused", subject=unit.upstream, reason=f"Forward: {reason}", count=1)
+        self.core.send(unit.upstream, Lack(self.core.fence(self.t, self.base), unit.index, refused=True))
+
+    # --- questions -----------------------------------------------------------------------------
+
+    def on_want(self, peer: str, message: Want) -> None:
+        unit = self.units.get(message.index)
+        fence = self.core.fence(self.t, self.base)
+        if unit is None:
+            self.core.send(peer, Lack(fence, message.index, refused=False))
+            return
+        self.core.send(peer, Have(fence, message.index))
+        self._adopt(unit, peer, message.gradient_needed)
+
+    # --- membership ----------------------------------------------------------------------------
+
+    def peer_lost(self, peer: str, reason: str) -> None:
+        self.sender.peer_lost(peer, reason)
+
+    def peer_removed(self, peer: str, stage: int, reason: str) -> None:
+        if stage == self.core.previous_stage():
+            self._tell_slots(self.ledger.forget(peer))
+        if stage == self.core.next_stage():
+            self.sender.peer_removed(peer, reason)
+        if stage == 0:
+            self._take_over(peer)
+
+    def _take_over(self, peer: str) -> None:
+        """A data node was removed: those of its indices that are mine now may be further on already."""
+        for gone, remaining in self.core.membership.handed_on:
+            if gone != peer:
+                continue
+            for assignment in self.assignments:
+                for index in assignment.remove(peer, remaining):
+                    if assignment.holder[index] == self.core.me and index not in self.sender.items:
+                        self.sender.find(index, (self.core.me,), self._trains(index))
+
+    # --- claims --------------------------------------------------------------------------------
+
+    def send_claim(self) -> None:
+        """Tell the leader what this replica holds (cumulative, R6)."""
+        self.claim_changed = False
+        if self.overflow is not None:
+            self.core.send(self.core.leader, self.overflow)
+        if not (self.held or self.evaluations):
+            return
+        losses = {index: self.losses[index] for index in self.losses if head_unit(index) in self.held}
+        claim = Claim(
+            self.core.fence(self.t, self.base),
+            self.core.stage,
+            tuple(sorted(self.held)),
+            losses,
+            dict(self.evaluations),
+        )
+        self.core.send(self.core.leader, claim)
+
+    def inputs_of(self, unit: int) -> tuple[Payload, ...]:
+        """What `Recount` of a held unit needs."""
+        if self.core.stage == 0:
+            index, embeds = divmod(unit, 2)
+            if embeds:
+                return (self.embed_gradients[index],)
+            return (self.units[index].received,)
+        held = self.units[unit]
+        return (held.received, held.gradient_in)

@@ -1,0 +1,246 @@
+"""From a stranger to a serving replica (R14): enquire, describe oneself, be welcomed, get the state, serve.
+
+The leader of a run goes the same way with itself, without the messages.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from anabranch import PROTOCOL_VERSION
+from anabranch.protocol.events import Admitted, BuildStage, Describe, Described, Event, StageBuilt
+from anabranch.protocol.log import Position
+from anabranch.protocol.messages import Enquire, JoinRequest, Ready, Welcome
+from anabranch.protocol.records import Genesis, Members
+from anabranch.protocol.tasks import LoadState, Result
+from anabranch.protocol.transfer import Download, Pieces
+from anabranch.protocol.work import Rank
+
+if TYPE_CHECKING:
+    from anabranch.protocol.peer import Peer
+
+#: Seconds between repetitions of a request that was not answered.
+ASK_AGAIN_S = 2.0
+
+
+class Step(Enum):
+    STRANGER = "not connected to the leader"
+    ENQUIRED = "asked what the run is"
+    DESCRIBING = "measuring this machine"
+    REQUESTED = "asked to be admitted"
+    BUILDING = "making the stage"
+    FETCHING = "fetching the state"
+    LOADING = "loading the state"
+    READY = "has the state"
+
+
+class Joining:
+    """Where this peer is on its way in, and the base of the state that it has."""
+
+    def __init__(self, peer: Peer, stage_wanted: int) -> None:
+        self.peer = peer
+        self.step = Step.STRANGER
+        self.download: Download | None = None
+        self.state_base = ""
+        self._genesis: Genesis | None = None
+        self._stage_wanted = stage_wanted
+        self._welcome: Welcome | None = None
+        self._request: JoinRequest | None = None
+        self._again_at = float("inf")
+        self._announced_base: tuple[int, str] = (0, "")
+
+    @property
+    def done(self) -> bool:
+        """Whether this peer follows the log."""
+        return self._welcome is not None or self.peer.lead is not None
+
+    @property
+    def genesis(self) -> Genesis:
+        if self._genesis is None:
+            raise RuntimeError("the run's genesis is not known yet")
+        return self._genesis
+
+    def set_genesis(self, genesis: Genesis) -> None:
+        self._genesis = genesis
+
+    # --- the steps -----------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """The leader builds its stage when the log has admitted it; others wait for the link."""
+        if self.peer.lead is not None:
+            self.step = Step.REQUESTED
+
+    def leader_up(self) -> None:
+        if self.step in (Step.STRANGER, Step.ENQUIRED):
+            self._enquire()
+        elif self.step is Step.REQUESTED and self._request is not None:
+            self.peer.core.send(self.peer.core.leader, self._request)
+            self._again()
+        elif self.step is Step.READY:
+            self._report()
+
+    def leader_down(self, reason: str) -> None:
+        self.peer.core.note("waiting", reason=f"the link to the leader is down: {reason}")
+
+    def _enquire(self) -> None:
+        self.step = Step.ENQUIRED
+        self.peer.core.send(self.peer.core.leader, Enquire())
+        self._again()
+
+    def about(self, genesis: Genesis) -> None:
+        if self.step is not Step.ENQUIRED:
+            return
+        self._genesis = genesis
+        self._again_at = float("inf")
+        if genesis.protocol_version != PROTOCOL_VERSION:
+            self.peer._stop(
+                f"the run speaks protocol version {genesis.protocol_version}, this release "
+                f"{PROTOCOL_VERSION}: install the release that the run uses",
+                ok=False,
+            )
+            return
+        self.step = Step.DESCRIBING
+        self.peer.core.effects.append(Describe(genesis))
+
+    def answered(self, event: Event) -> None:
+        core = self.peer.core
+        if isinstance(event, Described) and self.step is Step.DESCRIBING:
+            core.use_settings(event.settings)
+            self._request = JoinRequest(
+                event.member, self._stage_wanted, PROTOCOL_VERSION, event.model_hash, event.corpus_fingerprint
+            )
+            self.step = Step.REQUESTED
+            core.send(core.leader, self._request)
+            self._again()
+        elif isinstance(event, StageBuilt) and self.step is Step.BUILDING:
+            self._built(event.fingerprint)
+
+    def welcomed(self, welcome: Welcome) -> None:
+        if self.step is not Step.REQUESTED:
+            return
+        peer, core = self.peer, self.peer.core
+        self._welcome = welcome
+        self._again_at = float("inf")
+        core.stage = welcome.stage
+        for member in welcome.members:
+            core.membership.restore(member)
+        core.membership.serve(welcome.active_from)
+        core.membership.number = welcome.number
+        peer.committed = welcome.t
+        core.membership.open(welcome.t + 1, core.settings.stages)
+        peer.position = Position(welcome.next_index, welcome.last_hash)
+        peer.base = welcome.base
+        self._announced_base = (welcome.t, welcome.base)
+        self.step = Step.BUILDING
+        core.effects.append(Admitted(welcome.stage, welcome.certificate))
+        core.effects.append(BuildStage(welcome.stage))
+        peer._connect()
+
+    def _built(self, fingerprint: str) -> None:
+        if self.peer.lead is not None:
+            lead = self.peer.lead
+            t, base, wanted = lead.t, lead.base, lead.fingerprints[0]
+        else:
+            assert self._welcome is not None
+            t, base, wanted = self._welcome.t, self._welcome.base, self._welcome.fingerprint
+        self._announced_base = (t, base)
+        if fingerprint == wanted:
+            self._have_state(t, base, fingerprint)
+        else:
+            self.fetch_state()
+
+    def fetch_state(self) -> None:
+        """Pull the latest state of my stage from its replicas, or from the leader's checkpoint."""
+        core = self.peer.core
+        self.step = Step.FETCHING
+        live = [p for p in core.membership.live(core.stage, 1 << 40) if p != core.me]
+        sources = live or [core.leader]
+        self.download = Download(core, core.stage, -1, sources, self._fetched, self._fetch_failed)
+        self.download.start()
+
+    def _fetched(self, t: int, pieces: Pieces, fingerprint: str) -> None:
+        self.step = Step.LOADING
+
+        def loaded(result: Result) -> None:
+            base = self._base_after(t)
+            if result.error or result.fingerprint != fingerprint:
+                self._fetch_failed(result.error or "the pieces do not have the fingerprint that was offered")
+            elif base is None:
+                self._fetch_failed(f"the state is that after iteration {t}, which is too old")
+            else:
+                self._have_state(t, base, fingerprint)
+
+        self.peer.core.submit(Rank.STEP, LoadState(t), pieces, loaded)
+
+    def _base_after(self, t: int) -> str | None:
+        """The base of the state after iteration t, as far as the log was followed."""
+        known_t, known_base = self._announced_base
+        if t == known_t:
+            return known_base
+        following = self.peer.replica.pending.get(t)
+        return following[1] if following is not None else None
+
+    def _fetch_failed(self, reason: str) -> None:
+        self.peer.core.note("note", text=f"{reason}; trying again")
+        self.download = None
+        self._again()
+
+    def _have_state(self, t: int, base: str, fingerprint: str) -> None:
+        replica = self.peer.replica
+        self.step = Step.READY
+        self.download = None
+        replica.t, replica.fingerprint = t, fingerprint
+        self.state_base = base
+        replica.pending = {k: v for k, v in replica.pending.items() if k > t}
+        self._report()
+        replica.advance()
+        self.peer._open()
+
+    def applied(self) -> None:
+        if self.step is Step.READY:
+            self._report()
+
+    def _report(self) -> None:
+        """Tell the leader that the state is here, until the log says from when it serves."""
+        core = self.peer.core
+        if core.me in core.membership.active_from:
+            self._again_at = float("inf")
+            return
+        replica = self.peer.replica
+        core.send(core.leader, Ready(replica.t, core.stage, replica.fingerprint))
+        self._again()
+
+    def members_changed(self, record: Members) -> None:
+        core = self.peer.core
+        if core.me in record.active_from:
+            self._again_at = float("inf")
+        leads = self.peer.lead is not None and self.step is Step.REQUESTED
+        if leads and any(member.id == core.me for member in record.joined):
+            self.step = Step.BUILDING
+            core.effects.append(BuildStage(0))
+
+    # --- time ----------------------------------------------------------------------------------
+
+    def _again(self) -> None:
+        self._again_at = self.peer.core.now + ASK_AGAIN_S
+
+    def tick(self) -> None:
+        if self.download is not None:
+            self.download.tick()
+        core = self.peer.core
+        if core.now < self._again_at:
+            return
+        self._again_at = float("inf")
+        if self.step is Step.ENQUIRED:
+            self._enquire()
+        elif self.step is Step.REQUESTED and self._request is not None:
+            core.send(core.leader, self._request)
+            self._again()
+        elif self.step in (Step.FETCHING, Step.LOADING):
+            self.fetch_state()
+        elif self.step is Step.READY:
+            self._report()
+
+    def deadline(self) -> float:
+        return min(self._again_at, self.download.deadline() if self.download else float("inf"))

@@ -1,0 +1,605 @@
+"""The log's leader: admits and removes members, settles covers, proposes the step (R3, R6–R9, R11, R14).
+
+It decides from what peers report, logs what it decided, and announces what is chosen. It holds nothing
+that cannot be told again: after each change `consider` looks at the whole picture and takes the next step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from anabranch.protocol.admission import Admission
+from anabranch.protocol.collecting import Checkpoint
+from anabranch.protocol.core import Core
+from anabranch.protocol.cover import global_norm, missing, plausible, settle
+from anabranch.protocol.events import Persist, WriteCheckpoint
+from anabranch.protocol.log import CommitLog
+from anabranch.protocol.messages import (
+    Announce,
+    Applied,
+    Attempt,
+    AttemptId,
+    Claim,
+    Missing,
+    Overflow,
+    Prepared,
+    Release,
+)
+from anabranch.protocol.records import (
+    AnyRecord,
+    Closing,
+    Commit,
+    Control,
+    Evaluation,
+    Genesis,
+    Member,
+    Members,
+    Rollback,
+    StageCommit,
+    Witness,
+)
+from anabranch.protocol.tasks import head_unit
+from anabranch.protocol.transfer import Download, Pieces
+
+#: Skipped steps in a row after which the run stops.
+SKIPS_IN_A_ROW = 3
+#: Iterations whose agreed fingerprints are remembered, for joiners that report a little late.
+AGREED_KEPT = 16
+#: Seconds without progress after which the leader asks after what is missing (grows with the usual step).
+STALL_FLOOR_S = 5.0
+STALL_FACTOR = 4.0
+
+
+@dataclass(frozen=True)
+class StepParameters:
+    """What C_t says about the step besides the gradient."""
+
+    clip_factor: float
+    learning_rate: float
+    bias_correction1: float
+    bias_correction2: float
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Pure functions of the run that the leader logs the values of.
+
+    manifest(t): hash of the iteration's batch. step(t, adam_step, norm): the step's parameters, where
+    adam_step counts the steps taken including this one. tokens: target tokens per iteration.
+    window_tokens: target tokens per held-out window.
+    """
+
+    manifest: Callable[[int], str]
+    step: Callable[[int, int, float], StepParameters]
+    tokens: int
+    window_tokens: int
+
+
+@dataclass
+class Round:
+    """What is known of iteration t."""
+
+    t: int
+    base: str
+    opened_at: float
+    claims: dict[int, dict[str, frozenset[int]]] = field(default_factory=dict)
+    losses: dict[str, dict[int, float]] = field(default_factory=dict)
+    evaluations: dict[int, float] = field(default_factory=dict)
+    attempts: dict[int, Attempt] = field(default_factory=dict)
+    classes: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    counted_losses: tuple[float, ...] = ()
+    prepared: dict[int, dict[str, Prepared]] = field(default_factory=dict)
+    witness: Witness | None = None
+    progress_at: float = 0.0
+    stalls: int = 0
+    retries: int = 0
+
+
+class Leader:
+    """`fingerprints` are the agreed states of all stages after iteration `t`."""
+
+    def __init__(
+        self,
+        core: Core,
+        log: CommitLog,
+        schedule: Schedule,
+        genesis_class: str,
+        corpus_fingerprint: str,
+        model_hash: str,
+        on_chosen: Callable[[bytes], None],
+        welcome: Callable[[Member], None],
+    ) -> None:
+        self.core = core
+        self.opening: list[AnyRecord] = []
+        self.log = log
+        self.schedule = schedule
+        self.admission = Admission(core, genesis_class, corpus_fingerprint, model_hash, welcome)
+        self.t = 0
+        self.base = ""
+        self.adam_step = 0
+        self.fingerprints: tuple[str, ...] = ()
+        self.round: Round | None = None
+        self.last_t = core.settings.steps
+        self.finished = False
+        self._applied: dict[int, dict[str, str]] = {}
+        self._agreed: dict[int, tuple[str, ...]] = {}
+        self._released = 0
+        self._attempt_number = 0
+        self._skips = 0
+        self._stop_reason: str | None = None
+        self._stop_logged = False
+        self._closed = False
+        self._checkpoint: Checkpoint | None = None
+        self._checkpointed = -1
+        self._step_s = 0.0
+        self._waiting_for = ""
+        self._on_chosen = on_chosen
+
+    def restore(self, t: int, base: str, adam_step: int, fingerprints: tuple[str, ...]) -> None:
+        """Where the log stands when this process begins to lead."""
+        self.t, self.base, self.adam_step, self.fingerprints = t, base, adam_step, fingerprints
+        self._agreed = {t: fingerprints}
+        self._released = t
+        self._checkpointed = t
+
+    # --- reports -------------------------------------------------------------------------------
+
+    def _current(self, peer: str, stage: int, t: int, base: str) -> Round | None:
+        """The open round, if the report is about it and `peer` is a live member of `stage`."""
+        current = self.round
+        if current is None or current.t != t or current.base != base:
+            return None
+        return current if self.core.membership.is_live(peer, stage, t) else None
+
+    def on_claim(self, peer: str, message: Claim) -> None:
+        current = self._current(peer, message.stage, message.fence.t, message.fence.base)
+        if current is None:
+            return
+        units = frozenset(message.units) & self.core.settings.cover(message.stage)
+        claims = current.claims.setdefault(message.stage, {})
+        if units - claims.get(peer, frozenset()):
+            current.progress_at, current.stalls = self.core.now, 0
+        claims[peer] = units
+        if message.stage == 0:
+            current.losses[peer] = dict(message.losses)
+            for index, loss in message.evaluations.items():
+                if index not in current.evaluations:
+                    current.evaluations[index] = loss
+                    current.progress_at = self.core.now
+
+    def on_prepared(self, peer: str, message: Prepared) -> str | None:
+        """A replica is PREPARED; returns why that is refused, if it is."""
+        current = self._current(peer, message.stage, message.fence.t, message.fence.base)
+        attempt = current.attempts.get(message.stage) if current else None
+        if current is None or attempt is None or attempt.attempt != message.attempt:
+            return None
+        if not message.digest or not plausible(message.squares):
+            return "a digest or sums of squares that no gradient has"
+        prepared = current.prepared.setdefault(message.stage, {})
+        if peer in attempt.members and peer not in prepared:
+            prepared[peer] = message
+            current.progress_at, current.stalls = self.core.now, 0
+        return None
+
+    def on_applied(self, peer: str, message: Applied) -> None:
+        if message.fence.t != self.t or message.fence.base != self.base:
+            return
+        if self.core.membership.stage_of(peer) == message.stage:
+            self._applied.setdefault(message.stage, {})[peer] = message.fingerprint
+
+    def on_overflow(self, peer: str, message: Overflow) -> None:
+        current = self._current(peer, message.stage, message.fence.t, message.fence.base)
+        if current is not None and current.witness is None:
+            current.witness = Witness(peer, message.stage, message.index, message.tensor)
+
+    def removed(self, peer: str) -> None:
+        """The log removed a member: its claims leave with it; a reduce that needed it is given up."""
+        for applied in self._applied.values():
+            applied.pop(peer, None)
+        current = self.round
+        if current is None:
+            return
+        current.losses.pop(peer, None)
+        for stage, claims in current.claims.items():
+            claims.pop(peer, None)
+            current.prepared.get(stage, {}).pop(peer, None)
+            attempt = current.attempts.get(stage)
+            if attempt and peer in attempt.members and not self._prepared(current, stage):
+                current.attempts.pop(stage, None)
+                current.prepared.pop(stage, None)
+
+    def stop(self, reason: str) -> None:
+        """The owner wants the run to end after the present iteration."""
+        if self._stop_reason is None:
+            self._stop_reason = reason
+
+    # --- decisions -----------------------------------------------------------------------------
+
+    def consider(self) -> None:
+        """Take the next step that the present picture allows."""
+        if self.finished or self.log.busy:
+            return
+        if self.opening:
+            self._append(self.opening.pop(0))
+            return
+        change = self.admission.change(self._active_from())
+        if change is not None:
+            self._append(change)
+            return
+        if self._stop_reason is not None and self.round is not None and not self.round.claims:
+            self.round = None
+        self._open_round()
+        self._release()
+        if self.round is not None:
+            self._attempts(self.round)
+            if self._propose(self.round):
+                return
+            self._stalled(self.round)
+        self._checkpoint_due()
+        self._finish()
+
+    def _active_from(self) -> int | None:
+        """From which iteration those who are ready may serve; None while the run waits to begin.
+
+        Before C_{t+1} is proposed nobody has opened t + 2; and while no stage lacks a live member t + 1 is
+        open, so it is too late for that one.
+        """
+        t = self.t + 1
+        live = {s: set(self.core.membership.live(s, t)) for s in range(self.core.settings.stages + 1)}
+        if all(live.values()):
+            return t + 1
+        ready = self.admission.ready
+        begun = self.core.membership.opening_t > 0
+        needed = 1 if begun else self.core.settings.min_replicas
+        short = []
+        for stage, peers in live.items():
+            if not peers and begun:
+                self.admission.serve_at_once(stage, t)
+            count = len(peers) + sum(1 for member in ready.values() if member.stage == stage)
+            if count < (1 if stage == 0 else needed):
+                short.append(f"stage {stage} ({count} of {1 if stage == 0 else needed})")
+        if not short:
+            self._waiting_for = ""
+            return t
+        reason = "waiting for peers of " + ", ".join(short)
+        if reason != self._waiting_for:
+            self._waiting_for = reason
+            self.core.note("waiting", reason=reason)
+        return None
+
+    def _open_round(self) -> None:
+        """Note that iteration t + 1 is open (nobody starts it: R1)."""
+        if self.round is not None or self._stop_reason is not None:
+            return
+        t = self.t + 1
+        if t > self.last_t and (self._closed or not self.core.settings.evaluates(self.t, self.last_t)):
+            return
+        stages = range(self.core.settings.stages + 1)
+        if all(self.core.membership.live(stage, t) for stage in stages):
+            self.round = Round(t, self.base, self.core.now, progress_at=self.core.now)
+
+    def _release(self) -> None:
+        if self._released >= self.t:
+            return
+        for stage in range(self.core.settings.stages + 1):
+            applied = self._applied.get(stage, {})
+            # Those who serve from the next iteration on stand in for a stage that died after the commit.
+            membership = self.core.membership
+            live = membership.live(stage, self.t) or membership.live(stage, self.t + 1)
+            if len([p for p in live if p in applied]) < min(2, len(live)) or not live:
+                return
+        agreed = []
+        for stage in range(self.core.settings.stages + 1):
+            applied = self._applied[stage]
+            reference = min(peer for peer in applied)
+            agreed.append(applied[reference])
+        self.fingerprints = tuple(agreed)
+        self._agreed[self.t] = self.fingerprints
+        self._agreed.pop(self.t - AGREED_KEPT, None)
+        self._released = self.t
+        fence = self.core.fence(self.t, self.base)
+        for peer in list(self.core.membership.members):
+            self.core.send(peer, Release(fence))
+
+    def check_parity(self) -> None:
+        """A replica whose state drifted is removed; it comes back like a joiner (I2)."""
+        if self._released < self.t:
+            return
+        for stage, applied in self._applied.items():
+            for peer, fingerprint in applied.items():
+                if fingerprint != self.fingerprints[stage]:
+                    reason = f"state after iteration {self.t} differs from its stage's"
+                    self.admission.remove(peer, reason)
+
+    def _attempts(self, current: Round) -> None:
+        if current.t > self.last_t:
+            return
+        for stage in range(self.core.settings.stages + 1):
+            if stage in current.attempts:
+                continue
+            cover = self.core.settings.cover(stage)
+            members = self.core.membership.live(stage, current.t)
+            claims = {p: u for p, u in current.claims.get(stage, {}).items() if p in members}
+            if not members or missing(cover, claims):
+                continue
+            self._attempt_number += 1
+            message = Attempt(
+                self.core.fence(current.t, current.base),
+                stage,
+                AttemptId(self.log.term, self._attempt_number),
+                self.core.membership.number,
+                tuple(members),
+                settle(cover, claims, members),
+            )
+            current.attempts[stage] = message
+            # Kept with the attempt: an owner may be removed after it has prepared.
+            classes = (self.core.membership.members[peer].numerics_class for peer in members)
+            current.classes[stage] = tuple(classes)
+            if stage == 0:
+                current.counted_losses = self._losses(current, message)
+            current.prepared[stage] = {}
+            current.progress_at = self.core.now
+            for peer in members:
+                self.core.send(peer, message)
+
+    def repeat(self, peer: str) -> None:
+        """The link to a peer is (back) up: tell it the attempt that it may have missed."""
+        if self.round is not None:
+            for attempt in self.round.attempts.values():
+                if peer in attempt.members:
+                    self.core.send(peer, attempt)
+        if self._released == self.t and self.t > 0:
+            self.core.send(peer, Release(self.core.fence(self.t, self.base)))
+
+    def _prepared(self, current: Round, stage: int) -> Prepared | None:
+        """A PREPARED of the stage, if min(2, live) replicas agree on its digest."""
+        attempt = current.attempts.get(stage)
+        prepared = current.prepared.get(stage, {})
+        live = self.core.membership.live(stage, current.t)
+        agreeing = [prepared[peer] for peer in live if peer in prepared]
+        if attempt is None or len(agreeing) < min(2, len(live)) or not agreeing:
+            return None
+        if len({(message.digest, *sorted(message.squares.items())) for message in agreeing}) > 1:
+            text = f"stage {stage}: digests of iteration {current.t} differ; reducing again"
+            self.core.note("note", text=text)
+            current.attempts.pop(stage)
+            current.prepared.pop(stage)
+            return None
+        return agreeing[0]
+
+    def _windows(self, current: Round) -> range:
+        """Held-out windows that travel with this iteration (of the state before it)."""
+        settings = self.core.settings
+        count = settings.windows if settings.evaluates(current.t - 1, self.last_t) else 0
+        return range(settings.microbatches, settings.microbatches + count)
+
+    def _evaluation(self, current: Round) -> Evaluation | None:
+        """The evaluation of the state before this iteration, once all its windows are in."""
+        windows = self._windows(current)
+        if not windows or any(index not in current.evaluations for index in windows):
+            return None
+        sums = tuple(current.evaluations[index] for index in windows)
+        return Evaluation(current.t - 1, sums, len(windows) * self.schedule.window_tokens)
+
+    def _propose(self, current: Round) -> bool:
+        """Propose C_t if it may be: every stage PREPARED, the step before released, windows evaluated."""
+        if self._released < self.t:
+            return False
+        evaluation = self._evaluation(current)
+        if current.t > self.last_t:
+            if evaluation is not None:
+                self._append(Closing(self.t, evaluation))
+                return True
+            return False
+        if current.witness is not None:
+            self._append(self._skip(current, current.witness))
+            return True
+        if evaluation is None and self._windows(current):
+            return False
+        messages = []
+        for stage in range(self.core.settings.stages + 1):
+            prepared = self._prepared(current, stage)
+            if prepared is None:
+                return False
+            messages.append(prepared)
+        self._append(self._commit(current, messages, evaluation))
+        return True
+
+    def _commit(self, current: Round, prepared: list[Prepared], evaluation: Evaluation | None) -> Commit:
+        norm = global_norm(message.squares for message in prepared)
+        step = self.schedule.step(current.t, self.adam_step + 1, norm)
+        stages = []
+        for stage, message in enumerate(prepared):
+            attempt = current.attempts[stage]
+            stages.append(
+                StageCommit(
+                    self.fingerprints[stage],
+                    message.digest,
+                    dict(sorted(message.squares.items())),
+                    attempt.members,
+                    current.classes[stage],
+                    attempt.owners,
+                )
+            )
+        return Commit(
+            self.core.settings.run,
+            self.core.settings.epoch,
+            self.log.term,
+            current.t,
+            current.base,
+            self.schedule.manifest(current.t),
+            "step",
+            self.schedule.tokens,
+            current.counted_losses,
+            tuple(stages),
+            norm,
+            step.clip_factor,
+            step.learning_rate,
+            step.bias_correction1,
+            step.bias_correction2,
+            self.adam_step + 1,
+            evaluation,
+        )
+
+    def _losses(self, current: Round, heads: Attempt) -> tuple[float, ...]:
+        """The loss sum of each microbatch as the owner of (index, head) reported it."""
+        owners = [heads.members[heads.owners[head_unit(i)]] for i in range(self.core.settings.microbatches)]
+        return tuple(current.losses[owner][index] for index, owner in enumerate(owners))
+
+    def _skip(self, current: Round, witness: Witness) -> Commit:
+        step = self.schedule.step(current.t, max(1, self.adam_step), 0.0)
+        return Commit(
+            self.core.settings.run,
+            self.core.settings.epoch,
+            self.log.term,
+            current.t,
+            current.base,
+            self.schedule.manifest(current.t),
+            "skip",
+            self.schedule.tokens,
+            (),
+            (),
+            0.0,
+            0.0,
+            step.learning_rate,
+            step.bias_correction1,
+            step.bias_correction2,
+            self.adam_step,
+            None,
+            witness,
+        )
+
+    # --- the log -------------------------------------------------------------------------------
+
+    def _append(self, record: AnyRecord) -> None:
+        index, line = self.log.append(record)
+        self.core.effects.append(Persist(index, line))
+
+    def persisted(self, index: int) -> None:
+        """The record is on disk: chosen. Tell everyone, then fold it (which may end this peer)."""
+        line = self.log.persisted(index)
+        for peer in list(self.core.membership.members):
+            if peer != self.core.me:
+                self.core.send(peer, Announce((line,)))
+        self._on_chosen(line)
+
+    def chosen(self, record: AnyRecord, base: str) -> None:
+        """Fold a chosen record (called by the peer in log order)."""
+        if isinstance(record, Commit):
+            self._step_s = self.core.now - self.round.opened_at if self.round else self._step_s
+            self.t, self.base, self.adam_step = record.t, base, record.adam_step
+            self._applied = {}
+            self.round = None
+            self._skips = self._skips + 1 if record.verdict == "skip" else 0
+            if self._skips >= SKIPS_IN_A_ROW and record.witness is not None:
+                where = f"stage {record.witness.stage}, {record.witness.tensor}"
+                self.stop(f"{SKIPS_IN_A_ROW} skipped steps in a row (overflow at {where})")
+        elif isinstance(record, Genesis):
+            self.restore(0, base, 0, record.fingerprints)
+        elif isinstance(record, Rollback):
+            self.restore(record.t, base, record.adam_step, record.fingerprints)
+        elif isinstance(record, Closing):
+            self._closed = True
+            self.round = None
+        elif isinstance(record, Members):
+            for peer in record.removed:
+                self.removed(peer)
+        elif isinstance(record, Control) and record.action == "stop":
+            self.finished = True
+
+    # --- checkpoints and the end ---------------------------------------------------------------
+
+    def _over(self) -> bool:
+        """Whether no further iteration will be opened."""
+        if self.round is not None:
+            return False
+        return self._stop_reason is not None or self.t >= self.last_t
+
+    def _checkpoint_due(self) -> None:
+        if self._checkpoint is not None and self._checkpoint.t < self.t and self._over():
+            self._checkpoint = None  # the one of the last step is what matters now
+        if self._checkpoint is not None or self._released < self.t or self._checkpointed >= self.t:
+            return
+        every = self.core.settings.checkpoint_every
+        if self._over() or (every and self.t % every == 0):
+            self._checkpoint = Checkpoint(self.core, self.t, self.base, self._applied, self._written)
+            self._checkpoint.start()
+
+    def _written(self, t: int, stages: dict[int, tuple[Pieces, str]] | None, reason: str) -> None:
+        base = self._checkpoint.base if self._checkpoint else self.base
+        if stages is None:
+            self._checkpoint = None
+            self.core.note("note", text=f"no checkpoint of iteration {t}: {reason}")
+            if not self._over():
+                self._checkpointed = t
+        else:
+            self.core.effects.append(WriteCheckpoint(t, base, stages))
+
+    def checkpoint_written(self, t: int) -> None:
+        self._checkpointed = max(self._checkpointed, t)
+        if self._checkpoint is not None and self._checkpoint.t <= t:
+            self._checkpoint = None
+
+    @property
+    def downloads(self) -> list[Download]:
+        return list(self._checkpoint.downloads.values()) if self._checkpoint is not None else []
+
+    def _finish(self) -> None:
+        closing = self.t >= self.last_t and self._stop_reason is None and not self._closed
+        if closing and self.core.settings.evaluates(self.t, self.last_t):
+            return
+        if self._over() and self._checkpointed >= self.t and not self._stop_logged:
+            self._stop_logged = True
+            self._append(Control("stop", self.t))
+
+    @property
+    def end_reason(self) -> str:
+        return self._stop_reason or f"all {self.last_t} steps are committed"
+
+    # --- time ----------------------------------------------------------------------------------
+
+    def _patience_s(self, current: Round) -> float:
+        doubled = min(current.stalls, 5) + min(current.retries, 10)
+        return max(STALL_FLOOR_S, STALL_FACTOR * self._step_s) * 2.0**doubled
+
+    def _stalled(self, current: Round) -> None:
+        """Nothing came for long: ask after what is missing, and try a stuck reduce again."""
+        if self.core.now < current.progress_at + self._patience_s(current):
+            return
+        current.stalls += 1
+        current.progress_at = self.core.now
+        lacking: dict[int, tuple[int, ...]] = {}
+        for stage in range(self.core.settings.stages + 1):
+            claims = current.claims.get(stage, {})
+            units = missing(self.core.settings.cover(stage), claims) if current.t <= self.last_t else set()
+            if units:
+                lacking[stage] = tuple(sorted(units))
+            elif stage in current.attempts and self._prepared(current, stage) is None:
+                text = f"stage {stage}: the reduce of iteration {current.t} is stuck; once more"
+                self.core.note("note", text=text)
+                current.retries += 1
+                current.attempts.pop(stage, None)
+                current.prepared.pop(stage, None)
+        if lacking:
+            where = ", ".join(f"{len(units)} at stage {stage}" for stage, units in lacking.items())
+            self.core.note("waiting", reason=f"iteration {current.t} lacks units: {where}")
+        for peer in list(self.core.membership.members):
+            self.core.send(peer, Missing(self.core.fence(current.t, current.base), lacking))
+
+    def deadline(self) -> float:
+        times = [download.deadline() for download in self.downloads]
+        times.append(self.admission.deadline())
+        if self.round is not None and not self.log.busy:
+            times.append(self.round.progress_at + self._patience_s(self.round))
+        return min(times)
+
+    def tick(self) -> None:
+        self.admission.tick()
+        for download in self.downloads:
+            download.tick()
+
+    def fingerprint_at(self, t: int, stage: int) -> str | None:
+        """The agreed fingerprint of a stage after one of the last iterations; None if not known."""
+        agreed = self._agreed.get(t)
+        return None if agreed is None else agreed[stage]

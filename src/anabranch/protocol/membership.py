@@ -1,0 +1,136 @@
+"""Who takes part: a fold of the log's Members records. No one's opinion changes it (R3)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from anabranch.protocol.records import Member, Members
+
+#: Answers of `live` that are remembered between two records.
+LIVE_KEPT = 256
+
+
+class Membership:
+    """Members in the latest Members record. A member is *active* at iteration t if the log says from which
+    iteration it serves and t has reached it; only active members hold slots and count as live."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.members: dict[str, Member] = {}
+        self.active_from: dict[str, int] = {}
+        self.order: dict[str, int] = {}
+        self.incarnations: dict[str, int] = {}
+        self.opening_t = 0
+        self.opening: list[str] = []
+        self.handed_on: list[tuple[str, tuple[str, ...]]] = []
+        self._seen = 0
+        self._live: dict[tuple[int, int], list[str]] = {}
+
+    def apply(self, record: Members) -> None:
+        self._live.clear()
+        self.number = record.number
+        for peer in record.removed:
+            self._hand_on(peer)
+            self.members.pop(peer, None)
+            self.active_from.pop(peer, None)
+            self.order.pop(peer, None)
+        for member in record.joined:
+            self.restore(member)
+        self.serve({p: t for p, t in record.active_from.items() if p in self.members})
+
+    def serve(self, active_from: Mapping[str, int]) -> None:
+        """From which iteration members serve."""
+        self._live.clear()
+        self.active_from.update(active_from)
+
+    def open(self, t: int, stages: int) -> None:
+        """Called after every record, with the iteration that follows the last commit: its indices are split
+        over the data nodes of the first record after which every stage can serve it (R2). Every peer
+        computes the same split, whatever was removed before it came to open the iteration."""
+        if t == self.opening_t or not all(self.live(stage, t) for stage in range(stages + 1)):
+            return
+        self.opening_t, self.opening, self.handed_on = t, self.live(0, t), []
+
+    def _hand_on(self, peer: str) -> None:
+        gone = {former for former, _ in self.handed_on}
+        if peer in self.opening and peer not in gone:
+            remaining = [p for p in self.opening if p != peer and p not in gone]
+            self.handed_on.append((peer, tuple(remaining)))
+
+    def assignment(self, t: int, indices: Sequence[int]) -> Assignment:
+        """Who admits each of `indices` of iteration t, removals included."""
+        if t != self.opening_t:
+            return Assignment(indices, self.live(0, t))
+        assignment = Assignment(indices, self.opening)
+        for peer, remaining in self.handed_on:
+            assignment.remove(peer, remaining)
+        return assignment
+
+    def restore(self, member: Member) -> None:
+        """Enter a member (again); its place in the order of joining is at the end."""
+        self._live.clear()
+        self._seen += 1
+        self.members[member.id] = member
+        self.order[member.id] = self._seen
+        self.incarnations[member.id] = max(member.incarnation, self.incarnations.get(member.id, 0))
+        self.active_from.pop(member.id, None)
+
+    def live(self, stage: int, t: int) -> list[str]:
+        """Active members of `stage` at iteration t, by id."""
+        if (stage, t) not in self._live:
+            if len(self._live) > LIVE_KEPT:
+                self._live.clear()
+            self._live[stage, t] = sorted(
+                peer
+                for peer, member in self.members.items()
+                if member.stage == stage and self.active_from.get(peer, t + 1) <= t
+            )
+        return list(self._live[stage, t])
+
+    def is_live(self, peer: str, stage: int, t: int) -> bool:
+        member = self.members.get(peer)
+        return member is not None and member.stage == stage and self.active_from.get(peer, t + 1) <= t
+
+    def stage_of(self, peer: str) -> int | None:
+        member = self.members.get(peer)
+        return None if member is None else member.stage
+
+    def dials(self, me: str, other: str) -> bool:
+        """Whether I am the one who dials `other`: the later member dials the earlier one."""
+        return self.order.get(me, 0) > self.order.get(other, 0)
+
+
+def split_indices(count: int, data_nodes: Sequence[str]) -> dict[str, range]:
+    """Contiguous index ranges for data nodes sorted by id (R2); sizes differ by at most one."""
+    nodes = sorted(data_nodes)
+    if not nodes:
+        return {}
+    base, extra = divmod(count, len(nodes))
+    ranges, start = {}, 0
+    for rank, node in enumerate(nodes):
+        end = start + base + (1 if rank < extra else 0)
+        ranges[node] = range(start, end)
+        start = end
+    return ranges
+
+
+class Assignment:
+    """Which data node admits each index of an iteration. When one is removed only its indices are split
+    again, over those that remain (R2)."""
+
+    def __init__(self, indices: Sequence[int], data_nodes: Sequence[str]) -> None:
+        self.holder: dict[int, str] = {}
+        for node, positions in split_indices(len(indices), data_nodes).items():
+            for position in positions:
+                self.holder[indices[position]] = node
+
+    def remove(self, node: str, remaining: Sequence[str]) -> list[int]:
+        """Split the indices of `node` over `remaining`; returns them."""
+        orphans = sorted(index for index, holder in self.holder.items() if holder == node)
+        for heir, positions in split_indices(len(orphans), remaining).items():
+            for position in positions:
+                self.holder[orphans[position]] = heir
+        return orphans
+
+    def of(self, node: str) -> list[int]:
+        return sorted(index for index, holder in self.holder.items() if holder == node)

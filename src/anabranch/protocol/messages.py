@@ -1,0 +1,379 @@
+"""Every message between peers, declared once.
+
+A message is a msgpack array tagged by its type; a payload (one tensor), where the table below says so,
+travels beside it. Decoding is strict: an unknown type, a wrong field or a message over the size limit is
+refused before anything else looks at it (I7). `docs/protocol.md` says when each is sent.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from anabranch.protocol.records import Genesis, Member
+
+#: Longest encoded message in bytes (log tails are cut to fit).
+MAX_MESSAGE_BYTES = 1 << 20
+
+Id = Annotated[str, msgspec.Meta(max_length=128)]
+Hash = Annotated[str, msgspec.Meta(max_length=128)]
+Text = Annotated[str, msgspec.Meta(max_length=2048)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
+StageNumber = Annotated[int, msgspec.Meta(ge=0, le=4096)]
+Index = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
+
+
+class Fence(msgspec.Struct, array_like=True, frozen=True):
+    """Which history a message belongs to: epoch, sender's incarnation, iteration, base (DESIGN §3)."""
+
+    epoch: Count
+    incarnation: Count
+    t: Count
+    base: Hash
+
+
+class Message(msgspec.Struct, array_like=True, frozen=True, tag_field="type"):
+    """Base of all messages."""
+
+
+# --- the microbatch's way -------------------------------------------------------------------------
+
+
+class Slots(Message, frozen=True, tag=1):
+    """You may have sent me `total` forwards of this iteration so far; I received `received` and am done with
+    `released` of them, and `returned` slots you handed back (all cumulative). `standing` of the slots that
+    you hold are yours; what you hold beyond answers an Ask."""
+
+    fence: Fence
+    total: Count
+    received: Count
+    released: Count
+    returned: Count
+    standing: Count
+
+
+class Ask(Message, frozen=True, tag=2):
+    """I have (t, index) for you and no slot. Answered by a higher Slots total, now or when one is free."""
+
+    fence: Fence
+    index: Index
+    repair: bool
+
+
+class Return(Message, frozen=True, tag=3):
+    """I hand back slots beyond my standing ones that I do not need (cumulative)."""
+
+    fence: Fence
+    total: Count
+
+
+class Forward(Message, frozen=True, tag=4):
+    """Payload: the activation. `path` is whom the microbatch came through, data node first. With `repair`
+    the receiver first asks the next stage whether somebody there already has it (R5). Without
+    `gradient_needed` the sender already has the input gradient: an empty Backward will do."""
+
+    fence: Fence
+    index: Index
+    path: tuple[Id, ...]
+    train: bool
+    repair: bool
+    gradient_needed: bool
+
+
+class Backward(Message, frozen=True, tag=5):
+    """Payload: the gradient of the activation received; none for evaluation windows and where it was not
+    needed."""
+
+    fence: Fence
+    index: Index
+
+
+class Want(Message, frozen=True, tag=6):
+    """Do you hold (t, index)? If so I am its upstream now: answer Have, and Backward when it is there."""
+
+    fence: Fence
+    index: Index
+    gradient_needed: bool
+
+
+class Have(Message, frozen=True, tag=7):
+    fence: Fence
+    index: Index
+
+
+class Lack(Message, frozen=True, tag=8):
+    """I do not hold (t, index). `refused`: I got it and did not take it."""
+
+    fence: Fence
+    index: Index
+    refused: bool
+
+
+class Overflow(Message, frozen=True, tag=9):
+    """Computing (t, index) at `stage` gave a non-finite or out-of-range value in `tensor`."""
+
+    fence: Fence
+    stage: StageNumber
+    index: Index
+    tensor: Text
+
+
+# --- cover, reduce, commit ------------------------------------------------------------------------
+
+
+class Claim(Message, frozen=True, tag=20):
+    """Units whose contribution this replica holds (cumulative, R6). At stage 0 with the loss sums (nats)
+    of head units and of evaluation windows, by index."""
+
+    fence: Fence
+    stage: StageNumber
+    units: tuple[Index, ...]
+    losses: dict[int, float] = {}
+    evaluations: dict[int, float] = {}
+
+
+class AttemptId(msgspec.Struct, array_like=True, frozen=True, order=True):
+    term: Count
+    number: Count
+
+
+class Attempt(Message, frozen=True, tag=21):
+    """Reduce stage `stage`: member `owners[k]` counts unit k; nobody else does (R7)."""
+
+    fence: Fence
+    stage: StageNumber
+    attempt: AttemptId
+    membership: Count
+    members: tuple[Id, ...]
+    owners: tuple[Count, ...]
+
+
+class ReducePart(Message, frozen=True, tag=22):
+    """Payload: my sum over my units of part `part`, for the member that reduces that part."""
+
+    fence: Fence
+    stage: StageNumber
+    attempt: AttemptId
+    part: Count
+
+
+class ReducedPart(Message, frozen=True, tag=23):
+    """Payload: part `part` summed over all members."""
+
+    fence: Fence
+    stage: StageNumber
+    attempt: AttemptId
+    part: Count
+
+
+class Prepared(Message, frozen=True, tag=24):
+    """I hold the reduced gradient of the whole batch; this is its digest (R8)."""
+
+    fence: Fence
+    stage: StageNumber
+    attempt: AttemptId
+    digest: Hash
+    squares: dict[str, float]
+
+
+class Applied(Message, frozen=True, tag=25):
+    """I applied C_t (fence.base is C_t's hash); this is my state's fingerprint (R11)."""
+
+    fence: Fence
+    stage: StageNumber
+    fingerprint: Hash
+    timing: dict[str, float] = {}
+
+
+class Release(Message, frozen=True, tag=26):
+    """Boundaries of iteration t may go (R11)."""
+
+    fence: Fence
+
+
+class Announce(Message, frozen=True, tag=27):
+    """Chosen log entries in order, as written."""
+
+    entries: tuple[bytes, ...]
+
+
+class FetchLog(Message, frozen=True, tag=28):
+    """Send me the chosen entries from position `start`."""
+
+    start: Count
+
+
+class Missing(Message, frozen=True, tag=29):
+    """From the leader: nobody claims these units (stage -> units). Whoever sent one on asks after it (R6)."""
+
+    fence: Fence
+    units: dict[int, tuple[Index, ...]]
+
+
+# --- membership and state -------------------------------------------------------------------------
+
+
+class Enquire(Message, frozen=True, tag=38):
+    """What is this run? First message of a joiner to the leader."""
+
+
+class About(Message, frozen=True, tag=39):
+    """The run's genesis: everything that a joiner needs to measure itself for it."""
+
+    genesis: Genesis
+
+
+class JoinRequest(Message, frozen=True, tag=40):
+    """A peer that was let in by ticket asks to serve. `stage` -1: wherever it helps most."""
+
+    member: Member
+    stage: Annotated[int, msgspec.Meta(ge=-1, le=4096)]
+    protocol_version: Count
+    model_hash: Hash
+    corpus_fingerprint: Hash
+
+
+class Welcome(Message, frozen=True, tag=41):
+    """You are admitted to `stage`; this is where the run stands."""
+
+    stage: StageNumber
+    members: tuple[Member, ...]
+    active_from: dict[str, int]
+    number: Count
+    next_index: Count
+    last_hash: Hash
+    base: Hash
+    t: Count
+    adam_step: Count
+    term: Count
+    fingerprint: Hash
+    certificate: bytes
+
+
+class Refused(Message, frozen=True, tag=42):
+    """You are not admitted, or no longer; the reason says what to do."""
+
+    reason: Text
+
+
+class Ready(Message, frozen=True, tag=43):
+    """My state is that after iteration t (R14)."""
+
+    t: Count
+    stage: StageNumber
+    fingerprint: Hash
+
+
+class Leave(Message, frozen=True, tag=44):
+    """I am going, on purpose."""
+
+    reason: Text
+
+
+class Ping(Message, frozen=True, tag=45):
+    """Heartbeat. `next_index` is how much of the log the sender has."""
+
+    number: Count
+    next_index: Count
+
+
+class Pong(Message, frozen=True, tag=46):
+    number: Count
+    forward_s: float
+    backward_s: float
+
+
+class FetchGradient(Message, frozen=True, tag=47):
+    """Send me the reduced gradient of iteration t at your stage."""
+
+    t: Count
+    stage: StageNumber
+
+
+class Gradient(Message, frozen=True, tag=48):
+    """Payload: the flat reduced gradient; none when it is no longer kept."""
+
+    t: Count
+    stage: StageNumber
+
+
+class FetchState(Message, frozen=True, tag=49):
+    """Offer me the state of `stage`: after iteration t, or with t = -1 your latest."""
+
+    stage: StageNumber
+    t: Annotated[int, msgspec.Meta(ge=-1)]
+
+
+class StateOffer(Message, frozen=True, tag=50):
+    """State after t in `pieces` pieces; pieces = 0: I do not have it."""
+
+    stage: StageNumber
+    t: Annotated[int, msgspec.Meta(ge=-1)]
+    fingerprint: Hash
+    pieces: Count
+
+
+class FetchPiece(Message, frozen=True, tag=51):
+    stage: StageNumber
+    t: Count
+    piece: Count
+
+
+class Piece(Message, frozen=True, tag=52):
+    """Payload: bytes of the snapshot."""
+
+    stage: StageNumber
+    t: Count
+    piece: Count
+
+
+class Report(Message, frozen=True, tag=53):
+    """Events of a peer for the run's event log (JSON objects, one each)."""
+
+    events: tuple[bytes, ...]
+
+
+AnyMessage = (
+    Slots | Ask | Return | Forward | Backward | Want | Have | Lack | Overflow
+    | Claim | Attempt | ReducePart | ReducedPart | Prepared | Applied | Release | Announce | FetchLog
+    | Missing | Enquire | About | JoinRequest | Welcome | Refused | Ready | Leave | Ping | Pong
+    | FetchGradient | Gradient | FetchState | StateOffer | FetchPiece | Piece | Report
+)  # fmt: skip
+
+#: Messages that may carry a payload, with the bulk lane's priority (lower goes first): input gradients,
+#: activations, reduce, boundaries, state download (DESIGN §3).
+PAYLOAD_PRIORITY: dict[type[Message], int] = {
+    Backward: 0,
+    Forward: 1,
+    ReducePart: 2,
+    ReducedPart: 2,
+    Gradient: 3,
+    Piece: 4,
+}
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(AnyMessage)
+
+
+class MessageError(ValueError):
+    """Bytes that are not a message of this protocol."""
+
+
+def encode(message: Message) -> bytes:
+    """Encoded bytes. Raises MessageError over MAX_MESSAGE_BYTES (the caller cut it wrongly)."""
+    data = _encoder.encode(message)
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise MessageError(f"{type(message).__name__} of {len(data)} bytes is over {MAX_MESSAGE_BYTES}")
+    return data
+
+
+def decode(data: bytes | memoryview) -> AnyMessage:
+    """The message in `data`; raises MessageError saying what is wrong with it."""
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise MessageError(f"message of {len(data)} bytes is over {MAX_MESSAGE_BYTES}")
+    try:
+        message: AnyMessage = _decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise MessageError(f"not a message: {error}") from None
+    return message

@@ -1,0 +1,657 @@
+"""One peer: composes the parts, checks every message's fence, and follows the log.
+
+`handle(event, now) -> effects` is the whole interface, with `deadline()` for the next time it wants to be
+woken (style of h11 and aioquic). It does no I/O and owns no clock. `node/` and `sim/` drive the same class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from anabranch.protocol import events as ev
+from anabranch.protocol import messages as msg
+from anabranch.protocol.core import Core, Speed
+from anabranch.protocol.detector import Silence
+from anabranch.protocol.iteration import Iteration
+from anabranch.protocol.joining import Joining
+from anabranch.protocol.leader import Leader
+from anabranch.protocol.log import Known, LogError, Position, follow
+from anabranch.protocol.records import (
+    AnyRecord,
+    Closing,
+    Commit,
+    Control,
+    Genesis,
+    Member,
+    Members,
+    Rollback,
+    entry_hash,
+)
+from anabranch.protocol.replica import Replica
+from anabranch.protocol.settings import Settings
+from anabranch.protocol.tasks import Payload
+from anabranch.protocol.transfer import Download, StateServer
+
+#: Messages that arrived for an iteration that is not open here yet.
+EARLY_LIMIT = 4096
+#: Seconds between repetitions of cumulative reports while an iteration is open.
+REPEAT_S = 2.0
+#: Seconds between attempts to reach a peer (doubling to the maximum).
+REDIAL_S = 0.5
+REDIAL_MAX_S = 8.0
+
+_FROM_NEXT = (msg.Slots, msg.Backward, msg.Have, msg.Lack)
+_FROM_PREVIOUS = (msg.Ask, msg.Return, msg.Forward, msg.Want)
+_FROM_STAGE = (msg.ReducePart, msg.ReducedPart)
+_FROM_LEADER = (msg.Attempt, msg.Missing)
+
+
+class Peer:
+    """A data node or relay. `leader` is the peer that keeps the log; the leading peer has `lead` set by
+    `become_leader` before its first event."""
+
+    def __init__(
+        self, me: str, incarnation: int, leader: str, settings: Settings, stage_wanted: int = -1
+    ) -> None:
+        self.core = Core(me, incarnation, max(0, stage_wanted), settings, leader)
+        self.lead: Leader | None = None
+        self.iteration: Iteration | None = None
+        self.base = ""
+        self.position = Position()
+        self.stopped = False
+        self.replica = Replica(self.core, self._on_applied, self._fell_behind)
+        self.states = StateServer(self.core, lambda: self.replica.t, self._read_checkpoint)
+        self.joining = Joining(self, stage_wanted)
+        self.certify: Callable[[Member], bytes] = _no_certificate
+        self._retained: list[Iteration] = []
+        self._early: list[tuple[str, msg.AnyMessage, Payload | None]] = []
+        self._ping_at = 0.0
+        self._pings: dict[int, float] = {}
+        self._ping_number = 0
+        self._dials: dict[str, tuple[float, float]] = {}
+        self._repeat_at = float("inf")
+        self._applied: msg.Applied | None = None
+        self._stop_logged: str | None = None
+        self._closed = False
+        self.committed = 0
+        self._refusals: dict[tuple[str, str], int] = {}
+
+    # --- the interface -------------------------------------------------------------------------
+
+    def handle(self, event: ev.Event, now: float) -> list[ev.Effect]:
+        """Take in one event; what is to be done about it."""
+        core = self.core
+        self._forgive(now)
+        core.now = max(core.now, now)
+        if self.stopped:
+            return []
+        self._dispatch(event)
+        self._settle()
+        effects, core.effects = core.effects, []
+        return effects
+
+    def _forgive(self, now: float) -> None:
+        """Nobody was silent while this process itself was stopped or late."""
+        asleep = now - self._ping_at
+        if self._ping_at > 0.0 and asleep > self.core.settings.heartbeat_s:
+            for silence in self.core.links.values():
+                silence.last_heard += asleep
+
+    def deadline(self) -> float:
+        """When `Wake` is wanted next."""
+        times = [self._ping_at, self._repeat_at, self.replica.deadline(), self.joining.deadline()]
+        times += [at for at, _ in self._dials.values()]
+        times += [s.suspected_at() for p, s in self.core.links.items() if p not in self.core.suspects]
+        if self.iteration is not None:
+            times.append(self.iteration.sender.deadline())
+        if self.lead is not None:
+            times.append(self.lead.deadline())
+        return min(times)
+
+    def _settle(self) -> None:
+        """Let the consequences play out: messages to myself, the leader's decisions, the next task."""
+        core = self.core
+        while True:
+            while core.to_self:
+                message, payload = core.to_self.pop(0)
+                self._receive(core.me, message, payload)
+            core.start_next()
+            if self.iteration is not None and self.iteration.claim_changed and not core.queue.adding:
+                self.iteration.send_claim()
+            if self.lead is not None and not self.stopped:
+                self.lead.check_parity()
+                self.lead.consider()
+            if not core.to_self:
+                return
+
+    # --- events --------------------------------------------------------------------------------
+
+    def _dispatch(self, event: ev.Event) -> None:
+        match event:
+            case ev.Received(peer, message, payload):
+                self._heard(peer)
+                self._receive(peer, message, payload)
+            case ev.Finished(task, result):
+                then = self.core.queue.finish(task)
+                if then is not None:
+                    then(result)
+                self.replica.resume()
+                self._measure(type(task).__name__, result.seconds)
+            case ev.LinkUp(peer, incarnation, role):
+                self.core.linked_incarnation[peer] = incarnation
+                self._link_up(peer, role)
+            case ev.LinkDown(peer, reason, refused):
+                self._link_down(peer, reason, refused)
+            case ev.Persisted(index) if self.lead is not None:
+                self.lead.persisted(index)
+            case ev.CheckpointRead(asked_t, t, stage, fingerprint, pieces):
+                self.states.checkpoint_read(asked_t, t, stage, fingerprint, pieces)
+            case ev.CheckpointWritten(t) if self.lead is not None:
+                self.lead.checkpoint_written(t)
+            case ev.Described() | ev.StageBuilt():
+                self.joining.answered(event)
+            case ev.Observed(lines):
+                self.core.send(self.core.leader, msg.Report(lines))
+            case ev.Stopping(reason):
+                self._stopping(reason)
+            case ev.Started():
+                self.joining.start()
+            case ev.Wake():
+                pass
+        self._tick()
+
+    def _measure(self, kind: str, seconds: float) -> None:
+        mine = self.core.mine
+        if kind in ("Forward", "Head"):
+            mine.forward_s = Speed.blend(mine.forward_s, seconds)
+        elif kind == "InputGradient":
+            mine.backward_s = Speed.blend(mine.backward_s, seconds)
+
+    def _stopping(self, reason: str) -> None:
+        if self.lead is not None:
+            self.lead.stop(reason)
+            if self.lead.round is None and self.replica.t < 0:
+                self._stop(reason, ok=True)
+        else:
+            self.core.send(self.core.leader, msg.Leave(reason))
+            self._stop(reason, ok=True)
+
+    def _stop(self, reason: str, ok: bool) -> None:
+        self.stopped = True
+        self.core.effects.append(ev.Stop(reason, ok))
+
+    # --- links ---------------------------------------------------------------------------------
+
+    def _link_up(self, peer: str, role: str) -> None:
+        core = self.core
+        if self.lead is not None:
+            self.lead.admission.roles[peer] = role
+        core.links[peer] = Silence(core.now, core.settings.heartbeat_s)
+        core.suspects.discard(peer)
+        self._dials.pop(peer, None)
+        if self.lead is not None:
+            self.lead.admission.link_up(peer)
+            self.lead.repeat(peer)
+        if peer == core.leader:
+            self.joining.leader_up()
+            self._repeat()
+        self.replica.repeat_parts(peer)
+        for download in self._downloads():
+            download.link_up(peer)
+        iteration = self.iteration
+        if iteration is not None:
+            iteration.link_up(peer)
+
+    def _link_down(self, peer: str, reason: str, refused: bool) -> None:
+        core = self.core
+        if refused and peer in core.links:
+            return  # the peer has called us in the meantime
+        silence = core.links.pop(peer, None)
+        core.suspects.discard(peer)
+        if self.iteration is not None:
+            self.iteration.link_down(peer, reason)
+        if self.lead is not None and peer != core.me:
+            patience = silence.patience_s if silence else 2.0
+            self.lead.admission.link_down(peer, reason, refused, patience)
+        if peer == core.leader:
+            self.joining.leader_down(reason)
+        for download in self._downloads():
+            download.link_down(peer)
+        self._redial(peer)
+
+    def _redial(self, peer: str) -> None:
+        if peer in self.core.membership.members and self.core.membership.dials(self.core.me, peer):
+            _, wait = self._dials.get(peer, (0.0, REDIAL_S / 2.0))
+            wait = min(REDIAL_MAX_S, 2.0 * wait)
+            self._dials[peer] = (self.core.now + wait, wait)
+
+    def _connect(self) -> None:
+        """Dial the neighbours that it is on me to dial: adjacent stages, my own, the leader."""
+        core = self.core
+        if core.me not in core.membership.members:
+            return
+        near = {core.stage, core.next_stage(), core.previous_stage()}
+        for peer, member in core.membership.members.items():
+            wanted = member.stage in near or peer == core.leader
+            if not wanted or peer == core.me or peer in core.links or peer in self._dials:
+                continue
+            if member.address and core.membership.dials(core.me, peer):
+                self._dials[peer] = (core.now + REDIAL_S, REDIAL_S)
+                core.effects.append(ev.Dial(peer, member.address))
+
+    def _heard(self, peer: str) -> None:
+        silence = self.core.links.get(peer)
+        if silence is None:
+            return
+        silence.heard(self.core.now)
+        if peer in self.core.suspects:
+            self.core.suspects.discard(peer)
+            self.core.note("suspected", subject=peer, reason="refuted: it is heard again")
+            if self.iteration is not None:
+                self.iteration.sender.pump()
+
+    # --- time ----------------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        core = self.core
+        if core.now >= self._ping_at:
+            self._ping_at = core.now + core.settings.heartbeat_s
+            self._ping_number += 1
+            self._pings[self._ping_number] = core.now
+            self._pings.pop(self._ping_number - 32, None)
+            for peer in list(core.links):
+                core.send(peer, msg.Ping(self._ping_number, self.position.index))
+        for peer, silence in list(core.links.items()):
+            if core.now >= silence.suspected_at():
+                self._suspect(peer, core.now - silence.last_heard, silence.patience_s)
+        for peer, (at, wait) in list(self._dials.items()):
+            if core.now >= at:
+                member = core.membership.members.get(peer)
+                if member is None or peer in core.links:
+                    del self._dials[peer]
+                else:
+                    wait = min(REDIAL_MAX_S, 2.0 * wait)
+                    self._dials[peer] = (core.now + wait, wait)
+                    core.effects.append(ev.Dial(peer, member.address))
+        if core.now >= self._repeat_at:
+            self._repeat()
+        if self.iteration is not None and core.now >= self.iteration.sender.deadline():
+            self.iteration.sender.tick()
+        self.replica.tick()
+        self.joining.tick()
+        if self.lead is not None:
+            self.lead.tick()
+
+    def _suspect(self, peer: str, silence_s: float, patience_s: float) -> None:
+        if peer not in self.core.suspects:
+            self.core.suspects.add(peer)
+            reason = f"silent for {silence_s:.1f} s, longer than {patience_s:.1f} s"
+            self.core.note("suspected", subject=peer, reason=reason)
+            if self.iteration is not None:
+                self.iteration.peer_lost(peer, reason)
+        if self.lead is not None and silence_s > 2.0 * patience_s:
+            self.lead.admission.silent(peer, silence_s)
+
+    def _repeat(self) -> None:
+        """Say again what the leader may have missed (all of it is cumulative)."""
+        self._repeat_at = float("inf")
+        if self.iteration is not None:
+            self._repeat_at = self.core.now + REPEAT_S
+            self.iteration.send_claim()
+            self.replica.repeat_prepared()
+        if self._applied is not None:
+            self._repeat_at = self.core.now + REPEAT_S
+            self.core.send(self.core.leader, self._applied)
+
+    # --- messages ------------------------------------------------------------------------------
+
+    def _receive(self, peer: str, message: msg.AnyMessage, payload: Payload | None) -> None:
+        refusal: str | None = None
+        if isinstance(message, (*_FROM_NEXT, *_FROM_PREVIOUS, *_FROM_STAGE, *_FROM_LEADER)):
+            refusal = self._fenced(peer, message, payload)
+        elif isinstance(message, msg.Announce | msg.Release | msg.Welcome | msg.Refused | msg.About):
+            if peer == self.core.leader:
+                self._from_leader(message)
+            else:
+                refusal = "only the leader says that"
+        elif self.lead is not None and isinstance(
+            message,
+            msg.Claim | msg.Prepared | msg.Applied | msg.Overflow | msg.Enquire | msg.JoinRequest
+            | msg.Ready | msg.Leave | msg.FetchLog | msg.Report,
+        ):  # fmt: skip
+            refusal = self._to_leader(self.lead, peer, message)
+        else:
+            refusal = self._plain(peer, message, payload)
+        if refusal is not None:
+            key = (peer, type(message).__name__)
+            self._refusals[key] = self._refusals.get(key, 0) + 1
+            text = f"{type(message).__name__}: {refusal}"
+            self.core.note("refused", subject=peer, reason=text, count=self._refusals[key])
+
+    def _fenced(self, peer: str, message: msg.AnyMessage, payload: Payload | None) -> str | None:
+        """A message about an iteration: process it, keep it for later, or say why not."""
+        fence: msg.Fence = message.fence  # type: ignore[union-attr]
+        core = self.core
+        member = core.membership.members.get(peer)
+        if fence.epoch != core.settings.epoch:
+            return f"epoch {fence.epoch}, not {core.settings.epoch}"
+        if member is not None and fence.incarnation != member.incarnation:
+            return f"incarnation {fence.incarnation}, not {member.incarnation}"
+        iteration = self.iteration
+        if iteration is None or fence.t > iteration.t:
+            if fence.t > self.replica.t and len(self._early) < EARLY_LIMIT:
+                self._early.append((peer, message, payload))
+            return None
+        if fence.t < iteration.t:
+            return None
+        if fence.base != iteration.base:
+            return f"iteration {fence.t} on another base"
+        if member is None:
+            return "not a member"
+        return self._current(iteration, peer, member.stage, message, payload)
+
+    def _current(
+        self, iteration: Iteration, peer: str, stage: int, message: msg.AnyMessage, payload: Payload | None
+    ) -> str | None:
+        core = self.core
+        if isinstance(message, _FROM_LEADER):
+            if peer != core.leader:
+                return "only the leader says that"
+        elif not core.membership.is_live(peer, stage, iteration.t):
+            return "it does not serve yet"
+        if isinstance(message, _FROM_NEXT) and stage != core.next_stage():
+            return f"stage {stage} does not follow mine"
+        if isinstance(message, _FROM_PREVIOUS) and stage != core.previous_stage():
+            return f"stage {stage} does not precede mine"
+        if isinstance(message, _FROM_STAGE) and stage != core.stage:
+            return f"stage {stage} is not mine"
+        match message:
+            case msg.Slots():
+                iteration.on_slots(peer, message)
+            case msg.Ask():
+                iteration.on_ask(peer, message)
+            case msg.Return():
+                iteration.on_return(peer, message)
+            case msg.Forward():
+                refusal = iteration.on_forward(peer, message, payload)
+                if refusal is not None:
+                    core.send(peer, msg.Lack(core.fence(iteration.t, iteration.base), message.index, True))
+                return refusal
+            case msg.Backward():
+                return iteration.on_backward(peer, message, payload)
+            case msg.Want():
+                iteration.on_want(peer, message)
+            case msg.Have():
+                iteration.sender.on_have(peer, message.index)
+            case msg.Lack():
+                iteration.sender.on_lack(peer, message.index, message.refused)
+            case msg.Attempt():
+                if message.stage != core.stage:
+                    return f"stage {message.stage} is not mine"
+                return self.replica.on_attempt(message)
+            case msg.ReducePart() | msg.ReducedPart():
+                return self.replica.on_part(peer, message, payload)
+            case msg.Missing():
+                self._recheck(iteration, message)
+        return None
+
+    def _recheck(self, iteration: Iteration, message: msg.Missing) -> None:
+        """Nobody claims these units: whoever sent one on asks after it (R6)."""
+        following = self.core.next_stage()
+        units = message.units.get(following, ())
+        if following == 0:
+            iteration.sender.recheck([unit // 2 for unit in units if unit % 2 == 0])
+        else:
+            iteration.sender.recheck(list(units))
+        if self.core.stage == 0:
+            iteration.sender.recheck([unit // 2 for unit in message.units.get(0, ()) if unit % 2 == 1])
+        if units == () and not message.units:
+            self._repeat()
+
+    def _from_leader(self, message: msg.AnyMessage) -> None:
+        match message:
+            case msg.Announce(entries):
+                for line in entries:
+                    self._follow(line)
+            case msg.Release(fence):
+                self._retained = [kept for kept in self._retained if kept.t > fence.t]
+                if self._applied is not None and self._applied.fence.t <= fence.t:
+                    self._applied = None
+            case msg.Welcome():
+                self.joining.welcomed(message)
+            case msg.About(genesis):
+                self.joining.about(genesis)
+            case msg.Refused(reason):
+                self._stop(reason, ok=False)
+
+    def _to_leader(self, lead: Leader, peer: str, message: msg.AnyMessage) -> str | None:
+        match message:
+            case msg.Claim():
+                lead.on_claim(peer, message)
+            case msg.Prepared():
+                return lead.on_prepared(peer, message)
+            case msg.Applied():
+                lead.on_applied(peer, message)
+            case msg.Overflow():
+                lead.on_overflow(peer, message)
+            case msg.Enquire():
+                self.core.send(peer, msg.About(self.joining.genesis))
+            case msg.JoinRequest():
+                return lead.admission.on_join(peer, message)
+            case msg.Ready() if peer not in self.core.membership.members:
+                self.core.send(peer, msg.Refused("you are no longer a member of the run: join it again"))
+            case msg.Ready():
+                fingerprint = lead.fingerprint_at(message.t, message.stage)
+                lead.admission.on_ready(peer, message, fingerprint)
+            case msg.Leave(reason):
+                lead.admission.remove(peer, f"left: {reason}")
+            case msg.FetchLog(start):
+                lines = lead.log.since(start)
+                if lines:
+                    self.core.send(peer, msg.Announce(lines))
+            case msg.Report(events):
+                self.core.effects.append(ev.Reported(peer, events))
+        return None
+
+    def _plain(self, peer: str, message: msg.AnyMessage, payload: Payload | None) -> str | None:
+        core = self.core
+        match message:
+            case msg.Ping(number, next_index):
+                core.send(peer, msg.Pong(number, core.mine.forward_s, core.mine.backward_s))
+                if peer == core.leader and next_index > self.position.index and self.joining.done:
+                    core.send(peer, msg.FetchLog(self.position.index))
+            case msg.Pong(number, forward_s, backward_s):
+                sent_at = self._pings.get(number)
+                speed = core.speed(peer)
+                if sent_at is not None:
+                    speed.link_s = Speed.blend(speed.link_s, (core.now - sent_at) / 2.0)
+                speed.forward_s, speed.backward_s = max(0.0, forward_s), max(0.0, backward_s)
+            case msg.FetchGradient():
+                if message.stage != core.stage:
+                    return f"stage {message.stage} is not mine"
+                self.replica.on_fetch_gradient(peer, message)
+            case msg.Gradient():
+                self.replica.on_gradient(peer, message, payload)
+            case msg.FetchState():
+                self.states.on_fetch_state(peer, message)
+            case msg.FetchPiece():
+                self.states.on_fetch_piece(peer, message)
+            case msg.StateOffer():
+                for download in self._downloads():
+                    download.on_offer(peer, message)
+            case msg.Piece():
+                for download in self._downloads():
+                    download.on_piece(peer, message, payload)
+            case _:
+                return "I am not the leader"
+        return None
+
+    def _downloads(self) -> list[Download]:
+        own = [self.joining.download] if self.joining.download is not None else []
+        return own + (self.lead.downloads if self.lead is not None else [])
+
+    # --- the log -------------------------------------------------------------------------------
+
+    def _follow(self, line: bytes) -> None:
+        """Fold one chosen entry, in order; a gap is fetched."""
+        try:
+            entry, position = follow(self.position, line)
+        except Known:
+            return
+        except LogError:
+            if self.joining.done:
+                self._ask_for_log()
+            return
+        self.position = position
+        self._fold(entry.record, entry_hash(line))
+
+    def _ask_for_log(self) -> None:
+        self.core.send(self.core.leader, msg.FetchLog(self.position.index))
+
+    def chosen(self, line: bytes) -> None:
+        """The leader's own way to learn what it persisted."""
+        self._follow(line)
+
+    def _fold(self, record: AnyRecord, line_hash: str) -> None:
+        match record:
+            case Genesis():
+                self.base, self.committed = line_hash, 0
+            case Members():
+                self._members(record)
+            case Commit():
+                self.base, self.committed = line_hash, record.t
+                if record.evaluation is not None:
+                    self.core.note("evaluation", t=record.evaluation.t, evaluation=record.evaluation)
+                self.core.note("step", record=record, base=line_hash)
+                self.replica.commit(record, line_hash)
+            case Rollback(t, _, reason):
+                self.base, self.committed = line_hash, t
+                self.core.note("rollback", t=t, reason=reason)
+            case Closing(t, evaluation):
+                self.core.note("evaluation", t=t, evaluation=evaluation)
+                self._closed = True
+                self.iteration = None
+            case Control("stop", _):
+                self._stop_logged = self.lead.end_reason if self.lead else "the run is over"
+        self.core.membership.open(self.committed + 1, self.core.settings.stages)
+        if self.lead is not None:
+            self.lead.chosen(record, line_hash)
+        if self._stop_logged is not None:
+            self._stop(self._stop_logged, ok=True)
+        self._open()
+
+    def _members(self, record: Members) -> None:
+        core = self.core
+        stages = {peer: core.membership.stage_of(peer) for peer in record.removed}
+        fenced = {peer: member.incarnation for peer, member in core.membership.members.items()}
+        core.membership.apply(record)
+        for peer, reason in record.removed.items():
+            stage = stages[peer]
+            core.note("peer_removed", subject=peer, stage=stage if stage is not None else -1, reason=reason)
+            if peer == core.me:
+                if self.lead is not None:
+                    continue  # it removes its own former process when it takes the run up again
+                self._stop(f"removed from the run: {reason}", ok=False)
+                return
+            if self.iteration is not None and stage is not None:
+                self.iteration.peer_removed(peer, stage, reason)
+            self._dials.pop(peer, None)
+            if peer in core.links and core.linked_incarnation.get(peer, 0) <= fenced.get(peer, 0):
+                core.send(peer, msg.Refused(f"removed from the run: {reason}"))
+                core.links.pop(peer)
+                core.effects.append(ev.HangUp(peer, reason))
+        for member in record.joined:
+            core.note("peer_joined", member=member)
+            self.welcome(member)
+        for peer, t in record.active_from.items():
+            core.note("peer_active", subject=peer, from_iteration=t)
+        self.joining.members_changed(record)
+        self._connect()
+
+    # --- iterations ----------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        """Open the iteration after the applied one, if I serve and every stage has somebody (R1)."""
+        core = self.core
+        t = self.replica.t + 1
+        if self.iteration is not None or t < 1 or self.stopped or self.replica.pending:
+            return
+        if not core.membership.is_live(core.me, core.stage, t):
+            return
+        stages = range(core.settings.stages + 1)
+        if not all(core.membership.live(stage, t) for stage in stages):
+            return
+        last = core.settings.steps
+        windows = core.settings.windows if core.settings.evaluates(t - 1, last) else 0
+        if t > last and (self._closed or not windows or t > last + 1):
+            return
+        capacity = core.membership.members[core.me].capacity
+        iteration = Iteration(core, t, self.joining.state_base, capacity, windows, admits=t <= last)
+        self.iteration = iteration
+        self.replica.open(iteration)
+        self._repeat_at = core.now + REPEAT_S
+        early, self._early = self._early, []
+        for peer, message, payload in early:
+            self._receive(peer, message, payload)
+
+    def _on_applied(self, t: int, base: str, fingerprint: str) -> None:
+        core = self.core
+        self.joining.state_base = base
+        if self.iteration is not None and self.iteration.t <= t:
+            self._retained.append(self.iteration)
+            self.iteration = None
+        core.queue.drop(t)
+        timing = dict(core.seconds)
+        core.seconds.clear()
+        if core.me in core.membership.active_from:
+            self._applied = msg.Applied(core.fence(t, base), core.stage, fingerprint, timing)
+            core.send(core.leader, self._applied)
+            self._repeat_at = core.now + REPEAT_S
+            core.note("timing", t=t, stage=core.stage, seconds=timing)
+        self.joining.applied()
+        self._open()
+
+    def _fell_behind(self) -> None:
+        """The gradient of a step that I missed is kept by nobody: fetch the whole state again."""
+        self.iteration = None
+        self.core.queue.drop(self.committed)
+        self.joining.fetch_state()
+
+    def _read_checkpoint(self, t: int, stage: int) -> bool:
+        if self.lead is None:
+            return False
+        self.core.effects.append(ev.ReadCheckpoint(t, stage))
+        return True
+
+    def welcome(self, member: Member) -> None:
+        """Tell an admitted peer where the run stands (leader only)."""
+        lead, core = self.lead, self.core
+        if lead is None or member.id == core.me:
+            return
+        core.send(
+            member.id,
+            msg.Welcome(
+                member.stage,
+                tuple(sorted(core.membership.members.values(), key=lambda m: core.membership.order[m.id])),
+                dict(core.membership.active_from),
+                core.membership.number,
+                self.position.index,
+                self.position.previous,
+                lead.base,
+                lead.t,
+                lead.adam_step,
+                lead.log.term,
+                lead.fingerprint_at(lead.t, member.stage) or "",
+                self.certify(member),
+            ),
+        )
+
+    def become_leader(self, make: Callable[[Core, Callable[[bytes], None]], Leader]) -> Leader:
+        """Give this peer the log (before its first event)."""
+        self.lead = make(self.core, self.chosen)
+        return self.lead
+
+
+def _no_certificate(member: Member) -> bytes:
+    """Drivers without connections need none."""
+    return b""

@@ -1,0 +1,381 @@
+"""A replica of a stage: the reduce within the stage, PREPARED, and taking the committed steps (R7–R11).
+
+The reduce is bandwidth-optimal for any number of members: the flat gradient is cut into one part per
+member; each member sends part p of its sum to member p, which adds the parts up, and sends the reduced
+part to all. A newer attempt discards an older one; nothing is consumed by a reduce, so it can be repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from anabranch.protocol.core import Core
+from anabranch.protocol.iteration import Iteration
+from anabranch.protocol.messages import (
+    Attempt,
+    AttemptId,
+    Fence,
+    FetchGradient,
+    Gradient,
+    Prepared,
+    ReducedPart,
+    ReducePart,
+)
+from anabranch.protocol.records import Commit
+from anabranch.protocol.tasks import (
+    Apply,
+    Assemble,
+    Freeze,
+    Payload,
+    ReadGradient,
+    Recount,
+    Result,
+    Skip,
+    SumPart,
+    Task,
+)
+from anabranch.protocol.work import Rank
+
+#: Early reduce messages kept for attempts that were not announced yet (per node).
+EARLY_LIMIT = 256
+#: Seconds a missing gradient is waited for before it is fetched, and between two fetches.
+FETCH_RETRY_S = 1.0
+
+
+@dataclass
+class Reduce:
+    """One attempt at this replica."""
+
+    message: Attempt
+    position: int
+    parts: tuple[Payload, ...] = ()
+    contributions: dict[int, Payload] = field(default_factory=dict)
+    reduced: dict[int, Payload] = field(default_factory=dict)
+    summed: bool = False
+    assembled: bool = False
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        return self.message.members
+
+
+class Replica:
+    """The state of one stage at one peer. `t` is the iteration whose step was applied last."""
+
+    def __init__(
+        self, core: Core, on_applied: Callable[[int, str, str], None], on_behind: Callable[[], None]
+    ) -> None:
+        self.core = core
+        self.t = -1
+        self.fingerprint = ""
+        self.reduce: Reduce | None = None
+        self.prepared: Prepared | None = None
+        self.iteration: Iteration | None = None
+        self.pending: dict[int, tuple[Commit, str]] = {}
+        self._subtracted: set[int] = set()
+        self._early: list[tuple[str, ReducePart | ReducedPart, Payload]] = []
+        self._announced: Attempt | None = None
+        self._applying = False
+        self._fetch_at = float("inf")
+        self._fetches = 0
+        self._on_applied = on_applied
+        self._on_behind = on_behind
+
+    def open(self, iteration: Iteration) -> None:
+        self.iteration = iteration
+        self.reduce = None
+        self.prepared = None
+        self._announced = None
+        self._subtracted = set()
+        self._early = []
+
+    # --- the reduce ----------------------------------------------------------------------------
+
+    def on_attempt(self, message: Attempt) -> str | None:
+        """Check the cover and begin (R7); returns why the attempt is refused, if it is."""
+        iteration = self.iteration
+        assert iteration is not None
+        current = self._announced
+        if current is not None and message.attempt <= current.attempt:
+            return None
+        if self.core.me not in message.members:
+            return "a reduce that I am not a member of"
+        cover = self.core.settings.cover(self.core.stage)
+        members = len(message.members)
+        if len(message.owners) != len(cover) or any(owner >= members for owner in message.owners):
+            return "a cover that is not the whole batch, each unit once"
+        mine = self._owned(message)
+        if not mine <= iteration.held:
+            iteration.send_claim()
+            return f"units {sorted(mine - iteration.held)} are assigned to me and I do not hold them"
+        self._announced = message
+        self.reduce = None
+        self.prepared = None
+        self.resume()
+        return None
+
+    def _owned(self, message: Attempt) -> set[int]:
+        position = message.members.index(self.core.me)
+        return {unit for unit, owner in enumerate(message.owners) if owner == position}
+
+    def resume(self) -> None:
+        """Begin the announced attempt as soon as no weight gradient is being added."""
+        message, iteration = self._announced, self.iteration
+        if message is None or iteration is None or self.reduce is not None:
+            return
+        if self.core.queue.adding:
+            return
+        mine = self._owned(message)
+        for unit in sorted(iteration.held - self._subtracted - mine):
+            self.core.note("double", t=iteration.t, stage=self.core.stage, unit=unit, subtracted=self.core.me)
+            self._subtracted.add(unit)
+            self._recount(iteration, unit, -1)
+        for unit in sorted(self._subtracted & mine):
+            self._subtracted.discard(unit)
+            self._recount(iteration, unit, +1)
+        reduce = Reduce(message, message.members.index(self.core.me))
+        self.reduce = reduce
+        freeze = Freeze(iteration.t, len(message.members))
+        self.core.submit(Rank.STEP, freeze, (), lambda result: self._frozen(reduce, result))
+
+    def _recount(self, iteration: Iteration, unit: int, sign: int) -> None:
+        task = Recount(iteration.t, unit, sign)
+        self.core.submit(Rank.STEP, task, iteration.inputs_of(unit), lambda result: None)
+
+    def _frozen(self, reduce: Reduce, result: Result) -> None:
+        if reduce is not self.reduce:
+            return
+        reduce.parts = result.outputs
+        reduce.contributions[reduce.position] = result.outputs[reduce.position]
+        for position, peer in enumerate(reduce.members):
+            if position != reduce.position:
+                self._send_part(reduce, position, peer)
+        early, self._early = self._early, []
+        for peer, message, payload in early:
+            self.on_part(peer, message, payload)
+        self._sum(reduce)
+
+    def _send_part(self, reduce: Reduce, position: int, peer: str) -> None:
+        message = reduce.message
+        part = ReducePart(self._fence(), message.stage, message.attempt, position)
+        self.core.send(peer, part, reduce.parts[position])
+
+    def _send_reduced(self, reduce: Reduce, peer: str) -> None:
+        message = reduce.message
+        part = ReducedPart(self._fence(), message.stage, message.attempt, reduce.position)
+        self.core.send(peer, part, reduce.reduced[reduce.position])
+
+    def _fence(self) -> Fence:
+        assert self.iteration is not None
+        return self.core.fence(self.iteration.t, self.iteration.base)
+
+    def on_part(self, peer: str, message: ReducePart | ReducedPart, payload: Payload | None) -> str | None:
+        """A part of the present iteration's reduce; returns why it is refused, if it is."""
+        if payload is None:
+            return "a part of a reduce without its payload"
+        announced = self._announced
+        reduce = self.reduce
+        if announced is None or message.attempt > announced.attempt or reduce is None or not reduce.parts:
+            if announced is None or message.attempt >= announced.attempt:
+                self._keep_early(peer, message, payload)
+            return None
+        if message.attempt != reduce.message.attempt:
+            return None
+        if peer not in reduce.members:
+            return "a part from a peer that is no member of the attempt"
+        sender = reduce.members.index(peer)
+        if isinstance(message, ReducePart):
+            if message.part != reduce.position:
+                return "a part that another member sums"
+            if sender not in reduce.contributions:
+                reduce.contributions[sender] = payload
+                self._sum(reduce)
+        else:
+            if message.part != sender:
+                return "a reduced part from a member that does not own it"
+            if sender not in reduce.reduced:
+                reduce.reduced[sender] = payload
+                self._assemble(reduce)
+        return None
+
+    def _keep_early(self, peer: str, message: ReducePart | ReducedPart, payload: Payload) -> None:
+        key = (peer, type(message), message.attempt, message.part)
+        if any((p, type(m), m.attempt, m.part) == key for p, m, _ in self._early):
+            return
+        if len(self._early) < EARLY_LIMIT:
+            self._early.append((peer, message, payload))
+
+    def _sum(self, reduce: Reduce) -> None:
+        if reduce.summed or not reduce.parts or len(reduce.contributions) < len(reduce.members):
+            return
+        reduce.summed = True
+        assert self.iteration is not None
+        inputs = tuple(reduce.contributions[position] for position in range(len(reduce.members)))
+        self.core.submit(
+            Rank.STEP, SumPart(self.iteration.t), inputs, lambda result: self._summed(reduce, result)
+        )
+
+    def _summed(self, reduce: Reduce, result: Result) -> None:
+        if reduce is not self.reduce:
+            return
+        reduce.reduced[reduce.position] = result.outputs[0]
+        for position, peer in enumerate(reduce.members):
+            if position != reduce.position:
+                self._send_reduced(reduce, peer)
+        self._assemble(reduce)
+
+    def _assemble(self, reduce: Reduce) -> None:
+        if reduce.assembled or len(reduce.reduced) < len(reduce.members):
+            return
+        reduce.assembled = True
+        assert self.iteration is not None
+        inputs = tuple(reduce.reduced[position] for position in range(len(reduce.members)))
+        task = Assemble(self.iteration.t)
+        self.core.submit(Rank.STEP, task, inputs, lambda result: self._assembled(reduce, result))
+
+    def _assembled(self, reduce: Reduce, result: Result) -> None:
+        if reduce is not self.reduce:
+            return
+        message = reduce.message
+        if result.error or result.overflow or not result.digest:
+            # Not PREPARED: the leader will try again, with or without whoever sent what cannot be summed.
+            why = result.error or f"{result.overflow} is not finite"
+            self.core.note("note", text=f"the reduce of iteration {message.fence.t} failed: {why}")
+            return
+        self.prepared = Prepared(
+            self._fence(), message.stage, message.attempt, result.digest, result.squares
+        )
+        self.repeat_prepared()
+        self.advance()
+
+    def repeat_prepared(self) -> None:
+        if self.prepared is not None:
+            self.core.send(self.core.leader, self.prepared)
+
+    def repeat_parts(self, peer: str) -> None:
+        """The link to a member is back: send it again what it may have missed."""
+        reduce = self.reduce
+        if reduce is None or peer not in reduce.members or not reduce.parts or peer == self.core.me:
+            return
+        self._send_part(reduce, reduce.members.index(peer), peer)
+        if reduce.position in reduce.reduced:
+            self._send_reduced(reduce, peer)
+
+    @property
+    def attempt(self) -> AttemptId | None:
+        return None if self._announced is None else self._announced.attempt
+
+    # --- the step ------------------------------------------------------------------------------
+
+    def commit(self, record: Commit, base: str) -> None:
+        """C_t was chosen; it is applied in its turn."""
+        if record.t > self.t:
+            self.pending[record.t] = (record, base)
+            self.advance()
+
+    def advance(self) -> None:
+        """Apply the next chosen step if it can be applied."""
+        following = self.pending.get(self.t + 1)
+        if following is None or self._applying or self.t < 0:
+            return
+        record, _ = following
+        if record.verdict == "skip":
+            self._take(Skip(record.t))
+            return
+        task = self._apply_task(record)
+        prepared = self.prepared
+        digest = record.stages[self.core.stage].digest
+        if prepared is not None and prepared.fence.t == record.t and prepared.digest == digest:
+            self._take(task)
+        elif self._fetch_at == float("inf"):
+            in_reduce = self.reduce is not None and self.reduce.message.fence.t == record.t
+            self._fetch_at = self.core.now + (FETCH_RETRY_S if in_reduce else 0.0)
+            self.tick()
+
+    def _take(self, task: Task) -> None:
+        self._applying = True
+        self._fetch_at = float("inf")
+        self._fetches = 0
+        self.core.queue.drop(task.t)
+        self.core.submit(Rank.STEP, task, (), self._applied)
+
+    def _applied(self, result: Result) -> None:
+        self._applying = False
+        if result.error:
+            # Nothing was changed; the step comes from another replica, or the whole state does.
+            self.core.note("note", text=f"a step could not be taken: {result.error}")
+            self.prepared = None
+            self.advance()
+            return
+        record, base = self.pending.pop(self.t + 1)
+        self.t = record.t
+        self.fingerprint = result.fingerprint
+        if self.iteration is not None and self.iteration.t <= record.t:
+            self._drop()
+        self._on_applied(record.t, base, result.fingerprint)
+        self.advance()
+
+    def _drop(self) -> None:
+        self.iteration = self.reduce = self.prepared = self._announced = None
+
+    # --- catching up ---------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Ask the next peer of the stage for the gradient of a step that we missed."""
+        following = self.pending.get(self.t + 1)
+        if following is None or self.core.now < self._fetch_at or self._applying:
+            return
+        t = following[0].t
+        peers = [p for p in self.core.membership.live(self.core.stage, t) if p != self.core.me]
+        peers = [peer for peer in peers if self.core.reachable(peer)]
+        self._fetch_at = self.core.now + FETCH_RETRY_S
+        self._fetches += 1
+        if self._fetches > 4 * (len(peers) + 2):
+            self._fetches = 0
+            self._fetch_at = float("inf")
+            self.t = -1  # nothing is applied until a whole state is here
+            self._drop()
+            self._on_behind()
+        elif peers:
+            peer = peers[self._fetches % len(peers)]
+            self.core.send(peer, FetchGradient(t, self.core.stage))
+
+    def on_gradient(self, peer: str, message: Gradient, payload: Payload | None) -> None:
+        following = self.pending.get(self.t + 1)
+        if following is None or following[0].t != message.t or self._applying:
+            return
+        if payload is None:
+            self._fetch_at = min(self._fetch_at, self.core.now + FETCH_RETRY_S)
+            return
+        record = following[0]
+
+        def checked(result: Result) -> None:
+            wanted = record.stages[self.core.stage].digest
+            if result.digest == wanted and self.t + 1 == record.t and not self._applying:
+                self._take(self._apply_task(record))
+            elif result.digest != wanted:
+                self.core.note("refused", subject=peer, reason="Gradient: not that of the step", count=1)
+
+        self.core.submit(Rank.STEP, Assemble(record.t), (payload,), checked)
+
+    def on_fetch_gradient(self, peer: str, message: FetchGradient) -> None:
+        def answer(result: Result) -> None:
+            payload = result.outputs[0] if result.outputs else None
+            self.core.send(peer, Gradient(message.t, message.stage), payload)
+
+        self.core.submit(Rank.STEP, ReadGradient(message.t), (), answer)
+
+    def _apply_task(self, record: Commit) -> Apply:
+        """The step with the values in the log, never recomputed here."""
+        return Apply(
+            record.t,
+            record.learning_rate,
+            record.clip_factor,
+            record.bias_correction1,
+            record.bias_correction2,
+            record.stages[self.core.stage].digest,
+        )
+
+    def deadline(self) -> float:
+        return self._fetch_at if self.t + 1 in self.pending and not self._applying else float("inf")

@@ -1,0 +1,302 @@
+"""The sending half of a microbatch's stay at a node: find a next hop, send, await the gradient, repair.
+
+The node that sent an activation stays responsible for it until the step is released: when the peer that
+it sent it to is lost, it chooses the replacement (R5), in whatever state the microbatch was. Before the
+gradient is back that is a repair of the path; afterwards it redoes a claim that died with its holder (R6).
+A replacement first asks the next stage whether somebody there already holds the microbatch, so only the
+broken stage is computed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from anabranch.flow.policy import Candidate
+from anabranch.protocol.core import Core, Speed
+from anabranch.protocol.messages import Ask, Fence, Forward, Return, Slots, Want
+from anabranch.protocol.slots import Credit
+from anabranch.protocol.tasks import Payload
+
+#: A sent microbatch is asked after when it takes this many times the usual, and at least PROBE_FLOOR_S.
+PROBE_FACTOR = 6.0
+PROBE_FLOOR_S = 5.0
+#: A link that does not break delivers. A microbatch that its receiver lacks is taken to be on its way (large
+#: tensors, slow links) until it was asked after more often than this.
+PROBES_ON_THE_WAY = 3
+
+
+class Leg(Enum):
+    """Where a microbatch is on its way out of this node."""
+
+    FINDING = "asking the next stage who has it"
+    WAITING = "waiting for a slot"
+    PREPARING = "has a slot; the activation is being computed"
+    SENT = "sent"
+
+
+@dataclass
+class Item:
+    index: int
+    train: bool
+    path: tuple[str, ...]
+    payload: Payload | None
+    leg: Leg = Leg.WAITING
+    repair: bool = False
+    returned: bool = False
+    peer: str | None = None
+    asked: set[tuple[str, bool]] = field(default_factory=set)
+    finding: set[str] = field(default_factory=set)
+    sent_at: float = 0.0
+    probe_at: float = float("inf")
+    probes: int = 0
+
+
+class Sender:
+    """One iteration's outgoing microbatches at one node.
+
+    prepare(index): compute the activation (data nodes embed only when there is a slot); None on relays,
+    whose activation is provided when its forward is done. on_gradient(index, payload): the gradient came
+    back.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        t: int,
+        base: str,
+        prepare: Callable[[int], None] | None,
+        on_gradient: Callable[[int, Payload | None], None],
+    ) -> None:
+        self.core = core
+        self.t = t
+        self.base = base
+        self.items: dict[int, Item] = {}
+        self.credits: dict[str, Credit] = {}
+        self._prepare = prepare
+        self._on_gradient = on_gradient
+        self._usual_s = 0.0
+
+    # --- in ------------------------------------------------------------------------------------
+
+    def submit(self, index: int, payload: Payload | None, path: tuple[str, ...], train: bool) -> None:
+        """A new microbatch to send on."""
+        if index not in self.items:
+            self.items[index] = Item(index, train, path, payload)
+            self.pump()
+
+    def find(self, index: int, path: tuple[str, ...], train: bool) -> None:
+        """A microbatch that may already be further on: ask before sending."""
+        item = Item(index, train, path, None, leg=Leg.FINDING, repair=True)
+        self.items[index] = item
+        item.finding = {peer for peer in self._peers() if self.core.reachable(peer)}
+        for peer in sorted(item.finding):
+            self.core.send(peer, Want(self._fence(), index, gradient_needed=True))
+        self._found_nobody(item)
+
+    def provide(self, index: int, payload: Payload) -> None:
+        """The activation of an item is computed."""
+        item = self.items[index]
+        item.payload = payload
+        if item.leg is Leg.PREPARING and item.peer is not None:
+            self._transmit(item, item.peer)
+        self.pump()
+
+    def on_slots(self, peer: str, slots: Slots) -> None:
+        self.credits.setdefault(peer, Credit()).told(slots)
+        self.pump()
+
+    def on_backward(self, peer: str, index: int, payload: Payload | None) -> str | None:
+        """The gradient of `index` came back; returns why it is refused, if it is."""
+        item = self.items.get(index)
+        if item is None:
+            return f"gradient of microbatch {index}, which was never sent"
+        if item.returned:
+            return None
+        if item.train and payload is None:
+            return f"backward of microbatch {index} without its gradient"
+        item.returned = True
+        item.probe_at = float("inf")
+        if item.peer is None or item.leg is not Leg.SENT:
+            item.peer, item.leg = peer, Leg.SENT
+        else:
+            took = self.core.now - item.sent_at
+            self._usual_s = Speed.blend(self._usual_s, took)
+        self._on_gradient(index, payload)
+        return None
+
+    def reject(self, index: int, reason: str) -> None:
+        """The gradient that came cannot be computed with: another peer is to make it."""
+        item = self.items[index]
+        self.core.note("refused", subject=item.peer or "", reason=f"Backward: {reason}", count=1)
+        item.returned = False
+        self._repair(item, reason)
+
+    def on_have(self, peer: str, index: int) -> None:
+        item = self.items.get(index)
+        if item is not None and item.leg is Leg.FINDING:
+            item.peer, item.leg, item.sent_at = peer, Leg.SENT, self.core.now
+            item.probe_at = self.core.now + self._patience_s(item)
+
+    def on_lack(self, peer: str, index: int, refused: bool) -> None:
+        """`peer` does not hold `index`: it refused it, or it is still on its way there."""
+        item = self.items.get(index)
+        if item is None:
+            return
+        if item.leg is Leg.FINDING:
+            item.finding.discard(peer)
+            self._found_nobody(item)
+            return
+        certain = refused or item.returned or item.probes > PROBES_ON_THE_WAY
+        if certain and item.leg is Leg.SENT and item.peer == peer:
+            self._repair(item, "it does not have the microbatch")
+
+    def link_down(self, peer: str, reason: str) -> None:
+        """The link to `peer` broke; what was on its way is lost."""
+        if peer in self.credits:
+            self.credits[peer].stale = True
+        self._forget_asks(peer)
+        self.peer_lost(peer, reason)
+
+    def peer_lost(self, peer: str, reason: str) -> None:
+        """The link to `peer` broke or it is suspected: what it still owes us goes elsewhere at once."""
+        for item in list(self.items.values()):
+            if item.leg is Leg.FINDING:
+                item.finding.discard(peer)
+                self._found_nobody(item)
+            elif item.peer == peer and not item.returned:
+                self._repair(item, reason)
+        self.pump()
+
+    def peer_removed(self, peer: str, reason: str) -> None:
+        """The log removed `peer`: its claims are gone, so whatever it had from us is done again."""
+        self.credits.pop(peer, None)
+        self._forget_asks(peer)
+        self.peer_lost(peer, reason)
+        for item in list(self.items.values()):
+            if item.peer == peer and item.returned:
+                self._repair(item, reason)
+        self.pump()
+
+    def recheck(self, indices: list[int]) -> None:
+        """The leader misses these at the next stage: ask after each."""
+        for index in indices:
+            item = self.items.get(index)
+            if item is not None and item.leg is Leg.SENT and item.peer is not None:
+                self.core.send(item.peer, Want(self._fence(), index, gradient_needed=not item.returned))
+
+    def _forget_asks(self, peer: str) -> None:
+        for item in self.items.values():
+            item.asked -= {(peer, False), (peer, True)}
+
+    # --- out -----------------------------------------------------------------------------------
+
+    def pump(self) -> None:
+        """Send what can be sent, repairs first, then in index order; ask where there is no slot."""
+        waiting = sorted(
+            (item for item in self.items.values() if item.leg is Leg.WAITING),
+            key=lambda item: (not item.repair, item.index),
+        )
+        for item in waiting:
+            if item.payload is None and self._prepare is None:
+                continue
+            candidates = self.candidates(item)
+            chosen = self.core.policy.choose(item.index, candidates)
+            if chosen is not None:
+                self.credits[chosen].used += 1
+                item.peer = chosen
+                if item.payload is None and self._prepare is not None:
+                    item.leg = Leg.PREPARING
+                    self._prepare(item.index)
+                else:
+                    self._transmit(item, chosen)
+                continue
+            asked = self.core.policy.prefer(item.index, candidates)
+            stale = asked in self.credits and self.credits[asked].stale
+            if asked is not None and (asked, item.repair) not in item.asked and not stale:
+                item.asked.add((asked, item.repair))
+                self.core.send(asked, Ask(self._fence(), item.index, item.repair))
+        self._give_back()
+
+    def candidates(self, item: Item) -> list[Candidate]:
+        """Whom the item could go to. The head of a microbatch is where it came from, while that lives."""
+        peers = [peer for peer in self._peers() if self.core.reachable(peer)]
+        if self.core.next_stage() == 0 and item.path[0] in peers:
+            peers = [item.path[0]]
+        outstanding: dict[str, int] = {}
+        for other in self.items.values():
+            # What waits for a slot that it asked for is on its way there too: asks spread over the peers.
+            if other.leg is Leg.WAITING:
+                bound = {peer for peer, _ in other.asked}
+            else:
+                bound = {other.peer} if other.peer is not None and not other.returned else set()
+            for peer in bound:
+                outstanding[peer] = outstanding.get(peer, 0) + 1
+        found = []
+        for peer in peers:
+            speed = self.core.speed(peer)
+            found.append(
+                Candidate(
+                    peer,
+                    speed.link_s,
+                    speed.forward_s + speed.backward_s,
+                    outstanding.get(peer, 0),
+                    peer in self.credits and self.credits[peer].free > 0,
+                )
+            )
+        return found
+
+    def tick(self) -> None:
+        """Ask after microbatches that take much longer than usual."""
+        for item in self.items.values():
+            if item.leg is Leg.SENT and not item.returned and item.peer and self.core.now >= item.probe_at:
+                item.probes += 1
+                item.probe_at = self.core.now + self._patience_s(item)
+                self.core.send(item.peer, Want(self._fence(), item.index, gradient_needed=True))
+
+    def deadline(self) -> float:
+        return min((item.probe_at for item in self.items.values() if not item.returned), default=float("inf"))
+
+    def _peers(self) -> list[str]:
+        return self.core.membership.live(self.core.next_stage(), self.t)
+
+    def _fence(self) -> Fence:
+        return self.core.fence(self.t, self.base)
+
+    def _patience_s(self, item: Item) -> float:
+        return max(PROBE_FLOOR_S, PROBE_FACTOR * self._usual_s) * 2.0 ** min(item.probes, 6)
+
+    def _transmit(self, item: Item, peer: str) -> None:
+        item.leg, item.sent_at = Leg.SENT, self.core.now
+        if not item.returned:
+            item.probe_at = self.core.now + self._patience_s(item)
+        message = Forward(self._fence(), item.index, item.path, item.train, item.repair, not item.returned)
+        self.core.send(peer, message, item.payload)
+
+    def _give_back(self) -> None:
+        """Hand back what answered an Ask of something that has found another way since."""
+        for peer, credit in self.credits.items():
+            spare = min(credit.free, credit.beyond_standing)
+            if spare > 0:
+                credit.returned += spare
+                self.core.send(peer, Return(self._fence(), credit.returned))
+
+    def _found_nobody(self, item: Item) -> None:
+        if item.leg is Leg.FINDING and not item.finding:
+            item.leg = Leg.WAITING
+            self.pump()
+
+    def _repair(self, item: Item, reason: str) -> None:
+        self.core.note(
+            "repair",
+            t=self.t,
+            index=item.index,
+            stage=self.core.next_stage(),
+            lost=item.peer or "",
+            phase="redo" if item.returned else item.leg.name.lower(),
+            reason=reason,
+        )
+        item.repair, item.leg, item.peer = True, Leg.WAITING, None
+        item.probe_at = float("inf")
+        self.pump()

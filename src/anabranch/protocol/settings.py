@@ -1,0 +1,39 @@
+"""The numbers and names of a run that the protocol decides by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from anabranch.protocol.tasks import full_cover
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The part of the run's configuration that the protocol decides by.
+
+    windows: held-out windows per evaluation (0: none); evaluate_every, checkpoint_every: iterations.
+    activation_bytes: one activation on the wire. heartbeat_s: seconds between pings.
+    """
+
+    run: str
+    epoch: int
+    stages: int
+    microbatches: int
+    steps: int
+    windows: int = 0
+    evaluate_every: int = 0
+    checkpoint_every: int = 0
+    min_replicas: int = 1
+    policy: str = "greedy"
+    numerics: str = "strict"
+    activation_bytes: int = 0
+    heartbeat_s: float = 1.0
+
+    def evaluates(self, t: int, last: int) -> bool:
+        """Whether the state after iteration t is evaluated (by windows that travel with t + 1)."""
+        if not self.windows or not self.evaluate_every:
+            return False
+        return t % self.evaluate_every == 0 or t == last
+
+    def cover(self, stage: int) -> frozenset[int]:
+        return full_cover(stage, self.microbatches)

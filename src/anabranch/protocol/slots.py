@@ -1,0 +1,180 @@
+"""Slots: who may send whom how many microbatches (R4).
+
+The receiver grants cumulative totals per upstream peer and iteration, so a repeated message does no harm.
+When a link breaks, forwards on their way are lost, and both sides start again from what was received. The
+capacity is dealt out evenly beforehand; the remainder is a pool for those who ask. One *repair* slot per
+node is beyond the capacity and serves repairs only, so that admission can never starve them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from anabranch.protocol.messages import Fence, Slots
+
+
+@dataclass
+class Grant:
+    """What one upstream peer has of us in this iteration. Totals only rise while its link lasts."""
+
+    standing: int
+    total: int
+    received: int = 0
+    released: int = 0
+    returned: int = 0
+    linked: bool = True
+
+    @property
+    def held(self) -> int:
+        return self.total - self.released - self.returned
+
+    @property
+    def unused(self) -> int:
+        return self.total - self.received - self.returned
+
+    def told(self, fence: Fence) -> Slots:
+        return Slots(fence, self.total, self.received, self.released, self.returned, self.standing)
+
+
+@dataclass
+class SlotLedger:
+    """The receiver's side."""
+
+    capacity: int
+    pool: int = 0
+    repair_free: bool = True
+    grants: dict[str, Grant] = field(default_factory=dict)
+    asks: list[tuple[bool, int, str]] = field(default_factory=list)
+
+    def deal(self, upstream: list[str]) -> list[str]:
+        """Deal the capacity evenly; returns the peers to tell."""
+        share = self.capacity // len(upstream) if upstream else 0
+        self.pool = self.capacity - share * len(upstream)
+        self.grants = {peer: Grant(share, share) for peer in upstream}
+        return list(upstream)
+
+    def receive(self, peer: str) -> bool:
+        """A forward of `peer` arrived; False if it had no slot."""
+        grant = self.grants.get(peer)
+        if grant is None or grant.unused <= 0:
+            return False
+        grant.received += 1
+        return True
+
+    def release(self, peer: str) -> list[str]:
+        """The unit that `peer` sent is done; returns the peers whose total rose."""
+        grant = self.grants.get(peer)
+        if grant is None:
+            self._put_back(1)
+            return self._serve()
+        grant.released += 1
+        return self._reuse(grant, peer)
+
+    def give_back(self, peer: str, total: int) -> list[str]:
+        """`peer` hands back slots (cumulative total); returns the peers whose total rose."""
+        grant = self.grants.get(peer)
+        told: list[str] = []
+        while grant and grant.returned < total and grant.unused > 0:
+            grant.returned += 1
+            told += self._reuse(grant, peer)
+        return told
+
+    def ask(self, peer: str, index: int, repair: bool) -> list[str]:
+        """`peer` wants a slot for `index`; returns the peers whose total rose."""
+        if peer not in self.grants:
+            self.grants[peer] = Grant(0, 0)
+        ask = (not repair, index, peer)
+        if ask not in self.asks:
+            self.asks.append(ask)
+            self.asks.sort()
+        return self._serve()
+
+    def unlink(self, peer: str) -> list[str]:
+        """The link to `peer` broke: slots that it did not use are free for others until it is back."""
+        self.asks = [ask for ask in self.asks if ask[2] != peer]
+        grant = self.grants.get(peer)
+        if grant is not None:
+            grant.linked = False
+            self._revoke(grant)
+        return self._serve()
+
+    def link(self, peer: str) -> None:
+        """The link to `peer` is (back) up: it has its standing slots again, as far as they are free."""
+        grant = self.grants.get(peer)
+        if grant is None or grant.linked:
+            return
+        grant.linked = True
+        while grant.held < grant.standing and self.pool > 0:
+            self.pool -= 1
+            grant.total += 1
+
+    def forget(self, peer: str) -> list[str]:
+        """`peer` was removed: what it held and did not use is free."""
+        told = self.unlink(peer)
+        self.grants.pop(peer, None)
+        return told
+
+    def _revoke(self, grant: Grant) -> None:
+        unused = grant.unused
+        grant.total -= unused
+        self._put_back(unused)
+
+    def _put_back(self, slots: int) -> None:
+        """Slots that nobody has any more: the repair slot first."""
+        if slots > 0 and not self.repair_free:
+            self.repair_free = True
+            slots -= 1
+        self.pool += slots
+
+    def _reuse(self, grant: Grant, peer: str) -> list[str]:
+        if grant.linked and grant.held < grant.standing:
+            grant.total += 1
+            return [peer]
+        self._put_back(1)
+        return self._serve()
+
+    def _serve(self) -> list[str]:
+        told: list[str] = []
+        while self.asks:
+            not_repair, _, peer = self.asks[0]
+            if self.pool > 0:
+                self.pool -= 1
+            elif not not_repair and self.repair_free:
+                self.repair_free = False
+            else:
+                break
+            self.asks.pop(0)
+            self.grants[peer].total += 1
+            told.append(peer)
+        return told
+
+
+@dataclass
+class Credit:
+    """The sender's side: what one receiver has granted us in this iteration. `stale`: the link broke, and
+    the receiver has not said since what it got of us."""
+
+    total: int = 0
+    used: int = 0
+    returned: int = 0
+    released: int = 0
+    standing: int = 0
+    stale: bool = False
+
+    @property
+    def free(self) -> int:
+        return 0 if self.stale else self.total - self.used - self.returned
+
+    @property
+    def beyond_standing(self) -> int:
+        """Slots that we hold, used or not, beyond those that are ours, as far as we know."""
+        return self.total - self.released - self.returned - self.standing
+
+    def told(self, slots: Slots) -> None:
+        """The receiver's totals. Its account holds after a break: what was on its way never arrived."""
+        if self.stale:
+            self.stale, self.total = False, slots.total
+            self.used, self.returned, self.released = slots.received, slots.returned, slots.released
+        self.total = max(self.total, slots.total)
+        self.released = max(self.released, slots.released)
+        self.standing = slots.standing

@@ -1,0 +1,132 @@
+"""The log is a chain; its fold takes out what was rolled back."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from anabranch.protocol.history import fold
+from anabranch.protocol.log import CommitLog, Known, LogError, follow
+from anabranch.protocol.records import (
+    AnyRecord,
+    Closing,
+    Commit,
+    Control,
+    Evaluation,
+    Genesis,
+    Member,
+    Members,
+    NoOp,
+    Rollback,
+    entry_hash,
+)
+
+GENESIS = Genesis("run", 1, 1, "d0", "d0", "", 1, 2, 10, "c", "t", "n", "w", ("f0", "f1"))
+
+
+def commit(t: int, base: str, evaluation: Evaluation | None = None) -> Commit:
+    losses = (0.1 + 0.2, 1e-310)
+    return Commit("run", 1, 1, t, base, "m", "step", 8, losses, (), 1.0, 1.0, 1e-3, 0.1, 0.05, t, evaluation)
+
+
+def written(records: list[AnyRecord], lines: tuple[bytes, ...] = (), term: int = 1) -> tuple[bytes, ...]:
+    log = CommitLog(lines, term)
+    found = list(lines)
+    for record in records:
+        index, line = log.append(record)
+        assert log.busy
+        assert log.persisted(index) == line
+        found.append(line)
+    return tuple(found)
+
+
+def a_run() -> tuple[bytes, ...]:
+    return written(
+        [
+            GENESIS,
+            Members(1, joined=(Member("d0", 0, 1, "n", 4), Member("r", 1, 1, "n", 4))),
+            Members(2, active_from={"d0": 1, "r": 1}),
+            commit(1, "b", Evaluation(0, (1.0,), 4)),
+            commit(2, "b"),
+            commit(3, "b", Evaluation(2, (0.5,), 4)),
+        ]
+    )
+
+
+def test_records_keep_every_bit() -> None:
+    assert fold(a_run()).commits[0].loss_sums == (0.1 + 0.2, 1e-310)
+
+
+def test_the_fold_of_a_run() -> None:
+    lines = a_run()
+    history = fold(lines)
+    assert (history.t, history.adam_step, history.term, history.stopped) == (3, 3, 1, False)
+    assert history.base == entry_hash(lines[-1])
+    assert set(history.evaluations) == {0, 2}
+    assert history.membership.live(1, 1) == ["r"]
+    assert fold(written([Control("stop", 3)], lines)).stopped
+
+
+def test_a_rollback_makes_later_steps_void() -> None:
+    lines = written([NoOp(), Rollback(1, 1, "taken up", ("f", "g"))], a_run(), term=2)
+    history = fold(lines)
+    assert (history.t, history.adam_step, history.rolled_back, history.term) == (1, 1, 2, 2)
+    assert history.base == entry_hash(lines[-1])
+    assert set(history.evaluations) == {0}
+    again = fold(written([commit(2, history.base), Closing(2, Evaluation(2, (0.4,), 4))], lines, term=2))
+    assert [step.t for step in again.commits] == [1, 2]
+    assert again.evaluations[2].loss_sums == (0.4,)
+
+
+def test_a_rollback_to_the_beginning() -> None:
+    history = fold(written([Rollback(0, 0, "no checkpoint", ("f", "g"))], a_run(), term=2))
+    assert (history.t, history.adam_step, history.rolled_back) == (0, 0, 3)
+
+
+@pytest.mark.parametrize("gone", range(1, 5))
+def test_an_entry_that_is_missing_is_noticed(gone: int) -> None:
+    lines = list(a_run())
+    del lines[gone]
+    with pytest.raises(LogError, match="does not follow"):
+        fold(lines)
+
+
+def test_an_entry_that_was_changed_is_noticed() -> None:
+    lines = list(a_run())
+    lines[3] = lines[3].replace(b'"norm":1.0', b'"norm":2.0')
+    with pytest.raises(LogError, match="entry 4 does not follow"):
+        fold(lines)
+
+
+def test_lines_that_are_no_entries() -> None:
+    for line in (b"", b"{}", b"[1]", b"\xff", a_run()[0][:-1], b'{"index":0}'):
+        with pytest.raises(LogError, match="cannot be read"):
+            follow(fold(()).position, line)
+
+
+def test_what_is_known_is_told_apart_from_what_is_wrong() -> None:
+    lines = a_run()
+    position = fold(lines).position
+    with pytest.raises(Known):
+        follow(position, lines[2])
+
+
+def test_one_record_is_written_at_a_time_and_only_that_is_chosen() -> None:
+    log = CommitLog()
+    index, _ = log.append(GENESIS)
+    with pytest.raises(LogError, match="already"):
+        log.append(NoOp())
+    with pytest.raises(LogError, match="not being written"):
+        log.persisted(index + 1)
+    assert log.since(0) == ()
+    log.persisted(index)
+    assert len(log.since(0) or ()) == 1
+
+
+def test_long_tails_are_cut_to_fit_a_message() -> None:
+    lines = written([msgspec.structs.replace(GENESIS, config="x" * 200_000) for _ in range(6)])
+    log = CommitLog(lines)
+    first = log.since(0)
+    assert first is not None and 0 < len(first) < 6
+    rest = log.since(len(first))
+    assert rest is not None and rest[0] == lines[len(first)]

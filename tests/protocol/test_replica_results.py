@@ -1,0 +1,59 @@
+"""What a replica does with results that are not what it hoped for."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from anabranch.protocol.core import Core
+from anabranch.protocol.cover import plausible
+from anabranch.protocol.messages import Attempt, AttemptId
+from anabranch.protocol.records import Commit, Member, Members, StageCommit
+from anabranch.protocol.replica import Reduce, Replica
+from anabranch.protocol.settings import Settings
+from anabranch.protocol.tasks import Apply, Result
+
+
+def replica() -> tuple[Replica, Core, list[int]]:
+    core = Core("a", 1, 1, Settings("run", 1, 1, 2, 10), "d0")
+    members = (Member("d0", 0, 1, "c", 4), Member("a", 1, 1, "c", 4), Member("b", 1, 1, "c", 4))
+    core.membership.apply(Members(1, members, {"d0": 1, "a": 1, "b": 1}))
+    applied: list[int] = []
+    made = Replica(core, lambda t, base, fingerprint: applied.append(t), lambda: None)
+    made.t = 0
+    return made, core, applied
+
+
+def commit(digest: str) -> Commit:
+    stage = StageCommit("", digest, {}, ("a",), ("c",), (0, 0))
+    return Commit("run", 1, 1, 1, "", "", "step", 8, (), (stage, stage), 1.0, 1.0, 0.1, 0.1, 0.05, 1)
+
+
+@pytest.mark.parametrize("result", [Result(overflow="w"), Result(error="lengths"), Result()])
+def test_a_reduce_that_fails_is_not_prepared(result: Result) -> None:
+    made, core, _ = replica()
+    attempt = Attempt(core.fence(1, "base"), 1, AttemptId(1, 1), 1, ("a", "b"), (0, 1))
+    made.reduce = Reduce(attempt, 0)
+    made._assembled(made.reduce, result)
+    assert made.prepared is None
+
+
+def test_a_step_that_cannot_be_taken_is_not_applied() -> None:
+    made, core, applied = replica()
+    made.pending[1] = (commit("wanted"), "base 1")
+    made._take(made._apply_task(made.pending[1][0]))
+    job = core.queue.next()
+    assert job is not None and isinstance(job[0], Apply) and job[0].digest == "wanted"
+    then = core.queue.finish(job[0])
+    assert then is not None
+    then(Result(error="the reduced gradient at hand is not the one of step 1"))
+    assert made.t == 0 and not applied
+    assert 1 in made.pending, "it is fetched from another replica instead"
+    assert made.deadline() < math.inf
+
+
+@pytest.mark.parametrize("value", [-1.0, math.nan, math.inf, 1e308])
+def test_squares_that_no_gradient_has_are_refused(value: float) -> None:
+    assert not plausible({"w": value, "v": 1.0})
+    assert plausible({"w": 2.0, "v": 0.0})

@@ -1,0 +1,150 @@
+"""Slots never exceed the capacity and one repair; none is lost, whatever breaks."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from anabranch.protocol.messages import Fence, Slots
+from anabranch.protocol.slots import Credit, SlotLedger
+
+FENCE = Fence(1, 1, 1, "base")
+
+
+class Wire:
+    """One receiver and its senders, with messages that are delayed, and lost when a link breaks."""
+
+    def __init__(self, capacity: int, senders: list[str], draw: random.Random) -> None:
+        self.ledger = SlotLedger(capacity)
+        self.credits = {peer: Credit() for peer in senders}
+        self.up = dict.fromkeys(senders, True)
+        self.to_sender: dict[str, list[Slots]] = {peer: [] for peer in senders}
+        self.forwards: dict[str, list[int]] = {peer: [] for peer in senders}
+        self.returns: dict[str, list[int]] = {peer: [] for peer in senders}
+        self.held: list[str] = []
+        self.draw = draw
+        self.tell(self.ledger.deal(senders))
+
+    def tell(self, peers: list[str]) -> None:
+        for peer in peers:
+            if self.up[peer]:
+                self.to_sender[peer].append(self.ledger.grants[peer].told(FENCE))
+
+    def step(self) -> None:
+        peer = self.draw.choice(sorted(self.credits))
+        credit = self.credits[peer]
+        action = self.draw.choice(["hear", "send", "arrive", "release", "ask", "return", "heard", "break"])
+        if action == "hear" and self.to_sender[peer]:
+            credit.told(self.to_sender[peer].pop(0))
+        elif action == "send" and self.up[peer] and credit.free > 0:
+            credit.used += 1
+            self.forwards[peer].append(1)
+        elif action == "arrive" and self.forwards[peer]:
+            self.forwards[peer].pop()
+            assert self.ledger.receive(peer), "a forward within its credit was refused"
+            self.held.append(peer)
+        elif action == "release" and self.held:
+            self.tell(self.ledger.release(self.held.pop(self.draw.randrange(len(self.held)))))
+        elif action == "ask" and self.up[peer]:
+            self.tell(self.ledger.ask(peer, self.draw.randrange(9), self.draw.random() < 0.3))
+        elif action == "return" and self.up[peer] and min(credit.free, credit.beyond_standing) > 0:
+            credit.returned += 1
+            self.returns[peer].append(credit.returned)
+        elif action == "heard" and self.returns[peer]:
+            self.tell(self.ledger.give_back(peer, self.returns[peer].pop(0)))
+        elif action == "break" and self.draw.random() < 0.2:
+            self.break_link(peer)
+        self.check()
+
+    def break_link(self, peer: str) -> None:
+        if self.up[peer]:
+            self.up[peer] = False
+            self.to_sender[peer], self.forwards[peer], self.returns[peer] = [], [], []
+            self.credits[peer].stale = True
+            self.tell(self.ledger.unlink(peer))
+        else:
+            self.up[peer] = True
+            self.ledger.link(peer)
+            self.tell([peer])
+
+    def check(self) -> None:
+        ledger = self.ledger
+        granted = sum(grant.held for grant in ledger.grants.values())
+        assert len(self.held) <= ledger.capacity + 1
+        assert granted + ledger.pool + ledger.repair_free == ledger.capacity + 1
+        assert ledger.pool >= 0
+        for peer, credit in self.credits.items():
+            if not credit.stale:
+                grant = ledger.grants[peer]
+                assert credit.used + credit.returned <= grant.total
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 8), st.integers(1, 4), st.integers(0, 10**9))
+def test_none_is_lost_and_none_is_made(capacity: int, senders: int, seed: int) -> None:
+    draw = random.Random(seed)
+    wire = Wire(capacity, [f"u{n}" for n in range(senders)], draw)
+    for _ in range(300):
+        wire.step()
+    # In the end everything that is held comes back.
+    for peer in sorted(wire.up):
+        if wire.up[peer]:
+            wire.break_link(peer)
+    wire.ledger.asks.clear()
+    while wire.held:
+        wire.ledger.release(wire.held.pop())
+    wire.check()
+    assert wire.ledger.repair_free
+    assert wire.ledger.pool == capacity
+
+
+def test_the_capacity_is_dealt_evenly_and_the_rest_goes_to_those_who_ask() -> None:
+    ledger = SlotLedger(7)
+    assert ledger.deal(["a", "b", "c"]) == ["a", "b", "c"]
+    assert [ledger.grants[peer].total for peer in "abc"] == [2, 2, 2]
+    assert ledger.ask("b", 5, repair=False) == ["b"]
+    assert ledger.ask("c", 6, repair=False) == []
+    assert ledger.ask("c", 1, repair=True) == ["c"]  # the repair slot
+
+
+def test_repairs_are_served_first_and_then_the_lowest_index() -> None:
+    ledger = SlotLedger(1)
+    ledger.deal(["a", "b"])
+    assert ledger.ask("a", 9, repair=False) == ["a"]
+    assert ledger.ask("b", 4, repair=True) == ["b"]
+    for peer, index, repair in (("a", 3, False), ("b", 2, False), ("a", 8, True)):
+        assert ledger.ask(peer, index, repair) == []
+    assert ledger.receive("a") and ledger.receive("b")
+    assert ledger.release("b") == ["a"]  # the repair of 8
+    assert ledger.receive("a")
+    assert ledger.release("a") == []  # first a slot for the next repair
+    assert ledger.release("a") == ["b"]  # then 2
+
+
+def test_a_forward_without_a_slot_is_refused() -> None:
+    ledger = SlotLedger(2)
+    ledger.deal(["a", "b"])
+    assert ledger.receive("a")
+    assert not ledger.receive("a")
+    assert not ledger.receive("stranger")
+
+
+def test_a_removed_peers_unused_slots_and_the_repair_slot_are_free_again() -> None:
+    ledger = SlotLedger(2)
+    ledger.deal(["a", "b"])
+    assert ledger.ask("a", 0, repair=True) == ["a"]
+    assert not ledger.repair_free
+    ledger.forget("a")
+    assert ledger.repair_free and ledger.pool == 1
+
+
+def test_what_was_lost_with_a_link_did_not_use_its_slot() -> None:
+    credit = Credit()
+    credit.told(Slots(FENCE, 3, 0, 0, 0, 2))
+    credit.used, credit.returned = 2, 1
+    credit.stale = True
+    assert credit.free == 0
+    credit.told(Slots(FENCE, 3, 1, 0, 0, 2))
+    assert credit.free == 2
