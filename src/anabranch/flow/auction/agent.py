@@ -1,0 +1,304 @@
+"""A node's agent of policy `auction`: events in, letters out.
+
+Events change the market, the searches and the standing places; what follows is worked out once per tick, so
+that changes that come together leave together, and every neighbour gets at most one letter per tick.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from anabranch.flow.agent import (
+    CapacityChanged,
+    CostChanged,
+    DemandChanged,
+    Event,
+    Held,
+    PeerDown,
+    PeerUp,
+    Received,
+    Send,
+    Setup,
+    Side,
+    Wake,
+)
+from anabranch.flow.auction.line import In, Line, Out
+from anabranch.flow.auction.market import Market
+from anabranch.flow.auction.messages import Answer, Offer
+from anabranch.flow.auction.search import Searches
+from anabranch.flow.auction.standing import Standing
+from anabranch.flow.dice import Dice
+
+TICK_S = 0.1
+#: An acknowledgement with nothing else to say waits so long for something to say.
+LINGER_S = 0.15
+#: A node speaks once all next hops have told their price and it has met nobody for a while, or so long after
+#: the first price.
+MEET_S, START_S = 0.5, 3.0
+#: Prices and bids fall only after nothing has moved here for so long: at first, and soon after a change from
+#: outside. It doubles each time and ends, so that raising and lowering cannot chase each other for ever.
+LULL_COLD_S, LULL_S, LULL_MAX_S = 32.0, 4.0, 600.0
+#: Units whose previous hop has died wait so long for another to take them over.
+ORPHAN_S = 8.0
+#: A source with excess searches for a way each time its price has risen by so many epsilons.
+SEARCH_EPSILONS = 25.0
+
+
+class AuctionAgent:
+    """See `anabranch.flow.agent.Agent`. No chance is used: `dice` is there for the interface."""
+
+    def __init__(self, setup: Setup, dice: Dice) -> None:
+        self._setup = setup
+        self._market = Market(setup)
+        self._searches = Searches(setup.id, self._market, setup.is_data)
+        self._standing = Standing(setup, self._market)
+        self._act_at = math.inf
+        self._start_at = math.inf
+        self._met_at = -math.inf
+        self._orphan_at = math.inf
+        self._repair_at = math.inf
+        self._lull_s = LULL_COLD_S
+        self._search_number = setup.incarnation << 32
+        self._search_level = -math.inf
+        self._unheard: set[str] = set()
+        self._news: dict[Line, None] = {}
+        self._lingering: dict[Line, float] = {}
+        self._repeating: dict[Line, None] = {}
+
+    # -- the interface -----------------------------------------------------------------------------------
+
+    def handle(self, event: Event, now: float) -> Sequence[Send]:
+        if isinstance(event, Received):
+            self._receive(event, now)
+        elif not isinstance(event, Wake) and self._market.ready:
+            self._lull_s = LULL_S
+            self._standing.hurry()
+        if isinstance(event, PeerUp):
+            self._meet(event, now)
+        elif isinstance(event, PeerDown):
+            self._lose(event, now)
+        elif isinstance(event, CostChanged):
+            self._reprice(event, now)
+        elif isinstance(event, CapacityChanged):
+            self._market.resize(event.capacity)
+            self._standing.resized()
+            self._soon(now)
+        elif isinstance(event, DemandChanged):
+            self._market.demand = event.demand
+            self._standing.shrink()
+            self._soon(now)
+        if now < self._due():
+            return ()
+        return self._act(now)
+
+    def deadline(self) -> float | None:
+        due = self._due()
+        return due if due < math.inf else None
+
+    def standing(self) -> Sequence[Held]:
+        return self._standing.standing()
+
+    def held(self) -> Sequence[Held]:
+        return self._standing.held()
+
+    def price(self) -> float:
+        if not self._setup.is_data:
+            return self._market.price
+        return min(self._market.level, self._market.limit)
+
+    def quiet(self) -> bool:
+        return self._due() == math.inf
+
+    # -- events ------------------------------------------------------------------------------------------
+
+    def _receive(self, event: Received, now: float) -> None:
+        letter = event.message
+        market = self._market
+        if event.side is Side.PREVIOUS and isinstance(letter, Offer):
+            source = market.ins.get(event.peer)
+            if source is None:
+                return
+            if source.receive(letter):
+                if not self._setup.is_data:  # what arrives is home: no data node turns it away
+                    market.offered(source, letter)
+                self._standing.wanted(source, letter.wants, now)
+                self._searches.read(source, letter.searches, letter.findings)
+                self._soon(now)
+            self._heard(source, now)
+        elif event.side is Side.NEXT and isinstance(letter, Answer):
+            target = market.outs.get(event.peer)
+            if target is None:
+                return
+            if target.receive(letter):
+                market.answered(target, letter)
+                self._searches.read(target, letter.searches, letter.findings)
+                if letter.price < math.inf and event.peer in self._unheard:
+                    self._unheard.discard(event.peer)
+                    if not market.ready:
+                        wait = START_S if self._unheard else self._met_at + MEET_S - now
+                        self._start_at = min(max(self._start_at, now), now + max(wait, 0.0))
+                self._soon(now)
+            if target.is_latest(letter) and self._standing.told(target, letter.whole, letter.stale):
+                self._soon(now)
+            self._heard(target, now)
+
+    def _heard(self, line: In | Out, now: float) -> None:
+        if line.owes and line not in self._lingering:
+            self._lingering[line] = now + LINGER_S
+        if not line.asks:
+            self._repeating.pop(line, None)
+
+    def _meet(self, event: PeerUp, now: float) -> None:
+        market = self._market
+        if event.side is Side.PREVIOUS:
+            old = market.ins.get(event.peer)
+            if old is not None:
+                self._lose(PeerDown(event.peer, event.side), now)
+            line = In(event.peer, event.cost)
+            line.news = self._news
+            market.ins[event.peer] = line
+            # At a data node the price is known to be nothing; a relay tells it once it has one.
+            line.told = 0.0 if self._setup.is_data else math.inf
+            line.dirty = market.ready and market.price < line.told
+        elif event.side is Side.NEXT:
+            if event.peer in market.outs:
+                self._lose(PeerDown(event.peer, event.side), now)
+            to_data = self._setup.stage == self._setup.stages and not self._setup.is_data
+            out = Out(event.peer, event.cost, 0.0 if to_data else math.inf, to_data=to_data)
+            out.news = self._news
+            market.outs[event.peer] = out
+            market.ranking.put(out)
+            if not to_data:
+                self._unheard.add(event.peer)
+            if not market.ready:
+                self._met_at = now
+                self._start_at = now + MEET_S if to_data else math.inf
+        self._soon(now)
+
+    def _lose(self, event: PeerDown, now: float) -> None:
+        market = self._market
+        if event.side is Side.PREVIOUS:
+            source = market.ins.pop(event.peer, None)
+            if source is None:
+                return
+            if not self._setup.is_data:
+                market.lost_in(source)
+            self._standing.lost_in(source, now)
+            self._forget(source)
+        elif event.side is Side.NEXT:
+            target = market.outs.pop(event.peer, None)
+            if target is None:
+                return
+            market.lost_out(target)
+            self._standing.lost_out(target, now)
+            self._unheard.discard(event.peer)
+            self._forget(target)
+        self._soon(now)
+
+    def _forget(self, line: In | Out) -> None:
+        self._searches.forget(line)
+        self._news.pop(line, None)
+        self._lingering.pop(line, None)
+        self._repeating.pop(line, None)
+
+    def _reprice(self, event: CostChanged, now: float) -> None:
+        if event.side is Side.NEXT and (line := self._market.outs.get(event.peer)) is not None:
+            line.cost = event.cost
+            self._market.moved = True
+            self._market.ranking.put(line)
+            self._soon(now)
+
+    # -- what follows ------------------------------------------------------------------------------------
+
+    def _soon(self, now: float) -> None:
+        self._act_at = min(self._act_at, now + TICK_S)
+
+    def _due(self) -> float:
+        due = min(self._act_at, self._start_at, self._orphan_at, self._repair_at, self._standing.check_at)
+        if self._repeating:
+            due = min(due, min(line.repeat_at for line in self._repeating))
+        if self._lingering:
+            due = min(due, min(self._lingering.values()))
+        return due
+
+    def _act(self, now: float) -> list[Send]:
+        market = self._market
+        self._act_at = math.inf
+        if not market.ready and now >= self._start_at:
+            self._start_at = math.inf
+            market.start()
+        market.act()
+        if now >= self._repair_at:
+            self._repair_at = math.inf
+            self._lull_s *= 2
+            market.repair()
+        self._tend_orphans(now)
+        if self._setup.is_data:
+            self._tend_excess()
+        if market.moved:
+            market.moved = False
+            self._repair_at = now + self._lull_s if self._lull_s <= LULL_MAX_S else math.inf
+            self._searches.explore()
+            self._standing.moved(now)
+        self._standing.act(now)
+        return self._letters(now)
+
+    def _tend_orphans(self, now: float) -> None:
+        """Units placed onward that nobody sends any more: kept for a while, then called back."""
+        market = self._market
+        if market.surplus >= 0:
+            self._orphan_at = math.inf
+        elif self._setup.is_data or now >= self._orphan_at:
+            market.withdraw(-market.surplus)
+            self._orphan_at = math.inf
+        elif self._orphan_at == math.inf:
+            self._orphan_at = now + ORPHAN_S
+
+    def _tend_excess(self) -> None:
+        """Search for a way when units are left over; turn them away for good once there is none."""
+        market, searches = self._market, self._searches
+        own = searches.own
+        if own is not None and own.done:
+            if own.open and market.limit < market.bypass:
+                market.limit = market.bypass
+                self._soon_again()
+            elif not own.open:
+                if market.limit == market.bypass:
+                    # What was admitted while the search went on is worth as much as what was before.
+                    searches.bound = max(searches.bound, market.dearest)
+                if market.limit != searches.bound:
+                    market.limit = searches.bound
+                    self._soon_again()
+        if not market.ready or market.level == math.inf or (own is not None and not own.open):
+            return
+        if self._search_level == -math.inf:
+            self._search_level = market.level + SEARCH_EPSILONS * market.epsilon
+        if market.level >= self._search_level:
+            self._search_number += 1
+            self._search_level = market.level + SEARCH_EPSILONS * market.epsilon
+            searches.launch(self._search_number, market.level)
+
+    def _soon_again(self) -> None:
+        self._act_at = -math.inf
+
+    def _letters(self, now: float) -> list[Send]:
+        speakers = dict(self._news)
+        speakers.update((line, None) for line, time in self._lingering.items() if time <= now)
+        speakers.update((line, None) for line in self._repeating if line.repeat_at <= now)
+        self._news.clear()
+        sends: list[Send] = []
+        for line in speakers:
+            if isinstance(line, Out):
+                sends.append(Send(line.peer, Side.NEXT, line.letter(now)))
+            elif isinstance(line, In):
+                sends.append(Send(line.peer, Side.PREVIOUS, line.letter(now, self._market.price)))
+            self._spoken(line)
+        return sends
+
+    def _spoken(self, line: Line) -> None:
+        self._lingering.pop(line, None)
+        if line.asks:
+            self._repeating[line] = None
+        else:
+            self._repeating.pop(line, None)

@@ -1,0 +1,325 @@
+"""One node's market: what its units bid, whom it outbids, what it charges. The working flow.
+
+Every relay is two nodes of the split graph, its entry and its exit, with the capacity between them. A unit is
+pushed to the cheapest next hop with a bid: how high that hop's price may go before the next best (or handing
+the unit back) is better by more than epsilon. A full relay keeps the highest bids and charges epsilon more
+than the last that it turned away. A bid stands for the steps of epsilon-relaxation that the two ends would
+otherwise take by messages, up to where the unit would leave (`docs/flow.md`).
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterable
+
+from anabranch.flow.agent import Setup
+from anabranch.flow.auction.line import In, Out
+from anabranch.flow.auction.messages import Answer, Offer
+
+#: Epsilon is the first cost-to-go per hop over this: relative, because a bid war's length is too. Where
+#: there is more choice there are fewer messages per link, and epsilon is finer.
+FINENESS, FINENESS_WIDE, WIDE = 5.0, 7.0, 8
+#: ... but at least the greatest link cost over this, or costs of zero would make it endless.
+FINENESS_MAX = 250.0
+#: A price that has fallen by less than so many epsilons is not told; likewise a bid.
+HUSH = 1.0
+#: A tenant goes when its unit costs so many epsilons more than it bids: what epsilons on the way explain.
+CONTENT = 4.0
+
+
+class Ranking:
+    """The next hops by cost to go: a heap whose outdated entries go when they come up."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, str, Out]] = []
+        self._lines: set[Out] = set()
+
+    def put(self, line: Out) -> None:
+        """`line` is new or its level has changed."""
+        self._lines.add(line)
+        if line.level < math.inf:
+            heapq.heappush(self._heap, (line.level, line.peer, line))
+            if len(self._heap) > 4 * len(self._lines) + 16:
+                self._heap = [(each.level, each.peer, each) for each in self._lines if each.level < math.inf]
+                heapq.heapify(self._heap)
+
+    def remove(self, line: Out) -> None:
+        self._lines.discard(line)
+        self._heap = [entry for entry in self._heap if entry[2] is not line]
+        heapq.heapify(self._heap)
+
+    def two(self) -> tuple[Out | None, float, float]:
+        """(best next hop, its level, the second best level); infinite where there is none."""
+        best = self._top()
+        if best is None:
+            return None, math.inf, math.inf
+        entry = heapq.heappop(self._heap)
+        second = self._top()
+        while second is best:
+            heapq.heappop(self._heap)
+            second = self._top()
+        heapq.heappush(self._heap, entry)
+        return best, best.level, second.level if second is not None else math.inf
+
+    def _top(self) -> Out | None:
+        heap = self._heap
+        while heap and heap[0][0] != heap[0][2].level:
+            heapq.heappop(heap)
+        return heap[0][2] if heap else None
+
+
+class Market:
+    """Working units of one node: `arrived` from its tenants (or demanded), `placed` at next hops.
+
+    limit: what a unit of a data node may cost before it is turned away (the bypass arc).
+    """
+
+    def __init__(self, setup: Setup) -> None:
+        self._setup = setup
+        self.capacity = setup.capacity
+        self.demand = setup.demand
+        scale = setup.cost_max if setup.cost_max > 0 else 1.0
+        self._scale = scale
+        # The longest way through the residual graph, and room for what epsilons add to prices on a path.
+        self.bypass = (setup.relays + 1 + setup.stages + 1) * scale
+        self.limit = self.bypass
+        self.epsilon = scale / FINENESS_MAX
+        self.outs: dict[str, Out] = {}
+        self.ins: dict[str, In] = {}
+        self.ranking = Ranking()
+        self.price = 0.0 if setup.is_data else math.inf
+        self.level = math.inf
+        """Least cost to go from the exit."""
+        self.ready = False
+        self.moved = False
+        """Whether a working unit has come, gone or been placed since this was last cleared."""
+        self._tenants: dict[In, None] = {}
+        self._guests: dict[Out, None] = {}
+        self._mark = -math.inf
+        self._arrived = 0
+        self._taken = False
+        self._placed = 0
+
+    # -- what is here ------------------------------------------------------------------------------------
+
+    @property
+    def arrived(self) -> int:
+        return self.demand if self._setup.is_data else self._arrived
+
+    @property
+    def placed(self) -> int:
+        return self._placed
+
+    @property
+    def surplus(self) -> int:
+        return self.arrived - self._placed
+
+    @property
+    def tenants(self) -> Iterable[In]:
+        return self._tenants
+
+    @property
+    def guests(self) -> Iterable[Out]:
+        """Next hops that have units of ours."""
+        return self._guests
+
+    @property
+    def dearest(self) -> float:
+        """Greatest cost to go among the units placed, as far as prices are known."""
+        return max((line.level for line in self._guests), default=0.0)
+
+    @property
+    def full(self) -> bool:
+        return self._arrived >= self.capacity
+
+    # -- news --------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Prices of next hops are known as far as they will be: begin."""
+        self.ready = True
+        self.level = self.ranking.two()[1]
+        if self.level < math.inf:
+            hops = self._setup.stages - self._setup.stage + 1
+            fineness = FINENESS_WIDE if len(self.outs) > WIDE else FINENESS
+            self.epsilon = max(self.level / (hops * fineness), self._scale / FINENESS_MAX)
+        if not self._setup.is_data:
+            self._set_price()
+            self.tell_lower()
+
+    def offered(self, line: In, offer: Offer) -> None:
+        gained = offer.pushed - line.pushed
+        line.pushed = offer.pushed
+        line.bid = offer.bid
+        line.recalled = offer.recalled
+        if gained:
+            self._arrived += gained
+            self._taken = True
+            self._tenants[line] = None
+            self.moved = True
+        wanted_back = min(line.recalled - line.returned, line.units)
+        if wanted_back > 0:
+            self._hand_back(line, wanted_back)
+
+    def answered(self, line: Out, answer: Answer) -> None:
+        if answer.returned != line.returned:
+            before = line.units
+            line.returned = answer.returned
+            self._recount(line, before)
+        if answer.price != line.price:
+            # A price that falls may leave bids and prices here too high.
+            self.moved = self.moved or answer.price < line.price
+            line.price = answer.price
+            self.ranking.put(line)
+
+    def resize(self, capacity: int) -> None:
+        """What no longer fits goes back; its places further on are given up at once."""
+        self.capacity = capacity
+        self.moved = True
+        if self.ready and self._arrived > capacity:
+            self._keep_capacity()
+            self.withdraw(self._placed - self._arrived)
+
+    def lost_in(self, line: In) -> None:
+        self._arrived -= line.units
+        self._tenants.pop(line, None)
+        self.moved = True
+
+    def lost_out(self, line: Out) -> None:
+        self._placed -= line.units
+        self._guests.pop(line, None)
+        self.ranking.remove(line)
+        self.moved = True
+
+    # -- what follows ------------------------------------------------------------------------------------
+
+    def act(self) -> None:
+        """Take in, hand back and place, raising prices; lines that have news are left `dirty`."""
+        if not self.ready:
+            return
+        if not self._setup.is_data:
+            self._keep_capacity()
+        self._place()
+        self.level = self.ranking.two()[1]
+        if not self._setup.is_data:
+            self._set_price()
+            if not self._taken:
+                self.tell_lower()  # nobody has come yet: the first prices are still on their way
+
+    def repair(self) -> None:
+        """After a lull: lower what is too high. Raising and lowering at once would chase each other."""
+        if not self.ready:
+            return
+        self._keep_content()
+        best, self.level, second = self.ranking.two()
+        self._lower_bids(best, second)
+        if not self._setup.is_data:
+            if not self.full:
+                self._mark = -math.inf
+            self._set_price()
+            self.tell_lower()
+
+    def withdraw(self, count: int) -> None:
+        """Take `count` placed units back from where they cost most."""
+        while count > 0 and self._guests:
+            line = max(self._guests, key=lambda guest: (guest.level, guest.peer))
+            taken = min(count, line.units)
+            self._take_back(line, taken)
+            count -= taken
+
+    def _keep_capacity(self) -> None:
+        while self._arrived > self.capacity:
+            line = self._lowest()
+            self._mark = max(self._mark, line.bid + self.epsilon)
+            self._hand_back(line, min(line.units, self._arrived - self.capacity))
+
+    def _place(self) -> None:
+        while (surplus := self.surplus) > 0:
+            best, level, second = self.ranking.two()
+            low = None if self._setup.is_data else self._lowest()
+            most = self.limit if low is None else low.bid
+            if best is None or level > most or (low is None and level >= most):
+                if low is None:
+                    return  # turned away: the bypass arc takes them
+                self._hand_back(low, min(low.units, surplus))
+                continue
+            self._push(best, surplus, min(second, most) - best.cost + self.epsilon)
+
+    def _keep_content(self) -> None:
+        """A unit that costs more than its tenant would pay goes back; its tail waits for another."""
+        slack = CONTENT * self.epsilon
+        while self._guests and (self._setup.is_data or self._tenants):
+            dear = max(self._guests, key=lambda guest: (guest.level, guest.peer))
+            if self._setup.is_data:
+                if dear.level <= self.limit + slack * (self._setup.stages + 1):
+                    return
+                self._take_back(dear, dear.units)
+            else:
+                low = self._lowest()
+                if self.surplus < 0 or dear.level <= low.bid + slack:
+                    return
+                self._hand_back(low, 1)
+
+    def _lower_bids(self, best: Out | None, second: float) -> None:
+        if not self._guests:
+            return
+        most = self.limit
+        if not self._setup.is_data:
+            most = self._lowest().bid if self._tenants else math.inf
+        for line in self._guests:
+            other = second if line is best else self.level
+            bid = min(other, most) - line.cost + self.epsilon
+            if bid < line.bid - HUSH * self.epsilon:
+                line.bid = bid
+                line.dirty = not line.to_data or line.dirty
+
+    def _set_price(self) -> None:
+        """What one more unit would cost: from here on, and to outbid the lowest where it is full."""
+        self.price = self.level if self.capacity > 0 else math.inf
+        if self.full and self._tenants:
+            self._mark = min(self._mark, self._lowest().bid + self.epsilon)
+            self.price = max(self.price, self._mark)
+
+    def tell_lower(self) -> None:
+        """Prices rise in silence, but a fall is told to all who think it higher."""
+        hush = HUSH * self.epsilon
+        for line in self.ins.values():
+            if self.price < line.told - hush:
+                line.dirty = True
+
+    # -- single moves ------------------------------------------------------------------------------------
+
+    def _lowest(self) -> In:
+        return min(self._tenants, key=lambda line: (line.bid, line.peer))
+
+    def _push(self, line: Out, count: int, bid: float) -> None:
+        before = line.units
+        line.pushed += count
+        if line.recalled < line.returned:
+            line.recalled = line.returned
+        line.bid = bid
+        line.dirty = not line.to_data or line.dirty
+        self._recount(line, before)
+
+    def _take_back(self, line: Out, count: int) -> None:
+        before = line.units
+        line.recalled = max(line.recalled, line.returned) + count
+        line.dirty = not line.to_data or line.dirty
+        self._recount(line, before)
+
+    def _recount(self, line: Out, before: int) -> None:
+        after = line.units
+        self._placed += after - before
+        self.moved = True
+        if after:
+            self._guests[line] = None
+        else:
+            self._guests.pop(line, None)
+
+    def _hand_back(self, line: In, count: int) -> None:
+        line.returned += count
+        self._arrived -= count
+        self.moved = True
+        line.dirty = True
+        if not line.units:
+            del self._tenants[line]

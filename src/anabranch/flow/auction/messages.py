@@ -1,0 +1,67 @@
+"""What the auction's agents say: the whole state of one link in one direction, never a change of it.
+
+Counts are cumulative over a link's life, so a message that is lost, doubled or late does no harm: the one
+with the greatest sequence number holds all that the others held.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from anabranch.flow.agent import Message, UnitId
+
+
+class Search(NamedTuple):
+    """A source's search for a way to the sink in what the flow has left; `bound`: its price at the start."""
+
+    source: str
+    number: int
+    bound: float
+
+
+class Finding(NamedTuple):
+    """What became of `source`'s search here: `open` (a way was found) or everything behind is full."""
+
+    source: str
+    number: int
+    open: bool
+
+
+class Letter(Message, frozen=True):
+    """seq: version of the sender's state of this link. ack: greatest version seen from the other end.
+
+    ask: the sender repeats this version until it is acknowledged. searches, findings: the latest for each
+    source that this end asked of the other, and that it answers to the other.
+    """
+
+    seq: int
+    ack: int
+    ask: bool
+    searches: tuple[Search, ...]
+    findings: tuple[Finding, ...]
+
+
+class Offer(Letter, frozen=True):
+    """To the next stage. pushed: units handed over so far; recalled: of those, wanted back (at least).
+
+    bid: how high the receiver's price may go before these units would rather be elsewhere.
+    wants: standing units that this end sends there or would like to.
+    """
+
+    pushed: int
+    recalled: int
+    bid: float
+    wants: tuple[UnitId, ...]
+
+
+class Answer(Letter, frozen=True):
+    """To the previous stage. returned: units handed back so far (refused, outbid or recalled).
+
+    price: cost to go of one more unit, from this node to its arrival. whole: of the wanted units those whose
+    places are kept from here to the arrival; stale: those that cannot be kept here.
+    """
+
+    returned: int
+    price: float
+    whole: tuple[UnitId, ...]
+    stale: tuple[UnitId, ...]

@@ -1,0 +1,195 @@
+"""The flow problem: a layered graph, a capacity on every relay, demands at data nodes.
+
+First the maximum flow, among those the least total cost. A unit is one microbatch: its path leaves a data
+node, passes one relay of each stage 1..S and ends at a data node (any, or its own). Links are directed and
+listed forward; an absent link does not exist. A link's cost is `d_ij` (GWTF, arXiv 2509.21221): seconds of
+one microbatch between two nodes, forward and backward averaged. The file format is read by `instances.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from typing import Literal
+
+Return = Literal["any", "own"]
+#: Node ids from the data node of departure to the data node of arrival: S + 2 of them.
+Path = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class DataNode:
+    """Stage 0. `microbatches` is its demand; how many it may take back is not limited."""
+
+    id: str
+    microbatches: int
+
+
+@dataclass(frozen=True)
+class Relay:
+    """`stage` is in 1..S; `capacity` is how many units may pass through it."""
+
+    id: str
+    stage: int
+    capacity: int
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A flow problem. `links` maps (from, to) to `d_ij` in seconds (or any other one unit), at least 0."""
+
+    stages: int
+    returns: Return
+    data_nodes: tuple[DataNode, ...]
+    relays: tuple[Relay, ...]
+    links: dict[tuple[str, str], float]
+
+    @cached_property
+    def data(self) -> dict[str, DataNode]:
+        return {node.id: node for node in self.data_nodes}
+
+    @cached_property
+    def relay(self) -> dict[str, Relay]:
+        return {node.id: node for node in self.relays}
+
+    @cached_property
+    def stage(self) -> dict[str, int]:
+        """Stage of every node; data nodes have 0."""
+        return {node.id: 0 for node in self.data_nodes} | {node.id: node.stage for node in self.relays}
+
+    @property
+    def demand(self) -> int:
+        return sum(node.microbatches for node in self.data_nodes)
+
+    @cached_property
+    def successors(self) -> dict[str, list[str]]:
+        """Next hops of every node, in the order of `links`."""
+        found: dict[str, list[str]] = {node: [] for node in self.stage}
+        for start, end in self.links:
+            found[start].append(end)
+        return found
+
+    @cached_property
+    def predecessors(self) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {node: [] for node in self.stage}
+        for start, end in self.links:
+            found[end].append(start)
+        return found
+
+    @cached_property
+    def cost_max(self) -> float:
+        """The greatest link cost; 0 without links."""
+        return max(self.links.values(), default=0.0)
+
+    def path_cost(self, path: Path) -> float:
+        return math.fsum(self.links[hop] for hop in _hops(path))
+
+    def without(self, nodes: Iterable[str]) -> Instance:
+        """The problem that is left when relays `nodes` have gone, with all their links."""
+        gone = frozenset(nodes)
+        return replace(
+            self,
+            relays=tuple(relay for relay in self.relays if relay.id not in gone),
+            links={hop: cost for hop, cost in self.links.items() if not gone.intersection(hop)},
+        )
+
+    def with_demand(self, total: int) -> Instance:
+        """The same graph, `total` microbatches shared out evenly; the first data nodes take the rest."""
+        each, rest = divmod(total, len(self.data_nodes))
+        nodes = [DataNode(node.id, each + (at < rest)) for at, node in enumerate(self.data_nodes)]
+        return replace(self, data_nodes=tuple(nodes))
+
+
+@dataclass(frozen=True)
+class Flow:
+    """A solution: one path per microbatch that is admitted."""
+
+    paths: tuple[Path, ...] = ()
+
+    @property
+    def value(self) -> int:
+        return len(self.paths)
+
+    def cost(self, instance: Instance) -> float:
+        return math.fsum(instance.path_cost(path) for path in self.paths)
+
+    def max_path_cost(self, instance: Instance) -> float:
+        return max((instance.path_cost(path) for path in self.paths), default=0.0)
+
+    def violations(self, instance: Instance) -> list[str]:
+        """A sentence for every broken rule: shape, links, demand, capacity, return. Empty: feasible."""
+        wrong = [sentence for path in self.paths for sentence in _bad_path(instance, path)]
+        departed = Counter(path[0] for path in self.paths if path)
+        wrong += [
+            f"{name} sends {count} microbatches of {instance.data[name].microbatches}"
+            for name, count in departed.items()
+            if name in instance.data and count > instance.data[name].microbatches
+        ]
+        through = Counter(node for path in self.paths for node in path[1:-1])
+        wrong += [
+            f"{name} serves {count} microbatches with capacity {instance.relay[name].capacity}"
+            for name, count in through.items()
+            if name in instance.relay and count > instance.relay[name].capacity
+        ]
+        return wrong
+
+
+def _bad_path(instance: Instance, path: Path) -> list[str]:
+    label = "→".join(path)
+    if len(path) != instance.stages + 2:
+        return [f"{label} has {len(path)} nodes, not {instance.stages + 2}"]
+    wrong = [
+        f"{label} uses {a}→{b}, which is no link" for a, b in _hops(path) if (a, b) not in instance.links
+    ]
+    wanted = [*range(instance.stages + 1), 0]
+    if [instance.stage.get(node) for node in path] != wanted:
+        wrong.append(f"{label} does not pass the stages in order")
+    if instance.returns == "own" and path[0] != path[-1]:
+        wrong.append(f"{label} does not return to its own data node")
+    return wrong
+
+
+def _hops(path: Path) -> list[tuple[str, str]]:
+    return list(pairwise(path))
+
+
+def link_cost(
+    compute_s: tuple[float, float],
+    latency_s: tuple[float, float],
+    bandwidth_bps: tuple[float, float],
+    size_bytes: float,
+) -> float:
+    """`d_ij` in seconds (GWTF, on the flow problem); pairs are (at i, at j) and (i to j, j to i)."""
+    transfer = 2 * size_bytes / (sum(bandwidth_bps) / 8)
+    return sum(compute_s) / 2 + sum(latency_s) / 2 + transfer
+
+
+def paths_from_link_flows(instance: Instance, amounts: dict[tuple[str, str], int]) -> list[Path]:
+    """Decompose a conserving single-commodity flow into paths, in a fixed order.
+
+    `amounts`: units on each link.
+    """
+    left = {hop: amount for hop, amount in amounts.items() if amount > 0}
+    onward: dict[str, list[str]] = {}
+    for start, end in sorted(left):
+        onward.setdefault(start, []).append(end)
+    paths: list[Path] = []
+    for source in instance.data:
+        while any(left[source, end] for end in onward.get(source, ())):
+            path = [source]
+            while len(path) < instance.stages + 2:
+                here = path[-1]
+                end = next(end for end in onward[here] if left[here, end])
+                left[here, end] -= 1
+                path.append(end)
+            paths.append(tuple(path))
+    return paths
+
+
+def restrict(instance: Instance, keep: Sequence[tuple[str, str]]) -> Instance:
+    """The same nodes with only the links `keep`."""
+    return replace(instance, links={hop: instance.links[hop] for hop in keep})

@@ -1,0 +1,155 @@
+"""The auction: maximum flow at nearly the least cost in few messages, whatever the links and the graph do."""
+
+from __future__ import annotations
+
+import pytest
+from graphs import Trouble, instances, troubles, weathers
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from anabranch.flow.auction import AuctionAgent
+from anabranch.flow.instances import FAMILIES, partial_knowledge
+from anabranch.flow.oracle import solve
+from anabranch.flow.problem import Flow, Instance
+from anabranch.sim.flows import FlowWorld, Weather
+
+few = settings(
+    max_examples=40,
+    deadline=None,
+    derandomize=True,
+    phases=(Phase.explicit, Phase.generate),
+    suppress_health_check=[HealthCheck.too_slow],
+)
+
+
+def world_of(instance: Instance, seed: int = 0, weather: Weather | None = None) -> FlowWorld:
+    return FlowWorld(instance, AuctionAgent, seed=seed, weather=weather, same_stage=False)
+
+
+def watch(world: FlowWorld) -> None:
+    def look(name: str) -> None:
+        wrong = world.violations()
+        assert not wrong, f"at {world.now:.3f} s, after an event at {name}: {wrong}"
+
+    world.on_event = look
+
+
+def settle(world: FlowWorld) -> Flow:
+    """Until quiet; returns what stands, on which both ends of every link then agree."""
+    assert world.run(world.now + 20_000), "never quiet"
+    assert not world.violations()
+    assert not world.disagreements()
+    return world.flow()
+
+
+def bound(instance: Instance) -> float:
+    """What one unit may cost above the optimum: 2 epsilon (2S + 1), epsilon at most a fifth of a link."""
+    return 2 * instance.cost_max / 5 * (2 * instance.stages + 1)
+
+
+@few
+@given(instance=instances(returns=("any",)), weather=weathers, seed=st.integers(0, 2**32))
+def test_finds_the_maximum_flow_within_the_bound(instance: Instance, weather: Weather, seed: int) -> None:
+    world = world_of(instance, seed, weather)
+    watch(world)
+    flow, best = settle(world), solve(instance)
+    assert flow.value == best.flow
+    assert flow.cost(instance) <= best.cost + flow.value * bound(instance) + 1e-6
+
+
+@few
+@given(instance=instances(), weather=weathers, seed=st.integers(0, 2**32), planned=troubles)
+def test_stays_feasible_and_leaves_no_ghost_in_trouble(
+    instance: Instance, weather: Weather, seed: int, planned: list[Trouble]
+) -> None:
+    world = world_of(instance, seed, weather)
+    watch(world)
+    for trouble in planned:
+        world.at(trouble.at_s, lambda trouble=trouble: trouble.strike(world))  # type: ignore[misc]
+    settle(world)
+
+
+@pytest.mark.parametrize("over", [1.0, 1.5])
+@pytest.mark.parametrize("family", ["A", "B", "C", "D"])
+def test_is_close_to_the_optimum_in_few_messages(family: str, over: float) -> None:
+    instance = FAMILIES[family].draw(1, over)
+    world = world_of(instance, 1)
+    flow, best = settle(world), solve(instance)
+    assert flow.value == best.flow
+    assert flow.cost(instance) <= 1.02 * best.cost
+    assert world.counts.total <= 60 * world.neighbour_links
+
+
+def test_bad_links_cost_messages_but_no_flow() -> None:
+    instance = FAMILIES["A"].draw(4)
+    world = world_of(instance, 4, Weather(loss=0.05, duplicate=0.05, reorder=0.2))
+    flow, best = settle(world), solve(instance)
+    assert flow.value == best.flow
+    assert flow.cost(instance) <= 1.03 * best.cost
+
+
+def test_finds_what_a_third_of_the_links_allows() -> None:
+    instance = partial_knowledge(FAMILIES["E"].draw(0), 1 / 3, 0)
+    flow, best = settle(world_of(instance)), solve(instance)
+    assert flow.value == best.flow
+    assert flow.cost(instance) <= 1.03 * best.cost
+
+
+def test_rests_on_static_costs() -> None:
+    world = world_of(FAMILIES["B"].draw(2), 2)
+    paths = sorted(settle(world).paths)
+    world.restart_counts()
+    world.run(world.now + 2_000, stop_when_quiet=False)
+    assert sorted(world.flow().paths) == paths
+    assert world.counts.total == 0
+
+
+def test_a_crash_that_others_can_bear_is_repaired_near_it() -> None:
+    instance = FAMILIES["E"].draw(0)
+    world = world_of(instance)
+    used = {path[5] for path in settle(world).paths}
+    cold = world.counts.total
+    spare = solve(instance).flow
+    relay = next(name for name in sorted(used) if solve(instance.without([name])).flow == spare)
+    world.restart_counts()
+    world.crash([relay])
+    flow = settle(world)
+    left = instance.without([relay])
+    assert flow.value == spare
+    assert flow.cost(left) <= 1.03 * solve(left).cost
+    assert world.counts.total <= 0.3 * cold
+
+
+def test_a_relay_that_joins_where_it_was_narrow_is_used() -> None:
+    instance = FAMILIES["A"].draw(2, 1.5)
+    world = world_of(instance, 2)
+    before = settle(world)
+    narrow = min(
+        range(1, instance.stages + 1),
+        key=lambda stage: sum(relay.capacity for relay in instance.relays if relay.stage == stage),
+    )
+    relay = next(relay.id for relay in instance.relays if relay.stage == narrow)
+    world.crash([relay])
+    assert settle(world).value < before.value
+    world.join(relay)
+    assert settle(world).value == before.value
+
+
+@pytest.mark.parametrize("capacity", [0, 1])
+def test_a_capacity_that_falls_and_rises_again(capacity: int) -> None:
+    instance = FAMILIES["A"].draw(3)
+    world = world_of(instance, 3)
+    before = settle(world)
+    relay = before.paths[0][4]
+    world.change_capacity(relay, capacity)
+    assert settle(world).value == solve(world.instance).flow
+    world.change_capacity(relay, instance.relay[relay].capacity)
+    assert settle(world).value == before.value
+
+
+def test_a_demand_that_grows_is_met() -> None:
+    instance = FAMILIES["A"].draw(5).with_demand(2)
+    world = world_of(instance, 5)
+    assert settle(world).value == 2
+    world.change_demand("d0", 6)
+    assert settle(world).value == solve(world.instance).flow

@@ -1,0 +1,116 @@
+"""Parts of the auction: the state that links carry, the ranking of next hops, the search for a way."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from anabranch.flow.agent import PeerUp, Received, Send, Setup, Side, Wake
+from anabranch.flow.auction import AuctionAgent
+from anabranch.flow.auction.line import In, Out
+from anabranch.flow.auction.market import Ranking
+from anabranch.flow.auction.messages import Answer, Offer
+from anabranch.flow.dice import Dice
+
+PRICE = 3.0
+
+
+@given(steps=st.lists(st.sampled_from(["push", "return", "lose", "carry"]), max_size=60), data=st.data())
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_the_two_ends_of_a_line_agree_once_letters_pass(steps: list[str], data: st.DataObject) -> None:
+    """Letters are lost, overtaken and doubled; then each end repeats what it must, and both agree."""
+    out, into = Out("b", 1.0, PRICE, to_data=False), In("a", 1.0)
+    wire: list[Offer | Answer] = []
+
+    def speak(now: float) -> None:
+        if out.dirty or out.owes or out.repeat_at <= now:
+            wire.append(out.letter(now))
+        if into.dirty or into.owes or into.repeat_at <= now:
+            wire.append(into.letter(now, PRICE))
+
+    def hear(letter: Offer | Answer) -> None:
+        if isinstance(letter, Offer) and into.receive(letter):
+            into.pushed = letter.pushed
+        elif isinstance(letter, Answer) and out.receive(letter):
+            out.returned = letter.returned
+
+    now = 0.0
+    for step in steps:
+        now += 0.1
+        if step == "push":
+            out.pushed += 1
+            out.dirty = True
+        elif step == "return" and into.units:
+            into.returned += 1
+            into.dirty = True
+        elif step == "lose" and wire:
+            wire.pop(data.draw(st.integers(0, len(wire) - 1)))
+        elif step == "carry" and wire:
+            hear(wire[data.draw(st.integers(0, len(wire) - 1))])
+        speak(now)
+    for _ in range(200):
+        now += 1.0
+        speak(now)
+        letters, wire[:] = list(wire), []
+        for letter in letters:
+            hear(letter)
+    assert (out.pushed, out.returned) == (into.pushed, into.returned)
+    assert out.settled and into.settled
+    assert not wire
+
+
+def test_a_question_and_its_answer_are_two_letters() -> None:
+    out, into = Out("b", 1.0, PRICE, to_data=False), In("a", 1.0)
+    out.pushed, out.dirty = 2, True
+    question = out.letter(0.0)
+    assert question.ask and into.receive(question)
+    into.pushed = question.pushed
+    into.returned, into.dirty = 1, True
+    answer = into.letter(0.1, PRICE)
+    assert not answer.ask  # if it is lost, the question comes again
+    assert out.receive(answer)
+    assert out.settled and into.settled
+    assert not into.receive(question)
+    assert into.owes  # a question that comes again is answered again
+    assert into.letter(2.0, PRICE).returned == 1
+
+
+@given(
+    changes=st.lists(
+        st.tuples(st.integers(0, 4), st.one_of(st.just(float("inf")), st.integers(0, 9).map(float)))
+    )
+)
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_the_ranking_is_that_of_a_sort(changes: list[tuple[int, float]]) -> None:
+    lines = [Out(f"r{at}", 1.0, float("inf"), to_data=False) for at in range(5)]
+    ranking = Ranking()
+    for line in lines:
+        ranking.put(line)
+    for at, price in changes:
+        lines[at].price = price
+        ranking.put(lines[at])
+        levels = sorted(line.level for line in lines)
+        best, first, second = ranking.two()
+        assert (first, second) == (levels[0], levels[1])
+        assert best is None or best.level == first
+    ranking.remove(lines[0])
+    assert ranking.two()[1] == min(line.level for line in lines[1:])
+
+
+def test_a_relay_tells_its_price_once_it_knows_those_of_all_next_hops() -> None:
+    agent = AuctionAgent(Setup("r", 1, 2, capacity=1, relays=3, cost_max=9.0), Dice(0))
+    sent: list[Send] = []
+    for peer, side, cost in [("d", Side.PREVIOUS, 2.0), ("x", Side.NEXT, 4.0), ("y", Side.NEXT, 1.0)]:
+        sent += agent.handle(PeerUp(peer, side, cost), 0.0)
+    sent += agent.handle(Received("x", Side.NEXT, _price(1.0)), 0.1)
+    sent += agent.handle(Wake(), 1.0)
+    assert not [send for send in sent if send.side is Side.PREVIOUS]
+    sent += agent.handle(Received("y", Side.NEXT, _price(2.0)), 1.0)
+    sent += agent.handle(Wake(), 2.0)
+    told = [send.message for send in sent if send.side is Side.PREVIOUS]
+    assert [message.price for message in told if isinstance(message, Answer)] == [3.0]
+    assert agent.price() == 3.0
+
+
+def _price(price: float) -> Answer:
+    return Answer(1, 0, True, (), (), 0, price, (), ())

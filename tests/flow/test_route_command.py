@@ -1,0 +1,96 @@
+"""`anabranch route` from the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from anabranch.cli.main import main
+from anabranch.flow.instances import FAMILIES, format_instance
+from anabranch.flow.problem import Flow
+from anabranch.sim.routing import Messages, Optimum, Repair, RouteResult
+
+
+@pytest.fixture
+def instance_file(tmp_path: Path) -> Path:
+    path = tmp_path / "instance.json"
+    path.write_text(format_instance(FAMILIES["A"].draw(1, 1.5)), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("policy", ["gwtf", "greedy", "swarm", "static", "optimal"])
+def test_result_as_json(policy: str, instance_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["route", str(instance_file), "--policy", policy, "--oracle", "--json", "--churn", "2"]
+    assert main([*arguments, "--loss", "0.05", "--delay", "uniform:0.01,0.1"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    instance = FAMILIES["A"].draw(1, 1.5)
+    flow = Flow(tuple(tuple(path) for path in result["paths"]))
+    assert not flow.violations(instance)
+    assert result["policy"] == policy
+    assert result["flow"] == flow.value == result["oracle"]["flow"]
+    assert result["cost"] == flow.cost(instance) >= result["oracle"]["cost"]
+    assert result["max_path_cost"] == flow.max_path_cost(instance)
+    assert set(result["messages"]) >= {"total", "per_node_mean", "per_node_max"}
+    assert (result["messages"]["total"] == 0) == (policy in ("static", "optimal"))
+    churn = result["churn"]
+    assert len(churn["crashed"]) == 2
+    assert 0 < churn["flow"] <= churn["oracle"]["flow"]
+
+
+def test_report_for_people_and_picture(
+    instance_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "flow.svg"
+    arguments = ["route", str(instance_file), "--policy", "greedy", "--oracle", "--plot", str(out)]
+    assert main(arguments) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("greedy: 7 of 11 microbatches") and "optimum: 7 microbatches" in text
+    first = out.read_bytes()
+    assert b"<svg" in first
+    assert main(arguments) == 0
+    assert out.read_bytes() == first
+
+
+def test_every_key_of_a_result_is_in_the_formats() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "formats.md").read_text(encoding="utf-8")
+    section = text.partition("## Routing result\n")[2].partition("\n## ")[0]
+    for struct in (RouteResult, Messages, Optimum, Repair):
+        for key in struct.__struct_fields__:
+            assert f"`{key}`" in section, key
+
+
+@pytest.mark.parametrize(
+    ("arguments", "place"),
+    [
+        (["--policy", "magic"], "--policy magic: there are auction, gwtf"),
+        (["--delay", "uniform:3"], "--delay uniform:3"),
+        (["--delay", "uniform:0.3,0.01"], "--delay uniform:0.3,0.01"),
+        (["--loss", "1"], "--loss 1"),
+        (["--churn", "-1"], "--churn -1"),
+        (["--policy", "greedy", "--churn", "99"], "99 relays cannot crash"),
+        (["--plot", "flow.txt"], "--plot flow.txt"),
+        (["--policy", "static", "--plot", "no/such/folder/flow.svg"], "No such file"),
+    ],
+)
+def test_bad_options_are_one_line(
+    arguments: list[str], place: str, instance_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["route", str(instance_file), *arguments]) == 2
+    error = capsys.readouterr().err
+    assert place in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(("text", "place"), [("nonsense", "not JSON"), ('{"version": 9}', "version")])
+def test_a_bad_instance_is_one_line(
+    text: str, place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "bad.json"
+    path.write_text(text, encoding="utf-8")
+    for name in (str(path), str(tmp_path / "absent.json")):
+        assert main(["route", name]) == 2
+        error = capsys.readouterr().err
+        assert name in error and error.count("\n") == 1
+    assert main(["route", str(path)]) == 2
+    assert place in capsys.readouterr().err
