@@ -1,0 +1,155 @@
+"""One simulated peer, and its links: carries out what the protocol asks for, in virtual time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
+
+from anabranch.protocol import events as ev
+from anabranch.protocol.messages import encode
+from anabranch.protocol.peer import Peer
+from anabranch.protocol.records import Member
+from anabranch.protocol.tasks import InitState, Payload, Result, Task
+
+if TYPE_CHECKING:
+    from anabranch.sim.world import World
+
+
+class Computer(Protocol):
+    """What runs a peer's tasks: a `train.worker.Worker`, or a stand-in with the same tasks."""
+
+    def run(self, task: Task, inputs: tuple[Payload, ...] = ()) -> Result: ...
+
+
+class Link:
+    """One connection between two peers. `cut_by` is who died; what it sent before may still arrive."""
+
+    def __init__(self, ends: frozenset[str]) -> None:
+        self.ends = ends
+        self.open = True
+        self.cut_by: str | None = None
+        self.quiet_at = 0.0
+        self._lanes: dict[tuple[str, bool], float] = {}
+
+    def arrival(self, sender: str, bulk: bool, planned: float) -> float:
+        """When a message arrives: in order on each of a link's two lanes."""
+        lane = (sender, bulk)
+        self._lanes[lane] = max(planned, self._lanes.get(lane, 0.0))
+        self.quiet_at = max(self.quiet_at, self._lanes[lane])
+        return self._lanes[lane]
+
+    def carries(self, sender: str) -> bool:
+        return self.open or self.cut_by == sender
+
+
+class Node:
+    """One simulated peer."""
+
+    def __init__(self, world: World, peer: Peer, member: Member, slowness: float) -> None:
+        self.world = world
+        self.peer = peer
+        self.member = member
+        self.slowness = slowness
+        self.alive = True
+        self.computer: Computer | None = None
+        self.stopped: tuple[str, bool] | None = None
+        self.links: dict[str, Link] = {}
+        self._backlog: list[ev.Event] | None = None
+        self._wake_at = float("inf")
+
+    @property
+    def id(self) -> str:
+        return self.member.id
+
+    @property
+    def running(self) -> bool:
+        return self.alive and self.stopped is None
+
+    def handle(self, event: ev.Event) -> None:
+        """Give the protocol an event and carry out what it answers; watchers look on."""
+        if not self.running:
+            return
+        if self._backlog is not None:
+            self._backlog.append(event)
+            return
+        for effect in self.peer.handle(event, self.world.clock.now):
+            self._carry_out(effect)
+        for watcher in list(self.world.watchers):
+            watcher(self, event)
+        if self.running:
+            self._plan_wake()
+
+    def freeze(self) -> None:
+        """The process is stopped (SIGSTOP): what happens to it waits."""
+        self._backlog = self._backlog or []
+
+    def thaw(self) -> None:
+        """It goes on: its timers first, then what had arrived meanwhile."""
+        backlog, self._backlog = self._backlog or [], None
+        self.handle(ev.Wake())
+        for event in backlog:
+            self.handle(event)
+
+    def link_up(self, link: Link, peer: str, incarnation: int) -> None:
+        if peer in self.links:
+            self.link_down(self.links[peer], peer, "replaced by a new connection")
+        self.links[peer] = link
+        self.handle(ev.LinkUp(peer, incarnation))
+
+    def link_down(self, link: Link, peer: str, reason: str) -> None:
+        if self.links.get(peer) is link:
+            del self.links[peer]
+            self.handle(ev.LinkDown(peer, reason))
+
+    def _plan_wake(self) -> None:
+        deadline = self.peer.deadline()
+        if deadline < self._wake_at:
+            self._wake_at = deadline
+            self.world.clock.at(deadline, lambda: self._wake(deadline))
+
+    def _wake(self, planned: float) -> None:
+        if planned == self._wake_at:
+            self._wake_at = float("inf")
+            self.handle(ev.Wake())
+
+    def _carry_out(self, effect: ev.Effect) -> None:
+        world = self.world
+        match effect:
+            case ev.Send(peer, message, payload):
+                world.carry(self, peer, encode(message), payload)
+            case ev.Run(task, inputs):
+                self._run(task, inputs)
+            case ev.Dial(peer, _):
+                world.dial(self, peer)
+            case ev.HangUp(peer, reason):
+                world.hang_up(self, peer, reason)
+            case ev.BuildStage(stage):
+                self.computer = world.make_computer(stage)
+                result = self.computer.run(InitState(0))
+                world.clock.after(0.01, lambda: self.handle(ev.StageBuilt(stage, result.fingerprint)))
+            case ev.Describe():
+                described = ev.Described(self.member, world.settings, world.genesis.corpus_fingerprint)
+                world.clock.after(0.01, lambda: self.handle(described))
+            case ev.Persist(index, line):
+                world.log.append(line)
+                world.clock.after(0.001, lambda: self.handle(ev.Persisted(index)))
+            case ev.WriteCheckpoint(t, _, stages):
+                world.checkpoints[t] = {s: (tuple(p), f) for s, (p, f) in stages.items()}
+                world.clock.after(0.01, lambda: self.handle(ev.CheckpointWritten(t)))
+            case ev.ReadCheckpoint(t, stage):
+                world.clock.after(0.01, lambda: self.handle(world.read_checkpoint(t, stage)))
+            case ev.Note(kind, fields):
+                world.notes.append((world.clock.now, self.id, kind, dict(fields)))
+            case ev.Stop(reason, ok):
+                self.stopped = (reason, ok)
+                for peer in sorted(self.links):
+                    world.hang_up(self, peer, "the process ended")
+
+    def _run(self, task: Task, inputs: tuple[Payload, ...]) -> None:
+        assert self.computer is not None
+        result = self.computer.run(task, inputs)
+        if result.error and self.world.strict:
+            raise RuntimeError(f"{self.id} could not do {task}: {result.error}")
+        seconds = self.world.model.task_s.get(type(task).__name__, 0.001) * self.slowness
+        finished = ev.Finished(task, replace(result, seconds=seconds))
+        self.world.clock.after(seconds, lambda: self.handle(finished))

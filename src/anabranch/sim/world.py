@@ -1,0 +1,220 @@
+"""The simulated world: many peers of the real protocol in one process, in virtual time, with real numerics.
+
+Each peer is a `protocol.peer.Peer` with a worker; messages are encoded and decoded as on a wire and arrive
+after a seeded delay; computing takes modelled seconds but is really done. The same seed gives the same
+history, event by event.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from anabranch.protocol import events as ev
+from anabranch.protocol.history import History, fold
+from anabranch.protocol.messages import decode
+from anabranch.protocol.peer import Peer
+from anabranch.protocol.records import Genesis, Member
+from anabranch.protocol.settings import Settings
+from anabranch.protocol.tasks import Payload
+from anabranch.sim.clock import Clock
+from anabranch.sim.node import Computer, Link, Node
+
+
+@dataclass(frozen=True)
+class Model:
+    """Modelled times. latency_s: (least, greatest) one-way delay of a message; bulk_s: added for a payload.
+    task_s: seconds of a task by its class name (0.001 otherwise), times the node's slowness."""
+
+    latency_s: tuple[float, float] = (0.001, 0.02)
+    bulk_s: float = 0.005
+    task_s: Mapping[str, float] = field(
+        default_factory=lambda: {
+            "Forward": 0.02,
+            "Head": 0.02,
+            "InputGradient": 0.02,
+            "WeightGradient": 0.02,
+            "Embed": 0.002,
+        }
+    )
+
+
+#: (stage) -> what runs tasks there.
+MakeComputer = Callable[[int], Computer]
+
+
+class World:
+    """A swarm. `add` peers, then `run`.
+
+    watchers see every event at every node after it was handled. slow: factor on the delays of the link of
+    two peers. strict: a task that cannot be done is an error of the simulation, not of a peer.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        settings: Settings,
+        genesis: Genesis,
+        make_computer: MakeComputer,
+        model: Model | None = None,
+    ) -> None:
+        self.random = random.Random(seed)
+        self.clock = Clock()
+        self.settings = settings
+        self.genesis = genesis
+        self.make_computer = make_computer
+        self.model = model or Model()
+        self.nodes: dict[str, Node] = {}
+        self.log: list[bytes] = []
+        self.checkpoints: dict[int, dict[int, tuple[tuple[Payload, ...], str]]] = {}
+        self.notes: list[tuple[float, str, str, dict[str, object]]] = []
+        self.watchers: list[Callable[[Node, ev.Event], None]] = []
+        self.slow: dict[frozenset[str], float] = {}
+        self.strict = True
+        self._blocked: dict[frozenset[str], float] = {}
+
+    def add_leader(self, peer: Peer, member: Member) -> Node:
+        node = Node(self, peer, member, 1.0)
+        self.nodes[member.id] = node
+        self.clock.after(0.0, lambda: node.handle(ev.Started()))
+        return node
+
+    def add(self, member: Member, leader: str, at: float = 0.0, slowness: float = 1.0) -> Node:
+        """A peer that joins at a time; `member.stage` is the stage it asks for (-1: any)."""
+        peer = Peer(member.id, member.incarnation, leader, self.settings, member.stage)
+        node = Node(self, peer, member, slowness)
+        self.nodes[member.id] = node
+
+        def begin() -> None:
+            node.handle(ev.Started())
+            self.dial(node, leader)
+
+        self.clock.at(at, begin)
+        return node
+
+    # --- wires ---------------------------------------------------------------------------------
+
+    def _delay(self, *ends: str) -> float:
+        return self.random.uniform(*self.model.latency_s) * self.slow.get(frozenset(ends), 1.0)
+
+    def carry(self, sender: Node, peer: str, message: bytes, payload: Payload | None) -> None:
+        """Deliver after a delay, in order on each of a link's two lanes; lost if the link breaks."""
+        link = sender.links.get(peer)
+        if link is None or not link.open:
+            return
+        bulk_s = 0.0 if payload is None else self.model.bulk_s * self.slow.get(link.ends, 1.0)
+        planned = self.clock.now + self._delay(sender.id, peer) + bulk_s
+        receiver = self.nodes[peer]
+
+        def deliver() -> None:
+            if link.carries(sender.id) and receiver.links.get(sender.id) is link:
+                receiver.handle(ev.Received(sender.id, decode(message), payload))
+
+        self.clock.at(link.arrival(sender.id, payload is not None, planned), deliver)
+
+    def dial(self, node: Node, peer: str) -> None:
+        """Connect two peers after a round trip; an answer comes in any case."""
+        pair = frozenset((node.id, peer))
+
+        def answer() -> None:
+            other = self.nodes.get(peer)
+            if not node.running or (peer in node.links and node.links[peer].open):
+                return
+            if other is None or not other.running:
+                node.handle(ev.LinkDown(peer, "connection refused", refused=True))
+            elif self._blocked.get(pair, 0.0) > self.clock.now:
+                node.handle(ev.LinkDown(peer, "timed out"))
+            else:
+                link = Link(pair)
+                other.link_up(link, node.id, node.member.incarnation)
+                node.link_up(link, peer, other.member.incarnation)
+
+        self.clock.after(2 * self._delay(node.id, peer), answer)
+
+    def hang_up(self, node: Node, peer: str, reason: str) -> None:
+        """Close a link after what was sent before has arrived."""
+        link = node.links.pop(peer, None)
+        if link is None:
+            return
+        other = self.nodes[peer]
+
+        def closed() -> None:
+            link.open = False
+            other.link_down(link, node.id, f"closed by the peer: {reason}")
+
+        self.clock.at(max(link.quiet_at, self.clock.now + self._delay(node.id, peer)), closed)
+
+    # --- faults --------------------------------------------------------------------------------
+
+    def crash(self, peer: str) -> None:
+        """SIGKILL: the process is gone, its links reset. On each link what it had sent is lost, or (by the
+        seed) arrives before the reset."""
+        node = self.nodes[peer]
+        node.alive = False
+        for other, link in sorted(node.links.items()):
+            link.open = False
+            at = self.clock.now + self._delay(peer, other)
+            if self.random.random() < 0.5:
+                link.cut_by = peer
+                at = max(at, link.quiet_at)
+            far = self.nodes[other]
+
+            def reset(far: Node = far, link: Link = link) -> None:
+                far.link_down(link, peer, "connection reset")
+
+            self.clock.at(at, reset)
+
+    def cut(self, one: str, other: str, seconds: float = 0.0) -> bool:
+        """Break the link of two peers, losing what is on its way; dialling fails for `seconds`. False if
+        there is no link."""
+        link = self.nodes[one].links.get(other)
+        self._blocked[frozenset((one, other))] = self.clock.now + seconds
+        if link is None or not link.open:
+            return False
+        link.open = False
+        for end, far in ((one, other), (other, one)):
+            node = self.nodes[end]
+
+            def broken(node: Node = node, far: str = far) -> None:
+                node.link_down(link, far, "connection timed out")
+
+            self.clock.after(self._delay(one, other), broken)
+        return True
+
+    def freeze(self, peer: str, seconds: float) -> None:
+        """Stop a process for a while (SIGSTOP, a laptop's lid); its links stay."""
+        node = self.nodes[peer]
+        node.freeze()
+        self.clock.after(seconds, node.thaw)
+
+    def read_checkpoint(self, asked_t: int, stage: int) -> ev.CheckpointRead:
+        t = asked_t if asked_t >= 0 else max(self.checkpoints, default=-1)
+        pieces, fingerprint = self.checkpoints.get(t, {}).get(stage, ((), ""))
+        return ev.CheckpointRead(asked_t, t, stage, fingerprint, pieces)
+
+    # --- running -------------------------------------------------------------------------------
+
+    def run(self, until_s: float = 10_000.0, max_events: int = 5_000_000) -> None:
+        """Until every live peer has stopped (or, when the leader has, cannot hear of it). Raises
+        TimeoutError, naming what is missing, otherwise."""
+        for _ in range(max_events):
+            if self._over():
+                return
+            if not self.clock.step() or self.clock.now > until_s:
+                break
+        history = self.history()
+        waiting = [f for _, _, kind, f in self.notes if kind == "waiting"][-1:]
+        raise TimeoutError(f"t={history.t} at {self.clock.now:.1f} virtual seconds; {waiting}")
+
+    def _over(self) -> bool:
+        leader = self.nodes[self.genesis.leader]
+        if not leader.alive:
+            return True
+        for node in self.nodes.values():
+            if node.running and (leader.stopped is None or leader.id in node.links):
+                return False
+        return True
+
+    def history(self) -> History:
+        return fold(self.log)

@@ -1,0 +1,49 @@
+"""However the model is cut and the swarm is manned, the steps are the reference's, to the last bit."""
+
+from __future__ import annotations
+
+import pytest
+from small_swarm import MadeUpBatches, check_equal, small_model, small_run
+
+from anabranch.config import RunConfig
+from anabranch.sim.invariants import Invariants
+from anabranch.sim.training import training_world
+from anabranch.sim.world import World
+
+EVEN = {1: [2], 2: [2, 2], 4: [2, 2, 2, 2]}
+UNEVEN = {1: [3], 2: [1, 3], 4: [1, 2, 1, 3]}
+
+
+def world_of(run: RunConfig, replicas: list[int], data_nodes: int, seed: int) -> World:
+    return training_world(run, small_model(run), MadeUpBatches(run), replicas, data_nodes, seed, capacity=3)
+
+
+@pytest.mark.parametrize("replicas", [EVEN, UNEVEN], ids=["even", "uneven"])
+@pytest.mark.parametrize("data_nodes", [1, 3])
+@pytest.mark.parametrize("stages", [1, 2, 4])
+@pytest.mark.parametrize("architecture", ["llama", "gpt"])
+def test_zero_bits_differ(
+    architecture: str, stages: int, data_nodes: int, replicas: dict[int, list[int]]
+) -> None:
+    run = small_run(architecture, stages)
+    world = world_of(run, replicas[stages], data_nodes, seed=stages)
+    invariants = Invariants(world)
+    world.run()
+    history = check_equal(world, run)
+    assert all(commit.clip_factor < 1 for commit in history.commits)
+    assert set(history.evaluations) == {0, 2, 3}
+    assert sorted(world.checkpoints) == [2, 3]
+    assert history.removals == 0
+    assert all(len(peers) == 1 for peers in invariants.computed.values())
+
+
+@pytest.mark.parametrize("policy", ["greedy", "static"])
+def test_the_same_seed_gives_the_same_history(policy: str) -> None:
+    run = small_run(policy=policy)
+    worlds = [world_of(run, [2, 2], 2, seed) for seed in (5, 5, 6)]
+    for world in worlds:
+        world.run()
+    first, again, other = worlds
+    assert first.log == again.log
+    assert repr(first.notes) == repr(again.notes)
+    assert repr(first.notes) != repr(other.notes)

@@ -1,0 +1,96 @@
+"""Everything dies; the run is taken up from its log and its newest checkpoint, and nobody can tell."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import pytest
+from small_swarm import MadeUpBatches, check_equal, small_model, small_run
+
+from anabranch.config import RunConfig
+from anabranch.protocol.founding import Saved, lead
+from anabranch.sim.invariants import Invariants
+from anabranch.sim.node import Node
+from anabranch.sim.training import node_member, training_world
+from anabranch.sim.world import World
+from anabranch.train.assembly import schedule_of
+
+
+def power_cut(world: World, committed: int, events: int) -> None:
+    """Kill every process so many events after so many commits are in the log."""
+    left = [events]
+
+    def watch(node: Node, event: object) -> None:
+        if sum(b'"kind":"commit"' in line for line in world.log) < committed:
+            return
+        left[0] -= 1
+        if left[0] < 0:
+            for peer, other in world.nodes.items():
+                if other.alive:
+                    world.crash(peer)
+
+    world.watchers.append(watch)
+
+
+def first_life(run: RunConfig, seed: int, committed: int, events: int) -> World:
+    world = training_world(run, small_model(run), MadeUpBatches(run), [2, 2], 2, seed, capacity=2)
+    power_cut(world, committed, events)
+    world.run(until_s=600)
+    return world
+
+
+def next_life(run: RunConfig, former: World, incarnation: int) -> World:
+    """New processes with the log and the checkpoints of the former ones."""
+    batches = MadeUpBatches(run)
+    world = World(incarnation, former.settings, former.genesis, former.make_computer)
+    world.log, world.checkpoints = list(former.log), dict(former.checkpoints)
+    schedule = schedule_of(run, lambda t: f"batch {t}", batches.tokens_per_iteration)
+    saved = None
+    if world.checkpoints:
+        t = max(world.checkpoints)
+        saved = Saved(t, tuple(world.checkpoints[t][stage][1] for stage in range(3)))
+    first = msgspec.structs.replace(node_member("d0", 0, 2), incarnation=incarnation)
+    world.add_leader(lead(first, former.settings, schedule, former.genesis, former.log, saved), first)
+    for peer, stage in (("d1", 0), ("r1.0", 1), ("r1.1", 1), ("r2.0", 2), ("r2.1", 2)):
+        member = msgspec.structs.replace(node_member(peer, stage, 2), incarnation=incarnation)
+        world.add(member, "d0", at=world.random.uniform(0.0, 0.5))
+    return world
+
+
+@pytest.mark.parametrize("checkpoint_every", [0, 1, 2])
+@pytest.mark.parametrize("seed", range(3))
+def test_taken_up_again(seed: int, checkpoint_every: int) -> None:
+    run = small_run(minimum=2, steps=5, checkpoint_every=checkpoint_every, evaluate_every=1)
+    draw = random.Random(seed * 10 + checkpoint_every)
+    former = first_life(run, seed, committed=draw.randint(1, 4), events=draw.randint(0, 150))
+    committed = former.history().t
+    assert 1 <= committed < 5
+    world = next_life(run, former, incarnation=2)
+    Invariants(world)
+    world.run(until_s=600)
+    history = check_equal(world, run)
+    newest = max(former.checkpoints, default=0)
+    assert history.rolled_back == committed - newest
+    assert history.term == 2
+
+
+def test_taken_up_twice() -> None:
+    run = small_run(minimum=2, steps=5, checkpoint_every=2)
+    world = first_life(run, 4, committed=3, events=60)
+    second = next_life(run, world, incarnation=2)
+    power_cut(second, committed=5, events=20)
+    second.run(until_s=600)
+    assert second.history().t < 5
+    third = next_life(run, second, incarnation=3)
+    third.run(until_s=600)
+    assert check_equal(third, run).term == 3
+
+
+def test_lost_before_the_first_step() -> None:
+    run = small_run(minimum=2, steps=2)
+    world = first_life(run, 5, committed=0, events=90)
+    assert world.history().t == 0
+    again = next_life(run, world, incarnation=2)
+    again.run(until_s=600)
+    assert check_equal(again, run).rolled_back == 0
