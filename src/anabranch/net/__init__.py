@@ -1,0 +1,1 @@
+"""How bytes move: identities, the handshake, framing, and the transports that use them."""

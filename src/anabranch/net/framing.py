@@ -1,0 +1,335 @@
+"""Frames on an established connection, without I/O.
+
+A frame is an 8-byte header, `kind u8 | 0 u8 | stream u16 | length u32` (big-endian), and `length` bytes:
+
+    MESSAGE  the message
+    OPEN     dtype u8 | dims u8 | 0 u16 | message length u32 | payload bytes u64 | shape u64 x dims | message
+    CHUNK    the next bytes of the payload of `stream`
+    DONE     checksum of the whole payload (16 bytes of BLAKE3 over the OPEN frame's body and the payload)
+    CLOSE    the reason as UTF-8; nothing follows
+
+A message with a payload is delivered when its DONE has arrived and the checksum agrees. Chunks of several
+streams may interleave. Everything announced is checked before memory is set aside for it; the memory of
+a payload is mapped once and only touched as its bytes arrive, so an announcement alone costs nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from blake3 import blake3
+
+from anabranch.net.errors import FrameError
+
+MESSAGE, OPEN, CHUNK, DONE, CLOSE = range(1, 6)
+
+#: Bytes per element of every dtype that may travel; the index in this order is the code on the wire.
+DTYPES = {"uint8": 1, "int32": 4, "int64": 8, "float32": 4, "float64": 8, "bfloat16": 2}
+MAX_MESSAGE_BYTES = 1 << 20
+MAX_DIMS = 4
+MAX_CHUNK_BYTES = 1 << 20
+MAX_REASON_BYTES = 512
+#: Payloads that may be under way at once on one connection.
+MAX_OPEN_STREAMS = 16
+CHECKSUM_BYTES = 16
+
+_HEADER = struct.Struct("!BBHI")
+_TENSOR = struct.Struct("!BBHIQ")
+_CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
+_NAMES = tuple(DTYPES)
+
+
+@dataclass(frozen=True)
+class Blob:
+    """A tensor's bytes: C-contiguous, little-endian, row-major.
+
+    `data` is any contiguous buffer; a received one is a writable memoryview of uint8 that nobody else
+    holds. The sender must leave the buffer as it is until it has been sent.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: memoryview | bytearray | bytes
+
+    def view(self) -> memoryview:
+        """`data` as flat bytes, without a copy. Raises ValueError if it does not fit dtype and shape."""
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype {self.dtype!r} cannot travel; only {', '.join(DTYPES)}")
+        if len(self.shape) > MAX_DIMS:
+            raise ValueError(f"{len(self.shape)} dimensions exceed {MAX_DIMS}")
+        view = memoryview(self.data)
+        if not view.c_contiguous:
+            raise ValueError("the buffer is not contiguous")
+        if view.nbytes != math.prod(self.shape) * DTYPES[self.dtype]:
+            raise ValueError(f"{view.nbytes} bytes are not a {self.dtype} tensor of shape {self.shape}")
+        # cast() refuses shapes with a zero in them.
+        return view.cast("B") if view.nbytes else memoryview(b"")
+
+
+@dataclass(frozen=True)
+class Goodbye:
+    """The other side's CLOSE frame."""
+
+    reason: str
+
+
+Received = tuple[bytes, Blob | None]
+
+
+def message_frame(message: bytes) -> tuple[bytes, bytes]:
+    return _HEADER.pack(MESSAGE, 0, 0, len(message)), message
+
+
+def open_frame(stream: int, message: bytes, blob: Blob, size_bytes: int) -> tuple[bytes, bytes]:
+    """(header, body); the body is also what the checksum begins with."""
+    shape = blob.shape
+    body = b"".join(
+        (
+            _TENSOR.pack(_CODES[blob.dtype], len(shape), 0, len(message), size_bytes),
+            struct.pack(f"!{len(shape)}Q", *shape),
+            message,
+        )
+    )
+    return _HEADER.pack(OPEN, 0, stream, len(body)), body
+
+
+def chunk_header(stream: int, size_bytes: int) -> bytes:
+    return _HEADER.pack(CHUNK, 0, stream, size_bytes)
+
+
+def done_frame(stream: int, checksum: bytes) -> bytes:
+    return _HEADER.pack(DONE, 0, stream, CHECKSUM_BYTES) + checksum
+
+
+def close_frame(reason: str) -> bytes:
+    # A cut may fall inside a character; the reader replaces what is left of it.
+    body = reason.encode()[:MAX_REASON_BYTES]
+    return _HEADER.pack(CLOSE, 0, 0, len(body)) + body
+
+
+class _Incoming:
+    """One payload under way."""
+
+    __slots__ = ("blob", "hasher", "message", "received", "target")
+
+    def __init__(self, message: bytes, dtype: str, shape: tuple[int, ...], size_bytes: int) -> None:
+        self.message = message
+        # Not bytearray: that would write zeros over all of it at once.
+        self.target = np.empty(size_bytes, dtype=np.uint8).data
+        self.blob = Blob(dtype, shape, self.target)
+        self.hasher = blake3()
+        self.received = 0
+
+
+class FrameReader:
+    """Turns received bytes into messages, payloads and a Goodbye.
+
+    Bytes are written into `get_buffer()` and announced with `received(n)`: the interface of
+    asyncio.BufferedProtocol, which lets payload bytes land where they stay. After a FrameError
+    or a Goodbye the reader takes nothing more.
+
+    `max_payload_bytes` 0 refuses payloads altogether (the control lane).
+    """
+
+    def __init__(
+        self,
+        *,
+        max_payload_bytes: int,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+        scratch_bytes: int = 64 << 10,
+    ) -> None:
+        self._max_payload_bytes = max_payload_bytes
+        self._max_message_bytes = max_message_bytes
+        self._scratch = memoryview(bytearray(scratch_bytes))
+        self._filled = 0
+        self._streams: dict[int, _Incoming] = {}
+        # The payload that a chunk is being read into, and how much of that chunk is still to come.
+        self._current: _Incoming | None = None
+        self._chunk_left = 0
+        # A frame longer than the scratch buffer is collected here.
+        self._long: memoryview | None = None
+        self._long_header = (0, 0)
+        self._finished = False
+
+    def get_buffer(self) -> memoryview:
+        """Where the next bytes belong; never empty."""
+        if self._current is not None:
+            start = self._current.received
+            return self._current.target[start : start + self._chunk_left]
+        if self._long is not None:
+            return self._long[self._filled :]
+        return self._scratch[self._filled :]
+
+    def received(self, count: int) -> Sequence[Received | Goodbye]:
+        """`count` bytes were written into the last `get_buffer()`. Raises FrameError."""
+        if self._finished:
+            raise FrameError("bytes after the end of the connection")
+        if self._current is not None:
+            self._take_chunk(self._current, count)
+            return ()
+        try:
+            if self._long is not None:
+                return self._take_long(self._long, count)
+            return self._parse(self._filled + count)
+        except FrameError:
+            self._finished = True
+            self._streams.clear()
+            raise
+
+    def feed(self, data: bytes | memoryview) -> list[Received | Goodbye]:
+        """Take bytes from elsewhere, with a copy."""
+        out: list[Received | Goodbye] = []
+        view = memoryview(data)
+        while view:
+            buffer = self.get_buffer()
+            count = min(len(buffer), len(view))
+            buffer[:count] = view[:count]
+            out.extend(self.received(count))
+            view = view[count:]
+        return out
+
+    def _parse(self, end: int) -> list[Received | Goodbye]:
+        """Read all frames that `scratch[:end]` holds; keep what is left of the last one."""
+        out: list[Received | Goodbye] = []
+        scratch = self._scratch
+        at = 0
+        while end - at >= _HEADER.size:
+            kind, zero, stream, length = _HEADER.unpack_from(scratch, at)
+            self._check_header(kind, zero, stream, length)
+            body = at + _HEADER.size
+            if kind == CHUNK:
+                incoming = self._streams[stream]
+                have = min(length, end - body)
+                start = incoming.received
+                incoming.target[start : start + have] = scratch[body : body + have]
+                self._chunk_left = length
+                self._take_chunk(incoming, have)
+                at = body + have
+                continue
+            if end - body < length:
+                if _HEADER.size + length > len(scratch):
+                    self._begin_long(kind, stream, scratch[body:end], length)
+                    return out
+                break
+            at = body + length
+            self._take_frame(kind, stream, bytes(scratch[body:at]), out)
+            if self._finished:
+                if at != end:
+                    raise FrameError("bytes after the end of the connection")
+                break
+        left = end - at
+        if left and at:
+            scratch[:left] = bytes(scratch[at:end])
+        self._filled = left
+        return out
+
+    def _begin_long(self, kind: int, stream: int, beginning: memoryview, length: int) -> None:
+        self._long = memoryview(bytearray(length))
+        self._long[: len(beginning)] = beginning
+        self._filled = len(beginning)
+        self._long_header = (kind, stream)
+
+    def _take_long(self, long: memoryview, count: int) -> list[Received | Goodbye]:
+        self._filled += count
+        out: list[Received | Goodbye] = []
+        if self._filled == len(long):
+            self._long = None
+            self._filled = 0
+            self._take_frame(*self._long_header, bytes(long), out)
+        return out
+
+    def _take_chunk(self, incoming: _Incoming, count: int) -> None:
+        start = incoming.received
+        incoming.hasher.update(incoming.target[start : start + count])
+        incoming.received = start + count
+        self._chunk_left -= count
+        self._current = incoming if self._chunk_left else None
+        if self._current is not None:
+            self._filled = 0
+
+    def _check_header(self, kind: int, zero: int, stream: int, length: int) -> None:
+        """Refuse a frame by its header, before any of its body is stored."""
+        if zero or (stream and kind in (MESSAGE, CLOSE)):
+            raise FrameError("a reserved field is not zero")
+        if kind == MESSAGE:
+            if length > self._max_message_bytes:
+                raise FrameError(f"a message of {length} bytes exceeds {self._max_message_bytes}")
+        elif kind == OPEN:
+            self._check_open(stream, length)
+        elif kind == CHUNK:
+            incoming = self._streams.get(stream)
+            if incoming is None:
+                raise FrameError(f"a chunk of stream {stream}, which is not open")
+            if not 0 < length <= MAX_CHUNK_BYTES:
+                raise FrameError(f"a chunk of {length} bytes is not within 1..{MAX_CHUNK_BYTES}")
+            if length > len(incoming.target) - incoming.received:
+                raise FrameError(f"stream {stream} carries more than its {len(incoming.target)} bytes")
+        elif kind == DONE:
+            if stream not in self._streams or length != CHECKSUM_BYTES:
+                raise FrameError(f"a bad end of stream {stream}, or of one that is not open")
+        elif kind == CLOSE:
+            if length > MAX_REASON_BYTES:
+                raise FrameError(f"a reason of {length} bytes exceeds {MAX_REASON_BYTES}")
+        else:
+            raise FrameError(f"there is no frame of kind {kind}")
+
+    def _check_open(self, stream: int, length: int) -> None:
+        if not self._max_payload_bytes:
+            raise FrameError("this connection carries no payloads")
+        if stream in self._streams:
+            raise FrameError(f"stream {stream} is open already")
+        if len(self._streams) >= MAX_OPEN_STREAMS:
+            raise FrameError(f"more than {MAX_OPEN_STREAMS} payloads are under way at once")
+        if length > _TENSOR.size + 8 * MAX_DIMS + self._max_message_bytes:
+            raise FrameError(f"a message of {length} bytes exceeds {self._max_message_bytes}")
+
+    def _take_frame(self, kind: int, stream: int, body: bytes, out: list[Received | Goodbye]) -> None:
+        if kind == MESSAGE:
+            out.append((body, None))
+        elif kind == OPEN:
+            self._streams[stream] = self._open(body)
+        elif kind == DONE:
+            out.append(self._finish(stream, body))
+        else:
+            self._finished = True
+            out.append(Goodbye(body.decode(errors="replace")))
+
+    def _open(self, body: bytes) -> _Incoming:
+        if len(body) < _TENSOR.size:
+            raise FrameError("a tensor header is cut short")
+        code, dims, zero, message_bytes, size_bytes = _TENSOR.unpack_from(body)
+        if code >= len(_NAMES):
+            raise FrameError(f"there is no dtype of code {code}")
+        if dims > MAX_DIMS:
+            raise FrameError(f"{dims} dimensions exceed {MAX_DIMS}")
+        if zero:
+            raise FrameError("a reserved field is not zero")
+        if message_bytes > self._max_message_bytes:
+            raise FrameError(f"a message of {message_bytes} bytes exceeds {self._max_message_bytes}")
+        message_at = _TENSOR.size + 8 * dims
+        if len(body) != message_at + message_bytes:
+            raise FrameError("a tensor header's lengths do not add up")
+        if size_bytes > self._max_payload_bytes:
+            raise FrameError(f"a payload of {size_bytes} bytes exceeds {self._max_payload_bytes}")
+        shape = struct.unpack_from(f"!{dims}Q", body, _TENSOR.size)
+        dtype = _NAMES[code]
+        if math.prod(shape) * DTYPES[dtype] != size_bytes:
+            raise FrameError(f"{size_bytes} bytes are not a {dtype} tensor of shape {shape}")
+        if not size_bytes and math.prod(size or 1 for size in shape) > self._max_payload_bytes:
+            # An empty tensor may be of any shape on paper, but libraries overflow on such strides.
+            raise FrameError(f"the shape {shape} is too large")
+        incoming = _Incoming(body[message_at:], dtype, shape, size_bytes)
+        incoming.hasher.update(body)
+        return incoming
+
+    def _finish(self, stream: int, checksum: bytes) -> Received:
+        incoming = self._streams.pop(stream)
+        if incoming.received != len(incoming.target):
+            raise FrameError(f"stream {stream} ended {len(incoming.target) - incoming.received} bytes early")
+        if incoming.hasher.digest(length=CHECKSUM_BYTES) != checksum:
+            raise FrameError("a payload's checksum does not agree: it was damaged or altered on its way")
+        return incoming.message, incoming.blob

@@ -1,0 +1,390 @@
+"""The handshake that follows TLS, as two state machines without I/O.
+
+    server -> client   Challenge   version, run, the server's key and incarnation, a fresh nonce
+    client -> server   Hello       run, the client's key and incarnation, the lane, a credential, signatures
+    server -> client   Answer      accepted, or a kind and a sentence
+
+TLS 1.3 has proved the server's key before the first byte: its certificate is self-signed, and the
+client accepts exactly the key that it dialled. The client then proves its own by signing a statement
+that names version, run, both keys, the server's nonce, both incarnations, the lane and the *binding*:
+bytes that only the two ends of this very TLS connection know alike. So a Hello is worth nothing
+anywhere else: not replayed later (nonce), not passed on to another peer by a dishonest server
+(server's key), not passed on by someone between (binding). The server reads nothing but one
+Hello of bounded size before all of it is verified.
+
+Each message is `anbr` | version u16 | length u32 | msgpack body (big-endian). The prefix never changes,
+so that peers of different versions can say so.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, TypeVar
+
+import msgspec
+
+from anabranch import PROTOCOL_VERSION
+from anabranch.net import errors
+from anabranch.net.errors import Refused, TicketError
+from anabranch.net.identity import Identity, verify
+from anabranch.net.ticket import (
+    MAX_CREDENTIAL_BYTES,
+    Grant,
+    MembershipCertificate,
+    PeerIdText,
+    RunId,
+    Ticket,
+    check_certificate,
+    check_grant,
+)
+
+CONTROL = "control"
+BULK = "bulk"
+NONCE_BYTES = 32
+LINK_ID_BYTES = 16
+MAX_BODY_BYTES = 4096
+MAX_REASON_CHARS = 400
+
+_MAGIC = b"anbr"
+_PREFIX = struct.Struct("!4sHI")
+_IDENTITY_PURPOSE = b"anabranch handshake"
+_TICKET_PURPOSE = b"anabranch handshake ticket"
+
+_Incarnation = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+_Signature = Annotated[bytes, msgspec.Meta(max_length=64)]
+_Nonce = Annotated[bytes, msgspec.Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
+_LinkId = Annotated[bytes, msgspec.Meta(min_length=LINK_ID_BYTES, max_length=LINK_ID_BYTES)]
+_Body = TypeVar("_Body", bound=msgspec.Struct)
+
+Credential = Ticket | bytes
+"""What a dialler shows: a ticket, or a sealed membership certificate."""
+
+
+class _Challenge(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    run: RunId
+    incarnation: _Incarnation
+    nonce: _Nonce
+
+
+class _HelloBody(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    run: RunId
+    peer_id: PeerIdText
+    incarnation: _Incarnation
+    nonce: _Nonce
+    lane: Annotated[str, msgspec.Meta(max_length=16)]
+    link_id: _LinkId
+    credential_kind: Annotated[str, msgspec.Meta(max_length=16)]
+    credential: Annotated[bytes, msgspec.Meta(max_length=MAX_CREDENTIAL_BYTES)]
+    ticket_signature: _Signature
+    signature: _Signature
+
+
+class _Answer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    accepted: bool
+    kind: Annotated[str, msgspec.Meta(max_length=32)]
+    reason: Annotated[str, msgspec.Meta(max_length=MAX_REASON_CHARS)]
+
+
+@dataclass(frozen=True)
+class Hello:
+    """A caller's verified statement: every signature in it has been checked."""
+
+    peer_id: str
+    incarnation: int
+    run: str
+    lane: str
+    link_id: bytes
+    credential: Grant | MembershipCertificate
+
+
+@dataclass(frozen=True)
+class Gate:
+    """What a listening peer demands of its callers.
+
+    `owner` is the key that may issue tickets; `is_issuer(key)` says who may issue certificates.
+    `authorize(hello)` returns the reason of a refusal or None; it is asked once per control connection,
+    after every signature was verified (quotas, revocations, other models are decided there).
+    """
+
+    run: str
+    owner: str
+    is_issuer: Callable[[str], bool]
+    authorize: Callable[[Hello], str | None]
+
+
+class IncarnationFence:
+    """The highest incarnation seen of each admitted peer; lower ones are copies or ghosts of it."""
+
+    def __init__(self) -> None:
+        self._highest: dict[str, int] = {}
+
+    def check(self, peer_id: str, incarnation: int) -> None:
+        """Raise Refused if a higher incarnation of this peer was seen."""
+        highest = self._highest.get(peer_id, -1)
+        if incarnation < highest:
+            raise Refused(
+                errors.INCARNATION,
+                f"incarnation {incarnation} of this peer is over, {highest} was seen: "
+                "its key runs on another machine, or its files came back from an old copy",
+            )
+
+    def note(self, peer_id: str, incarnation: int) -> None:
+        self._highest[peer_id] = max(incarnation, self._highest.get(peer_id, -1))
+
+
+class _Reader:
+    """Collects one handshake message, never more than its bound."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes | memoryview) -> tuple[int, bytes] | None:
+        """Add bytes; returns (the sender's version, body) when the message is whole. Raises Refused."""
+        buffer = self._buffer
+        buffer += data
+        if not _MAGIC.startswith(buffer[:4]):
+            raise Refused(errors.MALFORMED, "this is not an anabranch peer")
+        if len(buffer) < _PREFIX.size:
+            return None
+        _, version, length = _PREFIX.unpack_from(buffer)
+        if version != PROTOCOL_VERSION:
+            return version, b""
+        if length > MAX_BODY_BYTES:
+            raise Refused(errors.OVERSIZED, f"a handshake message of {length} bytes exceeds {MAX_BODY_BYTES}")
+        if len(buffer) < _PREFIX.size + length:
+            return None
+        body = bytes(buffer[_PREFIX.size : _PREFIX.size + length])
+        del buffer[: _PREFIX.size + length]
+        return version, body
+
+    def rest(self) -> bytes:
+        return bytes(self._buffer)
+
+
+class ServerHandshake:
+    """The listening side. Send `greeting()`, then `receive` until it returns a Hello.
+
+    The caller then decides (incarnation, `Gate.authorize`) and sends `accept()` or `refuse(...)`.
+    """
+
+    def __init__(
+        self, identity: Identity, incarnation: int, gate: Gate, *, binding: bytes, nonce: bytes | None = None
+    ) -> None:
+        self._identity = identity
+        self._incarnation = incarnation
+        self._gate = gate
+        self._binding = binding
+        self._nonce = secrets.token_bytes(NONCE_BYTES) if nonce is None else nonce
+        self._reader = _Reader()
+        self._read_one = False
+
+    def greeting(self) -> bytes:
+        return _encode(_Challenge(self._gate.run, self._incarnation, self._nonce))
+
+    def receive(self, data: bytes | memoryview, *, now_s: float) -> Hello | None:
+        """Take bytes; returns the verified Hello once it is whole. Raises Refused.
+
+        `now_s` is Unix time, for expiry. One handshake reads one Hello: the nonce is spent with it.
+        """
+        if self._read_one:
+            raise Refused(errors.REPLAY, "a second hello on one connection")
+        message = self._reader.feed(data)
+        if message is None:
+            return None
+        self._read_one = True
+        version, encoded = message
+        if version != PROTOCOL_VERSION:
+            raise _version_refusal(version)
+        if self._reader.rest():
+            raise Refused(errors.MALFORMED, "bytes after the hello, before it was answered")
+        return self._verify(_decode(_HelloBody, encoded), now_s)
+
+    def _verify(self, hello: _HelloBody, now_s: float) -> Hello:
+        gate = self._gate
+        if hello.run != gate.run:
+            raise Refused(errors.RUN, f"this peer belongs to run {gate.run!r}, not to {hello.run!r}")
+        if hello.lane not in (CONTROL, BULK):
+            raise Refused(errors.LANE, f"there is no lane {hello.lane!r}")
+        if hello.peer_id == self._identity.peer_id:
+            raise Refused(errors.INCARNATION, "the caller uses this peer's own key")
+        if not hmac.compare_digest(hello.nonce, self._nonce):
+            raise Refused(errors.REPLAY, "the hello answers another challenge than this connection's")
+        statement = _statement(
+            hello, server=self._identity.peer_id, server_incarnation=self._incarnation, binding=self._binding
+        )
+        if not verify(hello.peer_id, _IDENTITY_PURPOSE, statement, hello.signature):
+            raise Refused(errors.SIGNATURE, "the caller's signature is not valid for this connection")
+        return Hello(
+            hello.peer_id,
+            hello.incarnation,
+            hello.run,
+            hello.lane,
+            hello.link_id,
+            self._check_credential(hello, statement, now_s),
+        )
+
+    def _check_credential(
+        self, hello: _HelloBody, statement: bytes, now_s: float
+    ) -> Grant | MembershipCertificate:
+        gate = self._gate
+        try:
+            if hello.credential_kind == "ticket":
+                grant = check_grant(hello.credential, run=gate.run, owner=gate.owner, now_s=now_s)
+                if not verify(grant.ticket_key, _TICKET_PURPOSE, statement, hello.ticket_signature):
+                    raise Refused(errors.TICKET, "the caller does not hold the ticket that it shows")
+                return grant
+            if hello.credential_kind == "certificate":
+                certificate = check_certificate(hello.credential, run=gate.run, now_s=now_s)
+                if not gate.is_issuer(certificate.issuer):
+                    raise Refused(errors.CERTIFICATE, "the certificate's issuer has no right to issue")
+                if certificate.peer_id != hello.peer_id:
+                    raise Refused(errors.CERTIFICATE, "the certificate belongs to another peer")
+                return certificate
+        except TicketError as error:
+            raise Refused(error.kind, str(error)) from error
+        raise Refused(errors.MALFORMED, f"there is no credential of kind {hello.credential_kind!r}")
+
+    @staticmethod
+    def accept() -> bytes:
+        return _encode(_Answer(True, "", ""))
+
+    @staticmethod
+    def refuse(refusal: Refused) -> bytes:
+        return _encode(_Answer(False, refusal.kind[:32], refusal.reason[:MAX_REASON_CHARS]))
+
+
+class ClientHandshake:
+    """The dialling side. Feed what arrives and send what `receive` returns, until `accepted`."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        incarnation: int,
+        *,
+        run: str,
+        server: str,
+        server_certificate_key: str | None,
+        lane: str,
+        link_id: bytes,
+        credential: Credential,
+        binding: bytes,
+    ) -> None:
+        """`server` is the id that was dialled, `server_certificate_key` the one in the TLS certificate.
+
+        Raises Refused if they differ: nothing is sent to a stranger.
+        """
+        if server_certificate_key != server:
+            who = server_certificate_key[:12] if server_certificate_key else "a key that is not Ed25519"
+            raise Refused(errors.SERVER_KEY, f"peer {server[:12]} was dialled, but {who} answered")
+        self._identity = identity
+        self._incarnation = incarnation
+        self._run = run
+        self._server = server
+        self._lane = lane
+        self._link_id = link_id
+        self._credential = credential
+        self._binding = binding
+        self._reader = _Reader()
+        self.accepted = False
+        self.server_incarnation: int | None = None
+
+    def receive(self, data: bytes | memoryview) -> bytes:
+        """Take bytes, return bytes to send (perhaps none). Raises Refused, whoever refused."""
+        message = self._reader.feed(data)
+        if message is None:
+            return b""
+        version, encoded = message
+        if version != PROTOCOL_VERSION:
+            raise _version_refusal(version)
+        if self.server_incarnation is None:
+            return self._answer_challenge(_decode(_Challenge, encoded))
+        answer = _decode(_Answer, encoded)
+        if not answer.accepted:
+            raise Refused(answer.kind, f"peer {self._server[:12]} refused: {answer.reason}")
+        self.accepted = True
+        return b""
+
+    def farewell(self) -> bytes:
+        """A bodiless message that tells the server our version, so that it can count the mismatch, too."""
+        return _PREFIX.pack(_MAGIC, PROTOCOL_VERSION, 0)
+
+    def rest(self) -> bytes:
+        """Bytes that came after the acceptance; they belong to the framing."""
+        return self._reader.rest()
+
+    def _answer_challenge(self, challenge: _Challenge) -> bytes:
+        if challenge.run != self._run:
+            raise Refused(
+                errors.RUN, f"peer {self._server[:12]} belongs to run {challenge.run!r}, not to {self._run!r}"
+            )
+        self.server_incarnation = challenge.incarnation
+        if isinstance(self._credential, Ticket):
+            ticket, shown = self._credential, self._credential.sealed_grant
+        else:
+            ticket, shown = None, self._credential
+        unsigned = _HelloBody(
+            run=self._run,
+            peer_id=self._identity.peer_id,
+            incarnation=self._incarnation,
+            nonce=challenge.nonce,
+            lane=self._lane,
+            link_id=self._link_id,
+            credential_kind="certificate" if ticket is None else "ticket",
+            credential=shown,
+            ticket_signature=b"",
+            signature=b"",
+        )
+        statement = _statement(
+            unsigned, server=self._server, server_incarnation=challenge.incarnation, binding=self._binding
+        )
+        return _encode(
+            msgspec.structs.replace(
+                unsigned,
+                ticket_signature=ticket.key.sign(_TICKET_PURPOSE, statement) if ticket else b"",
+                signature=self._identity.sign(_IDENTITY_PURPOSE, statement),
+            )
+        )
+
+
+def _statement(hello: _HelloBody, *, server: str, server_incarnation: int, binding: bytes) -> bytes:
+    """What the client signs: everything that makes this connection this connection."""
+    return msgspec.msgpack.encode(
+        (
+            PROTOCOL_VERSION,
+            hello.run,
+            server,
+            server_incarnation,
+            hello.peer_id,
+            hello.incarnation,
+            hello.nonce,
+            hello.lane,
+            hello.link_id,
+            hello.credential_kind,
+            hello.credential,
+            binding,
+        )
+    )
+
+
+def _version_refusal(theirs: int) -> Refused:
+    return Refused(
+        errors.VERSION,
+        f"one peer speaks protocol version {theirs}, the other {PROTOCOL_VERSION}: "
+        "install the same anabranch on both",
+    )
+
+
+def _encode(body: msgspec.Struct) -> bytes:
+    encoded = msgspec.msgpack.encode(body)
+    return _PREFIX.pack(_MAGIC, PROTOCOL_VERSION, len(encoded)) + encoded
+
+
+def _decode(kind: type[_Body], encoded: bytes) -> _Body:
+    try:
+        return msgspec.msgpack.decode(encoded, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise Refused(errors.MALFORMED, f"a handshake message cannot be read: {error}") from error

@@ -1,0 +1,201 @@
+"""Who a peer is: an Ed25519 key, and an incarnation that rises each time a process starts with it.
+
+The peer id is the public key itself, in hexadecimal. There is no certificate authority: TLS wants a
+certificate, so each peer makes one for its own key and signs it itself, and whoever dials compares
+the key in it with the id that was dialled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import ssl
+import stat
+import tempfile
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+from cryptography.x509.oid import NameOID
+
+from anabranch.net.errors import IdentityError
+
+SIGNATURE_BYTES = 64
+_PEER_ID = re.compile(r"[0-9a-f]{64}")
+
+
+class Identity:
+    """A private key with everything that is derived from it."""
+
+    def __init__(self, key: Ed25519PrivateKey) -> None:
+        self._key = key
+        self.peer_id = key.public_key().public_bytes_raw().hex()
+
+    @classmethod
+    def generate(cls) -> Identity:
+        return cls(Ed25519PrivateKey.generate())
+
+    @classmethod
+    def from_seed(cls, seed: bytes) -> Identity:
+        """The identity of a 32-byte private key."""
+        return cls(Ed25519PrivateKey.from_private_bytes(seed))
+
+    @classmethod
+    def load_or_create(cls, path: Path) -> Identity:
+        """Read the key file (PEM, readable by its owner only), or make a new one.
+
+        Raises IdentityError for a file that is not an Ed25519 key or that others may read.
+        """
+        try:
+            # Made exclusively: of two processes that start together, one creates and the other reads.
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            return cls._load(path)
+        except OSError as error:
+            raise IdentityError(f"cannot create the key file {path}: {error.strerror}") from error
+        identity = cls.generate()
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(identity._private_pem())
+            file.flush()
+            os.fsync(file.fileno())
+        return identity
+
+    @classmethod
+    def _load(cls, path: Path) -> Identity:
+        try:
+            mode = path.stat().st_mode
+            pem = path.read_bytes()
+        except OSError as error:
+            raise IdentityError(f"cannot read the key file {path}: {error.strerror}") from error
+        if os.name == "posix" and stat.S_IMODE(mode) & 0o077:
+            raise IdentityError(f"the key file {path} can be read by others: run chmod 600 {path}")
+        try:
+            key = load_pem_private_key(pem, password=None)
+        except (ValueError, TypeError) as error:
+            raise IdentityError(f"the key file {path} is damaged: {error}") from error
+        if not isinstance(key, Ed25519PrivateKey):
+            raise IdentityError(f"the key file {path} holds no Ed25519 key")
+        return cls(key)
+
+    def seed(self) -> bytes:
+        """The 32 private bytes. Only a ticket's own key ever leaves a process this way."""
+        return self._key.private_bytes_raw()
+
+    def sign(self, purpose: bytes, message: bytes) -> bytes:
+        """Sign `message` for one purpose; the signature (64 bytes) is worth nothing for another."""
+        return self._key.sign(purpose + b"\0" + message)
+
+    def load_into(self, context: ssl.SSLContext) -> None:
+        """Give a TLS server context this identity's self-signed certificate."""
+        # The ssl module reads keys from files only; this one exists for the length of the call.
+        with tempfile.TemporaryDirectory(prefix="anabranch-") as folder:
+            path = Path(folder) / "certificate.pem"
+            path.touch(mode=0o600)
+            path.write_bytes(self._certificate_pem() + self._private_pem())
+            context.load_cert_chain(path)
+
+    def _private_pem(self) -> bytes:
+        return self._key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+    def _certificate_pem(self) -> bytes:
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "anabranch peer")])
+        # Validity is left wide open: trust comes from the key alone, and volunteers' clocks are wrong.
+        builder = (
+            x509.CertificateBuilder()
+            .subject_name(name)
+            .issuer_name(name)
+            .public_key(self._key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(datetime(2000, 1, 1))
+            .not_valid_after(datetime(9999, 12, 31))
+        )
+        return builder.sign(self._key, None).public_bytes(Encoding.PEM)
+
+
+def is_peer_id(text: str) -> bool:
+    """Whether `text` has the form of a peer id: 64 lower-case hexadecimal digits."""
+    return _PEER_ID.fullmatch(text) is not None
+
+
+def verify(peer_id: str, purpose: bytes, message: bytes, signature: bytes) -> bool:
+    """Whether `signature` is that of `peer_id` over `message` for this purpose. Never raises."""
+    if not is_peer_id(peer_id) or len(signature) != SIGNATURE_BYTES:
+        return False
+    try:
+        key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(peer_id))
+        key.verify(signature, purpose + b"\0" + message)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def peer_id_of_certificate(der: bytes | None) -> str | None:
+    """The peer id whose key is in a certificate (DER), or None if it holds no Ed25519 key."""
+    if not der:
+        return None
+    try:
+        key = x509.load_der_x509_certificate(der).public_key()
+    except Exception:  # The parser of a stranger's bytes raises many types; all of them mean "no".
+        return None
+    return key.public_bytes_raw().hex() if isinstance(key, Ed25519PublicKey) else None
+
+
+def next_incarnation(path: Path) -> int:
+    """Raise the counter in `path` by one, on disk before it is returned; the first is 1.
+
+    Raises IdentityError if the file is damaged: guessing a number could fence this peer out of its run.
+    """
+    try:
+        with _locked(path.with_name(path.name + ".lock")):
+            try:
+                text = path.read_text("ascii")
+            except FileNotFoundError:
+                text = "0"
+            if not text.strip().isdigit():
+                raise IdentityError(
+                    f"the incarnation file {path} is damaged: write a number into it that is higher than "
+                    "any this peer has used, or delete it together with the key to become a new peer"
+                )
+            incarnation = int(text) + 1
+            _write_durably(path, f"{incarnation}\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise IdentityError(f"cannot update the incarnation file {path}: {error}") from error
+    return incarnation
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock on `path` where the system has file locks; the kernel drops it at exit."""
+    with path.open("a") as file:
+        try:
+            import fcntl
+        except ImportError:  # Windows
+            pass
+        else:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _write_durably(path: Path, text: str) -> None:
+    temporary = path.with_name(path.name + ".new")
+    with temporary.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    if os.name == "posix":
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)  # The rename itself must survive a power loss, too.
+        finally:
+            os.close(folder)

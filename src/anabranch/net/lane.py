@@ -1,0 +1,161 @@
+"""One TLS connection: first a handshake, then frames."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from typing import cast
+
+from anabranch.net.errors import FrameError
+from anabranch.net.framing import FrameReader, Goodbye, Received
+
+_HANDSHAKE_BUFFER_BYTES = 4096
+#: The transport's own send buffer: above this the lane stops feeding it, so that little is beyond recall
+#: when something more urgent comes.
+_HIGH_WATER_BYTES = 512 << 10
+
+OnReceived = Callable[["Lane", Sequence[Received | Goodbye]], None]
+OnLaneLost = Callable[["Lane", str], None]
+
+
+class Lane(asyncio.BufferedProtocol):
+    """A connection as asyncio sees it. `lost` is done when the connection is gone."""
+
+    def __init__(self) -> None:
+        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.writable = True
+        self.bytes_received = 0
+        self.bytes_sent = 0
+        self.broke_framing = False
+        self._transport: asyncio.Transport
+        self._buffer = memoryview(bytearray(_HANDSHAKE_BUFFER_BYTES))
+        self._inbox = bytearray()
+        self._arrival: asyncio.Future[None] | None = None
+        self._why_lost = ""
+        self._reader: FrameReader | None = None
+        self._on_received: OnReceived
+        self._on_writable: Callable[[], None] | None = None
+        self._on_lost: OnLaneLost | None = None
+
+    @property
+    def transport(self) -> asyncio.Transport:
+        return self._transport
+
+    # During the handshake.
+
+    async def receive(self) -> bytes:
+        """The bytes that have arrived (at least one). Raises ConnectionError when there will be none."""
+        while not self._inbox:
+            if self._why_lost:
+                raise ConnectionError(self._why_lost)
+            self._arrival = asyncio.get_running_loop().create_future()
+            await self._arrival
+        data = bytes(self._inbox)
+        self._inbox.clear()
+        return data
+
+    def hold(self, rest: bytes = b"") -> None:
+        """The handshake is over: read nothing until `open`. `rest` are bytes that came after its end."""
+        self._inbox += rest
+        self.pause_reading()
+
+    # Afterwards.
+
+    def attach(self, on_writable: Callable[[], None], on_lost: OnLaneLost) -> None:
+        """From now on a link owns this lane. A loss that has already happened is reported, too."""
+        self._on_writable = on_writable
+        self._on_lost = on_lost
+        self.bytes_sent = 0  # the handshake's do not count, on either side
+        if self._why_lost:
+            asyncio.get_running_loop().call_soon(on_lost, self, self._why_lost)
+
+    def open(self, reader: FrameReader, on_received: OnReceived) -> None:
+        """Read frames from now on."""
+        self._reader = reader
+        self._on_received = on_received
+        beginning = bytes(self._inbox)
+        self._inbox.clear()
+        if beginning:
+            self.bytes_received += len(beginning)
+            try:
+                received = reader.feed(beginning)
+            except FrameError as error:
+                self._break(error)
+                return
+            if received:
+                on_received(self, received)
+        self.resume_reading()
+
+    def write(self, pieces: Sequence[bytes | memoryview]) -> None:
+        self.bytes_sent += sum(map(len, pieces))
+        # Both asyncio's and uvloop's TLS transport take the list as it is and send it in one go.
+        self._transport.writelines(cast("Iterable[bytes]", pieces))
+
+    def pause_reading(self) -> None:
+        if not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    # Called by the event loop.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=_HIGH_WATER_BYTES)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer if self._reader is None else self._reader.get_buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        reader = self._reader
+        if reader is None:
+            self._inbox += self._buffer[:nbytes]
+            self._wake()
+            if len(self._inbox) >= _HANDSHAKE_BUFFER_BYTES * 2:
+                self._end("it sent too much before the handshake was over")
+                self._transport.abort()
+            return
+        self.bytes_received += nbytes
+        try:
+            received = reader.received(nbytes)
+        except FrameError as error:
+            self._break(error)
+            return
+        if received:
+            self._on_received(self, received)
+
+    def eof_received(self) -> None:
+        # Returning None makes the transport close itself.
+        self._end("the connection ended without a goodbye")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end("the connection ended without a goodbye" if exc is None else f"the connection broke: {exc}")
+        if not self.lost.done():
+            self.lost.set_result(None)
+
+    def pause_writing(self) -> None:
+        self.writable = False
+
+    def resume_writing(self) -> None:
+        self.writable = True
+        if self._on_writable is not None:
+            self._on_writable()
+
+    def _break(self, error: FrameError) -> None:
+        self.broke_framing = True
+        self._end(f"broken frame: {error}")
+        self._transport.abort()
+
+    def _wake(self) -> None:
+        if self._arrival is not None and not self._arrival.done():
+            self._arrival.set_result(None)
+
+    def _end(self, why: str) -> None:
+        if self._why_lost:
+            return
+        self._why_lost = why
+        self._wake()
+        if self._on_lost is not None:
+            self._on_lost(self, why)

@@ -1,0 +1,124 @@
+"""What waits to be sent on a bulk connection, and which piece goes next. No I/O.
+
+Lower priority numbers go first, strictly. Within a priority, pieces alternate between the oldest
+payload and the shortest one behind it that is shorter than what the oldest has left: payloads of one
+size go in order, each at full speed, and a small one is not held up by a large one before it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from blake3 import blake3
+
+from anabranch.net.framing import (
+    CHECKSUM_BYTES,
+    MAX_OPEN_STREAMS,
+    Blob,
+    chunk_header,
+    done_frame,
+    open_frame,
+)
+
+#: Priorities are 0 (most urgent) .. PRIORITIES - 1. Two payloads of each can be under way at once.
+PRIORITIES = MAX_OPEN_STREAMS // 2
+
+Pieces = list[bytes | memoryview]
+
+
+class _Outgoing:
+    __slots__ = ("blob", "hasher", "message", "sent", "stream", "view")
+
+    def __init__(self, message: bytes, blob: Blob) -> None:
+        self.message = message
+        self.blob = blob
+        self.view = blob.view()
+        self.sent = 0
+        self.stream = -1  # given when its first piece is sent
+        self.hasher = blake3()
+
+    @property
+    def left(self) -> int:
+        return len(self.view) - self.sent
+
+
+class BulkOutbox:
+    """Payloads to send, cut into pieces of at most `chunk_bytes`."""
+
+    def __init__(self, chunk_bytes: int) -> None:
+        self._chunk_bytes = chunk_bytes
+        self._queues: list[deque[_Outgoing]] = [deque() for _ in range(PRIORITIES)]
+        # Per priority: the payload that overtakes the oldest, and whose turn it is.
+        self._quick: list[_Outgoing | None] = [None] * PRIORITIES
+        self._quick_turn = [False] * PRIORITIES
+        self._next_stream = 0
+        self.queued_bytes = 0
+        self.messages_sent = 0
+
+    def __bool__(self) -> bool:
+        return self.queued_bytes > 0
+
+    def put(self, message: bytes, blob: Blob, priority: int) -> None:
+        """Queue a message with its payload. The buffer is not copied. Raises ValueError for a bad blob."""
+        if not 0 <= priority < PRIORITIES:
+            raise ValueError(f"priority {priority} is not within 0..{PRIORITIES - 1}")
+        outgoing = _Outgoing(message, blob)
+        self._queues[priority].append(outgoing)
+        self.queued_bytes += outgoing.left + len(message) + 1
+
+    def next_pieces(self) -> Pieces:
+        """The buffers of the next piece, to be written in order; empty if nothing waits."""
+        for priority, queue in enumerate(self._queues):
+            if queue:
+                return self._advance(priority, queue, self._choose(priority, queue))
+        return []
+
+    def clear(self) -> None:
+        for queue in self._queues:
+            queue.clear()
+        self._quick = [None] * PRIORITIES
+        self.queued_bytes = 0
+
+    def _choose(self, priority: int, queue: deque[_Outgoing]) -> _Outgoing:
+        oldest = queue[0]
+        quick = self._quick[priority]
+        if quick is None and len(queue) > 1:
+            shortest = min(queue, key=lambda outgoing: outgoing.left)
+            if shortest.left < oldest.left:
+                quick = self._quick[priority] = shortest
+                # It begins, and is not longer than the oldest: so it is also through before it.
+                self._quick_turn[priority] = False
+        if quick is None:
+            return oldest
+        self._quick_turn[priority] = not self._quick_turn[priority]
+        return quick if self._quick_turn[priority] else oldest
+
+    def _advance(self, priority: int, queue: deque[_Outgoing], outgoing: _Outgoing) -> Pieces:
+        pieces: Pieces = []
+        if outgoing.stream < 0:
+            outgoing.stream = self._next_stream
+            # Far more numbers than streams that can be open: none is reused while it is.
+            self._next_stream = (self._next_stream + 1) & 0xFFFF
+            header, body = open_frame(outgoing.stream, outgoing.message, outgoing.blob, len(outgoing.view))
+            outgoing.hasher.update(body)
+            pieces += (header, body)
+            self.queued_bytes -= len(outgoing.message) + 1
+        if outgoing.left:
+            piece = outgoing.view[outgoing.sent : outgoing.sent + self._chunk_bytes]
+            outgoing.hasher.update(piece)
+            outgoing.sent += len(piece)
+            self.queued_bytes -= len(piece)
+            pieces += (chunk_header(outgoing.stream, len(piece)), piece)
+        if not outgoing.left:
+            pieces.append(done_frame(outgoing.stream, outgoing.hasher.digest(length=CHECKSUM_BYTES)))
+            self._remove(priority, queue, outgoing)
+            self.messages_sent += 1
+        return pieces
+
+    def _remove(self, priority: int, queue: deque[_Outgoing], outgoing: _Outgoing) -> None:
+        if queue[0] is outgoing:
+            queue.popleft()
+        else:
+            queue.remove(outgoing)
+        if self._quick[priority] is outgoing:
+            self._quick[priority] = None

@@ -1,0 +1,390 @@
+"""The `tcp` backend: TLS 1.3 over TCP, for peers that have an address others can dial."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import secrets
+import socket
+import ssl
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from anabranch.net import errors
+from anabranch.net.errors import DialError, ListenError, PortInUseError, Refused
+from anabranch.net.handshake import (
+    BULK,
+    CONTROL,
+    LINK_ID_BYTES,
+    ClientHandshake,
+    Credential,
+    Gate,
+    Hello,
+    IncarnationFence,
+    ServerHandshake,
+)
+from anabranch.net.identity import Identity, peer_id_of_certificate
+from anabranch.net.lane import Lane
+from anabranch.net.link import LaneLink
+from anabranch.net.ticket import Grant, MembershipCertificate
+from anabranch.net.transport import Limits, Link
+
+_BACKLOG = 256
+
+
+@dataclass
+class _HalfOpen:
+    """An accepted control connection whose bulk connection has not come yet."""
+
+    lane: Lane
+    hello: Hello
+    expiry: asyncio.TimerHandle
+
+
+class TcpTransport:
+    """`transport.Transport` over TCP. Use within one running event loop (asyncio's or uvloop's)."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        incarnation: int,
+        gate: Gate,
+        on_link: Callable[[Link], None],
+        *,
+        limits: Limits | None = None,
+        unix_time_s: Callable[[], float] = time.time,
+    ) -> None:
+        """`on_link` receives each link that another peer dialled; it should call `start` on it."""
+        if "tls-unique" not in ssl.CHANNEL_BINDING_TYPES:
+            raise ListenError("this Python's TLS library cannot bind a handshake to its connection")
+        self._identity = identity
+        self._incarnation = incarnation
+        self._gate = gate
+        self._on_link = on_link
+        self._limits = limits or Limits()
+        self._unix_time_s = unix_time_s
+        self._fence = IncarnationFence()
+        self._refusals: Counter[str] = Counter()
+        self._server_context = _server_context(identity)
+        self._client_context = _client_context()
+        self._listeners: list[tuple[socket.socket, asyncio.Task[None]]] = []
+        self._welcoming: set[asyncio.Task[None]] = set()
+        self._half_open: dict[tuple[str, bytes], _HalfOpen] = {}
+        self._links: set[LaneLink] = set()
+        self._closing: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    @property
+    def peer_id(self) -> str:
+        return self._identity.peer_id
+
+    @property
+    def refusals(self) -> Counter[str]:
+        return self._refusals
+
+    async def listen(self, host: str, port: int) -> tuple[str, int]:
+        loop = asyncio.get_running_loop()
+        listener = await _bind(host, port)
+        self._listeners.append((listener, loop.create_task(self._accept(listener))))
+        name = listener.getsockname()
+        return str(name[0]), int(name[1])
+
+    async def dial(self, peer_id: str, host: str, port: int, credential: Credential) -> Link:
+        timeout_s = self._limits.handshake_timeout_s
+        try:
+            return await asyncio.wait_for(self._dial(peer_id, host, port, credential), timeout_s)
+        except asyncio.TimeoutError as error:
+            raise DialError(f"{host}:{port} did not answer within {timeout_s:g} s") from error
+        except ssl.SSLError as error:
+            raise DialError(f"{host}:{port} speaks no TLS 1.3 ({error.reason or error})") from error
+        except OSError as error:
+            why = error.strerror or str(error) or "the connection broke"
+            raise DialError(f"cannot reach {host}:{port}: {why}") from error
+
+    async def close(self) -> None:
+        self._closed = True
+        tasks = [task for _, task in self._listeners] + list(self._welcoming)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for listener, _ in self._listeners:
+            listener.close()
+        self._listeners.clear()
+        for half in list(self._half_open.values()):
+            self._drop_half_open(half)
+        for link in list(self._links):
+            link.close("the peer is shutting down")
+        if self._closing:
+            await asyncio.wait(self._closing)
+
+    # Dialling.
+
+    async def _dial(self, peer_id: str, host: str, port: int, credential: Credential) -> Link:
+        link_id = secrets.token_bytes(LINK_ID_BYTES)
+        lanes: list[Lane] = []
+        incarnation = 0
+        try:
+            for name in (CONTROL, BULK):
+                lane = await self._connect(host, port)
+                lanes.append(lane)
+                handshake = ClientHandshake(
+                    self._identity,
+                    self._incarnation,
+                    run=self._gate.run,
+                    server=peer_id,
+                    server_certificate_key=peer_id_of_certificate(_ssl_object(lane).getpeercert(True)),
+                    lane=name,
+                    link_id=link_id,
+                    credential=credential,
+                    binding=_binding(lane),
+                )
+                await _introduce(lane, handshake)
+                incarnation = handshake.server_incarnation or 0
+                self._fence.check(peer_id, incarnation)
+        except BaseException:
+            for lane in lanes:
+                lane.transport.abort()
+            raise
+        self._fence.note(peer_id, incarnation)
+        return self._link(peer_id, incarnation, None, lanes[0], lanes[1])
+
+    async def _connect(self, host: str, port: int) -> Lane:
+        loop = asyncio.get_running_loop()
+        _, lane = await loop.create_connection(
+            Lane, host, port, ssl=self._client_context, **self._tls_timeouts()
+        )
+        _tune(lane)
+        return lane
+
+    # Accepting.
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(listener)
+            except OSError:
+                # Out of file descriptors, or the caller is gone already: not a reason to stop listening.
+                await asyncio.sleep(0.05)
+                continue
+            if len(self._welcoming) >= self._limits.max_pending_handshakes:
+                self._refusals[errors.BUSY] += 1
+                connection.close()
+                continue
+            task = loop.create_task(self._welcome(connection))
+            self._welcoming.add(task)
+            task.add_done_callback(self._welcoming.discard)
+
+    async def _welcome(self, connection: socket.socket) -> None:
+        """One incoming connection, from its first byte to its place in a link."""
+        try:
+            await asyncio.wait_for(self._shake_hands(connection), self._limits.handshake_timeout_s)
+        except Refused as refusal:
+            self._refusals[refusal.kind] += 1
+        except asyncio.TimeoutError:
+            self._refusals[errors.TIMEOUT] += 1
+        except ssl.SSLError:
+            self._refusals[errors.TLS] += 1
+        except OSError:
+            self._refusals[errors.VANISHED] += 1
+
+    async def _shake_hands(self, connection: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        lane = Lane()
+        # What uvloop returns as the protocol here is its own TLS layer, so the lane is kept by hand.
+        await loop.connect_accepted_socket(
+            lambda: lane, connection, ssl=self._server_context, **self._tls_timeouts()
+        )
+        try:
+            _tune(lane)
+            handshake = ServerHandshake(self._identity, self._incarnation, self._gate, binding=_binding(lane))
+            lane.write((handshake.greeting(),))
+            hello = None
+            while hello is None:
+                hello = handshake.receive(await lane.receive(), now_s=self._unix_time_s())
+            self._admit(lane, hello)
+        except Refused as refusal:
+            lane.write((ServerHandshake.refuse(refusal),))
+            lane.transport.close()
+            raise
+        except BaseException:
+            lane.transport.abort()
+            raise
+
+    def _admit(self, lane: Lane, hello: Hello) -> None:
+        """Decide about a verified caller, and answer if it is welcome. Raises Refused."""
+        self._fence.check(hello.peer_id, hello.incarnation)
+        key = hello.peer_id, hello.link_id
+        if hello.lane == CONTROL:
+            if key in self._half_open:
+                raise Refused(errors.LANE, "this link has a control connection already")
+            if len(self._half_open) >= self._limits.max_pending_handshakes:
+                raise Refused(errors.BUSY, "too many links are being made at once; try again")
+            reason = self._gate.authorize(hello)
+            if reason is not None:
+                raise Refused(errors.NOT_AUTHORIZED, reason)
+            self._fence.note(hello.peer_id, hello.incarnation)
+            loop = asyncio.get_running_loop()
+            expiry = loop.call_later(self._limits.handshake_timeout_s, self._expire, key)
+            self._half_open[key] = _HalfOpen(lane, hello, expiry)
+            lane.hold()
+            lane.write((ServerHandshake.accept(),))
+            return
+        found = self._half_open.get(key)
+        if found is None or found.hello.incarnation != hello.incarnation:
+            raise Refused(errors.LANE, "there is no control connection for this bulk connection")
+        del self._half_open[key]
+        found.expiry.cancel()
+        lane.hold()
+        lane.write((ServerHandshake.accept(),))
+        credential = found.hello.credential
+        self._on_link(self._link(hello.peer_id, hello.incarnation, credential, found.lane, lane))
+
+    def _expire(self, key: tuple[str, bytes]) -> None:
+        self._refusals[errors.TIMEOUT] += 1
+        self._drop_half_open(self._half_open[key])
+
+    def _drop_half_open(self, half: _HalfOpen) -> None:
+        half.expiry.cancel()
+        del self._half_open[half.hello.peer_id, half.hello.link_id]
+        half.lane.transport.abort()
+
+    # Links.
+
+    def _link(
+        self,
+        peer_id: str,
+        incarnation: int,
+        credential: Grant | MembershipCertificate | None,
+        control: Lane,
+        bulk: Lane,
+    ) -> LaneLink:
+        for older in list(self._links):
+            if older.peer_id == peer_id and older.incarnation < incarnation:
+                older.close(f"incarnation {incarnation} of this peer has taken over")
+        link = LaneLink(
+            peer_id=peer_id,
+            incarnation=incarnation,
+            credential=credential,
+            control=control,
+            bulk=bulk,
+            limits=self._limits,
+            on_gone=self._gone,
+        )
+        self._links.add(link)
+        return link
+
+    def _gone(self, link: LaneLink) -> None:
+        self._links.discard(link)
+        if link.broke_framing:
+            self._refusals[errors.FRAME] += 1
+        task = asyncio.get_running_loop().create_task(self._see_off(link))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    async def _see_off(self, link: LaneLink) -> None:
+        """Give a closing link its time to say why, then drop what is left of it."""
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(link.wait_gone(), self._limits.shutdown_timeout_s)
+        link.abort()
+
+    def _tls_timeouts(self) -> dict[str, Any]:
+        # wait_for around the whole handshake is what ends it; this one only must not be shorter.
+        timeouts = {"ssl_handshake_timeout": self._limits.handshake_timeout_s + 1}
+        if sys.version_info >= (3, 11):
+            timeouts["ssl_shutdown_timeout"] = self._limits.shutdown_timeout_s
+        return timeouts
+
+
+async def _introduce(lane: Lane, handshake: ClientHandshake) -> None:
+    """Run the dialler's handshake; the lane is on hold afterwards. Raises Refused, ConnectionError."""
+    while not handshake.accepted:
+        data = await lane.receive()
+        try:
+            reply = handshake.receive(data)
+        except Refused as refusal:
+            if refusal.kind == errors.VERSION:
+                lane.write((handshake.farewell(),))
+                lane.transport.close()
+            raise
+        if reply:
+            lane.write((reply,))
+    lane.hold(handshake.rest())
+
+
+def _server_context(identity: Identity) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    # No session tickets: a resumed session would not show the certificate again.
+    context.num_tickets = 0
+    identity.load_into(context)
+    return context
+
+
+def _client_context() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    # There is no authority to ask. The key in the certificate is compared with the one dialled instead;
+    # that the server holds it, TLS has proved either way.
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def _ssl_object(lane: Lane) -> ssl.SSLObject:
+    found = lane.transport.get_extra_info("ssl_object")
+    assert isinstance(found, ssl.SSLObject)
+    return found
+
+
+def _binding(lane: Lane) -> bytes:
+    """Bytes that only the two ends of this TLS connection share: the client's Finished message.
+
+    In TLS 1.3 that is a MAC over the whole handshake, keys included.
+    """
+    binding = _ssl_object(lane).get_channel_binding("tls-unique")
+    if not binding:
+        raise Refused(errors.TLS, "the TLS connection offers nothing to bind a handshake to")
+    return binding
+
+
+async def _bind(host: str, port: int) -> socket.socket:
+    loop = asyncio.get_running_loop()
+    try:
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise ListenError(f"cannot listen on {host!r}: {error.strerror or error}") from error
+    family, kind, protocol, _, address = found[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        if sys.platform != "win32":
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise PortInUseError(
+                f"port {port} on {host} is in use: set network.port to another one, or to 0 for any free one"
+            ) from error
+        raise ListenError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+    return listener
+
+
+def _tune(lane: Lane) -> None:
+    """Options of a connected socket. What the kernel does not offer is done without."""
+    connection = lane.transport.get_extra_info("socket")
+    with contextlib.suppress(OSError):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    peer_host = lane.transport.get_extra_info("peername")[0]
+    if hasattr(socket, "TCP_CONGESTION") and not peer_host.startswith(("127.", "::1")):
+        # BBR keeps its rate where a lossy long-distance path halves everyone else's. Within one machine its
+        # pacing only costs.
+        with contextlib.suppress(OSError):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")

@@ -1,0 +1,193 @@
+"""Capabilities: tickets, which let a stranger in, and certificates, which members show each other.
+
+A ticket is one line of text that a run's owner gives away. It holds a private key of its own, whose
+public half the owner signed together with what it permits (the *grant*). At the door the joiner shows
+the grant and signs the server's challenge with the ticket's key, so the secret itself is never sent:
+who listens in on one handshake cannot use the ticket at another.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, TypeVar
+
+import msgspec
+from blake3 import blake3
+
+from anabranch.net.errors import CERTIFICATE, EXPIRED, MALFORMED, TICKET, TicketError
+from anabranch.net.identity import SIGNATURE_BYTES, Identity, verify
+
+TICKET_PREFIX = "anabranch1:"
+MAX_TICKET_PEERS = 16
+MAX_CREDENTIAL_BYTES = 2048
+ROLES = ("relay", "data")
+
+_MAX_TICKET_CHARS = 8192
+_CHECK_BYTES = 8
+_GRANT = b"anabranch ticket grant"
+_TICKET = b"anabranch ticket"
+_CERTIFICATE = b"anabranch membership certificate"
+
+PeerIdText = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}$")]
+RunId = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
+_Role = Annotated[str, msgspec.Meta(pattern="^(relay|data)$")]
+_Seconds = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
+_Struct = TypeVar("_Struct", bound=msgspec.Struct)
+
+
+class PeerAddress(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Where a peer can be dialled."""
+
+    peer_id: PeerIdText
+    host: Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
+    port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
+
+
+class Grant(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What a ticket permits. `quota` is how many peers may join with it (0: any number)."""
+
+    run: RunId
+    owner: PeerIdText
+    role: _Role
+    expires_at_s: _Seconds
+    quota: Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
+    ticket_key: PeerIdText
+
+
+class MembershipCertificate(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """That `peer_id` is a member of `run` until `expires_at_s` (Unix time), in the word of `issuer`."""
+
+    run: RunId
+    peer_id: PeerIdText
+    role: _Role
+    expires_at_s: _Seconds
+    issuer: PeerIdText
+
+
+class _TicketBody(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    grant: Annotated[bytes, msgspec.Meta(max_length=MAX_CREDENTIAL_BYTES)]
+    peers: Annotated[tuple[PeerAddress, ...], msgspec.Meta(max_length=MAX_TICKET_PEERS)]
+    seed: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """A ticket as its holder sees it. `sealed_grant` is what is shown at the door."""
+
+    grant: Grant
+    sealed_grant: bytes
+    key: Identity
+    peers: tuple[PeerAddress, ...]
+    text: str
+
+    def __repr__(self) -> str:
+        # The text is a secret: it must not reach a log by way of a traceback.
+        return f"Ticket({self.grant!r})"
+
+
+def issue_ticket(
+    owner: Identity, *, run: str, role: str, expires_at_s: int, quota: int = 0, peers: Sequence[PeerAddress]
+) -> Ticket:
+    """Make a ticket for `run`, signed by its owner. `expires_at_s` is Unix time."""
+    key = Identity.generate()
+    grant = Grant(run, owner.peer_id, role, expires_at_s, quota, key.peer_id)
+    sealed_grant = _seal(owner, _GRANT, grant)
+    body = _TicketBody(sealed_grant, tuple(peers), key.seed())
+    sealed = _seal(owner, _TICKET, body)
+    check = blake3(sealed).digest(length=_CHECK_BYTES)
+    text = TICKET_PREFIX + base64.urlsafe_b64encode(check + sealed).decode().rstrip("=")
+    return parse_ticket(text, now_s=0)
+
+
+def parse_ticket(text: str, *, now_s: float) -> Ticket:
+    """Read a ticket's text. Raises TicketError, whose sentence says what is wrong with it."""
+    sealed = _unarmour(text.strip())
+    body = _decode(_TicketBody, sealed, "the ticket")
+    grant = _decode(Grant, body.grant, "the ticket's grant")
+    if not verify(grant.owner, _TICKET, sealed[SIGNATURE_BYTES:], sealed[:SIGNATURE_BYTES]):
+        raise TicketError(TICKET, "the ticket is forged: its owner did not sign it")
+    check_grant(body.grant, run=grant.run, owner=grant.owner, now_s=now_s)
+    key = Identity.from_seed(body.seed)
+    if key.peer_id != grant.ticket_key:
+        raise TicketError(TICKET, "the ticket is forged: its key is not the one that its owner signed")
+    return Ticket(grant, body.grant, key, body.peers, text.strip())
+
+
+def check_grant(sealed: bytes, *, run: str, owner: str, now_s: float) -> Grant:
+    """Verify a grant shown at the door of `run`, whose owner is `owner`. Raises TicketError."""
+    grant = _decode(Grant, sealed, "the ticket's grant")
+    if grant.run != run:
+        raise TicketError(TICKET, f"the ticket is for run {grant.run!r}, not for {run!r}")
+    if grant.owner != owner:
+        raise TicketError(TICKET, "the ticket was not issued by this run's owner")
+    if not verify(owner, _GRANT, sealed[SIGNATURE_BYTES:], sealed[:SIGNATURE_BYTES]):
+        raise TicketError(TICKET, "the ticket is forged: its owner did not sign the grant")
+    if now_s >= grant.expires_at_s:
+        ago = _span(now_s - grant.expires_at_s)
+        raise TicketError(EXPIRED, f"the ticket expired {ago} ago: ask for a new one")
+    return grant
+
+
+def issue_certificate(issuer: Identity, *, run: str, peer_id: str, role: str, expires_at_s: int) -> bytes:
+    """Make a membership certificate (sealed bytes), signed by the owner or by a leader it delegated to."""
+    certificate = MembershipCertificate(run, peer_id, role, expires_at_s, issuer.peer_id)
+    sealed = _seal(issuer, _CERTIFICATE, certificate)
+    _decode(MembershipCertificate, sealed, "the certificate")
+    return sealed
+
+
+def check_certificate(sealed: bytes, *, run: str, now_s: float) -> MembershipCertificate:
+    """Verify a certificate's signature, run and expiry. Raises TicketError.
+
+    Whether its issuer has the right to issue, and its holder is who presents it, the caller decides.
+    """
+    certificate = _decode(MembershipCertificate, sealed, "the certificate")
+    if certificate.run != run:
+        raise TicketError(CERTIFICATE, f"the certificate is for run {certificate.run!r}, not for {run!r}")
+    if not verify(certificate.issuer, _CERTIFICATE, sealed[SIGNATURE_BYTES:], sealed[:SIGNATURE_BYTES]):
+        raise TicketError(CERTIFICATE, "the certificate is forged: its issuer did not sign it")
+    if now_s >= certificate.expires_at_s:
+        ago = _span(now_s - certificate.expires_at_s)
+        raise TicketError(EXPIRED, f"the certificate expired {ago} ago")
+    return certificate
+
+
+def _seal(signer: Identity, purpose: bytes, body: msgspec.Struct) -> bytes:
+    """signature (64 bytes) || msgpack of `body`. What was signed is kept as bytes, never re-encoded."""
+    encoded = msgspec.msgpack.encode(body)
+    return signer.sign(purpose, encoded) + encoded
+
+
+def _decode(kind: type[_Struct], sealed: bytes, what: str) -> _Struct:
+    try:
+        return msgspec.msgpack.decode(sealed[SIGNATURE_BYTES:], type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise TicketError(MALFORMED, f"{what} cannot be read: {error}") from error
+
+
+def _unarmour(text: str) -> bytes:
+    if not text.startswith(TICKET_PREFIX):
+        if text.startswith("anabranch"):
+            raise TicketError(MALFORMED, "this ticket was made by another version of anabranch")
+        raise TicketError(MALFORMED, f"this is not a ticket: a ticket begins with {TICKET_PREFIX}")
+    if len(text) > _MAX_TICKET_CHARS:
+        raise TicketError(MALFORMED, "this is not a ticket: it is far too long")
+    encoded = text[len(TICKET_PREFIX) :]
+    try:
+        raw = base64.b64decode(encoded + "=" * (-len(encoded) % 4), altchars=b"-_", validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise TicketError(MALFORMED, "the ticket is damaged: copy the whole line again") from error
+    check, sealed = raw[:_CHECK_BYTES], raw[_CHECK_BYTES:]
+    if blake3(sealed).digest(length=_CHECK_BYTES) != check:
+        raise TicketError(MALFORMED, "the ticket is damaged: copy the whole line again")
+    return sealed
+
+
+def _span(seconds: float) -> str:
+    for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            return f"{int(seconds // length)} {unit}"
+    return f"{int(seconds)} seconds"
