@@ -1,0 +1,161 @@
+"""This machine as a place to compute: what it offers to a run, and the workers it makes."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from anabranch.config import RunConfig, config_from_dict
+from anabranch.node.executor import Computer
+from anabranch.protocol.events import Described
+from anabranch.protocol.records import Genesis, Member
+from anabranch.protocol.tasks import Forward, InitState, InputGradient, WeightGradient
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # type: ignore[import-not-found]
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from anabranch.data.batches import Batches
+    from anabranch.data.corpus import Corpus
+    from anabranch.train.sizes import ModelConfig
+
+#: Share of the free memory that microbatches may take.
+MEMORY_SHARE = 0.5
+#: A measured capacity is at most this many microbatches.
+MOST_CAPACITY = 1024
+
+
+def run_of(genesis: Genesis) -> RunConfig:
+    """The run file that the genesis carries. Raises ConfigError if it is not one."""
+    return config_from_dict(tomllib.loads(genesis.config), "the run's genesis")
+
+
+class TrainingMachine:
+    """Offers itself as `me`; `corpus_directory` is where a data node has the corpus.
+
+    Its methods import torch, after the environment for the run's numerics was set; call them on the
+    worker thread.
+    """
+
+    def __init__(self, me: Member, corpus_directory: Path | None, initial: Path | None = None) -> None:
+        self._me = me
+        self._corpus_directory = corpus_directory
+        self._initial = initial
+        self.run: RunConfig | None = None
+        self.model: ModelConfig | None = None
+        self.batches: Batches | None = None
+        self.corpus: Corpus | None = None
+
+    def prepare(self, run: RunConfig) -> None:
+        """Set the numerics and open the corpus, once."""
+        if self.run is not None:
+            return
+        from anabranch.train.numerics import configure
+
+        configure(run.compute.threads)
+        from anabranch.train.sizes import model_config
+
+        if self._corpus_directory is not None:
+            from anabranch.data.batches import Batches
+            from anabranch.data.corpus import open_corpus
+
+            self.corpus = open_corpus(self._corpus_directory)
+            self.batches = Batches(self.corpus, run.batch, run.run.seed)
+        vocabulary = self.corpus.vocab_size if self.corpus else (run.model.vocab_size or 1)
+        self.model = model_config(run.model, vocabulary)
+        self.run = run
+
+    def describe(self, genesis: Genesis) -> Described:
+        from anabranch.train.assembly import model_hash, settings_of
+
+        run = run_of(genesis)
+        self.prepare(run)
+        assert self.model is not None
+        settings = settings_of(run, genesis.run, self.model, genesis.epoch)
+        fingerprint = self.corpus.fingerprint if self.corpus else ""
+        return Described(self.member(run), settings, fingerprint, model_hash(self.model))
+
+    def member(self, run: RunConfig) -> Member:
+        """This machine as it offers itself, measured."""
+        import msgspec
+
+        from anabranch.train.numerics import numerics_class
+
+        assert self.model is not None
+        name, _ = numerics_class(run.compute, run.batch.rows, run.batch.sequence)
+        return msgspec.structs.replace(
+            self._me,
+            numerics_class=name,
+            capacity=run.fleet.capacity or measured_capacity(run, self.model),
+            forward_s=measured_forward_s(run, self.model),
+        )
+
+    def build(self, stage: int) -> tuple[Computer, str]:
+        from anabranch.train.worker import Worker
+
+        assert self.run is not None and self.model is not None
+        worker = Worker(self.run, self.model, stage, self.batches if stage == 0 else None)
+        if self.run.model.initial_weights != "seed":
+            return worker, ""
+        return worker, worker.run(InitState(0)).fingerprint
+
+
+def measured_capacity(run: RunConfig, model: ModelConfig) -> int:
+    """Microbatches whose activations fit in a share of the free memory of this machine."""
+    import torch
+
+    from anabranch.train.numerics import device_of
+    from anabranch.train.sizes import activation_elements_kept
+
+    device = device_of(run.compute)
+    if device.type == "cuda":
+        free = torch.cuda.mem_get_info(device)[0]
+    else:
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    blocks = -(-model.blocks // run.pipeline.stages)
+    width = 8 if run.compute.dtype == "fp64" else 4
+    tokens = run.batch.rows * run.batch.sequence
+    each = tokens * blocks * activation_elements_kept(model) * width
+    return max(1, min(MOST_CAPACITY, int(free * MEMORY_SHARE) // max(1, each)))
+
+
+def measured_forward_s(run: RunConfig, model: ModelConfig) -> float:
+    """Seconds of one block's forward of one microbatch here (least of three).
+
+    A backward follows, not for its time: torch loads much at the first one, for which a swarm would wait.
+    """
+    import torch
+
+    from anabranch.config import PipelineSection
+    from anabranch.train.model import DTYPES
+    from anabranch.train.worker import Worker
+
+    single = replace(model, blocks=1)
+    worker = Worker(replace(run, pipeline=PipelineSection(stages=1)), single, 1)
+    worker.run(InitState(0))
+    x = torch.zeros(run.batch.rows, run.batch.sequence, model.dim, dtype=DTYPES[run.compute.dtype])
+    times = []
+    for index in range(3):
+        begin = time.perf_counter()
+        worker.run(Forward(1, index, train=False), (x,))
+        times.append(time.perf_counter() - begin)
+    y = worker.run(Forward(1, 0, train=True), (x,)).outputs[0]
+    worker.run(InputGradient(1, 0), (y,))
+    worker.run(WeightGradient(1, 0))
+    return min(times)
+
+
+def imported(folder: Path) -> tuple[ModelConfig, Mapping[str, Tensor]]:
+    """Shape and weights of a Hugging Face folder to continue from."""
+    from anabranch.checkpoint.hf import import_hf
+
+    return import_hf(folder)

@@ -1,0 +1,78 @@
+"""A volunteer's patience with the run's data node: dial it until it answers, say so, give up in time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from anabranch.net import errors
+from anabranch.node.live import LivePeer, Outcome
+from anabranch.observe.stepline import duration
+from anabranch.protocol import events as ev
+
+#: Seconds between two attempts: doubling from the first to the second.
+FIRST_S = 0.5
+LAST_S = 15.0
+#: Refusals that another attempt may not meet.
+PASSING = frozenset({errors.BUSY, errors.LANE, errors.TIMEOUT, errors.VANISHED})
+
+
+class Reaching:
+    """Watches the events of a live peer for its link to the leader."""
+
+    def __init__(
+        self,
+        live: LivePeer,
+        leader: str,
+        address: str,
+        patience_s: float,
+        say: Callable[[str], None],
+    ) -> None:
+        self._live = live
+        self._leader = leader
+        self._address = address
+        self._patience_s = patience_s
+        self._say = say
+        self._loop = asyncio.get_running_loop()
+        self._lost_at: float | None = None
+        self._wait_s = FIRST_S
+
+    def watch(self, live: LivePeer, event: ev.Event) -> None:
+        """Called after every event."""
+        match event:
+            case ev.LinkUp(peer) if peer == self._leader:
+                if self._lost_at is not None:
+                    self._say("the run's data node answers")
+                self._lost_at, self._wait_s = None, FIRST_S
+            case ev.LinkDown(peer, reason) if peer == self._leader:
+                self._lost(reason)
+
+    def _lost(self, reason: str) -> None:
+        refusal = self._live.links.refusals.get(self._leader)
+        if refusal is not None and refusal.kind not in PASSING:
+            reason = f"the run's data node does not let this machine in: {refusal}"
+            self._live.finish(Outcome(reason, ok=False))
+            return
+        now = self._loop.time()
+        if self._lost_at is None:
+            self._lost_at = now
+            self._say(
+                f"no connection to the run's data node at {self._address}: {reason}; trying again for "
+                f"{duration(self._patience_s)}"
+            )
+        if now + self._wait_s > self._lost_at + self._patience_s:
+            self._live.finish(
+                Outcome(
+                    f"the run's data node at {self._address} could not be reached for "
+                    f"{duration(self._patience_s)} ({reason}): see that the run is on and its address can be "
+                    "dialled from here, then join again; a resumed run may need a new ticket",
+                    ok=False,
+                )
+            )
+            return
+        self._loop.call_later(self._wait_s, self._dial)
+        self._wait_s = min(LAST_S, 2.0 * self._wait_s)
+
+    def _dial(self) -> None:
+        if self._lost_at is not None and self._live.running:
+            self._live.links.dial(self._leader, self._address)

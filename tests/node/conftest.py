@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from local_swarms import write_texts
+
+from anabranch.node.children import Nursery
+from anabranch.train.numerics import configure
+
+configure(threads=1)
+
+
+@pytest.fixture(scope="session")
+def nursery() -> Iterator[Nursery]:
+    """One for all tests: what it imports takes longer than a small swarm's whole life."""
+    with Nursery(threads=1) as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_texts(tmp_path_factory.mktemp("corpus") / "texts")
