@@ -1,0 +1,203 @@
+"""The result of a verification: for people and for programs (docs/formats.md)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from anabranch.audit.tally import Tally
+
+#: Version of the JSON result.
+RESULT_VERSION = 1
+
+PROMISES = {
+    "bits": "every bit is that of a single process",
+    "bound": "every tensor is within its bound of a single process",
+    "parity": "every unit is counted exactly once and replicas agree; distances are reported, not promised",
+}
+#: Kinds of values of which the number is counted, but no bits.
+_WORDS = ("batches", "digests", "fingerprints")
+_NAMES = {"moments": "optimizer state"}
+
+
+@dataclass(frozen=True)
+class Distance:
+    """Norm-wise distance of a tensor after iteration t, or of a series of the log up to it. `bound` is None
+    where nothing is promised."""
+
+    t: int
+    of: str
+    distance: float
+    bound: float | None
+
+    @property
+    def holds(self) -> bool:
+        return self.bound is None or (math.isfinite(self.distance) and self.distance <= self.bound)
+
+    @property
+    def strain(self) -> float:
+        """The distance in units of its bound, by which the worst is found."""
+        if self.bound is None or self.distance == 0.0:
+            return self.distance
+        return self.distance / self.bound if self.bound else float("inf")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON, which has no infinity: None stands for it."""
+        return {
+            key: None if isinstance(value, float) and not math.isfinite(value) else value
+            for key, value in asdict(self).items()
+        }
+
+    def __str__(self) -> str:
+        allowed = "" if self.bound is None else f" (allowed {self.bound:.1e})"
+        return f"{self.distance:.1e}{allowed}: {self.of} after step {self.t}"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `verify` found. `promise` is a key of PROMISES: the one that run and machine allow."""
+
+    run_id: str
+    steps: int
+    skipped: int
+    microbatches: int
+    reduction: str
+    dtype: str
+    rollbacks: int
+    rolled_back: int
+    removals: int
+    classes: Sequence[str]
+    own_class: str
+    promise: str
+    tallies: dict[str, Tally]
+    first: str
+    distances: Sequence[Distance]
+    permutations: int
+    """Permutations of the order that were replayed to measure bounds."""
+    independent: Sequence[Distance] | None
+    problems: Sequence[str]
+    notes: Sequence[str]
+    holds: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        apart = [*self.distances, *(self.independent or ())]
+        holds = not self.problems and not self.differ and all(distance.holds for distance in apart)
+        object.__setattr__(self, "holds", holds)
+
+    @property
+    def differ(self) -> int:
+        return sum(tally.differ for tally in self.tallies.values())
+
+    @property
+    def bits(self) -> int:
+        return sum(tally.bits for tally in self.tallies.values())
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        compared = {
+            kind: {"values": t.compared, "differ": t.differ, "bits": t.bits, "first": t.first}
+            for kind, t in self.tallies.items()
+        }
+        return {
+            "version": RESULT_VERSION,
+            "run_id": self.run_id,
+            "holds": self.holds,
+            "promise": self.promise,
+            "steps": self.steps,
+            "skipped": self.skipped,
+            "microbatches": self.microbatches,
+            "reduction": self.reduction,
+            "dtype": self.dtype,
+            "rollbacks": self.rollbacks,
+            "rolled_back": self.rolled_back,
+            "removals": self.removals,
+            "classes": list(self.classes),
+            "own_class": self.own_class,
+            "compared": compared,
+            "first": self.first,
+            "distances": [distance.as_dict() for distance in self.distances],
+            "permutations": self.permutations,
+            "independent": self.independent and [distance.as_dict() for distance in self.independent],
+            "problems": list(self.problems),
+            "notes": list(self.notes),
+        }
+
+    def lines(self) -> list[str]:
+        """A few lines for people; the last one is the verdict."""
+        classes = ", ".join(self.classes) or "none"
+        mine = "this machine's" if classes == self.own_class else f"this machine is {self.own_class}"
+        lines = [
+            f"{self.reduction} sums in {self.dtype}; numerics class {classes} ({mine})",
+            f"promised: {PROMISES[self.promise]}",
+            f"{'':16}{'compared':>14}{'differ':>10}{'bits':>10}",
+        ]
+        for kind, tally in self.tallies.items():
+            if tally.compared:
+                name, bits = _NAMES.get(kind, kind), "" if kind in _WORDS else f"{tally.bits:>10,}"
+                lines.append(f"{name:16}{tally.compared:>14,}{tally.differ:>10,}{bits}")
+        lines += self._distance_lines("norm-wise distance to a single process", self.distances)
+        if self.permutations:
+            orders = _count(self.permutations, "permutation")
+            lines.append(f"bounds: twice the largest over {orders} of the order (more could only widen them)")
+        if self.independent is not None:
+            lines += self._distance_lines("norm-wise distance to the independent opinion", self.independent)
+        lines += [f"problem: {problem}" for problem in shown(self.problems)]
+        lines += [f"note: {note}" for note in self.notes]
+        return [*lines, self.verdict()]
+
+    def verdict(self) -> str:
+        """The last line."""
+        counts = [f"{_count(self.steps, 'step')}", f"{_count(self.microbatches, 'microbatch', 'es')} each"]
+        if self.skipped:
+            counts.append(f"{self.skipped} skipped")
+        counts += [f"{_count(self.removals, 'peer')} removed", _count(self.rollbacks, "rollback")]
+        return f"verify: {', '.join(counts)}: {self._outcome()}"
+
+    def _outcome(self) -> str:
+        failures = []
+        if self.differ:
+            failures.append(
+                f"{_count(self.differ, 'value')} {'differs' if self.differ == 1 else 'differ'} "
+                f"in {_count(self.bits, 'bit')}, first at {self.first}"
+            )
+        for whom, distances in (("", self.distances), ("independent ", self.independent or ())):
+            beyond = [distance for distance in distances if not distance.holds]
+            if beyond:
+                worst = max(beyond, key=lambda distance: distance.strain)
+                failures.append(f"{_count(len(beyond), whom + 'distance')} beyond the bound, worst {worst}")
+        if self.problems:
+            failures.append(_count(len(self.problems), "problem"))
+        if failures:
+            return "; ".join(failures)
+        if self.promise == "bits":
+            return "zero bits differ"
+        worst_kept = max(self.distances, key=lambda distance: distance.strain, default=None)
+        if self.promise == "bound":
+            return f"within bounds, worst {worst_kept}" if worst_kept else "within bounds"
+        told = f"; largest distance {worst_kept}" if worst_kept else ""
+        return f"every unit counted once, replicas in parity{told} (reported, not promised)"
+
+    def _distance_lines(self, title: str, distances: Sequence[Distance]) -> list[str]:
+        """The worst of each kind: weights, the two moments, each series."""
+        worst: dict[str, Distance] = {}
+        for distance in distances:
+            kind = distance.of.split("/")[0]
+            if kind not in worst or distance.strain > worst[kind].strain:
+                worst[kind] = distance
+        if distances and all(distance.distance == 0.0 for distance in distances):
+            return [f"{title}: 0 for all {len(distances)} tensors"]
+        if not distances:
+            return []
+        return [f"{title}, worst of each kind:", *(f"  {distance}" for distance in worst.values())]
+
+
+def shown(problems: Sequence[str], most: int = 5) -> list[str]:
+    """The first few sentences, and how many more there are."""
+    more = len(problems) - most
+    return [*problems[:most], *([f"... and {more} more"] if more > 0 else [])]
+
+
+def _count(number: int, noun: str, plural: str = "s") -> str:
+    return f"{number:,} {noun}{'' if number == 1 else plural}"

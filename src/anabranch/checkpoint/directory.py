@@ -1,0 +1,276 @@
+"""A run directory: where everything of one run is on disk.
+
+    runs/NAME/
+      version                     layout version, one number
+      run.toml                    the run file
+      corpus/                     token file and manifest (data/)
+      events.jsonl                what happened (observe/events.py)
+      log.jsonl                   the commit log, kept by the voter
+      checkpoints/step-000400/    state after step 400: one file per stage, and manifest.json
+      peers/NAME/                 key and incarnation of each peer on this machine
+
+A checkpoint is written under a temporary name, flushed to the disk, then renamed: a folder that is called
+`step-...` is whole. `docs/formats.md` documents the files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import blake3
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from anabranch import RUN_DIRECTORY_VERSION
+from anabranch.errors import UserError
+
+#: Version of a checkpoint's manifest.
+CHECKPOINT_VERSION = 1
+#: A piece of a snapshot: anything that lends its bytes.
+Piece = bytes | bytearray | memoryview | npt.NDArray[np.uint8]
+
+_STEP = re.compile(r"step-(\d{6,})")
+_UNFINISHED = ".unfinished-"
+
+
+class StageFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One stage's file in a checkpoint. `blake3` is of the file's bytes, `fingerprint` of the state in it."""
+
+    name: str
+    size_bytes: int
+    blake3: str
+    fingerprint: str
+
+
+class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`base` is the hash of the record (`Genesis`, `C_t` or `Rollback`) that the state follows from."""
+
+    version: int
+    run_id: str
+    t: int
+    base: str
+    stages: dict[int, StageFile]
+
+
+class RunDirectory:
+    """A run's directory. Make one with `create` or `open`; paths are attributes."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.run_file = self.path / "run.toml"
+        self.corpus = self.path / "corpus"
+        self.events = self.path / "events.jsonl"
+        self.log = self.path / "log.jsonl"
+        self.checkpoints_path = self.path / "checkpoints"
+        self.peers_path = self.path / "peers"
+        self._version_file = self.path / "version"
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    @classmethod
+    def create(cls, path: str | Path) -> RunDirectory:
+        """A new run directory. Raises UserError when something else is at `path` already."""
+        directory = cls(path)
+        if directory.path.exists() and (not directory.path.is_dir() or any(directory.path.iterdir())):
+            raise UserError(
+                f"{path} exists already; continue it with `anabranch resume {path}`, "
+                "give the run another name, or remove the folder"
+            )
+        try:
+            directory.checkpoints_path.mkdir(parents=True)
+            directory.peers_path.mkdir()
+            write_atomically(directory._version_file, f"{RUN_DIRECTORY_VERSION}\n".encode())
+        except OSError as error:
+            raise UserError(f"cannot create the run directory {path}: {error.strerror}") from None
+        return directory
+
+    @classmethod
+    def open(cls, path: str | Path) -> RunDirectory:
+        """An existing run directory. Raises UserError when it is none, or one of another version."""
+        directory = cls(path)
+        try:
+            version = directory._version_file.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError):
+            raise UserError(
+                f"{path} is not a run directory (it has no file `version`); give the path that "
+                "`anabranch train` or `anabranch start` printed"
+            ) from None
+        if version != str(RUN_DIRECTORY_VERSION):
+            raise UserError(
+                f"{path} is a run directory of version {version[:20]}, but this program reads version "
+                f"{RUN_DIRECTORY_VERSION}; use the release that made it"
+            )
+        return directory
+
+    def peer(self, name: str) -> Path:
+        """The folder of a peer on this machine (its key and incarnation), made if it is not there.
+
+        Only its owner may read it: it holds a private key.
+        """
+        path = self.peers_path / name
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return path
+
+    def checkpoint_path(self, t: int) -> Path:
+        """Folder of the checkpoint after step t."""
+        return self.checkpoints_path / f"step-{t:06}"
+
+    def checkpoints(self) -> list[int]:
+        """Steps of the checkpoints on disk, ascending."""
+        if not self.checkpoints_path.is_dir():
+            return []
+        found = (_STEP.fullmatch(entry.name) for entry in self.checkpoints_path.iterdir())
+        return sorted(int(match.group(1)) for match in found if match)
+
+    def latest_checkpoint(self) -> int:
+        """Step of the newest checkpoint. Raises UserError when there is none."""
+        steps = self.checkpoints()
+        if not steps:
+            raise UserError(
+                f"{self.path} has no checkpoint yet; the first is written after checkpoint.every steps"
+            )
+        return steps[-1]
+
+    def write_checkpoint(
+        self, t: int, base: str, run_id: str, stages: Mapping[int, tuple[Iterable[Piece], str]]
+    ) -> Path:
+        """Write the state after step t, atomically; returns its folder.
+
+        `stages` maps a stage to (pieces of its snapshot in order, fingerprint). A checkpoint of t that is
+        there already is replaced. Raises UserError when the disk does not take it.
+        """
+        final = self.checkpoint_path(t)
+        temporary = self.checkpoints_path / f"{_UNFINISHED}{final.name}"
+        replaced = self.checkpoints_path / f"{_UNFINISHED}replaced-{final.name}"
+        try:
+            shutil.rmtree(temporary, ignore_errors=True)
+            shutil.rmtree(replaced, ignore_errors=True)
+            temporary.mkdir(parents=True)
+            files = {
+                stage: _write_stage(temporary / f"stage-{stage}.safetensors", pieces, fingerprint)
+                for stage, (pieces, fingerprint) in sorted(stages.items())
+            }
+            manifest = CheckpointManifest(
+                version=CHECKPOINT_VERSION, run_id=run_id, t=t, base=base, stages=files
+            )
+            write_atomically(temporary / "manifest.json", _pretty(manifest))
+            if final.exists():
+                os.rename(final, replaced)
+            os.rename(temporary, final)
+            shutil.rmtree(replaced, ignore_errors=True)
+            _flush_folder(self.checkpoints_path)
+        except OSError as error:
+            raise UserError(
+                f"cannot write the checkpoint {final}: {error.strerror}; "
+                f"make room, then `anabranch resume {self.path}`"
+            ) from None
+        return final
+
+    def prune(self, keep: int) -> list[int]:
+        """Delete all but the newest `keep` checkpoints, and unfinished ones; returns the steps deleted."""
+        for leftover in self.checkpoints_path.glob(f"{_UNFINISHED}*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        old = self.checkpoints()[:-keep] if keep > 0 else self.checkpoints()
+        for t in old:
+            # Renamed first, so that no half-deleted folder is ever called a checkpoint.
+            doomed = self.checkpoints_path / f"{_UNFINISHED}delete-{t:06}"
+            os.rename(self.checkpoint_path(t), doomed)
+            shutil.rmtree(doomed, ignore_errors=True)
+        return old
+
+    def manifest(self, t: int) -> CheckpointManifest:
+        """What the checkpoint of step t holds. Raises UserError when it cannot be read."""
+        path = self.checkpoint_path(t) / "manifest.json"
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            listed = ", ".join(map(str, self.checkpoints())) or "none"
+            raise UserError(f"{path}: no such checkpoint; checkpoints of this run: {listed}") from None
+        except OSError as error:
+            raise self._damaged(t, path, error.strerror or str(error)) from None
+        try:
+            manifest = msgspec.json.decode(data, type=CheckpointManifest)
+        except msgspec.MsgspecError as error:
+            raise self._damaged(t, path, f"is not a manifest ({error})") from None
+        if manifest.version != CHECKPOINT_VERSION:
+            raise UserError(
+                f"{path}: a checkpoint of version {manifest.version}, but this program reads version "
+                f"{CHECKPOINT_VERSION}; use the release that wrote it"
+            )
+        if manifest.t != t:
+            raise self._damaged(t, path, f"is of step {manifest.t}")
+        return manifest
+
+    def read_stage(self, t: int, stage: int) -> bytes:
+        """The snapshot bytes of one stage, after their size and hash were checked.
+
+        Raises UserError naming the file, and what to use instead, when it is missing, cut off or changed.
+        """
+        entry = self.manifest(t).stages.get(stage)
+        if entry is None:
+            raise UserError(f"{self.checkpoint_path(t)} has no stage {stage}; the run had fewer stages")
+        path = self.checkpoint_path(t) / entry.name
+        if path.name != entry.name:
+            raise self._damaged(t, path, "has a name that leads out of its folder")
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise self._damaged(t, path, error.strerror or str(error)) from None
+        if len(data) != entry.size_bytes:
+            raise self._damaged(t, path, f"has {len(data)} bytes instead of {entry.size_bytes}")
+        if blake3.blake3(data).hexdigest() != entry.blake3:
+            raise self._damaged(t, path, "does not have the hash in its manifest")
+        return data
+
+    def _damaged(self, t: int, path: Path, problem: str) -> UserError:
+        earlier = [step for step in self.checkpoints() if step < t]
+        if earlier:
+            advice = f"move {self.checkpoint_path(t)} away to go on from the checkpoint of step {earlier[-1]}"
+        else:
+            advice = "there is no earlier checkpoint: restore this one from a copy, or start the run again"
+        return UserError(f"{path}: {problem}; {advice}")
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replace `path` by `data` so that a crash leaves the old file or the new one, never a part."""
+    temporary = path.with_name(f".{path.name}.unfinished")
+    with open(temporary, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    _flush_folder(path.parent)
+
+
+def _write_stage(path: Path, pieces: Iterable[Piece], fingerprint: str) -> StageFile:
+    digest = blake3.blake3()
+    size = 0
+    with open(path, "wb") as file:
+        for piece in pieces:
+            view = memoryview(piece)  # type: ignore[arg-type]  # 3.10's types do not know that numpy lends
+            file.write(view)
+            digest.update(view)
+            size += view.nbytes
+        file.flush()
+        os.fsync(file.fileno())
+    return StageFile(name=path.name, size_bytes=size, blake3=digest.hexdigest(), fingerprint=fingerprint)
+
+
+def _flush_folder(path: Path) -> None:
+    """A rename is on the disk only when its folder is."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _pretty(manifest: CheckpointManifest) -> bytes:
+    return (json.dumps(msgspec.to_builtins(manifest, str_keys=True), indent=2) + "\n").encode()

@@ -1,0 +1,332 @@
+"""Exchange with Hugging Face `transformers`: `LlamaForCausalLM` and `GPT2LMHeadModel`, both directions.
+
+The folder is the library's own: config.json, model.safetensors (or shards with an index), tokenizer.json,
+tokenizer_config.json, generation_config.json. Neither direction needs `transformers` to be installed.
+Parameter names are the same on both sides; only GPT-2's linear weights, which the library keeps as (in, out),
+are transposed. What the models in `train/` cannot do (dropout, scaled rotary embeddings, biases in a
+llama, ...) is refused by the name of the key rather than silently left out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from anabranch.data.tokenizers import TextTokenizer
+from anabranch.errors import ConfigError, UserError
+from anabranch.train.model import build
+from anabranch.train.sizes import ModelConfig, validate
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+#: GPT-2's linear weights, which `transformers` keeps transposed (its class Conv1D).
+CONV1D = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
+#: Constant tables that older files hold beside the weights.
+BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
+
+#: Keys with one value that can be represented: key -> (what the library assumes without it, allowed values).
+LLAMA_FIXED: dict[str, tuple[object, tuple[object, ...]]] = {
+    "hidden_act": ("silu", ("silu",)),
+    "attention_bias": (False, (False,)),
+    "mlp_bias": (False, (False,)),
+    "attention_dropout": (0.0, (0.0,)),
+    "rope_scaling": (None, (None, {"type": "default"}, {"rope_type": "default"})),
+    "quantization_config": (None, (None,)),
+}
+GPT2_FIXED: dict[str, tuple[object, tuple[object, ...]]] = {
+    "activation_function": ("gelu_new", ("gelu_new", "gelu_pytorch_tanh")),
+    "attn_pdrop": (0.1, (0.0,)),
+    "embd_pdrop": (0.1, (0.0,)),
+    "resid_pdrop": (0.1, (0.0,)),
+    "scale_attn_weights": (True, (True,)),
+    "scale_attn_by_inverse_layer_idx": (False, (False,)),
+    "reorder_and_upcast_attn": (False, (False,)),
+    "add_cross_attention": (False, (False,)),
+    "quantization_config": (None, (None,)),
+}
+
+
+# ---- export ---------------------------------------------------------------------------------------
+
+
+def export_hf(weights: Mapping[str, Tensor], model: ModelConfig, tokenizer_json: Path, out: Path) -> None:
+    """Write a folder that `AutoModelForCausalLM` and `AutoTokenizer` load.
+
+    `weights` are all tensors of the model by name, in any floating dtype (kept as it is). `out` must not
+    exist or be empty; it appears complete or not at all. Raises UserError if it is in use, ConfigError if the
+    tokenizer cannot be read, ValueError if a tensor is missing, unknown or of another shape.
+    """
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise UserError(f"{out} exists and is not an empty folder; choose another place for the export")
+    _check_tensors(weights, model)
+    tokenizer = TextTokenizer(tokenizer_json)
+    dtype = str(next(iter(weights.values())).dtype).removeprefix("torch.")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = out.with_name(f".{out.name}.{os.getpid()}.partial")
+    unfinished.mkdir()
+    try:
+        tensors = {name: _transposed(name, tensor) for name, tensor in weights.items()}
+        save_file(tensors, unfinished / WEIGHTS, metadata={"format": "pt"})
+        _write_json(unfinished / "config.json", _hf_config(model, tokenizer.separator, dtype))
+        ends = {"bos_token_id": tokenizer.separator, "eos_token_id": tokenizer.separator}
+        _write_json(unfinished / "generation_config.json", {**ends, "pad_token_id": tokenizer.separator})
+        (unfinished / "tokenizer.json").write_bytes(tokenizer_json.read_bytes())
+        _write_json(unfinished / "tokenizer_config.json", _tokenizer_config(tokenizer, model))
+        if out.exists():
+            out.rmdir()
+        unfinished.rename(out)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _hf_config(model: ModelConfig, separator: int, dtype: str) -> dict[str, Any]:
+    common: dict[str, Any] = {
+        "vocab_size": model.vocab_size,
+        "tie_word_embeddings": model.tied,
+        "bos_token_id": separator,
+        "eos_token_id": separator,
+        "torch_dtype": dtype,
+        "initializer_range": 0.02,
+        "use_cache": True,
+    }
+    if model.architecture == "gpt":
+        return {
+            "architectures": ["GPT2LMHeadModel"],
+            "model_type": "gpt2",
+            **common,
+            **{key: default for key, (default, _) in GPT2_FIXED.items() if default is not None},
+            "attn_pdrop": 0.0,
+            "embd_pdrop": 0.0,
+            "resid_pdrop": 0.0,
+            "n_embd": model.dim,
+            "n_layer": model.blocks,
+            "n_head": model.heads,
+            "n_inner": model.ffn,
+            "n_positions": model.max_sequence,
+            "layer_norm_epsilon": model.norm_eps,
+        }
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        **common,
+        **{key: default for key, (default, _) in LLAMA_FIXED.items() if default is not None},
+        "hidden_size": model.dim,
+        "num_hidden_layers": model.blocks,
+        "num_attention_heads": model.heads,
+        "num_key_value_heads": model.kv_heads,
+        "head_dim": model.head_dim,
+        "intermediate_size": model.ffn,
+        "max_position_embeddings": model.max_sequence,
+        "rms_norm_eps": model.norm_eps,
+        # The first is read by transformers 4, the second by transformers 5.
+        "rope_theta": model.rope_theta,
+        "rope_parameters": {"rope_type": "default", "rope_theta": model.rope_theta},
+    }
+
+
+def _tokenizer_config(tokenizer: TextTokenizer, model: ModelConfig) -> dict[str, Any]:
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": tokenizer.separator_token,
+        "eos_token": tokenizer.separator_token,
+        "add_bos_token": False,
+        "add_eos_token": False,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": model.max_sequence,
+    }
+
+
+# ---- import ---------------------------------------------------------------------------------------
+
+
+def import_hf(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
+    """The shape and all tensors (by the names used in `train/`, in the dtype of the file) of a saved model.
+
+    Raises ConfigError that names the file and key of what is missing, damaged, or cannot be represented.
+    """
+    config = _read_json(folder / "config.json")
+    model = _model_config(folder / "config.json", config)
+    prefix = "transformer." if model.architecture == "gpt" else "model."
+    tensors: dict[str, Tensor] = {}
+    for stored_name, tensor in _read_tensors(folder).items():
+        if stored_name.endswith(BUFFERS):
+            continue
+        # Files of the bare model (as GPT-2 was published) lack the prefix.
+        has_prefix = stored_name.startswith((prefix, "lm_head."))
+        name = stored_name if has_prefix else prefix + stored_name
+        if name == "lm_head.weight" and model.tied:
+            continue  # a copy of the embedding
+        if not tensor.is_floating_point():
+            raise ConfigError(f"{folder}: tensor {stored_name} holds {tensor.dtype}, not floating point")
+        tensors[name] = _transposed(name, tensor)
+    try:
+        _check_tensors(tensors, model)
+    except ValueError as error:
+        raise ConfigError(f"{folder} does not hold the model of its config.json: {error}") from None
+    return model, tensors
+
+
+def _model_config(path: Path, config: dict[str, Any]) -> ModelConfig:
+    kind = config.get("model_type")
+    if kind not in ("llama", "gpt2"):
+        raise ConfigError(f"{path}: model_type = {kind!r} cannot be represented; 'llama' and 'gpt2' can")
+    _refuse_what_is_not_fixed(path, config, LLAMA_FIXED if kind == "llama" else GPT2_FIXED)
+    try:
+        model = _llama_shape(path, config) if kind == "llama" else _gpt_shape(config)
+    except KeyError as error:
+        raise ConfigError(f"{path} lacks the key {error}; save the model again") from None
+    except (TypeError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{path} holds a value of the wrong type: {error}") from None
+    try:
+        validate(model)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    return model
+
+
+def _llama_shape(path: Path, config: dict[str, Any]) -> ModelConfig:
+    heads, dim = int(config["num_attention_heads"]), int(config["hidden_size"])
+    head_dim = config.get("head_dim")
+    if head_dim is not None and heads * int(head_dim) != dim:
+        raise ConfigError(
+            f"{path}: head_dim = {head_dim} cannot be represented; only hidden_size / num_attention_heads "
+            f"= {dim // heads} can"
+        )
+    return ModelConfig(
+        architecture="llama",
+        dim=dim,
+        blocks=int(config["num_hidden_layers"]),
+        heads=heads,
+        kv_heads=int(config.get("num_key_value_heads") or heads),
+        ffn=int(config["intermediate_size"]),
+        vocab_size=int(config["vocab_size"]),
+        max_sequence=int(config.get("max_position_embeddings", 2048)),
+        tied=bool(config.get("tie_word_embeddings", False)),
+        rope_theta=_rope_theta(path, config),
+        norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+    )
+
+
+def _gpt_shape(config: dict[str, Any]) -> ModelConfig:
+    dim, heads = int(config["n_embd"]), int(config["n_head"])
+    return ModelConfig(
+        architecture="gpt",
+        dim=dim,
+        blocks=int(config["n_layer"]),
+        heads=heads,
+        kv_heads=heads,
+        ffn=int(config.get("n_inner") or 4 * dim),
+        vocab_size=int(config["vocab_size"]),
+        max_sequence=int(config["n_positions"]),
+        tied=bool(config.get("tie_word_embeddings", True)),
+        norm_eps=float(config.get("layer_norm_epsilon", 1e-5)),
+    )
+
+
+def _rope_theta(path: Path, config: dict[str, Any]) -> float:
+    """Of `rope_parameters` (transformers 5) or `rope_theta` (transformers 4); nothing else may be there."""
+    parameters = dict(config.get("rope_parameters") or {})
+    kind = parameters.pop("rope_type", parameters.pop("type", "default"))
+    if kind != "default":
+        raise ConfigError(
+            f"{path}: rope_parameters.rope_type = {kind!r} cannot be represented; only 'default' can"
+        )
+    theta = float(parameters.pop("rope_theta", config.get("rope_theta", 10_000.0)))
+    for key, value in parameters.items():
+        raise ConfigError(
+            f"{path}: rope_parameters.{key} = {value!r} cannot be represented; only rope_theta can"
+        )
+    return theta
+
+
+def _refuse_what_is_not_fixed(
+    path: Path, config: dict[str, Any], fixed: dict[str, tuple[object, tuple[object, ...]]]
+) -> None:
+    for key, (default, allowed) in fixed.items():
+        value = config.get(key, default)
+        if value not in allowed:
+            absent = "" if key in config else " (the library's default, since the key is absent)"
+            raise ConfigError(
+                f"{path}: {key} = {json.dumps(value)}{absent} cannot be represented; "
+                f"only {' or '.join(json.dumps(one) for one in allowed)} can. Where the model may be used "
+                "without it, write that value into config.json"
+            )
+
+
+def _read_tensors(folder: Path) -> dict[str, Tensor]:
+    if (folder / INDEX).is_file() and not (folder / WEIGHTS).is_file():
+        weight_map = _read_json(folder / INDEX).get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise ConfigError(f"{folder / INDEX} lacks the key 'weight_map'; fetch or save it again")
+        names = sorted({str(name) for name in weight_map.values()})
+    else:
+        names = [WEIGHTS]
+    tensors: dict[str, Tensor] = {}
+    for name in names:
+        path = folder / name
+        if Path(name).name != name:
+            raise ConfigError(f"{folder / INDEX} names a file outside the folder: {name}")
+        if not path.is_file():
+            raise ConfigError(
+                f"{path} is missing; only safetensors are read: save the model again with "
+                "save_pretrained(..., safe_serialization=True)"
+            )
+        try:
+            tensors.update(load_file(path))
+        except (SafetensorError, OSError) as error:
+            raise ConfigError(f"{path} cannot be read ({error}); fetch or save it again") from None
+    return tensors
+
+
+# ---- both -----------------------------------------------------------------------------------------
+
+
+def _check_tensors(tensors: Mapping[str, Tensor], model: ModelConfig) -> None:
+    """ValueError if `tensors` are not exactly the parameters of `model` by name and shape."""
+    plan = build(model, torch.device("cpu"), torch.float32)
+    shapes = plan.end_shapes()
+    for block in range(model.blocks):
+        shapes.update(plan.block_shapes(block))
+    for name in shapes.keys() - tensors.keys():
+        raise ValueError(f"the tensor {name} is missing")
+    for name, tensor in tensors.items():
+        if name not in shapes:
+            raise ValueError(f"the tensor {name} is not one of the model's")
+        if tuple(tensor.shape) != shapes[name]:
+            raise ValueError(f"the tensor {name} has shape {tuple(tensor.shape)}, not {shapes[name]}")
+
+
+def _transposed(name: str, tensor: Tensor) -> Tensor:
+    """The other side's form of a tensor (its own inverse): GPT-2's linear weights are transposed."""
+    tensor = tensor.detach().cpu()
+    turn = name.startswith("transformer.h.") and name.endswith(CONV1D) and tensor.dim() == 2
+    return (tensor.t() if turn else tensor).contiguous()
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be read ({error.strerror}); name a folder made by save_pretrained "
+            "or by `anabranch export`"
+        ) from None
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path} is damaged: it is not a JSON object; fetch or save it again")
+    return value
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

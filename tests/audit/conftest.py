@@ -1,0 +1,3 @@
+from anabranch.train.numerics import configure
+
+configure(threads=1)
