@@ -1,0 +1,50 @@
+"""`anabranch export`: a checkpoint as a folder that Hugging Face `transformers` loads."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from anabranch.cli.loading import add_checkpoint_arguments, load_trained_model
+from anabranch.errors import UserError
+
+_EPILOG = """\
+examples:
+  anabranch export runs/tiny --to hf tiny-hf
+  anabranch export runs/tiny --to hf tiny-hf-200 --step 200
+
+The folder holds weights, tokenizer and generation config:
+  transformers.AutoModelForCausalLM.from_pretrained("tiny-hf")
+A run file with model.initial_weights = "tiny-hf" continues training from it.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Write the weights of a checkpoint as a folder for other programs."
+    parser.epilog = _EPILOG
+    add_checkpoint_arguments(parser)
+    parser.add_argument(
+        "--to", choices=("hf",), required=True, help="format: hf is Hugging Face transformers"
+    )
+    parser.add_argument("out", type=Path, metavar="OUT", help="folder to write; must not exist or be empty")
+    parser.add_argument("--json", action="store_true", help="print what was written as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    trained = load_trained_model(args.run_dir, args.step)
+
+    from anabranch.checkpoint.hf import export_hf
+    from anabranch.data.corpus import TOKENIZER
+
+    try:
+        export_hf(trained.weights, trained.model, trained.directory.corpus / TOKENIZER, args.out)
+    except ValueError as error:
+        raise UserError(f"the checkpoint of step {trained.t} does not fit its run file: {error}") from error
+    except OSError as error:
+        raise UserError(f"cannot write {args.out}: {error.strerror}") from None
+    if args.json:
+        print(json.dumps({"out": str(args.out), "step": trained.t}))
+    else:
+        print(f"wrote {args.out}: the weights after step {trained.t}")
+    return 0

@@ -1,0 +1,82 @@
+"""`anabranch join`: lend this machine to a run."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+from anabranch.cli.main import print_error
+
+_EPILOG = """\
+examples:
+  anabranch join anabranch1:...                          one command is all
+  anabranch join anabranch1:... --name ada --region London
+  anabranch join anabranch1:... --host 0.0.0.0 --port 7700 --advertise my.host:7700
+
+Other peers should be able to dial this machine (--advertise); one side of each pair has to be reachable.
+Ctrl+C leaves cleanly: what this machine was working on is done again by others.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Lend this machine to a run: measure it, fetch a stage, compute until the run ends."
+    parser.epilog = _EPILOG
+    parser.add_argument("ticket", metavar="TICKET", help="the text that `anabranch start` printed")
+    parser.add_argument("--name", default="", help="the name that others see")
+    parser.add_argument("--region", default="", help="where this machine is, for those who like to say")
+    parser.add_argument("--stage", type=int, default=-1, metavar="N", help="serve this stage (default: any)")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
+    parser.add_argument("--port", type=int, default=0, help="port to listen on (default: a free one)")
+    parser.add_argument("--advertise", default="", metavar="HOST:PORT", help="address that others dial")
+    parser.add_argument("--corpus", type=Path, metavar="DIR", help="the run's corpus folder (data nodes)")
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=120.0,
+        metavar="SECONDS",
+        help="go on trying for so long when the data node cannot be reached (default: 120)",
+    )
+    parser.add_argument("--home", type=Path, metavar="DIR", help="key and log (default: ~/.anabranch/RUN)")
+    parser.add_argument("--fault-plan", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    parser.add_argument("--supervised", action="store_true", help=argparse.SUPPRESS)
+
+
+def run(args: argparse.Namespace) -> int:
+    from anabranch.cli.leading import user_errors
+    from anabranch.errors import UserError
+    from anabranch.net.ticket import parse_ticket
+    from anabranch.node.roles import JoinOptions, join
+    from anabranch.node.supervised import exit_with_parent, run_async
+
+    def say(text: str) -> None:
+        if not args.quiet:
+            print(text, flush=True)
+
+    if args.supervised:
+        exit_with_parent()
+    with user_errors():
+        ticket = parse_ticket(args.ticket, now_s=time.time())
+        if ticket.grant.role == "data" and args.corpus is None:
+            raise UserError("a data node needs the run's corpus: copy its folder here, name it with --corpus")
+        options = JoinOptions(
+            ticket,
+            args.home or Path.home() / ".anabranch" / ticket.grant.run,
+            args.name,
+            args.region,
+            args.stage,
+            args.host,
+            args.port,
+            args.advertise,
+            args.corpus,
+            args.fault_plan,
+            args.patience,
+        )
+        outcome = run_async(join(options, say))
+    if outcome.ok:
+        say(outcome.reason)
+        return 0
+    removed = outcome.reason.startswith("removed from the run")
+    print_error(outcome.reason + ("; the ticket still holds: join again when it is well" if removed else ""))
+    return 1

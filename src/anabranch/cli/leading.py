@@ -1,0 +1,117 @@
+"""What `start`, `train` and `resume` share: make a run directory, lead the run in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from anabranch.checkpoint.directory import RunDirectory
+from anabranch.cli.main import print_error
+from anabranch.config import RunConfig, load_run_file
+from anabranch.errors import UserError
+from anabranch.observe.progress import Advance, progress
+
+
+@contextmanager
+def bars() -> Iterator[Callable[[str, int, int], None]]:
+    """Yields a callback (what, done, total in bytes) that draws one bar for each `what`."""
+    with ExitStack() as stack:
+        current: list[str] = []
+        advance: list[Advance] = []
+        reached = [0]
+
+        def update(what: str, done: int, total: int) -> None:
+            if current != [what]:
+                stack.pop_all().close()
+                current[:] = [what]
+                reached[0] = 0
+                advance[:] = [stack.enter_context(progress(what, total, unit="bytes"))]
+            advance[0](done - reached[0])
+            reached[0] = done
+
+        yield update
+
+
+@contextmanager
+def user_errors() -> Iterator[None]:
+    """What a network, a disk or a file system refuses, as one sentence for the person at the terminal."""
+    from anabranch.net.errors import NetError
+
+    try:
+        yield
+    except NetError as error:
+        raise UserError(str(error)) from None
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        raise UserError(f"{where}{error.strerror or error}") from None
+
+
+def partition_line(directory: RunDirectory) -> str:
+    """Which blocks each stage has, and what the head costs the data nodes."""
+    from anabranch.train.partition import describe, partition
+    from anabranch.train.sizes import model_config
+
+    config = load_run_file(directory.run_file)
+    model = model_config(config.model, config.model.vocab_size or 1)
+    sequence = config.batch.sequence
+    return describe(model, partition(model, config.pipeline, sequence), sequence)
+
+
+def create(config: RunConfig, path: Path) -> RunDirectory:
+    """A new run directory with its corpus."""
+    from anabranch.node.founding import create_run
+
+    with bars() as update:
+        return create_run(config, path, update)
+
+
+def lead_directory(
+    path: Path, quiet: bool = False, supervised: bool = False, fault_plan: Path | None = None
+) -> int:
+    """Lead the run in a directory until it ends; the exit status."""
+    from anabranch.net.ticket import Ticket
+    from anabranch.node.founding import lead_run
+    from anabranch.node.roles import advertised, bind_port, lead
+    from anabranch.node.supervised import exit_with_parent, run_async
+    from anabranch.observe.console import Console
+    from anabranch.observe.events import Event
+
+    if supervised:
+        exit_with_parent()
+    directory = RunDirectory.open(path)
+    console = Console()
+
+    def on_event(event: Event) -> None:
+        if not quiet:
+            console.on_event(event)
+
+    def on_ready(tickets: dict[str, Ticket]) -> None:
+        if not quiet:
+            print("others join with:\n")
+            print(f"  anabranch join {tickets['relay'].text}\n")
+            print(partition_line(directory), flush=True)
+
+    def say(text: str) -> None:
+        if not quiet:
+            console.say(text)
+
+    config = load_run_file(directory.run_file)
+    port = bind_port(config.network.host, config.network.port)
+    if not quiet:
+        print(f"run directory: {directory.path}", flush=True)
+    founded = lead_run(directory, advertised(config, port))
+    steps = founded.run.run.steps
+    if founded.history.stopped and founded.history.t >= steps:
+        raise UserError(f"{path}: all {steps} steps are committed; there is nothing to resume")
+    outcome = run_async(lead(founded, port, on_event, on_ready, say, fault_plan))
+    committed = founded.peer.lead.t if founded.peer.lead else 0
+    if not quiet:
+        if committed < steps:
+            print(f"continue with: anabranch resume {directory.path}")
+        print(f"run directory: {directory.path}", flush=True)
+    if not outcome.ok:
+        print_error(outcome.reason)
+    return 0 if outcome.ok else 1

@@ -1,0 +1,45 @@
+"""`anabranch resume`: take a run up again where its log ends."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+_EPILOG = """\
+examples:
+  anabranch resume runs/tiny            lead it again and wait for peers to join (prints a new ticket)
+  anabranch resume runs/tiny --local    a local swarm, as `anabranch train` starts one
+
+The run goes on from its newest checkpoint. Steps that were committed after it are taken again, and come
+out the same; the log says so.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Continue a run from its directory."
+    parser.epilog = _EPILOG
+    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="directory of the run")
+    parser.add_argument("--local", action="store_true", help="start the relays on this machine, too")
+    parser.add_argument("--no-verify", action="store_true", help="with --local: do not verify at the end")
+    # The leading process of a local swarm is started with these.
+    parser.add_argument("--quiet", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--supervised", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--fault-plan", type=Path, help=argparse.SUPPRESS)
+
+
+def run(args: argparse.Namespace) -> int:
+    from anabranch.checkpoint.directory import RunDirectory
+    from anabranch.cli.leading import lead_directory, user_errors
+
+    with user_errors():
+        if not args.local:
+            return lead_directory(args.run_dir, args.quiet, args.supervised, args.fault_plan)
+
+        from anabranch.cli.train import train_directory
+        from anabranch.config import load_run_file
+        from anabranch.node.children import Nursery
+
+        config = load_run_file(RunDirectory.open(args.run_dir).run_file)
+        print(f"run directory: {args.run_dir}", flush=True)
+        with Nursery(config.compute.threads) as nursery:
+            return train_directory(args.run_dir, nursery, verify=not args.no_verify)

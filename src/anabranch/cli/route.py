@@ -1,0 +1,153 @@
+"""`anabranch route`: solve a routing instance by any policy, and say what it took."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import msgspec
+
+from anabranch.errors import UserError
+
+_EPILOG = """\
+examples:
+  anabranch route swarm.json                            by the auction, over links of 10 to 300 ms
+  anabranch route swarm.json --policy gwtf --oracle     the published algorithm, and the optimum beside it
+  anabranch route swarm.json --loss 0.05 --churn 3      bad links; then three relays crash
+  anabranch route swarm.json --plot flow.svg --json     a picture; the result for a program
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Find maximum flow and least cost on an instance, the nodes working by messages alone."
+    )
+    parser.epilog = _EPILOG
+    parser.add_argument(
+        "instance", metavar="INSTANCE.json", help="the instance (docs/formats.md); - is stdin"
+    )
+    parser.add_argument(
+        "--policy",
+        default="auction",
+        help="auction, gwtf, swarm, greedy, static or optimal (default: auction)",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of delays, losses and the nodes' dice (default: 0)"
+    )
+    parser.add_argument(
+        "--loss", type=float, default=0.0, metavar="P", help="share of datagrams that are lost"
+    )
+    parser.add_argument(
+        "--duplicate", type=float, default=0.0, metavar="P", help="share of datagrams that come twice"
+    )
+    parser.add_argument(
+        "--reorder", type=float, default=0.0, metavar="P", help="share of datagrams that are overtaken"
+    )
+    parser.add_argument(
+        "--delay",
+        default="uniform:0.01,0.3",
+        metavar="uniform:LOW,HIGH",
+        help="seconds; each link draws its own (default: uniform:0.01,0.3)",
+    )
+    parser.add_argument(
+        "--churn", type=int, default=0, metavar="K", help="relays that crash after convergence"
+    )
+    parser.add_argument("--oracle", action="store_true", help="solve it exactly as well")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    parser.add_argument("--plot", type=Path, metavar="OUT.svg", help="draw the flow (SVG, PNG or PDF)")
+
+
+def run(args: argparse.Namespace) -> int:
+    from anabranch.flow.instances import InstanceError, parse_instance
+    from anabranch.sim.flows import Weather
+    from anabranch.sim.routing import POLICIES, route
+
+    if args.policy not in POLICIES:
+        raise UserError(f"--policy {args.policy}: there are {', '.join(POLICIES)}")
+    if args.churn < 0:
+        raise UserError(f"--churn {args.churn}: not a number of relays")
+    weather = Weather(
+        delay_s=_delay(args.delay),
+        loss=_share("--loss", args.loss),
+        duplicate=_share("--duplicate", args.duplicate),
+        reorder=_share("--reorder", args.reorder),
+    )
+    if args.plot is not None and args.plot.suffix.lower() not in (".svg", ".png", ".pdf"):
+        raise UserError(f"--plot {args.plot}: the name must end in .svg, .png or .pdf")
+    try:
+        instance = parse_instance(_read(args.instance))
+    except InstanceError as error:
+        raise UserError(f"{args.instance}: {error}") from None
+    result = route(
+        instance, args.policy, seed=args.seed, weather=weather, churn=args.churn, oracle=args.oracle
+    )
+    if args.plot is not None:
+        from anabranch.observe.ribbons import draw_flow  # matplotlib takes half a second to import
+
+        stage = instance.stage
+        capacity = {relay.id: relay.capacity for relay in instance.relays}
+        try:
+            draw_flow(instance.stages, stage, capacity, result.paths, args.plot)
+        except OSError as error:
+            raise UserError(f"--plot {args.plot}: {error.strerror}") from None
+    print(msgspec.json.encode(result).decode() if args.json else _report(result))
+    return 0
+
+
+def _read(name: str) -> bytes:
+    if name == "-":
+        return sys.stdin.buffer.read()
+    try:
+        return Path(name).read_bytes()
+    except OSError as error:
+        raise UserError(f"{name}: {error.strerror}") from None
+
+
+def _share(option: str, value: float) -> float:
+    if not 0 <= value < 1:
+        raise UserError(f"{option} {value:g}: not in 0..1")
+    return value
+
+
+def _delay(text: str) -> tuple[float, float]:
+    kind, _, bounds = text.partition(":")
+    try:
+        low, high = (float(part) for part in bounds.split(","))
+    except ValueError:
+        kind, low, high = "", 0.0, 0.0
+    if kind != "uniform" or not 0 <= low <= high < 3600:
+        raise UserError(f"--delay {text}: write it as uniform:0.01,0.3 (seconds, the lower first)")
+    return low, high
+
+
+def _report(result: object) -> str:
+    """The same result for people."""
+    from anabranch.sim.routing import RouteResult
+
+    assert isinstance(result, RouteResult)
+    lines = [
+        f"{result.policy}: {result.flow} of {result.demand} microbatches, cost {result.cost:g}, "
+        f"dearest path {result.max_path_cost:g}"
+    ]
+    if result.oracle is not None:
+        kind = "optimum" if result.oracle.exact else "bound"
+        lines.append(f"{kind}: {result.oracle.flow:g} microbatches, cost {result.oracle.cost:g}")
+    messages = result.messages
+    if messages.total:
+        lines.append(
+            f"messages: {messages.total}, {messages.per_link_mean:.1f} per neighbour link, "
+            f"{messages.per_node_mean:.0f} per node (most {messages.per_node_max}); "
+            + (f"quiet after {result.simulated_seconds:.1f} s" if result.quiet else "not quiet at the end")
+        )
+    if result.churn is not None:
+        churn = result.churn
+        lines.append(
+            f"after {', '.join(churn.crashed)} crashed: {churn.flow} microbatches, cost {churn.cost:g}"
+            + (f" (optimum {churn.oracle.flow:g}, {churn.oracle.cost:g})" if churn.oracle else "")
+        )
+        lines.append(
+            f"repair: {churn.messages} messages, {churn.seconds:.1f} s, {churn.nodes_touched} nodes, "
+            f"median distance {churn.graph_distance_median:g}"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,155 @@
+"""`anabranch train`: a local swarm, from nothing to a verified model."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from anabranch.node.children import Nursery
+    from anabranch.node.swarm import LocalSwarm
+    from anabranch.observe.console import Console
+
+_EPILOG = """\
+examples:
+  anabranch train                           llama-tiny on the Python standard library's source text
+  anabranch train --steps 50                a shorter look
+  anabranch train run.toml                  what the run file says (anabranch init writes one)
+
+Data nodes and relays run as separate processes on this machine and talk over encrypted connections, as
+they would across the internet. Ctrl+C stops after the present step and says how to go on.
+"""
+
+#: Prompt of the sample that is shown at the end.
+PROMPT = "def "
+SAMPLE_TOKENS = 120
+#: Seconds that the leader may take to end the run after Ctrl+C; it gives its step a minute.
+STOP_S = 70.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Train with a local swarm: data nodes and relays as processes on this machine."
+    parser.epilog = _EPILOG
+    parser.add_argument("run_file", nargs="?", type=Path, metavar="RUN.toml", help="default: a tiny llama")
+    parser.add_argument("--steps", type=int, metavar="N", help="override run.steps")
+    parser.add_argument("--run-dir", type=Path, metavar="DIR", help="default: runs/NAME, numbered if taken")
+    parser.add_argument("--no-verify", action="store_true", help="do not verify at the end")
+
+
+def run(args: argparse.Namespace) -> int:
+    from anabranch.cli.leading import create, partition_line, user_errors
+    from anabranch.config import RunConfig, load_run_file, relays_by_stage, with_changes
+    from anabranch.node.children import Nursery
+
+    config = load_run_file(args.run_file) if args.run_file else RunConfig()
+    if args.steps is not None:
+        config = with_changes(config, {"run.steps": args.steps})
+    path = args.run_dir or _free_path(Path("runs") / config.run.name)
+    print(f"run directory: {path}", flush=True)
+    replicas = min(relays_by_stage(config))
+    # A local swarm is complete before it begins, unless the run file asks for more or less.
+    config = with_changes(config, {"fleet.minimum": max(config.fleet.minimum, replicas)})
+    with user_errors(), Nursery(config.compute.threads) as nursery:
+        print(partition_line(create(config, path)), flush=True)
+        return train_directory(path, nursery, verify=not args.no_verify)
+
+
+def _free_path(path: Path) -> Path:
+    number = 1
+    candidate = path
+    while candidate.exists():
+        number += 1
+        candidate = path.with_name(f"{path.name}-{number}")
+    return candidate
+
+
+def train_directory(path: Path, nursery: Nursery, verify: bool = True) -> int:
+    """Run the local swarm of a run directory until it ends; then show what came of it."""
+    from anabranch.checkpoint.directory import RunDirectory
+    from anabranch.cli.main import print_error
+    from anabranch.config import load_run_file
+    from anabranch.node.swarm import Interrupted, LeaderFailed, LocalSwarm
+    from anabranch.observe.console import Console
+
+    directory = RunDirectory.open(path)
+    config = load_run_file(directory.run_file)
+    swarm = LocalSwarm(directory, config, nursery)
+    console = Console(config.run.steps)
+    begin = time.monotonic()
+    with _stopping(swarm, console) as poll:
+        try:
+            swarm.start()
+            for event in swarm.events(poll):
+                console.on_event(event)
+            swarm.end()
+            if not swarm.stopping:
+                swarm.check_leader()
+        except Interrupted:
+            console.say("stopped before the first step")
+        except LeaderFailed as failure:
+            print_error(str(failure))
+            print(f"run directory: {path}", flush=True)
+            return 1
+        finally:
+            nursery.close()
+    if swarm.stopping:
+        print(f"continue with: anabranch resume {path} --local\nrun directory: {path}")
+        return 0
+    console.say(f"trained in {time.monotonic() - begin:.0f} s")
+    return _show(path, console, verify)
+
+
+@contextmanager
+def _stopping(swarm: LocalSwarm, console: Console) -> Iterator[Callable[[], None]]:
+    """First Ctrl+C (or SIGTERM): stop after the present step. A second one, or a step that does not come to
+    its end: at once. Yields what has to be called regularly."""
+    asked: list[float] = []
+    obeyed = [0]
+
+    def ask(number: int, frame: object) -> None:
+        asked.append(time.monotonic())
+        swarm.stopping = True
+
+    def poll() -> None:
+        if asked and time.monotonic() - asked[-1] > STOP_S:
+            asked.append(time.monotonic())
+        if len(asked) <= obeyed[0]:
+            return
+        obeyed[0] = len(asked)
+        if len(asked) == 1:
+            console.say("stopping after the present step (Ctrl+C again stops at once)")
+        elif len(asked) == 2:
+            console.say("stopping at once")
+        swarm.stop()
+
+    former = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield poll
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
+def _show(path: Path, console: Console, verify: bool) -> int:
+    """Held-out loss before and after, a sample, the plots, and the proof."""
+    from anabranch.cli.main import main
+
+    first, last = console.first_evaluation, console.last_evaluation
+    if first is not None and last is not None and first is not last:
+        print(
+            f"held-out loss {first.loss:.3f} -> {last.loss:.3f} nats per token, "
+            f"{first.bits_per_byte:.3f} -> {last.bits_per_byte:.3f} bits per byte"
+        )
+    print(f"\na sample (the model continues {PROMPT!r}):", flush=True)
+    main(["generate", str(path), "--prompt", PROMPT, "--tokens", str(SAMPLE_TOKENS)])
+    print()
+    main(["plot", str(path)])
+    status = main(["verify", str(path), "--jobs", str(min(2, os.cpu_count() or 1))]) if verify else 0
+    print(f"run directory: {path}", flush=True)
+    return status

@@ -1,0 +1,261 @@
+"""Pictures of a run, from its event log alone: `loss` and `throughput`, each as PNG and SVG.
+
+Backgrounds are transparent and all ink is of middling brightness, so that one picture serves pages that are
+light and pages that are dark.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from anabranch.errors import UserError
+from anabranch.observe.events import (
+    Evaluation,
+    Event,
+    FaultDelivered,
+    Redo,
+    Repair,
+    RunStarted,
+    Skip,
+    Step,
+    Unknown,
+    read_events,
+)
+
+INK, GRID = "#7d8590", "#7d859040"
+BLUE, ORANGE, GREEN, RED = "#3b8eea", "#e0812b", "#2fa35b", "#e5484d"
+#: Replicas of a stage, from stage 0 on; repeated for more.
+STAGE_COLOURS = (ORANGE, BLUE, GREEN, "#a371f7", "#d4557f", "#1fa3a3", "#b08c1e")
+#: Colour and letter of what is marked above the throughput.
+MARKS = {"fault": (RED, "v"), "repair": (GREEN, "o"), "redo": (ORANGE, "s"), "skip": ("#a371f7", "X")}
+
+_STYLE: Any = {  # keys are checked by matplotlib as they are set
+    "font.size": 10,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlecolor": INK,
+    "axes.titlesize": 11,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "text.color": INK,
+    "legend.frameon": False,
+    "legend.labelcolor": INK,
+    "grid.color": GRID,
+    "grid.linewidth": 0.7,
+    "svg.hashsalt": "anabranch",  # the same events give the same bytes
+    "svg.fonttype": "path",
+}
+
+
+@dataclass
+class History:
+    """What the pictures need of a run, by step."""
+
+    title: str = ""
+    steps: dict[int, Step] = field(default_factory=dict)
+    evaluations: dict[int, Evaluation] = field(default_factory=dict)
+    marks: dict[str, list[float]] = field(default_factory=dict)
+    """kind of mark -> steps (fractional) at which it happened."""
+
+    def bits_per_nat(self) -> float | None:
+        """Bits per byte for each nat per token, from the last evaluation that has both; None: unknown."""
+        for _, evaluation in sorted(self.evaluations.items(), reverse=True):
+            if evaluation.loss and evaluation.bits_per_byte:
+                return evaluation.bits_per_byte / evaluation.loss
+        return None
+
+
+def read_history(events: Iterable[Event | Unknown]) -> History:
+    """Gather events. A step that was taken again (after a rollback or a resume) counts as it was last."""
+    history = History()
+    faults: list[float] = []
+    for event in events:
+        match event:
+            case RunStarted():
+                history.title = f"{event.run}: {event.model}, {_short(event.parameters)} parameters"
+            case Step():
+                history.steps[event.t] = event
+            case Evaluation():
+                history.evaluations[event.t] = event
+            case FaultDelivered():
+                faults.append(event.time)
+            case Repair():
+                history.marks.setdefault("repair", []).append(event.t)
+            case Redo():
+                history.marks.setdefault("redo", []).append(event.t)
+            case Skip():
+                history.marks.setdefault("skip", []).append(event.t)
+            case _:
+                pass
+    if faults:
+        history.marks["fault"] = [_step_at(history.steps, time) for time in faults]
+    return history
+
+
+def plot_run(run_dir: str | Path, out_dir: str | Path) -> list[Path]:
+    """Draw `loss` and `throughput` of the run in `run_dir` into `out_dir` (made if need be).
+
+    Returns the files written: loss.png, loss.svg, throughput.png, throughput.svg. Raises UserError when
+    there is no event log or no step in it.
+    """
+    path = Path(run_dir) / "events.jsonl"
+    try:
+        history = read_history(read_events(path))
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}); give the directory of a run") from None
+    if not history.steps:
+        raise UserError(f"{path} holds no step yet; there is nothing to draw")
+    out = Path(out_dir)
+    written = []
+    with matplotlib.rc_context(_STYLE):
+        for name, figure in (("loss", draw_loss(history)), ("throughput", draw_throughput(history))):
+            for suffix in ("png", "svg"):
+                target = out / f"{name}.{suffix}"
+                _save(figure, target)
+                written.append(target)
+    return written
+
+
+def draw_loss(history: History) -> Figure:
+    """Training and held-out loss over steps; nats per token at the left, bits per byte at the right."""
+    figure = Figure(figsize=(8, 4.2), layout="constrained")
+    axes = figure.add_subplot()
+    steps = [(t, step.loss) for t, step in sorted(history.steps.items()) if step.loss is not None]
+    if steps:
+        at, losses = zip(*steps, strict=True)
+        axes.plot(at, losses, color=BLUE, alpha=0.3, linewidth=0.8)
+        axes.plot(at, smooth(losses), color=BLUE, linewidth=1.8, label="training (smoothed)")
+    held_out = [(t, e.loss) for t, e in sorted(history.evaluations.items()) if e.loss is not None]
+    if held_out:
+        at, losses = zip(*held_out, strict=True)
+        axes.plot(at, losses, color=ORANGE, marker="o", markersize=5, linewidth=1.4, label="held out")
+        axes.annotate(
+            _final(history.evaluations[at[-1]]), (at[-1], losses[-1]), color=ORANGE,
+            xytext=(0, 14), textcoords="offset points", ha="right",
+        )  # fmt: skip
+    _finish(axes, "loss (nats per token)", history.title)
+    axes.set_xlabel("step")
+    ratio = history.bits_per_nat()
+    if ratio is not None:
+
+        def to_bits(nats: Any) -> Any:
+            return nats * ratio
+
+        def to_nats(bits: Any) -> Any:
+            return bits / ratio
+
+        right = axes.secondary_yaxis("right", functions=(to_bits, to_nats))
+        right.set_ylabel("bits per byte")
+        right.spines["right"].set_visible(True)
+    return figure
+
+
+def draw_throughput(history: History) -> Figure:
+    """Tokens per second over steps, with faults and what mended them; below, the peers alive per stage."""
+    figure = Figure(figsize=(8, 5.2), layout="constrained")
+    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(2.2, 1))
+    at = sorted(history.steps)
+    rates = [s.tokens / s.seconds if s.seconds > 0 else 0.0 for s in (history.steps[t] for t in at)]
+    upper.plot(at, rates, color=BLUE, alpha=0.3, linewidth=0.8)
+    upper.plot(at, smooth(rates), color=BLUE, linewidth=1.8, label="tokens per second (smoothed)")
+    top = max(rates, default=0.0) * 1.12 or 1.0
+    upper.set_ylim(0, top)
+    for kind, (colour, marker) in MARKS.items():
+        places = history.marks.get(kind, [])
+        if places:
+            upper.scatter(
+                places, [top * 0.95] * len(places), color=colour, marker=marker, s=28, zorder=3,
+                label=f"{kind} ({len(places)})", linewidths=0,
+            )  # fmt: skip
+            for axes in (upper, lower):
+                axes.vlines(
+                    places, 0, 1, transform=axes.get_xaxis_transform(), color=colour, alpha=0.25, lw=1
+                )
+    _finish(upper, "tokens per second", history.title)
+    upper.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+
+    alive_at = [history.steps[t].alive for t in at]
+    stages = max(map(len, alive_at), default=0)
+    for stage in range(stages):
+        # Lines of equal height are shifted apart a little, or only the last would be seen.
+        shift = 0.07 * (stage - (stages - 1) / 2)
+        heights = [alive[stage] + shift if stage < len(alive) else shift for alive in alive_at]
+        lower.plot(
+            at, heights, drawstyle="steps-post", linewidth=1.8,
+            color=STAGE_COLOURS[stage % len(STAGE_COLOURS)],
+            label="data nodes" if stage == 0 else f"stage {stage}",
+        )  # fmt: skip
+    most = max((count for alive in alive_at for count in alive), default=1)
+    lower.set_ylim(0, most + 0.6)
+    lower.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
+    _finish(lower, "peers alive", "", columns=max(1, stages))
+    lower.set_xlabel("step")
+    return figure
+
+
+def smooth(values: Sequence[float], span: int = 15) -> list[float]:
+    """Exponential moving average that starts without bias; a span of n weighs about the last n values."""
+    decay = 1 - 2 / (span + 1)
+    total = weight = 0.0
+    result = []
+    for value in values:
+        total = decay * total + value
+        weight = decay * weight + 1
+        result.append(total / weight)
+    return result
+
+
+def _finish(axes: Axes, label: str, title: str, columns: int = 1) -> None:
+    axes.set_ylabel(label)
+    axes.set_title(title, loc="left")
+    axes.grid(True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.margins(x=0.01)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(loc="best", ncols=columns)
+
+
+def _save(figure: Figure, path: Path) -> None:
+    # Without a date the same events give the same file.
+    metadata: dict[str, Any] = {"Date": None} if path.suffix == ".svg" else {"Software": None}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=160, transparent=True, metadata=metadata)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}; give another folder with --out") from None
+
+
+def _step_at(steps: dict[int, Step], time: float) -> float:
+    """Where on the axis of steps the moment `time` (unix seconds) lies, between the commits around it."""
+    commits = sorted((step.time, t) for t, step in steps.items())
+    if not commits:
+        return 0.0
+    after = bisect_left(commits, (time, -1))
+    if after in (0, len(commits)):
+        return float(commits[min(after, len(commits) - 1)][1])
+    (before_time, before), (after_time, then) = commits[after - 1], commits[after]
+    return before + (then - before) * (time - before_time) / (after_time - before_time)
+
+
+def _final(evaluation: Evaluation) -> str:
+    bits = evaluation.bits_per_byte
+    return f"{evaluation.loss:.3f}" + (f"  ({bits:.3f} bits per byte)" if bits is not None else "")
+
+
+def _short(count: int) -> str:
+    """1,234,567 -> "1.2M"."""
+    for size, unit in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
+        if count >= size:
+            return f"{count / size:.3g}{unit}"
+    return str(count)

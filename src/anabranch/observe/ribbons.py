@@ -1,0 +1,115 @@
+"""A flow as a picture: stages as columns, nodes sized by capacity, flows as ribbons coloured by data node."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import PathPatch, Rectangle
+from matplotlib.path import Path as Curve
+
+from anabranch.observe.plots import INK, STAGE_COLOURS
+
+#: Widths in columns: of a node, and gaps between nodes in units of flow.
+NODE_WIDTH, GAP = 0.12, 0.6
+_STYLE: Any = {"svg.hashsalt": "anabranch", "svg.fonttype": "path", "text.color": INK}
+
+
+def draw_flow(
+    stages: int,
+    stage: Mapping[str, int],
+    capacity: Mapping[str, int],
+    paths: Sequence[Sequence[str]],
+    out: Path,
+) -> None:
+    """Write the picture to `out` (its suffix is the format). `stage` names all nodes; data nodes have 0.
+
+    Data nodes are drawn at both ends. OSError when `out` cannot be written.
+    """
+    columns = _columns(stages, stage, capacity, paths)
+    tallest = max(sum(size + GAP for _, size in column) for column in columns)
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(1.3 * (stages + 2), min(12.0, 2.5 + 0.12 * tallest)), layout="constrained")
+        figure.patch.set_alpha(0.0)
+        axes = figure.add_subplot()
+        axes.axis("off")
+        places = _place_nodes(axes, columns, tallest, stage)
+        _draw_ribbons(axes, places, paths)
+        for at in range(stages + 2):
+            label = "data" if at in (0, stages + 1) else f"stage {at}"
+            axes.text(at, -0.04 * tallest - GAP, label, ha="center", va="top", fontsize=9)
+        axes.set_xlim(-0.5, stages + 1.5)
+        axes.set_ylim(-0.1 * tallest - 1.5, tallest + GAP)
+        figure.savefig(out, metadata={"Date": None} if out.suffix.lower() == ".svg" else None)
+
+
+def _columns(
+    stages: int, stage: Mapping[str, int], capacity: Mapping[str, int], paths: Sequence[Sequence[str]]
+) -> list[list[tuple[str, float]]]:
+    """Nodes of each column and their heights in units. A data node is as tall as its flow."""
+    through = [Counter(path[at] for path in paths) for at in range(stages + 2)]
+    columns: list[list[tuple[str, float]]] = [[] for _ in range(stages + 2)]
+    for name, level in stage.items():
+        for at in (0, stages + 1) if level == 0 else (level,):
+            size = max(1, through[at][name]) if level == 0 else max(0.3, capacity[name])
+            columns[at].append((name, float(size)))
+    return columns
+
+
+def _place_nodes(
+    axes: Axes, columns: list[list[tuple[str, float]]], tallest: float, stage: Mapping[str, int]
+) -> dict[tuple[int, str], float]:
+    """Draw the nodes, centred in their columns; returns the upper edge of each."""
+    colours = _colours([name for name, level in stage.items() if level == 0])
+    places: dict[tuple[int, str], float] = {}
+    for at, column in enumerate(columns):
+        top = (tallest + sum(size + GAP for _, size in column)) / 2
+        for name, size in column:
+            places[at, name] = top
+            colour = colours.get(name, INK)
+            corner = (at - NODE_WIDTH / 2, top - size)
+            axes.add_patch(Rectangle(corner, NODE_WIDTH, size, facecolor=colour, edgecolor="none", alpha=0.8))
+            axes.text(at, top + 0.1, name, ha="center", va="bottom", fontsize=6)
+            top -= size + GAP
+    return places
+
+
+def _draw_ribbons(axes: Axes, places: dict[tuple[int, str], float], paths: Sequence[Sequence[str]]) -> None:
+    """One ribbon per pair of neighbours and data node, as wide as its units."""
+    colours = _colours(sorted({name for column, name in places if column == 0}))
+    left, right = dict(places), dict(places)
+    for at in range(max((len(path) for path in paths), default=1) - 1):
+        amounts: dict[tuple[str, str, str], int] = defaultdict(int)
+        for path in paths:
+            amounts[path[at], path[at + 1], path[0]] += 1
+        # From top to top: ribbons leave and enter in the order of where they go and come from.
+        for start, end, source in sorted(
+            amounts, key=lambda hop: (-places[at, hop[0]], -places[at + 1, hop[1]], hop[2])
+        ):
+            width = amounts[start, end, source]
+            y0, y1 = right[at, start], left[at + 1, end]
+            right[at, start] -= width
+            left[at + 1, end] -= width
+            axes.add_patch(
+                _ribbon(at + NODE_WIDTH / 2, y0, at + 1 - NODE_WIDTH / 2, y1, width, colours[source])
+            )
+
+
+def _ribbon(x0: float, y0: float, x1: float, y1: float, width: float, colour: str) -> PathPatch:
+    middle = (x0 + x1) / 2
+    points = [
+        *((x0, y0), (middle, y0), (middle, y1), (x1, y1)),
+        *((x1, y1 - width), (middle, y1 - width), (middle, y0 - width), (x0, y0 - width), (x0, y0)),
+    ]
+    codes = [Curve.MOVETO, *[Curve.CURVE4] * 3, Curve.LINETO, *[Curve.CURVE4] * 3, Curve.CLOSEPOLY]
+    return PathPatch(Curve(points, codes), facecolor=colour, edgecolor="none", alpha=0.45)
+
+
+def _colours(data_nodes: Sequence[str]) -> dict[str, str]:
+    ordered = sorted(data_nodes)
+    return {name: STAGE_COLOURS[1 + at % (len(STAGE_COLOURS) - 1)] for at, name in enumerate(ordered)}

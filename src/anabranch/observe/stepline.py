@@ -1,0 +1,89 @@
+"""The step line: one fixed-width line a step, coloured on a terminal.
+
+    step  120/400 | loss  4.182 | 2.413 b/B |  31,204 tok/s | grad   0.92 | peers 2|2 2 2 | eta     3:20
+
+`peers` is the number alive at stage 0, then at stages 1..S. A number turns red when a stage is down to its
+last replica after having had more.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO
+
+_RESET = "\033[0m"
+_COLOURS = {"dim": "\033[2m", "bold": "\033[1m", "red": "\033[31m", "green": "\033[32m", "cyan": "\033[36m"}
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What the line shows. `loss` in nats per token; None where it is not known or not finite."""
+
+    t: int
+    steps: int
+    loss: float | None
+    bits_per_byte: float | None
+    tokens_per_second: float
+    grad_norm: float | None
+    alive: Sequence[int]
+    """Live peers at stages 0..S."""
+    eta_s: float
+    skipped: bool = False
+
+
+def wants_colour(stream: IO[str], environment: Mapping[str, str] | None = None) -> bool:
+    """Colour only for a terminal, and never with NO_COLOR set (no-color.org)."""
+    environment = os.environ if environment is None else environment
+    return stream.isatty() and not environment.get("NO_COLOR") and environment.get("TERM") != "dumb"
+
+
+class StepLine:
+    """Formats the lines of one run; remembers how many peers each stage has had."""
+
+    def __init__(self, colour: bool) -> None:
+        self._colour = colour
+        self._most: list[int] = []
+
+    def format(self, report: StepReport) -> str:
+        width = len(str(report.steps))
+        head = self._paint("cyan", f"step {report.t:>{width + 1}}/{report.steps}")
+        fields = [
+            head,
+            self._paint("bold", f"loss {_number(report.loss, '6.3f')}"),
+            f"{_number(report.bits_per_byte, '5.3f')} b/B",
+            f"{report.tokens_per_second:>7,.0f} tok/s",
+            f"grad {_number(report.grad_norm, '6.2f')}",
+            f"peers {self._peers(report.alive)}",
+            self._paint("dim", f"eta {duration(report.eta_s):>8}"),
+        ]
+        if report.skipped:
+            fields.append(self._paint("red", "skipped"))
+        return self._paint("dim", " | ").join(fields)
+
+    def _peers(self, alive: Sequence[int]) -> str:
+        self._most += [0] * (len(alive) - len(self._most))
+        shown = []
+        for stage, count in enumerate(alive):
+            self._most[stage] = max(self._most[stage], count)
+            lost = count < self._most[stage]
+            colour = "red" if count == 0 or (lost and count == 1) else "dim" if lost else "green"
+            shown.append(self._paint(colour, str(count)))
+        return "|".join([*shown[:1], " ".join(shown[1:])])
+
+    def _paint(self, colour: str, text: str) -> str:
+        return f"{_COLOURS[colour]}{text}{_RESET}" if self._colour else text
+
+
+def duration(seconds: float) -> str:
+    """Seconds as m:ss or h:mm:ss."""
+    whole = max(0, round(seconds))
+    hours, rest = divmod(whole, 3600)
+    minutes, left = divmod(rest, 60)
+    return f"{hours}:{minutes:02}:{left:02}" if hours else f"{minutes}:{left:02}"
+
+
+def _number(value: float | None, form: str) -> str:
+    width = int(form.split(".")[0])
+    return f"{'-':>{width}}" if value is None else f"{value:{form}}"

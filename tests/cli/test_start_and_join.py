@@ -1,0 +1,106 @@
+"""`start` and `join` as people use them, each in a terminal of its own."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from anabranch.config import RunConfig, render_run_file, with_changes
+
+COMMAND = [sys.executable, "-m", "anabranch.cli.main"]
+TIMEOUT_S = 60
+
+
+def line_with(process: subprocess.Popen[str], part: str) -> str:
+    assert process.stdout is not None
+    seen = []
+    for line in process.stdout:
+        seen.append(line)
+        if part in line:
+            return line
+    raise AssertionError(f"it ended without saying {part!r}:\n{''.join(seen)}")
+
+
+@pytest.fixture
+def run_file(tmp_path: Path) -> Path:
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    for number in range(40):
+        (texts / f"{number:02}.txt").write_text(f"text {number}: the quick brown fox\n" * 20)
+    config = with_changes(
+        RunConfig(),
+        {
+            "run.steps": 100_000,
+            "model.dim": 16,
+            "model.blocks": 2,
+            "model.heads": 2,
+            "model.ffn": 24,
+            "data.source": "text",
+            "data.path": str(texts),
+            "data.tokenizer": "bytes",
+            "batch.microbatches": 4,
+            "batch.rows": 1,
+            "batch.sequence": 16,
+            "pipeline.stages": 1,
+            "fleet.relays": 1,
+            "evaluation.every": 0,
+            "compute.device": "cpu",
+        },
+    )
+    file = tmp_path / "run.toml"
+    file.write_text(render_run_file(config))
+    return file
+
+
+@pytest.fixture
+def processes() -> Iterator[list[subprocess.Popen[str]]]:
+    started: list[subprocess.Popen[str]] = []
+    yield started
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_two_terminals(tmp_path: Path, run_file: Path, processes: list[subprocess.Popen[str]]) -> None:
+    def spawn(*arguments: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        processes.append(process)
+        return process
+
+    leader = spawn("start", str(run_file), "--run-dir", str(tmp_path / "run"))
+    assert leader.stdout is not None
+    # The ticket comes first: others may need it while this machine is still busy.
+    assert leader.stdout.readline() == f"run directory: {tmp_path / 'run'}\n"
+    ticket = line_with(leader, "anabranch join ").split()[-1]
+    line_with(leader, "waiting for peers of stage 1 (0 of 1)")
+
+    home = str(tmp_path / "home")
+    volunteer = spawn("join", ticket, "--home", home, "--name", "ada", "--region", "London")
+    for part in ("connecting to", "measuring", "admitted to stage 1", "serving stage 1 from iteration 1"):
+        line_with(volunteer, part)
+    assert "4 of this step's 4 units" in line_with(volunteer, "is committed")
+    line_with(leader, "ada in London joins as relay at stage 1")
+    line_with(leader, "step ")
+
+    leader.send_signal(signal.SIGINT)
+    line_with(leader, "stopping after the present step")
+    line_with(leader, "continue with: anabranch resume")
+    assert leader.wait(TIMEOUT_S) == 0
+    assert "units of work that count" in line_with(volunteer, "in all")
+    assert volunteer.wait(TIMEOUT_S) == 0
+
+    # Alone, it waits for a stage that nobody serves; twice Ctrl+C ends even that.
+    again = spawn("resume", str(tmp_path / "run"))
+    line_with(again, "waiting for peers of stage 1 (0 of 1)")
+    again.send_signal(signal.SIGINT)
+    line_with(again, "Ctrl+C again stops at once")
+    again.send_signal(signal.SIGINT)
+    line_with(again, "continue with: anabranch resume")
+    assert again.wait(TIMEOUT_S) in (0, 1)

@@ -1,0 +1,52 @@
+"""docs/formats.md keeps up with the code."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from pathlib import Path
+
+import msgspec
+
+from anabranch.checkpoint.directory import CheckpointManifest, StageFile
+from anabranch.config import RunConfig
+from anabranch.observe.events import KINDS
+from anabranch.protocol import records
+
+TEXT = (Path(__file__).parent.parent / "docs" / "formats.md").read_text(encoding="utf-8")
+
+
+def row(first_cell: str, section: str) -> str:
+    """The one table row of a section that begins with this cell."""
+    start = TEXT.index(f"## {section}\n")
+    text = TEXT[start : TEXT.find("\n## ", start) + 1 or len(TEXT)]
+    rows = [line for line in text.splitlines() if line.startswith(f"| `{first_cell}` |")]
+    assert len(rows) == 1, f"{first_cell} has {len(rows)} rows"
+    return rows[0]
+
+
+def test_every_key_of_the_run_file_is_listed() -> None:
+    for section in dataclasses.fields(RunConfig):
+        for field in dataclasses.fields(getattr(RunConfig(), section.name)):
+            row(f"{section.name}.{field.name.rstrip('_')}", "Run file")
+
+
+def test_every_event_is_listed_with_its_fields() -> None:
+    for kind in KINDS:
+        line = row(str(msgspec.inspect.type_info(kind).tag), "Event log")  # type: ignore[attr-defined]
+        for field in kind.__struct_fields__:
+            if field not in ("time", "peer", "version"):
+                assert f"`{field}`" in line, f"{kind.__name__}.{field}"
+
+
+def test_every_key_of_a_checkpoint_is_named() -> None:
+    section = TEXT[TEXT.index("## Checkpoint") :]
+    for field in (*CheckpointManifest.__struct_fields__, *StageFile.__struct_fields__):
+        assert f"`{field}`" in section
+
+
+def test_every_record_of_the_log_is_listed_with_its_fields() -> None:
+    for kind in typing.get_args(records.AnyRecord):
+        line = row(str(msgspec.inspect.type_info(kind).tag), "Commit log")  # type: ignore[attr-defined]
+        for field in kind.__struct_fields__:
+            assert f"`{field}`" in line, f"{kind.__name__}.{field}"
