@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import settings
+
+#: The same examples in every run of `make test`; `make soak` draws new ones.
+settings.register_profile("steady", derandomize=True, deadline=None, print_blob=True)
+settings.register_profile("exploring", deadline=None, print_blob=True)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "soak: long; left out of `make test`, run by `make soak`")
+    settings.load_profile("exploring" if "soak" == config.option.markexpr else "steady")

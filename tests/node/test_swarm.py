@@ -82,8 +82,13 @@ def test_train_runs_a_swarm_and_tells_the_story(
     out = capfd.readouterr().out
     lines = out.splitlines()
     assert lines[0] == lines[-1] == f"run directory: {tmp_path / 'run'}"
-    assert "2 relay stages, 6 microbatches and 96 tokens a step" in lines[1]
-    for part in ("data-1 joins as data at stage 0", "relay-2.1 joins as relay at stage 2", "step  3/3"):
+    for part in (
+        "2 relay stages, 6 microbatches and 96 tokens a step",
+        "stage 1: blocks 0-1",
+        "data-1 joins as data at stage 0",
+        "relay-2.1 joins as relay at stage 2",
+        "step  3/3",
+    ):
         assert part in out
     assert "zero bits differ" in out
     assert (tmp_path / "run" / "plots" / "loss.png").exists()
