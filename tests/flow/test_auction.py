@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 from graphs import Trouble, instances, troubles, weathers
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from anabranch.flow.auction import AuctionAgent
 from anabranch.flow.instances import FAMILIES, partial_knowledge
 from anabranch.flow.oracle import solve
-from anabranch.flow.problem import Flow, Instance
+from anabranch.flow.problem import DataNode, Flow, Instance, Relay
 from anabranch.sim.flows import FlowWorld, Weather
 
 few = settings(
@@ -58,6 +58,31 @@ def test_finds_the_maximum_flow_within_the_bound(instance: Instance, weather: We
 
 
 @few
+@example(
+    # The crash is noticed by a next hop before that has seen the link open.
+    instance=Instance(
+        2,
+        "any",
+        (DataNode("d0", 2), DataNode("d1", 3)),
+        (Relay("s1r0", 1, 0), Relay("s2r0", 2, 3), Relay("s2r1", 2, 2), Relay("s2r2", 2, 1)),
+        {
+            ("d0", "s1r0"): 8.0,
+            ("d1", "s1r0"): 2.0,
+            ("s1r0", "s2r0"): 12.0,
+            ("s1r0", "s2r1"): 10.0,
+            ("s1r0", "s2r2"): 18.0,
+            ("s2r0", "d0"): 20.0,
+            ("s2r0", "d1"): 6.0,
+            ("s2r1", "d0"): 18.0,
+            ("s2r1", "d1"): 8.0,
+            ("s2r2", "d0"): 2.0,
+            ("s2r2", "d1"): 0.0,
+        },
+    ),
+    weather=Weather(loss=0.3, duplicate=0.2),
+    seed=28564636,
+    planned=[Trouble(at_s=0.02, kind="crash", pick=1000, amount=3)],
+)
 @given(instance=instances(), weather=weathers, seed=st.integers(0, 2**32), planned=troubles)
 def test_stays_feasible_and_leaves_no_ghost_in_trouble(
     instance: Instance, weather: Weather, seed: int, planned: list[Trouble]

@@ -20,7 +20,7 @@ def instance_file(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("policy", ["gwtf", "greedy", "swarm", "static", "optimal"])
+@pytest.mark.parametrize("policy", ["auction", "gwtf", "greedy", "swarm", "static", "optimal"])
 def test_result_as_json(policy: str, instance_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["route", str(instance_file), "--policy", policy, "--oracle", "--json", "--churn", "2"]
     assert main([*arguments, "--loss", "0.05", "--delay", "uniform:0.01,0.1"]) == 0

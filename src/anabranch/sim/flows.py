@@ -371,10 +371,13 @@ class FlowWorld:
 
     def _later_down(self, name: str, peer: str, side: Side, link: _Link, end: int) -> None:
         def close_end() -> None:
-            if link.open[end] and name in self.agents:
+            if name not in self.agents:
+                return
+            # An end that has not seen the link open by now never will.
+            if self._links[name].get((peer, side), (None,))[0] is link:
+                del self._links[name][peer, side]
+            if link.open[end]:
                 link.open[end] = False
-                if self._links[name].get((peer, side), (None,))[0] is link:
-                    del self._links[name][peer, side]
                 self.handle(name, PeerDown(peer, side))
 
         self.at(self.now + self._dice.uniform(*self.weather.notice_s), close_end)
