@@ -135,7 +135,7 @@ class Joining:
         self.step = Step.BUILDING
         core.effects.append(Admitted(welcome.stage, welcome.certificate))
         core.effects.append(BuildStage(welcome.stage))
-        peer._connect()
+        peer.contacts.connect()
 
     def _built(self, fingerprint: str) -> None:
         if self.peer.lead is not None:

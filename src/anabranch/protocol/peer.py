@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 from anabranch.protocol import events as ev
 from anabranch.protocol import messages as msg
+from anabranch.protocol.contacts import Contacts, Overdue
 from anabranch.protocol.core import Core, Speed
-from anabranch.protocol.detector import Silence
 from anabranch.protocol.iteration import Iteration
 from anabranch.protocol.joining import Joining
 from anabranch.protocol.leader import Leader
@@ -36,9 +36,6 @@ from anabranch.protocol.transfer import Download, StateServer
 EARLY_LIMIT = 4096
 #: Seconds between repetitions of cumulative reports while an iteration is open.
 REPEAT_S = 2.0
-#: Seconds between attempts to reach a peer (doubling to the maximum).
-REDIAL_S = 0.5
-REDIAL_MAX_S = 8.0
 
 _FROM_NEXT = (msg.Slots, msg.Backward, msg.Have, msg.Lack)
 _FROM_PREVIOUS = (msg.Ask, msg.Return, msg.Forward, msg.Want)
@@ -59,16 +56,13 @@ class Peer:
         self.base = ""
         self.position = Position()
         self.stopped = False
+        self.contacts = Contacts(self.core)
         self.replica = Replica(self.core, self._on_applied, self._fell_behind)
         self.states = StateServer(self.core, lambda: self.replica.t, self._read_checkpoint)
         self.joining = Joining(self, stage_wanted)
         self.certify: Callable[[Member], bytes] = _no_certificate
         self._retained: list[Iteration] = []
         self._early: list[tuple[str, msg.AnyMessage, Payload | None]] = []
-        self._ping_at = 0.0
-        self._pings: dict[int, float] = {}
-        self._ping_number = 0
-        self._dials: dict[str, tuple[float, float]] = {}
         self._repeat_at = float("inf")
         self._applied: msg.Applied | None = None
         self._stop_logged: str | None = None
@@ -81,7 +75,7 @@ class Peer:
     def handle(self, event: ev.Event, now: float) -> list[ev.Effect]:
         """Take in one event; what is to be done about it."""
         core = self.core
-        self._forgive(now)
+        self.contacts.forgive(now)
         core.now = max(core.now, now)
         if self.stopped:
             return []
@@ -90,18 +84,9 @@ class Peer:
         effects, core.effects = core.effects, []
         return effects
 
-    def _forgive(self, now: float) -> None:
-        """Nobody was silent while this process itself was stopped or late."""
-        asleep = now - self._ping_at
-        if self._ping_at > 0.0 and asleep > self.core.settings.heartbeat_s:
-            for silence in self.core.links.values():
-                silence.last_heard += asleep
-
     def deadline(self) -> float:
         """When `Wake` is wanted next."""
-        times = [self._ping_at, self._repeat_at, self.replica.deadline(), self.joining.deadline()]
-        times += [at for at, _ in self._dials.values()]
-        times += [s.suspected_at() for p, s in self.core.links.items() if p not in self.core.suspects]
+        times = [self._repeat_at, self.contacts.deadline(), self.replica.deadline(), self.joining.deadline()]
         if self.iteration is not None:
             times.append(self.iteration.sender.deadline())
         if self.lead is not None:
@@ -129,7 +114,8 @@ class Peer:
     def _dispatch(self, event: ev.Event) -> None:
         match event:
             case ev.Received(peer, message, payload):
-                self._heard(peer)
+                if self.contacts.heard(peer) and self.iteration is not None:
+                    self.iteration.sender.pump()
                 self._receive(peer, message, payload)
             case ev.Finished(task, result):
                 then = self.core.queue.finish(task)
@@ -186,9 +172,7 @@ class Peer:
         core = self.core
         if self.lead is not None:
             self.lead.admission.roles[peer] = role
-        core.links[peer] = Silence(core.now, core.settings.heartbeat_s)
-        core.suspects.discard(peer)
-        self._dials.pop(peer, None)
+        self.contacts.link_up(peer)
         if self.lead is not None:
             self.lead.admission.link_up(peer)
             self.lead.repeat(peer)
@@ -206,8 +190,7 @@ class Peer:
         core = self.core
         if refused and peer in core.links:
             return  # the peer has called us in the meantime
-        silence = core.links.pop(peer, None)
-        core.suspects.discard(peer)
+        silence = self.contacts.link_down(peer)
         if self.iteration is not None:
             self.iteration.link_down(peer, reason)
         if self.lead is not None and peer != core.me:
@@ -217,62 +200,14 @@ class Peer:
             self.joining.leader_down(reason)
         for download in self._downloads():
             download.link_down(peer)
-        self._redial(peer)
-
-    def _redial(self, peer: str) -> None:
-        if peer in self.core.membership.members and self.core.membership.dials(self.core.me, peer):
-            _, wait = self._dials.get(peer, (0.0, REDIAL_S / 2.0))
-            wait = min(REDIAL_MAX_S, 2.0 * wait)
-            self._dials[peer] = (self.core.now + wait, wait)
-
-    def _connect(self) -> None:
-        """Dial the neighbours that it is on me to dial: adjacent stages, my own, the leader."""
-        core = self.core
-        if core.me not in core.membership.members:
-            return
-        near = {core.stage, core.next_stage(), core.previous_stage()}
-        for peer, member in core.membership.members.items():
-            wanted = member.stage in near or peer == core.leader
-            if not wanted or peer == core.me or peer in core.links or peer in self._dials:
-                continue
-            if member.address and core.membership.dials(core.me, peer):
-                self._dials[peer] = (core.now + REDIAL_S, REDIAL_S)
-                core.effects.append(ev.Dial(peer, member.address))
-
-    def _heard(self, peer: str) -> None:
-        silence = self.core.links.get(peer)
-        if silence is None:
-            return
-        silence.heard(self.core.now)
-        if peer in self.core.suspects:
-            self.core.suspects.discard(peer)
-            self.core.note("suspected", subject=peer, reason="refuted: it is heard again")
-            if self.iteration is not None:
-                self.iteration.sender.pump()
+        self.contacts.redial(peer)
 
     # --- time ----------------------------------------------------------------------------------
 
     def _tick(self) -> None:
         core = self.core
-        if core.now >= self._ping_at:
-            self._ping_at = core.now + core.settings.heartbeat_s
-            self._ping_number += 1
-            self._pings[self._ping_number] = core.now
-            self._pings.pop(self._ping_number - 32, None)
-            for peer in list(core.links):
-                core.send(peer, msg.Ping(self._ping_number, self.position.index))
-        for peer, silence in list(core.links.items()):
-            if core.now >= silence.suspected_at():
-                self._suspect(peer, core.now - silence.last_heard, silence.patience_s)
-        for peer, (at, wait) in list(self._dials.items()):
-            if core.now >= at:
-                member = core.membership.members.get(peer)
-                if member is None or peer in core.links:
-                    del self._dials[peer]
-                else:
-                    wait = min(REDIAL_MAX_S, 2.0 * wait)
-                    self._dials[peer] = (core.now + wait, wait)
-                    core.effects.append(ev.Dial(peer, member.address))
+        for overdue in self.contacts.tick(self.position.index):
+            self._suspect(overdue)
         if core.now >= self._repeat_at:
             self._repeat()
         if self.iteration is not None and core.now >= self.iteration.sender.deadline():
@@ -282,7 +217,8 @@ class Peer:
         if self.lead is not None:
             self.lead.tick()
 
-    def _suspect(self, peer: str, silence_s: float, patience_s: float) -> None:
+    def _suspect(self, overdue: Overdue) -> None:
+        peer, silence_s, patience_s = overdue
         if peer not in self.core.suspects:
             self.core.suspects.add(peer)
             reason = f"silent for {silence_s:.1f} s, longer than {patience_s:.1f} s"
@@ -460,11 +396,11 @@ class Peer:
                 core.send(peer, msg.Pong(number, core.mine.forward_s, core.mine.backward_s))
                 if peer == core.leader and next_index > self.position.index and self.joining.done:
                     core.send(peer, msg.FetchLog(self.position.index))
-            case msg.Pong(number, forward_s, backward_s):
-                sent_at = self._pings.get(number)
+            case msg.Pong(_, forward_s, backward_s):
+                trip_s = self.contacts.pong(message)
                 speed = core.speed(peer)
-                if sent_at is not None:
-                    speed.link_s = Speed.blend(speed.link_s, (core.now - sent_at) / 2.0)
+                if trip_s is not None:
+                    speed.link_s = Speed.blend(speed.link_s, trip_s / 2.0)
                 speed.forward_s, speed.backward_s = max(0.0, forward_s), max(0.0, backward_s)
             case msg.FetchGradient():
                 if message.stage != core.stage:
@@ -555,7 +491,7 @@ class Peer:
                 return
             if self.iteration is not None and stage is not None:
                 self.iteration.peer_removed(peer, stage, reason)
-            self._dials.pop(peer, None)
+            self.contacts.forget(peer)
             if peer in core.links and core.linked_incarnation.get(peer, 0) <= fenced.get(peer, 0):
                 core.send(peer, msg.Refused(f"removed from the run: {reason}"))
                 core.links.pop(peer)
@@ -566,7 +502,7 @@ class Peer:
         for peer, t in record.active_from.items():
             core.note("peer_active", subject=peer, from_iteration=t)
         self.joining.members_changed(record)
-        self._connect()
+        self.contacts.connect()
 
     # --- iterations ----------------------------------------------------------------------------
 
