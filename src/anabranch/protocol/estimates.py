@@ -1,0 +1,249 @@
+"""What a peer measures as traffic passes: latency, bandwidth and compute time, and the cost of a link.
+
+Every estimate is a robust quantile of a few recent samples, so that a pause of a machine does not move it; a
+sample costs a small constant of time, and memory is bounded. No clock: `now` (seconds, never falling) is
+passed in. An absurd sample (negative, zero, NaN, infinite) is left out and counted in `ignored`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+from anabranch.flow.problem import link_cost
+
+#: Samples remembered of one quantity.
+WINDOW = 64
+#: After a silence of this many seconds only the newest KEPT still count, so few new ones outvote them.
+AGE_S = 1800.0
+KEPT = 4
+#: A lasting change: all but one of this many newest samples lie beyond the same sixth of those before them,
+#: and beyond the median of those by this share of it.
+CHANGE = 8
+TAIL = 6
+CHANGE_SHARE = 0.2
+#: Round trips remembered: a true rise of a latency is followed within as many.
+LATENCY_WINDOW = 32
+#: The share of round trips that are taken to have met no queue.
+UNQUEUED = 0.1
+#: Transfers that overlap in time are measured together, up to this many.
+TOGETHER = 4
+#: At least this share of a transfer's seconds is taken to be the transfer, whatever the latency.
+LEAST_SHARE = 0.1
+
+
+def plausible(value: float) -> bool:
+    """Whether `value` can be a duration, a size or a rate: positive, not absurdly so."""
+    return 1e-18 < value < 1e18
+
+
+class Samples:
+    """The newest samples of one quantity. `follow`: a lasting change outdates what was before (CHANGE).
+    `kept`: how many still count after a silence."""
+
+    def __init__(self, window: int = WINDOW, kept: int = KEPT, follow: bool = True) -> None:
+        self.ignored = 0
+        self._samples: deque[tuple[float, float]] = deque(maxlen=window)
+        self._kept, self._follow = kept, follow
+        self._last = -math.inf
+
+    def add(self, value: float, now: float, weight: float = 1.0) -> None:
+        if not plausible(value):
+            self.ignored += 1
+            return
+        if now - self._last > AGE_S:
+            self._forget(len(self._samples) - self._kept)
+        self._last = now
+        self._samples.append((value, weight))
+        if self._follow:
+            self._follow_change()
+
+    def replace(self, value: float, weight: float) -> None:
+        """The newest sample again, now that more is known about it."""
+        self._samples[-1] = (value, weight)
+
+    def quantile(self, share: float, heaviest: float = math.inf) -> float | None:
+        """The least sample that at least `share` of the weight does not exceed; None without a sample.
+        No sample weighs more than `heaviest`."""
+        ordered = sorted((value, min(weight, heaviest)) for value, weight in self._samples)
+        below, wanted = 0.0, share * sum(weight for _, weight in ordered)
+        for value, weight in ordered:
+            below += weight
+            if below >= wanted:
+                return value
+        return ordered[-1][0] if ordered else None
+
+    def median(self) -> float | None:
+        return self.quantile(0.5)
+
+    def _follow_change(self) -> None:
+        values = [value for value, _ in self._samples]
+        old, new = sorted(values[:-CHANGE]), values[-CHANGE:]
+        if not old:
+            return
+        tail, middle = (len(old) - 1) // TAIL, old[(len(old) - 1) // 2]
+        low = min(old[tail], (1.0 - CHANGE_SHARE) * middle)
+        high = max(old[-1 - tail], (1.0 + CHANGE_SHARE) * middle)
+        if max(sum(value < low for value in new), sum(value > high for value in new)) >= CHANGE - 1:
+            self._forget(len(old))
+
+    def _forget(self, count: int) -> None:
+        for _ in range(count):
+            self._samples.popleft()
+
+
+class Latency(Samples):
+    """A link's latency, from the round trips (seconds) of small messages.
+
+    Queueing behind payloads only adds to a round trip, so the estimate is a low quantile of the recent ones:
+    it follows a fall within 4 samples and a rise within LATENCY_WINDOW, after a silence at once.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(LATENCY_WINDOW, kept=0, follow=False)
+
+    def round_trip_s(self) -> float | None:
+        """Both directions together; None until there is a sample."""
+        return self.quantile(UNQUEUED)
+
+
+class Bandwidth:
+    """Throughput of one direction of a link, from transfers of payloads.
+
+    A transfer that began while another was under way has waited for it. Such transfers are taken together:
+    their bytes over the seconds in which the link was busy with them.
+    """
+
+    def __init__(self) -> None:
+        self.ignored = 0
+        self._paces = Samples()  # seconds per byte
+        self._began = 0.0
+        self._ended = -math.inf
+        self._bytes = 0.0
+        self._together = 0
+
+    def add(self, size_bytes: float, seconds: float, now: float, latency_s: float = 0.0) -> None:
+        """A transfer of `size_bytes` that completed at `now` took `seconds`, with its waiting and with one
+        latency of `latency_s` (a round trip, if completion is learnt by an answer)."""
+        if not (plausible(size_bytes) and plausible(seconds)):
+            self.ignored += 1
+            return
+        queued = now - seconds < self._ended
+        joins = queued and (self._together < TOGETHER or now <= self._ended)
+        if joins:
+            began, size_bytes = self._began, self._bytes + size_bytes
+        elif queued:  # the latency passed while the transfer before was still arriving
+            began = self._ended
+        else:
+            began = now - max(seconds - _known(latency_s), LEAST_SHARE * seconds)
+        pace = (now - began) / size_bytes
+        if not plausible(pace):
+            self.ignored += 1
+            return
+        if joins:
+            self._paces.replace(pace, size_bytes)
+        else:
+            self._paces.add(pace, now, size_bytes)
+        self._together = self._together + 1 if joins else 1
+        self._began, self._ended, self._bytes = began, now, size_bytes
+
+    def transfer_s(self, size_bytes: float) -> float | None:
+        """Seconds for a transfer of `size_bytes` without latency; None until there is a sample. Smaller
+        transfers, which say more about the latency than about the bandwidth, count by their size."""
+        bps = self.bps(size_bytes)
+        return None if bps is None else 8.0 * size_bytes / bps
+
+    def bps(self, size_bytes: float) -> float | None:
+        """Bits per second in transfers of `size_bytes`; None until there is a sample."""
+        pace = self._paces.quantile(0.5, size_bytes)
+        return None if pace is None else 8.0 / pace
+
+
+class Compute:
+    """Seconds of one microbatch at a node: running medians; a lasting change moves them in CHANGE samples."""
+
+    def __init__(self) -> None:
+        self.forward = Samples()
+        self.backward = Samples()
+
+    def pass_s(self) -> float | None:
+        """`c` of d_ij: forward and backward averaged, as d_ij is; one alone until the other is known."""
+        known = [s for s in (self.forward.median(), self.backward.median()) if s is not None]
+        return sum(known) / len(known) if known else None
+
+
+class Steady:
+    """Hysteresis: the value to publish for a moving estimate.
+
+    It changes only when `samples` estimates in a row, over at least `hold_s` seconds, lie on one side of it
+    by more than the share `margin` of it and by more than `floor`. A value published in the middle of a
+    change is set right: for WINDOW estimates after the first value and after each change a quarter of the
+    margin is enough.
+    """
+
+    def __init__(
+        self, margin: float = 0.25, floor: float = 0.0, samples: int = 3, hold_s: float = 0.0
+    ) -> None:
+        self.published: float | None = None
+        self.ignored = 0
+        self._margin, self._floor = margin, floor
+        self._samples, self._hold_s = samples, hold_s
+        self._unsettled = WINDOW
+        self._beyond, self._since = 0, 0.0  # how many in a row lie above it (or, negative, below)
+
+    def offer(self, estimate: float, now: float) -> float | None:
+        """Take in an estimate; the value to publish (None before the first)."""
+        if not plausible(estimate):
+            self.ignored += 1
+            return self.published
+        if self.published is None:
+            self.published = estimate
+            return estimate
+        off = estimate - self.published
+        margin = self._margin / 4.0 if self._unsettled > 0 else self._margin
+        self._unsettled -= 1
+        if abs(off) <= max(margin * self.published, self._floor):
+            self._beyond = 0
+            return self.published
+        if off * self._beyond <= 0.0:
+            self._beyond, self._since = 0, now
+        self._beyond += 1 if off > 0.0 else -1
+        if abs(self._beyond) >= self._samples and now - self._since >= self._hold_s:
+            if abs(off) > self._margin * self.published:
+                self._unsettled = WINDOW
+            self.published, self._beyond = estimate, 0
+        return self.published
+
+
+class LinkCost:
+    """d_ij of one link as this peer, i, knows it. Priors stand in for what is not measured yet."""
+
+    def __init__(self, prior_bps: float, prior_latency_s: float = 0.0, steady: Steady | None = None) -> None:
+        self.latency = Latency()
+        self.out = Bandwidth()  # of what this peer sends
+        self.back_bps: float | None = None  # of what it gets, as the other peer measured and told
+        self.steady = Steady() if steady is None else steady
+        self._prior_bps, self._prior_latency_s = prior_bps, prior_latency_s
+
+    def seconds(
+        self, activation_bytes: float, mine_s: float | None = None, theirs_s: float | None = None
+    ) -> float:
+        """d_ij (GWTF) with the two peers' compute seconds `c`; without them, the link's part of it. An
+        unknown or absurd `c` counts as 0; a direction without a bandwidth is taken to be like the other."""
+        trip_s = self.latency.round_trip_s()
+        latency_s = self._prior_latency_s if trip_s is None else trip_s / 2.0
+        told = _known(self.back_bps)
+        out = self.out.bps(activation_bytes) or told or self._prior_bps
+        compute_s = (_known(mine_s), _known(theirs_s))
+        return link_cost(compute_s, (latency_s, latency_s), (out, told or out), activation_bytes)
+
+    def publish_s(
+        self, activation_bytes: float, now: float, mine_s: float | None = None, theirs_s: float | None = None
+    ) -> float:
+        """`seconds`, held steady: the value for the flow."""
+        cost_s = self.seconds(activation_bytes, mine_s, theirs_s)
+        return self.steady.offer(cost_s, now) or cost_s
+
+
+def _known(value: float | None) -> float:
+    return value if value is not None and plausible(value) else 0.0
