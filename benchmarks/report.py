@@ -46,11 +46,14 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     return "\n".join(lines)
 
 
-def write_section(name: str, body: str, path: Path = RESULTS) -> None:
-    """Print `body` and put it, with command, date and machine, between the markers of section `name`."""
+def write_section(name: str, body: str, with_command: str | None = None, path: Path = RESULTS) -> None:
+    """Print `body` and put it, with command, date and machine, between the markers of section `name`.
+
+    `with_command`: what reproduces it, where that is not the command line that runs.
+    """
     print(body, flush=True)
     date = time.strftime("%Y-%m-%d")
-    section = f"{body.strip()}\n\nMeasured on {date} with `{command()}`: {machine()}."
+    section = f"{body.strip()}\n\nMeasured on {date} with `{with_command or command()}`: {machine()}."
     begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
     text = path.read_text("utf-8") if path.exists() else "# Results\n"
     if begin not in text:
