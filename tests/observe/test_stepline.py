@@ -40,6 +40,16 @@ def test_the_width_is_fixed(changes: dict[str, object]) -> None:
     assert len(line.format(report(**changes))) == len(line.format(report()))
 
 
+def test_how_microbatches_were_shared() -> None:
+    shared = report(shares=[[7, 1], [0, 4, 4]])
+    assert StepLine(colour=False).format(shared) == (
+        StepLine(colour=False).format(report()) + " | split 1: 7+1  2: 0+4+4"
+    )
+    assert StepLine(colour=False).format(report(shares=[[0, 3, 1] * 4, [8]])).endswith("1: 0-3x12  2: 8")
+    # Where every stage is one peer, nothing is shared.
+    assert "split" not in StepLine(colour=False).format(report(shares=[[8], [8]]))
+
+
 def test_colour_adds_nothing_but_colour() -> None:
     coloured = StepLine(colour=True).format(report(skipped=True))
     assert "\033[" in coloured

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from anabranch.checkpoint.directory import RunDirectory
 from anabranch.cli.main import print_error
-from anabranch.config import RunConfig, load_run_file
+from anabranch.config import NetworkSection, RunConfig, load_run_file
 from anabranch.errors import UserError
 from anabranch.observe.progress import Advance, progress
 
@@ -68,6 +70,15 @@ def create(config: RunConfig, path: Path) -> RunDirectory:
         return create_run(config, path, update)
 
 
+def _network(config: RunConfig) -> NetworkSection:
+    """Where to listen: as the run file says, unless the supervisor of a local swarm has put this process into
+    a network of its own."""
+    from anabranch.node.children import LISTEN_VARIABLE
+
+    address = os.environ.get(LISTEN_VARIABLE)
+    return replace(config.network, host=address, advertise="") if address else config.network
+
+
 def lead_directory(
     path: Path, quiet: bool = False, supervised: bool = False, fault_plan: Path | None = None
 ) -> int:
@@ -98,15 +109,15 @@ def lead_directory(
         if not quiet:
             console.say(text)
 
-    config = load_run_file(directory.run_file)
-    port = bind_port(config.network.host, config.network.port)
+    network = _network(load_run_file(directory.run_file))
+    port = bind_port(network.host, network.port)
     if not quiet:
         print(f"run directory: {directory.path}", flush=True)
-    founded = lead_run(directory, advertised(config, port))
+    founded = lead_run(directory, advertised(network, port))
     steps = founded.run.run.steps
     if founded.history.stopped and founded.history.t >= steps:
         raise UserError(f"{path}: all {steps} steps are committed; there is nothing to resume")
-    outcome = run_async(lead(founded, port, on_event, on_ready, say, fault_plan))
+    outcome = run_async(lead(founded, network, port, on_event, on_ready, say, fault_plan))
     committed = founded.peer.lead.t if founded.peer.lead else 0
     if not quiet:
         if committed < steps:

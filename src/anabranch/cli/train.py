@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from anabranch.config import RunConfig
+    from anabranch.net.wan.places import Place
     from anabranch.node.children import Nursery
     from anabranch.node.swarm import LocalSwarm
     from anabranch.observe.console import Console
@@ -21,9 +23,15 @@ examples:
   anabranch train                           llama-tiny on the Python standard library's source text
   anabranch train --steps 50                a shorter look
   anabranch train run.toml                  what the run file says (anabranch init writes one)
+  anabranch train --network wan10           the processes as far apart as regions of the earth
 
 Data nodes and relays run as separate processes on this machine and talk over encrypted connections, as
 they would across the internet. Ctrl+C stops after the present step and says how to go on.
+
+With --network each process runs in a network of its own, and what it sends is delayed and held back as the
+profile says: latency and bandwidth between regions. A process lives in the region of its own name (data-0,
+relay-1.0, ...) where the profile has one; the others take the remaining regions in turn. The profile is a
+JSON file (docs/formats.md) or the shipped wan10. This needs Linux, root and /dev/net/tun.
 """
 
 #: Prompt of the sample that is shown at the end.
@@ -39,6 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_file", nargs="?", type=Path, metavar="RUN.toml", help="default: a tiny llama")
     parser.add_argument("--steps", type=int, metavar="N", help="override run.steps")
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="default: runs/NAME, numbered if taken")
+    parser.add_argument(
+        "--network", metavar="PROFILE", help="emulate a wide-area network: wan10, or a profile's JSON file"
+    )
     parser.add_argument("--no-verify", action="store_true", help="do not verify at the end")
 
 
@@ -51,13 +62,36 @@ def run(args: argparse.Namespace) -> int:
     if args.steps is not None:
         config = with_changes(config, {"run.steps": args.steps})
     path = args.run_dir or _free_path(Path("runs") / config.run.name)
-    print(f"run directory: {path}", flush=True)
     replicas = min(relays_by_stage(config))
     # A local swarm is complete before it begins, unless the run file asks for more or less.
     config = with_changes(config, {"fleet.minimum": max(config.fleet.minimum, replicas)})
-    with user_errors(), Nursery(config.compute.threads) as nursery:
+    with user_errors(), _network(args.network, config) as places, Nursery(config.compute.threads) as nursery:
+        print(f"run directory: {path}", flush=True)
+        if places is not None:
+            where = (f"{name} in {place.region}" for name, place in places.items())
+            print(f"emulated network: {', '.join(where)}", flush=True)
         print(partition_line(create(config, path)), flush=True)
-        return train_directory(path, nursery, verify=not args.no_verify)
+        return train_directory(path, nursery, verify=not args.no_verify, places=places)
+
+
+@contextmanager
+def _network(profile: str | None, config: RunConfig) -> Iterator[dict[str, Place] | None]:
+    """Where the processes run in the emulated network, if one is wanted. Raises UserError."""
+    if profile is None:
+        yield None
+        return
+    from anabranch.errors import UserError
+    from anabranch.net.wan.places import emulated
+    from anabranch.net.wan.profile import find_profile
+    from anabranch.net.wan.router import available
+    from anabranch.node.swarm import processes_of
+
+    found = find_profile(profile)
+    reason = available()
+    if reason is not None:
+        raise UserError(f"--network {profile}: {reason}; without --network there is no such need")
+    with emulated(list(processes_of(config)), found) as places:
+        yield places
 
 
 def _free_path(path: Path) -> Path:
@@ -69,8 +103,11 @@ def _free_path(path: Path) -> Path:
     return candidate
 
 
-def train_directory(path: Path, nursery: Nursery, verify: bool = True) -> int:
-    """Run the local swarm of a run directory until it ends; then show what came of it."""
+def train_directory(
+    path: Path, nursery: Nursery, verify: bool = True, places: dict[str, Place] | None = None
+) -> int:
+    """Run the local swarm of a run directory until it ends; then show what came of it. places: of an emulated
+    network, where each process runs."""
     from anabranch.checkpoint.directory import RunDirectory
     from anabranch.cli.main import print_error
     from anabranch.config import load_run_file
@@ -79,7 +116,7 @@ def train_directory(path: Path, nursery: Nursery, verify: bool = True) -> int:
 
     directory = RunDirectory.open(path)
     config = load_run_file(directory.run_file)
-    swarm = LocalSwarm(directory, config, nursery)
+    swarm = LocalSwarm(directory, config, nursery, places=places)
     console = Console(config.run.steps)
     begin = time.monotonic()
     with _stopping(swarm, console) as poll:
@@ -99,7 +136,8 @@ def train_directory(path: Path, nursery: Nursery, verify: bool = True) -> int:
         finally:
             nursery.close()
     if swarm.stopping:
-        print(f"continue with: anabranch resume {path} --local\nrun directory: {path}")
+        less = ", without the emulated network" if places else ""
+        print(f"continue with: anabranch resume {path} --local{less}\nrun directory: {path}")
         return 0
     console.say(f"trained in {time.monotonic() - begin:.0f} s")
     return _show(path, console, verify)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from anabranch.errors import UserError
 
 #: Seconds that the nursery may take to import everything on a slow disk.
 NURSERY_S = 120.0
+#: Environment variable that tells the leading process where to listen, whatever its run file says.
+LISTEN_VARIABLE = "ANABRANCH_LISTEN"
 
 
 class Process:
@@ -69,10 +71,24 @@ class Nursery:
         self._any = False
         threading.Thread(target=self._listen, name="anabranch nursery", daemon=True).start()
 
-    def start(self, name: str, arguments: Sequence[str], log: Path) -> Process:
-        """Start `anabranch ARGUMENTS` with its output going to `log`. Raises UserError."""
+    def start(
+        self,
+        name: str,
+        arguments: Sequence[str],
+        log: Path,
+        namespace: str = "",
+        environment: Mapping[str, str] | None = None,
+    ) -> Process:
+        """Start `anabranch ARGUMENTS` with its output going to `log`, in a network namespace if one is named,
+        with changes to its environment. Raises UserError."""
         self._any = True
-        self._ask(start=name, arguments=list(arguments), output=str(log))
+        self._ask(
+            start=name,
+            arguments=list(arguments),
+            output=str(log),
+            namespace=namespace,
+            environment=dict(environment or {}),
+        )
         if not self._wait_for(lambda: bool(self._started), NURSERY_S) or not self._started:
             raise UserError("processes cannot be started: the one that starts them has ended")
         return Process(self, name, log, self._started.pop(0))

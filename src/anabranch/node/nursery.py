@@ -5,10 +5,11 @@ processes need not each do it. A peer is a process of its own from its fork on: 
 session. Only Linux forks; elsewhere a process that has loaded so much cannot be forked safely, and the
 nursery starts each peer anew.
 
-It speaks JSON lines with the supervisor. In: {"start": name, "arguments": [...], "output": path} or
-{"signal": number, "pid": pid}. Out: {"started": pid} in reply to a start, {"ended": pid, "status": status}
-when a peer has ended. Peers have a pipe as standard input that closes with the nursery, and the nursery kills
-what still runs when its own standard input closes, so nothing outlives the supervisor.
+It speaks JSON lines with the supervisor. In: {"start": name, "arguments": [...], "output": path,
+"namespace": network namespace or "", "environment": {name: value}} or {"signal": number, "pid": pid}. Out:
+{"started": pid} in reply to a start, {"ended": pid, "status": status} when a peer has ended. Peers have a
+pipe as standard input that closes with the nursery, and the nursery kills what still runs when its own
+standard input closes, so nothing outlives the supervisor.
 """
 
 from __future__ import annotations
@@ -80,16 +81,17 @@ class _Nursery:
 
     def _obey(self, request: dict[str, Any]) -> None:
         if "start" in request:
-            self._tell(started=self._start(request["start"], request["arguments"], request["output"]))
+            self._tell(started=self._start(request))
         elif request["pid"] in self._children:
             # Not reaped yet, so the number is still this child's.
             os.kill(request["pid"], request["signal"])
 
-    def _start(self, name: str, arguments: list[str], output: str) -> int:
-        if not self._forks:
-            with open(output, "ab") as log:
+    def _start(self, request: dict[str, Any]) -> int:
+        if not self._forks:  # and where nothing forks there are no namespaces
+            with open(request["output"], "ab") as log:
                 child = subprocess.Popen(
-                    [sys.executable, "-m", MODULE, *arguments],
+                    [sys.executable, "-m", MODULE, *request["arguments"]],
+                    env=os.environ | request["environment"],
                     stdin=self._life,
                     stdout=log,
                     stderr=log,
@@ -99,24 +101,30 @@ class _Nursery:
             return child.pid
         pid = os.fork()
         if pid == 0:
-            self._become(name, arguments, output)
+            self._become(request)
         self._children[pid] = None
         return pid
 
-    def _become(self, name: str, arguments: list[str], output: str) -> None:
+    def _become(self, request: dict[str, Any]) -> None:
         """In the forked process: be `python -m anabranch.cli.main ARGUMENTS`. Does not return."""
         status = 1
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             os.setsid()
-            log = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            log = os.open(request["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             for number, target in ((self._life, 0), (log, 1), (log, 2)):
                 os.dup2(number, target)
             for number in (self._life, self._keep_alive, self._wake, self._wake_end, log):
                 os.close(number)
-            Path("/proc/self/comm").write_text(name)  # the name in `top`
-            sys.argv = [MODULE, *arguments]
+            Path("/proc/self/comm").write_text(request["start"])  # the name in `top`
+            if request["namespace"]:
+                from anabranch.net.wan import namespaces
+
+                # The one thread there is, so all threads and sockets to come are in it.
+                namespaces.enter(request["namespace"])
+            os.environ.update(request["environment"])
+            sys.argv = [MODULE, *request["arguments"]]
             runpy.run_module(MODULE, run_name="__main__")
             status = 0
         except SystemExit as end:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from anabranch.config import RunConfig
+from anabranch.config import NetworkSection, RunConfig
 from anabranch.errors import UserError
 from anabranch.net.errors import ListenError
 from anabranch.net.handshake import Gate, Hello
@@ -38,29 +38,31 @@ STOP_S = 60.0
 OnEvent = Callable[[Event], None]
 
 
-def bind_port(network_host: str, port: int) -> int:
+def bind_port(host: str, port: int) -> int:
     """A free port on the host, if `port` is 0."""
     if port:
         return port
-    with socket.socket(socket.AF_INET6 if ":" in network_host else socket.AF_INET) as probe:
-        probe.bind((network_host, 0))
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.bind((host, 0))
         return int(probe.getsockname()[1])
 
 
-def advertised(run: RunConfig, port: int) -> str:
+def advertised(network: NetworkSection, port: int) -> str:
     """host:port that peers dial."""
-    return run.network.advertise or f"{run.network.host}:{port}"
+    return network.advertise or f"{network.host}:{port}"
 
 
 async def lead(
     founded: Founded,
+    network: NetworkSection,
     port: int,
     on_event: OnEvent,
     on_ready: Callable[[dict[str, Ticket]], None],
     say: Callable[[str], None],
     fault_plan: Path | None = None,
 ) -> Outcome:
-    """Run the leading data node until the run is over. `say` gets sentences for the user."""
+    """Run the leading data node until the run is over. network: where it listens now, which may be elsewhere
+    than when the run was founded. `say` gets sentences for the user."""
     run = founded.run
     me = founded.identity.peer_id
 
@@ -100,10 +102,10 @@ async def lead(
     live.journal.on_event = on_event
     _expect_fault(live, fault_plan)
     try:
-        await live.links.transport.listen(run.network.host, port)
+        await live.links.transport.listen(network.host, port)
     except ListenError as error:
         raise UserError(f"{error}; set network.port to another one, or 0") from None
-    host, _, outside = advertised(run, port).rpartition(":")
+    host, _, outside = advertised(network, port).rpartition(":")
     on_ready(issue_tickets(founded, host, int(outside)))
     live.journal.write(_started(founded))
     with _stopping(live, lambda: say("stopping after the present step (Ctrl+C again stops at once)")):

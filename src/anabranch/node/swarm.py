@@ -6,13 +6,14 @@ import contextlib
 import json
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from anabranch.checkpoint.directory import RunDirectory
 from anabranch.config import RunConfig, relays_by_stage
 from anabranch.errors import UserError
-from anabranch.node.children import Nursery, Process
+from anabranch.node.children import LISTEN_VARIABLE, Nursery, Process
 from anabranch.observe.events import (
     Event,
     EventLog,
@@ -23,6 +24,9 @@ from anabranch.observe.events import (
     events_of,
 )
 
+if TYPE_CHECKING:
+    from anabranch.net.wan.places import Place
+
 #: Seconds that the leader may take to print its tickets, and a swarm to end after its leader did.
 START_S = 120.0
 END_S = 20.0
@@ -32,6 +36,14 @@ LOOK_S = 0.1
 LEADER = "data-0"
 #: Exit status of a command that its user's input does not allow.
 BAD_INPUT = 2
+
+
+def processes_of(run: RunConfig) -> dict[str, int]:
+    """Name of every process of a local swarm -> the stage that it holds, in the order of their start."""
+    relays = enumerate(relays_by_stage(run), start=1)
+    return {f"data-{number}": 0 for number in range(run.fleet.data_nodes)} | {
+        f"relay-{stage}.{number}": stage for stage, count in relays for number in range(count)
+    }
 
 
 class LeaderFailed(Exception):
@@ -49,7 +61,8 @@ class Interrupted(Exception):
 class LocalSwarm:
     """Data nodes and relays as processes, children of a nursery.
 
-    fault_plans: name of a peer -> plan file (tests).
+    fault_plans: name of a peer -> plan file (tests). places: name of every process -> where it runs, in an
+    emulated network that outlives the swarm; without them all run side by side on this machine's loopback.
     """
 
     def __init__(
@@ -58,6 +71,7 @@ class LocalSwarm:
         run: RunConfig,
         nursery: Nursery,
         fault_plans: dict[str, Path] | None = None,
+        places: Mapping[str, Place] | None = None,
     ) -> None:
         self.directory = directory
         self.run = run
@@ -65,6 +79,7 @@ class LocalSwarm:
         self.stopping = False
         self._nursery = nursery
         self._fault_plans = fault_plans or {}
+        self._places = places
         self._noticed: set[str] = set()
         self._stepped = False
         # Events of former parts of the run are not told again.
@@ -76,11 +91,11 @@ class LocalSwarm:
         Interrupted when `stop` was called meanwhile."""
         texts = self.start_leader()
         corpus = str(self.directory.corpus)
-        for number in range(1, self.run.fleet.data_nodes):
-            self.join(f"data-{number}", texts["data"], ["--corpus", corpus])
-        for stage, count in enumerate(relays_by_stage(self.run), start=1):
-            for number in range(count):
-                self.join(f"relay-{stage}.{number}", texts["relay"], ["--stage", str(stage)])
+        for name, stage in processes_of(self.run).items():
+            if stage:
+                self.join(name, texts["relay"], ["--stage", str(stage)])
+            elif name != LEADER:
+                self.join(name, texts["data"], ["--corpus", corpus])
 
     def start_leader(self) -> dict[str, str]:
         """Start the leader alone; its tickets by role."""
@@ -92,12 +107,21 @@ class LocalSwarm:
     def join(self, name: str, ticket: str, extra: Sequence[str] = ()) -> Process:
         """Start `anabranch join` with a home in the run directory."""
         home = str(self.directory.peer(name))
-        return self._spawn(name, ["join", ticket, "--home", home, "--name", name, "--supervised", *extra])
+        place = self._places[name] if self._places else None
+        where = ["--host", place.address, "--region", place.region] if place else []
+        arguments = ["join", ticket, "--home", home, "--name", name, "--supervised", *where, *extra]
+        return self._spawn(name, arguments)
 
     def _spawn(self, name: str, arguments: list[str]) -> Process:
         if name in self._fault_plans:
             arguments += ["--fault-plan", str(self._fault_plans[name])]
-        process = self._nursery.start(name, arguments, self.directory.peer(name) / "output.txt")
+        log = self.directory.peer(name) / "output.txt"
+        if self._places is None:
+            process = self._nursery.start(name, arguments, log)
+        else:
+            place = self._places[name]
+            environment = {LISTEN_VARIABLE: place.address}
+            process = self._nursery.start(name, arguments, log, place.namespace, environment)
         self.processes[name] = process
         return process
 
@@ -179,9 +203,9 @@ class LocalSwarm:
     def _check_complete(self) -> None:
         """Before the first step a swarm that misses a peer it waits for would wait for ever."""
         gone = [process for process in self.processes.values() if process.status]
+        stages = processes_of(self.run)
         for stage, count in enumerate(relays_by_stage(self.run), start=1):
-            names = [f"relay-{stage}.{number}" for number in range(count)]
-            lost = [process for process in gone if process.name in names]
+            lost = [process for process in gone if stages.get(process.name) == stage]
             if count - len(lost) < self.run.fleet.minimum:
                 raise UserError(f"stage {stage} cannot be served: {lost[-1].name} {_ended(lost[-1])}")
 

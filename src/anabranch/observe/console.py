@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from typing import IO
 
 from anabranch.observe import events as log
@@ -21,6 +22,8 @@ class Console:
         self._steps = steps
         self._seconds = 0.0
         self._names: dict[str, str] = {}
+        # id of a peer -> its stage, and the first iteration that it serves.
+        self._serving: dict[str, tuple[int, int]] = {}
         self._steps_seen = 0
         self._repairs = 0
         self.last_evaluation: log.Evaluation | None = None
@@ -46,8 +49,11 @@ class Console:
                 self._names[event.subject] = event.name
                 where = f" in {event.region}" if event.region else ""
                 self.say(f"{self.name(event.subject)}{where} joins as {event.role} at stage {event.stage}")
+            case log.PeerActive():
+                self._serving[event.subject] = event.stage, event.from_iteration
             # Those whose arrival was not seen are of a former part of the run, which was taken up again.
             case log.PeerRemoved() if event.subject in self._names:
+                self._serving.pop(event.subject, None)
                 self.say(f"{self.name(event.subject)} (stage {event.stage}) is gone: {event.reason}")
             case log.Step():
                 self._step(event)
@@ -93,8 +99,16 @@ class Console:
             alive=event.alive,
             eta_s=(self._steps - event.t) * self._seconds,
             skipped=event.verdict == "skip",
+            shares=[self._share(event, stage) for stage in sorted(event.owners) if stage > 0],
         )
         self.say(self._line.format(report))
+
+    def _share(self, event: log.Step, stage: int) -> list[int]:
+        """Microbatches of the step by replica of a relay stage, in the order of their names."""
+        served = Counter(event.owners[stage].values())
+        idle = {peer for peer, (at, first) in self._serving.items() if at == stage and first <= event.t}
+        peers = sorted(served.keys() | idle, key=lambda peer: (self.name(peer), peer))
+        return [served[peer] for peer in peers]
 
 
 def _shown(value: float | None) -> str:

@@ -1,9 +1,10 @@
-"""The step line: one fixed-width line a step, coloured on a terminal.
+"""The step line: one line of fixed columns a step, coloured on a terminal.
 
-    step  120/400 | loss  4.182 | 2.413 b/B |  31,204 tok/s | grad   0.92 | peers 2|2 2 2 | eta     3:20
+    step 9/40 | loss 4.2 | 2.41 b/B | 31,204 tok/s | grad 0.92 | peers 2|2 2 | eta 3:20 | split 1: 7+1  2: 4+4
 
 `peers` is the number alive at stage 0, then at stages 1..S. A number turns red when a stage is down to its
-last replica after having had more.
+last replica after having had more. `split` is how many of the step's microbatches each replica of stages
+1..S served.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from dataclasses import dataclass
 from typing import IO
 
 _RESET = "\033[0m"
+#: Of a stage with more replicas than this `split` tells the least and the most that one served.
+_SPELT_OUT = 8
 _COLOURS = {"dim": "\033[2m", "bold": "\033[1m", "red": "\033[31m", "green": "\033[32m", "cyan": "\033[36m"}
 
 
@@ -31,6 +34,8 @@ class StepReport:
     """Live peers at stages 0..S."""
     eta_s: float
     skipped: bool = False
+    shares: Sequence[Sequence[int]] = ()
+    """Microbatches that each replica of stages 1..S served; empty where it is not known."""
 
 
 def wants_colour(stream: IO[str], environment: Mapping[str, str] | None = None) -> bool:
@@ -58,6 +63,8 @@ class StepLine:
             f"peers {self._peers(report.alive)}",
             self._paint("dim", f"eta {duration(report.eta_s):>8}"),
         ]
+        if any(len(stage) > 1 for stage in report.shares):
+            fields.append(f"split {_split(report.shares)}")
         if report.skipped:
             fields.append(self._paint("red", "skipped"))
         return self._paint("dim", " | ").join(fields)
@@ -82,6 +89,16 @@ def duration(seconds: float) -> str:
     hours, rest = divmod(whole, 3600)
     minutes, left = divmod(rest, 60)
     return f"{hours}:{minutes:02}:{left:02}" if hours else f"{minutes}:{left:02}"
+
+
+def _split(shares: Sequence[Sequence[int]]) -> str:
+    """As in "1: 7+1  2: 0-3x16": eight microbatches over two replicas, then some over sixteen."""
+    shown = []
+    for stage, counts in enumerate(shares, start=1):
+        few = len(counts) <= _SPELT_OUT
+        text = "+".join(map(str, counts)) if few else f"{min(counts)}-{max(counts)}x{len(counts)}"
+        shown.append(f"{stage}: {text}")
+    return "  ".join(shown)
 
 
 def _number(value: float | None, form: str) -> str:

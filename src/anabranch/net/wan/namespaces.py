@@ -21,6 +21,7 @@ from pathlib import Path
 from anabranch.net.wan.shape import WanError
 
 DEVICE = "wan0"
+TUN = Path("/dev/net/tun")
 NAMED = Path("/run/netns")
 LOCKS = Path("/run/anabranch-wan")
 _NAME = re.compile(r"anb-([0-9a-f]{8})-.+")
@@ -142,9 +143,9 @@ def create(name: str, address: str, prefix: int, mtu: int) -> int:
 
 def _open_tun() -> int:
     try:
-        handle = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        handle = os.open(TUN, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
-        raise WanError(f"/dev/net/tun cannot be opened: {error.strerror}") from None
+        raise WanError(f"{TUN} cannot be opened: {error.strerror}") from None
     try:
         flags = _IFF_TUN | _IFF_NO_PI | _IFF_VNET_HDR
         fcntl.ioctl(handle, _TUNSETIFF, struct.pack("16sH22x", DEVICE.encode(), flags))

@@ -68,12 +68,18 @@ def wan10() -> Profile:
     return parse_profile(text, "wan10.json")
 
 
+def find_profile(name: str) -> Profile:
+    """The shipped profile `wan10` by its name, any other by the path of its file. Raises WanError."""
+    return wan10() if name == "wan10" else load_profile(Path(name))
+
+
 def load_profile(path: Path) -> Profile:
     """Read and check a profile. Raises WanError."""
     try:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise WanError(f"{path}: cannot be read: {error}") from None
+        why = (error.strerror if isinstance(error, OSError) else "") or error
+        raise WanError(f"{path}: cannot be read: {why}") from None
     return parse_profile(text, str(path))
 
 

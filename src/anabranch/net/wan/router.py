@@ -16,12 +16,11 @@ import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import permutations
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
 from anabranch.net.wan.fabric import Counters
-from anabranch.net.wan.namespaces import DEVICE, Claim, run_ip, sweep
+from anabranch.net.wan.namespaces import DEVICE, TUN, Claim, run_ip, sweep
 from anabranch.net.wan.profile import Profile
 from anabranch.net.wan.shape import Host, Pair, WanError
 
@@ -269,8 +268,8 @@ def available() -> str | None:
         return "the emulated network needs Linux"
     if os.geteuid() != 0:
         return "the emulated network needs root"
-    if not Path("/dev/net/tun").exists():
-        return "the emulated network needs /dev/net/tun"
+    if not TUN.exists():
+        return f"the emulated network needs {TUN}, the kernel's module `tun`"
     if shutil.which("ip") is None:
         return "the emulated network needs the `ip` command (package iproute2)"
     try:
