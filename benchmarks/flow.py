@@ -20,6 +20,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 
 from anabranch.sim.routing import AGENTS, POLICIES, agent_factory
 from flow_cache import Cache
+from flow_goals import goals
 from flow_tables import LEGEND, main_table, repair_table
 from flow_trials import SIZES, Outcome, Trial, run
 from report import write_section
@@ -71,6 +72,9 @@ def write(outcomes: Sequence[Outcome]) -> None:
     by_setting: dict[str, list[Outcome]] = defaultdict(list)
     for outcome in outcomes:
         by_setting[outcome.trial.setting].append(outcome)
+    lines = goals(outcomes)
+    if lines:
+        section("goals", f"The goals of the `auction`, over the families and seeds below:\n\n{lines}")
     calm = by_setting["calm"]
     if calm:
         families = ", ".join(sorted({outcome.trial.family for outcome in calm}))
