@@ -17,6 +17,7 @@ from anabranch.protocol.estimates import (
     CHANGE,
     KEPT,
     LATENCY_WINDOW,
+    TOGETHER,
     WINDOW,
     Bandwidth,
     Compute,
@@ -119,6 +120,21 @@ def test_the_first_sample_after_a_silence_may_be_a_pause() -> None:
     for step in range(WINDOW):
         samples.add(1.0, float(step))
     samples.add(2.0 * AGE_S, 2.0 * AGE_S + WINDOW)
+    assert samples.median() == 1.0
+
+
+def test_a_small_change_waits_for_the_window() -> None:
+    samples = Samples()
+    for step in range(WINDOW + CHANGE):
+        samples.add(1.0 if step < WINDOW else 1.15, float(step))
+    assert samples.median() == 1.0
+
+
+def test_a_run_of_what_is_usual_is_no_change() -> None:
+    """A third of the tasks take three times as long; eight of these in a row are chance."""
+    samples = Samples()
+    for step in range(WINDOW + CHANGE):
+        samples.add(3.0 if step >= WINDOW or step % 3 == 0 else 1.0, float(step))
     assert samples.median() == 1.0
 
 
@@ -244,6 +260,31 @@ def test_completions_that_are_learnt_in_pairs_count_once_each() -> None:
     assert bandwidth.transfer_s(100.0) == pytest.approx(1.0)
 
 
+def test_completions_that_are_learnt_all_at_once_count_once_each() -> None:
+    bandwidth = Bandwidth()
+    for burst_at in range(0, 1000, 100):
+        for _ in range(10):
+            bandwidth.add(100.0, 10.0, burst_at + 10.0)
+    assert bandwidth.transfer_s(100.0) == pytest.approx(1.0)
+
+
+def test_payloads_that_share_the_link_are_taken_together() -> None:
+    """Two payloads of 1 s each, piece by piece in turn: both are there after 2 s."""
+    bandwidth = Bandwidth()
+    for pair in range(10):
+        bandwidth.add(100.0, 1.99, 10.0 * pair + 1.99)
+        bandwidth.add(100.0, 2.0, 10.0 * pair + 2.0)
+    assert bandwidth.transfer_s(100.0) == pytest.approx(1.0)
+
+
+def test_a_link_that_is_never_idle_is_measured_all_the_same() -> None:
+    bandwidth, at = Bandwidth(), 0.0
+    for step in range(100 + TOGETHER * CHANGE):
+        at += 1.0 if step < 100 else 2.0
+        bandwidth.add(100.0, 5.0, at)
+    assert bandwidth.transfer_s(100.0) == pytest.approx(2.0)
+
+
 def test_small_payloads_say_little_about_large_ones() -> None:
     bandwidth = Bandwidth()
     for step in range(10):
@@ -293,6 +334,12 @@ def test_an_estimate_that_swings_about_the_published_value_does_not_move_it() ->
     steady = Steady()
     steady.offer(1.0, 0.0)
     assert {steady.offer(5.0 if now % 3 else 0.2, float(now)) for now in range(1, 200)} == {1.0}
+
+
+def test_a_value_that_comes_back_each_time_is_not_left() -> None:
+    steady = Steady(samples=3)
+    steady.offer(1.0, 0.0)
+    assert {steady.offer(2.0 if now % 3 else 1.0, float(now)) for now in range(1, 200)} == {1.0}
 
 
 def test_a_value_published_within_a_change_is_set_right() -> None:
