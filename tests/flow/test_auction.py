@@ -48,6 +48,35 @@ def bound(instance: Instance) -> float:
 
 
 @few
+@example(
+    # Prices fall again only after the last lull of those who would need to hear it.
+    instance=Instance(
+        3,
+        "any",
+        (DataNode("d0", 2), DataNode("d1", 4)),
+        (
+            Relay("s1r0", 1, 1),
+            Relay("s1r1", 1, 3),
+            Relay("s2r0", 2, 3),
+            Relay("s2r1", 2, 2),
+            Relay("s3r0", 3, 1),
+        ),
+        {
+            ("d0", "s1r0"): 0.0,
+            ("d1", "s1r0"): 0.0,
+            ("d1", "s1r1"): 0.0,
+            ("s1r0", "s2r0"): 0.0,
+            ("s1r0", "s2r1"): 0.0,
+            ("s1r1", "s2r0"): 0.0,
+            ("s1r1", "s2r1"): 0.0,
+            ("s2r0", "s3r0"): 2.4e-232,
+            ("s2r1", "s3r0"): 892041502.7244838,
+            ("s3r0", "d1"): 651043999.8151293,
+        },
+    ),
+    weather=Weather(),
+    seed=2,
+)
 @given(instance=instances(returns=("any",)), weather=weathers, seed=st.integers(0, 2**32))
 def test_finds_the_maximum_flow_within_the_bound(instance: Instance, weather: Weather, seed: int) -> None:
     world = world_of(instance, seed, weather)

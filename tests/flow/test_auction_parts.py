@@ -24,9 +24,9 @@ def test_the_two_ends_of_a_line_agree_once_letters_pass(steps: list[str], data: 
 
     def speak(now: float) -> None:
         if out.dirty or out.owes or out.repeat_at <= now:
-            wire.append(out.letter(now))
+            wire.append(out.letter(now, 0))
         if into.dirty or into.owes or into.repeat_at <= now:
-            wire.append(into.letter(now, PRICE))
+            wire.append(into.letter(now, 0, PRICE))
 
     def hear(letter: Offer | Answer) -> None:
         if isinstance(letter, Offer) and into.receive(letter):
@@ -62,17 +62,17 @@ def test_the_two_ends_of_a_line_agree_once_letters_pass(steps: list[str], data: 
 def test_a_question_and_its_answer_are_two_letters() -> None:
     out, into = Out("b", 1.0, PRICE, to_data=False), In("a", 1.0)
     out.pushed, out.dirty = 2, True
-    question = out.letter(0.0)
+    question = out.letter(0.0, 0)
     assert question.ask and into.receive(question)
     into.pushed = question.pushed
     into.returned, into.dirty = 1, True
-    answer = into.letter(0.1, PRICE)
+    answer = into.letter(0.1, 0, PRICE)
     assert not answer.ask  # if it is lost, the question comes again
     assert out.receive(answer)
     assert out.settled and into.settled
     assert not into.receive(question)
     assert into.owes  # a question that comes again is answered again
-    assert into.letter(2.0, PRICE).returned == 1
+    assert into.letter(2.0, 0, PRICE).returned == 1
 
 
 @given(
@@ -113,4 +113,4 @@ def test_a_relay_tells_its_price_once_it_knows_those_of_all_next_hops() -> None:
 
 
 def _price(price: float) -> Answer:
-    return Answer(1, 0, True, (), (), 0, price, (), ())
+    return Answer(1, 0, True, (), (), 0, 0, price, (), ())

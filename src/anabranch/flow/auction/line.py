@@ -133,7 +133,7 @@ class Out(Line):
         """Whether the other end has seen that the unit is wanted, as it is now."""
         return self.wants.get(unit, math.inf) <= self._acked
 
-    def letter(self, now: float) -> Offer:
+    def letter(self, now: float, stir: int) -> Offer:
         seq, ack, ask = self.stamp(now, self.owes)
         return Offer(
             seq,
@@ -141,6 +141,7 @@ class Out(Line):
             ask,
             tuple(self.searches.values()),
             tuple(self.findings.values()),
+            stir,
             self.pushed,
             self.recalled,
             self.bid,
@@ -165,7 +166,7 @@ class In(Line):
     def units(self) -> int:
         return self.pushed - self.returned
 
-    def letter(self, now: float, price: float) -> Answer:
+    def letter(self, now: float, stir: int, price: float) -> Answer:
         self.told = price
         seq, ack, ask = self.stamp(now, self.owes)
         return Answer(
@@ -174,6 +175,7 @@ class In(Line):
             ask,
             tuple(self.searches.values()),
             tuple(self.findings.values()),
+            stir,
             self.returned,
             price,
             self.whole,

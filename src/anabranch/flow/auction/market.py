@@ -27,6 +27,9 @@ HUSH = 1.0
 #: A tenant goes when its unit costs so many epsilons more than it bids: what epsilons on the way explain.
 CONTENT = 4.0
 
+#: A unit moves to another next hop that is cheaper by so many epsilons.
+MOVE = 5.0
+
 
 class Ranking:
     """The next hops by cost to go: a heap whose outdated entries go when they come up."""
@@ -212,6 +215,7 @@ class Market:
             return
         self._keep_content()
         best, self.level, second = self.ranking.two()
+        self._move_over()
         self._lower_bids(best, second)
         if not self._setup.is_data:
             if not self.full:
@@ -259,6 +263,13 @@ class Market:
                 if self.surplus < 0 or dear.level <= low.bid + slack:
                     return
                 self._hand_back(low, 1)
+
+    def _move_over(self) -> None:
+        """A unit that would be cheaper at another next hop is called back, to go there; one at a time."""
+        slack = MOVE * self.epsilon
+        for line in list(self._guests):
+            if line.level > self.level + slack:
+                self._take_back(line, 1)
 
     def _lower_bids(self, best: Out | None, second: float) -> None:
         if not self._guests:

@@ -27,11 +27,20 @@ class Finding(NamedTuple):
     open: bool
 
 
+class Exchange(NamedTuple):
+    """What it costs from here on if one unit of data node `given` is one of `taken` (under "own")."""
+
+    given: str
+    taken: str
+    cost: float
+
+
 class Letter(Message, frozen=True):
     """seq: version of the sender's state of this link. ack: greatest version seen from the other end.
 
     ask: the sender repeats this version until it is acknowledged. searches, findings: the latest for each
-    source that this end asked of the other, and that it answers to the other.
+    source that this end asked of the other, and that it answers to the other. stir: how many changes from
+    outside this end has heard of, one after the other.
     """
 
     seq: int
@@ -39,29 +48,34 @@ class Letter(Message, frozen=True):
     ask: bool
     searches: tuple[Search, ...]
     findings: tuple[Finding, ...]
+    stir: int
 
 
 class Offer(Letter, frozen=True):
     """To the next stage. pushed: units handed over so far; recalled: of those, wanted back (at least).
 
     bid: how high the receiver's price may go before these units would rather be elsewhere.
-    wants: standing units that this end sends there or would like to.
+    wants: standing units that this end sends there or would like to. mix: how many of the units handed over
+    are each data node's (under "own").
     """
 
     pushed: int
     recalled: int
     bid: float
     wants: tuple[UnitId, ...]
+    mix: tuple[tuple[str, int], ...] = ()
 
 
 class Answer(Letter, frozen=True):
     """To the previous stage. returned: units handed back so far (refused, outbid or recalled).
 
     price: cost to go of one more unit, from this node to its arrival. whole: of the wanted units those whose
-    places are kept from here to the arrival; stale: those that cannot be kept here.
+    places are kept from here to the arrival; stale: those that cannot be kept here. exchanges: of each two
+    labels of units, under "own".
     """
 
     returned: int
     price: float
     whole: tuple[UnitId, ...]
     stale: tuple[UnitId, ...]
+    exchanges: tuple[Exchange, ...] = ()
