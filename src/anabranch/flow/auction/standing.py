@@ -10,9 +10,11 @@ room for both, the source gives the unit up and wants another.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 
 from anabranch.flow.agent import Held, Setup, UnitId
+from anabranch.flow.auction.labels import Labels
 from anabranch.flow.auction.line import In, Out
 from anabranch.flow.auction.market import Market
 
@@ -45,16 +47,15 @@ class Place:
 class Standing:
     """One node's places, led by its market."""
 
-    def __init__(self, setup: Setup, market: Market) -> None:
+    def __init__(self, setup: Setup, market: Market, labels: Labels) -> None:
         self._setup = setup
         self._market = market
+        self._labels = labels
         self._places: dict[UnitId, Place] = {}
         self._on: dict[Out, set[UnitId]] = {}
         """Units whose tail or wish each next hop is."""
         self._queue: dict[UnitId, dict[In, None]] = {}
         """Wanted of this relay, but it has no room."""
-        # Where every unit goes home, its last hop is given, whatever the market (one commodity) has chosen.
-        self._last = setup.returns == "own" and setup.stage == setup.stages and not setup.is_data
         self._settle_s = SETTLE_S
         self._followed_at = -math.inf
         self._changed_at = -math.inf
@@ -216,7 +217,7 @@ class Standing:
         for unit, askers in list(self._queue.items()):
             if len(self._places) >= self._market.capacity:
                 return
-            line = self._home(unit) if self._last else self._free_line()
+            line = self._free_line(unit)
             if line is None:
                 continue
             del self._queue[unit]
@@ -230,11 +231,11 @@ class Standing:
             self._check(self._depart_at)
             return
         while len(self._places) < min(self._market.placed, self._market.demand):
-            line = self._free_line()
+            unit = UnitId(self._setup.id, self._next_number + 1)
+            line = self._free_line(unit)
             if line is None:
                 return
             self._next_number += 1
-            unit = UnitId(self._setup.id, self._next_number)
             place = self._places[unit] = Place()
             place.tail = line
             place.since = now
@@ -243,7 +244,7 @@ class Standing:
 
     def _follow(self, now: float) -> None:
         """Units whose next hop the market has left, or which the next hop cannot keep, go another way."""
-        excess = {line: 0 if self._last else len(units) - line.units for line, units in self._on.items()}
+        excess = self._excess()
         over = len(self._places) - (self._market.demand if self._setup.is_data else self._market.capacity)
         for unit, place in list(self._places.items()):
             tail = place.tail
@@ -253,23 +254,23 @@ class Standing:
                 self._give_up(unit, place)
                 continue
             if place.wish is not None:
-                if place.wish.units < len(self._on[place.wish]) and excess.get(place.wish, 0) > 0:
-                    excess[place.wish] -= 1
+                if excess[self._lane(place.wish, unit)] > 0:
+                    excess[self._lane(place.wish, unit)] -= 1
                     self._unwant(unit, place.wish)
                     place.wish = None
                 else:
                     if tail is not None:
-                        excess[tail] -= 1
+                        excess[self._lane(tail, unit)] -= 1
                     self._wait(unit, place, now)
                     continue
-            if tail is not None and not must and excess[tail] <= 0:
+            if tail is not None and not must and excess[self._lane(tail, unit)] <= 0:
                 place.stale = False
                 if place.since < math.inf:
                     self._wait(unit, place, now)
                 continue
-            line = self._home(unit) if self._last else self._free_line(besides=tail)
+            line = self._free_line(unit, besides=tail)
             if tail is not None:
-                excess[tail] -= 1
+                excess[self._lane(tail, unit)] -= 1
             if line is None:
                 if must or tail is not None:
                     self._give_up(unit, place)
@@ -304,17 +305,30 @@ class Standing:
 
     # -- single steps ------------------------------------------------------------------------------------
 
-    def _home(self, unit: UnitId) -> Out | None:
-        if len(self._places) >= self._market.placed:
-            return None
-        return self._market.outs.get(unit.source)
-
-    def _free_line(self, besides: Out | None = None) -> Out | None:
-        """A next hop that has more working units of ours than standing ones."""
-        for line in self._market.guests:
-            if line is not besides and line.units > len(self._on.get(line, ())):
+    def _free_line(self, unit: UnitId, besides: Out | None = None) -> Out | None:
+        """A next hop that has more working units of ours than standing ones (of the unit's own data node)."""
+        for line in self._market.outs.values() if self._labels.active else self._market.guests:
+            if line is not besides and self._working(lane := self._lane(line, unit)) > self._count(lane):
                 return line
         return None
+
+    def _lane(self, line: Out, unit: UnitId) -> tuple[Out, str]:
+        """What a unit counts for: under "own" each data node's units have a share of the next hop."""
+        return line, unit.source if self._labels.active else ""
+
+    def _working(self, lane: tuple[Out, str]) -> int:
+        return self._labels.units_of(*lane) if self._labels.active else lane[0].units
+
+    def _count(self, lane: tuple[Out, str]) -> int:
+        units = self._on.get(lane[0], ())
+        return sum(unit.source == lane[1] for unit in units) if self._labels.active else len(units)
+
+    def _excess(self) -> Counter[tuple[Out, str]]:
+        """By how much the standing units over each next hop exceed the working ones."""
+        excess = Counter(self._lane(line, unit) for line, units in self._on.items() for unit in units)
+        for lane in excess:
+            excess[lane] -= self._working(lane)
+        return excess
 
     def _want(self, unit: UnitId, line: Out) -> None:
         self._on.setdefault(line, set()).add(unit)
