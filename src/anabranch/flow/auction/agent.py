@@ -26,7 +26,7 @@ from anabranch.flow.agent import (
 from anabranch.flow.auction.labels import Labels
 from anabranch.flow.auction.line import In, Line, Out
 from anabranch.flow.auction.market import Market
-from anabranch.flow.auction.messages import Answer, Offer
+from anabranch.flow.auction.messages import Answer, Letter, Offer
 from anabranch.flow.auction.search import Searches
 from anabranch.flow.auction.standing import Standing
 from anabranch.flow.dice import Dice
@@ -42,8 +42,12 @@ MEET_S, START_S = 0.5, 3.0
 LULL_COLD_S, LULL_S, LULL_MAX_S = 32.0, 4.0, 600.0
 #: Units whose previous hop has died wait so long for another to take them over.
 ORPHAN_S = 8.0
-#: A source with excess searches for a way each time its price has risen by so many epsilons.
-SEARCH_EPSILONS = 25.0
+#: A source with excess searches for a way when its price has risen by so many epsilons: from cold, where
+#: prices have far to go anyhow, and after a change from outside; twice as many each time it has searched.
+SEARCH_EPSILONS, SEARCH_STIRRED, SEARCH_MAX = 25.0, 4.0, 25.0
+#: A source that has found a way but no place looks again after so long, doubling: the findings bring fresh
+#: prices along the way, where falls were no longer told.
+RETRY_S, RETRY_MAX_S = 60.0, 2000.0
 
 
 class AuctionAgent:
@@ -60,9 +64,13 @@ class AuctionAgent:
         self._met_at = -math.inf
         self._orphan_at = math.inf
         self._repair_at = math.inf
+        self._retry_at = math.inf
+        self._retry_s = RETRY_S
         self._lull_s = LULL_COLD_S
+        self._stir = 0
         self._search_number = setup.incarnation << 32
         self._search_level = -math.inf
+        self._search_step = SEARCH_EPSILONS
         self._unheard: set[str] = set()
         self._news: dict[Line, None] = {}
         self._lingering: dict[Line, float] = {}
@@ -74,8 +82,7 @@ class AuctionAgent:
         if isinstance(event, Received):
             self._receive(event, now)
         elif not isinstance(event, Wake) and self._market.ready:
-            self._lull_s = LULL_S
-            self._standing.hurry()
+            self._stirred(self._stir + 1)
         if isinstance(event, PeerUp):
             self._meet(event, now)
         elif isinstance(event, PeerDown):
@@ -114,8 +121,19 @@ class AuctionAgent:
 
     # -- events ------------------------------------------------------------------------------------------
 
+    def _stirred(self, stir: int) -> None:
+        """Something has changed from outside, here or elsewhere: lulls are short again."""
+        self._stir = stir
+        self._lull_s = LULL_S
+        self._standing.hurry()
+        self._search_step = SEARCH_STIRRED
+        self._search_level = -math.inf
+        self._retry_s = RETRY_S
+
     def _receive(self, event: Received, now: float) -> None:
         letter = event.message
+        if isinstance(letter, Letter) and letter.stir > self._stir:
+            self._stirred(letter.stir)
         market = self._market
         if event.side is Side.PREVIOUS and isinstance(letter, Offer):
             source = market.ins.get(event.peer)
@@ -220,7 +238,8 @@ class AuctionAgent:
         self._act_at = min(self._act_at, now + TICK_S)
 
     def _due(self) -> float:
-        due = min(self._act_at, self._start_at, self._orphan_at, self._repair_at, self._standing.check_at)
+        due = min(self._act_at, self._start_at, self._orphan_at, self._repair_at, self._retry_at)
+        due = min(due, self._standing.check_at)
         due = min(due, self._labels.check_at)
         if self._repeating:
             due = min(due, min(line.repeat_at for line in self._repeating))
@@ -242,6 +261,7 @@ class AuctionAgent:
         self._tend_orphans(now)
         if self._setup.is_data:
             self._tend_excess()
+            self._retry(now)
         if market.moved:
             market.moved = False
             self._repair_at = now + self._lull_s if self._lull_s <= LULL_MAX_S else math.inf
@@ -282,11 +302,26 @@ class AuctionAgent:
         if not market.ready or market.level == math.inf or (own is not None and not own.open):
             return
         if self._search_level == -math.inf:
-            self._search_level = market.level + SEARCH_EPSILONS * market.epsilon
+            self._search_level = market.level + self._search_step * market.epsilon
         if market.level >= self._search_level:
-            self._search_number += 1
-            self._search_level = market.level + SEARCH_EPSILONS * market.epsilon
-            searches.launch(self._search_number, market.level)
+            self._search_step = min(2 * self._search_step, SEARCH_MAX)
+            self._search_level = market.level + self._search_step * market.epsilon
+            self._search(market.level)
+
+    def _search(self, bound: float) -> None:
+        self._search_number += 1
+        self._searches.launch(self._search_number, bound)
+
+    def _retry(self, now: float) -> None:
+        market, own = self._market, self._searches.own
+        if own is None or not own.open or market.surplus <= 0 or self._retry_s > RETRY_MAX_S:
+            self._retry_at = math.inf
+        elif now >= self._retry_at:
+            self._retry_s *= 2
+            self._retry_at = math.inf
+            self._search(0.0)
+        elif market.moved or self._retry_at == math.inf:
+            self._retry_at = now + self._retry_s
 
     def _soon_again(self) -> None:
         self._act_at = -math.inf
@@ -299,10 +334,10 @@ class AuctionAgent:
         sends: list[Send] = []
         for line in speakers:
             if isinstance(line, Out):
-                offer = line.letter(now)
+                offer = line.letter(now, self._stir)
                 sends.append(Send(line.peer, Side.NEXT, self._labels.mark(line, offer)))
             elif isinstance(line, In):
-                answer = line.letter(now, self._market.price)
+                answer = line.letter(now, self._stir, self._market.price)
                 sends.append(Send(line.peer, Side.PREVIOUS, self._labels.mark(line, answer)))
             self._spoken(line)
         return sends

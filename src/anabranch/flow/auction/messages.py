@@ -39,7 +39,8 @@ class Letter(Message, frozen=True):
     """seq: version of the sender's state of this link. ack: greatest version seen from the other end.
 
     ask: the sender repeats this version until it is acknowledged. searches, findings: the latest for each
-    source that this end asked of the other, and that it answers to the other.
+    source that this end asked of the other, and that it answers to the other. stir: how many changes from
+    outside this end has heard of, one after the other.
     """
 
     seq: int
@@ -47,6 +48,7 @@ class Letter(Message, frozen=True):
     ask: bool
     searches: tuple[Search, ...]
     findings: tuple[Finding, ...]
+    stir: int
 
 
 class Offer(Letter, frozen=True):
