@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -77,6 +78,7 @@ def test_the_near_replica_carries_more_than_the_far_one(
     check_exact(directory, steps)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="there is nothing to be permitted")
 def test_without_permission_it_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
