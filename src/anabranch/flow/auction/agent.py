@@ -161,7 +161,7 @@ class AuctionAgent:
                         wait = START_S if self._unheard else self._met_at + MEET_S - now
                         self._start_at = min(max(self._start_at, now), now + max(wait, 0.0))
                 self._soon(now)
-            if target.is_latest(letter) and self._standing.told(target, letter.whole, letter.stale):
+            if target.is_latest(letter) and self._standing.told(target, letter.whole, letter.stale, now):
                 self._soon(now)
             self._heard(target, now)
 

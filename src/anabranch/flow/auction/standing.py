@@ -110,13 +110,16 @@ class Standing:
             else:
                 self._queue.setdefault(unit, {})[line] = None
 
-    def told(self, line: Out, whole: tuple[UnitId, ...], stale: tuple[UnitId, ...]) -> bool:
+    def told(self, line: Out, whole: tuple[UnitId, ...], stale: tuple[UnitId, ...], now: float) -> bool:
         """The next hop's lists; returns whether they say anything new."""
         # What is said of a unit counts only if it was said after the unit was (last) wanted.
         now_whole = frozenset(unit for unit in whole if line.knows_of(unit))
         now_stale = frozenset(unit for unit in stale if line.knows_of(unit))
         if (now_whole, now_stale) == (line.whole, line.stale):
             return False
+        for unit in line.whole - now_whole:
+            if (place := self._places.get(unit)) is not None and place.tail is line:
+                place.since = now  # what the next hop has lost, it may make whole again, but not for ever
         line.whole, line.stale = now_whole, now_stale
         self._recheck = True
         return True
@@ -279,11 +282,11 @@ class Standing:
                 continue
             place.since = now
             self._want(unit, line)
+            self._check(now + PATIENCE_S)
             if tail is None:
                 place.tail = line
             else:
                 place.wish = line
-                self._check(now + PATIENCE_S)
 
     def _wait(self, unit: UnitId, place: Place, now: float) -> None:
         if place.since == math.inf:
