@@ -118,7 +118,13 @@ def test_finds_the_maximum_flow_within_the_bound(instance: Instance, weather: We
         2,
         "own",
         (DataNode("d0", 3), DataNode("d1", 0)),
-        (Relay("s1r0", 1, 0), Relay("s1r1", 1, 2), Relay("s1r2", 1, 0), Relay("s2r0", 2, 1), Relay("s2r1", 2, 1)),
+        (
+            Relay("s1r0", 1, 0),
+            Relay("s1r1", 1, 2),
+            Relay("s1r2", 1, 0),
+            Relay("s2r0", 2, 1),
+            Relay("s2r1", 2, 1),
+        ),
         dict.fromkeys(
             [
                 ("d0", "s1r0"),
