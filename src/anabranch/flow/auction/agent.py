@@ -23,7 +23,7 @@ from anabranch.flow.agent import (
     Side,
     Wake,
 )
-from anabranch.flow.auction.labels import Labels
+from anabranch.flow.auction.labels import make_labels
 from anabranch.flow.auction.line import In, Line, Out
 from anabranch.flow.auction.market import Market
 from anabranch.flow.auction.messages import Answer, Letter, Offer
@@ -57,7 +57,7 @@ class AuctionAgent:
         self._setup = setup
         self._market = Market(setup)
         self._searches = Searches(setup.id, self._market, setup.is_data)
-        self._labels = Labels(setup, self._market)
+        self._labels = make_labels(setup, self._market)
         self._standing = Standing(setup, self._market, self._labels)
         self._act_at = math.inf
         self._start_at = math.inf

@@ -16,6 +16,7 @@ from collections import Counter
 from msgspec.structs import replace
 
 from anabranch.flow.agent import Setup
+from anabranch.flow.auction.labels_shares import Grants, Shares
 from anabranch.flow.auction.line import In, Line, Out
 from anabranch.flow.auction.market import Market
 from anabranch.flow.auction.messages import Answer, Exchange, Letter, Offer
@@ -34,12 +35,12 @@ Matrix = dict[tuple[str, str], float]
 
 
 class Labels:
-    """One relay's labels. At a data node, and under "any", there is nothing to do."""
+    """One relay's labels. Under "any" there is nothing to do."""
 
     def __init__(self, setup: Setup, market: Market) -> None:
         self.active = setup.returns == "own" and not setup.is_data
         self.check_at = math.inf
-        self._first = setup.stage == 1
+        self._grants = Grants(market) if self.active and setup.stage == 1 else None
         self._last = setup.stage == setup.stages
         self._market = market
         self._mixes: dict[In, Counter[str]] = {}
@@ -60,8 +61,12 @@ class Labels:
             self._recheck = True
 
     def offered(self, line: In, offer: Offer, now: float) -> None:
+        if self._grants is not None:
+            if self._grants.offered(line, offer):
+                self._stir(now)
+            return
         mix = Counter(dict(offer.mix))
-        if self.active and not self._first and mix != self._mixes.get(line):
+        if self.active and mix != self._mixes.get(line):
             self._mixes[line] = mix
             self._stir(now)
 
@@ -74,12 +79,19 @@ class Labels:
     def lost(self, line: Line) -> None:
         if isinstance(line, In):
             self._mixes.pop(line, None)
+            if self._grants is not None:
+                self._grants.lost(line)
         elif isinstance(line, Out):
             self._plan.pop(line, None)
             self._rates.pop(line, None)
         self._recheck = self.active
 
     # -- what there is to see ----------------------------------------------------------------------------
+
+    @property
+    def placed(self) -> int:
+        """Units that may go on from here."""
+        return self._market.placed
 
     def units_of(self, line: Out, label: str) -> int:
         """Units of data node `label` that go over `line`."""
@@ -91,7 +103,9 @@ class Labels:
             return letter
         if isinstance(letter, Offer) and isinstance(line, Out) and not line.to_data:
             return replace(letter, mix=tuple(self._plan.get(line, Counter()).items()))
-        if isinstance(letter, Answer) and not self._first:
+        if isinstance(letter, Answer) and isinstance(line, In):
+            if self._grants is not None:
+                return self._grants.mark(line, letter, self._exchanges())
             self._told = self._told or self._exchanges()
             told = tuple(Exchange(given, taken, cost) for (given, taken), cost in self._told.items())
             return replace(letter, exchanges=told)
@@ -105,6 +119,8 @@ class Labels:
             return False
         self._recheck = False
         self.check_at = math.inf
+        if self._grants is not None:
+            self._grants.tell()
         if now < self._settled_at:
             self.check_at = self._settled_at
             return False
@@ -126,8 +142,8 @@ class Labels:
         self._paced_at = now + PACE_S
 
     def _incoming(self) -> Counter[str]:
-        if self._first:
-            return Counter({line.peer: line.units for line in self._market.tenants})
+        if self._grants is not None:
+            return self._grants.granted()
         total: Counter[str] = Counter()
         for line in self._market.tenants:
             total += self._mixes.get(line, Counter())
@@ -227,7 +243,7 @@ class Labels:
     # -- what previous hops are told ---------------------------------------------------------------------
 
     def _tell(self) -> None:
-        if self._first:
+        if self._grants is not None:
             return
         costs = self._exchanges()
         hush = WORTH * self._market.epsilon
@@ -258,3 +274,8 @@ class Labels:
             rates = [self._rate(line, given, taken) for line in here or lines]
             costs[given, taken] = min(rates) if here else sum(rates) / len(rates)
         return costs
+
+
+def make_labels(setup: Setup, market: Market) -> Labels | Shares:
+    """A node's part in telling whose units are whose."""
+    return Shares(setup, market) if setup.returns == "own" and setup.is_data else Labels(setup, market)

@@ -35,6 +35,20 @@ class Exchange(NamedTuple):
     cost: float
 
 
+class Share(NamedTuple):
+    """How many units a data node may send, of how many; the greatest version is the latest."""
+
+    source: str
+    version: int
+    admitted: int
+    demand: int
+
+    @property
+    def part(self) -> float:
+        """1 where there is no demand."""
+        return self.admitted / self.demand if self.demand else 1.0
+
+
 class Letter(Message, frozen=True):
     """seq: version of the sender's state of this link. ack: greatest version seen from the other end.
 
@@ -56,7 +70,8 @@ class Offer(Letter, frozen=True):
 
     bid: how high the receiver's price may go before these units would rather be elsewhere.
     wants: standing units that this end sends there or would like to. mix: how many of the units handed over
-    are each data node's (under "own").
+    are each data node's (under "own", as all that follows). share: of the data node that sends this. ceded:
+    in the place of how many of its units the relay shall take units of which other data node.
     """
 
     pushed: int
@@ -64,6 +79,8 @@ class Offer(Letter, frozen=True):
     bid: float
     wants: tuple[UnitId, ...]
     mix: tuple[tuple[str, int], ...] = ()
+    share: Share | None = None
+    ceded: tuple[tuple[str, int], ...] = ()
 
 
 class Answer(Letter, frozen=True):
@@ -71,7 +88,8 @@ class Answer(Letter, frozen=True):
 
     price: cost to go of one more unit, from this node to its arrival. whole: of the wanted units those whose
     places are kept from here to the arrival; stale: those that cannot be kept here. exchanges: of each two
-    labels of units, under "own".
+    labels of units (under "own", as all that follows). granted: to a data node, how many units it may send.
+    shares: to a data node, those of the others.
     """
 
     returned: int
@@ -79,3 +97,5 @@ class Answer(Letter, frozen=True):
     whole: tuple[UnitId, ...]
     stale: tuple[UnitId, ...]
     exchanges: tuple[Exchange, ...] = ()
+    granted: int = 0
+    shares: tuple[Share, ...] = ()

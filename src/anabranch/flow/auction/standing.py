@@ -15,6 +15,7 @@ from collections.abc import Iterable
 
 from anabranch.flow.agent import Held, Setup, UnitId
 from anabranch.flow.auction.labels import Labels
+from anabranch.flow.auction.labels_shares import Shares
 from anabranch.flow.auction.line import In, Out
 from anabranch.flow.auction.market import Market
 
@@ -47,7 +48,7 @@ class Place:
 class Standing:
     """One node's places, led by its market."""
 
-    def __init__(self, setup: Setup, market: Market, labels: Labels) -> None:
+    def __init__(self, setup: Setup, market: Market, labels: Labels | Shares) -> None:
         self._setup = setup
         self._market = market
         self._labels = labels
@@ -173,7 +174,7 @@ class Standing:
             return
         self._recheck = False
         self.check_at = math.inf
-        if self._setup.is_data and not self._places and not self._market.placed:
+        if self._setup.is_data and not self._places and not self._labels.placed:
             return
         self._switch()
         self._forget_orphans(now)
@@ -233,7 +234,7 @@ class Standing:
         if now < self._depart_at:
             self._check(self._depart_at)
             return
-        while len(self._places) < min(self._market.placed, self._market.demand):
+        while len(self._places) < min(self._labels.placed, self._market.demand):
             unit = UnitId(self._setup.id, self._next_number + 1)
             line = self._free_line(unit)
             if line is None:
