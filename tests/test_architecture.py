@@ -30,8 +30,8 @@ ARROWS: dict[str, set[str]] = {
     "cli": ROOMS,
 }
 SANS_IO = ("flow", "protocol")
-#: The oracle is the yardstick, never part of a peer's decision: its solver is allowed.
-SOLVER = {"flow/oracle.py": {"scipy"}}
+#: Oracles are yardsticks, never part of a peer's decision: their solver is allowed.
+SOLVER = {"flow/oracle.py": {"scipy"}, "flow/fairness.py": {"scipy"}}
 THIRD_PARTY = {"numpy", "msgspec"}
 #: Parts of the standard library that reach for the world: sockets, clocks, dice, threads, files.
 WORLDLY = {

@@ -220,8 +220,9 @@ class CheckpointSection:
 class RoutingSection:
     """How microbatches find their way."""
 
-    policy: str = "greedy"
-    """"greedy" (least cost among peers with a free slot) or "static" (replica = index mod replicas)."""
+    policy: str = "auction"
+    """"auction" (peers plan the cheapest flow together, and leave the plan for a shorter queue), "greedy"
+    (least cost among peers with a free slot) or "static" (replica = index mod replicas)."""
     return_: str = "any"
     """"any": any data node may take the loss of any microbatch; "own": its own."""
 

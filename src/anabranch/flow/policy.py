@@ -2,14 +2,20 @@
 
 A policy sees only what its node knows. `greedy`: among peers with a free slot the least cost of handing
 it over now, `d_ij` (GWTF, section on the flow problem) plus what this node already has waiting there.
-`static`: replica = index mod replicas, waiting for that peer even if others are free.
+`static`: replica = index mod replicas, waiting for that peer even if others are free. `auction`: the flow is
+the map, the queue is the traffic: the least link time + wait that the peer reports + its cost to go by the
+flow's prices, whether the flow planned it or not (what it planned has slots, so it is found free).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+from anabranch.flow.agent import AgentFactory
+from anabranch.flow.auction import AuctionAgent
 
 
 @dataclass(frozen=True)
@@ -18,7 +24,8 @@ class Candidate:
 
     link_s: seconds for one activation over the link (latency and transfer), both directions averaged.
     compute_s: its compute seconds per microbatch. outstanding: units sent to it and not yet back.
-    free: whether it has granted a slot that is not used.
+    free: whether it has granted a slot that is not used. wait_s: seconds of work that waits there. price: its
+    cost to go by the flow's prices (s), infinite where there is none.
     """
 
     peer: str
@@ -26,6 +33,8 @@ class Candidate:
     compute_s: float
     outstanding: int
     free: bool
+    wait_s: float = 0.0
+    price: float = math.inf
 
 
 class Policy(Protocol):
@@ -53,6 +62,37 @@ class Greedy:
         return min(candidates, key=self._cost).peer if candidates else None
 
 
+class Dispatch:
+    """wait, price: whether the wait that peers report and the prices of the flow are heeded (measurements
+    of what each brings leave one out)."""
+
+    def __init__(self, wait: bool = True, price: bool = True) -> None:
+        self._wait, self._price = wait, price
+
+    def _cost(self, candidate: Candidate, unknown: float) -> tuple[float, int, str]:
+        # As in d_ij: half of a pass at the receiver, a pass being the mean of forward and backward. What was
+        # sent there and is not back adds to it, so a peer's cost is convex in what it has of us.
+        cost = candidate.link_s + candidate.compute_s * (candidate.outstanding + 0.25)
+        if self._wait:
+            cost += candidate.wait_s
+        if self._price:
+            cost += candidate.price if candidate.price < math.inf else unknown
+        return (cost, candidate.outstanding, candidate.peer)
+
+    def choose(self, index: int, candidates: Sequence[Candidate]) -> str | None:
+        return self._least([candidate for candidate in candidates if candidate.free])
+
+    def prefer(self, index: int, candidates: Sequence[Candidate]) -> str | None:
+        return self._least(candidates)
+
+    def _least(self, candidates: Sequence[Candidate]) -> str | None:
+        if not candidates:
+            return None
+        known = [candidate.price for candidate in candidates if candidate.price < math.inf]
+        unknown = max(known, default=0.0)  # no reason to prefer whom nothing is known of
+        return min(candidates, key=lambda candidate: self._cost(candidate, unknown)).peer
+
+
 class Static:
     def choose(self, index: int, candidates: Sequence[Candidate]) -> str | None:
         if not candidates:
@@ -64,7 +104,14 @@ class Static:
         return candidates[index % len(candidates)].peer if candidates else None
 
 
-POLICIES: dict[str, type[Policy]] = {"greedy": Greedy, "static": Static}
+POLICIES: dict[str, type[Policy]] = {"auction": Dispatch, "greedy": Greedy, "static": Static}
+#: Policies of which every peer runs an agent that plans ahead with its neighbours.
+PLANNERS: dict[str, AgentFactory] = {"auction": AuctionAgent}
+
+
+def planner(name: str) -> AgentFactory | None:
+    """What makes the agents of the policy called `name`; None where nothing is planned."""
+    return PLANNERS.get(name)
 
 
 def make_policy(name: str) -> Policy:

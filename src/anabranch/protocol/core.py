@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from anabranch.flow.policy import Policy, make_policy
+from anabranch.protocol.costs import Costs
 from anabranch.protocol.detector import Silence
 from anabranch.protocol.events import Effect, Note, Run, Send
 from anabranch.protocol.membership import Membership
@@ -13,19 +14,6 @@ from anabranch.protocol.messages import AnyMessage, Fence
 from anabranch.protocol.settings import Settings
 from anabranch.protocol.tasks import Payload, Result, Task
 from anabranch.protocol.work import Rank, Then, WorkQueue
-
-
-@dataclass
-class Speed:
-    """Moving averages of one peer's seconds per microbatch and of the link to it, as traffic passes."""
-
-    link_s: float = 0.0
-    forward_s: float = 0.0
-    backward_s: float = 0.0
-
-    @staticmethod
-    def blend(old: float, new: float) -> float:
-        return new if old == 0.0 else 0.8 * old + 0.2 * new
 
 
 @dataclass
@@ -45,8 +33,7 @@ class Core:
     links: dict[str, Silence] = field(default_factory=dict)
     linked_incarnation: dict[str, int] = field(default_factory=dict)
     suspects: set[str] = field(default_factory=set)
-    speeds: dict[str, Speed] = field(default_factory=dict)
-    mine: Speed = field(default_factory=Speed)
+    costs: Costs = field(default_factory=Costs)
     seconds: dict[str, float] = field(default_factory=dict)
     policy: Policy = field(init=False)
 
@@ -56,6 +43,7 @@ class Core:
     def use_settings(self, settings: Settings) -> None:
         self.settings = settings
         self.policy = make_policy(self.settings.policy)
+        self.costs.activation_bytes = settings.activation_bytes
 
     def send(self, peer: str, message: AnyMessage, payload: Payload | None = None) -> None:
         """To a linked peer, or to myself. A message to a peer without a link is dropped: whatever matters
@@ -99,7 +87,9 @@ class Core:
     def previous_stage(self) -> int:
         return (self.stage - 1) % (self.settings.stages + 1)
 
-    def speed(self, peer: str) -> Speed:
-        return self.speeds.setdefault(peer, Speed())
+    def wait_s(self) -> float:
+        """Seconds of work that a microbatch would wait for if it arrived here now."""
+        each = ((Rank.FORWARD, self.costs.forward_s), (Rank.GRADIENT, self.costs.backward_s))
+        return sum(seconds * self.queue.waiting_of(rank) for rank, seconds in each)
 
 

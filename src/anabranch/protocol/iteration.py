@@ -7,6 +7,7 @@ embedding gradient) and is the *head* of microbatches that end at it (Head: loss
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,6 +17,7 @@ from anabranch.protocol.messages import (
     Backward,
     Claim,
     Forward,
+    Got,
     Have,
     Lack,
     Overflow,
@@ -38,6 +40,9 @@ from anabranch.protocol.tasks import (
 from anabranch.protocol.tasks import Forward as ForwardTask
 from anabranch.protocol.work import Rank
 
+#: Links are timed in the first iterations, and then in every so many.
+SAMPLED_FIRST, SAMPLED_EVERY = 3, 4
+
 
 @dataclass
 class Unit:
@@ -54,12 +59,23 @@ class Unit:
     gradient_in: Payload | None = None
     returned: bool = False
     gradient_out: Payload | None = None
+    sent_back_at: float = 0.0
 
 
 class Iteration:
     """The microbatches of iteration t at this node."""
 
-    def __init__(self, core: Core, t: int, base: str, capacity: int, windows: int, admits: bool) -> None:
+    def __init__(
+        self,
+        core: Core,
+        t: int,
+        base: str,
+        capacity: int,
+        windows: int,
+        admits: bool,
+        plan: Mapping[str, int] | None = None,
+    ) -> None:
+        """`plan`: upstream peer -> units of the standing flow that come from it."""
         self.core = core
         self.t = t
         self.base = base
@@ -69,11 +85,13 @@ class Iteration:
         self.evaluations: dict[int, float] = {}
         self.embed_gradients: dict[int, Payload] = {}
         self.claim_changed = False
+        self._sampled: set[tuple[str, bool]] = set()
         self.overflow: Overflow | None = None
         prepare = self._embed if core.stage == 0 else None
         self.sender = Sender(core, t, base, prepare, self._gradient_arrived)
         self.ledger = SlotLedger(capacity)
-        self._tell_slots(self.ledger.deal(core.membership.live(core.previous_stage(), t)))
+        upstream = core.membership.live(core.previous_stage(), t)
+        self._tell_slots(self.ledger.deal(upstream, plan))
         batch = core.settings.microbatches if admits else 0
         self.training = admits
         # Two splits, each by the same rule everywhere: of the batch, and of the windows that follow it.
@@ -94,7 +112,7 @@ class Iteration:
         for peer in dict.fromkeys(peers):
             grant = self.ledger.grants[peer]
             fence = self.core.fence(self.t, self.base)
-            self.core.send(peer, grant.told(fence))
+            self.core.send(peer, grant.told(fence, self.core.wait_s()))
 
     def link_up(self, peer: str) -> None:
         """The link to a peer is (back) up: tell it what it has of us, ask after what it owes us."""
@@ -144,6 +162,7 @@ class Iteration:
             message.index, message.train, peer, message.path, payload, message.gradient_needed, peer
         )
         self.units[message.index] = unit
+        self._sample(peer, message.index, backward=False)
         if self.core.stage == 0:
             head = Head(self.t, unit.index, unit.train)
             rank = Rank.GRADIENT if unit.train else Rank.EVALUATION
@@ -207,7 +226,23 @@ class Iteration:
             self._release_slot(unit)
 
     def on_backward(self, peer: str, message: Backward, payload: Payload | None) -> str | None:
+        if payload is not None:
+            self._sample(peer, message.index, backward=True)
         return self.sender.on_backward(peer, message.index, payload)
+
+    def _sample(self, peer: str, index: int, backward: bool) -> None:
+        """Acknowledge the first payload of a direction, in some iterations: the sender times its link."""
+        if (peer, backward) not in self._sampled and (self.t <= SAMPLED_FIRST or self.t % SAMPLED_EVERY == 0):
+            self._sampled.add((peer, backward))
+            self.core.send(peer, Got(self.core.fence(self.t, self.base), index, backward))
+
+    def on_got(self, peer: str, message: Got) -> None:
+        if not message.backward:
+            self.sender.on_got(peer, message.index)
+            return
+        unit = self.units.get(message.index)
+        if unit is not None and unit.upstream == peer and unit.sent_back_at > 0.0:
+            self.core.costs.delivered(peer, self.core.now - unit.sent_back_at, self.core.now)
 
     def _gradient_arrived(self, index: int, payload: Payload | None) -> None:
         """First backward of `index` from the next stage."""
@@ -247,6 +282,7 @@ class Iteration:
     def _send_back(self, unit: Unit) -> None:
         payload = unit.gradient_out if unit.train and unit.gradient_needed else None
         message = Backward(self.core.fence(self.t, self.base), unit.index)
+        unit.sent_back_at = self.core.now
         self.core.send(unit.upstream, message, payload)
 
     def _weight_gradient(self, unit: Unit, name: int) -> None:

@@ -7,10 +7,12 @@ refused before anything else looks at it (I7). `docs/protocol.md` says when each
 
 from __future__ import annotations
 
+import math
 from typing import Annotated
 
 import msgspec
 
+from anabranch.flow.auction.messages import Answer, Offer
 from anabranch.protocol.records import Genesis, Member
 
 #: Longest encoded message in bytes (log tails are cut to fit).
@@ -43,7 +45,7 @@ class Message(msgspec.Struct, array_like=True, frozen=True, tag_field="type"):
 class Slots(Message, frozen=True, tag=1):
     """You may have sent me `total` forwards of this iteration so far; I received `received` and am done with
     `released` of them, and `returned` slots you handed back (all cumulative). `standing` of the slots that
-    you hold are yours; what you hold beyond answers an Ask."""
+    you hold are yours; what you hold beyond answers an Ask. `wait_s`: seconds of work that waits here."""
 
     fence: Fence
     total: Count
@@ -51,6 +53,7 @@ class Slots(Message, frozen=True, tag=1):
     released: Count
     returned: Count
     standing: Count
+    wait_s: float = 0.0
 
 
 class Ask(Message, frozen=True, tag=2):
@@ -279,9 +282,14 @@ class Ping(Message, frozen=True, tag=45):
 
 
 class Pong(Message, frozen=True, tag=46):
+    """My seconds per microbatch (0: not known), what I measured of the link to you (bits per second; 0: not
+    known), and my cost to go (seconds; infinite: not known)."""
+
     number: Count
     forward_s: float
     backward_s: float
+    bandwidth_bps: float = 0.0
+    price: float = math.inf
 
 
 class FetchGradient(Message, frozen=True, tag=47):
@@ -334,11 +342,27 @@ class Report(Message, frozen=True, tag=53):
     events: tuple[bytes, ...]
 
 
+class Got(Message, frozen=True, tag=54):
+    """Your Forward of (t, index) is here whole, or with `backward` your Backward: the link can be measured.
+    Sent for some of the first of an iteration from each peer."""
+
+    fence: Fence
+    index: Index
+    backward: bool
+
+
+class Route(Message, frozen=True, tag=55):
+    """A letter between the flow's agents. `ahead`: you are at the stage after mine."""
+
+    ahead: bool
+    letter: Offer | Answer
+
+
 AnyMessage = (
     Slots | Ask | Return | Forward | Backward | Want | Have | Lack | Overflow
     | Claim | Attempt | ReducePart | ReducedPart | Prepared | Applied | Release | Announce | FetchLog
     | Missing | Enquire | About | JoinRequest | Welcome | Refused | Ready | Leave | Ping | Pong
-    | FetchGradient | Gradient | FetchState | StateOffer | FetchPiece | Piece | Report
+    | FetchGradient | Gradient | FetchState | StateOffer | FetchPiece | Piece | Report | Got | Route
 )  # fmt: skip
 
 #: Messages that may carry a payload, with the bulk lane's priority (lower goes first): input gradients,

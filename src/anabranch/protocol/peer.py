@@ -11,7 +11,7 @@ from collections.abc import Callable
 from anabranch.protocol import events as ev
 from anabranch.protocol import messages as msg
 from anabranch.protocol.contacts import Contacts, Overdue
-from anabranch.protocol.core import Core, Speed
+from anabranch.protocol.core import Core
 from anabranch.protocol.iteration import Iteration
 from anabranch.protocol.joining import Joining
 from anabranch.protocol.leader import Leader
@@ -28,6 +28,7 @@ from anabranch.protocol.records import (
     entry_hash,
 )
 from anabranch.protocol.replica import Replica
+from anabranch.protocol.routing import Router
 from anabranch.protocol.settings import Settings
 from anabranch.protocol.tasks import Payload
 from anabranch.protocol.transfer import Download, StateServer
@@ -38,6 +39,7 @@ EARLY_LIMIT = 4096
 REPEAT_S = 2.0
 
 _FROM_NEXT = (msg.Slots, msg.Backward, msg.Have, msg.Lack)
+_FROM_BESIDE = (msg.Got,)
 _FROM_PREVIOUS = (msg.Ask, msg.Return, msg.Forward, msg.Want)
 _FROM_STAGE = (msg.ReducePart, msg.ReducedPart)
 _FROM_LEADER = (msg.Attempt, msg.Missing)
@@ -58,6 +60,7 @@ class Peer:
         self.stopped = False
         self.contacts = Contacts(self.core)
         self.replica = Replica(self.core, self._on_applied, self._fell_behind)
+        self.router = Router(self.core)
         self.states = StateServer(self.core, lambda: self.replica.t, self._read_checkpoint)
         self.joining = Joining(self, stage_wanted)
         self.certify: Callable[[Member], bytes] = _no_certificate
@@ -87,6 +90,7 @@ class Peer:
     def deadline(self) -> float:
         """When `Wake` is wanted next."""
         times = [self._repeat_at, self.contacts.deadline(), self.replica.deadline(), self.joining.deadline()]
+        times.append(self.router.deadline())
         if self.iteration is not None:
             times.append(self.iteration.sender.deadline())
         if self.lead is not None:
@@ -122,7 +126,7 @@ class Peer:
                 if then is not None:
                     then(result)
                 self.replica.resume()
-                self._measure(type(task).__name__, result.seconds)
+                self.core.costs.computed(type(task).__name__, result.seconds, self.core.now)
             case ev.LinkUp(peer, incarnation, role):
                 self.core.linked_incarnation[peer] = incarnation
                 self._link_up(peer, role)
@@ -146,13 +150,6 @@ class Peer:
                 pass
         self._tick()
 
-    def _measure(self, kind: str, seconds: float) -> None:
-        mine = self.core.mine
-        if kind in ("Forward", "Head"):
-            mine.forward_s = Speed.blend(mine.forward_s, seconds)
-        elif kind == "InputGradient":
-            mine.backward_s = Speed.blend(mine.backward_s, seconds)
-
     def _stopping(self, reason: str) -> None:
         if self.lead is not None:
             self.lead.stop(reason)
@@ -173,6 +170,7 @@ class Peer:
         if self.lead is not None:
             self.lead.admission.roles[peer] = role
         self.contacts.link_up(peer)
+        self.router.link_down(peer)
         if self.lead is not None:
             self.lead.admission.link_up(peer)
             self.lead.repeat(peer)
@@ -191,6 +189,7 @@ class Peer:
         if refused and peer in core.links:
             return  # the peer has called us in the meantime
         silence = self.contacts.link_down(peer)
+        self.router.link_down(peer)
         if self.iteration is not None:
             self.iteration.link_down(peer, reason)
         if self.lead is not None and peer != core.me:
@@ -212,6 +211,7 @@ class Peer:
             self._repeat()
         if self.iteration is not None and core.now >= self.iteration.sender.deadline():
             self.iteration.sender.tick()
+        self.router.tick()
         self.replica.tick()
         self.joining.tick()
         if self.lead is not None:
@@ -243,7 +243,7 @@ class Peer:
 
     def _receive(self, peer: str, message: msg.AnyMessage, payload: Payload | None) -> None:
         refusal: str | None = None
-        if isinstance(message, (*_FROM_NEXT, *_FROM_PREVIOUS, *_FROM_STAGE, *_FROM_LEADER)):
+        if isinstance(message, (*_FROM_NEXT, *_FROM_PREVIOUS, *_FROM_BESIDE, *_FROM_STAGE, *_FROM_LEADER)):
             refusal = self._fenced(peer, message, payload)
         elif isinstance(message, msg.Announce | msg.Release | msg.Welcome | msg.Refused | msg.About):
             if peer == self.core.leader:
@@ -299,6 +299,8 @@ class Peer:
             return f"stage {stage} does not follow mine"
         if isinstance(message, _FROM_PREVIOUS) and stage != core.previous_stage():
             return f"stage {stage} does not precede mine"
+        if isinstance(message, _FROM_BESIDE) and stage not in (core.previous_stage(), core.next_stage()):
+            return f"stage {stage} is not beside mine"
         if isinstance(message, _FROM_STAGE) and stage != core.stage:
             return f"stage {stage} is not mine"
         match message:
@@ -317,6 +319,8 @@ class Peer:
                 return iteration.on_backward(peer, message, payload)
             case msg.Want():
                 iteration.on_want(peer, message)
+            case msg.Got():
+                iteration.on_got(peer, message)
             case msg.Have():
                 iteration.sender.on_have(peer, message.index)
             case msg.Lack():
@@ -393,15 +397,17 @@ class Peer:
         core = self.core
         match message:
             case msg.Ping(number, next_index):
-                core.send(peer, msg.Pong(number, core.mine.forward_s, core.mine.backward_s))
+                core.send(peer, self._pong(peer, number))
                 if peer == core.leader and next_index > self.position.index and self.joining.done:
                     core.send(peer, msg.FetchLog(self.position.index))
-            case msg.Pong(_, forward_s, backward_s):
+            case msg.Pong(_, forward_s, backward_s, bandwidth_bps, price):
                 trip_s = self.contacts.pong(message)
-                speed = core.speed(peer)
+                core.costs.of(peer).told_speed(forward_s, backward_s, bandwidth_bps, price)
                 if trip_s is not None:
-                    speed.link_s = Speed.blend(speed.link_s, trip_s / 2.0)
-                speed.forward_s, speed.backward_s = max(0.0, forward_s), max(0.0, backward_s)
+                    core.costs.answered(peer, trip_s, core.now)
+                self.router.measured(peer)
+            case msg.Route():
+                return self.router.received(peer, message)
             case msg.FetchGradient():
                 if message.stage != core.stage:
                     return f"stage {message.stage} is not mine"
@@ -421,6 +427,12 @@ class Peer:
             case _:
                 return "I am not the leader"
         return None
+
+    def _pong(self, peer: str, number: int) -> msg.Pong:
+        costs, member = self.core.costs, self.core.membership.members.get(self.core.me)
+        forward_s = costs.forward_s or (member.forward_s if member is not None else 0.0)
+        measured_bps = costs.of(peer).link.out.bps(costs.activation_bytes) or 0.0
+        return msg.Pong(number, forward_s, costs.backward_s, measured_bps, self.router.price())
 
     def _downloads(self) -> list[Download]:
         own = [self.joining.download] if self.joining.download is not None else []
@@ -491,6 +503,7 @@ class Peer:
                 return
             if self.iteration is not None and stage is not None:
                 self.iteration.peer_removed(peer, stage, reason)
+            self.router.link_down(peer)
             self.contacts.forget(peer)
             if peer in core.links and core.linked_incarnation.get(peer, 0) <= fenced.get(peer, 0):
                 core.send(peer, msg.Refused(f"removed from the run: {reason}"))
@@ -502,6 +515,7 @@ class Peer:
         for peer, t in record.active_from.items():
             core.note("peer_active", subject=peer, from_iteration=t)
         self.joining.members_changed(record)
+        self.router.members_changed()
         self.contacts.connect()
 
     # --- iterations ----------------------------------------------------------------------------
@@ -522,7 +536,8 @@ class Peer:
         if t > last and (self._closed or not windows or t > last + 1):
             return
         capacity = core.membership.members[core.me].capacity
-        iteration = Iteration(core, t, self.joining.state_base, capacity, windows, admits=t <= last)
+        plan = self.router.shares(core.membership.live(core.previous_stage(), t))
+        iteration = Iteration(core, t, self.joining.state_base, capacity, windows, t <= last, plan)
         self.iteration = iteration
         self.replica.open(iteration)
         self._repeat_at = core.now + REPEAT_S

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from anabranch.flow.policy import Candidate
-from anabranch.protocol.core import Core, Speed
+from anabranch.protocol.core import Core
 from anabranch.protocol.messages import Ask, Fence, Forward, Return, Slots, Want
 from anabranch.protocol.slots import Credit
 from anabranch.protocol.tasks import Payload
@@ -105,6 +105,7 @@ class Sender:
 
     def on_slots(self, peer: str, slots: Slots) -> None:
         self.credits.setdefault(peer, Credit()).told(slots)
+        self.core.costs.of(peer).told_wait(slots.wait_s, self.core.now)
         self.pump()
 
     def on_backward(self, peer: str, index: int, payload: Payload | None) -> str | None:
@@ -122,7 +123,7 @@ class Sender:
             item.peer, item.leg = peer, Leg.SENT
         else:
             took = self.core.now - item.sent_at
-            self._usual_s = Speed.blend(self._usual_s, took)
+            self._usual_s = took if self._usual_s == 0.0 else 0.8 * self._usual_s + 0.2 * took
         self._on_gradient(index, payload)
         return None
 
@@ -138,6 +139,12 @@ class Sender:
         if item is not None and item.leg is Leg.FINDING:
             item.peer, item.leg, item.sent_at = peer, Leg.SENT, self.core.now
             item.probe_at = self.core.now + self._patience_s(item)
+
+    def on_got(self, peer: str, index: int) -> None:
+        """What was sent has arrived: the link was measured."""
+        item = self.items.get(index)
+        if item is not None and item.leg is Leg.SENT and item.peer == peer:
+            self.core.costs.delivered(peer, self.core.now - item.sent_at, self.core.now)
 
     def on_lack(self, peer: str, index: int, refused: bool) -> None:
         """`peer` does not hold `index`: it refused it, or it is still on its way there."""
@@ -220,9 +227,10 @@ class Sender:
         self._give_back()
 
     def candidates(self, item: Item) -> list[Candidate]:
-        """Whom the item could go to. The head of a microbatch is where it came from, while that lives."""
+        """Whom the item could go to. Under "own" its head is where it came from, while that lives."""
         peers = [peer for peer in self._peers() if self.core.reachable(peer)]
-        if self.core.next_stage() == 0 and item.path[0] in peers:
+        own = self.core.settings.returns == "own" and self.core.next_stage() == 0
+        if own and item.path[0] in peers:
             peers = [item.path[0]]
         outstanding: dict[str, int] = {}
         for other in self.items.values():
@@ -233,16 +241,18 @@ class Sender:
                 bound = {other.peer} if other.peer is not None and not other.returned else set()
             for peer in bound:
                 outstanding[peer] = outstanding.get(peer, 0) + 1
-        found = []
+        found, costs = [], self.core.costs
         for peer in peers:
-            speed = self.core.speed(peer)
+            there = costs.of(peer)
             found.append(
                 Candidate(
                     peer,
-                    speed.link_s,
-                    speed.forward_s + speed.backward_s,
+                    there.hop_s,
+                    there.forward_s + there.backward_s,
                     outstanding.get(peer, 0),
                     peer in self.credits and self.credits[peer].free > 0,
+                    there.wait_s(self.core.now),
+                    there.price,
                 )
             )
         return found
@@ -272,6 +282,7 @@ class Sender:
         if not item.returned:
             item.probe_at = self.core.now + self._patience_s(item)
         message = Forward(self._fence(), item.index, item.path, item.train, item.repair, not item.returned)
+        self.core.costs.of(peer).sent += 1
         self.core.send(peer, message, item.payload)
 
     def _give_back(self) -> None:

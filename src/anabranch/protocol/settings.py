@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from anabranch.flow.problem import Return
 from anabranch.protocol.tasks import full_cover
 
 
@@ -13,6 +14,7 @@ class Settings:
 
     windows: held-out windows per evaluation (0: none); evaluate_every, checkpoint_every: iterations.
     activation_bytes: one activation on the wire. heartbeat_s: seconds between pings.
+    policy, returns: how microbatches find their way, and whether each ends at the data node where it began.
     """
 
     run: str
@@ -25,6 +27,7 @@ class Settings:
     checkpoint_every: int = 0
     min_replicas: int = 1
     policy: str = "greedy"
+    returns: Return = "any"
     numerics: str = "strict"
     activation_bytes: int = 0
     heartbeat_s: float = 1.0

@@ -2,12 +2,14 @@
 
 The receiver grants cumulative totals per upstream peer and iteration, so a repeated message does no harm.
 When a link breaks, forwards on their way are lost, and both sides start again from what was received. The
-capacity is dealt out evenly beforehand; the remainder is a pool for those who ask. One *repair* slot per
-node is beyond the capacity and serves repairs only, so that admission can never starve them.
+capacity is dealt out beforehand, by the standing flow or evenly; the remainder is a pool for those who ask.
+One *repair* slot per node is beyond the capacity and serves repairs only, so that admission can never starve
+them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from anabranch.protocol.messages import Fence, Slots
@@ -32,8 +34,8 @@ class Grant:
     def unused(self) -> int:
         return self.total - self.received - self.returned
 
-    def told(self, fence: Fence) -> Slots:
-        return Slots(fence, self.total, self.received, self.released, self.returned, self.standing)
+    def told(self, fence: Fence, wait_s: float = 0.0) -> Slots:
+        return Slots(fence, self.total, self.received, self.released, self.returned, self.standing, wait_s)
 
 
 @dataclass
@@ -46,11 +48,21 @@ class SlotLedger:
     grants: dict[str, Grant] = field(default_factory=dict)
     asks: list[tuple[bool, int, str]] = field(default_factory=list)
 
-    def deal(self, upstream: list[str]) -> list[str]:
-        """Deal the capacity evenly; returns the peers to tell."""
-        share = self.capacity // len(upstream) if upstream else 0
-        self.pool = self.capacity - share * len(upstream)
-        self.grants = {peer: Grant(share, share) for peer in upstream}
+    def deal(self, upstream: list[str], plan: Mapping[str, int] | None = None) -> list[str]:
+        """Deal the capacity: slots for the plan's units from each upstream peer, or evenly where it has none
+        at all. The rest is the pool: with a plan at least half of the capacity, because what a peer keeps and
+        does not use is lost to a shorter queue (and a peer without any could wait for ever). Returns the
+        peers to tell."""
+        shares = {peer: (plan or {}).get(peer, 0) for peer in upstream}
+        planned = sum(shares.values())
+        if not planned:
+            shares = dict.fromkeys(upstream, self.capacity // len(upstream) if upstream else 0)
+        while planned > self.capacity // 2:
+            most = max(shares, key=lambda peer: (shares[peer], peer))
+            shares[most] -= 1
+            planned -= 1
+        self.pool = self.capacity - sum(shares.values())
+        self.grants = {peer: Grant(share, share) for peer, share in shares.items()}
         return list(upstream)
 
     def receive(self, peer: str) -> bool:

@@ -45,6 +45,7 @@ def settings_of(run: RunConfig, run_id: str, model: ModelConfig, epoch: int = 1)
         checkpoint_every=run.checkpoint.every,
         min_replicas=run.fleet.minimum,
         policy=run.routing.policy,
+        returns="own" if run.routing.return_ == "own" else "any",
         numerics=run.run.numerics,
         activation_bytes=batch.rows * batch.sequence * model.dim * width,
     )

@@ -1,0 +1,100 @@
+"""What this peer has measured of itself and of its neighbours, and what they said of themselves."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from anabranch.protocol.estimates import Compute, LinkCost, Steady, plausible
+
+#: Bandwidth of a link over which nothing was sent yet, as good as unlimited: of latency and compute time
+#: something is known before the first activation.
+PRIOR_BPS = 1e12
+#: A cost that moved by less than this is the same cost (s).
+FLOOR_S = 0.002
+
+
+def _link() -> LinkCost:
+    return LinkCost(PRIOR_BPS, steady=Steady(floor=FLOOR_S))
+
+
+@dataclass
+class Neighbour:
+    """A peer that microbatches can be sent to, or come from.
+
+    forward_s, backward_s: its seconds for a microbatch. price: its cost to go (s), infinite while it knows
+    none. hop_s: seconds of the link alone for one activation, both directions averaged (latency and
+    transfer). sent: forwards sent to it since it last said how much work waits there.
+    """
+
+    link: LinkCost = field(default_factory=_link)
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    price: float = math.inf
+    hop_s: float = 0.0
+    sent: int = 0
+    _wait_s: float = 0.0
+    _wait_told: float = 0.0
+
+    @property
+    def pass_s(self) -> float:
+        """`c` of d_ij: forward and backward averaged; forward alone until a backward is known."""
+        return (self.forward_s + self.backward_s) / 2.0 if self.backward_s else self.forward_s
+
+    def told_speed(self, forward_s: float, backward_s: float, bandwidth_bps: float, price: float) -> None:
+        """What it says of itself; absurd numbers count as none."""
+        self.forward_s = forward_s if plausible(forward_s) else 0.0
+        self.backward_s = backward_s if plausible(backward_s) else 0.0
+        self.price = price if 0.0 <= price < math.inf else math.inf
+        self.link.back_bps = bandwidth_bps if plausible(bandwidth_bps) else None
+
+    def told_wait(self, wait_s: float, now: float) -> None:
+        self._wait_s, self._wait_told, self.sent = (wait_s if plausible(wait_s) else 0.0), now, 0
+
+    def wait_s(self, now: float) -> float:
+        """Seconds until it would begin with what is sent now: it worked since it spoke, and was sent more."""
+        return max(0.0, self._wait_s - (now - self._wait_told)) + self.sent * self.forward_s
+
+
+@dataclass
+class Costs:
+    """Of one peer. activation_bytes: one activation on the wire. forward_s, backward_s: its own medians."""
+
+    activation_bytes: int = 0
+    mine: Compute = field(default_factory=Compute)
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    neighbours: dict[str, Neighbour] = field(default_factory=dict)
+
+    def of(self, peer: str) -> Neighbour:
+        return self.neighbours.setdefault(peer, Neighbour())
+
+    def computed(self, kind: str, seconds: float, now: float) -> None:
+        """A task of this peer took so long."""
+        if kind in ("Forward", "Head"):
+            self.mine.forward.add(seconds, now)
+            self.forward_s = self.mine.forward.median() or 0.0
+        elif kind == "InputGradient":
+            self.mine.backward.add(seconds, now)
+            self.backward_s = self.mine.backward.median() or 0.0
+
+    def answered(self, peer: str, trip_s: float, now: float) -> None:
+        """A heartbeat came back after so long."""
+        neighbour = self.of(peer)
+        neighbour.link.latency.add(trip_s, now)
+        neighbour.hop_s = neighbour.link.seconds(self.activation_bytes)
+
+    def delivered(self, peer: str, seconds: float, now: float) -> None:
+        """An activation or gradient was acknowledged so long after it was handed to the link."""
+        neighbour = self.of(peer)
+        link = neighbour.link
+        link.out.add(self.activation_bytes, seconds, now, link.latency.round_trip_s() or 0.0)
+        neighbour.hop_s = link.seconds(self.activation_bytes)
+
+    def link_cost_s(self, peer: str, now: float) -> float | None:
+        """d_ij, held steady; None until the peer has answered a heartbeat."""
+        neighbour = self.of(peer)
+        if neighbour.link.latency.round_trip_s() is None:
+            return None
+        mine_s, theirs_s = self.mine.pass_s(), neighbour.pass_s
+        return neighbour.link.publish_s(self.activation_bytes, now, mine_s, theirs_s)

@@ -1,0 +1,209 @@
+"""This peer's agent of the flow: fed with neighbours, costs, capacity and demand; asked for slots and prices.
+
+A neighbour of the flow is a member of an adjacent stage that serves, is linked, and has answered a heartbeat,
+so that the link has a cost. The life of a flow link is that of the connection: it ends with it, at both ends.
+Suspicion is no end: dispatch avoids a suspect, and what the plan says of it is kept until the log removes it
+or the connection breaks (a refuted suspicion costs nothing).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+import msgspec
+
+from anabranch.flow.agent import (
+    Agent,
+    CapacityChanged,
+    CostChanged,
+    DemandChanged,
+    Event,
+    PeerDown,
+    PeerUp,
+    Received,
+    Setup,
+    Side,
+    Wake,
+)
+from anabranch.flow.auction.messages import Answer, Offer
+from anabranch.flow.dice import Dice
+from anabranch.flow.policy import planner
+from anabranch.protocol.core import Core
+from anabranch.protocol.membership import split_indices
+from anabranch.protocol.messages import Route
+
+#: The price of turning a microbatch away must exceed that of every way through the residual graph, which
+#: visits no relay twice: a number of relays, and a link cost, that no swarm exceeds. The costs of the links
+#: seen first set the scale.
+RELAYS_MAX = 4096
+COST_MARGIN = 4.0
+#: The least cost (s) of a link: costs of nothing would make a price war endless.
+COST_MIN_S = 1e-4
+#: Bounds of what a letter may speak of: counts and numbers, and units or searches by name.
+COUNT_MAX = 1 << 62
+NAMES_MAX = 1 << 12
+
+
+class Router:
+    """None of it acts before this peer serves, or where the policy plans nothing (`greedy`, `static`)."""
+
+    def __init__(self, core: Core) -> None:
+        self.core = core
+        self.agent: Agent | None = None
+        self.neighbours: dict[tuple[str, Side], float] = {}
+        """Flow links that are up, with the cost last told to the agent (s)."""
+        self._capacity = self._demand = 0
+
+    def deadline(self) -> float:
+        due = self.agent.deadline() if self.agent is not None else None
+        return math.inf if due is None else due
+
+    def price(self) -> float:
+        """Cost to go (s) of one more microbatch from here; infinite while nothing is known."""
+        return self.agent.price() if self.agent is not None else math.inf
+
+    def shares(self, upstream: Sequence[str]) -> dict[str, int]:
+        """Units of the standing flow that come from each of `upstream`."""
+        if self.agent is None:
+            return {}
+        held = Counter(held.previous for held in self.agent.held() if held.previous is not None)
+        return {peer: held[peer] for peer in upstream if held[peer]}
+
+    # --- events --------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        if self.core.now >= self.deadline():
+            self._give(Wake())
+
+    def measured(self, peer: str) -> None:
+        """Something was learnt of the link to `peer`, or of its speed."""
+        for side in self._sides(peer):
+            cost = self.core.costs.link_cost_s(peer, self.core.now)
+            if cost is None:
+                continue
+            cost = max(COST_MIN_S, cost)
+            if (peer, side) not in self.neighbours:
+                self._meet(peer, side, cost)
+            elif cost != self.neighbours[peer, side]:
+                self.neighbours[peer, side] = cost
+                self._give(CostChanged(peer, side, cost))
+
+    def link_down(self, peer: str) -> None:
+        """The connection is gone, or another has taken its place."""
+        for side in (Side.PREVIOUS, Side.NEXT):
+            if self.neighbours.pop((peer, side), None) is not None:
+                self._give(PeerDown(peer, side))
+
+    def members_changed(self) -> None:
+        """The log says who serves: capacity and demand follow from it."""
+        if self.agent is None:
+            return
+        me = self.core.membership.members.get(self.core.me)
+        if me is None:
+            return
+        if self.core.stage == 0:
+            demand = self._demanded()
+            if demand != self._demand:
+                self._demand = demand
+                self._give(DemandChanged(demand))
+        elif me.capacity != self._capacity:
+            self._capacity = me.capacity
+            self._give(CapacityChanged(me.capacity))
+
+    def received(self, peer: str, message: Route) -> str | None:
+        """A neighbour's agent speaks; returns why it is refused, if it is."""
+        side = Side.PREVIOUS if message.ahead else Side.NEXT
+        if self.agent is None or (peer, side) not in self.neighbours:
+            return None  # it saw the link first, and will say it again
+        wrong = implausible(message.letter, ahead=message.ahead)
+        if wrong is None:
+            self._give(Received(peer, side, message.letter))
+        return wrong
+
+    # --- inside --------------------------------------------------------------------------------
+
+    def _sides(self, peer: str) -> list[Side]:
+        """On which sides of this peer `peer` stands, while both serve and are linked."""
+        core = self.core
+        member, serves = core.membership.members.get(peer), core.membership.active_from
+        if member is None or not {peer, core.me} <= serves.keys() or peer not in core.links:
+            return []
+        sides = []
+        if member.stage == core.previous_stage():
+            sides.append(Side.PREVIOUS)
+        if member.stage == core.next_stage():
+            sides.append(Side.NEXT)
+        return sides
+
+    def _meet(self, peer: str, side: Side, cost: float) -> None:
+        if self.agent is None:
+            self._begin(cost)
+        if self.agent is not None:
+            self.neighbours[peer, side] = cost
+            self._give(PeerUp(peer, side, cost))
+
+    def _begin(self, cost: float) -> None:
+        core = self.core
+        make = planner(core.settings.policy)
+        if make is None:
+            return
+        member = core.membership.members[core.me]
+        if core.stage == 0:
+            self._demand = self._demanded()
+        else:
+            self._capacity = member.capacity
+        setup = Setup(
+            id=core.me,
+            stage=core.stage,
+            stages=core.settings.stages,
+            returns=core.settings.returns,
+            capacity=self._capacity,
+            demand=self._demand,
+            incarnation=core.incarnation,
+            relays=RELAYS_MAX,
+            cost_max=COST_MARGIN * cost,
+        )
+        self.agent = make(setup, Dice(core.incarnation))
+
+    def _demanded(self) -> int:
+        """Microbatches at once from this data node: its part of the batch, or of what the narrowest stage
+        holds where that is less (more would only be turned away)."""
+        core = self.core
+        serving = [core.membership.members[peer] for peer in core.membership.active_from]
+        data_nodes = [member.id for member in serving if member.stage == 0]
+        if core.me not in data_nodes:
+            return 0
+        room = [
+            sum(member.capacity for member in serving if member.stage == stage)
+            for stage in range(1, core.settings.stages + 1)
+        ]
+        return len(split_indices(min([core.settings.microbatches, *room]), data_nodes)[core.me])
+
+    def _give(self, event: Event) -> None:
+        agent = self.agent
+        if agent is None:
+            return
+        for peer, side, letter in agent.handle(event, self.core.now):
+            if isinstance(letter, Offer | Answer):
+                self.core.send(peer, Route(side is Side.NEXT, letter))
+
+
+def implausible(letter: Offer | Answer, ahead: bool) -> str | None:
+    """What no honest neighbour would say: a count out of range, a price that is no number, too many names."""
+    if isinstance(letter, Offer) is not ahead:
+        return f"{type(letter).__name__} in the wrong direction"
+    return _implausible(msgspec.structs.astuple(letter))
+
+
+def _implausible(value: object) -> str | None:
+    if isinstance(value, int) and not 0 <= value <= COUNT_MAX:
+        return f"a count of {value}"
+    if isinstance(value, float) and math.isnan(value):
+        return "a price that is no number"
+    if isinstance(value, tuple):
+        if len(value) > NAMES_MAX:
+            return f"more than {NAMES_MAX} names"
+        return next((wrong for wrong in map(_implausible, value) if wrong is not None), None)
+    return None

@@ -1,0 +1,200 @@
+"""A swarm routed by the auction: it plans while it trains, and what it plans holds together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from msgspec import structs
+from small_swarm import MadeUpBatches, check_equal, small_model, small_run
+
+from anabranch.flow.auction.messages import Answer, Offer
+from anabranch.protocol import events as ev
+from anabranch.protocol import messages as msg
+from anabranch.protocol.settings import Settings
+from anabranch.sim.algebra import Machine, counting_world, wrong_states
+from anabranch.sim.invariants import Invariants
+from anabranch.sim.node import Node
+from anabranch.sim.training import training_world
+from anabranch.sim.world import Model, World
+
+STAGES = 2
+
+
+def swarm(steps: int, seed: int = 1, returns: str = "any", slow: dict[str, float] | None = None) -> World:
+    """Two data nodes that share 6 microbatches, two relays of capacity 4 at each stage."""
+    settings = Settings(
+        "flow",
+        1,
+        STAGES,
+        6,
+        steps,
+        policy="auction",
+        returns=returns,
+        activation_bytes=1024,  # type: ignore[arg-type]
+    )
+    machines = [Machine("d0", 0), Machine("d1", 0)]
+    for stage in range(1, STAGES + 1):
+        for number in range(2):
+            name = f"r{stage}.{number}"
+            machines.append(Machine(name, stage, slowness=(slow or {}).get(name, 1.0)))
+    return counting_world(settings, machines, seed)
+
+
+def standing(world: World) -> dict[str, int]:
+    """Units that each data node has standing now."""
+    found = {}
+    for name in ("d0", "d1"):
+        agent = world.nodes[name].peer.router.agent
+        found[name] = len(agent.standing()) if agent is not None else 0
+    return found
+
+
+def unmatched(world: World) -> list[str]:
+    """Ends of flow links that disagree about a unit."""
+    held = {}
+    for name, node in world.nodes.items():
+        agent = node.peer.router.agent
+        if node.alive and agent is not None:
+            held[name] = agent.held()
+    wrong = []
+    for name, units in held.items():
+        for unit, previous, following in units:
+            if following is not None and not any(
+                other.unit == unit and other.previous == name for other in held.get(following, ())
+            ):
+                wrong.append(f"{name} sends {unit} to {following}, which does not hold it")
+            if previous is not None and not any(
+                other.unit == unit and other.next == name for other in held.get(previous, ())
+            ):
+                wrong.append(f"{name} has {unit} from {previous}, which does not send it")
+    return wrong
+
+
+def at_step(world: World, t: int, action: Callable[[], None]) -> None:
+    """Let `action` happen once step t is committed."""
+    done: list[int] = []
+
+    def look(node: object, event: object) -> None:
+        if not done and world.nodes["d0"].peer.committed >= t:
+            done.append(t)
+            action()
+
+    world.watchers.append(look)
+
+
+def test_a_swarm_plans_while_it_trains_and_not_one_bit_differs() -> None:
+    run = small_run(policy="auction", steps=4)
+    world = training_world(run, small_model(run), MadeUpBatches(run), [2, 2], 2, seed=3)
+    Invariants(world)
+    world.run()
+    check_equal(world, run)
+    assert all(node.peer.router.agent is not None for node in world.nodes.values())
+
+
+@pytest.mark.parametrize("returns", ["any", "own"])
+def test_what_is_wanted_stands_and_both_ends_agree(returns: str) -> None:
+    world = swarm(steps=190, returns=returns)
+    Invariants(world)
+    seen: dict[str, object] = {}
+
+    def look() -> None:
+        seen["standing"], seen["unmatched"] = standing(world), unmatched(world)
+
+    at_step(world, 185, look)
+    world.run()
+    assert seen == {"standing": {"d0": 3, "d1": 3}, "unmatched": []}
+    assert not wrong_states(world)
+
+
+def test_the_plan_closes_around_a_relay_that_dies() -> None:
+    world = swarm(steps=130)
+    Invariants(world)
+    seen: dict[str, object] = {}
+
+    def look() -> None:
+        seen["standing"], seen["unmatched"] = sum(standing(world).values()), unmatched(world)
+
+    at_step(world, 50, lambda: world.crash("r2.1"))
+    at_step(world, 125, look)
+    world.run()
+    # What is left of stage 2 holds four at once; asking for more is given up.
+    assert seen == {"standing": 4, "unmatched": []}
+    assert not wrong_states(world)
+    assert not any(
+        "r2.1" in {peer for peer, _ in node.peer.router.neighbours}
+        for node in world.nodes.values()
+        if node.alive
+    )
+
+
+def test_a_slow_relay_is_planned_around_where_there_is_room() -> None:
+    world = swarm(steps=90, slow={"r1.0": 4.0})
+    shares: dict[str, int] = {}
+
+    def look() -> None:
+        for name in ("r1.0", "r1.1"):
+            shares[name] = sum(world.nodes[name].peer.router.shares(["d0", "d1"]).values())
+
+    at_step(world, 85, look)
+    world.run()
+    assert shares == {"r1.0": 2, "r1.1": 4}
+
+
+def test_a_letter_that_no_honest_neighbour_writes_is_refused_and_counted() -> None:
+    world = swarm(steps=60)
+    letters: dict[bool, Offer | Answer] = {}
+
+    def overhear(node: Node, event: ev.Event) -> None:
+        if isinstance(event, ev.Received) and isinstance(event.message, msg.Route):
+            letters[event.message.ahead] = event.message.letter
+
+    def forge() -> None:
+        offer, answer = letters[True], letters[False]
+        priceless = structs.replace(answer, price=float("nan"))
+        negative = structs.replace(offer, pushed=-1)
+        world.nodes["r1.0"].peer.core.send("d0", msg.Route(False, priceless))
+        world.nodes["d0"].peer.core.send("r1.0", msg.Route(True, negative))
+        world.nodes["d1"].peer.core.send("r1.0", msg.Route(True, answer))
+
+    world.watchers.append(overhear)
+    at_step(world, 20, forge)
+    world.run()
+    reasons = [str(fields["reason"]) for _, _, kind, fields in world.notes if kind == "refused"]
+    assert sorted(reasons) == [
+        "Route: Answer in the wrong direction",
+        "Route: a count of -1",
+        "Route: a price that is no number",
+    ]
+    assert not wrong_states(world)
+
+
+def test_links_that_break_and_come_back_leave_no_ghost() -> None:
+    world = swarm(steps=140)
+    Invariants(world)
+    seen: dict[str, object] = {}
+    at_step(world, 40, lambda: world.cut("d0", "r1.0", 1.0) or None)
+    at_step(world, 45, lambda: world.cut("r1.1", "r2.0", 0.5) or None)
+
+    def look() -> None:
+        seen["standing"], seen["unmatched"] = standing(world), unmatched(world)
+
+    at_step(world, 135, look)
+    world.run()
+    assert seen == {"standing": {"d0": 3, "d1": 3}, "unmatched": []}
+    assert not wrong_states(world)
+
+
+def test_distance_is_measured_and_heeded() -> None:
+    """A replica a fifth of a second away gets what the near one has no room for."""
+    settings = Settings("far", 1, 1, 8, 30, policy="auction", activation_bytes=1024)
+    machines = [Machine("d0", 0), Machine("near", 1, 2), Machine("far", 1, 2)]
+    world = counting_world(settings, machines, 1, Model(latency_s=(0.001, 0.002)))
+    world.slow[frozenset(("d0", "far"))] = 130.0
+    world.run()
+    owned = [commit.stages[1] for commit in world.history().commits[5:]]
+    carried = {name: 0 for name in ("near", "far")}
+    for stage in owned:
+        for owner in stage.owners:
+            carried[stage.members[owner]] += 1
+    assert carried["near"] > 2 * carried["far"]
