@@ -20,6 +20,7 @@ from anabranch.net.transport import Transport
 from anabranch.node.executor import Computer, Executor
 from anabranch.node.journal import Journal
 from anabranch.node.links import Links
+from anabranch.node.memory import free_cycles, settle
 from anabranch.protocol import events as ev
 from anabranch.protocol.peer import Peer
 from anabranch.protocol.records import Genesis
@@ -92,6 +93,7 @@ class LivePeer:
 
     async def run(self, dial: tuple[str, str] | None = None) -> Outcome:
         """Until the protocol stops this peer. `dial`: (id, address) of the leader, for those who join."""
+        settle()
         self.handle(ev.Started())
         if dial is not None:
             self.links.dial(*dial)
@@ -217,6 +219,7 @@ class LivePeer:
 
     def _described(self, described: object) -> None:
         assert isinstance(described, ev.Described)
+        settle()  # whoever joins has imported torch only now
         self.handle(described)
 
     def _built(self, stage: int, built: object) -> None:
@@ -231,6 +234,7 @@ class LivePeer:
             reduce = sum(sent.get(k, 0) - before.get(k, 0) for k in ("ReducePart", "ReducedPart"))
             self._sent_before = dict(sent)
             fields = {**fields, "bytes_activations": flow, "bytes_reduce": reduce}
+            self._loop.call_soon(free_cycles)  # a step was applied: what an earlier one held may go
         self.journal.note(kind, fields)
 
     # --- the disk (on its own thread) ----------------------------------------------------------

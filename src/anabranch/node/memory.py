@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import sys
 
 # Numbers of mallopt's parameters, from glibc's malloc.h.
@@ -25,3 +26,22 @@ def keep_freed_memory() -> None:
         mallopt(_ARENA_MAX, 1)
         mallopt(_MMAP_THRESHOLD, _LARGEST_THRESHOLD)
         mallopt(_TRIM_THRESHOLD, (1 << 31) - 1)
+
+
+def settle() -> None:
+    """Exempt what is loaded by now from Python's cycle collection, which then costs about a millisecond.
+
+    For objects that live as long as the process: one of these that is dropped later as part of a cycle is
+    never freed.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+def free_cycles() -> None:
+    """Free objects that only refer to each other, and the tensors that they hold.
+
+    Python counts objects, not bytes, to decide when to look for such cycles: those of a few finished steps,
+    with all their activations, would wait, and new memory be taken in their place.
+    """
+    gc.collect()
