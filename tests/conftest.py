@@ -12,4 +12,4 @@ settings.register_profile("exploring", deadline=None, print_blob=True)
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "soak: long; left out of `make test`, run by `make soak`")
-    settings.load_profile("exploring" if "soak" == config.option.markexpr else "steady")
+    settings.load_profile("exploring" if config.option.markexpr == "soak" else "steady")
