@@ -8,8 +8,10 @@ beside the swarm, so that whatever else the machine does strikes both alike (`--
 
 CPU seconds are user + system time of whole processes. Those of the swarm are read from /proc when the
 commits of chosen iterations appear in the event log, so start-up, evaluation and checkpoints fall outside;
-the quotient is taken over windows of a few steps. Bytes are those of the peers' Timing events over the
-whole run, against what must be sent. Ends with status 1 if the two did not compute the same losses.
+the quotient is taken over windows of a few steps, after those in which memory is first filled. Bytes are
+those of the peers' Timing events over the whole run, against what must be sent. What computing on both
+cores at once costs by itself is measured with two copies of the single process, afterwards, and printed on
+a line of its own. Ends with status 1 if the two did not compute the same losses.
 """
 
 from __future__ import annotations
@@ -19,23 +21,25 @@ import itertools
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from anabranch.config import RunConfig, config_from_dict, relays_by_stage
 from anabranch.observe.events import Step, Timing, read_events
+from anabranch.protocol.tasks import KEPT_GRADIENTS
+from overhead_single import Single, collect, contention, go, start
 from report import table, write_section
 
 GOAL_CPU = 1.25
 GOAL_BYTES = 1.02
-#: Iterations before the first window: caches, allocators and lazy imports settle.
-WARM_UP = 2
+#: Iterations before the first window: until every replica holds all the gradients that it keeps, and has
+#: taken the memory for a step beside them. Memory that is new costs several times as much as memory reused.
+WARM_UP = KEPT_GRADIENTS + 2
 POLL_S = 0.005
 
 #: `full` is the shape of the table in docs/numerics.md; `least` has microbatches of little over 0.3 s, the
@@ -49,25 +53,18 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 @dataclass
 class Sample:
-    """CPU seconds of every process of the swarm when iteration t was committed."""
+    """CPU seconds and page faults of every process of the swarm when iteration t was committed."""
 
     t: int
     seconds: dict[str, float]
     loops: dict[str, float]
     """Of these, in each process's main thread, which runs the event loop."""
+    faults: int
     wall: float
 
     @property
     def total(self) -> float:
         return sum(self.seconds.values())
-
-
-@dataclass
-class Single:
-    """What the reference reports: CPU seconds when each step was done, and its losses."""
-
-    seconds: dict[int, float] = field(default_factory=dict)
-    losses: dict[int, dict[int, float]] = field(default_factory=dict)
 
 
 def configuration(shape: dict[str, Any], steps: int) -> RunConfig:
@@ -95,9 +92,14 @@ def configuration(shape: dict[str, Any], steps: int) -> RunConfig:
     )  # fmt: skip
 
 
+def stat_fields(stat: Path) -> list[str]:
+    """The fields of a stat file from the third (see proc(5)) on: its second, the name, may hold spaces."""
+    return stat.read_text("utf-8").rpartition(")")[2].split()
+
+
 def cpu_seconds(stat: Path) -> float:
     """User and system seconds from the stat file of a process (all its threads) or of one thread."""
-    fields = stat.read_text("utf-8").rpartition(")")[2].split()
+    fields = stat_fields(stat)
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
@@ -107,51 +109,9 @@ def sample(t: int, pids: dict[str, int]) -> Sample:
         t,
         {name: cpu_seconds(proc / f"{pid}/stat") for name, pid in pids.items()},
         {name: cpu_seconds(proc / f"{pid}/task/{pid}/stat") for name, pid in pids.items()},
+        sum(int(stat_fields(proc / f"{pid}/stat")[7]) for pid in pids.values()),
         time.monotonic(),
     )
-
-
-def reference(directory: Path, steps: int) -> None:
-    """The single process: waits for a line on stdin, then prints one JSON line after every step."""
-    from anabranch.audit.inputs import open_inputs
-    from anabranch.node.memory import keep_freed_memory
-
-    keep_freed_memory()  # as every peer does
-    inputs = open_inputs(directory)
-    single = inputs.reference()
-    print(json.dumps({"t": 0, "cpu_s": time.process_time(), "losses": {}}), flush=True)
-    sys.stdin.readline()
-    for t in range(1, steps + 1):
-        record = single.step(single.share(t, range(inputs.run.batch.microbatches)))
-        print(json.dumps({"t": t, "cpu_s": time.process_time(), "losses": record.losses}), flush=True)
-
-
-def start_reference(directory: Path, steps: int) -> subprocess.Popen[str]:
-    from anabranch.train.numerics import set_environment
-
-    set_environment(1)
-    command = [sys.executable, __file__, "--reference", str(directory), "--total", str(steps)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    process.stdout.readline()  # it is ready
-    return process
-
-
-def go(process: subprocess.Popen[str]) -> None:
-    assert process.stdin is not None
-    process.stdin.write("go\n")
-    process.stdin.flush()
-
-
-def collect(process: subprocess.Popen[str]) -> Single:
-    """Everything that the reference printed, once it has ended."""
-    single = Single()
-    out, _ = process.communicate()
-    for line in out.splitlines():
-        said = json.loads(line)
-        single.seconds[said["t"]] = said["cpu_s"]
-        single.losses[said["t"]] = {int(i): loss for i, loss in said["losses"].items()}
-    return single
 
 
 def commits(events: Path, running: Callable[[], bool]) -> Iterator[int]:
@@ -181,7 +141,7 @@ def measure(run: RunConfig, path: Path, marks: Sequence[int], apart: bool) -> tu
     with Nursery(run.compute.threads) as nursery:
         directory = create(run, path)
         swarm = LocalSwarm(directory, run, nursery)
-        single = start_reference(path, run.run.steps)
+        single = start(path, run.run.steps)
         try:
             swarm.start()
             for t in commits(directory.events, lambda: swarm.leader.running):
@@ -215,7 +175,7 @@ def stage_elements(directory: Path) -> list[int]:
 
 
 def report(
-    run: RunConfig, path: Path, samples: list[Sample], single: Single, apart: bool
+    run: RunConfig, path: Path, samples: list[Sample], single: Single, apart: bool, contended: float
 ) -> tuple[str, bool]:
     """The section's text, and whether both sides computed the same."""
     batch, stages = run.batch, run.pipeline.stages
@@ -249,6 +209,7 @@ def report(
     span = last.t - first.t
     peers = ", ".join(f"{n} {(last.seconds[n] - first.seconds[n]) / span:.2f}" for n in last.seconds)
     loops = (sum(last.loops.values()) - sum(first.loops.values())) / span
+    faults = (last.faults - first.faults) / span, (single.faults[last.t] - single.faults[first.t]) / span
     when = "the reference after the swarm" if apart else "both sides at the same time"
     head = ("steps", "swarm", "single", "per microbatch", "quotient", "wall s (swarm)")
     text = "\n".join(
@@ -263,6 +224,8 @@ def report(
             f"- **CPU of the swarm over the single process: {whole:.3f}** over all windows (least "
             f"{min(ratios):.3f}, median {statistics.median(ratios):.3f}, most {max(ratios):.3f}); "
             f"{_verdict(whole, GOAL_CPU)}.",
+            f"- Contention by itself: two copies of the single process at once each take {contended:.3f} "
+            "times the CPU seconds of one alone. The quotient above is not corrected for it.",
             f"- **Activations and input gradients: {sent / must:.4f}** of what must be sent "
             f"({sent / steps / 2**20:.1f} MiB a step); {_verdict(sent / must, GOAL_BYTES)}.",
             f"- Reduce: {reduced / bound:.4f} of its bound ({reduced / steps / 2**20:.1f} MiB a step; bound: "
@@ -270,6 +233,7 @@ def report(
             f"- Losses of all microbatches equal, bit for bit: {'yes' if same else 'NO'}.",
             f"- CPU seconds a step by process: {peers}; of all, {loops:.2f} in the threads that run the "
             "network and the protocol.",
+            f"- Page faults a step: swarm {faults[0]:.0f}, single process {faults[1]:.0f}.",
             "- Wall seconds a step inside the workers' tasks: "
             + ", ".join(f"{name.replace('_', ' ')} {seconds:.2f}" for name, seconds in work.items())
             + ".",
@@ -292,12 +256,7 @@ def main() -> int:
     parser.add_argument("--apart", action="store_true", help="run the reference after the swarm")
     parser.add_argument("--keep", type=Path, help="a new folder for the run (default: a temporary one)")
     parser.add_argument("--dry", action="store_true", help="leave docs/results.md as it is")
-    parser.add_argument("--reference", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--total", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.reference:
-        reference(args.reference, args.total)
-        return 0
     marks = [WARM_UP + args.steps * window for window in range(args.windows + 1)]
     # One step more, so that the last window ends as the others do: within the run.
     run = configuration(SHAPES[args.shape], marks[-1] + 1)
@@ -307,7 +266,7 @@ def main() -> int:
         if len(samples) != len(marks):
             print("the swarm ended before its last window", file=sys.stderr)
             return 1
-        text, same = report(run, path, samples, single, args.apart)
+        text, same = report(run, path, samples, single, args.apart, contention(path))
     if args.dry:
         print(text)
     else:
