@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+import msgspec
 import pytest
 from graphs import instances, troubles, weathers
 from hypothesis import given
 from hypothesis import strategies as st
 from test_auction import Trouble, few, settle, watch, world_of
 
+from anabranch.flow.agent import Event, Received
 from anabranch.flow.fairness import fairest
 from anabranch.flow.instances import FAMILIES
 from anabranch.flow.oracle import linear_bound, solve
@@ -85,7 +87,7 @@ def test_a_relay_that_comes_to_suit_the_other_home_is_exchanged(home: float | No
     assert {path[2] for path in flow.paths if path[0] == "d0"} == {"near_d1"}
 
 
-@pytest.mark.parametrize(("family", "data_nodes"), [("A", 2), ("B", 3), ("D", 2)])
+@pytest.mark.parametrize(("family", "data_nodes"), [("A", 2), ("B", 3)])
 def test_is_near_the_bound(family: str, data_nodes: int) -> None:
     """Single runs are up to a tenth above it (whole numbers are, too); the mean is what is held here."""
     ratios = []
@@ -93,7 +95,7 @@ def test_is_near_the_bound(family: str, data_nodes: int) -> None:
         world = world_of(drawn(family, data_nodes, seed), seed)
         assert settle(world).value == world.instance.demand
         ratios.append(over_bound(world))
-    assert sum(ratios) / len(ratios) <= 1.06
+    assert sum(ratios) / len(ratios) <= 1.05
 
 
 def test_rests() -> None:
@@ -144,3 +146,32 @@ def test_what_was_ceded_comes_back_when_there_is_room() -> None:
     world.change_demand("d1", demands["d1"])
     settle(world)
     assert min(shares(world)) > fairest(instance).least - 1 / min(demands.values())
+
+
+@pytest.mark.parametrize("capacity", [2, 1])
+def test_a_free_place_near_home_is_asked_for(capacity: int) -> None:
+    """To the market `a` is the cheapest for all; from there it is far to d1. At `b` nobody has a place."""
+    links = {("d0", "r"): 1.0, ("d1", "r"): 1.0, ("r", "a"): 1.0, ("r", "b"): 3.0}
+    links |= {("a", "d0"): 1.0, ("a", "d1"): 50.0, ("b", "d0"): 50.0, ("b", "d1"): 1.0}
+    relays = (Relay("r", 1, 4), Relay("a", 2, 4), Relay("b", 2, capacity))
+    world = world_of(Instance(2, "own", (DataNode("d0", 2), DataNode("d1", 2)), relays, links))
+    watch(world)
+    flow = settle(world)
+    assert flow.cost(world.instance) == solve(world.instance).cost
+    assert Counter(path for path in flow.paths)["d1", "r", "b", "d1"] == capacity
+
+
+def test_messages_survive_the_wire() -> None:
+    world = world_of(drawn("B", 3, 0, over=1.5))
+    handle = world.handle
+
+    def over_the_wire(name: str, event: Event) -> None:
+        if isinstance(event, Received):
+            kind = type(event.message)
+            again = msgspec.msgpack.decode(msgspec.msgpack.encode(event.message), type=kind)
+            assert again == event.message
+            event = Received(event.peer, event.side, again)
+        handle(name, event)
+
+    world.handle = over_the_wire  # type: ignore[method-assign]
+    assert settle(world).value == round(linear_bound(world.instance).flow)

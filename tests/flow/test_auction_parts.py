@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabranch.flow.agent import PeerUp, Received, Send, Setup, Side, Wake
 from anabranch.flow.auction import AuctionAgent
 from anabranch.flow.auction.line import In, Out
-from anabranch.flow.auction.market import Ranking
-from anabranch.flow.auction.messages import Answer, Offer
+from anabranch.flow.auction.market import Market, Ranking
+from anabranch.flow.auction.messages import Answer, Finding, Offer, Search
+from anabranch.flow.auction.search import Explorer
 from anabranch.flow.dice import Dice
 
 PRICE = 3.0
@@ -114,3 +116,19 @@ def test_a_relay_tells_its_price_once_it_knows_those_of_all_next_hops() -> None:
 
 def _price(price: float) -> Answer:
     return Answer(1, 0, True, (), (), 0, 0, price, (), ())
+
+
+@pytest.mark.parametrize("found_first", [False, True])
+def test_a_finding_reaches_others_when_the_first_who_asked_is_gone(found_first: bool) -> None:
+    """The answer is on its way to one previous hop; when that dies, those told "nothing" hear of it."""
+    market = Market(Setup("r", 1, 2, capacity=1))
+    first, second = In("a", 1.0), In("b", 1.0)
+    beyond = market.outs["c"] = Out("c", 1.0, PRICE, to_data=False)
+    explorer = Explorer(market, Search("d", 1, 0.0), is_data=False)
+    explorer.reached(first)
+    explorer.reached(second)
+    assert second.findings["d"] == Finding("d", 1, False)
+    steps = [lambda: explorer.forget(first), lambda: explorer.found(beyond, True)]
+    for step in reversed(steps) if found_first else steps:
+        step()
+    assert second.findings["d"] == Finding("d", 1, True)

@@ -39,12 +39,12 @@ LINGER_S = 0.15
 MEET_S, START_S = 0.5, 3.0
 #: Prices and bids fall only after nothing has moved here for so long: at first, and soon after a change from
 #: outside. It doubles each time and ends, so that raising and lowering cannot chase each other for ever.
-LULL_COLD_S, LULL_S, LULL_MAX_S = 32.0, 4.0, 600.0
+LULL_COLD_S, LULL_S, LULL_FAR_S, LULL_MAX_S = 32.0, 4.0, 512.0, 600.0
 #: Units whose previous hop has died wait so long for another to take them over.
 ORPHAN_S = 8.0
 #: A source with excess searches for a way when its price has risen by so many epsilons: from cold, where
 #: prices have far to go anyhow, and after a change from outside; twice as many each time it has searched.
-SEARCH_EPSILONS, SEARCH_STIRRED, SEARCH_MAX = 25.0, 4.0, 25.0
+SEARCH_EPSILONS, SEARCH_STIRRED, SEARCH_MAX = 25.0, 6.0, 25.0
 #: A source that has found a way but no place looks again after so long, doubling: the findings bring fresh
 #: prices along the way, where falls were no longer told.
 RETRY_S, RETRY_MAX_S = 60.0, 2000.0
@@ -82,7 +82,7 @@ class AuctionAgent:
         if isinstance(event, Received):
             self._receive(event, now)
         elif not isinstance(event, Wake) and self._market.ready:
-            self._stirred(self._stir + 1)
+            self._stirred(self._stir + 1, LULL_S)
         if isinstance(event, PeerUp):
             self._meet(event, now)
         elif isinstance(event, PeerDown):
@@ -121,10 +121,10 @@ class AuctionAgent:
 
     # -- events ------------------------------------------------------------------------------------------
 
-    def _stirred(self, stir: int) -> None:
+    def _stirred(self, stir: int, lull_s: float) -> None:
         """Something has changed from outside, here or elsewhere: lulls are short again."""
         self._stir = stir
-        self._lull_s = LULL_S
+        self._lull_s = min(self._lull_s, lull_s)
         self._standing.hurry()
         self._search_step = SEARCH_STIRRED
         self._search_level = -math.inf
@@ -133,7 +133,7 @@ class AuctionAgent:
     def _receive(self, event: Received, now: float) -> None:
         letter = event.message
         if isinstance(letter, Letter) and letter.stir > self._stir:
-            self._stirred(letter.stir)
+            self._stirred(letter.stir, LULL_FAR_S)
         market = self._market
         if event.side is Side.PREVIOUS and isinstance(letter, Offer):
             source = market.ins.get(event.peer)

@@ -16,6 +16,7 @@ from collections import Counter
 from msgspec.structs import replace
 
 from anabranch.flow.agent import Setup
+from anabranch.flow.auction.labels_rooms import Moves, Rooms
 from anabranch.flow.auction.labels_shares import Grants, Shares
 from anabranch.flow.auction.line import In, Line, Out
 from anabranch.flow.auction.market import Market
@@ -42,6 +43,8 @@ class Labels:
         self.check_at = math.inf
         self._grants = Grants(market) if self.active and setup.stage == 1 else None
         self._last = setup.stage == setup.stages
+        self._rooms = Rooms(market) if self._last and setup.stage != 1 else None
+        self._moves = Moves(market) if setup.stage == setup.stages - 1 else None
         self._market = market
         self._mixes: dict[In, Counter[str]] = {}
         self._plan: dict[Out, Counter[str]] = {}
@@ -65,12 +68,17 @@ class Labels:
             if self._grants.offered(line, offer):
                 self._stir(now)
             return
+        if self.active and self._rooms is not None:
+            self._rooms.offered(line, offer)
+            self._recheck = True
         mix = Counter(dict(offer.mix))
         if self.active and mix != self._mixes.get(line):
             self._mixes[line] = mix
             self._stir(now)
 
     def answered(self, line: Out, answer: Answer, now: float) -> None:
+        if self.active and self._moves is not None and self._moves.answered(line, answer):
+            self._stir(now)
         rates = {(given, taken): cost for given, taken, cost in answer.exchanges}
         if self.active and not self._last and rates != self._rates.get(line):
             self._rates[line] = rates
@@ -79,11 +87,14 @@ class Labels:
     def lost(self, line: Line) -> None:
         if isinstance(line, In):
             self._mixes.pop(line, None)
-            if self._grants is not None:
-                self._grants.lost(line)
+            for part in (self._grants, self._rooms):
+                if part is not None:
+                    part.lost(line)
         elif isinstance(line, Out):
             self._plan.pop(line, None)
             self._rates.pop(line, None)
+            if self._moves is not None:
+                self._moves.lost(line)
         self._recheck = self.active
 
     # -- what there is to see ----------------------------------------------------------------------------
@@ -102,13 +113,15 @@ class Labels:
         if not self.active:
             return letter
         if isinstance(letter, Offer) and isinstance(line, Out) and not line.to_data:
-            return replace(letter, mix=tuple(self._plan.get(line, Counter()).items()))
+            extra = self._moves.asks(line) if self._moves is not None else 0
+            return replace(letter, mix=tuple(self._plan.get(line, Counter()).items()), extra=extra)
         if isinstance(letter, Answer) and isinstance(line, In):
             if self._grants is not None:
                 return self._grants.mark(line, letter, self._exchanges())
             self._told = self._told or self._exchanges()
             told = tuple(Exchange(given, taken, cost) for (given, taken), cost in self._told.items())
-            return replace(letter, exchanges=told)
+            letter = replace(letter, exchanges=told)
+            return letter if self._rooms is None else self._rooms.mark(line, letter)
         return letter
 
     # -- what follows ------------------------------------------------------------------------------------
@@ -124,11 +137,13 @@ class Labels:
         if now < self._settled_at:
             self.check_at = self._settled_at
             return False
+        if self._rooms is not None:
+            self._rooms.share_out()
         before = {line: dict(mix) for line, mix in self._plan.items()}
         self._fit()
         if not self._last:
             if now >= self._paced_at:
-                self._swap(now)
+                self._improve(now)
             else:
                 self.check_at = self._paced_at
         changed = [line for line, mix in self._plan.items() if mix != before.get(line)]
@@ -145,7 +160,7 @@ class Labels:
         if self._grants is not None:
             return self._grants.granted()
         total: Counter[str] = Counter()
-        for line in self._market.tenants:
+        for line in self._mixes if self._last else self._market.tenants:
             total += self._mixes.get(line, Counter())
         return total
 
@@ -156,10 +171,10 @@ class Labels:
             homes = {line.peer: line for line in self._market.outs.values()}
             self._plan = {homes[label]: Counter({label: come[label]}) for label in come if label in homes}
             return
-        guests = list(self._market.guests)
+        guests = list(self._market.guests) if self._moves is None else self._moves.lines
         self._plan = {line: self._plan.get(line, Counter()) for line in guests}
         for line in guests:
-            while (over := self._plan[line].total() - line.units) > 0:
+            while (over := self._plan[line].total() - self._places(line)) > 0:
                 label = max(self._plan[line], key=lambda label: (self._spare(come, label), label))
                 self._take(line, label, min(over, self._plan[line][label]))
         missing = {label: -self._spare(come, label) for label in come}
@@ -188,7 +203,7 @@ class Labels:
 
     def _fill(self, missing: dict[str, int]) -> None:
         """Units without a next hop take what room is left, those first whose choice matters most."""
-        room = {line: line.units - mix.total() for line, mix in self._plan.items()}
+        room = {line: self._places(line) - mix.total() for line, mix in self._plan.items()}
         while True:
             lines = [line for line, left in room.items() if left > 0]
             labels = sorted(label for label, count in missing.items() if count > 0)
@@ -206,10 +221,34 @@ class Labels:
         """How well the label is placed here, against all others that could be."""
         return sum(self._rate(line, other, label) for other in labels)
 
-    def _swap(self, now: float) -> None:
-        """The best swap of two tails, if it is worth it."""
+    def _places(self, line: Out) -> int:
+        return line.units if self._moves is None else self._moves.places(line)
+
+    def _improve(self, now: float) -> None:
+        """One move or swap, if any is worth it."""
         if self._swaps >= SWAPS_PER_UNIT * self._market.placed:
             return
+        if not self._move() and not self._swap():
+            return
+        self._swaps += 1
+        self._stir(now)
+        self.check_at = self._paced_at
+
+    def _move(self) -> bool:
+        """Move a unit before the last stage to a place that is free, or ask for one."""
+        if self._moves is None:
+            return False
+        move = self._moves.best(self._plan, WORTH * self._market.epsilon)
+        if move is None:
+            return False
+        line, label, other = move
+        if not self._moves.asks(other):
+            self._take(line, label, 1)
+            self._plan.setdefault(other, Counter())[label] += 1
+        return True
+
+    def _swap(self) -> bool:
+        """The best swap of two tails, if it is worth it."""
         best, found = -WORTH * self._market.epsilon, None
         held = [(line, label) for line, mix in self._plan.items() for label in sorted(+mix)]
         for one, given in held:
@@ -220,13 +259,11 @@ class Labels:
                 if gain < best:
                     best, found = gain, (one, given, other, taken)
         if found is None:
-            return
+            return False
         one, given, other, taken = found
         self._exchange(one, given, taken, 1)
         self._exchange(other, taken, given, 1)
-        self._swaps += 1
-        self._stir(now)
-        self.check_at = self._paced_at
+        return True
 
     def _rate(self, line: Out, given: str, taken: str) -> float:
         return self._rates.get(line, {}).get((given, taken), 0.0)

@@ -17,9 +17,9 @@ from anabranch.flow.agent import Setup
 from anabranch.flow.auction.line import In, Out
 from anabranch.flow.auction.messages import Answer, Offer
 
-#: Epsilon is the first cost-to-go per hop over this: relative, because a bid war's length is too. Where
-#: there is more choice there are fewer messages per link, and epsilon is finer.
-FINENESS, FINENESS_WIDE, WIDE = 5.0, 7.0, 8
+#: Epsilon is the first cost-to-go per hop over this: relative, because a bid war's length is too. Where a
+#: relay has room for more units than it has next hops, there are more messages, and epsilon is coarser.
+FINENESS, FINENESS_MANY = 7.0, 4.75
 #: ... but at least the greatest link cost over this, or costs of zero would make it endless.
 FINENESS_MAX = 250.0
 #: A price that has fallen by less than so many epsilons is not told; likewise a bid.
@@ -28,7 +28,7 @@ HUSH = 1.0
 CONTENT = 4.0
 
 #: A unit moves to another next hop that is cheaper by so many epsilons.
-MOVE = 5.0
+MOVE = 7.0
 
 
 class Ranking:
@@ -144,7 +144,7 @@ class Market:
         self.level = self.ranking.two()[1]
         if self.level < math.inf:
             hops = self._setup.stages - self._setup.stage + 1
-            fineness = FINENESS_WIDE if len(self.outs) > WIDE else FINENESS
+            fineness = FINENESS_MANY if self.capacity > len(self.outs) else FINENESS
             self.epsilon = max(self.level / (hops * fineness), self._scale / FINENESS_MAX)
         if not self._setup.is_data:
             self._set_price()

@@ -71,7 +71,8 @@ class Offer(Letter, frozen=True):
     bid: how high the receiver's price may go before these units would rather be elsewhere.
     wants: standing units that this end sends there or would like to. mix: how many of the units handed over
     are each data node's (under "own", as all that follows). share: of the data node that sends this. ceded:
-    in the place of how many of its units the relay shall take units of which other data node.
+    in the place of how many of its units the relay shall take units of which other data node. extra: places
+    asked for beyond those of `mix`.
     """
 
     pushed: int
@@ -81,6 +82,7 @@ class Offer(Letter, frozen=True):
     mix: tuple[tuple[str, int], ...] = ()
     share: Share | None = None
     ceded: tuple[tuple[str, int], ...] = ()
+    extra: int = 0
 
 
 class Answer(Letter, frozen=True):
@@ -89,7 +91,8 @@ class Answer(Letter, frozen=True):
     price: cost to go of one more unit, from this node to its arrival. whole: of the wanted units those whose
     places are kept from here to the arrival; stale: those that cannot be kept here. exchanges: of each two
     labels of units (under "own", as all that follows). granted: to a data node, how many units it may send.
-    shares: to a data node, those of the others.
+    shares: to a data node, those of the others. From the last stage: homes: what the way to each data node
+    costs; room: places that nobody has; extra: those of the previous hop beyond its units handed over.
     """
 
     returned: int
@@ -99,3 +102,6 @@ class Answer(Letter, frozen=True):
     exchanges: tuple[Exchange, ...] = ()
     granted: int = 0
     shares: tuple[Share, ...] = ()
+    homes: tuple[tuple[str, float], ...] = ()
+    room: int = 0
+    extra: int = 0

@@ -29,6 +29,8 @@ class Explorer:
         self._entry = False
         self._exit = False
         self._parents: dict[Line, None] = {}
+        self._others: dict[Line, None] = {}
+        """Who asked while a parent waited: answered at once, but parents in need."""
         self._engaged = False
         self._asked: set[Line] = set()
         self._waiting: set[Line] = set()
@@ -52,10 +54,13 @@ class Explorer:
         else:
             self._exit = True
         if self._engaged and not self.done:
-            self._tell(line, self.open)  # who asked first gets the answer; this one need not wait for it
+            self._others[line] = None
+            self._tell(line, False)  # who asked first gets the answer; this one need not wait for it
             return
         self._engaged = True
         self._parents[line] = None
+        if self.open:
+            self._tell(line, True)
         self.explore()
 
     def found(self, line: Line, is_open: bool) -> None:
@@ -68,7 +73,13 @@ class Explorer:
 
     def forget(self, line: Line) -> None:
         """The link is gone."""
-        self._parents.pop(line, None)
+        self._others.pop(line, None)
+        if line in self._parents:
+            del self._parents[line]
+            if not self._parents:
+                self._parents, self._others = self._others, {}
+                for parent in self._parents if self.open else ():
+                    self._tell(parent, True)
         self._asked.discard(line)
         if line in self._waiting:
             self._waiting.discard(line)
