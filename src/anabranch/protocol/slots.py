@@ -86,7 +86,10 @@ class SlotLedger:
         """`peer` hands back slots (cumulative total); returns the peers whose total rose."""
         grant = self.grants.get(peer)
         told: list[str] = []
-        while grant and grant.returned < total and grant.unused > 0:
+        if grant is None:
+            return told
+        # Counted beforehand: a standing slot that is handed back is granted anew at once.
+        for _ in range(min(total - grant.returned, grant.unused)):
             grant.returned += 1
             told += self._reuse(grant, peer)
         return told
