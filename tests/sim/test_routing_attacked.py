@@ -2,7 +2,172 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from msgspec import structs
+from routed_trials import mismatches
+
+from anabranch.flow.agent import UnitId
+from anabranch.flow.auction.messages import Answer, Exchange, Offer, Search, Share
+from anabranch.flow.problem import Return
+from anabranch.protocol import events as ev
+from anabranch.protocol import messages as msg
+from anabranch.protocol.settings import Settings
 from anabranch.protocol.slots import SlotLedger
+from anabranch.sim.algebra import Machine, counting_world, wrong_states
+from anabranch.sim.node import Node
+from anabranch.sim.world import World
+
+
+def swarm(returns: Return = "any", stages: int = 2) -> World:
+    """Two data nodes, two relays of capacity 4 at each stage. Steps are slow: planning has time."""
+    settings = Settings(
+        "attacked", 1, stages, 6, 10_000, policy="auction", returns=returns, activation_bytes=1024
+    )
+    machines = [Machine("d0", 0), Machine("d1", 0)]
+    machines += [Machine(f"r{s}.{n}", s, slowness=8.0) for s in range(1, stages + 1) for n in range(2)]
+    return counting_world(settings, machines, 1)
+
+
+Forge = Callable[[Offer | Answer], Offer | Answer | None]
+
+
+class Forger:
+    """Relay r1.0 goes bad after a while: what is forged of the letters that it has sent follows them."""
+
+    def __init__(self, world: World, *forges: Forge) -> None:
+        self.world = world
+        self.left = list(forges)
+        world.watchers.append(self._overhear)
+
+    def _overhear(self, node: Node, event: ev.Event) -> None:
+        if self.world.clock.now < 12.0 or not isinstance(event, ev.Received) or event.peer != "r1.0":
+            return
+        if isinstance(event.message, msg.Route):
+            for forge in list(self.left):
+                letter = forge(event.message.letter)
+                if letter is not None:
+                    self.left.remove(forge)
+                    route = msg.Route(event.message.ahead, letter)
+                    self.world.nodes["r1.0"].peer.core.send(node.id, route)
+
+
+def answer(**changes: object) -> Forge:
+    """To a data node."""
+
+    def forge(letter: Offer | Answer) -> Offer | Answer | None:
+        return structs.replace(letter, seq=letter.seq + 1, **changes) if isinstance(letter, Answer) else None
+
+    return forge
+
+
+def offer(**changes: object) -> Forge:
+    """To a relay of stage 2."""
+
+    def forge(letter: Offer | Answer) -> Offer | Answer | None:
+        return structs.replace(letter, seq=letter.seq + 1, **changes) if isinstance(letter, Offer) else None
+
+    return forge
+
+
+def carry_on(world: World, end_s: float = 50.0) -> None:
+    """Steps are committed until the end; then what is wanted stands, and both ends of a link agree."""
+    seen: dict[str, object] = {}
+
+    def end() -> None:
+        seen["standing"], seen["mismatches"] = standing(world), mismatches(world)
+        world.nodes["d0"].handle(ev.Stopping("over"))
+
+    world.clock.at(end_s, end)
+    world.run(end_s + 60.0, max_events=400_000)
+    assert not wrong_states(world)
+    assert world.history().t > 10
+    assert seen == {"standing": 6, "mismatches": set()}
+
+
+def standing(world: World) -> int:
+    agents = [world.nodes[name].peer.router.agent for name in ("d0", "d1")]
+    return sum(len(agent.standing()) for agent in agents if agent is not None)
+
+
+def refusals(world: World) -> list[str]:
+    return [str(fields["reason"]) for _, _, kind, fields in world.notes if kind == "refused"]
+
+
+def longest_letter(world: World) -> list[int]:
+    """Bytes of the longest letter so far; filled while the world runs."""
+    longest = [0]
+
+    def look(node: Node, event: ev.Event) -> None:
+        if isinstance(event, ev.Received) and isinstance(event.message, msg.Route) and event.peer != "r1.0":
+            longest[0] = max(longest[0], len(msg.encode(event.message)))
+
+    world.watchers.append(look)
+    return longest
+
+
+def test_what_cannot_be_is_refused() -> None:
+    world = swarm()
+    forger = Forger(
+        world,
+        answer(returned=1 << 60),
+        answer(price=-1.0),
+        answer(price=1e300),
+        answer(price=float("-inf")),
+        answer(searches=(Search("d1", 1 << 40, float("inf")),)),
+        answer(exchanges=(Exchange("d0", "d1", float("inf")),)),
+        answer(stir=1 << 62),
+        offer(bid=float("inf")),
+        offer(recalled=1 << 60),
+        offer(wants=(UnitId("x" * 4096, 1),)),
+        offer(stir=1 << 61),
+    )
+    carry_on(world)
+    assert not forger.left
+    found = refusals(world)
+    assert len(found) == 11
+    wanted = [
+        "units handed back of",
+        "a price of -1.0",
+        "a price of 1e+300",
+        "a price of -inf",
+        "a price of inf",
+        "changes, after",
+        "units recalled of",
+        "a name of 4096 letters",
+    ]
+    assert all(any(text in reason for reason in found) for text in wanted)
+
+
+def test_a_count_that_falls_is_refused() -> None:
+    world = swarm()
+
+    def fall(letter: Offer | Answer) -> Offer | Answer | None:
+        if not isinstance(letter, Offer) or not letter.pushed:
+            return None
+        return structs.replace(letter, seq=letter.seq + 1, pushed=letter.pushed - 1, recalled=0)
+
+    Forger(world, fall)
+    carry_on(world)
+    assert len(refusals(world)) == 1
+    assert "that falls to" in refusals(world)[0]
+
+
+def test_data_nodes_that_nobody_knows_are_not_spoken_of() -> None:
+    """Under "own" every two names cost an exchange; every name costs a search."""
+    world = swarm("own")
+    longest = longest_letter(world)
+    names = [f"nobody {n}" for n in range(2000)]
+    forger = Forger(
+        world,
+        offer(mix=tuple((name, 1) for name in names)),
+        offer(searches=tuple(Search(name, 1, 1.0) for name in names)),
+        answer(shares=tuple(Share(name, 1, 0, 1) for name in names)),
+        answer(exchanges=tuple(Exchange(name, "d0", -1.0) for name in names)),
+    )
+    carry_on(world)
+    assert not forger.left
+    assert longest[0] < 20_000
 
 
 def test_handing_back_more_than_one_has_costs_no_more_than_one_has() -> None:

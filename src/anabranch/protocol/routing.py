@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import msgspec
 
@@ -39,11 +40,32 @@ from anabranch.protocol.messages import Route
 #: seen first set the scale.
 RELAYS_MAX = 4096
 COST_MARGIN = 4.0
-#: The least cost (s) of a link: costs of nothing would make a price war endless.
-COST_MIN_S = 1e-4
-#: Bounds of what a letter may speak of: counts and numbers, and units or searches by name.
+#: The least cost (s) of a link: costs of nothing would make a price war endless. The greatest: what a
+#: neighbour says of itself enters into it.
+COST_MIN_S, COST_MAX_S = 1e-4, 3600.0
+#: Bounds of what a letter may speak of: counts, prices (s), units or searches by name, and a name's length.
 COUNT_MAX = 1 << 62
+PRICE_MAX_S = 1e9
 NAMES_MAX = 1 << 12
+NAME_MAX = 128
+#: By so much at most a letter may raise the count of changes heard of. All take over the greatest, so at the
+#: bound of counts nobody's letters would be believed any more.
+STIR_MAX = 1 << 32
+#: Names of data nodes that are believed before the log (here) has heard of them, in all. Every name costs
+#: memory here and at those who are told of it, and every pair of names what it costs to exchange them.
+STRANGERS_MAX = 16
+#: Incarnations are told apart by so many bits: the agent multiplies them to name units and searches.
+INCARNATION_BITS = 29
+
+
+@dataclass
+class Said:
+    """What was said over one flow link. cost: last told to the agent (s). pushed: units handed over to the
+    next hop, in all. heard: the greatest such count (or of units handed back) that came from there."""
+
+    cost: float
+    pushed: int = 0
+    heard: int = 0
 
 
 class Router:
@@ -52,9 +74,11 @@ class Router:
     def __init__(self, core: Core) -> None:
         self.core = core
         self.agent: Agent | None = None
-        self.neighbours: dict[tuple[str, Side], float] = {}
-        """Flow links that are up, with the cost last told to the agent (s)."""
+        self.neighbours: dict[tuple[str, Side], Said] = {}
+        """Flow links that are up."""
         self._capacity = self._demand = 0
+        self._stir = 0
+        self._strangers: set[str] = set()
 
     def deadline(self) -> float:
         due = self.agent.deadline() if self.agent is not None else None
@@ -83,11 +107,11 @@ class Router:
             cost = self.core.costs.link_cost_s(peer, self.core.now)
             if cost is None:
                 continue
-            cost = max(COST_MIN_S, cost)
+            cost = min(max(COST_MIN_S, cost), COST_MAX_S)
             if (peer, side) not in self.neighbours:
                 self._meet(peer, side, cost)
-            elif cost != self.neighbours[peer, side]:
-                self.neighbours[peer, side] = cost
+            elif cost != self.neighbours[peer, side].cost:
+                self.neighbours[peer, side].cost = cost
                 self._give(CostChanged(peer, side, cost))
 
     def link_down(self, peer: str) -> None:
@@ -115,11 +139,14 @@ class Router:
     def received(self, peer: str, message: Route) -> str | None:
         """A neighbour's agent speaks; returns why it is refused, if it is."""
         side = Side.PREVIOUS if message.ahead else Side.NEXT
-        if self.agent is None or (peer, side) not in self.neighbours:
+        said, letter = self.neighbours.get((peer, side)), message.letter
+        if self.agent is None or said is None:
             return None  # it saw the link first, and will say it again
-        wrong = implausible(message.letter, ahead=message.ahead)
+        wrong = implausible(letter, ahead=message.ahead) or self._contradiction(said, letter)
         if wrong is None:
-            self._give(Received(peer, side, message.letter))
+            said.heard = letter.pushed if isinstance(letter, Offer) else letter.returned
+            self._stir = max(self._stir, letter.stir)
+            self._give(Received(peer, side, self._of_known_data_nodes(letter)))
         return wrong
 
     # --- inside --------------------------------------------------------------------------------
@@ -130,6 +157,8 @@ class Router:
         member, serves = core.membership.members.get(peer), core.membership.active_from
         if member is None or not {peer, core.me} <= serves.keys() or peer not in core.links:
             return []
+        if core.linked_incarnation.get(peer) != member.incarnation:
+            return []  # a new process under the name of one that the log has yet to remove
         sides = []
         if member.stage == core.previous_stage():
             sides.append(Side.PREVIOUS)
@@ -141,7 +170,7 @@ class Router:
         if self.agent is None:
             self._begin(cost)
         if self.agent is not None:
-            self.neighbours[peer, side] = cost
+            self.neighbours[peer, side] = Said(cost)
             self._give(PeerUp(peer, side, cost))
 
     def _begin(self, cost: float) -> None:
@@ -161,7 +190,7 @@ class Router:
             returns=core.settings.returns,
             capacity=self._capacity,
             demand=self._demand,
-            incarnation=core.incarnation,
+            incarnation=core.incarnation % (1 << INCARNATION_BITS),
             relays=RELAYS_MAX,
             cost_max=COST_MARGIN * cost,
         )
@@ -186,22 +215,76 @@ class Router:
         if agent is None:
             return
         for peer, side, letter in agent.handle(event, self.core.now):
+            if isinstance(letter, Offer) and (peer, side) in self.neighbours:
+                self.neighbours[peer, side].pushed = letter.pushed
+            elif isinstance(letter, Answer) and len(letter.exchanges) > NAMES_MAX:
+                letter = msgspec.structs.replace(letter, exchanges=())  # data nodes squared: too long to send
             if isinstance(letter, Offer | Answer):
+                self._stir = max(self._stir, letter.stir)
                 self.core.send(peer, Route(side is Side.NEXT, letter))
+
+    def _contradiction(self, said: Said, letter: Offer | Answer) -> str | None:
+        """Why a letter cannot follow what was said before. (A link delivers in order.)"""
+        count = letter.pushed if isinstance(letter, Offer) else letter.returned
+        if count < said.heard:
+            return f"a count of {said.heard} that falls to {count}"
+        if isinstance(letter, Offer) and letter.recalled > letter.pushed:
+            return f"{letter.recalled} units recalled of {letter.pushed}"
+        if isinstance(letter, Answer) and letter.returned > said.pushed:
+            return f"{letter.returned} units handed back of {said.pushed}"
+        if letter.stir > self._stir + STIR_MAX:
+            return f"{letter.stir} changes, after {self._stir}"
+        return None
+
+    def _of_known_data_nodes(self, letter: Offer | Answer) -> Offer | Answer:
+        """The letter, without what it says of data nodes that nobody knows."""
+        known = self._known
+        changes: dict[str, object] = {
+            "searches": tuple(search for search in letter.searches if known(search.source)),
+            "findings": tuple(finding for finding in letter.findings if known(finding.source)),
+        }
+        if isinstance(letter, Offer):
+            changes["mix"] = tuple(part for part in letter.mix if known(part[0]))
+            changes["ceded"] = tuple(part for part in letter.ceded if known(part[0]))
+            changes["share"] = letter.share if letter.share and known(letter.share.source) else None
+        else:
+            pairs = letter.exchanges
+            changes["exchanges"] = tuple(pair for pair in pairs if known(pair.given) and known(pair.taken))
+            changes["shares"] = tuple(share for share in letter.shares if known(share.source))
+            changes["homes"] = tuple(home for home in letter.homes if known(home[0]))
+        return msgspec.structs.replace(letter, **changes)
+
+    def _known(self, name: str) -> bool:
+        """Whether `name` may be a data node: a member, or one of a few that the log may yet bring."""
+        membership = self.core.membership
+        if name in membership.incarnations:  # what has gone is no longer of interest
+            return membership.stage_of(name) == 0
+        if len(self._strangers) < STRANGERS_MAX:
+            self._strangers.add(name)
+        return name in self._strangers
 
 
 def implausible(letter: Offer | Answer, ahead: bool) -> str | None:
-    """What no honest neighbour would say: a count out of range, a price that is no number, too many names."""
+    """What no honest neighbour would say: a number out of range, a name too long, too many names."""
     if isinstance(letter, Offer) is not ahead:
         return f"{type(letter).__name__} in the wrong direction"
+    if isinstance(letter, Answer) and letter.price < 0.0:
+        return f"a price of {letter.price}"
+    # Nobody bids yet: -inf. No price is known: inf.
+    endless = -math.inf if isinstance(letter, Offer) else math.inf
+    level = letter.bid if isinstance(letter, Offer) else letter.price
+    if level == endless:
+        letter = msgspec.structs.replace(letter, **{"bid" if ahead else "price": 0.0})
     return _implausible(msgspec.structs.astuple(letter))
 
 
 def _implausible(value: object) -> str | None:
     if isinstance(value, int) and not 0 <= value <= COUNT_MAX:
         return f"a count of {value}"
-    if isinstance(value, float) and math.isnan(value):
-        return "a price that is no number"
+    if isinstance(value, float) and not abs(value) <= PRICE_MAX_S:
+        return "a price that is no number" if math.isnan(value) else f"a price of {value}"
+    if isinstance(value, str) and len(value) > NAME_MAX:
+        return f"a name of {len(value)} letters"
     if isinstance(value, tuple):
         if len(value) > NAMES_MAX:
             return f"more than {NAMES_MAX} names"
