@@ -164,3 +164,10 @@ def test_a_peers_folder_is_its_owners_alone(run: RunDirectory) -> None:
     path = run.peer("relay-1")
     assert path.is_dir() and path.stat().st_mode & 0o077 == 0
     assert run.peer("relay-1") == path
+
+
+def test_one_process_leads(run: RunDirectory) -> None:
+    with run.led(), pytest.raises(UserError, match="another process leads the run"), run.led():
+        pass
+    with run.led():  # the first has let go
+        pass

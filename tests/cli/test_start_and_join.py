@@ -81,6 +81,9 @@ def test_two_terminals(tmp_path: Path, run_file: Path, processes: list[subproces
     ticket = line_with(leader, "anabranch join ").split()[-1]
     line_with(leader, "waiting for peers of stage 1 (0 of 1)")
 
+    for second in (["resume", str(tmp_path / "run")], ["resume", str(tmp_path / "run"), "--local"]):
+        line_with(spawn(*second), "another process leads the run")
+
     home = str(tmp_path / "home")
     volunteer = spawn("join", ticket, "--home", home, "--name", "ada", "--region", "London")
     for part in ("connecting to", "measuring", "admitted to stage 1", "serving stage 1 from iteration 1"):

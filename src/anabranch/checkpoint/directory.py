@@ -19,7 +19,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import blake3
@@ -108,6 +109,26 @@ class RunDirectory:
                 f"{RUN_DIRECTORY_VERSION}; use the release that made it"
             )
         return directory
+
+    @contextmanager
+    def led(self) -> Iterator[None]:
+        """Held by the one process that leads the run: two would write one log. The kernel lets go at its end.
+
+        Raises UserError when another process holds it. Systems without file locks are trusted.
+        """
+        with open(self._version_file, "rb") as file:
+            try:
+                import fcntl
+            except ImportError:  # Windows
+                pass
+            else:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except OSError:
+                    raise UserError(
+                        f"another process leads the run in {self.path} already; end that one (Ctrl+C) first"
+                    ) from None
+            yield
 
     def peer(self, name: str) -> Path:
         """The folder of a peer on this machine (its key and incarnation), made if it is not there.

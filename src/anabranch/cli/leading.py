@@ -83,6 +83,12 @@ def lead_directory(
     path: Path, quiet: bool = False, supervised: bool = False, fault_plan: Path | None = None
 ) -> int:
     """Lead the run in a directory until it ends; the exit status."""
+    directory = RunDirectory.open(path)
+    with directory.led():
+        return _lead(directory, quiet, supervised, fault_plan)
+
+
+def _lead(directory: RunDirectory, quiet: bool, supervised: bool, fault_plan: Path | None) -> int:
     from anabranch.net.ticket import Ticket
     from anabranch.node.founding import lead_run
     from anabranch.node.roles import advertised, bind_port, lead
@@ -92,7 +98,6 @@ def lead_directory(
 
     if supervised:
         exit_with_parent()
-    directory = RunDirectory.open(path)
     console = Console()
 
     def on_event(event: Event) -> None:
@@ -116,7 +121,7 @@ def lead_directory(
     founded = lead_run(directory, advertised(network, port))
     steps = founded.run.run.steps
     if founded.history.stopped and founded.history.t >= steps:
-        raise UserError(f"{path}: all {steps} steps are committed; there is nothing to resume")
+        raise UserError(f"{directory}: all {steps} steps are committed; there is nothing to resume")
     outcome = run_async(lead(founded, network, port, on_event, on_ready, say, fault_plan))
     committed = founded.peer.lead.t if founded.peer.lead else 0
     if not quiet:

@@ -39,7 +39,10 @@ def run(args: argparse.Namespace) -> int:
         from anabranch.config import load_run_file
         from anabranch.node.children import Nursery
 
-        config = load_run_file(RunDirectory.open(args.run_dir).run_file)
+        directory = RunDirectory.open(args.run_dir)
+        config = load_run_file(directory.run_file)
+        with directory.led():  # the leading process will hold it; what it needs must not be touched before
+            pass
         print(f"run directory: {args.run_dir}", flush=True)
         with Nursery(config.compute.threads) as nursery:
             return train_directory(args.run_dir, nursery, verify=not args.no_verify)
