@@ -22,6 +22,8 @@ from anabranch.net.wan.shape import Pair, WanError
 
 _LATENCY = {"latency_s": 1.0, "latency_ms": 1e-3, "latency_us": 1e-6}
 _BANDWIDTH = {"bandwidth_bps": 1.0, "bandwidth_kbps": 1e3, "bandwidth_mbps": 1e6, "bandwidth_gbps": 1e9}
+#: Figures from here on are no figures of this world in any of the units.
+_HUGE = 1e15
 _FIELDS = {"source", "units", "regions", "same_region", "pairs"}
 #: A figure further off the median of its kin than this is nearer to a slip of a thousand (milliseconds for
 #: seconds, mega for giga) than to them. Between real regions of the earth the ratio stays below 15.
@@ -137,8 +139,8 @@ def _link(raw: Any, where: str) -> Link:
         if len(given) != 1:
             raise WanError(f"{where}: needs one of {', '.join(units)} for its {kind}")
         value = raw[given[0]]
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-            raise WanError(f"{where}: {given[0]} must be a number above zero, not {value!r}")
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < _HUGE:
+            raise WanError(f"{where}: {given[0]} must be a number above zero and below 1e15, not {value!r}")
         values.append(value * units[given[0]])
     odd = [name for name in raw if name not in _LATENCY and name not in _BANDWIDTH]
     if odd:
