@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import typing
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import msgspec
 
 from anabranch.checkpoint.directory import CheckpointManifest, StageFile
 from anabranch.config import RunConfig
+from anabranch.config_rules import CHOICES
 from anabranch.observe.events import KINDS
 from anabranch.protocol import records
 
@@ -25,10 +27,16 @@ def row(first_cell: str, section: str) -> str:
     return rows[0]
 
 
-def test_every_key_of_the_run_file_is_listed() -> None:
+def test_every_key_of_the_run_file_is_listed_with_its_default_and_choices() -> None:
     for section in dataclasses.fields(RunConfig):
-        for field in dataclasses.fields(getattr(RunConfig(), section.name)):
-            row(f"{section.name}.{field.name.rstrip('_')}", "Run file")
+        values = getattr(RunConfig(), section.name)
+        for field in dataclasses.fields(values):
+            key, value = f"{section.name}.{field.name.rstrip('_')}", getattr(values, field.name)
+            line = row(key, "Run file")
+            _, _, default, allowed, _ = line.split("|")
+            assert default.strip() == f"`{json.dumps(value)}`" or value is None, line
+            if key in CHOICES:
+                assert allowed.strip() == ", ".join(f'`"{choice}"`' for choice in CHOICES[key]), line
 
 
 def test_every_event_is_listed_with_its_fields() -> None:

@@ -67,11 +67,13 @@ def test_every_key_of_a_result_is_in_the_formats() -> None:
         (["--policy", "magic"], "--policy magic: there are auction, gwtf"),
         (["--delay", "uniform:3"], "--delay uniform:3"),
         (["--delay", "uniform:0.3,0.01"], "--delay uniform:0.3,0.01"),
-        (["--loss", "1"], "--loss 1"),
+        (["--loss", "1"], "--loss 1: give a share of at least 0 and less than 1"),
+        (["--loss", "nan"], "--loss nan"),
         (["--churn", "-1"], "--churn -1"),
         (["--policy", "greedy", "--churn", "99"], "99 relays cannot crash"),
         (["--plot", "flow.txt"], "--plot flow.txt"),
-        (["--policy", "static", "--plot", "no/such/folder/flow.svg"], "No such file"),
+        (["--delay", "uniform:0.01,3600"], "--delay uniform:0.01,3600: write it as"),
+        (["--plot", "no/such/folder/flow.svg"], "--plot no/such/folder/flow.svg: there is no folder no/such"),
     ],
 )
 def test_bad_options_are_one_line(
@@ -80,6 +82,24 @@ def test_bad_options_are_one_line(
     assert main(["route", str(instance_file), *arguments]) == 2
     error = capsys.readouterr().err
     assert place in error and error.count("\n") == 1
+
+
+def test_a_picture_that_cannot_be_written_is_one_line(
+    instance_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "folder.svg"
+    folder.mkdir()
+    assert main(["route", str(instance_file), "--policy", "static", "--plot", str(folder)]) == 2
+    assert capsys.readouterr().err == f"error: --plot {folder}: Is a directory\n"
+
+
+def test_a_run_that_is_not_quiet_at_the_end_says_so(
+    instance_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--policy", "greedy", "--churn", "2", "--delay", "uniform:2000,3000"]
+    assert main(["route", str(instance_file), *arguments]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.endswith("not quiet at the end") for line in lines] == [False, True, False, True]
 
 
 @pytest.mark.parametrize(("text", "place"), [("nonsense", "not JSON"), ('{"version": 9}', "version")])

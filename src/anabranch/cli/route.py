@@ -73,8 +73,8 @@ def run(args: argparse.Namespace) -> int:
         duplicate=_share("--duplicate", args.duplicate),
         reorder=_share("--reorder", args.reorder),
     )
-    if args.plot is not None and args.plot.suffix.lower() not in (".svg", ".png", ".pdf"):
-        raise UserError(f"--plot {args.plot}: the name must end in .svg, .png or .pdf")
+    if args.plot is not None:
+        _check_plot(args.plot)
     try:
         instance = parse_instance(_read(args.instance))
     except InstanceError as error:
@@ -106,7 +106,7 @@ def _read(name: str) -> bytes:
 
 def _share(option: str, value: float) -> float:
     if not 0 <= value < 1:
-        raise UserError(f"{option} {value:g}: not in 0..1")
+        raise UserError(f"{option} {value:g}: give a share of at least 0 and less than 1")
     return value
 
 
@@ -117,8 +117,18 @@ def _delay(text: str) -> tuple[float, float]:
     except ValueError:
         kind, low, high = "", 0.0, 0.0
     if kind != "uniform" or not 0 <= low <= high < 3600:
-        raise UserError(f"--delay {text}: write it as uniform:0.01,0.3 (seconds, the lower first)")
+        raise UserError(
+            f"--delay {text}: write it as uniform:0.01,0.3 (seconds, the lower first, less than an hour)"
+        )
     return low, high
+
+
+def _check_plot(path: Path) -> None:
+    """What can be known before the work is done."""
+    if path.suffix.lower() not in (".svg", ".png", ".pdf"):
+        raise UserError(f"--plot {path}: the name must end in .svg, .png or .pdf")
+    if not path.parent.is_dir():
+        raise UserError(f"--plot {path}: there is no folder {path.parent}")
 
 
 def _report(result: object) -> str:
@@ -149,5 +159,6 @@ def _report(result: object) -> str:
         lines.append(
             f"repair: {churn.messages} messages, {churn.seconds:.1f} s, {churn.nodes_touched} nodes, "
             f"median distance {churn.graph_distance_median:g}"
+            + ("" if churn.quiet else "; not quiet at the end")
         )
     return "\n".join(lines)
