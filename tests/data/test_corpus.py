@@ -95,6 +95,13 @@ def test_progress_ends_at_its_total(tmp_path: Path) -> None:
     assert all(done == total > 0 for done, total in last.values())
 
 
+def test_too_little_text_for_the_vocabulary_names_the_setting(tmp_path: Path) -> None:
+    section = text_section(write_folder(tmp_path / "text", 60), "bpe", vocab_size=60_000)
+    with pytest.raises(ConfigError, match=r"vocab_size = 60000.* has \d+ tokens; set data\.vocab_size to"):
+        materialise(section, tmp_path / "corpus")
+    assert not (tmp_path / "corpus" / "manifest.json").exists()
+
+
 def test_too_few_documents_name_the_setting(tmp_path: Path) -> None:
     file = tmp_path / "few.jsonl"
     file.write_text('{"text": "short"}\n' * 19)

@@ -95,8 +95,8 @@ class Corpus:
 def materialise(section: DataSection, directory: Path, progress: Progress | None = None) -> Corpus:
     """Write the corpus that `section` describes into `directory`, or open it if it is there already.
 
-    Raises ConfigError if the source cannot be read or has fewer than 20 documents, or if the directory holds
-    a corpus of other settings.
+    Raises ConfigError if the source cannot be read or has fewer than 20 documents or too little text for the
+    vocabulary, or if the directory holds a corpus of other settings.
     """
     if (directory / MANIFEST).is_file():
         return _open_same(section, directory)
@@ -123,6 +123,12 @@ def materialise(section: DataSection, directory: Path, progress: Progress | None
                 f"the corpus is too small: {documents.place} has {count} document(s) with text, and at least "
                 f"{HELD_OUT_EVERY} are needed, of which every {HELD_OUT_EVERY}th is held out; "
                 "set data.source and data.path to more text"
+            )
+        if section.tokenizer == "bpe" and tokenizer.vocab_size < section.vocab_size:
+            raise ConfigError(
+                f"the corpus is too small for data.vocab_size = {section.vocab_size}: a BPE trained on "
+                f"{documents.place} has {tokenizer.vocab_size} tokens; set data.vocab_size to "
+                f"{tokenizer.vocab_size} or less, or data.source and data.path to more text"
             )
 
     source = {**asdict(section), **_source_version(section)}
