@@ -269,8 +269,11 @@ def load_run_file(path: str | Path) -> RunConfig:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such run file; `anabranch init {path}` writes one") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        where = f"{error.reason} at byte {error.start}"
+        raise ConfigError(f"{path}: cannot be read: not UTF-8 text ({where})") from None
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

@@ -103,7 +103,7 @@ PATTERNS: dict[str, tuple[str, str]] = {
     "run.name": (r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", "a folder name of letters, digits, '.', '_' and '-'"),
     "compute.device": (r"auto|cpu|cuda(:\d+)?", '"auto", "cpu", "cuda" or "cuda:N"'),
     "network.host": (r"\S+", "an address to listen on, e.g. 127.0.0.1 or 0.0.0.0"),
-    "network.advertise": (r"|\S+:\d{1,5}", "empty or host:port"),
+    "network.advertise": (r"\S*", "empty or host:port"),
 }
 
 
@@ -123,8 +123,15 @@ def check_rules(config: RunConfig, where: str) -> None:
         value = _value(config, key)
         if not re.fullmatch(pattern, value):
             raise ConfigError(f'{where}: {key} is "{value}"; it must be {wanted}')
-    for problem in (_model_problem, _data_problem, _schedule_problem, _pipeline_problem, _fleet_problem):
-        sentence = problem(config)
+    network = config.network
+    for sentence in (
+        _model_problem(config),
+        _data_problem(config),
+        _schedule_problem(config),
+        _pipeline_problem(config),
+        _fleet_problem(config),
+        address_problem(network.host, network.advertise, "network.host", "network.advertise"),
+    ):
         if sentence:
             raise ConfigError(f"{where}: {sentence}")
 
@@ -166,6 +173,20 @@ def _alternative(stage: int, microbatches: int, held: int) -> str:
         return " or lower batch.rows"
     key = "replicas of that stage (fleet.relays)" if stage else "fleet.data_nodes"
     return f", lower batch.microbatches or batch.rows, or raise {key} to {math.ceil(microbatches / held)}"
+
+
+def address_problem(host: str, advertise: str, host_name: str, advertise_name: str) -> str:
+    """Why others could not dial a peer that listens on `host` and tells them `advertise`; "" if they can.
+
+    The names are what the person who set them knows them by.
+    """
+    if advertise:
+        name, _, port = advertise.rpartition(":")
+        if not name or not port.isdecimal() or not 1 <= int(port) <= 65535:
+            return f'{advertise_name} is "{advertise}"; write it as host:port, the port in 1..65535'
+    elif host in ("0.0.0.0", "::"):
+        return f'{host_name} is "{host}", which nobody can dial; set {advertise_name} to the host:port to dial'
+    return ""
 
 
 def _value(config: RunConfig, key: str) -> Any:

@@ -94,7 +94,10 @@ def test_a_log_whose_last_line_was_torn_is_read(
 
 
 @pytest.mark.parametrize("jobs", ["0", "-1", "two"])
-def test_jobs_is_a_positive_number(jobs: str, clean: RunDirectory) -> None:
+def test_jobs_is_a_positive_number(
+    jobs: str, clean: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as leaving:
         main(["verify", str(clean), "--jobs", jobs])
     assert leaving.value.code == 2
+    assert f"'{jobs}' is not a whole number of at least 1" in capsys.readouterr().err

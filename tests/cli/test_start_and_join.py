@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from anabranch.cli.main import main
 from anabranch.config import RunConfig, render_run_file, with_changes
 
 COMMAND = [sys.executable, "-m", "anabranch.cli.main"]
@@ -64,6 +65,28 @@ def processes() -> Iterator[list[subprocess.Popen[str]]]:
     for process in started:
         process.kill()
         process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--port", "65536"], "--port 65536: it must be at least 0 and at most 65535"),
+        (["--advertise", "my.host"], '--advertise is "my.host"; write it as host:port'),
+        (["--advertise", "my.host:0"], "the port in 1..65535"),
+        (["--host", "0.0.0.0"], '--host is "0.0.0.0", which nobody can dial; set --advertise'),
+        (["--host", "no..such"], "--host no..such: not an address of this machine"),
+        (["--patience", "nan"], "--patience nan"),
+        (["--stage", "-2"], "--stage -2"),
+        (["--corpus", "nowhere"], "--corpus nowhere: no corpus is there"),
+        ([], "this is not a ticket"),
+    ],
+)
+def test_join_refuses_bad_input_before_it_dials(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["join", "ticket", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1 and words in error
 
 
 def test_two_terminals(tmp_path: Path, run_file: Path, processes: list[subprocess.Popen[str]]) -> None:

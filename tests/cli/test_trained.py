@@ -43,12 +43,32 @@ def test_generate_without_a_prompt_begins_a_document(
     assert generated(capsys, trained, "--temperature", "0")["prompt"] == ""
 
 
-@pytest.mark.parametrize("setting", [("--temperature", "-1"), ("--top-k", "-1"), ("--step", "4")])
+@pytest.mark.parametrize(
+    "setting",
+    [
+        ("--temperature", "-1"),
+        ("--temperature", "nan"),
+        ("--temperature", "inf"),
+        ("--top-k", "-1"),
+        ("--tokens", "-1"),
+        ("--seed", "-1"),
+        ("--seed", str(1 << 64)),
+        ("--step", "4"),
+        ("--prompt", "\udcff"),
+    ],
+)
 def test_generate_refuses_bad_settings(
     setting: tuple[str, str], trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["generate", str(trained), *setting]) == 2
-    assert capsys.readouterr().err.startswith("error: ")
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1
+    assert setting[0] in error or setting[0] == "--step"
+
+
+def test_the_coldest_draw_is_the_likeliest(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    likeliest = generated(capsys, trained, "--temperature", "0")
+    assert generated(capsys, trained, "--temperature", "1e-320") == likeliest
 
 
 def test_export_writes_the_weights_of_the_checkpoint(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 
 from anabranch.cli.loading import add_checkpoint_arguments, load_trained_model
 from anabranch.errors import UserError
@@ -18,6 +19,9 @@ examples:
 
 The same command gives the same text each time; another --seed gives another.
 """
+
+#: Below this temperature the likeliest token is as good as certain.
+COLDEST = 1e-6
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    _check(args)
     trained = load_trained_model(args.run_dir, args.step)
 
     from anabranch.train.generate import stream
@@ -62,3 +67,18 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(text)
     return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Raise UserError for a setting that no text can be drawn with."""
+    if not 0 <= args.temperature < math.inf:
+        raise UserError(f"--temperature {args.temperature:g}: give a number of at least 0")
+    if args.temperature < COLDEST:  # a logit over it could be infinite
+        args.temperature = 0.0
+    for option, value in (("--tokens", args.tokens), ("--top-k", args.top_k), ("--seed", args.seed)):
+        if not 0 <= value < 1 << 63:
+            raise UserError(f"{option} {value}: give a whole number of at least 0 and less than 2**63")
+    try:
+        args.prompt.encode()
+    except UnicodeEncodeError:
+        raise UserError("--prompt is not UTF-8 text; set the terminal to UTF-8") from None

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import math
+import socket
 import time
 from pathlib import Path
 
 from anabranch.cli.main import print_error
+from anabranch.config_rules import RANGES, address_problem
+from anabranch.errors import UserError
 
 _EPILOG = """\
 examples:
@@ -45,7 +49,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from anabranch.cli.leading import user_errors
-    from anabranch.errors import UserError
     from anabranch.net.ticket import parse_ticket
     from anabranch.node.roles import JoinOptions, join
     from anabranch.node.supervised import exit_with_parent, run_async
@@ -57,6 +60,7 @@ def run(args: argparse.Namespace) -> int:
     if args.supervised:
         exit_with_parent()
     with user_errors():
+        _check(args)
         ticket = parse_ticket(args.ticket, now_s=time.time())
         if ticket.grant.role == "data" and args.corpus is None:
             raise UserError("a data node needs the run's corpus: copy its folder here, name it with --corpus")
@@ -80,3 +84,26 @@ def run(args: argparse.Namespace) -> int:
     removed = outcome.reason.startswith("removed from the run")
     print_error(outcome.reason + ("; the ticket still holds: join again when it is well" if removed else ""))
     return 1
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Refuse what cannot work before anybody is dialled. Raises UserError."""
+    if not RANGES["network.port"].holds(args.port):
+        raise UserError(f"--port {args.port}: it must be {RANGES['network.port']}")
+    problem = address_problem(args.host, args.advertise, "--host", "--advertise")
+    if problem:
+        raise UserError(problem)
+    try:
+        socket.getaddrinfo(args.host, args.port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        raise UserError(
+            f"--host {args.host}: not an address of this machine, e.g. 127.0.0.1 or 0.0.0.0"
+        ) from None
+    if not 0 <= args.patience < math.inf:
+        raise UserError(f"--patience {args.patience:g}: give seconds, at least 0")
+    if args.stage < -1:
+        raise UserError(f"--stage {args.stage}: stages are counted from 1")
+    if args.corpus is not None and not (args.corpus / "manifest.json").is_file():
+        raise UserError(
+            f"--corpus {args.corpus}: no corpus is there; copy the `corpus` folder of the run directory"
+        )
