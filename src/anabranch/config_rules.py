@@ -185,7 +185,7 @@ def address_problem(host: str, advertise: str, host_name: str, advertise_name: s
         if not name or not port.isdecimal() or not 1 <= int(port) <= 65535:
             return f'{advertise_name} is "{advertise}"; write it as host:port, the port in 1..65535'
     elif host in ("0.0.0.0", "::"):
-        return f'{host_name} is "{host}", which nobody can dial; set {advertise_name} to the host:port to dial'
+        return f'{host_name} is "{host}", which nobody can dial; set {advertise_name} to a host:port'
     return ""
 
 

@@ -6,7 +6,7 @@ import argparse
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -113,18 +113,22 @@ def train_directory(
     from anabranch.config import load_run_file
     from anabranch.node.swarm import Interrupted, LeaderFailed, LocalSwarm
     from anabranch.observe.console import Console
+    from anabranch.observe.events import RunFinished
 
     directory = RunDirectory.open(path)
     config = load_run_file(directory.run_file)
     swarm = LocalSwarm(directory, config, nursery, places=places)
     console = Console(config.run.steps)
     begin = time.monotonic()
-    with _stopping(swarm, console) as poll:
+    finished = False
+    with _stopping(swarm, console) as stopping:
         try:
             swarm.start()
-            for event in swarm.events(poll):
+            for event in swarm.events(stopping.poll):
                 console.on_event(event)
-            swarm.end()
+                finished |= isinstance(event, RunFinished) and event.t >= config.run.steps
+            if not stopping.at_once:  # then the nursery ends them
+                swarm.end()
             if not swarm.stopping:
                 swarm.check_leader()
         except Interrupted:
@@ -136,39 +140,58 @@ def train_directory(
         finally:
             nursery.close()
     if swarm.stopping:
-        less = ", without the emulated network" if places else ""
-        print(f"continue with: anabranch resume {path} --local{less}\nrun directory: {path}")
+        print(f"{_what_next(path, finished, places is not None)}\nrun directory: {path}")
         return 0
     console.say(f"trained in {time.monotonic() - begin:.0f} s")
     return _show(path, console, verify)
 
 
-@contextmanager
-def _stopping(swarm: LocalSwarm, console: Console) -> Iterator[Callable[[], None]]:
-    """First Ctrl+C (or SIGTERM): stop after the present step. A second one, or a step that does not come to
-    its end: at once. Yields what has to be called regularly."""
-    asked: list[float] = []
-    obeyed = [0]
+def _what_next(path: Path, finished: bool, emulated: bool) -> str:
+    """What a user who pressed Ctrl+C can do with the run."""
+    if finished:
+        return f"all its steps are taken; verify them with: anabranch verify {path}"
+    less = ", without the emulated network" if emulated else ""
+    return f"continue with: anabranch resume {path} --local{less}"
 
-    def ask(number: int, frame: object) -> None:
-        asked.append(time.monotonic())
-        swarm.stopping = True
 
-    def poll() -> None:
-        if asked and time.monotonic() - asked[-1] > STOP_S:
-            asked.append(time.monotonic())
-        if len(asked) <= obeyed[0]:
+class _Stopping:
+    """First Ctrl+C: stop after the present step. A second one, or a step that does not come to its end: at
+    once. `poll` has to be called regularly."""
+
+    def __init__(self, swarm: LocalSwarm, console: Console) -> None:
+        self._swarm, self._console = swarm, console
+        self._asked: list[float] = []
+        self._obeyed = 0
+
+    @property
+    def at_once(self) -> bool:
+        return len(self._asked) > 1
+
+    def ask(self, number: int, frame: object) -> None:
+        """The signal's handler."""
+        self._asked.append(time.monotonic())
+        self._swarm.stopping = True
+
+    def poll(self) -> None:
+        if self._asked and time.monotonic() - self._asked[-1] > STOP_S:
+            self._asked.append(time.monotonic())
+        if len(self._asked) <= self._obeyed:
             return
-        obeyed[0] = len(asked)
-        if len(asked) == 1:
-            console.say("stopping after the present step (Ctrl+C again stops at once)")
-        elif len(asked) == 2:
-            console.say("stopping at once")
-        swarm.stop()
+        self._obeyed = len(self._asked)
+        if self._obeyed == 1:
+            self._console.say("stopping after the present step (Ctrl+C again stops at once)")
+        elif self._obeyed == 2:
+            self._console.say("stopping at once")
+        self._swarm.stop()
 
-    former = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+
+@contextmanager
+def _stopping(swarm: LocalSwarm, console: Console) -> Iterator[_Stopping]:
+    """SIGINT (Ctrl+C) and SIGTERM stop the swarm for as long as this is entered."""
+    stopping = _Stopping(swarm, console)
+    former = {number: signal.signal(number, stopping.ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield poll
+        yield stopping
     finally:
         for number, handler in former.items():
             signal.signal(number, handler)

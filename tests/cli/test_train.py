@@ -1,0 +1,39 @@
+"""`train`: what Ctrl+C does to the swarm, and what it says then. Whole swarms are in tests/node."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from anabranch.checkpoint.directory import RunDirectory
+from anabranch.cli.train import _Stopping, _what_next
+from anabranch.config import RunConfig
+from anabranch.node.children import Nursery
+from anabranch.node.swarm import LocalSwarm
+from anabranch.observe.console import Console
+
+
+def test_the_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
+    directory = RunDirectory.create(tmp_path / "run")
+    out = io.StringIO()
+    with Nursery(1) as nursery:
+        swarm = LocalSwarm(directory, RunConfig(), nursery)
+        stopping = _Stopping(swarm, Console(stream=out))
+        stopping.poll()
+        assert not swarm.stopping and out.getvalue() == ""
+        stopping.ask(2, None)
+        stopping.poll()
+        stopping.poll()
+        assert swarm.stopping and not stopping.at_once
+        stopping.ask(2, None)
+        stopping.poll()
+        assert stopping.at_once
+    first, second = out.getvalue().splitlines()
+    assert "after the present step" in first and second == "stopping at once"
+
+
+def test_a_run_that_is_over_is_not_to_be_continued() -> None:
+    path = Path("runs/tiny")
+    assert _what_next(path, False, False) == "continue with: anabranch resume runs/tiny --local"
+    assert _what_next(path, False, True).endswith("--local, without the emulated network")
+    assert _what_next(path, True, False).endswith("anabranch verify runs/tiny")
