@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 
 from anabranch.observe.console import Console
-from anabranch.observe.events import PeerActive, PeerJoined, PeerRemoved, Step
+from anabranch.observe.events import PeerActive, PeerJoined, PeerRemoved, Repair, RunStarted, Step
 
 
 def step(t: int, owners: dict[int, dict[int, str]]) -> Step:
@@ -33,3 +33,27 @@ def test_the_step_line_tells_which_replica_served_how_much() -> None:
     lines = [line for line in out.getvalue().splitlines() if line.startswith("step")]
     splits = [line.partition(" | split ")[2] for line in lines]
     assert splits == ["1: 3+1", "1: 0+4", "1: 0+4+0", "1: 3+1", ""]
+
+
+def test_one_is_not_many_and_the_first_step_foretells_nothing() -> None:
+    out = io.StringIO()
+    console = Console(steps=9, stream=out)
+    for many in (1, 2):
+        started = RunStarted(
+            run="r", run_id="r", model="tiny", parameters=5, microbatches=many, tokens_per_iteration=100,
+            steps=9, numerics="", initial_weights_hash="", corpus_fingerprint="", tokenizer_hash="",
+            stages=many, from_iteration=0,
+        )  # fmt: skip
+        console.on_event(started)
+        for index in range(many):
+            console.on_event(
+                Repair(t=many, index=index, stage=1, dead="a", replacement="b", reason="gone")
+            )
+        console.on_event(step(many, {}))
+    lines = out.getvalue().splitlines()
+    assert "1 relay stage, 1 microbatch and 100 tokens" in lines[0]
+    assert lines[1] == "1 microbatch was repaired; nothing was lost"
+    assert lines[2].endswith("eta        -")
+    assert "2 relay stages, 2 microbatches and" in lines[3]
+    assert lines[4] == "2 microbatches were repaired; nothing was lost"
+    assert lines[5].endswith("eta     0:07")

@@ -14,7 +14,7 @@ _NEWEST = 0.1
 
 
 class Console:
-    """Prints events. A failed microbatch repair is counted and told with the next step line."""
+    """Prints events. Repairs of microbatches are counted and told with the next step line."""
 
     def __init__(self, steps: int = 0, stream: IO[str] | None = None) -> None:
         self._stream = stream or sys.stdout
@@ -41,9 +41,9 @@ class Console:
                 self._steps = event.steps
                 begin = f", from step {event.from_iteration}" if event.from_iteration else ""
                 self.say(
-                    f"{event.model}: {event.parameters:,} parameters, {event.stages} relay stages, "
-                    f"{event.microbatches} microbatches and {event.tokens_per_iteration:,} tokens a step"
-                    f"{begin}"
+                    f"{event.model}: {event.parameters:,} parameters, {_count(event.stages, 'relay stage')}, "
+                    f"{_count(event.microbatches, 'microbatch', 'es')} and "
+                    f"{event.tokens_per_iteration:,} tokens a step{begin}"
                 )
             case log.PeerJoined():
                 self._names[event.subject] = event.name
@@ -87,7 +87,8 @@ class Console:
         weight = 1.0 if self._steps_seen <= 2 else _NEWEST
         self._seconds = (1 - weight) * self._seconds + weight * event.seconds
         if self._repairs:
-            self.say(f"{self._repairs} microbatches were repaired; nothing was lost")
+            were = "was" if self._repairs == 1 else "were"
+            self.say(f"{_count(self._repairs, 'microbatch', 'es')} {were} repaired; nothing was lost")
             self._repairs = 0
         report = StepReport(
             t=event.t,
@@ -97,7 +98,7 @@ class Console:
             tokens_per_second=event.tokens / max(event.seconds, 1e-9),
             grad_norm=event.grad_norm,
             alive=event.alive,
-            eta_s=(self._steps - event.t) * self._seconds,
+            eta_s=(self._steps - event.t) * self._seconds if self._steps_seen > 1 else None,
             skipped=event.verdict == "skip",
             shares=[self._share(event, stage) for stage in sorted(event.owners) if stage > 0],
         )
@@ -109,6 +110,10 @@ class Console:
         idle = {peer for peer, (at, first) in self._serving.items() if at == stage and first <= event.t}
         peers = sorted(served.keys() | idle, key=lambda peer: (self.name(peer), peer))
         return [served[peer] for peer in peers]
+
+
+def _count(number: int, noun: str, ending: str = "s") -> str:
+    return f"{number} {noun}{'' if number == 1 else ending}"
 
 
 def _shown(value: float | None) -> str:

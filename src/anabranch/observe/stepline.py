@@ -22,7 +22,7 @@ _COLOURS = {"dim": "\033[2m", "bold": "\033[1m", "red": "\033[31m", "green": "\0
 
 @dataclass(frozen=True)
 class StepReport:
-    """What the line shows. `loss` in nats per token; None where it is not known or not finite."""
+    """What the line shows. `loss` in nats per token; None is what is not known or not finite."""
 
     t: int
     steps: int
@@ -32,7 +32,7 @@ class StepReport:
     grad_norm: float | None
     alive: Sequence[int]
     """Live peers at stages 0..S."""
-    eta_s: float
+    eta_s: float | None
     skipped: bool = False
     shares: Sequence[Sequence[int]] = ()
     """Microbatches that each replica of stages 1..S served; empty where it is not known."""
@@ -61,7 +61,7 @@ class StepLine:
             f"{report.tokens_per_second:>7,.0f} tok/s",
             f"grad {_number(report.grad_norm, '6.2f')}",
             f"peers {self._peers(report.alive)}",
-            self._paint("dim", f"eta {duration(report.eta_s):>8}"),
+            self._paint("dim", f"eta {_eta(report.eta_s):>8}"),
         ]
         if any(len(stage) > 1 for stage in report.shares):
             fields.append(f"split {_split(report.shares)}")
@@ -99,6 +99,10 @@ def _split(shares: Sequence[Sequence[int]]) -> str:
         text = "+".join(map(str, counts)) if few else f"{min(counts)}-{max(counts)}x{len(counts)}"
         shown.append(f"{stage}: {text}")
     return "  ".join(shown)
+
+
+def _eta(seconds: float | None) -> str:
+    return "-" if seconds is None else duration(seconds)
 
 
 def _number(value: float | None, form: str) -> str:
