@@ -5,9 +5,13 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+import pytest
+
 from anabranch.checkpoint.directory import RunDirectory
+from anabranch.cli.leading import create
+from anabranch.cli.main import main
 from anabranch.cli.train import _Stopping, _what_next
-from anabranch.config import RunConfig
+from anabranch.config import RunConfig, render_run_file, with_changes
 from anabranch.node.children import Nursery
 from anabranch.node.swarm import LocalSwarm
 from anabranch.observe.console import Console
@@ -37,3 +41,23 @@ def test_a_run_that_is_over_is_not_to_be_continued() -> None:
     assert _what_next(path, False, False) == "continue with: anabranch resume runs/tiny --local"
     assert _what_next(path, False, True).endswith("--local, without the emulated network")
     assert _what_next(path, True, False).endswith("anabranch verify runs/tiny")
+
+
+def test_a_device_that_is_not_here_is_refused_before_anything_is_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(render_run_file(with_changes(RunConfig(), {"compute.device": "cuda:99"})))
+    assert main(["train", str(file), "--run-dir", str(tmp_path / "run")]) == 2
+    assert 'compute.device is "cuda:99", but torch finds' in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_ctrl_c_in_the_corpus_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("anabranch.data.corpus.write_tokenizer", interrupted)
+    with pytest.raises(KeyboardInterrupt, match="nothing is left behind"):
+        create(RunConfig(), tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -63,11 +63,34 @@ def partition_line(directory: RunDirectory) -> str:
 
 
 def create(config: RunConfig, path: Path) -> RunDirectory:
-    """A new run directory with its corpus."""
+    """A new run directory with its corpus. Raises UserError."""
     from anabranch.node.founding import create_run
 
-    with bars() as update:
-        return create_run(config, path, update)
+    _check_device(config)
+    try:
+        with bars() as update:
+            return create_run(config, path, update)
+    except KeyboardInterrupt:
+        # What was made of the directory is gone again.
+        raise KeyboardInterrupt("nothing is left behind; the same command begins again") from None
+
+
+def _check_device(config: RunConfig) -> None:
+    """Raise UserError if the run file names a device that this machine does not have."""
+    device = config.compute.device
+    if not device.startswith("cuda"):
+        return
+    from anabranch.train.numerics import configure
+
+    configure(config.compute.threads)  # before torch is imported
+    import torch
+
+    found = torch.cuda.device_count()
+    if int(device.partition(":")[2] or 0) >= found:
+        raise UserError(
+            f'compute.device is "{device}", but torch finds {found} CUDA devices here; '
+            'set it to "auto" or "cpu"'
+        )
 
 
 def _network(config: RunConfig) -> NetworkSection:
@@ -116,8 +139,6 @@ def _lead(directory: RunDirectory, quiet: bool, supervised: bool, fault_plan: Pa
 
     network = _network(load_run_file(directory.run_file))
     port = bind_port(network.host, network.port)
-    if not quiet:
-        print(f"run directory: {directory.path}", flush=True)
     founded = lead_run(directory, advertised(network, port))
     steps = founded.run.run.steps
     if founded.history.stopped and founded.history.t >= steps:

@@ -73,8 +73,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         print_error(str(error))
         return BAD_INPUT
-    except KeyboardInterrupt:
-        print("\ninterrupted", file=sys.stderr)
+    except KeyboardInterrupt as stop:
+        print("\n" + ": ".join(["interrupted", *map(str, stop.args)]), file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
         # The reader of our output (`| head`) has gone. Python would complain again when it flushes at exit.

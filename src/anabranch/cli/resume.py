@@ -32,6 +32,8 @@ def run(args: argparse.Namespace) -> int:
     from anabranch.cli.leading import lead_directory, user_errors
 
     with user_errors():
+        if not args.quiet:
+            print(f"run directory: {args.run_dir}", flush=True)
         if not args.local:
             return lead_directory(args.run_dir, args.quiet, args.supervised, args.fault_plan)
 
@@ -43,6 +45,5 @@ def run(args: argparse.Namespace) -> int:
         config = load_run_file(directory.run_file)
         with directory.led():  # the leading process will hold it; what it needs must not be touched before
             pass
-        print(f"run directory: {args.run_dir}", flush=True)
         with Nursery(config.compute.threads) as nursery:
             return train_directory(args.run_dir, nursery, verify=not args.no_verify)

@@ -31,5 +31,6 @@ def run(args: argparse.Namespace) -> int:
 
     with user_errors():
         config = load_run_file(args.run_file)
-        directory = create(config, args.run_dir or Path("runs") / config.run.name)
-        return lead_directory(directory.path)
+        path = args.run_dir or Path("runs") / config.run.name
+        print(f"run directory: {path}", flush=True)
+        return lead_directory(create(config, path).path)
