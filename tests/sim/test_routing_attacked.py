@@ -7,7 +7,7 @@ from collections.abc import Callable
 from msgspec import structs
 from routed_trials import mismatches
 
-from anabranch.flow.agent import UnitId
+from anabranch.flow.agent import Side, UnitId
 from anabranch.flow.auction.messages import Answer, Exchange, Offer, Search, Share
 from anabranch.flow.problem import Return
 from anabranch.protocol import events as ev
@@ -16,7 +16,7 @@ from anabranch.protocol.settings import Settings
 from anabranch.protocol.slots import SlotLedger
 from anabranch.sim.algebra import Machine, counting_world, wrong_states
 from anabranch.sim.node import Node
-from anabranch.sim.world import World
+from anabranch.sim.world import Model, World
 
 
 def swarm(returns: Return = "any", stages: int = 2) -> World:
@@ -168,6 +168,77 @@ def test_data_nodes_that_nobody_knows_are_not_spoken_of() -> None:
     carry_on(world)
     assert not forger.left
     assert longest[0] < 20_000
+
+
+def come_back(world: World, name: str, incarnation: int) -> None:
+    """The process `name` dies, and another is started at once."""
+    world.crash(name)
+    member = structs.replace(world.nodes[name].member, incarnation=incarnation)
+    world.clock.after(0.05, lambda: world.add(member, "d0", world.clock.now, 8.0) and None)
+
+
+def test_a_new_process_is_not_taken_for_the_one_that_the_log_has_yet_to_remove() -> None:
+    """What would be said to it now, it would take for the beginning of what is said once it serves."""
+    world = swarm()
+    met: set[tuple[int, int]] = set()
+    waited: set[int] = set()
+
+    def strike() -> None:
+        world.slow[frozenset(("d0", "r1.0"))] = 50.0  # r1.0 hears late of it
+        come_back(world, "r2.1", 2)
+
+    def look(node: Node, event: ev.Event) -> None:
+        core = node.peer.core
+        member, linked = core.membership.members.get("r2.1"), core.linked_incarnation.get("r2.1", 0)
+        if node.id == "r1.0" and member is not None and linked:
+            if linked > member.incarnation:
+                waited.add(linked)
+            if ("r2.1", Side.NEXT) in node.peer.router.neighbours:
+                met.add((member.incarnation, linked))
+
+    world.watchers.append(look)
+    world.clock.at(15.0, strike)
+    carry_on(world, 80.0)
+    assert waited == {2}
+    assert met == {(1, 1), (2, 2)}
+
+
+def test_a_peer_whose_incarnation_is_a_unix_time_takes_part() -> None:
+    """It is what a user may write into a damaged incarnation file."""
+    world = swarm()
+    world.clock.at(15.0, lambda: come_back(world, "r2.1", 1_763_740_000))
+    carry_on(world, 60.0)
+    assert not refusals(world)
+
+
+def test_the_plan_stands_where_activations_take_long_and_all_else_is_quick() -> None:
+    """Seconds of a link are not known before an activation was sent; nothing of what was believed before
+    (a price of turning away, the steps of prices) may outlive that."""
+    settings = Settings(
+        "slow links", 1, 2, 6, 10_000, policy="auction", activation_bytes=10_000_000, heartbeat_s=5.0
+    )
+    machines = [Machine("d0", 0), Machine("d1", 0)]
+    machines += [Machine(f"r{s}.{n}", s, slowness=0.02) for s in (1, 2) for n in range(2)]
+    model = Model((0.0001, 0.0002), 20.0, dict.fromkeys(("Forward", "InputGradient", "Head"), 0.02))
+    world = counting_world(settings, machines, 1, model)
+    seen: list[int] = []
+    world.clock.at(900.0, lambda: seen.append(standing(world)))
+    world.clock.at(900.0, lambda: world.nodes["d0"].handle(ev.Stopping("over")))
+    world.run(2000.0)
+    assert seen == [6]
+
+
+def test_who_sends_a_microbatch_home_does_not_pay_for_what_departs_there() -> None:
+    world = swarm()
+    prices: set[float] = set()
+
+    def look(node: Node, event: ev.Event) -> None:
+        if isinstance(event, ev.Received) and event.peer == "d1" and isinstance(event.message, msg.Pong):
+            prices.add(event.message.price)
+
+    world.watchers.append(look)
+    carry_on(world)
+    assert prices == {0.0}
 
 
 def test_handing_back_more_than_one_has_costs_no_more_than_one_has() -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from anabranch.protocol.estimates import Compute, LinkCost, Steady, plausible
+from anabranch.protocol.estimates import Compute, LinkCost, Samples, Steady, plausible
 
 #: Bandwidth of a link over which nothing was sent yet, as good as unlimited: of latency and compute time
-#: something is known before the first activation.
+#: something is known before the first activation. For the flow it is that of this peer's other links, as soon
+#: as one is known: the first costs set the scale of prices.
 PRIOR_BPS = 1e12
 #: A cost that moved by less than this is the same cost (s).
 FLOOR_S = 0.002
@@ -58,9 +59,11 @@ class Neighbour:
 
 @dataclass
 class Costs:
-    """Of one peer. activation_bytes: one activation on the wire. forward_s, backward_s: its own medians."""
+    """Of one peer. activation_bytes: one activation on the wire. forward_s, backward_s: its own medians.
+    bandwidths: of its links, as they were measured (bits per second)."""
 
     activation_bytes: int = 0
+    bandwidths: Samples = field(default_factory=Samples)
     mine: Compute = field(default_factory=Compute)
     forward_s: float = 0.0
     backward_s: float = 0.0
@@ -89,6 +92,7 @@ class Costs:
         neighbour = self.of(peer)
         link = neighbour.link
         link.out.add(self.activation_bytes, seconds, now, link.latency.round_trip_s() or 0.0)
+        self.bandwidths.add(link.out.bps(self.activation_bytes) or 0.0, now)
         neighbour.hop_s = link.seconds(self.activation_bytes)
 
     def link_cost_s(self, peer: str, now: float) -> float | None:
@@ -96,5 +100,9 @@ class Costs:
         neighbour = self.of(peer)
         if neighbour.link.latency.round_trip_s() is None:
             return None
-        mine_s, theirs_s = self.mine.pass_s(), neighbour.pass_s
-        return neighbour.link.publish_s(self.activation_bytes, now, mine_s, theirs_s)
+        mine_s, theirs_s, like_bps = self.mine.pass_s(), neighbour.pass_s, self.bandwidths.median()
+        return neighbour.link.publish_s(self.activation_bytes, now, mine_s, theirs_s, like_bps)
+
+    def bandwidth_known(self) -> bool:
+        """Whether it is known how long an activation takes from here (nothing is sent: no time at all)."""
+        return not self.activation_bytes or self.bandwidths.median() is not None

@@ -226,22 +226,32 @@ class LinkCost:
         self._prior_bps, self._prior_latency_s = prior_bps, prior_latency_s
 
     def seconds(
-        self, activation_bytes: float, mine_s: float | None = None, theirs_s: float | None = None
+        self,
+        activation_bytes: float,
+        mine_s: float | None = None,
+        theirs_s: float | None = None,
+        like_bps: float | None = None,
     ) -> float:
         """d_ij (GWTF) with the two peers' compute seconds `c`; without them, the link's part of it. An
-        unknown or absurd `c` counts as 0; a direction without a bandwidth is taken to be like the other."""
+        unknown or absurd `c` counts as 0; a direction without a bandwidth is taken to be like the other, and
+        a link without any like those of `like_bps`."""
         trip_s = self.latency.round_trip_s()
         latency_s = self._prior_latency_s if trip_s is None else trip_s / 2.0
         told = _known(self.back_bps)
-        out = self.out.bps(activation_bytes) or told or self._prior_bps
+        out = self.out.bps(activation_bytes) or told or like_bps or self._prior_bps
         compute_s = (_known(mine_s), _known(theirs_s))
         return link_cost(compute_s, (latency_s, latency_s), (out, told or out), activation_bytes)
 
     def publish_s(
-        self, activation_bytes: float, now: float, mine_s: float | None = None, theirs_s: float | None = None
+        self,
+        activation_bytes: float,
+        now: float,
+        mine_s: float | None = None,
+        theirs_s: float | None = None,
+        like_bps: float | None = None,
     ) -> float:
         """`seconds`, held steady: the value for the flow."""
-        cost_s = self.seconds(activation_bytes, mine_s, theirs_s)
+        cost_s = self.seconds(activation_bytes, mine_s, theirs_s, like_bps)
         return self.steady.offer(cost_s, now) or cost_s
 
 

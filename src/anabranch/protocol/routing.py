@@ -9,6 +9,7 @@ or the connection breaks (a refuted suspicion costs nothing).
 from __future__ import annotations
 
 import math
+import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,16 +37,18 @@ from anabranch.protocol.membership import split_indices
 from anabranch.protocol.messages import Route
 
 #: The price of turning a microbatch away must exceed that of every way through the residual graph, which
-#: visits no relay twice: a number of relays, and a link cost, that no swarm exceeds. The costs of the links
-#: seen first set the scale.
-RELAYS_MAX = 4096
+#: visits no relay twice: a number of relays, and a link cost, that no swarm exceeds. The median cost of the
+#: links seen first sets the scale: also the least steps of prices, so it waits until an activation was sent,
+#: but not for ever (s).
+RELAYS_MAX = 1 << 22
 COST_MARGIN = 4.0
+BEGIN_S = 300.0
 #: The least cost (s) of a link: costs of nothing would make a price war endless. The greatest: what a
 #: neighbour says of itself enters into it.
 COST_MIN_S, COST_MAX_S = 1e-4, 3600.0
 #: Bounds of what a letter may speak of: counts, prices (s), units or searches by name, and a name's length.
 COUNT_MAX = 1 << 62
-PRICE_MAX_S = 1e9
+PRICE_MAX_S = 1e12
 NAMES_MAX = 1 << 12
 NAME_MAX = 128
 #: By so much at most a letter may raise the count of changes heard of. All take over the greatest, so at the
@@ -77,6 +80,8 @@ class Router:
         self.neighbours: dict[tuple[str, Side], Said] = {}
         """Flow links that are up."""
         self._capacity = self._demand = 0
+        self._first_costs: dict[tuple[str, Side], float] = {}
+        self._begin_at = math.inf
         self._stir = 0
         self._strangers: set[str] = set()
 
@@ -85,7 +90,10 @@ class Router:
         return math.inf if due is None else due
 
     def price(self) -> float:
-        """Cost to go (s) of one more microbatch from here; infinite while nothing is known."""
+        """Cost to go (s) of one more microbatch that comes here; infinite while nothing is known. At a data
+        node it has arrived: what one that departs there would cost is of no concern to who sends one home."""
+        if self.core.stage == 0:
+            return 0.0
         return self.agent.price() if self.agent is not None else math.inf
 
     def shares(self, upstream: Sequence[str]) -> dict[str, int]:
@@ -117,6 +125,7 @@ class Router:
     def link_down(self, peer: str) -> None:
         """The connection is gone, or another has taken its place."""
         for side in (Side.PREVIOUS, Side.NEXT):
+            self._first_costs.pop((peer, side), None)
             if self.neighbours.pop((peer, side), None) is not None:
                 self._give(PeerDown(peer, side))
 
@@ -168,15 +177,19 @@ class Router:
 
     def _meet(self, peer: str, side: Side, cost: float) -> None:
         if self.agent is None:
-            self._begin(cost)
+            self._first_costs[peer, side] = cost
+            self._begin()
         if self.agent is not None:
             self.neighbours[peer, side] = Said(cost)
             self._give(PeerUp(peer, side, cost))
 
-    def _begin(self, cost: float) -> None:
+    def _begin(self) -> None:
         core = self.core
         make = planner(core.settings.policy)
         if make is None:
+            return
+        self._begin_at = min(self._begin_at, core.now + BEGIN_S)
+        if not core.costs.bandwidth_known() and core.now < self._begin_at:
             return
         member = core.membership.members[core.me]
         if core.stage == 0:
@@ -192,9 +205,10 @@ class Router:
             demand=self._demand,
             incarnation=core.incarnation % (1 << INCARNATION_BITS),
             relays=RELAYS_MAX,
-            cost_max=COST_MARGIN * cost,
+            cost_max=COST_MARGIN * statistics.median(self._first_costs.values()),
         )
         self.agent = make(setup, Dice(core.incarnation))
+        self._first_costs.clear()
 
     def _demanded(self) -> int:
         """Microbatches at once from this data node: its part of the batch, or of what the narrowest stage
