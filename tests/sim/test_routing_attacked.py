@@ -203,10 +203,10 @@ def test_a_new_process_is_not_taken_for_the_one_that_the_log_has_yet_to_remove()
     assert met == {(1, 1), (2, 2)}
 
 
-def test_a_peer_whose_incarnation_is_a_unix_time_takes_part() -> None:
+def test_a_data_node_whose_incarnation_is_a_unix_time_takes_part() -> None:
     """It is what a user may write into a damaged incarnation file."""
     world = swarm()
-    world.clock.at(15.0, lambda: come_back(world, "r2.1", 1_763_740_000))
+    world.clock.at(15.0, lambda: come_back(world, "d1", 1_763_740_000))
     carry_on(world, 60.0)
     assert not refusals(world)
 
