@@ -241,6 +241,17 @@ def test_who_sends_a_microbatch_home_does_not_pay_for_what_departs_there() -> No
     assert prices == {0.0}
 
 
+def test_who_has_gone_is_forgotten() -> None:
+    world = swarm()
+    world.clock.at(12.0, lambda: world.crash("r1.1"))
+    late = structs.replace(world.nodes["r1.1"].member, id="late", name="late", address="late:1")
+    world.clock.at(20.0, lambda: world.add(late, "d0", world.clock.now, 8.0) and None)
+    carry_on(world, 70.0)
+    assert "late" in world.nodes["d0"].peer.core.costs.neighbours
+    for name in ("d0", "d1", "r2.0"):
+        assert "r1.1" not in world.nodes[name].peer.core.costs.neighbours
+
+
 def test_handing_back_more_than_one_has_costs_no_more_than_one_has() -> None:
     ledger = SlotLedger(4)
     ledger.deal(["a", "b"])

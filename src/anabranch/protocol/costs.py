@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from anabranch.protocol.estimates import Compute, LinkCost, Samples, Steady, plausible
@@ -71,6 +72,10 @@ class Costs:
 
     def of(self, peer: str) -> Neighbour:
         return self.neighbours.setdefault(peer, Neighbour())
+
+    def forget_all_but(self, peers: Collection[str]) -> None:
+        """Who is neither a member nor linked is forgotten: in a long run most have gone."""
+        self.neighbours = {peer: known for peer, known in self.neighbours.items() if peer in peers}
 
     def computed(self, kind: str, seconds: float, now: float) -> None:
         """A task of this peer took so long."""

@@ -131,6 +131,8 @@ class Router:
 
     def members_changed(self) -> None:
         """The log says who serves: capacity and demand follow from it."""
+        core = self.core
+        core.costs.forget_all_but(core.membership.members.keys() | core.links.keys())
         if self.agent is None:
             return
         me = self.core.membership.members.get(self.core.me)
