@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from graphs import Trouble, instances, troubles, weathers
 from hypothesis import HealthCheck, Phase, example, given, settings
@@ -176,6 +178,17 @@ def test_is_close_to_the_optimum_in_few_messages(family: str, over: float) -> No
     assert flow.value == best.flow
     assert flow.cost(instance) <= 1.02 * best.cost
     assert world.counts.total <= 60 * world.neighbour_links
+
+
+@pytest.mark.parametrize("dear", [1e4, 1e12])
+def test_a_single_dear_link_does_not_coarsen_the_rest(dear: float) -> None:
+    """Epsilon follows the costs that a node has to choose from, not the greatest there is."""
+    drawn = FAMILIES["A"].draw(4)
+    links = {hop: dear if number == 7 else cost for number, (hop, cost) in enumerate(drawn.links.items())}
+    instance = replace(drawn, links=links)
+    flow, best = settle(world_of(instance, 2)), solve(instance)
+    assert flow.value == best.flow
+    assert flow.cost(instance) <= 1.02 * best.cost
 
 
 def test_bad_links_cost_messages_but_no_flow() -> None:

@@ -39,6 +39,10 @@ GOOD: dict[str, Any] = {
 }
 
 
+#: A whole number longer than Python would read; json cannot write it either.
+LONG = "1" + "0" * 5000
+
+
 @given(instance=instances())
 @settings(max_examples=100, deadline=None)
 def test_what_is_written_is_read_back(instance: Instance) -> None:
@@ -72,6 +76,7 @@ def change(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
     [
         ("version", 2, "version is 2"),
         ("version", True, "version is True"),
+        ("version", 1.0, "version is 1.0"),
         ("stages", 0, "stages is 0"),
         ("stages", None, "stages is missing"),
         ("return", "home", "return is 'home'"),
@@ -83,18 +88,27 @@ def change(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
         ("relays.1.capacity", "2", "relays[1].capacity is '2'"),
         ("relays.1.stage", 3, "relays[1].stage is 3, outside the stages 1..2"),
         ("relays.1.stage", 0, "relays[1].stage is 0, outside the stages 1..2"),
+        ("relays.1.stage", -1, "relays[1].stage is -1, outside the stages 1..2"),
         ("relays.1.id", "a", "relays[1].id 'a' is there twice"),
         ("relays.1.id", "d0", "relays[1].id 'd0' is there twice"),
         ("relays.1.colour", "red", "relays[1].colour is unknown"),
-        ("relays.0.compute_s", float("nan"), "NaN stands where"),
+        ("relays.1.id", "a\nb", "relays[1].id is 'a\\nb', not a name of printable characters"),
+        ("relays.1.id", "\ud800", "relays[1].id is '\\ud800', not a name of printable characters"),
+        ("relays.1.co\nlour", "red", "relays[1].'co\\nlour' is unknown"),
+        ("relays.1.capacity", "2" * 999, "relays[1].capacity is '2222"),
+        ("relays.1.capacity", float("nan"), "relays[1].capacity is nan, not a whole number"),
+        ("relays.1.capacity", "LONG", "relays[1].capacity is inf, not a whole number"),
+        ("relays.0.compute_s", float("nan"), "relays[0].compute_s is not finite"),
         ("links.2.to", "z", "links[2].to names 'z', which is no node"),
-        ("links.2.cost", float("inf"), "Infinity stands where"),
+        ("links.2.cost", float("nan"), "links[2].cost is not finite"),
+        ("links.2.cost", float("inf"), "links[2].cost is not finite"),
         ("links.2.cost", -1, "links[2].cost is -1, negative"),
-        ("links.2.cost", 10**400, "links[2].cost is too great"),
+        ("links.2.cost", "LONG", "links[2].cost is not finite"),
         ("links.2.cost", None, "links[2] needs cost, or"),
-        ("links.2.latency_s", 1.0, "links[2].latency_s is unknown"),
+        ("links.2.latency_s", 1.0, "links[2] gives both cost and latency_s"),
         ("links.2.from", "a", "links[2] goes from stage 1 to stage 0"),
         ("links.0.bandwidth_bps", 0, "links[0].bandwidth_bps is 0, not more than 0"),
+        ("links.1.bandwidth_bps", 5e-324, "links[1] costs inf, more than"),
         ("activation_bytes", None, "links[0] gives bandwidth_bps, so the instance needs activation_bytes"),
     ],
 )
@@ -102,9 +116,9 @@ def test_mistakes_name_their_place(path: str, value: Any, place: str) -> None:
     tree = copy.deepcopy(GOOD)
     change(path, value)(tree)
     with pytest.raises(InstanceError) as caught:
-        parse_instance(json.dumps(tree))
+        parse_instance(json.dumps(tree).replace('"LONG"', LONG))
     assert place in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
 
 
 @pytest.mark.parametrize(
@@ -114,12 +128,19 @@ def test_mistakes_name_their_place(path: str, value: Any, place: str) -> None:
         ("", "not JSON"),
         (b"\xff\xfe", "not JSON"),
         ("[1]", "is no JSON object"),
-        ('{"version": 1, "version": 1}', "'version' is there twice"),
-        ("[" * 100_000, "not"),
+        ('{"version": 1, "version": 1}', "^version is there twice"),
+        ("NaN", "is no JSON object"),
+        ("[" * 100_000, "nested too deeply"),
     ],
 )
 def test_what_is_no_instance_is_refused(text: str | bytes, place: str) -> None:
     with pytest.raises(InstanceError, match=place):
+        parse_instance(text)
+
+
+def test_a_key_given_twice_names_its_place() -> None:
+    text = json.dumps(GOOD).replace('"stage": 2', '"stage": 1, "stage": 2')
+    with pytest.raises(InstanceError, match=r"^relays\[1\]\.stage is there twice"):
         parse_instance(text)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import networkx
 import pytest
@@ -72,6 +73,15 @@ def test_is_the_best_of_all_flows(instance: Instance) -> None:
     assert not best.paths.violations(instance)
     assert best.flow == flow
     assert best.cost == pytest.approx(cost, rel=1e-6, abs=1e-6)
+
+
+@pytest.mark.parametrize("unit", [1e-12, 1e-8, 1e9])
+@pytest.mark.parametrize("returns", ["any", "own"])
+def test_the_unit_of_cost_does_not_matter(unit: float, returns: str) -> None:
+    drawn = FAMILIES["E"].draw(2)
+    whole = replace(drawn, returns=returns)
+    small = replace(whole, links={hop: cost * unit for hop, cost in drawn.links.items()})
+    assert solve(small).cost / unit == pytest.approx(solve(whole).cost)
 
 
 def test_own_lies_between_the_bound_and_any() -> None:

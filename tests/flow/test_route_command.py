@@ -53,6 +53,14 @@ def test_report_for_people_and_picture(
     assert out.read_bytes() == first
 
 
+def test_a_name_is_drawn_as_it_is(tmp_path: Path) -> None:
+    """Matplotlib would take what stands between dollars for a formula, and this for a bad one."""
+    path = tmp_path / "instance.json"
+    text = format_instance(FAMILIES["A"].draw(1)).replace('"s1r1"', json.dumps("$\\frac{$"))
+    path.write_text(text, encoding="utf-8")
+    assert main(["route", str(path), "--policy", "static", "--plot", str(tmp_path / "flow.svg")]) == 0
+
+
 def test_every_key_of_a_result_is_in_the_formats() -> None:
     text = (Path(__file__).parents[2] / "docs" / "formats.md").read_text(encoding="utf-8")
     section = text.partition("## Routing result\n")[2].partition("\n## ")[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -26,14 +27,14 @@ class InstanceError(UserError, ValueError):
 def parse_instance(text: str | bytes) -> Instance:
     """Read an instance (version 1, `docs/formats.md`). InstanceError names the first place that is wrong."""
     try:
-        tree = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_refuse_doubled)
+        tree = json.loads(text, parse_int=_read_digits, object_pairs_hook=_Object)
+        return _instance(tree)
     except UnicodeDecodeError as error:
         raise InstanceError(f"not JSON: not UTF-8 at byte {error.start}") from None
     except json.JSONDecodeError as error:
         raise InstanceError(f"not JSON: {error.msg} at line {error.lineno}, column {error.colno}") from None
     except RecursionError:
         raise InstanceError("not an instance: nested too deeply") from None
-    return _instance(tree)
 
 
 def format_instance(instance: Instance) -> str:
@@ -52,8 +53,8 @@ def _instance(tree: Any) -> Instance:
     top = _Place(tree, "")
     top.only("version", "stages", "return", "data_nodes", "relays", "links", "activation_bytes")
     version = top.take("version")
-    if version != VERSION or isinstance(version, bool):
-        top.fail("version", f"is {version!r}, and this reads version {VERSION}")
+    if version != VERSION or type(version) is not int:
+        top.fail("version", f"is {_shown(version)}, and this reads version {VERSION}")
     stages = top.count("stages", least=1)
     returns: Return = top.choice("return", "any", "own")
     activation = top.number("activation_bytes", above=0.0) if "activation_bytes" in top.tree else None
@@ -62,7 +63,7 @@ def _instance(tree: Any) -> Instance:
     def node_id(place: _Place) -> str:
         name = place.text("id")
         if name in compute:
-            place.fail("id", f"{name!r} is there twice")
+            place.fail("id", f"{_shown(name)} is there twice")
         compute[name] = place.number("compute_s") if "compute_s" in place.tree else None
         return name
 
@@ -75,7 +76,7 @@ def _instance(tree: Any) -> Instance:
     relays = []
     for place in top.rows("relays"):
         place.only("id", "stage", "capacity", "compute_s")
-        name, stage = node_id(place), place.count("stage")
+        name, stage = node_id(place), place.whole("stage")
         if not 1 <= stage <= stages:
             place.fail("stage", f"is {stage}, outside the stages 1..{stages}")
         relays.append(Relay(name, stage, place.count("capacity")))
@@ -86,7 +87,7 @@ def _instance(tree: Any) -> Instance:
         if level[hop[1]] != (level[hop[0]] + 1) % (stages + 1):
             place.fail("", f"goes from stage {level[hop[0]]} to stage {level[hop[1]]}, which is not the next")
         if hop in links:
-            place.fail("", f"{hop[0]!r} to {hop[1]!r} is there twice")
+            place.fail("", f"{_shown(hop[0])} to {_shown(hop[1])} is there twice")
         links[hop] = _cost(place, (compute[hop[0]], compute[hop[1]]), activation)
     return Instance(stages, returns, tuple(data_nodes), tuple(relays), links)
 
@@ -94,16 +95,20 @@ def _instance(tree: Any) -> Instance:
 def _end(place: _Place, key: str, level: dict[str, int]) -> str:
     name = place.text(key)
     if name not in level:
-        place.fail(key, f"names {name!r}, which is no node")
+        place.fail(key, f"names {_shown(name)}, which is no node")
     return name
 
 
 def _cost(place: _Place, compute: tuple[float | None, float | None], activation: float | None) -> float:
     """A link's cost as given, or from what was measured."""
+    measured = ("latency_s", "bandwidth_bps", "latency_back_s", "bandwidth_back_bps")
     if "cost" in place.tree:
-        place.only("from", "to", "cost")
+        place.only("from", "to", "cost", *measured)
+        for key in measured:
+            if key in place.tree:
+                place.fail("", f"gives both cost and {key}")
         return place.number("cost", most=COST_MAX)
-    place.only("from", "to", "latency_s", "bandwidth_bps", "latency_back_s", "bandwidth_back_bps")
+    place.only("from", "to", *measured)
     if "latency_s" not in place.tree or "bandwidth_bps" not in place.tree:
         place.fail("", "needs cost, or latency_s and bandwidth_bps")
     if activation is None:
@@ -114,7 +119,10 @@ def _cost(place: _Place, compute: tuple[float | None, float | None], activation:
     given = "bandwidth_back_bps" in place.tree
     bandwidth_back = place.number("bandwidth_back_bps", above=0.0) if given else bandwidth
     both = (compute[0] or 0.0, compute[1] or 0.0)
-    cost = link_cost(both, (latency, back), (bandwidth, bandwidth_back), activation)
+    try:
+        cost = link_cost(both, (latency, back), (bandwidth, bandwidth_back), activation)
+    except ZeroDivisionError:  # bytes per second too few for a float
+        cost = math.inf
     if not cost <= COST_MAX:
         place.fail("", f"costs {cost:g}, more than {COST_MAX:g}")
     return cost
@@ -124,12 +132,14 @@ def _cost(place: _Place, compute: tuple[float | None, float | None], activation:
 class _Place:
     """A JSON object and where it stands, for messages that name the place."""
 
-    tree: Any
+    tree: _Object
     where: str
 
     def __post_init__(self) -> None:
         if not isinstance(self.tree, dict):
             raise InstanceError(f"{self.where or 'the instance'} is no JSON object")
+        if self.tree.doubled is not None:
+            self.fail(_named(self.tree.doubled), "is there twice")
 
     def fail(self, key: str, problem: str) -> NoReturn:
         raise InstanceError(f"{'.'.join(part for part in (self.where, key) if part)} {problem}")
@@ -137,7 +147,7 @@ class _Place:
     def only(self, *known: str) -> None:
         for key in self.tree:
             if key not in known:
-                self.fail(key, f"is unknown; there are {', '.join(known)}")
+                self.fail(_named(key), f"is unknown; there are {', '.join(known)}")
 
     def take(self, key: str) -> Any:
         if key not in self.tree:
@@ -146,33 +156,34 @@ class _Place:
 
     def text(self, key: str) -> str:
         value = self.take(key)
-        if not isinstance(value, str) or not value:
-            self.fail(key, f"is {value!r}, not a name")
-        return str(value)
+        if not isinstance(value, str) or not value or not value.isprintable():
+            self.fail(key, f"is {_shown(value)}, not a name of printable characters")
+        return value
 
     def choice(self, key: str, *allowed: str) -> Any:
         value = self.take(key)
         if value not in allowed:
-            self.fail(key, f"is {value!r}, not one of {', '.join(allowed)}")
+            self.fail(key, f"is {_shown(value)}, not one of {', '.join(allowed)}")
+        return value
+
+    def whole(self, key: str) -> int:
+        value = self.take(key)
+        if not isinstance(value, int) or isinstance(value, bool):
+            self.fail(key, f"is {_shown(value)}, not a whole number")
         return value
 
     def count(self, key: str, least: int = 0) -> int:
-        value = self.take(key)
-        if not isinstance(value, int) or isinstance(value, bool):
-            self.fail(key, f"is {value!r}, not a whole number")
+        value = self.whole(key)
         if not least <= value <= COUNT_MAX:
             self.fail(key, f"is {value}, not in {least}..{COUNT_MAX}")
-        return int(value)
+        return value
 
     def number(self, key: str, above: float | None = None, most: float = math.inf) -> float:
         """A finite number, at least 0 (or more than `above`) and at most `most`."""
         value = self.take(key)
         if not isinstance(value, int | float) or isinstance(value, bool):
-            self.fail(key, f"is {value!r}, not a number")
-        try:
-            number = float(value)
-        except OverflowError:
-            self.fail(key, "is too great for a number")
+            self.fail(key, f"is {_shown(value)}, not a number")
+        number = float(value)
         if not math.isfinite(number):
             self.fail(key, "is not finite")
         if number > most:
@@ -189,17 +200,30 @@ class _Place:
             yield _Place(row, f"{key}[{at}]")
 
 
-def _refuse_constant(word: str) -> NoReturn:
-    raise InstanceError(f"{word} stands where a finite number is needed")
+class _Object(dict[str, Any]):
+    """A JSON object. `doubled`: a key that it gives more than once."""
+
+    def __init__(self, pairs: list[tuple[str, Any]]) -> None:
+        super().__init__(pairs)
+        self.doubled: str | None = None
+        if len(self) < len(pairs):
+            self.doubled = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
 
 
-def _refuse_doubled(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise InstanceError(f"key {key!r} is there twice in one object")
-        found[key] = value
-    return found
+def _read_digits(text: str) -> int | float:
+    """Whole numbers of more digits than any value here are read as floats: reading them takes long."""
+    return int(text) if len(text) <= 40 else float(text)
+
+
+def _shown(value: Any) -> str:
+    """A value as a short part of one line."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."
+
+
+def _named(key: str) -> str:
+    """A key that may be anything, as part of a place."""
+    return key if key.isidentifier() and len(key) <= 60 else _shown(key)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,8 @@ Vector = NDArray[np.float64]
 
 #: Whole-number programs with more variables than this are not tried unless asked for.
 INTEGER_LIMIT = 4_000
+#: The greatest cost that the solver sees is at least this.
+SCALE = 1e6
 
 
 class OracleError(RuntimeError):
@@ -128,11 +130,17 @@ class _Program:
     def linear(self) -> Vector:
         most = self._solve_linear(-self._departs, None)
         value = round(self.value(most), 6)
-        return self._solve_linear(self._costs, value)
+        return self._solve_linear(self._scaled_costs, value)
 
     def whole(self) -> Vector:
         most = self._solve_whole(-self._departs, None)
-        return self._solve_whole(self._costs, float(round(self.value(most))))
+        return self._solve_whole(self._scaled_costs, float(round(self.value(most))))
+
+    @property
+    def _scaled_costs(self) -> Vector:
+        """The solver's tolerances are absolute: costs that are all small are scaled up."""
+        greatest = float(self._costs.max(initial=0.0))
+        return self._costs * max(1.0, SCALE / max(greatest, 1e-200))
 
     def value(self, amounts: Vector) -> float:
         return float(np.dot(self._departs, amounts))

@@ -15,8 +15,9 @@ from matplotlib.path import Path as Curve
 
 from anabranch.observe.plots import INK, STAGE_COLOURS
 
-#: Widths in columns: of a node, and gaps between nodes in units of flow.
-NODE_WIDTH, GAP = 0.12, 0.6
+#: Width of a node in columns; gaps between nodes, which hold their names: units of flow, or if that is more
+#: the share of the tallest column's units.
+NODE_WIDTH, GAP, GAP_SHARE = 0.12, 0.6, 0.025
 _STYLE: Any = {"svg.hashsalt": "anabranch", "svg.fonttype": "path", "text.color": INK}
 
 
@@ -32,19 +33,20 @@ def draw_flow(
     Data nodes are drawn at both ends. OSError when `out` cannot be written.
     """
     columns = _columns(stages, stage, capacity, paths)
-    tallest = max(sum(size + GAP for _, size in column) for column in columns)
+    gap = max(GAP, GAP_SHARE * max(sum(size for _, size in column) for column in columns))
+    tallest = max(sum(size + gap for _, size in column) for column in columns)
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(1.3 * (stages + 2), min(12.0, 2.5 + 0.12 * tallest)), layout="constrained")
         figure.patch.set_alpha(0.0)
         axes = figure.add_subplot()
         axes.axis("off")
-        places = _place_nodes(axes, columns, tallest, stage)
+        places = _place_nodes(axes, columns, tallest, gap, stage)
         _draw_ribbons(axes, places, paths)
         for at in range(stages + 2):
             label = "data" if at in (0, stages + 1) else f"stage {at}"
-            axes.text(at, -0.04 * tallest - GAP, label, ha="center", va="top", fontsize=9)
+            axes.text(at, -0.04 * tallest - gap, label, ha="center", va="top", fontsize=9)
         axes.set_xlim(-0.5, stages + 1.5)
-        axes.set_ylim(-0.1 * tallest - 1.5, tallest + GAP)
+        axes.set_ylim(-0.1 * tallest - 1.5, tallest + gap)
         figure.savefig(out, metadata={"Date": None} if out.suffix.lower() == ".svg" else None)
 
 
@@ -62,20 +64,20 @@ def _columns(
 
 
 def _place_nodes(
-    axes: Axes, columns: list[list[tuple[str, float]]], tallest: float, stage: Mapping[str, int]
+    axes: Axes, columns: list[list[tuple[str, float]]], tallest: float, gap: float, stage: Mapping[str, int]
 ) -> dict[tuple[int, str], float]:
     """Draw the nodes, centred in their columns; returns the upper edge of each."""
     colours = _colours([name for name, level in stage.items() if level == 0])
     places: dict[tuple[int, str], float] = {}
     for at, column in enumerate(columns):
-        top = (tallest + sum(size + GAP for _, size in column)) / 2
+        top = (tallest + sum(size + gap for _, size in column)) / 2
         for name, size in column:
             places[at, name] = top
             colour = colours.get(name, INK)
             corner = (at - NODE_WIDTH / 2, top - size)
             axes.add_patch(Rectangle(corner, NODE_WIDTH, size, facecolor=colour, edgecolor="none", alpha=0.8))
-            axes.text(at, top + 0.1, name, ha="center", va="bottom", fontsize=6)
-            top -= size + GAP
+            axes.text(at, top + 0.1, name, ha="center", va="bottom", fontsize=6, parse_math=False)
+            top -= size + gap
     return places
 
 

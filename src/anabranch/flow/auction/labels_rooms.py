@@ -24,18 +24,18 @@ class Rooms:
         self._market = market
         self._wants: dict[In, int] = {}
         self._extras: dict[In, int] = {}
-        self._asking: set[In] = set()
+        self._asking: dict[In, None] = {}
         self._roomy = True
 
     def offered(self, line: In, offer: Offer) -> None:
         self._wants[line] = sum(count for _, count in offer.mix) + offer.extra
         if offer.extra:
-            self._asking.add(line)
+            self._asking[line] = None
 
     def lost(self, line: In) -> None:
         self._wants.pop(line, None)
         self._extras.pop(line, None)
-        self._asking.discard(line)
+        self._asking.pop(line, None)
 
     def share_out(self) -> None:
         """Extras as far as there is room, those who have them first. Lines with news are left `dirty`."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import heapq
 import math
+import statistics
 from collections.abc import Iterable
 
 from anabranch.flow.agent import Setup
@@ -20,7 +21,8 @@ from anabranch.flow.auction.messages import Answer, Offer
 #: Epsilon is the first cost-to-go per hop over this: relative, because a bid war's length is too. Where a
 #: relay has room for more units than it has next hops, there are more messages, and epsilon is coarser.
 FINENESS, FINENESS_MANY = 7.0, 4.75
-#: ... but at least the greatest link cost over this, or costs of zero would make it endless.
+#: ... but at least the greatest link cost over this, or costs of zero would make it endless; a single dear
+#: link must not coarsen it, so no more than the median cost to a next hop over half of this.
 FINENESS_MAX = 250.0
 #: A price that has fallen by less than so many epsilons is not told; likewise a bid.
 HUSH = 1.0
@@ -145,7 +147,11 @@ class Market:
         if self.level < math.inf:
             hops = self._setup.stages - self._setup.stage + 1
             fineness = FINENESS_MANY if self.capacity > len(self.outs) else FINENESS
-            self.epsilon = max(self.level / (hops * fineness), self._scale / FINENESS_MAX)
+            floor = self._scale / FINENESS_MAX
+            costs = [line.cost for line in self.outs.values() if line.cost > 0.0]
+            if costs:
+                floor = min(floor, 2.0 * statistics.median(costs) / FINENESS_MAX)
+            self.epsilon = max(self.level / (hops * fineness), floor)
         if not self._setup.is_data:
             self._set_price()
             self.tell_lower()
