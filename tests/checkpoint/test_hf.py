@@ -77,6 +77,7 @@ def test_an_exported_folder_loads_in_transformers_with_the_same_logits(
     weights = seeded_weights(config)
     export_hf(weights, config, tokenizer_json, tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert len({path.stat().st_mode for path in (tmp_path / "out").iterdir()}) == 1
 
     load = transformers.AutoModelForCausalLM.from_pretrained
     model, report = load(tmp_path / "out", output_loading_info=True)

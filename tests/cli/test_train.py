@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import socket
 from pathlib import Path
 
 import pytest
@@ -60,4 +61,16 @@ def test_ctrl_c_in_the_corpus_leaves_nothing_behind(tmp_path: Path, monkeypatch:
     monkeypatch.setattr("anabranch.data.corpus.write_tokenizer", interrupted)
     with pytest.raises(KeyboardInterrupt, match="nothing is left behind"):
         create(RunConfig(), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_port_in_use_is_refused_before_anything_is_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "run.toml"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        file.write_text(render_run_file(with_changes(RunConfig(), {"network.port": port})))
+        assert main(["start", str(file), "--run-dir", str(tmp_path / "run")]) == 2
+    assert f"network.port = {port} on 127.0.0.1: Address already in use; set" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()

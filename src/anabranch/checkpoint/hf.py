@@ -76,6 +76,8 @@ def export_hf(weights: Mapping[str, Tensor], model: ModelConfig, tokenizer_json:
         tensors = {name: _transposed(name, tensor) for name, tensor in weights.items()}
         save_file(tensors, unfinished / WEIGHTS, metadata={"format": "pt"})
         _write_json(unfinished / "config.json", _hf_config(model, tokenizer.separator, dtype))
+        # safetensors makes files that nobody but their owner can read.
+        (unfinished / WEIGHTS).chmod((unfinished / "config.json").stat().st_mode)
         ends = {"bos_token_id": tokenizer.separator, "eos_token_id": tokenizer.separator}
         _write_json(unfinished / "generation_config.json", {**ends, "pad_token_id": tokenizer.separator})
         (unfinished / "tokenizer.json").write_bytes(tokenizer_json.read_bytes())

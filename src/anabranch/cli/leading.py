@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -66,6 +67,7 @@ def create(config: RunConfig, path: Path) -> RunDirectory:
     """A new run directory with its corpus. Raises UserError."""
     from anabranch.node.founding import create_run
 
+    _check_port(config.network)
     _check_device(config)
     try:
         with bars() as update:
@@ -73,6 +75,22 @@ def create(config: RunConfig, path: Path) -> RunDirectory:
     except KeyboardInterrupt:
         # What was made of the directory is gone again.
         raise KeyboardInterrupt("nothing is left behind; the same command begins again") from None
+
+
+def _check_port(network: NetworkSection) -> None:
+    """Raise UserError if a data node could not listen as the run file says."""
+    if not network.port:
+        return
+    family = socket.AF_INET6 if ":" in network.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the listening socket has it
+        try:
+            probe.bind((network.host, network.port))
+        except OSError as error:
+            raise UserError(
+                f"network.port = {network.port} on {network.host}: {error.strerror}; set network.port to "
+                "another one, or to 0 for any free one, and network.host to an address of this machine"
+            ) from None
 
 
 def _check_device(config: RunConfig) -> None:
