@@ -83,7 +83,7 @@ class RoutedTrial:
         self.end_s = TROUBLE_S + QUIET_S * (1.0 + 2.0 * latency[1])
         self._wakes_from = self.end_s - 20.0
         self._incarnations: Counter[str] = Counter()
-        for _ in range(draw.randint(0, 4)):
+        for _ in range(draw.randint(1, 5)):
             self._plan(draw.choice(["kill", "rejoin", "freeze", "cut", "join", "slow", "pair"]))
         self.world.watchers.append(self._look)
         self.world.clock.at(self.end_s, self._stop)

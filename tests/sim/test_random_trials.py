@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from routed_trials import POLICIES, RULES, RoutedTrial
 from trials import Trial
+
+from anabranch.flow.problem import Return
 
 KINDS = [("kill",), ("cut", "kill", "freeze", "slow")]
 
@@ -27,3 +30,34 @@ def test_many(kinds: tuple[str, ...]) -> None:
             raise AssertionError(f"seed {seed}: {error}\n{trial.report()}") from error
         delivered += sum(1 for fault in trial.faults if fault.delivered)
     assert delivered > 200
+
+
+@pytest.mark.parametrize(
+    ("seed", "policy", "returns"),
+    [
+        (14, "static", "own"),
+        (17, "auction", "any"),
+        (10, "auction", "own"),
+        (102, "greedy", "any"),
+        (105, "auction", "own"),
+        (111, "auction", "any"),
+    ],
+)
+def test_a_few_that_only_count(seed: int, policy: str, returns: Return) -> None:
+    RoutedTrial(seed, policy, returns).carry_out()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("returns", RULES)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_many_that_only_count(policy: str, returns: Return) -> None:
+    struck = 0
+    for seed in range(1000, 1200):
+        trial = RoutedTrial(seed, policy, returns)
+        try:
+            trial.carry_out()
+        except BaseException as error:
+            raise AssertionError(f"seed {seed}: {error}\n{trial.report()}") from error
+        struck += len(trial.faults)
+    assert struck > 200

@@ -56,7 +56,7 @@ class Trial:
             self.stages,
             STEPS,
             microbatches=6,
-            policy=draw.choice(["greedy", "static"]),
+            policy=draw.choice(["auction", "greedy", "static"]),
             minimum=self.replicas,
             checkpoint_every=draw.choice([0, 1, 2]),
             evaluate_every=draw.choice([1, 2]),
