@@ -140,3 +140,15 @@ def test_smoothing_keeps_constants_and_length() -> None:
     assert smooth([]) == []
     assert smooth([2.0] * 9) == pytest.approx([2.0] * 9)
     assert 0 < smooth([0.0, 1.0])[1] < 1
+
+
+@pytest.mark.parametrize("steps", [1, 12, 40, 400])
+def test_the_smoothed_line_does_not_trail_far_behind_a_falling_loss(steps: int) -> None:
+    history = History()
+    for t in range(1, steps + 1):
+        history.steps[t] = Step(
+            t=t, loss=7.0 - 5.0 * t / steps, tokens=1, grad_norm=1.0, clip_factor=1.0, learning_rate=1e-3,
+            seconds=1.0, manifest_hash="",
+        )  # fmt: skip
+    raw, smoothed = ([float(y) for y in line.get_ydata()] for line in draw_loss(history).axes[0].lines[:2])
+    assert max(abs(a - b) for a, b in zip(raw, smoothed, strict=True)) <= 5.0 / 12

@@ -135,7 +135,7 @@ def draw_loss(history: History) -> Figure:
     if steps:
         at, losses = zip(*steps, strict=True)
         axes.plot(at, losses, color=BLUE, alpha=0.3, linewidth=0.8)
-        axes.plot(at, smooth(losses), color=BLUE, linewidth=1.8, label="training (smoothed)")
+        axes.plot(at, smooth(losses, _span(losses)), color=BLUE, linewidth=1.8, label="training (smoothed)")
     held_out = [(t, e.loss) for t, e in sorted(history.evaluations.items()) if e.loss is not None]
     if held_out:
         at, losses = zip(*held_out, strict=True)
@@ -168,7 +168,7 @@ def draw_throughput(history: History) -> Figure:
     at = sorted(history.steps)
     rates = [s.tokens / s.seconds if s.seconds > 0 else 0.0 for s in (history.steps[t] for t in at)]
     upper.plot(at, rates, color=BLUE, alpha=0.3, linewidth=0.8)
-    upper.plot(at, smooth(rates), color=BLUE, linewidth=1.8, label="tokens per second (smoothed)")
+    upper.plot(at, smooth(rates, _span(rates)), color=BLUE, linewidth=1.8, label="tokens per second (smoothed)")
     top = max(rates, default=0.0) * 1.12 or 1.0
     upper.set_ylim(0, top)
     for kind, (colour, marker) in MARKS.items():
@@ -202,6 +202,11 @@ def draw_throughput(history: History) -> Figure:
     _finish(lower, "peers alive", "", columns=max(1, stages))
     lower.set_xlabel("step")
     return figure
+
+
+def _span(values: Sequence[float]) -> int:
+    """Of a short run less is averaged: over its whole length the average would trail far behind."""
+    return max(1, min(15, len(values) // 8))
 
 
 def smooth(values: Sequence[float], span: int = 15) -> list[float]:
