@@ -168,7 +168,8 @@ def draw_throughput(history: History) -> Figure:
     at = sorted(history.steps)
     rates = [s.tokens / s.seconds if s.seconds > 0 else 0.0 for s in (history.steps[t] for t in at)]
     upper.plot(at, rates, color=BLUE, alpha=0.3, linewidth=0.8)
-    upper.plot(at, smooth(rates, _span(rates)), color=BLUE, linewidth=1.8, label="tokens per second (smoothed)")
+    evened = smooth(rates, _span(rates))
+    upper.plot(at, evened, color=BLUE, linewidth=1.8, label="tokens per second (smoothed)")
     top = max(rates, default=0.0) * 1.12 or 1.0
     upper.set_ylim(0, top)
     for kind, (colour, marker) in MARKS.items():
