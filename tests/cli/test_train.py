@@ -11,10 +11,10 @@ import pytest
 from anabranch.checkpoint.directory import RunDirectory
 from anabranch.cli.leading import create
 from anabranch.cli.main import main
-from anabranch.cli.train import _Stopping, _what_next
+from anabranch.cli.train import _Stopping, _what_next, train_directory
 from anabranch.config import RunConfig, render_run_file, with_changes
 from anabranch.node.children import Nursery
-from anabranch.node.swarm import LocalSwarm
+from anabranch.node.swarm import LeaderFailed, LocalSwarm
 from anabranch.observe.console import Console
 
 
@@ -74,3 +74,19 @@ def test_a_port_in_use_is_refused_before_anything_is_made(
         assert main(["start", str(file), "--run-dir", str(tmp_path / "run")]) == 2
     assert f"network.port = {port} on 127.0.0.1: Address already in use; set" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def test_a_dead_leader_leaves_a_run_that_can_be_continued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def dies(_: LocalSwarm) -> None:
+        raise LeaderFailed(-9, "the leading data node was ended by SIGKILL")
+
+    monkeypatch.setattr(LocalSwarm, "start", dies)
+    directory = RunDirectory.create(tmp_path / "run")
+    directory.run_file.write_text(render_run_file(RunConfig()))
+    with Nursery(1) as nursery:
+        assert train_directory(directory.path, nursery) == 1
+    shown = capsys.readouterr()
+    assert shown.err == "error: the leading data node was ended by SIGKILL\n"
+    assert f"continue with: anabranch resume {directory.path} --local\n" in shown.out

@@ -135,7 +135,7 @@ def train_directory(
             console.say("stopped before the first step")
         except LeaderFailed as failure:
             print_error(str(failure))
-            print(f"run directory: {path}", flush=True)
+            print(f"{_what_next(path, False, places is not None)}\nrun directory: {path}", flush=True)
             return 1
         finally:
             nursery.close()
@@ -147,7 +147,7 @@ def train_directory(
 
 
 def _what_next(path: Path, finished: bool, emulated: bool) -> str:
-    """What a user who pressed Ctrl+C can do with the run."""
+    """What a user can do with a run that was stopped, or whose leading process died."""
     if finished:
         return f"all its steps are taken; verify them with: anabranch verify {path}"
     less = ", without the emulated network" if emulated else ""
