@@ -259,3 +259,14 @@ def test_handing_back_more_than_one_has_costs_no_more_than_one_has() -> None:
     assert len(told) <= 2
     assert sum(grant.held for grant in ledger.grants.values()) + ledger.pool == 4
     assert ledger.grants["a"].unused == 2  # standing slots come back to whom they stand for
+
+
+def test_asks_are_served_in_order_and_each_once() -> None:
+    ledger = SlotLedger(1)
+    ledger.deal(["a", "b"])
+    ledger.ask("b", 3, repair=False)
+    for index in (9, 2, 9, 7, 2):
+        ledger.ask("a", index, repair=False)
+    ledger.ask("b", 8, repair=True)
+    assert ledger.asks == [(True, 2, "a"), (True, 7, "a"), (True, 9, "a")]
+    assert ledger.grants["b"].total == 2  # the only slot, and the repair slot

@@ -9,6 +9,7 @@ them.
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -99,9 +100,9 @@ class SlotLedger:
         if peer not in self.grants:
             self.grants[peer] = Grant(0, 0)
         ask = (not repair, index, peer)
-        if ask not in self.asks:
-            self.asks.append(ask)
-            self.asks.sort()
+        at = bisect.bisect_left(self.asks, ask)
+        if self.asks[at : at + 1] != [ask]:
+            self.asks.insert(at, ask)
         return self._serve()
 
     def unlink(self, peer: str) -> list[str]:
