@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 from local_swarms import PATIENCE_S, check_exact, created, history_of, small_run, steps_of, swarm_of
 
 from anabranch.checkpoint.directory import RunDirectory
-from anabranch.config import render_run_file, with_changes
+from anabranch.config import load_run_file, render_run_file, with_changes
 from anabranch.node.children import Nursery
 from anabranch.observe.events import Checkpoint, PeerJoined, Rollback, RunStarted, Step, events_of
 
@@ -108,8 +109,6 @@ def broken_off(tmp_path: Path, texts: Path, nursery: Nursery) -> RunDirectory:
 
 
 def resume(directory: RunDirectory, nursery: Nursery) -> list[object]:
-    from anabranch.config import load_run_file
-
     run = load_run_file(directory.run_file)
     with swarm_of(directory, run, nursery) as swarm:
         events = swarm.to_the_end()
@@ -135,6 +134,22 @@ def test_a_killed_leader_is_replayed_from_its_checkpoint(broken_off: RunDirector
     for commit in before.commits:
         assert again[commit.t].loss_sums == commit.loss_sums
         assert [s.digest for s in again[commit.t].stages] == [s.digest for s in commit.stages]
+
+
+def test_a_leader_killed_again_before_its_next_checkpoint(broken_off: RunDirectory, nursery: Nursery) -> None:
+    """The checkpoint that a run was once taken up from serves a second time."""
+    for t in broken_off.checkpoints():
+        if t > 4:
+            shutil.rmtree(broken_off.checkpoint_path(t))
+    run = load_run_file(broken_off.run_file)
+    with swarm_of(broken_off, run, nursery, {"data-0": {"at": "prepared", "iteration": 6}}) as swarm:
+        swarm.read(lambda: False)
+        assert swarm.leader.status == -signal.SIGKILL
+    assert broken_off.latest_checkpoint() == 4 and history_of(broken_off).t == 5
+    events = resume(broken_off, nursery)
+    assert [event.t for event in events if isinstance(event, Rollback)] == [4]
+    assert next(event for event in events if isinstance(event, RunStarted)).from_iteration == 4
+    assert [event.t for event in events if isinstance(event, Step)] == [5, 6, 7, 8]
 
 
 def test_a_torn_last_line(broken_off: RunDirectory, nursery: Nursery) -> None:

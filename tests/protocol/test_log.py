@@ -73,6 +73,9 @@ def test_a_rollback_makes_later_steps_void() -> None:
     assert (history.t, history.adam_step, history.rolled_back, history.term) == (1, 1, 2, 2)
     assert history.base == entry_hash(lines[-1])
     assert set(history.evaluations) == {0}
+    # A checkpoint of step 1 names the commit that it followed; the rollback made it no other state.
+    assert history.leads_to(1, entry_hash(lines[3])) and history.leads_to(1, history.base)
+    assert not history.leads_to(2, entry_hash(lines[4]))
     again = fold(written([commit(2, history.base), Closing(2, Evaluation(2, (0.4,), 4))], lines, term=2))
     assert [step.t for step in again.commits] == [1, 2]
     assert again.evaluations[2].loss_sums == (0.4,)

@@ -225,7 +225,7 @@ def usable_checkpoints(inputs: Inputs, log: LoggedRun) -> tuple[list[int], list[
         manifest = inputs.directory.manifest(t)
         if manifest.run_id != log.genesis.run:
             problems.append(f"the checkpoint of step {t} is of run {manifest.run_id}")
-        elif manifest.base == log.history.bases.get(t):
+        elif log.history.leads_to(t, manifest.base):
             usable.append(t)
         elif manifest.base in log.bases:
             notes.append(f"the checkpoint of step {t} is of steps that were rolled back; it is left out")

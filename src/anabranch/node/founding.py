@@ -184,7 +184,7 @@ def _saved(directory: RunDirectory, history: History) -> founding.Saved | None:
         if t > history.t:
             continue
         manifest = directory.manifest(t)
-        if t in history.bases and manifest.base != history.bases[t] and t > 0:
+        if t > 0 and not history.leads_to(t, manifest.base):
             continue
         try:
             for stage in manifest.stages:

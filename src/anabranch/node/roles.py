@@ -135,7 +135,7 @@ def _started(founded: Founded) -> RunStarted:
         corpus_fingerprint=genesis.corpus_fingerprint,
         tokenizer_hash=genesis.tokenizer_hash,
         stages=genesis.stages,
-        from_iteration=founded.history.t,
+        from_iteration=founded.newest,
     )
 
 

@@ -23,12 +23,14 @@ from anabranch.protocol.records import (
 class History:
     """The steps that count, in order, and where the run stands.
 
-    bases[t] is the base of the state after iteration t. rolled_back counts commits that were made void.
+    bases[t] is the base of the state after iteration t; records[t] are all that lead to that same state: the
+    commit and the rollbacks to it. rolled_back counts commits that were made void.
     """
 
     genesis: Genesis | None = None
     commits: list[Commit] = field(default_factory=list)
     bases: dict[int, str] = field(default_factory=dict)
+    records: dict[int, frozenset[str]] = field(default_factory=dict)
     evaluations: dict[int, Evaluation] = field(default_factory=dict)
     membership: Membership = field(default_factory=Membership)
     position: Position = field(default_factory=Position)
@@ -47,6 +49,10 @@ class History:
     def base(self) -> str:
         return self.bases.get(self.t, "")
 
+    def leads_to(self, t: int, base: str) -> bool:
+        """Whether a state with this base, say of a checkpoint, is the state after iteration t."""
+        return base in self.records.get(t, ())
+
     @property
     def adam_step(self) -> int:
         return self.commits[-1].adam_step if self.commits else 0
@@ -63,9 +69,11 @@ def fold(lines: Iterable[bytes]) -> History:
             case Genesis() as genesis:
                 history.genesis = genesis
                 history.bases[0] = entry_hash(line)
+                history.records[0] = frozenset([history.bases[0]])
             case Commit() as commit:
                 history.commits.append(commit)
                 history.bases[commit.t] = entry_hash(line)
+                history.records[commit.t] = frozenset([history.bases[commit.t]])
                 if commit.evaluation is not None:
                     history.evaluations[commit.evaluation.t] = commit.evaluation
             case Closing(t, evaluation):
@@ -76,7 +84,9 @@ def fold(lines: Iterable[bytes]) -> History:
                 history.commits = kept
                 history.evaluations = {t: e for t, e in history.evaluations.items() if t < rollback.t}
                 history.bases = {t: base for t, base in history.bases.items() if t < rollback.t}
-                history.bases[rollback.t] = entry_hash(line)
+                base = history.bases[rollback.t] = entry_hash(line)
+                history.records = {t: known for t, known in history.records.items() if t <= rollback.t}
+                history.records[rollback.t] = history.records.get(rollback.t, frozenset()) | {base}
             case Members() as members:
                 history.removals += len(members.removed)
                 history.membership.apply(members)
