@@ -186,6 +186,8 @@ class RoutedTrial:
         assert done > self.steps_at_quiet + 1, f"{self.steps_at_quiet} steps, then {done}"
         ghosts = [text for text, since in self.wrong_since.items() if self.end_s - since > GHOST_S]
         assert not ghosts, ghosts
+        refused = {str(fields["reason"]) for _, _, kind, fields in self.world.notes if kind == "refused"}
+        assert not any(reason.startswith("Route") for reason in refused), refused
         busy = {name: count for name, count in self.wakes.items() if count > 20.0 * WAKES_PER_S}
         assert not busy, busy
 
