@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from anabranch.flow.policy import Candidate, make_policy
+from anabranch.flow.policy import Candidate, Choice, make_policy
 from anabranch.protocol.tasks import Apply, Forward, Freeze, Head, InputGradient, Result, Task, WeightGradient
 from anabranch.protocol.work import Rank, WorkQueue
 
@@ -92,18 +92,35 @@ def candidate(peer: str, **changes: object) -> Candidate:
 def test_greedy_takes_the_least_cost_among_those_with_a_free_slot() -> None:
     greedy = make_policy("greedy")
     near, far = candidate("near"), candidate("far", link_s=0.5)
-    assert greedy.choose(0, [far, near]) == "near"
-    assert greedy.choose(0, [far, candidate("near", outstanding=1)]) == "far"
-    assert greedy.choose(0, [far, candidate("near", free=False)]) == "far"
+    assert greedy.choose(0, [far, near]) == Choice("near")
+    assert greedy.choose(0, [far, candidate("near", outstanding=1)]) == Choice("far")
+    assert greedy.choose(0, [far, candidate("near", free=False)]) == Choice("far")
     assert greedy.choose(0, [candidate("near", free=False)]) is None
     assert greedy.prefer(0, [far, candidate("near", free=False)]) == "near"
     assert greedy.prefer(0, []) is None
 
 
+def test_a_peer_without_a_slot_is_waited_for_as_long_as_it_is_worth_it() -> None:
+    auction = make_policy("auction")
+    busy, idle = candidate("busy", outstanding=1), candidate("idle", free=False)
+    assert auction.choose(0, [busy, idle]) == Choice("idle", hold_s=pytest.approx(1.0))
+    assert auction.choose(0, [busy, idle], waited_s=0.75) == Choice("idle", hold_s=pytest.approx(0.25))
+    assert auction.choose(0, [busy, idle], waited_s=1.0) == Choice("busy")
+    assert auction.choose(0, [candidate("busy", outstanding=1, free=False), idle]) is None
+
+
+def test_a_peer_that_should_long_have_had_a_slot_is_waited_for_no_longer() -> None:
+    auction = make_policy("auction")
+    dear, stuck = candidate("dear", price=1e6), candidate("stuck", free=False, price=0.0)
+    first = auction.choose(0, [dear, stuck])
+    assert first is not None and first.peer == "stuck" and first.hold_s < 3.0
+    assert auction.choose(0, [dear, stuck], waited_s=first.hold_s) == Choice("dear")
+
+
 def test_static_waits_for_its_own() -> None:
     static = make_policy("static")
     both = [candidate("a"), candidate("b", free=False)]
-    assert [static.choose(i, both) for i in range(3)] == ["a", None, "a"]
+    assert [static.choose(i, both) for i in range(3)] == [Choice("a"), None, Choice("a")]
     assert static.prefer(1, both) == "b"
     assert static.choose(0, []) is None
 

@@ -109,6 +109,19 @@ def test_the_capacity_is_dealt_evenly_and_the_rest_goes_to_those_who_ask() -> No
     assert ledger.ask("c", 1, repair=True) == ["c"]  # the repair slot
 
 
+def test_where_a_plan_stands_half_is_dealt_by_it_and_one_is_left_for_those_who_ask() -> None:
+    ledger = SlotLedger(8)
+    ledger.deal(["a", "b"], {"a": 3})
+    assert [ledger.grants[peer].standing for peer in "ab"] == [5, 2]
+    assert ledger.pool == 1
+    ledger.deal(["a", "b"], {"a": 6, "b": 2})
+    assert [ledger.grants[peer].standing for peer in "ab"] == [3, 3]
+    assert ledger.pool == 2
+    single = SlotLedger(1)
+    single.deal(["a", "b"], {"a": 1})
+    assert single.ask("b", 0, repair=False) == ["b"]
+
+
 def test_repairs_are_served_first_and_then_the_lowest_index() -> None:
     ledger = SlotLedger(1)
     ledger.deal(["a", "b"])

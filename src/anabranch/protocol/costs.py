@@ -100,6 +100,13 @@ class Costs:
         self.bandwidths.add(link.out.bps(self.activation_bytes) or 0.0, now)
         neighbour.hop_s = link.seconds(self.activation_bytes)
 
+    def pass_s(self, peer: str, me: str) -> float:
+        """Seconds of a microbatch's forward and backward, averaged, at `peer` or at `me`; 0: not known."""
+        if peer == me:
+            return self.mine.pass_s() or 0.0
+        known = self.neighbours.get(peer)
+        return known.pass_s if known is not None and known.backward_s else 0.0
+
     def link_cost_s(self, peer: str, now: float) -> float | None:
         """d_ij, held steady; None until the peer has answered a heartbeat."""
         neighbour = self.of(peer)

@@ -99,12 +99,14 @@ class Iteration:
         first = core.settings.microbatches
         self.assignments.append(core.membership.assignment(t, range(first, first + windows)))
         if core.stage == 0:
-            for assignment in self.assignments:
-                for index in assignment.of(core.me):
-                    self.sender.submit(index, None, (core.me,), self._trains(index))
+            mine = [index for assignment in self.assignments for index in assignment.of(core.me)]
+            self.sender.admit(mine, self._trains)
 
     def _trains(self, index: int) -> bool:
         return index < self.core.settings.microbatches
+
+    def _exists(self, index: int) -> bool:
+        return any(index in assignment.holder for assignment in self.assignments)
 
     # --- slots ---------------------------------------------------------------------------------
 
@@ -128,8 +130,12 @@ class Iteration:
     def on_slots(self, peer: str, message: Slots) -> None:
         self.sender.on_slots(peer, message)
 
-    def on_ask(self, peer: str, message: Ask) -> None:
+    def on_ask(self, peer: str, message: Ask) -> str | None:
+        """A sender has no slot; returns why it is refused, if it is."""
+        if not self._exists(message.index):
+            return f"no microbatch {message.index} in iteration {self.t}"
         self._tell_slots(self.ledger.ask(peer, message.index, message.repair))
+        return None
 
     def on_return(self, peer: str, message: Return) -> None:
         self._tell_slots(self.ledger.give_back(peer, message.total))
@@ -147,7 +153,7 @@ class Iteration:
             return "forward without its activation"
         if message.train and not (self.training and self._trains(message.index)):
             return f"no microbatch {message.index} to train in iteration {self.t}"
-        if not any(message.index in assignment.holder for assignment in self.assignments):
+        if not self._exists(message.index):
             return f"no microbatch {message.index} in iteration {self.t}"
         if not message.path or len(message.path) > self.core.settings.stages + 1:
             return "a path that is not one"

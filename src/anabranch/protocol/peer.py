@@ -307,7 +307,7 @@ class Peer:
             case msg.Slots():
                 iteration.on_slots(peer, message)
             case msg.Ask():
-                iteration.on_ask(peer, message)
+                return iteration.on_ask(peer, message)
             case msg.Return():
                 iteration.on_return(peer, message)
             case msg.Forward():

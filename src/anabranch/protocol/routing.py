@@ -30,9 +30,11 @@ from anabranch.flow.agent import (
     Wake,
 )
 from anabranch.flow.auction.messages import Answer, Offer
+from anabranch.flow.balance import places
 from anabranch.flow.dice import Dice
 from anabranch.flow.policy import planner
 from anabranch.protocol.core import Core
+from anabranch.protocol.estimates import plausible
 from anabranch.protocol.membership import split_indices
 from anabranch.protocol.messages import Route
 
@@ -46,6 +48,8 @@ BEGIN_S = 300.0
 #: The least cost (s) of a link: costs of nothing would make a price war endless. The greatest: what a
 #: neighbour says of itself enters into it.
 COST_MIN_S, COST_MAX_S = 1e-4, 3600.0
+#: Seconds of a pass that moved by less than this factor are the same: places do not follow noise.
+PASS_CHANGE = 1.3
 #: Bounds of what a letter may speak of: counts, prices (s), units or searches by name, and a name's length.
 COUNT_MAX = 1 << 62
 PRICE_MAX_S = 1e12
@@ -80,6 +84,7 @@ class Router:
         self.neighbours: dict[tuple[str, Side], Said] = {}
         """Flow links that are up."""
         self._capacity = self._demand = 0
+        self._pass_s: dict[str, float] = {}
         self._first_costs: dict[tuple[str, Side], float] = {}
         self._begin_at = math.inf
         self._stir = 0
@@ -111,6 +116,9 @@ class Router:
 
     def measured(self, peer: str) -> None:
         """Something was learnt of the link to `peer`, or of its speed."""
+        member = self.core.membership.members.get(peer)
+        if self.agent is not None and member is not None and member.stage == self.core.stage != 0:
+            self._balance()
         for side in self._sides(peer):
             cost = self.core.costs.link_cost_s(peer, self.core.now)
             if cost is None:
@@ -143,9 +151,8 @@ class Router:
             if demand != self._demand:
                 self._demand = demand
                 self._give(DemandChanged(demand))
-        elif me.capacity != self._capacity:
-            self._capacity = me.capacity
-            self._give(CapacityChanged(me.capacity))
+        else:
+            self._balance()
 
     def received(self, peer: str, message: Route) -> str | None:
         """A neighbour's agent speaks; returns why it is refused, if it is."""
@@ -193,11 +200,10 @@ class Router:
         self._begin_at = min(self._begin_at, core.now + BEGIN_S)
         if not core.costs.bandwidth_known() and core.now < self._begin_at:
             return
-        member = core.membership.members[core.me]
         if core.stage == 0:
             self._demand = self._demanded()
         else:
-            self._capacity = member.capacity
+            self._capacity = self._rebalance()
         setup = Setup(
             id=core.me,
             stage=core.stage,
@@ -225,6 +231,34 @@ class Router:
             for stage in range(1, core.settings.stages + 1)
         ]
         return len(split_indices(min([core.settings.microbatches, *room]), data_nodes)[core.me])
+
+    def _balance(self) -> None:
+        capacity = self._rebalance()
+        if capacity != self._capacity:
+            self._capacity = capacity
+            self._give(CapacityChanged(capacity))
+
+    def _rebalance(self) -> int:
+        """Places of this relay in the plan (`flow.balance`), by what its stage's replicas measured: so far
+        in this run, or when they joined where not all have worked yet. All that it can hold where one knows
+        nothing. Passes that have hardly changed are the same passes."""
+        core = self.core
+        stage = [core.membership.members[peer] for peer in core.membership.active_from]
+        stage = [member for member in stage if member.stage == core.stage]
+        capacity = {member.id: member.capacity for member in stage}
+        if core.me not in capacity:
+            return core.membership.members[core.me].capacity
+        pass_s = {member.id: core.costs.pass_s(member.id, core.me) for member in stage}
+        if not all(map(plausible, pass_s.values())):
+            pass_s = {member.id: member.forward_s for member in stage}
+        if not all(map(plausible, pass_s.values())):
+            return capacity[core.me]
+        before = self._pass_s
+        if before.keys() != pass_s.keys() or any(
+            not 1.0 / PASS_CHANGE < pass_s[peer] / before[peer] < PASS_CHANGE for peer in pass_s
+        ):
+            self._pass_s = pass_s
+        return places(self._pass_s, capacity, core.settings.microbatches)[core.me]
 
     def _give(self, event: Event) -> None:
         agent = self.agent

@@ -9,7 +9,9 @@ broken stage is computed again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -48,9 +50,19 @@ class Item:
     peer: str | None = None
     asked: set[tuple[str, bool]] = field(default_factory=set)
     finding: set[str] = field(default_factory=set)
+    sendable_since: float = math.inf
+    held_for: str | None = None
+    held_until: float = math.inf
     sent_at: float = 0.0
-    probe_at: float = float("inf")
+    probe_at: float = math.inf
     probes: int = 0
+
+    def bound_for(self) -> Collection[str]:
+        """Where it is, or will be as far as is known: what waits for a slot that it asked for is on its way
+        there too, so that asks spread over the peers."""
+        if self.leg is Leg.WAITING:
+            return {peer for peer, _ in self.asked} if self.held_for is None else (self.held_for,)
+        return () if self.returned or self.peer is None else (self.peer,)
 
 
 class Sender:
@@ -86,6 +98,12 @@ class Sender:
             self.items[index] = Item(index, train, path, payload)
             self.pump()
 
+    def admit(self, indices: Iterable[int], trains: Callable[[int], bool]) -> None:
+        """Microbatches that begin their way here."""
+        for index in indices:
+            self.items[index] = Item(index, trains(index), (self.core.me,), None)
+        self.pump()
+
     def find(self, index: int, path: tuple[str, ...], train: bool) -> None:
         """A microbatch that may already be further on: ask before sending."""
         item = Item(index, train, path, None, leg=Leg.FINDING, repair=True)
@@ -118,7 +136,7 @@ class Sender:
         if item.train and payload is None:
             return f"backward of microbatch {index} without its gradient"
         item.returned = True
-        item.probe_at = float("inf")
+        item.probe_at = math.inf
         if item.peer is None or item.leg is not Leg.SENT:
             item.peer, item.leg = peer, Leg.SENT
         else:
@@ -205,42 +223,50 @@ class Sender:
             (item for item in self.items.values() if item.leg is Leg.WAITING),
             key=lambda item: (not item.repair, item.index),
         )
+        outstanding: Counter[str] = Counter()
+        for item in self.items.values():
+            outstanding.update(item.bound_for())
         for item in waiting:
             if item.payload is None and self._prepare is None:
                 continue
-            candidates = self.candidates(item)
-            chosen = self.core.policy.choose(item.index, candidates)
-            if chosen is not None:
-                self.credits[chosen].used += 1
-                item.peer = chosen
-                if item.payload is None and self._prepare is not None:
-                    item.leg = Leg.PREPARING
-                    self._prepare(item.index)
-                else:
-                    self._transmit(item, chosen)
-                continue
-            asked = self.core.policy.prefer(item.index, candidates)
-            stale = asked in self.credits and self.credits[asked].stale
-            if asked is not None and (asked, item.repair) not in item.asked and not stale:
-                item.asked.add((asked, item.repair))
-                self.core.send(asked, Ask(self._fence(), item.index, item.repair))
+            outstanding.subtract(item.bound_for())
+            self._place(item, outstanding)
+            outstanding.update(item.bound_for())
         self._give_back()
 
-    def candidates(self, item: Item) -> list[Candidate]:
+    def _place(self, item: Item, outstanding: Mapping[str, int]) -> None:
+        """Send an item that waits, hold it back for a better peer, or ask for a slot."""
+        candidates = self._candidates(item, outstanding)
+        choice = self.core.policy.choose(item.index, candidates, self._waited_s(item, candidates))
+        item.held_for, item.held_until = None, math.inf
+        if choice is None:
+            asked = self.core.policy.prefer(item.index, candidates)
+            if asked is not None:
+                self._ask(item, asked)
+        elif choice.hold_s:
+            item.held_for, item.held_until = choice.peer, self.core.now + choice.hold_s
+            self._ask(item, choice.peer)
+        else:
+            self.credits[choice.peer].used += 1
+            item.peer = choice.peer
+            if item.payload is None and self._prepare is not None:
+                item.leg = Leg.PREPARING
+                self._prepare(item.index)
+            else:
+                self._transmit(item, choice.peer)
+
+    def _ask(self, item: Item, peer: str) -> None:
+        stale = peer in self.credits and self.credits[peer].stale
+        if (peer, item.repair) not in item.asked and not stale:
+            item.asked.add((peer, item.repair))
+            self.core.send(peer, Ask(self._fence(), item.index, item.repair))
+
+    def _candidates(self, item: Item, outstanding: Mapping[str, int]) -> list[Candidate]:
         """Whom the item could go to. Under "own" its head is where it came from, while that lives."""
         peers = [peer for peer in self._peers() if self.core.reachable(peer)]
         own = self.core.settings.returns == "own" and self.core.next_stage() == 0
         if own and item.path[0] in peers:
             peers = [item.path[0]]
-        outstanding: dict[str, int] = {}
-        for other in self.items.values():
-            # What waits for a slot that it asked for is on its way there too: asks spread over the peers.
-            if other.leg is Leg.WAITING:
-                bound = {peer for peer, _ in other.asked}
-            else:
-                bound = {other.peer} if other.peer is not None and not other.returned else set()
-            for peer in bound:
-                outstanding[peer] = outstanding.get(peer, 0) + 1
         found, costs = [], self.core.costs
         for peer in peers:
             there = costs.of(peer)
@@ -257,8 +283,16 @@ class Sender:
             )
         return found
 
+    def _waited_s(self, item: Item, candidates: list[Candidate]) -> float:
+        """Seconds since somebody first had a slot for it."""
+        if item.sendable_since == math.inf and any(candidate.free for candidate in candidates):
+            item.sendable_since = self.core.now
+        return max(0.0, self.core.now - item.sendable_since)
+
     def tick(self) -> None:
-        """Ask after microbatches that take much longer than usual."""
+        """Send what was held back long enough; ask after microbatches that take much longer than usual."""
+        if any(self.core.now >= item.held_until for item in self.items.values() if item.leg is Leg.WAITING):
+            self.pump()
         for item in self.items.values():
             if item.leg is Leg.SENT and not item.returned and item.peer and self.core.now >= item.probe_at:
                 item.probes += 1
@@ -266,7 +300,13 @@ class Sender:
                 self.core.send(item.peer, Want(self._fence(), item.index, gradient_needed=True))
 
     def deadline(self) -> float:
-        return min((item.probe_at for item in self.items.values() if not item.returned), default=float("inf"))
+        return min(map(self._due, self.items.values()), default=math.inf)
+
+    @staticmethod
+    def _due(item: Item) -> float:
+        if item.leg is Leg.WAITING:
+            return item.held_until
+        return math.inf if item.returned else item.probe_at
 
     def _peers(self) -> list[str]:
         return self.core.membership.live(self.core.next_stage(), self.t)
@@ -292,6 +332,7 @@ class Sender:
             if spare > 0:
                 credit.returned += spare
                 self.core.send(peer, Return(self._fence(), credit.returned))
+                self._forget_asks(peer)
 
     def _found_nobody(self, item: Item) -> None:
         if item.leg is Leg.FINDING and not item.finding:
@@ -309,5 +350,6 @@ class Sender:
             reason=reason,
         )
         item.repair, item.leg, item.peer = True, Leg.WAITING, None
-        item.probe_at = float("inf")
+        item.sendable_since = item.held_until = math.inf
+        item.probe_at = math.inf
         self.pump()

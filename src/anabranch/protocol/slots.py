@@ -50,20 +50,19 @@ class SlotLedger:
     asks: list[tuple[bool, int, str]] = field(default_factory=list)
 
     def deal(self, upstream: list[str], plan: Mapping[str, int] | None = None) -> list[str]:
-        """Deal the capacity: slots for the plan's units from each upstream peer, or evenly where it has none
-        at all. The rest is the pool: with a plan at least half of the capacity, because what a peer keeps and
-        does not use is lost to a shorter queue (and a peer without any could wait for ever). Returns the
-        peers to tell."""
+        """Deal the capacity: slots for the plan's units from each upstream peer, but at most half of it, and
+        the rest evenly, less one where there is a plan. What is left is the pool: a peer that was dealt none
+        must not wait for what others keep. Returns the peers to tell."""
         shares = {peer: (plan or {}).get(peer, 0) for peer in upstream}
         planned = sum(shares.values())
-        if not planned:
-            shares = dict.fromkeys(upstream, self.capacity // len(upstream) if upstream else 0)
         while planned > self.capacity // 2:
             most = max(shares, key=lambda peer: (shares[peer], peer))
             shares[most] -= 1
             planned -= 1
-        self.pool = self.capacity - sum(shares.values())
-        self.grants = {peer: Grant(share, share) for peer, share in shares.items()}
+        rest = self.capacity - planned - (1 if planned else 0)
+        each = rest // len(upstream) if upstream else 0
+        self.pool = self.capacity - planned - each * len(upstream)
+        self.grants = {peer: Grant(share + each, share + each) for peer, share in shares.items()}
         return list(upstream)
 
     def receive(self, peer: str) -> bool:

@@ -112,8 +112,6 @@ class AuctionAgent:
         return self._standing.held()
 
     def price(self) -> float:
-        if not self._setup.is_data:
-            return self._market.price
         return min(self._market.level, self._market.limit)
 
     def quiet(self) -> bool:

@@ -131,8 +131,9 @@ class Market:
 
     @property
     def dearest(self) -> float:
-        """Greatest cost to go among the units placed, as far as prices are known."""
-        return max((line.level for line in self._guests), default=0.0)
+        """Greatest cost to go among the units placed, as far as prices are known: not of those on their way
+        to a next hop that has just lost its own."""
+        return max((line.level for line in self._guests if line.level < math.inf), default=0.0)
 
     @property
     def full(self) -> bool:

@@ -1,0 +1,175 @@
+"""What each ingredient of live routing brings: whole iterations of a simulated swarm, in virtual time.
+
+    .venv/bin/python benchmarks/dispatch.py --seeds 3
+
+The protocol of real peers in a world of whole numbers (`sim/algebra.py`), with the ten regions' latencies
+and machines of different speeds. Each fleet is run by `greedy`, `static`, by the whole of `auction` and by
+`auction` without one ingredient at a time. Everything follows from the seeds. Rewrites the section
+`dispatch` of docs/results.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import statistics
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from itertools import combinations, product
+
+from anabranch.flow.auction import AuctionAgent
+from anabranch.flow.policy import PLANNERS, POLICIES, Dispatch, Policy
+from anabranch.net.wan.profile import wan10
+from anabranch.protocol.events import Event
+from anabranch.protocol.settings import Settings
+from anabranch.sim.algebra import Machine, counting_world, wrong_states
+from anabranch.sim.node import Node
+from anabranch.sim.world import Model, World
+from report import table, write_section
+
+STAGES, CAPACITY, DATA_NODES, MICROBATCHES = 3, 6, 2, 12
+#: Iterations: the plan settles in the first ones, which are not counted.
+WARM_UP, STEPS = 25, 45
+#: Seconds of a forward, an input gradient, a weight gradient and a head on a machine of speed 1; one way of
+#: a link within one place.
+COMPUTE_S, LATENCY_S = 0.2, 0.01
+
+#: What is compared: name -> (policy, whether its agents plan).
+VARIANTS: dict[str, tuple[Callable[[], Policy], bool]] = {
+    "greedy": (POLICIES["greedy"], False),
+    "static": (POLICIES["static"], False),
+    "auction": (Dispatch, True),
+    "... without reported waits": (partial(Dispatch, wait=False), True),
+    "... without prices": (partial(Dispatch, price=False), True),
+    "... without holding back": (partial(Dispatch, hold=False), True),
+    "... without a plan (nor prices)": (Dispatch, False),
+}
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """regions: with the latencies of ten regions. slowness: of machines, drawn from. replicas: of each stage.
+    transfer: of an activation, in latencies of its link."""
+
+    name: str
+    regions: bool
+    slowness: tuple[float, ...]
+    replicas: int = 3
+    transfer: float = 0.5
+
+
+FLEETS = (
+    Fleet("one place, speeds 1 to 1/4", False, (1.0, 2.0, 4.0)),
+    Fleet("ten regions", True, (1.0,)),
+    Fleet("ten regions, speeds 1 to 1/4", True, (1.0, 2.0, 4.0)),
+    Fleet("ten regions, 6 replicas, large activations", True, (1.0,), 6, 5.0),
+)
+
+
+def world_of(fleet: Fleet, variant: str, seed: int) -> World:
+    """The fleet of this seed, the same for every variant."""
+    policy, plans = VARIANTS[variant]
+    POLICIES[variant] = policy
+    if plans:
+        PLANNERS[variant] = AuctionAgent
+    draw = random.Random(seed)
+    machines = [Machine(f"d{number}", 0, CAPACITY * fleet.replicas) for number in range(DATA_NODES)]
+    for stage, number in product(range(1, STAGES + 1), range(fleet.replicas)):
+        machines.append(Machine(f"r{stage}.{number}", stage, CAPACITY, draw.choice(fleet.slowness)))
+    settings = Settings(
+        "dispatch", 1, STAGES, MICROBATCHES, STEPS, policy=variant, activation_bytes=1 << 20, heartbeat_s=2.0
+    )
+    kinds = ("Forward", "Head", "InputGradient", "WeightGradient")
+    model = Model(
+        (0.9 * LATENCY_S, 1.1 * LATENCY_S), fleet.transfer * LATENCY_S, dict.fromkeys(kinds, COMPUTE_S)
+    )
+    world = counting_world(settings, machines, seed, model)
+    if fleet.regions:
+        profile = wan10()
+        home = {machine.id: draw.choice(profile.regions) for machine in machines}
+        for one, other in combinations(home, 2):
+            delay_s = profile.link(home[one], home[other]).delay_s
+            world.slow[frozenset((one, other))] = delay_s / LATENCY_S
+    return world
+
+
+def seconds_per_iteration(fleet: Fleet, variant: str, seed: int) -> float:
+    """Virtual seconds, mean over the iterations after the warm-up. AssertionError if a step went wrong."""
+    world = world_of(fleet, variant, seed)
+    at: dict[int, float] = {}
+    leader = world.nodes["d0"]
+
+    def watch(node: Node, event: Event) -> None:
+        if node is leader:
+            at.setdefault(leader.peer.committed, world.clock.now)
+
+    world.watchers.append(watch)
+    world.run()
+    assert leader.peer.committed == STEPS and not wrong_states(world), f"{fleet.name}, {variant}, {seed}"
+    return (at[STEPS] - at[WARM_UP]) / (STEPS - WARM_UP)
+
+
+def lower_bound(fleet: Fleet, seed: int) -> float:
+    """Seconds that the slowest stage computes, its work split as well as whole microbatches allow."""
+    world = world_of(fleet, "greedy", seed)
+    bound = 0.0
+    for stage in range(1, STAGES + 1):
+        slowness = [node.slowness for node in world.nodes.values() if node.member.stage == stage]
+        load: Counter[int] = Counter()
+        for _ in range(MICROBATCHES):
+            load[min(range(fleet.replicas), key=lambda r: (load[r] + 1) * slowness[r])] += 1
+        bound = max(bound, max(3 * COMPUTE_S * load[r] * slowness[r] for r in range(fleet.replicas)))
+    return bound
+
+
+def report(seeds: Sequence[int], found: dict[tuple[Fleet, str, int], float]) -> str:
+    rows = []
+    base = {fleet: statistics.mean(found[fleet, "greedy", seed] for seed in seeds) for fleet in FLEETS}
+    for variant in VARIANTS:
+        cells = []
+        for fleet in FLEETS:
+            mean = statistics.mean(found[fleet, variant, seed] for seed in seeds)
+            cells.append(f"{mean:.2f} ({mean / base[fleet]:.3f})")
+        rows.append([variant, *cells])
+    bounds = [statistics.mean(lower_bound(fleet, seed) for seed in seeds) for fleet in FLEETS]
+    rows.append(["the slowest stage's computing alone", *(f"{bound:.2f}" for bound in bounds)])
+    return "\n".join(
+        [
+            "### Dispatch on top of the flow",
+            "",
+            f"{DATA_NODES} data nodes, {STAGES} stages of 3 relays (or 6) of capacity {CAPACITY}, "
+            f"{MICROBATCHES} microbatches, {COMPUTE_S} s for a forward, an input gradient, a weight gradient "
+            f"and a head; {len(seeds)} seeds. Virtual seconds per iteration, mean of iterations "
+            f"{WARM_UP + 1} to {STEPS}; in brackets over `greedy`.",
+            "",
+            table(["", *(fleet.name for fleet in FLEETS)], rows),
+        ]
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--dry", action="store_true", help="leave docs/results.md as it is")
+    args = parser.parse_args()
+    seeds = range(args.seeds)
+    trials = list(product(FLEETS, VARIANTS, seeds))
+    with ProcessPoolExecutor(args.processes) as pool:
+        seconds = pool.map(seconds_per_iteration, *zip(*trials, strict=True))
+        found = dict(zip(trials, seconds, strict=True))
+    text = report(seeds, found)
+    if args.dry:
+        print(text)
+    else:
+        write_section("dispatch", text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""The sending half: asks, slots that are handed back, and units that are held back for a better peer."""
+
+from __future__ import annotations
+
+import math
+
+from anabranch.protocol.core import Core
+from anabranch.protocol.detector import Silence
+from anabranch.protocol.events import Send
+from anabranch.protocol.messages import Ask, Forward, Return, Slots
+from anabranch.protocol.records import Member, Members
+from anabranch.protocol.sending import Sender
+from anabranch.protocol.settings import Settings
+
+
+class Node:
+    """A data node `d` before relays `a` and `b`, whose links are as quick as `b_hop_s` says."""
+
+    def __init__(self, policy: str, b_hop_s: float = 0.0, compute_s: float = 0.0) -> None:
+        self.core = Core("d", 1, 0, Settings("r", 1, 1, 4, 1, policy=policy), "d")
+        members = tuple(
+            Member(name, stage, 1, "", 1, name=name) for name, stage in zip("dab", (0, 1, 1), strict=True)
+        )
+        self.core.membership.apply(Members(1, joined=members, active_from=dict.fromkeys("dab", 1)))
+        for peer in "ab":
+            self.core.links[peer] = Silence(0.0, 1.0)
+            self.core.costs.of(peer).forward_s = compute_s
+        self.core.costs.of("b").hop_s = b_hop_s
+        self.sender = Sender(self.core, 1, "base", None, lambda index, payload: None)
+
+    def slots(self, peer: str, total: int, standing: int = 0) -> None:
+        self.sender.on_slots(peer, Slots(self.core.fence(1, "base"), total, 0, 0, 0, standing))
+
+    def lose(self, peer: str) -> None:
+        self.core.suspects.add(peer)
+        self.sender.peer_lost(peer, "silent")
+
+    def remove(self, peer: str) -> None:
+        self.core.membership.apply(Members(2, removed={peer: "gone"}))
+        self.sender.peer_removed(peer, "gone")
+
+    def sent(self, kind: type) -> list[str]:
+        return [
+            effect.peer
+            for effect in self.core.effects
+            if isinstance(effect, Send) and isinstance(effect.message, kind)
+        ]
+
+
+def test_who_was_given_its_slot_back_is_asked_again() -> None:
+    node = Node("static")
+    node.sender.submit(0, b"x", ("d",), True)
+    node.lose("a")
+    node.core.suspects.discard("a")
+    node.sender.pump()
+    node.slots("b", 1)
+    assert node.sent(Return) == ["b"]
+    node.lose("a")
+    node.remove("a")
+    assert node.sent(Ask) == ["a", "b", "b"]
+
+
+def test_a_unit_is_held_back_for_a_better_peer_only_as_long_as_it_is_better() -> None:
+    node = Node("auction", b_hop_s=0.5, compute_s=1.0)
+    node.slots("b", 4, standing=4)
+    node.sender.submit(0, b"x", ("d",), True)
+    assert node.sent(Forward) == [] and node.sent(Ask) == ["a"]
+    assert 0.0 < node.sender.deadline() <= 0.5
+    node.core.now = node.sender.deadline()
+    node.sender.tick()
+    assert node.sent(Forward) == ["b"]
+    assert node.sender.deadline() > node.core.now
+
+
+def test_units_that_are_held_back_for_a_peer_count_as_its_queue() -> None:
+    node = Node("auction", b_hop_s=0.5, compute_s=1.0)
+    node.slots("b", 4, standing=4)
+    for index in range(3):
+        node.sender.submit(index, b"x", ("d",), True)
+    assert node.sent(Forward) == ["b"]
+    assert sorted(item.held_for or "" for item in node.sender.items.values()) == ["", "a", "a"]
+
+
+def test_a_held_unit_goes_at_once_when_the_better_peer_has_a_slot_or_is_gone() -> None:
+    for gone in (False, True):
+        node = Node("auction", b_hop_s=0.5, compute_s=1.0)
+        node.slots("b", 4, standing=4)
+        node.sender.submit(0, b"x", ("d",), True)
+        if gone:
+            node.lose("a")
+        else:
+            node.slots("a", 1)
+        assert node.sent(Forward) == ["b" if gone else "a"]
+        assert math.isfinite(node.sender.deadline()), "it is asked after, not held"
