@@ -222,9 +222,7 @@ def test_a_damaged_key_or_incarnation(tmp_path: Path, refused: Refused, waiting:
     assert str(file) in refused(["join", waiting.ticket(), "--home", str(file / "home")])
 
 
-def test_a_truncated_checkpoint(
-    tmp_path: Path, texts: Path, nursery: Nursery, refused: Refused
-) -> None:
+def test_a_truncated_checkpoint(tmp_path: Path, texts: Path, nursery: Nursery, refused: Refused) -> None:
     """It is named, and left as it is."""
     run = small_run(texts, run__steps=2)
     directory = created(tmp_path / "run", run)

@@ -46,9 +46,7 @@ def test_one_is_not_many_and_the_first_step_foretells_nothing() -> None:
         )  # fmt: skip
         console.on_event(started)
         for index in range(many):
-            console.on_event(
-                Repair(t=many, index=index, stage=1, dead="a", replacement="b", reason="gone")
-            )
+            console.on_event(Repair(t=many, index=index, stage=1, dead="a", replacement="b", reason="gone"))
         console.on_event(step(many, {}))
     lines = out.getvalue().splitlines()
     assert "1 relay stage, 1 microbatch and 100 tokens" in lines[0]

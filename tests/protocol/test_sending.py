@@ -60,6 +60,18 @@ def test_who_was_given_its_slot_back_is_asked_again() -> None:
     assert node.sent(Ask) == ["a", "b", "b"]
 
 
+def test_whose_slot_another_took_asks_again() -> None:
+    """The other's own ask was with a peer that died."""
+    node = Node("greedy")
+    node.sender.submit(0, b"x", ("d",), True)  # asks a
+    node.sender.submit(1, b"x", ("d",), True)  # asks b
+    assert node.sent(Ask) == ["a", "b"]
+    node.slots("b", 1)
+    assert node.sent(Forward) == ["b"] and node.sender.items[0].peer == "b"
+    node.remove("a")
+    assert node.sent(Ask)[2:] == ["a", "b"]
+
+
 def test_a_unit_is_held_back_for_a_better_peer_only_as_long_as_it_is_better() -> None:
     node = Node("auction", b_hop_s=0.5, compute_s=1.0)
     node.slots("b", 4, standing=4)

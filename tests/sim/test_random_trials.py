@@ -17,6 +17,10 @@ def test_a_few(seed: int, kinds: tuple[str, ...]) -> None:
     Trial(seed, kinds).carry_out()
 
 
+def test_an_ask_whose_slot_another_took() -> None:
+    Trial(149, ("kill",)).carry_out()
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("kinds", KINDS, ids="-".join)

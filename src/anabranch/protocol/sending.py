@@ -247,13 +247,25 @@ class Sender:
             item.held_for, item.held_until = choice.peer, self.core.now + choice.hold_s
             self._ask(item, choice.peer)
         else:
-            self.credits[choice.peer].used += 1
+            self._use_slot(item, choice.peer)
             item.peer = choice.peer
             if item.payload is None and self._prepare is not None:
                 item.leg = Leg.PREPARING
                 self._prepare(item.index)
             else:
                 self._transmit(item, choice.peer)
+
+    def _use_slot(self, item: Item, peer: str) -> None:
+        """Of a slot that another item's ask may have brought: that one asks again, for this one's own ask may
+        be with a peer that dies with it."""
+        self.credits[peer].used += 1
+        ask = (peer, item.repair)
+        if ask not in item.asked:
+            askers = [
+                other for other in self.items.values() if other.leg is Leg.WAITING and ask in other.asked
+            ]
+            if askers:
+                min(askers, key=lambda other: other.index).asked.discard(ask)
 
     def _ask(self, item: Item, peer: str) -> None:
         stale = peer in self.credits and self.credits[peer].stale
