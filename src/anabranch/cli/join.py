@@ -18,7 +18,7 @@ examples:
   anabranch join anabranch1:... --name ada --region London
   anabranch join anabranch1:... --host 0.0.0.0 --port 7700 --advertise my.host:7700
 
-Other peers should be able to dial this machine (--advertise): whoever joins later dials those before.
+Without --advertise this machine dials the others, so those that it works with must be reachable.
 Ctrl+C leaves cleanly: what this machine was working on is done again by others.
 """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import signal
 import socket
 import time
@@ -45,6 +46,19 @@ def bind_port(host: str, port: int) -> int:
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
+
+
+def reachable_address(host: str, port: int, leader_host: str) -> str:
+    """host:port where the others of a run can dial a joiner that listens there; empty where they cannot:
+    loopback is each machine's own."""
+    return "" if _loopback(host) and not _loopback(leader_host) else f"{host}:{port}"
+
+
+def _loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def advertised(network: NetworkSection, port: int) -> str:
@@ -177,7 +191,7 @@ async def join(options: JoinOptions, say: Callable[[str], None]) -> Outcome:
     incarnation = next_incarnation(options.home / "incarnation")
     port = bind_port(options.host, options.port)
     stage = 0 if grant.role == "data" else options.stage
-    address = options.advertise or f"{options.host}:{port}"
+    address = options.advertise or reachable_address(options.host, port, leader.host)
     me = Member(
         identity.peer_id, max(0, stage), incarnation, "", 1, options.name, options.region, address
     )

@@ -96,7 +96,11 @@ class Membership:
         return None if member is None else member.stage
 
     def dials(self, me: str, other: str) -> bool:
-        """Whether I am the one who dials `other`: the later member dials the earlier one."""
+        """Whether I am the one who dials `other`: the later member dials the earlier one, unless only the
+        later one can be dialled."""
+        mine, theirs = self.members.get(me), self.members.get(other)
+        if mine is not None and theirs is not None and bool(mine.address) != bool(theirs.address):
+            return bool(theirs.address)
         return self.order.get(me, 0) > self.order.get(other, 0)
 
 

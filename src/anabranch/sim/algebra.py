@@ -25,12 +25,14 @@ ONE_CLASS = "whole numbers"
 
 @dataclass(frozen=True)
 class Machine:
-    """A simulated machine. slowness: factor on the model's task seconds."""
+    """A simulated machine. slowness: factor on the model's task seconds. reachable: whether it can be
+    dialled."""
 
     id: str
     stage: int
     capacity: int = 4
     slowness: float = 1.0
+    reachable: bool = True
 
 
 def contribution(t: int, stage: int, unit: int) -> int:
@@ -174,7 +176,7 @@ def _member(machine: Machine) -> Member:
         ONE_CLASS,
         machine.capacity,
         name=machine.id,
-        address=f"{machine.id}:1",
+        address=f"{machine.id}:1" if machine.reachable else "",
         forward_s=0.02 * machine.slowness,
     )
 
