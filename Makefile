@@ -37,7 +37,7 @@ setup: $(READY)
 # The stamp is renewed when what is installed changes. constraints.txt pins every version, torch included.
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $(READY)
 
 clean:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 #: Seconds between repetitions of a request that was not answered.
 ASK_AGAIN_S = 2.0
+#: ... and a state that cannot be had is asked for less and less often, down to once in so long.
+FETCH_AGAIN_MAX_S = 60.0
 
 
 class Step(Enum):
@@ -48,6 +50,7 @@ class Joining:
         self._welcome: Welcome | None = None
         self._request: JoinRequest | None = None
         self._again_at = float("inf")
+        self._failure, self._failures = "", 0
         self._announced_base: tuple[int, str] = (0, "")
 
     @property
@@ -167,7 +170,7 @@ class Joining:
             if result.error or result.fingerprint != fingerprint:
                 self._fetch_failed(result.error or "the pieces do not have the fingerprint that was offered")
             elif base is None:
-                self._fetch_failed(f"the state is that after iteration {t}, which is too old")
+                self._fetch_failed(self._too_old(t))
             else:
                 self._have_state(t, base, fingerprint)
 
@@ -181,15 +184,30 @@ class Joining:
         following = self.peer.replica.pending.get(t)
         return following[1] if following is not None else None
 
+    def _too_old(self, t: int) -> str:
+        core = self.peer.core
+        text = f"the state of stage {core.stage} that there is is that after iteration {t}, which is too old"
+        if not any(peer != core.me for peer in core.membership.live(core.stage, 1 << 40)):
+            text += (
+                "; no replica of the stage is left: unless one comes back, stop the run where it is led and go "
+                "on with `anabranch resume`"
+            )
+        return text
+
     def _fetch_failed(self, reason: str) -> None:
-        self.peer.core.note("note", text=f"{reason}; trying again")
+        """Try again, less and less often; say why when the reason is new."""
+        core = self.peer.core
+        if reason != self._failure:
+            core.note("note", text=f"{reason}; trying again")
+        self._failure, self._failures = reason, self._failures + 1
         self.download = None
-        self._again()
+        self._again_at = core.now + min(FETCH_AGAIN_MAX_S, ASK_AGAIN_S * 2.0 ** min(self._failures - 1, 8))
 
     def _have_state(self, t: int, base: str, fingerprint: str) -> None:
         replica = self.peer.replica
         self.step = Step.READY
         self.download = None
+        self._failure, self._failures = "", 0
         replica.t, replica.fingerprint = t, fingerprint
         self.state_base = base
         replica.pending = {k: v for k, v in replica.pending.items() if k > t}
