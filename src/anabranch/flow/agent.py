@@ -179,9 +179,10 @@ class Agent(Protocol):
         ...
 
     def price(self) -> float:
-        """Cost to go (s): what one more unit here would cost from here to its arrival, as far as is known.
+        """Cost to go (s): what one more unit would cost beyond this node to its arrival, as far as is known.
 
-        For dispatch; math.inf where nothing is known. Rejection has a finite price where a policy prices it.
+        For dispatch, so without the rent of this node's own places: its queue tells that. math.inf where
+        nothing is known. Rejection has a finite price where a policy prices it.
         """
         ...
 
