@@ -21,6 +21,10 @@ def test_an_ask_whose_slot_another_took() -> None:
     Trial(149, ("kill",)).carry_out()
 
 
+def test_a_step_is_taken_before_a_snapshot_that_was_asked_for() -> None:
+    Trial(258, ("kill",)).carry_out()
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("kinds", KINDS, ids="-".join)
