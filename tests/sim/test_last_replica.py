@@ -1,4 +1,4 @@
-"""When all replicas of a stage are gone for good, whoever comes says so once and does not hammer the leader."""
+"""When all replicas of a stage are gone for good, whoever comes says so once and asks less and less often."""
 
 from __future__ import annotations
 

@@ -189,8 +189,8 @@ class Joining:
         text = f"the state of stage {core.stage} that there is is that after iteration {t}, which is too old"
         if not any(peer != core.me for peer in core.membership.live(core.stage, 1 << 40)):
             text += (
-                "; no replica of the stage is left: unless one comes back, stop the run where it is led and go "
-                "on with `anabranch resume`"
+                "; no replica of the stage is left: unless one comes back, stop the run where it is led "
+                "and go on with `anabranch resume`"
             )
         return text
 

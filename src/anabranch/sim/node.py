@@ -148,7 +148,7 @@ class Node:
     def _run(self, task: Task, inputs: tuple[Payload, ...]) -> None:
         assert self.computer is not None
         result = self.computer.run(task, inputs)
-        # A step may be taken between the request for a snapshot and its turn: the asker is told, and asks again.
+        # A step may be taken between the request for a snapshot and its turn: the asker is told so.
         if result.error and self.world.strict and not isinstance(task, Snapshot):
             raise RuntimeError(f"{self.id} could not do {task}: {result.error}")
         seconds = self.world.model.task_s.get(type(task).__name__, 0.001) * self.slowness
