@@ -107,10 +107,12 @@ class Dispatch:
 
     def _cost(self, candidate: Candidate, unknown: float) -> float:
         # As in d_ij: half of a pass at the receiver, a pass being the mean of forward and backward. What was
-        # sent there and is not back adds to it, so a peer's cost is convex in what it has of us.
-        cost = candidate.link_s + candidate.compute_s * (candidate.outstanding + 0.25)
+        # sent there and is not back adds to it, so a peer's cost is convex in what it has of us; what waits
+        # there by its own account has that among it.
+        queue_s = candidate.compute_s * candidate.outstanding
         if self._wait:
-            cost += candidate.wait_s
+            queue_s = max(queue_s, candidate.wait_s)
+        cost = candidate.link_s + 0.25 * candidate.compute_s + queue_s
         if self._price:
             cost += candidate.price if candidate.price < math.inf else unknown
         return cost
