@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from msgspec import structs
+from routed_trials import mismatches
 from small_swarm import MadeUpBatches, check_equal, small_model, small_run
 
 from anabranch.flow.auction.messages import Answer, Offer
@@ -50,27 +51,6 @@ def standing(world: World) -> dict[str, int]:
     return found
 
 
-def unmatched(world: World) -> list[str]:
-    """Ends of flow links that disagree about a unit."""
-    held = {}
-    for name, node in world.nodes.items():
-        agent = node.peer.router.agent
-        if node.alive and agent is not None:
-            held[name] = agent.held()
-    wrong = []
-    for name, units in held.items():
-        for unit, previous, following in units:
-            if following is not None and not any(
-                other.unit == unit and other.previous == name for other in held.get(following, ())
-            ):
-                wrong.append(f"{name} sends {unit} to {following}, which does not hold it")
-            if previous is not None and not any(
-                other.unit == unit and other.next == name for other in held.get(previous, ())
-            ):
-                wrong.append(f"{name} has {unit} from {previous}, which does not send it")
-    return wrong
-
-
 def at_step(world: World, t: int, action: Callable[[], None]) -> None:
     """Let `action` happen once step t is committed."""
     done: list[int] = []
@@ -99,7 +79,7 @@ def test_what_is_wanted_stands_and_both_ends_agree(returns: str) -> None:
     seen: dict[str, object] = {}
 
     def look() -> None:
-        seen["standing"], seen["unmatched"] = standing(world), unmatched(world)
+        seen["standing"], seen["unmatched"] = standing(world), sorted(mismatches(world))
 
     at_step(world, 185, look)
     world.run()
@@ -113,7 +93,7 @@ def test_the_plan_closes_around_a_relay_that_dies() -> None:
     seen: dict[str, object] = {}
 
     def look() -> None:
-        seen["standing"], seen["unmatched"] = sum(standing(world).values()), unmatched(world)
+        seen["standing"], seen["unmatched"] = sum(standing(world).values()), sorted(mismatches(world))
 
     at_step(world, 50, lambda: world.crash("r2.1"))
     at_step(world, 125, look)
@@ -177,7 +157,7 @@ def test_links_that_break_and_come_back_leave_no_ghost() -> None:
     at_step(world, 45, lambda: world.cut("r1.1", "r2.0", 0.5) or None)
 
     def look() -> None:
-        seen["standing"], seen["unmatched"] = standing(world), unmatched(world)
+        seen["standing"], seen["unmatched"] = standing(world), sorted(mismatches(world))
 
     at_step(world, 135, look)
     world.run()
