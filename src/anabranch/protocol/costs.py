@@ -71,7 +71,10 @@ class Costs:
     neighbours: dict[str, Neighbour] = field(default_factory=dict)
 
     def of(self, peer: str) -> Neighbour:
-        return self.neighbours.setdefault(peer, Neighbour())
+        known = self.neighbours.get(peer)
+        if known is None:
+            known = self.neighbours[peer] = Neighbour()
+        return known
 
     def forget_all_but(self, peers: Collection[str]) -> None:
         """Who is neither a member nor linked is forgotten: in a long run most have gone."""
