@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import multiprocessing
+import re
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,7 +24,7 @@ from flow_cache import Cache
 from flow_goals import goals
 from flow_tables import LEGEND, main_table, repair_table
 from flow_trials import SIZES, Outcome, Trial, run
-from report import write_section
+from report import command, write_section
 
 FACTORS = (1.0, 1.5)
 SETTINGS = ("calm", "rough", "third", "own", "size")
@@ -113,7 +114,7 @@ def _most_cpu(group: Sequence[Outcome]) -> str:
 
 
 def section(name: str, body: str) -> None:
-    write_section(f"flow-{name}", body)
+    write_section(f"flow-{name}", body, re.sub(r" --minutes \S+", "", command()))
 
 
 def main() -> None:
