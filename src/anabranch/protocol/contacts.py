@@ -42,13 +42,6 @@ class Contacts:
         times += [s.suspected_at() for p, s in core.links.items() if p not in core.suspects]
         return min(times)
 
-    def forgive(self, now: float) -> None:
-        """Nobody was silent while this process itself was stopped or late."""
-        asleep = now - self._ping_at
-        if self._ping_at > 0.0 and asleep > self.core.settings.heartbeat_s:
-            for silence in self.core.links.values():
-                silence.last_heard += asleep
-
     def tick(self, next_index: int) -> list[Overdue]:
         """Heartbeats and dials that are due; returns who is overdue."""
         core = self.core

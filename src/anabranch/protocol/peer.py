@@ -16,6 +16,7 @@ from anabranch.protocol.iteration import Iteration
 from anabranch.protocol.joining import Joining
 from anabranch.protocol.leader import Leader
 from anabranch.protocol.log import Known, LogError, Position, follow
+from anabranch.protocol.owntime import OwnTime
 from anabranch.protocol.records import (
     AnyRecord,
     Closing,
@@ -58,6 +59,7 @@ class Peer:
         self.base = ""
         self.position = Position()
         self.stopped = False
+        self._time = OwnTime(settings.heartbeat_s)
         self.contacts = Contacts(self.core)
         self.replica = Replica(self.core, self._on_applied, self._fell_behind)
         self.router = Router(self.core)
@@ -78,8 +80,7 @@ class Peer:
     def handle(self, event: ev.Event, now: float) -> list[ev.Effect]:
         """Take in one event; what is to be done about it."""
         core = self.core
-        self.contacts.forgive(now)
-        core.now = max(core.now, now)
+        core.now = self._time.take(now)
         if self.stopped:
             return []
         self._dispatch(event)
@@ -95,7 +96,7 @@ class Peer:
             times.append(self.iteration.sender.deadline())
         if self.lead is not None:
             times.append(self.lead.deadline())
-        return min(times)
+        return self._time.awaits(min(times))
 
     def _settle(self) -> None:
         """Let the consequences play out: messages to myself, the leader's decisions, the next task."""

@@ -56,6 +56,7 @@ class Node:
         self.links: dict[str, Link] = {}
         self._backlog: list[ev.Event] | None = None
         self._wake_at = float("inf")
+        self._clock_ahead_s = 0.0
 
     @property
     def id(self) -> str:
@@ -72,7 +73,7 @@ class Node:
         if self._backlog is not None:
             self._backlog.append(event)
             return
-        for effect in self.peer.handle(event, self.world.clock.now):
+        for effect in self.peer.handle(event, self.world.clock.now + self._clock_ahead_s):
             self._carry_out(effect)
         for watcher in list(self.world.watchers):
             watcher(self, event)
@@ -90,6 +91,12 @@ class Node:
         for event in backlog:
             self.handle(event)
 
+    def jump_clock(self, seconds: float) -> None:
+        """Its clock is set; a timer that is due now goes off."""
+        self._clock_ahead_s += seconds
+        if self._wake_at < self.world.clock.now + seconds:
+            self.handle(ev.Wake())
+
     def link_up(self, link: Link, peer: str, incarnation: int) -> None:
         if peer in self.links:
             self.link_down(self.links[peer], peer, "replaced by a new connection")
@@ -102,7 +109,7 @@ class Node:
             self.handle(ev.LinkDown(peer, reason))
 
     def _plan_wake(self) -> None:
-        deadline = self.peer.deadline()
+        deadline = self.peer.deadline() - self._clock_ahead_s
         if deadline < self._wake_at:
             self._wake_at = deadline
             self.world.clock.at(deadline, lambda: self._wake(deadline))

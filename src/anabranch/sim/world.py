@@ -7,8 +7,9 @@ history, event by event.
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from anabranch.protocol import events as ev
@@ -20,6 +21,7 @@ from anabranch.protocol.settings import Settings
 from anabranch.protocol.tasks import Payload
 from anabranch.sim.clock import Clock
 from anabranch.sim.node import Computer, Link, Node
+from anabranch.sim.trouble import DIAL_S, Trouble
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,9 @@ MakeComputer = Callable[[int], Computer]
 class World:
     """A swarm. `add` peers, then `run`.
 
-    watchers see every event at every node after it was handled. slow: factor on the delays of the link of
-    two peers. strict: a task that cannot be done is an error of the simulation, not of a peer.
+    watchers see every event at every node after it was handled. trouble: what is wrong with the wires; slow:
+    factor on the delays of the link of two peers. strict: a task that cannot be done is an error of the
+    simulation, not of a peer.
     """
 
     def __init__(
@@ -70,7 +73,8 @@ class World:
         self.checkpoints: dict[int, dict[int, tuple[tuple[Payload, ...], str]]] = {}
         self.notes: list[tuple[float, str, str, dict[str, object]]] = []
         self.watchers: list[Callable[[Node, ev.Event], None]] = []
-        self.slow: dict[frozenset[str], float] = {}
+        self.trouble = Trouble(self.random)
+        self.slow = self.trouble.slow
         self.strict = True
         self._blocked: dict[frozenset[str], float] = {}
 
@@ -87,6 +91,7 @@ class World:
         self.nodes[member.id] = node
 
         def begin() -> None:
+            self.trouble.gone.discard(member.id)
             node.handle(ev.Started())
             self.dial(node, leader)
 
@@ -96,32 +101,47 @@ class World:
     # --- wires ---------------------------------------------------------------------------------
 
     def _delay(self, *ends: str) -> float:
-        return self.random.uniform(*self.model.latency_s) * self.slow.get(frozenset(ends), 1.0)
+        return self.random.uniform(*self.model.latency_s) * self.trouble.factor(*ends)
 
     def carry(self, sender: Node, peer: str, message: bytes, payload: Payload | None) -> None:
-        """Deliver after a delay, in order on each of a link's two lanes; lost if the link breaks."""
+        """Deliver after a delay, in order on each of a link's two lanes (where there is no trouble); lost if
+        the link breaks."""
         link = sender.links.get(peer)
         if link is None or not link.open:
             return
-        bulk_s = 0.0 if payload is None else self.model.bulk_s * self.slow.get(link.ends, 1.0)
-        planned = self.clock.now + self._delay(sender.id, peer) + bulk_s
+        bulk_s = 0.0 if payload is None else self.model.bulk_s * self.trouble.factor(*link.ends)
+        planned = self._arrival(sender.id, peer, self._delay(sender.id, peer) + bulk_s)
         receiver = self.nodes[peer]
 
         def deliver() -> None:
             if link.carries(sender.id) and receiver.links.get(sender.id) is link:
                 receiver.handle(ev.Received(sender.id, decode(message), payload))
 
-        self.clock.at(link.arrival(sender.id, payload is not None, planned), deliver)
+        arrival = link.arrival(sender.id, payload is not None, planned)
+        for at in self.trouble.arrivals(planned) if self.trouble.disorder else (arrival,):
+            self._at(at, deliver)
+
+    def _arrival(self, sender: str, receiver: str, delay_s: float) -> float:
+        """When something gets from one peer to another that is sent now; infinite: never."""
+        return self.trouble.open_at(sender, receiver, self.clock.now) + delay_s
+
+    def _at(self, time: float, action: Callable[[], None]) -> None:
+        if time < math.inf:
+            self.clock.at(time, action)
 
     def dial(self, node: Node, peer: str) -> None:
         """Connect two peers after a round trip; an answer comes in any case."""
         pair = frozenset((node.id, peer))
+        trip_s = 2 * self._delay(node.id, peer)
+        at = self.trouble.dialled_at(node.id, peer, self.clock.now, trip_s)
 
         def answer() -> None:
             other = self.nodes.get(peer)
             if not node.running or (peer in node.links and node.links[peer].open):
                 return
-            if other is None or not other.running:
+            if at == math.inf:
+                node.handle(ev.LinkDown(peer, f"no answer within {DIAL_S:.0f} s"))
+            elif other is None or not other.running:
                 node.handle(ev.LinkDown(peer, "connection refused", refused=True))
             elif self._blocked.get(pair, 0.0) > self.clock.now:
                 node.handle(ev.LinkDown(peer, "timed out"))
@@ -130,7 +150,7 @@ class World:
                 other.link_up(link, node.id, node.member.incarnation)
                 node.link_up(link, peer, other.member.incarnation)
 
-        self.clock.after(2 * self._delay(node.id, peer), answer)
+        self.clock.at(at if at < math.inf else self.clock.now + DIAL_S, answer)
 
     def hang_up(self, node: Node, peer: str, reason: str) -> None:
         """Close a link after what was sent before has arrived."""
@@ -143,7 +163,7 @@ class World:
             link.open = False
             other.link_down(link, node.id, f"closed by the peer: {reason}")
 
-        self.clock.at(max(link.quiet_at, self.clock.now + self._delay(node.id, peer)), closed)
+        self._at(max(link.quiet_at, self._arrival(node.id, peer, self._delay(node.id, peer))), closed)
 
     # --- faults --------------------------------------------------------------------------------
 
@@ -154,7 +174,7 @@ class World:
         node.alive = False
         for other, link in sorted(node.links.items()):
             link.open = False
-            at = self.clock.now + self._delay(peer, other)
+            at = self._arrival(peer, other, self._delay(peer, other))
             if self.random.random() < 0.5:
                 link.cut_by = peer
                 at = max(at, link.quiet_at)
@@ -163,7 +183,7 @@ class World:
             def reset(far: Node = far, link: Link = link) -> None:
                 far.link_down(link, peer, "connection reset")
 
-            self.clock.at(at, reset)
+            self._at(at, reset)
 
     def cut(self, one: str, other: str, seconds: float = 0.0) -> bool:
         """Break the link of two peers, losing what is on its way; dialling fails for `seconds`. False if
@@ -181,6 +201,42 @@ class World:
 
             self.clock.after(self._delay(one, other), broken)
         return True
+
+    def lose(self, sender: str, receiver: str, seconds: float = math.inf) -> None:
+        """One-way loss: nothing gets from one peer to the other for a while; their link stays open."""
+        self.trouble.swallow([(sender, receiver)], self.clock.now + seconds)
+
+    def partition(self, side: Collection[str], seconds: float = math.inf) -> None:
+        """Cut these peers off from all others, both ways, for a while; no link breaks."""
+        others = [peer for peer in self.nodes if peer not in side]
+        pairs = [pair for one in side for other in others for pair in ((one, other), (other, one))]
+        self.trouble.swallow(pairs, self.clock.now + seconds)
+
+    def vanish(self, peer: str) -> None:
+        """The machine of a peer is gone (power, its only link): nothing of it arrives any more, no reset
+        either."""
+        self.trouble.gone.add(peer)
+        self.nodes[peer].alive = False
+
+    def crawl(self, one: str, other: str, factor: float, seconds: float) -> None:
+        """All takes `factor` times as long on the link of two peers for a while."""
+        pair = frozenset((one, other))
+        self.slow[pair] = factor
+        self.clock.after(seconds, lambda: self.slow.pop(pair, None) and None)
+
+    def disorder(self, duplicated: float, shaken_s: float, seconds: float) -> None:
+        """For a while messages arrive twice with a probability, and up to so much later, past any order."""
+        trouble = self.trouble
+        trouble.duplicated, trouble.shaken_s = duplicated, shaken_s
+
+        def settle() -> None:
+            trouble.duplicated = trouble.shaken_s = 0.0
+
+        self.clock.after(seconds, settle)
+
+    def jump_clock(self, peer: str, seconds: float) -> None:
+        """Set a peer's clock forward, or (negative) back."""
+        self.nodes[peer].jump_clock(seconds)
 
     def freeze(self, peer: str, seconds: float) -> None:
         """Stop a process for a while (SIGSTOP, a laptop's lid); its links stay."""

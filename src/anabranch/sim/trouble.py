@@ -1,0 +1,58 @@
+"""What is wrong with the wires of a simulated world: black holes, crawling links, disorder.
+
+A connection stays open over a black hole, as TCP's does: what is sent into it arrives when it has healed, in
+order, or never. So nobody is told; silence is all that a peer sees.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable
+
+#: Seconds after which a dial that nobody answers is given up.
+DIAL_S = 10.0
+
+
+class Trouble:
+    """Pairs of peers are (from, to); times are virtual seconds.
+
+    slow: factor on the delays of the link of two peers. duplicated: the probability that a message arrives
+    twice. shaken_s: messages arrive up to so much later, past any order. gone: peers whose machine vanished.
+    """
+
+    def __init__(self, draw: random.Random) -> None:
+        self.slow: dict[frozenset[str], float] = {}
+        self.duplicated = 0.0
+        self.shaken_s = 0.0
+        self.gone: set[str] = set()
+        self._draw = draw
+        self._holes: dict[tuple[str, str], float] = {}
+
+    def swallow(self, pairs: Iterable[tuple[str, str]], until: float) -> None:
+        """Nothing gets from the first to the second of each pair any more before `until`."""
+        for pair in pairs:
+            self._holes[pair] = max(until, self._holes.get(pair, 0.0))
+
+    def open_at(self, sender: str, receiver: str, now: float) -> float:
+        """The earliest moment at which something gets from one to the other; infinite: never."""
+        if sender in self.gone or receiver in self.gone:
+            return math.inf
+        return max(now, self._holes.get((sender, receiver), 0.0))
+
+    def factor(self, *ends: str) -> float:
+        return self.slow.get(frozenset(ends), 1.0)
+
+    @property
+    def disorder(self) -> bool:
+        return self.duplicated > 0.0 or self.shaken_s > 0.0
+
+    def arrivals(self, planned: float) -> list[float]:
+        """When a message arrives that would arrive at `planned`: later, or twice."""
+        copies = 2 if self._draw.random() < self.duplicated else 1
+        return [planned + self._draw.uniform(0.0, self.shaken_s) for _ in range(copies)]
+
+    def dialled_at(self, one: str, other: str, now: float, trip_s: float) -> float:
+        """When a connection stands that `one` dials now; infinite: it is given up first."""
+        at = max(self.open_at(one, other, now), self.open_at(other, one, now)) + trip_s
+        return at if at - now <= max(DIAL_S, trip_s) else math.inf

@@ -1,0 +1,144 @@
+"""Trouble on the wires without a crash: whatever is lost, late, twice or out of order, every step is right."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+from small_swarm import MadeUpBatches, check_equal, small_model, small_run
+
+from anabranch.protocol import events as ev
+from anabranch.protocol.owntime import OwnTime
+from anabranch.protocol.settings import Settings
+from anabranch.sim.algebra import Machine, counting_world, wrong_states
+from anabranch.sim.invariants import Invariants
+from anabranch.sim.training import training_world
+from anabranch.sim.world import Model, World
+
+QUIET_S = 40.0
+#: Steps of two or three seconds: a trial is cheap.
+SLOW = Model(task_s=dict.fromkeys(("Forward", "Head", "InputGradient", "WeightGradient"), 0.25))
+
+
+def swarm(seed: int, policy: str = "greedy", data_nodes: int = 2, stages: int = 2, replicas: int = 2) -> World:
+    """A swarm that counts; its run has no end of its own."""
+    settings = Settings(f"trouble {seed}", 1, stages, 6, 10_000, policy=policy, activation_bytes=1024)
+    machines = [Machine(f"d{n}", 0) for n in range(data_nodes)]
+    machines += [Machine(f"r{s}.{n}", s) for s in range(1, stages + 1) for n in range(replicas)]
+    return counting_world(settings, machines, seed, SLOW)
+
+
+def carry_on(world: World, trouble_ends_s: float, quiet_s: float = QUIET_S) -> None:
+    """Steps are committed after the trouble's end too, and all that was summed is right."""
+    then: list[int] = []
+    world.clock.at(trouble_ends_s, lambda: then.append(world.history().t))
+    end_s = trouble_ends_s + quiet_s
+    world.clock.at(end_s, lambda: world.nodes["d0"].handle(ev.Stopping("over")))
+    Invariants(world)
+    world.run(end_s + 300.0)
+    assert not wrong_states(world)
+    assert world.history().t >= then[0] + 3, f"{then[0]} steps, then {world.history().t}"
+
+
+PAIRS = [("r1.0", "r2.0"), ("r2.0", "r1.0"), ("d0", "r1.1"), ("r2.1", "d0"), ("r1.0", "r1.1"), ("d1", "d0")]
+
+
+@pytest.mark.parametrize("number", range(len(PAIRS)))
+def test_one_way_loss(number: int) -> None:
+    world = swarm(number)
+    seconds = (2.0, 30.0)[number % 2]
+    world.clock.at(5.0, lambda: world.lose(*PAIRS[number], seconds))
+    carry_on(world, 5.0 + seconds)
+
+
+SIDES = [["r1.1"], ["r1.1", "r2.1"], ["d1", "r1.0", "r2.0"], ["r2.0", "r2.1"], ["d1"]]
+
+
+@pytest.mark.parametrize("number", range(len(SIDES)))
+def test_a_partition_heals_and_there_is_one_history(number: int) -> None:
+    world = swarm(number)
+    seconds = (40.0, 3.0)[number % 2]
+    world.clock.at(5.0, lambda: world.partition(SIDES[number], seconds))
+    carry_on(world, 5.0 + seconds, 90.0)
+
+
+@pytest.mark.parametrize("policy", ["greedy", "auction"])
+def test_links_at_a_hundredth_of_their_speed(policy: str) -> None:
+    world = swarm(1, policy)
+    for one, other in (("d0", "r1.0"), ("r1.1", "r2.0"), ("r2.1", "d0")):
+        world.clock.at(4.0, lambda one=one, other=other: world.crawl(one, other, 100.0, 40.0))  # type: ignore[misc]
+    carry_on(world, 44.0)
+
+
+@pytest.mark.parametrize("policy", ["greedy", "auction"])
+@pytest.mark.parametrize("seed", range(2))
+def test_messages_twice_and_in_any_order(seed: int, policy: str) -> None:
+    world = swarm(seed, policy)
+    world.clock.at(2.0, lambda: world.disorder(0.3, 0.3, 30.0))
+    carry_on(world, 32.0)
+
+
+@pytest.mark.parametrize(
+    ("peer", "seconds"), [("d0", 3600.0), ("d0", -5.0), ("d1", 5.0), ("r1.0", 5.0), ("r1.0", -3600.0)]
+)
+def test_a_clock_that_jumps_makes_nobody_suspect_anybody(peer: str, seconds: float) -> None:
+    world = swarm(2)
+    world.clock.at(6.0, lambda: world.jump_clock(peer, seconds))
+    world.clock.at(9.0, lambda: world.jump_clock(peer, -seconds))
+    carry_on(world, 10.0, 20.0)
+    assert world.history().removals == 0
+    assert not [f for _, _, kind, f in world.notes if kind == "suspected"]
+
+
+def test_a_machine_that_vanishes_without_a_word() -> None:
+    world = swarm(3)
+    world.clock.at(6.0, lambda: world.vanish("r1.1"))
+    carry_on(world, 6.0)
+    assert world.history().removals == 1
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_torch_numerics_under_trouble(number: int) -> None:
+    run = small_run(minimum=2, steps=6)
+    world = training_world(run, small_model(run), MadeUpBatches(run), [2, 2], 2, seed=number, capacity=3)
+    strikes: list[Callable[[], None]] = [
+        lambda: world.lose("r2.0", "d0", 15.0),
+        lambda: world.partition(["r1.1", "r2.1"], 15.0),
+        lambda: world.disorder(0.2, 0.2, 10.0),
+    ]
+    world.clock.at(1.5, strikes[number])
+    Invariants(world)
+    world.run(until_s=600)
+    check_equal(world, run)
+
+
+# --- own time ------------------------------------------------------------------------------------------
+
+
+def test_own_time_leaves_out_sleep_and_jumps() -> None:
+    own = OwnTime(1.0)
+    assert own.take(100.0) == 100.0
+    assert own.awaits(100.5) == 100.5
+    assert own.take(100.6) == 100.6  # a little late is awake
+    own.awaits(101.0)
+    assert own.take(161.0) == 101.0  # slept for a minute
+    assert own.slept_s == 60.0
+    assert own.awaits(102.0) == 162.0
+    assert own.take(12.0) == 101.0  # set back
+    assert own.awaits(102.0) == 13.0
+    assert own.take(12.5) == 101.5
+
+
+def test_own_time_never_falls_and_keeps_pace() -> None:
+    draw, own, clock, true, before = random.Random(4), OwnTime(1.0), 0.0, 0.0, 0.0
+    for _ in range(2000):
+        pause = draw.uniform(0.0, 1.0)
+        true, clock = true + pause, clock + pause
+        if draw.random() < 0.05:
+            clock += draw.choice([-50.0, -0.5, 70.0])
+        now = own.take(clock)
+        assert before <= now <= before + 2.0
+        before = now
+        own.awaits(now + 1.0)
+    assert true * 0.85 < before < true * 1.1
