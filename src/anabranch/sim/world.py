@@ -222,7 +222,11 @@ class World:
         """All takes `factor` times as long on the link of two peers for a while."""
         pair = frozenset((one, other))
         self.slow[pair] = factor
-        self.clock.after(seconds, lambda: self.slow.pop(pair, None) and None)
+
+        def recover() -> None:
+            self.slow.pop(pair, None)
+
+        self.clock.after(seconds, recover)
 
     def disorder(self, duplicated: float, shaken_s: float, seconds: float) -> None:
         """For a while messages arrive twice with a probability, and up to so much later, past any order."""
