@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import combinations, product
 
-from anabranch.flow.auction import AuctionAgent
-from anabranch.flow.policy import PLANNERS, POLICIES, Dispatch, Policy
+from anabranch.flow.dispatch import Dispatch, Policy
+from anabranch.flow.policy import PLANNERS, POLICIES
 from anabranch.net.wan.profile import wan10
 from anabranch.protocol.events import Event
 from anabranch.protocol.settings import Settings
@@ -76,7 +76,7 @@ def world_of(fleet: Fleet, variant: str, seed: int) -> World:
     policy, plans = VARIANTS[variant]
     POLICIES[variant] = policy
     if plans:
-        PLANNERS[variant] = AuctionAgent
+        PLANNERS[variant] = PLANNERS["auction"]
     draw = random.Random(seed)
     machines = [Machine(f"d{number}", 0, CAPACITY * fleet.replicas) for number in range(DATA_NODES)]
     for stage, number in product(range(1, STAGES + 1), range(fleet.replicas)):

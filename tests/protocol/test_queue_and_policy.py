@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from anabranch.flow.policy import Candidate, Choice, make_policy
+from anabranch.flow.dispatch import Candidate, Choice
+from anabranch.flow.policy import make_policy
 from anabranch.protocol.tasks import Apply, Forward, Freeze, Head, InputGradient, Result, Task, WeightGradient
 from anabranch.protocol.work import Rank, WorkQueue
 
@@ -123,6 +124,62 @@ def test_static_waits_for_its_own() -> None:
     assert [static.choose(i, both) for i in range(3)] == [Choice("a"), None, Choice("a")]
     assert static.prefer(1, both) == "b"
     assert static.choose(0, []) is None
+
+
+def test_gwtf_sends_as_the_plan_says_and_beyond_it_as_greedy() -> None:
+    gwtf = make_policy("gwtf")
+    near, far = candidate("near", planned=1), candidate("far", link_s=0.5, planned=3)
+    assert gwtf.choose(0, [far, near]) == Choice("near")
+    assert gwtf.choose(0, [far, candidate("near", planned=1, outstanding=1)]) == Choice("far")
+    assert gwtf.choose(0, [candidate("far", link_s=0.5, planned=3, free=False), near]) == Choice("near")
+    full = [candidate("far", link_s=0.5, planned=3, outstanding=3), candidate("near", outstanding=1)]
+    assert gwtf.choose(0, full) == make_policy("greedy").choose(0, full)
+    assert gwtf.choose(0, []) is None
+
+
+def test_swarm_gives_quick_peers_more() -> None:
+    """Virtual time: by turns, each as often as it is quick."""
+    swarm = make_policy("swarm")
+    peers = [candidate("quick", link_s=0.0), candidate("slow", link_s=1.0, compute_s=2.0)]
+    took: list[str] = []
+    for index in range(400):
+        choice = swarm.choose(index, peers)
+        assert choice is not None and not choice.hold_s
+        took.append(choice.peer)
+        swarm.returned(index)
+    assert took.count("quick") == pytest.approx(320, abs=4)  # 1 s there, 4 s with the slow one
+
+
+def test_swarm_waits_for_the_peer_it_called_until_the_deadline() -> None:
+    swarm = make_policy("swarm")
+    first = swarm.choose(0, [candidate("a", free=False), candidate("b", free=False)])
+    assert first is not None and first.hold_s == 30.0
+    both = [candidate("a", free=first.peer != "a"), candidate("b", free=first.peer != "b")]
+    assert swarm.choose(0, both, waited_s=29.0) == Choice(first.peer, hold_s=1.0)
+    other = swarm.choose(0, both, waited_s=30.0)
+    assert other is not None and other.peer != first.peer and not other.hold_s
+
+
+def test_swarm_bans_whose_link_broke_unless_nobody_is_left() -> None:
+    swarm = make_policy("swarm")
+    both = [candidate("a"), candidate("b")]
+    swarm.lost("a", now=100.0)
+    assert [swarm.choose(i, both, now=200.0) for i in range(3)] == [Choice("b")] * 3
+    assert swarm.choose(3, [candidate("a")], now=200.0) == Choice("a")
+    chosen = {swarm.choose(i, both, now=400.0) for i in range(4, 8)}
+    assert chosen == {Choice("a"), Choice("b")}
+
+
+def test_swarm_forgets_who_is_gone() -> None:
+    swarm = make_policy("swarm")
+    for round_ in range(50):
+        peers = [f"p{round_}", f"q{round_}"]
+        swarm.opened(peers)
+        swarm.choose(0, [candidate(peer) for peer in peers])
+        swarm.returned(0)
+        swarm.lost(peers[0], 0.0)
+    tables = [value for value in vars(swarm).values() if isinstance(value, dict)]
+    assert len(tables) == 5 and all(len(table) <= 2 for table in tables)
 
 
 def test_an_unknown_policy_is_named_with_those_there_are() -> None:

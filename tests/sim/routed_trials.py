@@ -16,7 +16,7 @@ from anabranch.sim.node import Node
 from anabranch.sim.world import Model, World
 
 RULES: list[Return] = ["any", "own"]
-POLICIES = ["greedy", "static", "auction"]
+POLICIES = ["greedy", "static", "auction", "gwtf", "swarm"]
 LATENCIES = [(0.001, 0.02), (0.001, 0.02), (0.02, 0.2), (0.2, 1.0)]
 #: Faults happen in the first so many seconds, and after the last it is quiet for so long.
 TROUBLE_S, QUIET_S = 25.0, 70.0

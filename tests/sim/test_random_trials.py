@@ -49,6 +49,9 @@ def test_many(kinds: tuple[str, ...]) -> None:
         (102, "greedy", "any"),
         (105, "auction", "own"),
         (111, "auction", "any"),
+        (2005, "gwtf", "own"),
+        (2003, "gwtf", "any"),
+        (2001, "swarm", "any"),
     ],
 )
 def test_a_few_that_only_count(seed: int, policy: str, returns: Return) -> None:

@@ -20,9 +20,17 @@ from anabranch.sim.training import training_world
 from anabranch.sim.world import Model, World
 
 STAGES = 2
+#: Steps take some two virtual seconds: few events for all the time that planning needs.
+SLOW = Model(task_s={task: 8.0 * seconds for task, seconds in Model().task_s.items()})
 
 
-def swarm(steps: int, seed: int = 1, returns: str = "any", slow: dict[str, float] | None = None) -> World:
+def swarm(
+    steps: int,
+    seed: int = 1,
+    returns: str = "any",
+    slow: dict[str, float] | None = None,
+    policy: str = "auction",
+) -> World:
     """Two data nodes that share 6 microbatches, two relays of capacity 4 at each stage."""
     settings = Settings(
         "flow",
@@ -30,7 +38,7 @@ def swarm(steps: int, seed: int = 1, returns: str = "any", slow: dict[str, float
         STAGES,
         6,
         steps,
-        policy="auction",
+        policy=policy,
         returns=returns,
         activation_bytes=1024,  # type: ignore[arg-type]
     )
@@ -39,7 +47,7 @@ def swarm(steps: int, seed: int = 1, returns: str = "any", slow: dict[str, float
         for number in range(2):
             name = f"r{stage}.{number}"
             machines.append(Machine(name, stage, slowness=(slow or {}).get(name, 1.0)))
-    return counting_world(settings, machines, seed)
+    return counting_world(settings, machines, seed, SLOW)
 
 
 def standing(world: World) -> dict[str, int]:
@@ -63,40 +71,44 @@ def at_step(world: World, t: int, action: Callable[[], None]) -> None:
     world.watchers.append(look)
 
 
-def test_a_swarm_plans_while_it_trains_and_not_one_bit_differs() -> None:
-    run = small_run(policy="auction", steps=4)
+@pytest.mark.parametrize("policy", ["auction", "gwtf", "swarm"])
+def test_a_swarm_trains_by_any_policy_and_not_one_bit_differs(policy: str) -> None:
+    run = small_run(policy=policy, steps=4)
     world = training_world(run, small_model(run), MadeUpBatches(run), [2, 2], 2, seed=3)
     Invariants(world)
     world.run()
     check_equal(world, run)
-    assert all(node.peer.router.agent is not None for node in world.nodes.values())
+    plans = policy != "swarm"
+    assert all((node.peer.router.agent is not None) is plans for node in world.nodes.values())
 
 
-@pytest.mark.parametrize("returns", ["any", "own"])
-def test_what_is_wanted_stands_and_both_ends_agree(returns: str) -> None:
-    world = swarm(steps=190, returns=returns)
+@pytest.mark.parametrize(
+    ("policy", "returns"), [("auction", "any"), ("auction", "own"), ("gwtf", "any"), ("gwtf", "own")]
+)
+def test_what_is_wanted_stands_and_both_ends_agree(policy: str, returns: str) -> None:
+    world = swarm(steps=34, returns=returns, policy=policy)
     Invariants(world)
     seen: dict[str, object] = {}
 
     def look() -> None:
         seen["standing"], seen["unmatched"] = standing(world), sorted(mismatches(world))
 
-    at_step(world, 185, look)
+    at_step(world, 32, look)
     world.run()
     assert seen == {"standing": {"d0": 3, "d1": 3}, "unmatched": []}
     assert not wrong_states(world)
 
 
 def test_the_plan_closes_around_a_relay_that_dies() -> None:
-    world = swarm(steps=130)
+    world = swarm(steps=26)
     Invariants(world)
     seen: dict[str, object] = {}
 
     def look() -> None:
         seen["standing"], seen["unmatched"] = sum(standing(world).values()), sorted(mismatches(world))
 
-    at_step(world, 50, lambda: world.crash("r2.1"))
-    at_step(world, 125, look)
+    at_step(world, 9, lambda: world.crash("r2.1"))
+    at_step(world, 24, look)
     world.run()
     # What is left of stage 2 holds four at once; asking for more is given up.
     assert seen == {"standing": 4, "unmatched": []}
@@ -109,20 +121,20 @@ def test_the_plan_closes_around_a_relay_that_dies() -> None:
 
 
 def test_a_slow_relay_is_planned_around_where_there_is_room() -> None:
-    world = swarm(steps=90, slow={"r1.0": 4.0})
+    world = swarm(steps=18, slow={"r1.0": 4.0})
     shares: dict[str, int] = {}
 
     def look() -> None:
         for name in ("r1.0", "r1.1"):
             shares[name] = sum(world.nodes[name].peer.router.shares(["d0", "d1"]).values())
 
-    at_step(world, 85, look)
+    at_step(world, 16, look)
     world.run()
     assert shares == {"r1.0": 2, "r1.1": 4}
 
 
 def test_a_letter_that_no_honest_neighbour_writes_is_refused_and_counted() -> None:
-    world = swarm(steps=60)
+    world = swarm(steps=14)
     letters: dict[bool, Offer | Answer] = {}
 
     def overhear(node: Node, event: ev.Event) -> None:
@@ -138,7 +150,7 @@ def test_a_letter_that_no_honest_neighbour_writes_is_refused_and_counted() -> No
         world.nodes["d1"].peer.core.send("r1.0", msg.Route(True, answer))
 
     world.watchers.append(overhear)
-    at_step(world, 20, forge)
+    at_step(world, 6, forge)
     world.run()
     reasons = [str(fields["reason"]) for _, _, kind, fields in world.notes if kind == "refused"]
     assert sorted(reasons) == [
@@ -150,16 +162,16 @@ def test_a_letter_that_no_honest_neighbour_writes_is_refused_and_counted() -> No
 
 
 def test_links_that_break_and_come_back_leave_no_ghost() -> None:
-    world = swarm(steps=140)
+    world = swarm(steps=30)
     Invariants(world)
     seen: dict[str, object] = {}
-    at_step(world, 40, lambda: world.cut("d0", "r1.0", 1.0) or None)
-    at_step(world, 45, lambda: world.cut("r1.1", "r2.0", 0.5) or None)
+    at_step(world, 8, lambda: world.cut("d0", "r1.0", 1.0) or None)
+    at_step(world, 9, lambda: world.cut("r1.1", "r2.0", 0.5) or None)
 
     def look() -> None:
         seen["standing"], seen["unmatched"] = standing(world), sorted(mismatches(world))
 
-    at_step(world, 135, look)
+    at_step(world, 28, look)
     world.run()
     assert seen == {"standing": {"d0": 3, "d1": 3}, "unmatched": []}
     assert not wrong_states(world)

@@ -14,9 +14,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
-
-import msgspec
 
 from anabranch.flow.agent import (
     CapacityChanged,
@@ -34,6 +31,18 @@ from anabranch.flow.agent import (
     UnitId,
 )
 from anabranch.flow.dice import Dice
+from anabranch.flow.gwtf_messages import (
+    Advertise,
+    Answer,
+    Cancel,
+    Confirm,
+    CostNow,
+    Moved,
+    PushBack,
+    RequestChange,
+    RequestFlow,
+    RequestRedirect,
+)
 from anabranch.flow.places import Places, Release, Reserve, Reserved, Stale
 
 ROUND_S = 2.0
@@ -49,98 +58,6 @@ REST_ROUNDS = 60
 BACKOFF_ROUNDS = 64
 #: Rounds without change after which a relay tells the source that a standing path has been left.
 SETTLE_ROUNDS = 3
-
-
-class Advertise(Message, frozen=True):
-    """Least cost to each sink among what is unmatched here; `version` grows with each change."""
-
-    version: int
-    costs: dict[str, float]
-
-
-class RequestFlow(Message, frozen=True):
-    """Give me one unit to `sink`, which I take to cost `cost` from you; it shall be called `link`."""
-
-    link: UnitId
-    sink: str
-    cost: float
-
-
-class RequestChange(Message, frozen=True):
-    """Swap my unit `link` (to `peer`, at `cost`) for one of yours; `costs`: mine to every next hop.
-
-    `told`: what the unit costs from `peer` to `sink`.
-    """
-
-    number: UnitId
-    link: UnitId
-    sink: str
-    peer: str
-    cost: float
-    told: float
-    costs: dict[str, float]
-
-
-class RequestRedirect(Message, frozen=True):
-    """Let me take your place on a path to any sink; `costs_in`, `costs_out`: my link costs on both sides."""
-
-    number: UnitId
-    costs_in: dict[str, float]
-    costs_out: dict[str, float]
-
-
-class Answer(Message, frozen=True):
-    """To a Request of that name. `taken` false: refused, and for Request Flow `costs` is what I can give.
-
-    On a change or redirect, the unit that goes to the asker: `link` to `peer`, costing `told` from there.
-    On a redirect also the unit that comes to it: `link_in` from `peer_in`.
-    """
-
-    number: UnitId
-    taken: bool
-    sink: str = ""
-    version: int = 0
-    costs: dict[str, float] = msgspec.field(default_factory=dict)
-    peer: str = ""
-    link: UnitId | None = None
-    told: float = 0.0
-    peer_in: str = ""
-    link_in: UnitId | None = None
-
-
-class Moved(Message, frozen=True):
-    """Unit `link` between us: from now on I stand in for the one you knew (on the side I write from)."""
-
-    link: UnitId
-    told: float
-
-
-class PushBack(Message, frozen=True):
-    """To the previous node: these units lead nowhere from here."""
-
-    links: tuple[UnitId, ...]
-
-
-class Cancel(Message, frozen=True):
-    """To the next node: these units are not wanted."""
-
-    links: tuple[UnitId, ...]
-
-
-class CostNow(Message, frozen=True):
-    """To the previous node: what these units cost from here to their sink has changed."""
-
-    links: tuple[tuple[UnitId, float], ...]
-
-
-class Confirm(Message, frozen=True):
-    """Periodic: working units and places that the sender shares with the receiver."""
-
-    confirms: ClassVar[bool] = True
-    links: tuple[UnitId, ...]
-    units: tuple[UnitId, ...] = ()
-    version: int = 0
-    costs: dict[str, float] = msgspec.field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -179,7 +96,7 @@ class GwtfAgent:
         self._outs: dict[UnitId, _Unit] = {}
         self._pending: _Pending | None = None
         self._answers: dict[str, Answer] = {}
-        """The last answer to each peer: it has one request outstanding."""
+        """The last answer to each neighbour: it has one request outstanding."""
         self._gone: dict[UnitId, int] = {}
         """Units given to a peer of this stage, and in which round: their other end may not know yet."""
         self._count = setup.incarnation << 32
@@ -346,6 +263,8 @@ class GwtfAgent:
 
     def _lose(self, peer: str, side: Side) -> list[Send]:
         """A neighbour is gone, and its units with it."""
+        if side is not Side.NEXT:
+            self._answers.pop(peer, None)
         if side is Side.SAME:
             self._same.remove(peer)
         else:
@@ -491,6 +410,7 @@ class GwtfAgent:
 
     def _confirmations(self) -> list[Send]:
         sends = []
+        self._gone = {link: at for link, at in self._gone.items() if not self._long_gone(at)}
         for peer in self._next:
             links = tuple(out.link for out in self._outs.values() if out.peer == peer)
             units = self._places.towards(peer)
@@ -724,7 +644,7 @@ class GwtfAgent:
         for link in message.links:
             if link in table:
                 self._rename(peer, side, link, None)
-            elif link != asked and self._round - self._gone.get(link, -math.inf) > 2 * CONFIRM_ROUNDS:
+            elif link != asked and (link not in self._gone or self._long_gone(self._gone[link])):
                 missing.append(link)
         sends = self._places.confirm(peer, side, message.units)
         if side is Side.NEXT:
@@ -733,6 +653,9 @@ class GwtfAgent:
             reply = PushBack(tuple(missing)) if side is Side.PREVIOUS else Cancel(tuple(missing))
             sends.append(Send(peer, side, reply))
         return sends
+
+    def _long_gone(self, at: int) -> bool:
+        return self._round - at > 2 * CONFIRM_ROUNDS
 
     def _unrest(self) -> None:
         self._changed = self._round

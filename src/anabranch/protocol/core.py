@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from anabranch.flow.policy import Policy, make_policy
+from anabranch.flow.dice import Dice
+from anabranch.flow.dispatch import Policy
+from anabranch.flow.policy import make_policy
 from anabranch.protocol.costs import Costs
 from anabranch.protocol.detector import Silence
 from anabranch.protocol.events import Effect, Note, Run, Send
@@ -36,13 +40,15 @@ class Core:
     costs: Costs = field(default_factory=Costs)
     seconds: dict[str, float] = field(default_factory=dict)
     policy: Policy = field(init=False)
+    planned: Callable[[], Mapping[str, int]] = dict
+    """Units of the plan by next hop, for a policy that dispatches by them."""
 
     def __post_init__(self) -> None:
         self.use_settings(self.settings)
 
     def use_settings(self, settings: Settings) -> None:
         self.settings = settings
-        self.policy = make_policy(self.settings.policy)
+        self.policy = make_policy(self.settings.policy, Dice(self.incarnation, zlib.crc32(self.me.encode())))
         self.costs.activation_bytes = settings.activation_bytes
 
     def send(self, peer: str, message: AnyMessage, payload: Payload | None = None) -> None:

@@ -12,7 +12,9 @@ from typing import Annotated
 
 import msgspec
 
+from anabranch.flow.agent import Side
 from anabranch.flow.auction.messages import Answer, Offer
+from anabranch.flow.gwtf_messages import GwtfLetter
 from anabranch.protocol.records import Genesis, Member
 
 #: Longest encoded message in bytes (log tails are cut to fit).
@@ -358,6 +360,13 @@ class Route(Message, frozen=True, tag=55):
     letter: Offer | Answer
 
 
+class Bargain(Message, frozen=True, tag=56):
+    """A letter between the flow's agents under `gwtf`. `side`: where I stand, seen from you."""
+
+    side: Side
+    letter: GwtfLetter
+
+
 # --- the voters of the log (Raft; both ends are named as voters: peer and disk) -------------------
 
 
@@ -423,6 +432,7 @@ AnyMessage = (
     | Claim | Attempt | ReducePart | ReducedPart | Prepared | Applied | Release | Announce | FetchLog
     | Missing | Enquire | About | JoinRequest | Welcome | Refused | Ready | Leave | Ping | Pong
     | FetchGradient | Gradient | FetchState | StateOffer | FetchPiece | Piece | Report | Got | Route
+    | Bargain
     | AskVote | Vote | Append | Appended | TakeOver
 )  # fmt: skip
 

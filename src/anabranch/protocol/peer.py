@@ -407,7 +407,7 @@ class Peer:
                 if trip_s is not None:
                     core.costs.answered(peer, trip_s, core.now)
                 self.router.measured(peer)
-            case msg.Route():
+            case msg.Route() | msg.Bargain():
                 return self.router.received(peer, message)
             case msg.FetchGradient():
                 if message.stage != core.stage:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 import statistics
+import zlib
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -32,11 +32,13 @@ from anabranch.flow.agent import (
 from anabranch.flow.auction.messages import Answer, Offer
 from anabranch.flow.balance import places
 from anabranch.flow.dice import Dice
-from anabranch.flow.policy import planner
+from anabranch.flow.gwtf_messages import GwtfLetter
+from anabranch.flow.policy import PLANNERS
 from anabranch.protocol.core import Core
 from anabranch.protocol.estimates import plausible
+from anabranch.protocol.letters import NAMES_MAX, DataNodes, Said, contradiction, implausible, unfit
 from anabranch.protocol.membership import split_indices
-from anabranch.protocol.messages import Route
+from anabranch.protocol.messages import Bargain, Route
 
 #: The price of turning a microbatch away must exceed that of every way through the residual graph, which
 #: visits no relay twice: a number of relays, and a link cost, that no swarm exceeds. The median cost of the
@@ -50,33 +52,13 @@ BEGIN_S = 300.0
 COST_MIN_S, COST_MAX_S = 1e-4, 3600.0
 #: Seconds of a pass that moved by less than this factor are the same: places do not follow noise.
 PASS_CHANGE = 1.3
-#: Bounds of what a letter may speak of: counts, prices (s), units or searches by name, and a name's length.
-COUNT_MAX = 1 << 62
-PRICE_MAX_S = 1e12
-NAMES_MAX = 1 << 12
-NAME_MAX = 128
-#: By so much at most a letter may raise the count of changes heard of. All take over the greatest, so at the
-#: bound of counts nobody's letters would be believed any more.
-STIR_MAX = 1 << 32
-#: Names of data nodes that are believed before the log (here) has heard of them, in all. Every name costs
-#: memory here and at those who are told of it, and every pair of names what it costs to exchange them.
-STRANGERS_MAX = 16
 #: Incarnations are told apart by so many bits: the agent multiplies them to name units and searches.
 INCARNATION_BITS = 29
-
-
-@dataclass
-class Said:
-    """What was said over one flow link. cost: last told to the agent (s). pushed: units handed over to the
-    next hop, in all. heard: the greatest such count (or of units handed back) that came from there."""
-
-    cost: float
-    pushed: int = 0
-    heard: int = 0
+_FOREIGN = "a letter of another policy than the run's"
 
 
 class Router:
-    """None of it acts before this peer serves, or where the policy plans nothing (`greedy`, `static`)."""
+    """None of it acts before this peer serves, or where the policy plans nothing."""
 
     def __init__(self, core: Core) -> None:
         self.core = core
@@ -88,7 +70,9 @@ class Router:
         self._first_costs: dict[tuple[str, Side], float] = {}
         self._begin_at = math.inf
         self._stir = 0
-        self._strangers: set[str] = set()
+        self._data_nodes = DataNodes()
+        self._onward: dict[str, int] | None = None
+        core.planned = self.onward
 
     def deadline(self) -> float:
         due = self.agent.deadline() if self.agent is not None else None
@@ -108,6 +92,14 @@ class Router:
         held = Counter(held.previous for held in self.agent.held() if held.previous is not None)
         return {peer: held[peer] for peer in upstream if held[peer]}
 
+    def onward(self) -> Mapping[str, int]:
+        """Units of the standing flow that go to each next hop, where the policy dispatches by them."""
+        if self.agent is None or not self._published:
+            return {}
+        if self._onward is None:
+            self._onward = Counter(held.next for held in self.agent.held() if held.next is not None)
+        return self._onward
+
     # --- events --------------------------------------------------------------------------------
 
     def tick(self) -> None:
@@ -123,7 +115,7 @@ class Router:
             cost = self.core.costs.link_cost_s(peer, self.core.now)
             if cost is None:
                 continue
-            cost = min(max(COST_MIN_S, cost), COST_MAX_S)
+            cost = min(max(COST_MIN_S, cost), COST_MAX_S) if side is not Side.SAME else 0.0
             if (peer, side) not in self.neighbours:
                 self._meet(peer, side, cost)
             elif cost != self.neighbours[peer, side].cost:
@@ -132,7 +124,7 @@ class Router:
 
     def link_down(self, peer: str) -> None:
         """The connection is gone, or another has taken its place."""
-        for side in (Side.PREVIOUS, Side.NEXT):
+        for side in Side:
             self._first_costs.pop((peer, side), None)
             if self.neighbours.pop((peer, side), None) is not None:
                 self._give(PeerDown(peer, side))
@@ -154,17 +146,31 @@ class Router:
         else:
             self._balance()
 
-    def received(self, peer: str, message: Route) -> str | None:
+    def received(self, peer: str, message: Route | Bargain) -> str | None:
         """A neighbour's agent speaks; returns why it is refused, if it is."""
+        if isinstance(message, Bargain):
+            return self._bargained(peer, message)
         side = Side.PREVIOUS if message.ahead else Side.NEXT
         said, letter = self.neighbours.get((peer, side)), message.letter
         if self.agent is None or said is None:
             return None  # it saw the link first, and will say it again
-        wrong = implausible(letter, ahead=message.ahead) or self._contradiction(said, letter)
+        if self._published:
+            return _FOREIGN
+        wrong = implausible(letter, ahead=message.ahead) or contradiction(said, letter, self._stir)
         if wrong is None:
             said.heard = letter.pushed if isinstance(letter, Offer) else letter.returned
             self._stir = max(self._stir, letter.stir)
-            self._give(Received(peer, side, self._of_known_data_nodes(letter)))
+            self._give(Received(peer, side, self._data_nodes.only_known(letter, self.core.membership)))
+        return wrong
+
+    def _bargained(self, peer: str, message: Bargain) -> str | None:
+        if self.agent is None or (peer, message.side) not in self.neighbours:
+            return None
+        if not self._published:
+            return _FOREIGN
+        wrong = unfit(message.letter, message.side)
+        if wrong is None:
+            self._give(Received(peer, message.side, message.letter))
         return wrong
 
     # --- inside --------------------------------------------------------------------------------
@@ -182,10 +188,18 @@ class Router:
             sides.append(Side.PREVIOUS)
         if member.stage == core.next_stage():
             sides.append(Side.NEXT)
+        if member.stage == core.stage != 0 and self._published:
+            sides.append(Side.SAME)
         return sides
 
+    @property
+    def _published(self) -> bool:
+        """Whether the policy is the published one (`flow.policy.Planner`)."""
+        planner = PLANNERS.get(self.core.settings.policy)
+        return planner is not None and planner.published
+
     def _meet(self, peer: str, side: Side, cost: float) -> None:
-        if self.agent is None:
+        if self.agent is None and side is not Side.SAME:
             self._first_costs[peer, side] = cost
             self._begin()
         if self.agent is not None:
@@ -194,8 +208,8 @@ class Router:
 
     def _begin(self) -> None:
         core = self.core
-        make = planner(core.settings.policy)
-        if make is None:
+        planner = PLANNERS.get(core.settings.policy)
+        if planner is None:
             return
         self._begin_at = min(self._begin_at, core.now + BEGIN_S)
         if not core.costs.bandwidth_known() and core.now < self._begin_at:
@@ -215,7 +229,7 @@ class Router:
             relays=RELAYS_MAX,
             cost_max=COST_MARGIN * statistics.median(self._first_costs.values()),
         )
-        self.agent = make(setup, Dice(core.incarnation))
+        self.agent = planner.agent(setup, Dice(core.incarnation, zlib.crc32(core.me.encode())))
         self._first_costs.clear()
 
     def _demanded(self) -> int:
@@ -246,7 +260,7 @@ class Router:
         stage = [core.membership.members[peer] for peer in core.membership.active_from]
         stage = [member for member in stage if member.stage == core.stage]
         capacity = {member.id: member.capacity for member in stage}
-        if core.me not in capacity:
+        if core.me not in capacity or self._published:
             return core.membership.members[core.me].capacity
         pass_s = {member.id: core.costs.pass_s(member.id, core.me) for member in stage}
         if not all(map(plausible, pass_s.values())):
@@ -264,7 +278,9 @@ class Router:
         agent = self.agent
         if agent is None:
             return
-        for peer, side, letter in agent.handle(event, self.core.now):
+        sends = agent.handle(event, self.core.now)
+        self._onward = None
+        for peer, side, letter in sends:
             if isinstance(letter, Offer) and (peer, side) in self.neighbours:
                 self.neighbours[peer, side].pushed = letter.pushed
             elif isinstance(letter, Answer) and len(letter.exchanges) > NAMES_MAX:
@@ -272,71 +288,5 @@ class Router:
             if isinstance(letter, Offer | Answer):
                 self._stir = max(self._stir, letter.stir)
                 self.core.send(peer, Route(side is Side.NEXT, letter))
-
-    def _contradiction(self, said: Said, letter: Offer | Answer) -> str | None:
-        """Why a letter cannot follow what was said before. (A link delivers in order.)"""
-        count = letter.pushed if isinstance(letter, Offer) else letter.returned
-        if count < said.heard:
-            return f"a count of {said.heard} that falls to {count}"
-        if isinstance(letter, Offer) and letter.recalled > letter.pushed:
-            return f"{letter.recalled} units recalled of {letter.pushed}"
-        if isinstance(letter, Answer) and letter.returned > said.pushed:
-            return f"{letter.returned} units handed back of {said.pushed}"
-        if letter.stir > self._stir + STIR_MAX:
-            return f"{letter.stir} changes, after {self._stir}"
-        return None
-
-    def _of_known_data_nodes(self, letter: Offer | Answer) -> Offer | Answer:
-        """The letter, without what it says of data nodes that nobody knows."""
-        known = self._known
-        changes: dict[str, object] = {
-            "searches": tuple(search for search in letter.searches if known(search.source)),
-            "findings": tuple(finding for finding in letter.findings if known(finding.source)),
-        }
-        if isinstance(letter, Offer):
-            changes["mix"] = tuple(part for part in letter.mix if known(part[0]))
-            changes["ceded"] = tuple(part for part in letter.ceded if known(part[0]))
-            changes["share"] = letter.share if letter.share and known(letter.share.source) else None
-        else:
-            pairs = letter.exchanges
-            changes["exchanges"] = tuple(pair for pair in pairs if known(pair.given) and known(pair.taken))
-            changes["shares"] = tuple(share for share in letter.shares if known(share.source))
-            changes["homes"] = tuple(home for home in letter.homes if known(home[0]))
-        return msgspec.structs.replace(letter, **changes)
-
-    def _known(self, name: str) -> bool:
-        """Whether `name` may be a data node: a member, or one of a few that the log may yet bring."""
-        membership = self.core.membership
-        if name in membership.incarnations:  # what has gone is no longer of interest
-            return membership.stage_of(name) == 0
-        if len(self._strangers) < STRANGERS_MAX:
-            self._strangers.add(name)
-        return name in self._strangers
-
-
-def implausible(letter: Offer | Answer, ahead: bool) -> str | None:
-    """What no honest neighbour would say: a number out of range, a name too long, too many names."""
-    if isinstance(letter, Offer) is not ahead:
-        return f"{type(letter).__name__} in the wrong direction"
-    if isinstance(letter, Answer) and letter.price < 0.0:
-        return f"a price of {letter.price}"
-    # Nobody bids yet: -inf. No price is known: inf.
-    endless = -math.inf if isinstance(letter, Offer) else math.inf
-    level = letter.bid if isinstance(letter, Offer) else letter.price
-    if level == endless:
-        letter = msgspec.structs.replace(letter, **{"bid" if ahead else "price": 0.0})
-    return _implausible(msgspec.structs.astuple(letter))
-
-
-def _implausible(value: object) -> str | None:
-    if isinstance(value, int) and not 0 <= value <= COUNT_MAX:
-        return f"a count of {value}"
-    if isinstance(value, float) and not abs(value) <= PRICE_MAX_S:
-        return "a price that is no number" if math.isnan(value) else f"a price of {value}"
-    if isinstance(value, str) and len(value) > NAME_MAX:
-        return f"a name of {len(value)} letters"
-    if isinstance(value, tuple):
-        if len(value) > NAMES_MAX:
-            return f"more than {NAMES_MAX} names"
-        return next((wrong for wrong in map(_implausible, value) if wrong is not None), None)
-    return None
+            elif isinstance(letter, GwtfLetter):
+                self.core.send(peer, Bargain(side.opposite, letter))

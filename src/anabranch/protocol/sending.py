@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from anabranch.flow.policy import Candidate
+from anabranch.flow.dispatch import Candidate
 from anabranch.protocol.core import Core
 from anabranch.protocol.messages import Ask, Fence, Forward, Return, Slots, Want
 from anabranch.protocol.slots import Credit
@@ -89,6 +89,7 @@ class Sender:
         self._prepare = prepare
         self._on_gradient = on_gradient
         self._usual_s = 0.0
+        core.policy.opened(self._peers())
 
     # --- in ------------------------------------------------------------------------------------
 
@@ -137,6 +138,7 @@ class Sender:
             return f"backward of microbatch {index} without its gradient"
         item.returned = True
         item.probe_at = math.inf
+        self.core.policy.returned(index)
         if item.peer is None or item.leg is not Leg.SENT:
             item.peer, item.leg = peer, Leg.SENT
         else:
@@ -186,6 +188,7 @@ class Sender:
 
     def peer_lost(self, peer: str, reason: str) -> None:
         """The link to `peer` broke or it is suspected: what it still owes us goes elsewhere at once."""
+        self.core.policy.lost(peer, self.core.now)
         for item in list(self.items.values()):
             if item.leg is Leg.FINDING:
                 item.finding.discard(peer)
@@ -237,7 +240,8 @@ class Sender:
     def _place(self, item: Item, outstanding: Mapping[str, int]) -> None:
         """Send an item that waits, hold it back for a better peer, or ask for a slot."""
         candidates = self._candidates(item, outstanding)
-        choice = self.core.policy.choose(item.index, candidates, self._waited_s(item, candidates))
+        waited_s = self._waited_s(item, candidates)
+        choice = self.core.policy.choose(item.index, candidates, waited_s, self.core.now)
         item.held_for, item.held_until = None, math.inf
         if choice is None:
             asked = self.core.policy.prefer(item.index, candidates)
@@ -279,7 +283,7 @@ class Sender:
         own = self.core.settings.returns == "own" and self.core.next_stage() == 0
         if own and item.path[0] in peers:
             peers = [item.path[0]]
-        found, costs = [], self.core.costs
+        found, costs, planned = [], self.core.costs, self.core.planned()
         for peer in peers:
             there = costs.of(peer)
             found.append(
@@ -291,6 +295,7 @@ class Sender:
                     peer in self.credits and self.credits[peer].free > 0,
                     there.wait_s(self.core.now),
                     there.price,
+                    planned.get(peer, 0),
                 )
             )
         return found
