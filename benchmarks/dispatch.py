@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/dispatch.py --seeds 3
 
 The protocol of real peers in a world of whole numbers (`sim/algebra.py`), with the ten regions' latencies
-and machines of different speeds. Each fleet is run by `greedy`, `static`, by the whole of `auction` and by
+and machines of different speeds. Each fleet is run by every policy, and by
 `auction` without one ingredient at a time. Everything follows from the seeds. Rewrites the section
 `dispatch` of docs/results.md.
 """
@@ -19,9 +19,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from itertools import combinations, product
 
+from anabranch.flow.dice import Dice
 from anabranch.flow.dispatch import Dispatch, Policy
 from anabranch.flow.policy import PLANNERS, POLICIES
 from anabranch.net.wan.profile import wan10
@@ -39,15 +39,17 @@ WARM_UP, STEPS = 25, 45
 #: a link within one place.
 COMPUTE_S, LATENCY_S = 0.2, 0.01
 
-#: What is compared: name -> (policy, whether its agents plan).
-VARIANTS: dict[str, tuple[Callable[[], Policy], bool]] = {
-    "greedy": (POLICIES["greedy"], False),
-    "static": (POLICIES["static"], False),
-    "auction": (Dispatch, True),
-    "... without reported waits": (partial(Dispatch, wait=False), True),
-    "... without prices": (partial(Dispatch, price=False), True),
-    "... without holding back": (partial(Dispatch, hold=False), True),
-    "... without a plan (nor prices)": (Dispatch, False),
+#: What is compared: name -> (what makes a node's policy, whose agents plan).
+VARIANTS: dict[str, tuple[Callable[[Dice], Policy], str]] = {
+    "greedy": (POLICIES["greedy"], ""),
+    "static": (POLICIES["static"], ""),
+    "swarm": (POLICIES["swarm"], ""),
+    "gwtf": (POLICIES["gwtf"], "gwtf"),
+    "auction": (lambda dice: Dispatch(), "auction"),
+    "... without reported waits": (lambda dice: Dispatch(wait=False), "auction"),
+    "... without prices": (lambda dice: Dispatch(price=False), "auction"),
+    "... without holding back": (lambda dice: Dispatch(hold=False), "auction"),
+    "... without a plan (nor prices)": (lambda dice: Dispatch(), ""),
 }
 
 
@@ -73,10 +75,9 @@ FLEETS = (
 
 def world_of(fleet: Fleet, variant: str, seed: int) -> World:
     """The fleet of this seed, the same for every variant."""
-    policy, plans = VARIANTS[variant]
-    POLICIES[variant] = policy
-    if plans:
-        PLANNERS[variant] = PLANNERS["auction"]
+    POLICIES[variant], planner = VARIANTS[variant]
+    if planner:
+        PLANNERS[variant] = PLANNERS[planner]
     draw = random.Random(seed)
     machines = [Machine(f"d{number}", 0, CAPACITY * fleet.replicas) for number in range(DATA_NODES)]
     for stage, number in product(range(1, STAGES + 1), range(fleet.replicas)):

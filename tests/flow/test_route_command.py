@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from anabranch.cli.main import main
+from anabranch.flow.fairness import FairShares
 from anabranch.flow.instances import FAMILIES, format_instance
-from anabranch.flow.problem import Flow
+from anabranch.flow.problem import DataNode, Flow, Instance, Relay
 from anabranch.sim.routing import Messages, Optimum, Repair, RouteResult
 
 
@@ -34,6 +35,8 @@ def test_result_as_json(policy: str, instance_file: Path, capsys: pytest.Capture
     assert result["max_path_cost"] == flow.max_path_cost(instance)
     assert set(result["messages"]) >= {"total", "per_node_mean", "per_node_max"}
     assert (result["messages"]["total"] == 0) == (policy in ("static", "optimal"))
+    assert sum(result["admitted"].values()) == flow.value
+    assert set(result["fair"]["shares"]) == {node.id for node in instance.data_nodes}
     churn = result["churn"]
     assert len(churn["crashed"]) == 2
     assert 0 < churn["flow"] <= churn["oracle"]["flow"]
@@ -67,6 +70,30 @@ def test_every_key_of_a_result_is_in_the_formats() -> None:
     for struct in (RouteResult, Messages, Optimum, Repair):
         for key in struct.__struct_fields__:
             assert f"`{key}`" in section, key
+    for key in ("admitted", "fair", *FairShares.__dataclass_fields__):
+        assert f"`{key}`" in section, key
+
+
+def test_shares_are_reported_beside_those_that_are_fair(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both data nodes want four of the four places that there are; d2 wants nothing."""
+    hops = [(f"d{n}", "r") for n in range(3)] + [("r", f"d{n}") for n in range(3)]
+    instance = Instance(
+        1,
+        "own",
+        (DataNode("d0", 4), DataNode("d1", 4), DataNode("d2", 0)),
+        (Relay("r", 1, 4),),
+        dict.fromkeys(hops, 1.0),
+    )
+    path = tmp_path / "shared.json"
+    path.write_text(format_instance(instance), encoding="utf-8")
+    assert main(["route", str(path), "--oracle", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["admitted"] == {"d0": 2, "d1": 2, "d2": 0}
+    assert result["fair"]["shares"] == pytest.approx({"d0": 0.5, "d1": 0.5}, abs=1e-5)
+    assert main(["route", str(path), "--policy", "static", "--oracle"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("admitted: d0 4 of 4 (fair: 50%), d1 0 of 4")
 
 
 @pytest.mark.parametrize(

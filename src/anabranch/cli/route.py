@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from anabranch.errors import UserError
+
+if TYPE_CHECKING:
+    from anabranch.flow.fairness import FairShares
+    from anabranch.flow.problem import Instance
+    from anabranch.sim.routing import RouteResult
 
 _EPILOG = """\
 examples:
@@ -53,12 +60,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--churn", type=int, default=0, metavar="K", help="relays that crash after convergence"
     )
-    parser.add_argument("--oracle", action="store_true", help="solve it exactly as well")
+    parser.add_argument("--oracle", action="store_true", help="solve it exactly as well; the fair shares")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.add_argument("--plot", type=Path, metavar="OUT.svg", help="draw the flow (SVG, PNG or PDF)")
 
 
 def run(args: argparse.Namespace) -> int:
+    from anabranch.flow.fairness import fairest
     from anabranch.flow.instances import InstanceError, parse_instance
     from anabranch.sim.flows import Weather
     from anabranch.sim.routing import POLICIES, route
@@ -91,8 +99,31 @@ def run(args: argparse.Namespace) -> int:
             draw_flow(instance.stages, stage, capacity, result.paths, args.plot)
         except OSError as error:
             raise UserError(f"--plot {args.plot}: {error.strerror}") from None
-    print(msgspec.json.encode(result).decode() if args.json else _report(result))
+    admitted, fair = _admitted(instance, result), fairest(instance) if args.oracle else None
+    if args.json:
+        extra = {"admitted": admitted} | ({"fair": msgspec.to_builtins(fair)} if fair is not None else {})
+        print(msgspec.json.encode(msgspec.to_builtins(result) | extra).decode())
+    else:
+        print("\n".join([_report(result), *_shares(instance, admitted, fair)]))
     return 0
+
+
+def _admitted(instance: Instance, result: RouteResult) -> dict[str, int]:
+    """Microbatches of each data node that have a path."""
+    departed = Counter(path[0] for path in result.paths)
+    return {node.id: departed[node.id] for node in instance.data_nodes}
+
+
+def _shares(instance: Instance, admitted: dict[str, int], fair: FairShares | None) -> list[str]:
+    """A line for people, where several data nodes share the relays."""
+    demands = {node.id: node.microbatches for node in instance.data_nodes if node.microbatches}
+    if len(demands) < 2:
+        return []
+    text = [
+        f"{name} {admitted[name]} of {demand}" + (f" (fair: {fair.shares[name]:.0%})" if fair else "")
+        for name, demand in demands.items()
+    ]
+    return [f"admitted: {', '.join(text)}"]
 
 
 def _read(name: str) -> bytes:
@@ -131,11 +162,8 @@ def _check_plot(path: Path) -> None:
         raise UserError(f"--plot {path}: there is no folder {path.parent}")
 
 
-def _report(result: object) -> str:
+def _report(result: RouteResult) -> str:
     """The same result for people."""
-    from anabranch.sim.routing import RouteResult
-
-    assert isinstance(result, RouteResult)
     lines = [
         f"{result.policy}: {result.flow} of {result.demand} microbatches, cost {result.cost:g}, "
         f"dearest path {result.max_path_cost:g}"
