@@ -23,7 +23,8 @@ SLOW = Model(task_s=dict.fromkeys(("Forward", "Head", "InputGradient", "WeightGr
 
 def swarm(seed: int, policy: str = "greedy", data_nodes: int = 2) -> World:
     """A swarm that counts; its run has no end of its own."""
-    settings = Settings(f"trouble {seed}", 1, 2, 6, 10_000, policy=policy, activation_bytes=1024)
+    name = f"trouble {seed}"
+    settings = Settings(name, 1, 2, 6, 10_000, min_replicas=2, policy=policy, activation_bytes=1024)
     machines = [Machine(f"d{n}", 0) for n in range(data_nodes)]
     machines += [Machine(f"r{s}.{n}", s) for s in (1, 2) for n in range(2)]
     return counting_world(settings, machines, seed, SLOW)

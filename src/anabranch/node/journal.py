@@ -93,7 +93,8 @@ class Journal:
             case "peer_removed":
                 return log.PeerRemoved(peer=me, subject=f["subject"], stage=f["stage"], reason=f["reason"])
             case "suspected":
-                return log.Suspected(peer=me, subject=f["subject"], reason=f["reason"])
+                known = ("subject", "reason", "verdict", "silence_s", "patience_s", "asked")
+                return log.Suspected(peer=me, **{name: f[name] for name in known if name in f})
             case "repair":
                 return self._repair(f)
             case "double":

@@ -120,10 +120,16 @@ class Skip(Event, frozen=True, kw_only=True):
 
 
 class Suspected(Event, frozen=True, kw_only=True):
-    """`peer` no longer sends work to `subject`."""
+    """What `peer` made of the silence of `subject`, which it sends no work to meanwhile. `verdict`:
+    "suspected", "refuted" (it is heard again), "the link is bad", "nobody is heard", "gone". `asked`: what
+    others said of it, by their ids."""
 
     subject: str
     reason: str
+    verdict: str = "suspected"
+    silence_s: float = 0.0
+    patience_s: float = 0.0
+    asked: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 class Repair(Event, frozen=True, kw_only=True):

@@ -2,12 +2,13 @@
 
 A joiner is admitted to a stage, fetches the state, and reports; the log says from which iteration it
 serves. A member whose link is lost is dialled once more: refused means gone; silence is given as long as
-the peer's own history makes plausible.
+the peer's own history makes plausible, and others are asked before the verdict (`suspicion`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import msgspec
 
@@ -16,9 +17,20 @@ from anabranch.protocol.core import Core
 from anabranch.protocol.events import Dial
 from anabranch.protocol.messages import JoinRequest, Ready, Refused
 from anabranch.protocol.records import Member, Members
+from anabranch.protocol.suspicion import Overdue, Verdict
 
-#: Seconds between attempts to reach the last replica of a stage.
-LAST_REPLICA_S = 8.0
+#: Seconds between attempts to reach a member that stays one though it is out of reach.
+REACH_AGAIN_S = 8.0
+
+
+@dataclass
+class Lost:
+    """A member whose link is down. until: when it is judged (again)."""
+
+    reason: str
+    since: float
+    patience_s: float
+    until: float
 
 
 class Admission:
@@ -41,7 +53,8 @@ class Admission:
         self.roles: dict[str, str] = {}
         self._joining: dict[str, Member] = {}
         self._removals: dict[str, str] = {}
-        self._lost: dict[str, tuple[float, str]] = {}
+        self._lost: dict[str, Lost] = {}
+        self._waiting_for = ""
 
     # --- in ------------------------------------------------------------------------------------
 
@@ -142,26 +155,55 @@ class Admission:
             self.remove(peer, f"{reason}; nobody listens at its address any more")
             return
         if peer not in self._lost:
-            self._lost[peer] = (self.core.now + patience_s, reason)
+            self._lost[peer] = Lost(reason, self.core.now, patience_s, self.core.now + patience_s)
             self._dial(peer)
+            self.core.contacts.witnesses.ask(peer)
 
     def link_up(self, peer: str) -> None:
         self._lost.pop(peer, None)
 
     def tick(self) -> None:
-        for peer, (until, reason) in list(self._lost.items()):
-            if self.core.now < until:
+        now, contacts = self.core.now, self.core.contacts
+        for peer, lost in list(self._lost.items()):
+            if now < lost.until:
                 continue
-            if self._last_of_its_stage(peer):
-                self._lost[peer] = (self.core.now + LAST_REPLICA_S, reason)
-                self._dial(peer)
-            else:
-                self.remove(peer, f"{reason}, and it did not come back")
+            # A lost link is one patience of silence already.
+            overdue = contacts.overdue(peer, now - lost.since + lost.patience_s, lost.patience_s)
+            if overdue.verdict is Verdict.GONE and not self._waits_for(peer):
+                self.remove(peer, f"{lost.reason}, and it did not come back: {overdue}")
+                continue
+            if overdue.verdict is not Verdict.GONE:
+                self._doubt(overdue)
+            lost.until = now + min(REACH_AGAIN_S, lost.patience_s) * self.core.dice.uniform(0.75, 1.0)
+            self._dial(peer)
+            contacts.witnesses.ask(peer, lost.patience_s)
 
-    def silent(self, peer: str, silence_s: float) -> None:
-        """A linked member has been silent for much longer than it ever was."""
+    def silent(self, overdue: Overdue) -> None:
+        """A linked member is silent for longer than its history explains."""
+        if overdue.verdict is Verdict.GONE and not self._waits_for(overdue.peer):
+            self.remove(overdue.peer, str(overdue))
+        elif overdue.verdict is Verdict.CUT_OFF:
+            self._doubt(overdue)
+
+    def _doubt(self, overdue: Overdue) -> None:
+        """Others hear it, or I hear nobody: it stays a member for now."""
+        if overdue.verdict is Verdict.CUT_OFF:
+            self._wait("nobody is heard: this machine's own connection may be gone")
+        else:
+            self._wait(f"no connection to {overdue.peer[:8]}, which others hear: {overdue.account}")
+
+    def _waits_for(self, peer: str) -> bool:
+        """Whether a member that seems gone is waited for."""
         if not self._last_of_its_stage(peer):
-            self.remove(peer, f"silent for {silence_s:.1f} s")
+            return False
+        stage = self.core.membership.stage_of(peer)
+        self._wait(f"{peer[:8]}, the last replica of stage {stage}, is out of reach: waiting for it")
+        return True
+
+    def _wait(self, reason: str) -> None:
+        if reason != self._waiting_for:
+            self._waiting_for = reason
+            self.core.note("waiting", reason=reason)
 
     def _last_of_its_stage(self, peer: str) -> bool:
         """Whether only this member has its stage's state. It is waited for, as long as it may come back: a
@@ -178,7 +220,7 @@ class Admission:
             self.core.effects.append(Dial(peer, address))
 
     def deadline(self) -> float:
-        return min((until for until, _ in self._lost.values()), default=float("inf"))
+        return min((lost.until for lost in self._lost.values()), default=float("inf"))
 
     # --- the record ----------------------------------------------------------------------------
 

@@ -1,86 +1,146 @@
-"""Whom this peer can talk to: dialling, heartbeats, silence, suspicion."""
+"""Whom this peer can talk to: dialling, heartbeats, silence, and what is made of it."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
+from anabranch.protocol.backoff import Backoff
 from anabranch.protocol.core import Core
-from anabranch.protocol.detector import Silence
-from anabranch.protocol.events import Dial
+from anabranch.protocol.detector import DOUBT, Silence
+from anabranch.protocol.events import Dial, HangUp
 from anabranch.protocol.messages import Ping, Pong
+from anabranch.protocol.suspicion import Overdue, Verdict
+from anabranch.protocol.witnesses import Witnesses
 
-#: Seconds between attempts to reach a peer (doubling to the maximum).
+#: Seconds between attempts to reach a member (doubling to the maximum, with jitter).
 REDIAL_S = 0.5
 REDIAL_MAX_S = 8.0
 #: Heartbeats whose answers are still waited for.
 PINGS_KEPT = 32
 
 
-class Overdue(NamedTuple):
-    """A linked peer that is silent for longer than its own history explains."""
-
-    peer: str
-    silence_s: float
-    patience_s: float
-
-
 class Contacts:
-    """The links of one peer as the protocol sees them (`core.links`, `core.suspects`)."""
+    """The links of one peer as the protocol sees them (`core.links`, `core.suspects`). What is known of a
+    member's silences outlives its links."""
 
     def __init__(self, core: Core) -> None:
         self.core = core
+        core.contacts = self
         self._ping_at = 0.0
         self._pings: dict[int, float] = {}
         self._number = 0
-        self._dials: dict[str, tuple[float, float]] = {}
+        self._next_index = 0
+        self._dials: dict[str, tuple[float, Backoff]] = {}
+        self._known: dict[str, Silence] = {}
+        self.witnesses = Witnesses(core, self._ping)
 
     def deadline(self) -> float:
         """When `tick` wants to be called next."""
         core = self.core
-        times = [self._ping_at]
+        times = [self._ping_at, self.witnesses.deadline()]
         times += [at for at, _ in self._dials.values()]
-        times += [s.suspected_at() for p, s in core.links.items() if p not in core.suspects]
+        for peer, silence in core.links.items():
+            times.append(max(silence.doubted_at(), self._ask_at(peer, silence)))
+            if peer not in core.suspects:
+                times.append(silence.suspected_at())
         return min(times)
+
+    def _ask_at(self, peer: str, silence: Silence) -> float:
+        """When others are asked (again) after a silent peer."""
+        return self.witnesses.asked_at(peer) + DOUBT * silence.patience_s
 
     def tick(self, next_index: int) -> list[Overdue]:
         """Heartbeats and dials that are due; returns who is overdue."""
         core = self.core
+        self._next_index = next_index
         if core.now >= self._ping_at:
             self._ping_at = core.now + core.settings.heartbeat_s
-            self._number += 1
-            self._pings[self._number] = core.now
-            self._pings.pop(self._number - PINGS_KEPT, None)
-            for peer in list(core.links):
-                core.send(peer, Ping(self._number, next_index))
+            self._ping(*core.links)
         self._dial_again()
-        return [
-            Overdue(peer, core.now - silence.last_heard, silence.patience_s)
-            for peer, silence in core.links.items()
-            if core.now >= silence.suspected_at()
-        ]
+        self.witnesses.tick()
+        overdue = [self._overdue(p, s) for p, s in core.links.items() if core.now >= s.suspected_at()]
+        for peer, silence in core.links.items():
+            if core.now >= max(silence.doubted_at(), self._ask_at(peer, silence)):
+                self.witnesses.ask(peer, silence.patience_s)
+        return overdue
+
+    def _ping(self, *peers: str) -> None:
+        self._number += 1
+        self._pings[self._number] = self.core.now
+        self._pings.pop(self._number - PINGS_KEPT, None)
+        for peer in peers:
+            self.core.send(peer, Ping(self._number, self._next_index))
+
+    def _overdue(self, peer: str, silence: Silence) -> Overdue:
+        return self.overdue(peer, self.core.now - silence.last_heard, silence.patience_s)
+
+    def overdue(self, peer: str, silence_s: float, patience_s: float) -> Overdue:
+        """What there is to judge a silent member by."""
+        linked = peer in self.core.links
+        return Overdue(peer, silence_s, patience_s, self.witnesses.account(peer), self._alone(peer), linked)
+
+    def suspect(self, overdue: Overdue) -> bool:
+        """Suspect a peer; False if it is suspected already."""
+        core = self.core
+        if overdue.peer in core.suspects:
+            return False
+        core.suspects.add(overdue.peer)
+        core.note("suspected", subject=overdue.peer, reason=str(overdue), **overdue.numbers())
+        return True
+
+    def renew(self, overdue: Overdue) -> str:
+        """Hang up on a peer whose link is bad, so that another connection is made; returns the reason."""
+        reason = f"the link is bad: {overdue}; connecting anew"
+        self.core.note("suspected", subject=overdue.peer, reason=reason, **overdue.numbers())
+        self.core.effects.append(HangUp(overdue.peer, reason))
+        return reason
+
+    def _alone(self, peer: str) -> bool:
+        """Whether there are members besides `peer`, and none that I had a link to is heard."""
+        core = self.core
+        links = [core.links[other] for other in core.membership.members.keys() & core.links.keys() - {peer}]
+        if not links:
+            return len(core.membership.members.keys() - {peer, core.me}) > 0
+        return all(core.now >= silence.doubted_at() for silence in links)
 
     # --- links ---------------------------------------------------------------------------------
 
     def link_up(self, peer: str) -> None:
-        self.core.links[peer] = Silence(self.core.now, self.core.settings.heartbeat_s)
-        self.core.suspects.discard(peer)
+        core = self.core
+        silence = self._known.pop(peer, None) or Silence(core.now, core.settings.heartbeat_s)
+        silence.last_heard = core.now
+        core.links[peer] = silence
+        core.suspects.discard(peer)
+        self.witnesses.forget(peer)
         self._dials.pop(peer, None)
 
     def link_down(self, peer: str) -> Silence | None:
         """Forget the link; returns what was known of its silences."""
         self.core.suspects.discard(peer)
-        return self.core.links.pop(peer, None)
+        self.witnesses.link_down(peer)
+        silence = self.core.links.pop(peer, None)
+        if silence is not None and peer in self.core.membership.members:
+            self._known[peer] = silence
+        return self._known.get(peer)
 
     def heard(self, peer: str) -> bool:
         """A message of `peer` came; returns whether that refutes a suspicion."""
         silence = self.core.links.get(peer)
         if silence is None:
             return False
-        silence.heard(self.core.now)
-        if peer not in self.core.suspects:
+        core = self.core
+        if len(core.links) > 1 and all(core.now >= s.doubted_at() for s in core.links.values()):
+            for link in core.links.values():  # it was I who was cut off
+                link.last_heard = core.now
+        silent_s, doubted = core.now - silence.last_heard, core.now >= silence.doubted_at()
+        silence.heard(core.now)
+        self.witnesses.heard(peer)
+        if doubted:
+            self.witnesses.forget(peer)
+        if peer not in core.suspects:
             return False
-        self.core.suspects.discard(peer)
-        self.core.note("suspected", subject=peer, reason="refuted: it is heard again")
+        core.suspects.discard(peer)
+        reason = f"refuted: heard again after {silent_s:.1f} s; patience is now {silence.patience_s:.1f} s"
+        core.note("suspected", subject=peer, reason=reason, verdict=Verdict.REFUTED.value,
+                  silence_s=silent_s, patience_s=silence.patience_s)  # fmt: skip
         return True
 
     def pong(self, message: Pong) -> float | None:
@@ -101,30 +161,35 @@ class Contacts:
             if not wanted or peer == core.me or peer in core.links or peer in self._dials:
                 continue
             if member.address and core.membership.dials(core.me, peer):
-                self._dials[peer] = (core.now + REDIAL_S, REDIAL_S)
+                self._plan_dial(peer)
                 core.effects.append(Dial(peer, member.address))
+
+    def _plan_dial(self, peer: str) -> None:
+        """When `peer` is dialled (again): less and less often, for as long as it is a member."""
+        _, backoff = self._dials.get(peer, (0.0, None))
+        backoff = backoff or Backoff(self.core.dice, REDIAL_S, REDIAL_MAX_S)
+        self._dials[peer] = (self.core.now + (backoff.next() or REDIAL_MAX_S), backoff)
 
     def redial(self, peer: str) -> None:
         """Plan to dial a member whose link broke, if that is on me."""
         membership = self.core.membership
         if peer in membership.members and membership.dials(self.core.me, peer):
-            _, wait = self._dials.get(peer, (0.0, REDIAL_S / 2.0))
-            wait = min(REDIAL_MAX_S, 2.0 * wait)
-            self._dials[peer] = (self.core.now + wait, wait)
+            self._plan_dial(peer)
 
     def forget(self, peer: str) -> None:
-        """`peer` is no member any more: it is not dialled."""
+        """`peer` is no member any more: it is not dialled, and its history is nobody's."""
         self._dials.pop(peer, None)
+        self._known.pop(peer, None)
+        self.witnesses.forget(peer)
 
     def _dial_again(self) -> None:
         core = self.core
-        for peer, (at, wait) in list(self._dials.items()):
+        for peer, (at, _) in list(self._dials.items()):
             if core.now < at:
                 continue
             member = core.membership.members.get(peer)
             if member is None or peer in core.links:
                 del self._dials[peer]
             else:
-                wait = min(REDIAL_MAX_S, 2.0 * wait)
-                self._dials[peer] = (core.now + wait, wait)
+                self._plan_dial(peer)
                 core.effects.append(Dial(peer, member.address))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from anabranch.flow.dice import Dice
 from anabranch.flow.dispatch import Policy
@@ -18,6 +18,9 @@ from anabranch.protocol.messages import AnyMessage, Fence
 from anabranch.protocol.settings import Settings
 from anabranch.protocol.tasks import Payload, Result, Task
 from anabranch.protocol.work import Rank, Then, WorkQueue
+
+if TYPE_CHECKING:
+    from anabranch.protocol.contacts import Contacts
 
 
 @dataclass
@@ -40,10 +43,13 @@ class Core:
     costs: Costs = field(default_factory=Costs)
     seconds: dict[str, float] = field(default_factory=dict)
     policy: Policy = field(init=False)
+    dice: Dice = field(init=False)
+    contacts: Contacts = field(init=False)
     planned: Callable[[], Mapping[str, int]] = dict
     """Units of the plan by next hop, for a policy that dispatches by them."""
 
     def __post_init__(self) -> None:
+        self.dice = Dice(zlib.crc32(self.me.encode()), self.incarnation)
         self.use_settings(self.settings)
 
     def use_settings(self, settings: Settings) -> None:

@@ -16,6 +16,8 @@ WINDOW = 256
 TELLING = 0.25
 #: Added to the adaptive part (seconds).
 MARGIN_S = 1.0
+#: The share of its patience after which a peer is doubted.
+DOUBT = 0.5
 
 
 class Silence:
@@ -44,6 +46,10 @@ class Silence:
     def _patience_s(self) -> float:
         rank = min(len(self._sorted) - 1, int(0.99 * len(self._sorted)))
         return 3.0 * max(self._heartbeat_s, self._sorted[rank]) + MARGIN_S
+
+    def doubted_at(self) -> float:
+        """When others are asked after it, so that they have answered when it is suspected."""
+        return self.last_heard + DOUBT * self.patience_s
 
     def suspected_at(self) -> float:
         return self.last_heard + self.patience_s

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from anabranch.protocol.admission import Admission
+from anabranch.protocol.backoff import Backoff
 from anabranch.protocol.collecting import Checkpoint
 from anabranch.protocol.core import Core
 from anabranch.protocol.cover import global_norm, missing, plausible, settle
@@ -49,6 +50,8 @@ AGREED_KEPT = 16
 #: Seconds without progress after which the leader asks after what is missing (grows with the usual step).
 STALL_FLOOR_S = 5.0
 STALL_FACTOR = 4.0
+#: The checkpoint of the last step is tried again: first and longest wait (s), and how often.
+LAST_CHECKPOINT = (1.0, 8.0, 6)
 
 
 @dataclass(frozen=True)
@@ -132,6 +135,8 @@ class Leader:
         self._closed = False
         self._checkpoint: Checkpoint | None = None
         self._checkpointed = -1
+        self._checkpoint_at = 0.0
+        self._checkpoint_again = Backoff(core.dice, *LAST_CHECKPOINT)
         self._step_s = 0.0
         self._waiting_for = ""
         self._on_chosen = on_chosen
@@ -521,6 +526,8 @@ class Leader:
             self._checkpoint = None  # the one of the last step is what matters now
         if self._checkpoint is not None or self._released < self.t or self._checkpointed >= self.t:
             return
+        if self.core.now < self._checkpoint_at:
+            return
         every = self.core.settings.checkpoint_every
         if self._over() or (every and self.t % every == 0):
             self._checkpoint = Checkpoint(self.core, self.t, self.base, self._applied, self._written)
@@ -531,8 +538,11 @@ class Leader:
         if stages is None:
             self._checkpoint = None
             self.core.note("note", text=f"no checkpoint of iteration {t}: {reason}")
-            if not self._over():
+            wait_s = self._checkpoint_again.next() if self._over() else None
+            if wait_s is None:
                 self._checkpointed = t
+            else:
+                self._checkpoint_at = self.core.now + wait_s
         else:
             self.core.effects.append(WriteCheckpoint(t, base, stages))
 
@@ -590,6 +600,8 @@ class Leader:
     def deadline(self) -> float:
         times = [download.deadline() for download in self.downloads]
         times.append(self.admission.deadline())
+        if self._checkpoint_at > self.core.now:
+            times.append(self._checkpoint_at)
         if self.round is not None and not self.log.busy:
             times.append(self.round.progress_at + self._patience_s(self.round))
         return min(times)

@@ -427,12 +427,31 @@ class TakeOver(Message, frozen=True, tag=64):
     term: Count
 
 
+class Probe(Message, frozen=True, tag=80):
+    """Do you hear `subject` (this process of it)? Answered by Probed in any case."""
+
+    number: Count
+    subject: Id
+    incarnation: Count
+
+
+class Probed(Message, frozen=True, tag=81):
+    """`heard`: I heard of `subject` after you asked; otherwise I have been without a word of it for
+    `silence_s`, or have no link to it."""
+
+    number: Count
+    subject: Id
+    linked: bool
+    heard: bool
+    silence_s: float
+
+
 AnyMessage = (
     Slots | Ask | Return | Forward | Backward | Want | Have | Lack | Overflow
     | Claim | Attempt | ReducePart | ReducedPart | Prepared | Applied | Release | Announce | FetchLog
     | Missing | Enquire | About | JoinRequest | Welcome | Refused | Ready | Leave | Ping | Pong
     | FetchGradient | Gradient | FetchState | StateOffer | FetchPiece | Piece | Report | Got | Route
-    | Bargain
+    | Bargain | Probe | Probed
     | AskVote | Vote | Append | Appended | TakeOver
 )  # fmt: skip
 

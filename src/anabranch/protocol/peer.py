@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from anabranch.protocol import events as ev
 from anabranch.protocol import messages as msg
-from anabranch.protocol.contacts import Contacts, Overdue
+from anabranch.protocol.contacts import Contacts
 from anabranch.protocol.core import Core
 from anabranch.protocol.iteration import Iteration
 from anabranch.protocol.joining import Joining
@@ -31,6 +31,7 @@ from anabranch.protocol.records import (
 from anabranch.protocol.replica import Replica
 from anabranch.protocol.routing import Router
 from anabranch.protocol.settings import Settings
+from anabranch.protocol.suspicion import Overdue, Verdict
 from anabranch.protocol.tasks import Payload
 from anabranch.protocol.transfer import Download, StateServer
 
@@ -219,15 +220,12 @@ class Peer:
             self.lead.tick()
 
     def _suspect(self, overdue: Overdue) -> None:
-        peer, silence_s, patience_s = overdue
-        if peer not in self.core.suspects:
-            self.core.suspects.add(peer)
-            reason = f"silent for {silence_s:.1f} s, longer than {patience_s:.1f} s"
-            self.core.note("suspected", subject=peer, reason=reason)
-            if self.iteration is not None:
-                self.iteration.peer_lost(peer, reason)
-        if self.lead is not None and silence_s > 2.0 * patience_s:
-            self.lead.admission.silent(peer, silence_s)
+        if self.contacts.suspect(overdue) and self.iteration is not None:
+            self.iteration.peer_lost(overdue.peer, str(overdue))
+        if overdue.verdict is Verdict.BAD_LINK:
+            self._link_down(overdue.peer, self.contacts.renew(overdue), refused=False)
+        elif self.lead is not None:
+            self.lead.admission.silent(overdue)
 
     def _repeat(self) -> None:
         """Say again what the leader may have missed (all of it is cumulative)."""
@@ -425,6 +423,8 @@ class Peer:
             case msg.Piece():
                 for download in self._downloads():
                     download.on_piece(peer, message, payload)
+            case msg.Probe() | msg.Probed():
+                return self.contacts.witnesses.received(peer, message)
             case _:
                 return "I am not the leader"
         return None

@@ -1,0 +1,65 @@
+"""What a peer's silence means, given its own history and what others say (R3).
+
+The silence of a linked peer is measured in its patience (`detector`). At one patience it is suspected: one's
+own work goes elsewhere at once. At two there is a verdict: the *link* is bad if somebody else hears the peer,
+and is made anew; the peer is *gone* if somebody answered and nobody hears it; *I* am cut off if nobody
+answers at all. The last two doubts have an end: after LAST patiences a peer that cannot be heard is gone,
+for a member without a link to the leader can take part in nothing.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+from anabranch.protocol.witnesses import Account
+
+#: Patiences after which there is a verdict, and after which no doubt is left.
+VERDICT = 2.0
+LAST = 5.0
+ROUNDING = 1e-6
+
+
+class Verdict(Enum):
+    SUSPECTED = "suspected"
+    REFUTED = "refuted"
+    BAD_LINK = "the link is bad"
+    CUT_OFF = "nobody is heard"
+    GONE = "gone"
+
+
+class Overdue(NamedTuple):
+    """A member that is silent for longer than its own history explains. alone: none of the other members is
+    heard either, and there are some. linked: whether there is a connection on which it is silent."""
+
+    peer: str
+    silence_s: float
+    patience_s: float
+    account: Account
+    alone: bool
+    linked: bool = True
+
+    @property
+    def verdict(self) -> Verdict:
+        patiences = self.silence_s / self.patience_s + ROUNDING
+        if patiences < VERDICT:
+            return Verdict.SUSPECTED
+        if patiences < LAST:
+            if self.account.heard:
+                return Verdict.BAD_LINK
+            if self.alone and not self.account.answered:
+                return Verdict.CUT_OFF
+        return Verdict.GONE
+
+    def __str__(self) -> str:
+        what = "silent" if self.linked else "out of reach"
+        return f"{what} for {self.silence_s:.1f} s (patience {self.patience_s:.1f} s); {self.account}"
+
+    def numbers(self) -> dict[str, object]:
+        """For the event log."""
+        return {
+            "verdict": self.verdict.value,
+            "silence_s": self.silence_s,
+            "patience_s": self.patience_s,
+            "asked": dict(self.account.answers),
+        }
