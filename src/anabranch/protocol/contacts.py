@@ -119,6 +119,8 @@ class Contacts:
         silence = self.core.links.pop(peer, None)
         if silence is not None and peer in self.core.membership.members:
             self._known[peer] = silence
+        if peer not in self.core.membership.members:
+            self.witnesses.forget(peer)
         return self._known.get(peer)
 
     def heard(self, peer: str) -> bool:

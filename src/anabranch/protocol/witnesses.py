@@ -80,14 +80,16 @@ class Witnesses:
     # --- asking --------------------------------------------------------------------------------
 
     def ask(self, subject: str, keep_s: float = 0.0) -> None:
-        """Ask a few who are probably linked to it. What was said in the last `keep_s` seconds still counts,
-        until its witness says something else."""
+        """Ask a few who are probably linked to it (nobody, if it is no member). What was said in the last
+        `keep_s` seconds still counts, until its witness says something else."""
         core, dice = self.core, self.core.dice
         member = core.membership.members.get(subject)
-        if member is None:
-            return
-        near, far = self._candidates(subject, member.stage)
-        witnesses = [*_shuffled(near, dice), *_shuffled(far, dice)][:WITNESSES]
+        witnesses: list[str] = []
+        incarnation = 0
+        if member is not None:
+            incarnation = member.incarnation
+            near, far = self._candidates(subject, member.stage)
+            witnesses = [*_shuffled(near, dice), *_shuffled(far, dice)][:WITNESSES]
         self._number += 1
         inquiry = Inquiry(self._number, self._number, core.now)
         before = self._inquiries.get(subject)
@@ -97,7 +99,7 @@ class Witnesses:
         self._inquiries[subject] = inquiry
         for peer in witnesses:
             inquiry.answers.setdefault(peer, (None, core.now))
-            core.send(peer, Probe(self._number, subject, member.incarnation))
+            core.send(peer, Probe(self._number, subject, incarnation))
 
     def _candidates(self, subject: str, stage: int) -> tuple[list[str], list[str]]:
         """Whom to ask: the linked members beside the subject's stage, or at it, and the others."""
