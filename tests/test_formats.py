@@ -14,6 +14,8 @@ from anabranch.config import RunConfig
 from anabranch.config_rules import CHOICES
 from anabranch.observe.events import KINDS
 from anabranch.protocol import records
+from anabranch.sim.trials.outcome import Delivered, Outcome
+from anabranch.sim.trials.tally import Cell, Failure, Tally
 
 TEXT = (Path(__file__).parent.parent / "docs" / "formats.md").read_text(encoding="utf-8")
 
@@ -58,3 +60,11 @@ def test_every_record_of_the_log_is_listed_with_its_fields() -> None:
         line = row(str(msgspec.inspect.type_info(kind).tag), "Commit log")  # type: ignore[attr-defined]
         for field in kind.__struct_fields__:
             assert f"`{field}`" in line, f"{kind.__name__}.{field}"
+
+
+def test_every_key_of_a_simulation_result_is_listed() -> None:
+    section = TEXT[TEXT.index("## Simulation result") :]
+    for field in (*Tally.__struct_fields__, *Failure.__struct_fields__, *Cell.__struct_fields__):
+        assert f"`{field}`" in section, field
+    for field in (*Outcome.__struct_fields__, *Delivered.__struct_fields__):
+        assert f"`{field}`" in section, field

@@ -34,6 +34,7 @@ COMMANDS: dict[str, Command] = {
     "export": Command("anabranch.cli.export", "write a checkpoint as a folder that transformers loads"),
     "generate": Command("anabranch.cli.generate", "sample text from a checkpoint"),
     "route": Command("anabranch.cli.route", "solve a routing instance by any policy"),
+    "simtest": Command("anabranch.cli.simtest", "simulated swarms under faults; checks every invariant"),
     "plot": Command("anabranch.cli.plot", "draw loss and throughput of a run as PNG and SVG"),
 }
 

@@ -324,6 +324,7 @@ class Iteration:
     def _refuse(self, unit: Unit, reason: str) -> None:
         """What the upstream peer sent cannot be computed with: it may try elsewhere."""
         del self.units[unit.index]
+        self.sender.forget(unit.index)
         self._release_slot(unit)
         self.core.note("refused", subject=unit.upstream, reason=f"Forward: {reason}", count=1)
         self.core.send(unit.upstream, Lack(self.core.fence(self.t, self.base), unit.index, refused=True))

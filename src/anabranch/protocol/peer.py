@@ -293,7 +293,9 @@ class Peer:
             if peer != core.leader:
                 return "only the leader says that"
         elif not core.membership.is_live(peer, stage, iteration.t):
-            return "it does not serve yet"
+            if len(self._early) < EARLY_LIMIT:
+                self._early.append((peer, message, payload))  # the log may say so in a moment
+            return None
         if isinstance(message, _FROM_NEXT) and stage != core.next_stage():
             return f"stage {stage} does not follow mine"
         if isinstance(message, _FROM_PREVIOUS) and stage != core.previous_stage():
@@ -518,6 +520,9 @@ class Peer:
         self.joining.members_changed(record)
         self.router.members_changed()
         self.contacts.connect()
+        if record.active_from and self.iteration is not None:
+            self._take_early()
+            self.iteration.sender.pump()
 
     # --- iterations ----------------------------------------------------------------------------
 
@@ -542,6 +547,10 @@ class Peer:
         self.iteration = iteration
         self.replica.open(iteration)
         self._repeat_at = core.now + REPEAT_S
+        self._take_early()
+
+    def _take_early(self) -> None:
+        """Look again at what came before its time."""
         early, self._early = self._early, []
         for peer, message, payload in early:
             self._receive(peer, message, payload)

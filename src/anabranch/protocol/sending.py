@@ -154,6 +154,10 @@ class Sender:
         item.returned = False
         self._repair(item, reason)
 
+    def forget(self, index: int) -> None:
+        """What was to be sent on cannot be computed."""
+        self.items.pop(index, None)
+
     def on_have(self, peer: str, index: int) -> None:
         item = self.items.get(index)
         if item is not None and item.leg is Leg.FINDING:

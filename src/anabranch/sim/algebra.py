@@ -1,15 +1,18 @@
 """A swarm that computes with whole numbers instead of tensors: quick, and exact about what was counted.
 
-Every unit's contribution is a number drawn from (t, stage, unit), so a gradient tells which units it holds
-and how often: the state after a run is right only if every committed step counted each unit exactly once.
+Every activation, gradient and contribution is a hash of all that it is made from: the state of the stage,
+the microbatch, and what came in over the boundary. A contribution is a vector of 64-bit numbers, and a
+reduced gradient their sum; so a unit that is lost, counted twice, computed from a stale state or from
+another's boundary gives another sum, another state after the step, and another everything from there on.
 Times are the world's model; nothing is really computed.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 from anabranch import PROTOCOL_VERSION
 from anabranch.protocol import tasks
@@ -17,10 +20,14 @@ from anabranch.protocol.founding import lead
 from anabranch.protocol.leader import Schedule, StepParameters
 from anabranch.protocol.records import Genesis, Member
 from anabranch.protocol.settings import Settings
-from anabranch.protocol.tasks import Payload, Result, Task
+from anabranch.protocol.tasks import Payload, Result, Task, embed_unit, head_unit, part_bounds
 from anabranch.sim.world import Model, World
 
 ONE_CLASS = "whole numbers"
+#: Numbers in a contribution, and so in a gradient.
+WORDS = 4
+
+Words = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -35,106 +42,255 @@ class Machine:
     reachable: bool = True
 
 
-def contribution(t: int, stage: int, unit: int) -> int:
-    return int.from_bytes(hashlib.blake2b(f"{t} {stage} {unit}".encode(), digest_size=8).digest(), "big")
+# --- the numbers --------------------------------------------------------------------------------------
 
 
-def step(state: int, gradient: int) -> int:
+def mix(*numbers: int) -> int:
+    """A hash of whole numbers, 64 bits: the same in every process (numbers are hashed without a seed)."""
+    return hash(numbers) & 0xFFFFFFFFFFFFFFFF
+
+
+def initial(stage: int) -> int:
+    return mix(0, stage)
+
+
+def embedded(state: int, t: int, index: int) -> int:
+    return mix(1, state, t, index)
+
+
+def activated(state: int, stage: int, x: int) -> int:
+    return mix(2, state, stage, x)
+
+
+def loss_of(state: int, x: int) -> float:
+    return float(mix(3, state, x) % 10_007)
+
+
+def loss_gradient(state: int, x: int) -> int:
+    return mix(4, state, x)
+
+
+def input_gradient(state: int, stage: int, x: int, dy: int) -> int:
+    return mix(5, state, stage, x, dy)
+
+
+def contribution(state: int, stage: int, *boundary: int) -> Words:
+    """What a unit adds to the stage's gradient. boundary: (activation, gradient) received; at stage 0 the
+    head's activation alone, or (t, index, gradient) of an embedding."""
+    return tuple(mix(6, word, state, stage, *boundary) for word in range(WORDS))
+
+
+def step(state: int, gradient: Words) -> int:
     """The state after a step: it depends on every one before it, and on their order."""
-    digest = hashlib.blake2b(f"{state} {gradient}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big")
+    return mix(7, state, *gradient)
 
 
-def state_after(t: int, stage: int, settings: Settings) -> int:
-    """What a single machine would have at `stage` after iteration t."""
-    state = contribution(0, stage, 0)
-    for each in range(1, t + 1):
-        units = settings.cover(stage)
-        state = step(state, sum(contribution(each, stage, unit) for unit in units))
-    return state
+def digest_of(gradient: Words) -> str:
+    return f"{mix(8, *gradient):x}"
 
 
 def fingerprint(t: int, state: int) -> str:
     return f"{t}:{state:x}"
 
 
+class Step(NamedTuple):
+    """One step of a single machine: per stage the reduced gradient and the state after, per microbatch its
+    loss."""
+
+    gradients: tuple[Words, ...]
+    states: tuple[int, ...]
+    losses: tuple[float, ...]
+
+
+@lru_cache(maxsize=4096)
+def single_machine(t: int, states: tuple[int, ...], microbatches: int) -> Step:
+    """The step of iteration t from `states` (stages 0..S), as one machine takes it."""
+    sums = [[0] * WORDS for _ in states]
+
+    def add(stage: int, words: Words) -> None:
+        sums[stage] = [total + word for total, word in zip(sums[stage], words, strict=True)]
+
+    losses = []
+    for index in range(microbatches):
+        x = embedded(states[0], t, index)
+        inputs = []
+        for stage in range(1, len(states)):
+            inputs.append(x)
+            x = activated(states[stage], stage, x)
+        losses.append(loss_of(states[0], x))
+        dy = loss_gradient(states[0], x)
+        add(0, contribution(states[0], 0, x))
+        for stage in range(len(states) - 1, 0, -1):
+            add(stage, contribution(states[stage], stage, inputs[stage - 1], dy))
+            dy = input_gradient(states[stage], stage, inputs[stage - 1], dy)
+        add(0, contribution(states[0], 0, t, index, dy))
+    gradients = tuple(map(tuple, sums))
+    return Step(gradients, tuple(map(step, states, gradients)), tuple(losses))
+
+
+def states_after(t: int, settings: Settings) -> tuple[int, ...]:
+    """What a single machine would have at every stage after t steps."""
+    states = tuple(map(initial, range(settings.stages + 1)))
+    for each in range(1, t + 1):
+        states = single_machine(each, states, settings.microbatches).states
+    return states
+
+
+# --- a peer's worker ------------------------------------------------------------------------------------
+
+
 class Counter:
-    """Runs tasks on whole numbers (`sim.node.Computer`). Payloads are ints."""
+    """Runs tasks on whole numbers (`sim.node.Computer`). Activations and their gradients are numbers; parts
+    of a reduce and gradients are tuples of numbers."""
 
     def __init__(self, stage: int) -> None:
         self.stage = stage
         self.t = 0
-        self.state = contribution(0, stage, 0)
-        self._sum = 0
-        self._gradients: dict[int, int] = {}
+        self.state = initial(stage)
+        self._sum: list[int] = [0] * WORDS
+        self._graphs: dict[int, int] = {}
+        self._store: dict[int, Words] = {}
+        self._gradients: dict[int, Words] = {}
 
     def run(self, task: Task, inputs: tuple[Payload, ...] = ()) -> Result:
-        numbers = [number for number in inputs if isinstance(number, int)]
         match task:
-            case tasks.Embed(t, index) | tasks.Forward(t, index, _):
-                return Result(outputs=(contribution(t, self.stage, index),))
-            case tasks.Head(t, index, train):
-                outputs = (contribution(t, 0, index),) if train else ()
-                return Result(outputs=outputs, loss_sum=float(index + 1), tokens=1)
-            case tasks.InputGradient(t, index):
-                return Result(outputs=(contribution(t, self.stage, index),))
+            case tasks.Forward() | tasks.Head() | tasks.InputGradient() if not _numbers(inputs):
+                return Result(error="what was received is not one number")
+            case tasks.Embed(t, index):
+                return Result(outputs=(embedded(self.state, t, index),))
+            case tasks.Forward(_, index, train):
+                x = _number(inputs[0])
+                if train:
+                    self._graphs[index] = x
+                return Result(outputs=(activated(self.state, self.stage, x),))
+            case tasks.Head(_, index, train):
+                return self._head(index, train, _number(inputs[0]))
+            case tasks.InputGradient(_, index):
+                return self._input_gradient(index, _number(inputs[0]))
             case tasks.WeightGradient(t, unit):
-                self._sum += contribution(t, self.stage, unit)
-                return Result()
+                return self._weight_gradient(t, unit, inputs)
             case tasks.Recount(t, unit, sign):
-                self._sum += sign * contribution(t, self.stage, unit)
+                return self._recount(t, unit, sign, inputs)
+            case tasks.Discard(_, index):
+                self._graphs.pop(index, None)
+                self._store.pop(index, None)
                 return Result()
             case tasks.Freeze(_, parts, clear):
-                frozen = (self._sum, *[0] * (parts - 1))
-                self._sum = 0 if clear else self._sum
+                bounds = part_bounds(WORDS, parts)
+                frozen = tuple(tuple(self._sum[begin:end]) for begin, end in bounds)
+                self._sum = [0] * WORDS if clear else self._sum
                 return Result(outputs=frozen)
             case tasks.SumPart():
-                return Result(outputs=(sum(numbers),))
+                return _sum_part(inputs)
             case tasks.Assemble(t):
-                self._gradients[t] = gradient = sum(numbers)
-                return Result(digest=f"{gradient:x}", squares={"sum": float(gradient % 1000)})
+                return self._assemble(t, inputs)
             case tasks.ReadGradient(t):
                 return Result(outputs=(self._gradients[t],) if t in self._gradients else ())
             case _:
-                return self._state_task(task, numbers)
+                return self._state_task(task, inputs)
 
-    def _state_task(self, task: Task, numbers: Sequence[int]) -> Result:
+    def _head(self, index: int, train: bool, x: int) -> Result:
+        loss = loss_of(self.state, x)
+        if not train:
+            return Result(loss_sum=loss, tokens=1)
+        self._store[head_unit(index)] = contribution(self.state, 0, x)
+        return Result(outputs=(loss_gradient(self.state, x),), loss_sum=loss, tokens=1)
+
+    def _input_gradient(self, index: int, dy: int) -> Result:
+        if index not in self._graphs:
+            return Result(error=f"no forward of microbatch {index} is held")
+        x = self._graphs.pop(index)
+        self._store[index] = contribution(self.state, self.stage, x, dy)
+        return Result(outputs=(input_gradient(self.state, self.stage, x, dy),))
+
+    def _weight_gradient(self, t: int, unit: int, inputs: tuple[Payload, ...]) -> Result:
+        if self._embeds(unit):
+            if not _numbers(inputs):
+                return Result(error="the gradient received is not a number")
+            self._add(contribution(self.state, 0, t, unit // 2, _number(inputs[0])), +1)
+        elif unit in self._store:
+            self._add(self._store.pop(unit), +1)
+        else:
+            return Result(error=f"no weight gradient of unit {unit} is waiting")
+        return Result()
+
+    def _recount(self, t: int, unit: int, sign: int, inputs: tuple[Payload, ...]) -> Result:
+        boundary = tuple(map(_number, inputs))
+        if self._embeds(unit):
+            boundary = (t, unit // 2, *boundary)
+        self._add(contribution(self.state, self.stage, *boundary), sign)
+        return Result()
+
+    def _assemble(self, t: int, inputs: tuple[Payload, ...]) -> Result:
+        gradient = tuple(word for part in inputs if isinstance(part, tuple) for word in part)
+        if len(gradient) != WORDS:
+            return Result(error=f"a gradient is {WORDS} numbers, not {len(gradient)}")
+        self._gradients[t] = gradient
+        return Result(digest=digest_of(gradient), squares={"sum": float(gradient[0] % 1000)})
+
+    def _embeds(self, unit: int) -> bool:
+        return self.stage == 0 and unit == embed_unit(unit // 2)
+
+    def _add(self, words: Words, sign: int) -> None:
+        self._sum = [total + sign * word for total, word in zip(self._sum, words, strict=True)]
+
+    def _state_task(self, task: Task, inputs: tuple[Payload, ...]) -> Result:
         match task:
             case tasks.Apply(t, digest=digest):
-                gradient = numbers[0] if numbers else self._gradients.get(t)
-                if gradient is None or (digest and f"{gradient:x}" != digest) or t != self.t + 1:
+                gradient = self._gradients.get(t) if not inputs else inputs[0]
+                if not isinstance(gradient, tuple) or (digest and digest_of(gradient) != digest):
                     return Result(error=f"the gradient at hand is not that of step {t}")
+                if t != self.t + 1:
+                    return Result(error=f"step {t} does not follow the state after step {self.t}")
                 self.t, self.state = t, step(self.state, gradient)
                 self._gradients = {k: v for k, v in self._gradients.items() if k > t - tasks.KEPT_GRADIENTS}
             case tasks.Skip(t):
                 self.t = t
+            case tasks.Snapshot(t) if t != self.t:
+                return Result(error=f"the state is that after step {self.t}, not {t}")
             case tasks.Snapshot():
-                return Result(outputs=(self.t, self.state), fingerprint=fingerprint(self.t, self.state))
+                pieces = (self.t, self.state >> 32, self.state & 0xFFFFFFFF)
+                return Result(outputs=pieces, fingerprint=fingerprint(self.t, self.state))
             case tasks.LoadState(t):
-                if len(numbers) != 2 or numbers[0] != t:
+                if len(inputs) != 3 or inputs[0] != t:
                     return Result(error=f"not the state after step {t}")
-                self.t, self.state = numbers
+                self.t, self.state = t, _number(inputs[1]) << 32 | _number(inputs[2])
+                self._gradients.clear()
             case tasks.InitState():
-                self.t, self.state = 0, contribution(0, self.stage, 0)
-            case tasks.Discard():
-                return Result()
-        self._sum = 0
+                self.t, self.state = 0, initial(self.stage)
+                self._gradients.clear()
+        self._sum = [0] * WORDS
+        self._graphs.clear()
+        self._store.clear()
         return Result(fingerprint=fingerprint(self.t, self.state))
 
 
-def counting_world(
-    settings: Settings, machines: Sequence[Machine], seed: int = 0, model: Model | None = None
-) -> World:
-    """A world of these machines, not yet running; the first one, of stage 0, keeps the log."""
-    members = {machine.id: _member(machine) for machine in machines}
-    leader = machines[0]
-    fingerprints = tuple(fingerprint(0, state_after(0, s, settings)) for s in range(settings.stages + 1))
-    genesis = Genesis(
+def _numbers(inputs: tuple[Payload, ...]) -> bool:
+    return len(inputs) == 1 and isinstance(inputs[0], int)
+
+
+def _number(payload: Payload) -> int:
+    return payload if isinstance(payload, int) else 0
+
+
+def _sum_part(inputs: tuple[Payload, ...]) -> Result:
+    parts = [part for part in inputs if isinstance(part, tuple)]
+    if len(parts) != len(inputs) or len({len(part) for part in parts}) != 1:
+        return Result(error="the members' parts are not of one length")
+    return Result(outputs=(tuple(map(sum, zip(*parts, strict=True))),))
+
+
+# --- a world of them --------------------------------------------------------------------------------------
+
+
+def genesis_of(settings: Settings, leader: str) -> Genesis:
+    """The first record of a run in whole numbers."""
+    return Genesis(
         run=settings.run,
         epoch=settings.epoch,
         protocol_version=PROTOCOL_VERSION,
-        owner=leader.id,
-        leader=leader.id,
+        owner=leader,
+        leader=leader,
         config="",
         stages=settings.stages,
         microbatches=settings.microbatches,
@@ -143,8 +299,17 @@ def counting_world(
         tokenizer_hash="whole numbers",
         numerics_class=ONE_CLASS,
         initial_weights_hash="",
-        fingerprints=fingerprints,
+        fingerprints=tuple(fingerprint(0, initial(stage)) for stage in range(settings.stages + 1)),
     )
+
+
+def counting_world(
+    settings: Settings, machines: Sequence[Machine], seed: int = 0, model: Model | None = None
+) -> World:
+    """A world of these machines, not yet running; the first one, of stage 0, keeps the log."""
+    members = {machine.id: member_of(machine) for machine in machines}
+    leader = machines[0]
+    genesis = genesis_of(settings, leader.id)
     schedule = Schedule("batch {}".format, _parameters, settings.microbatches, 1)
     world = World(seed, settings, genesis, Counter, model)
     first = members[leader.id]
@@ -162,13 +327,14 @@ def wrong_states(world: World) -> Mapping[str, str]:
         if not node.alive or not isinstance(node.computer, Counter):
             continue
         counter = node.computer
-        right = state_after(counter.t, counter.stage, world.settings)
+        right = states_after(counter.t, world.settings)[counter.stage]
         if counter.state != right:
             wrong[node.id] = f"after step {counter.t}: {counter.state:x}, not {right:x}"
     return wrong
 
 
-def _member(machine: Machine) -> Member:
+def member_of(machine: Machine) -> Member:
+    """The machine as it offers itself."""
     return Member(
         machine.id,
         machine.stage,

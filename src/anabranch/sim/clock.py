@@ -11,14 +11,14 @@ class Clock:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._heap: list[tuple[float, int, Callable[[], object]]] = []
         self._count = 0
 
-    def at(self, time: float, action: Callable[[], None]) -> None:
+    def at(self, time: float, action: Callable[[], object]) -> None:
         self._count += 1
         heapq.heappush(self._heap, (max(time, self.now), self._count, action))
 
-    def after(self, seconds: float, action: Callable[[], None]) -> None:
+    def after(self, seconds: float, action: Callable[[], object]) -> None:
         self.at(self.now + seconds, action)
 
     def step(self) -> bool:

@@ -14,6 +14,9 @@ from anabranch.protocol.tasks import InitState, Payload, Result, Snapshot, Task
 if TYPE_CHECKING:
     from anabranch.sim.world import World
 
+#: A clock that was set wakes its process so much late: sums of times are not exact.
+TICK_S = 1e-6
+
 
 class Computer(Protocol):
     """What runs a peer's tasks: a `train.worker.Worker`, or a stand-in with the same tasks."""
@@ -75,7 +78,7 @@ class Node:
             return
         for effect in self.peer.handle(event, self.world.clock.now + self._clock_ahead_s):
             self._carry_out(effect)
-        for watcher in list(self.world.watchers):
+        for watcher in self.world.watchers:
             watcher(self, event)
         if self.running:
             self._plan_wake()
@@ -90,6 +93,10 @@ class Node:
         self.handle(ev.Wake())
         for event in backlog:
             self.handle(event)
+
+    @property
+    def frozen(self) -> bool:
+        return self._backlog is not None
 
     def jump_clock(self, seconds: float) -> None:
         """Its clock is set; a timer that is due now goes off."""
@@ -109,7 +116,9 @@ class Node:
             self.handle(ev.LinkDown(peer, reason))
 
     def _plan_wake(self) -> None:
-        deadline = self.peer.deadline() - self._clock_ahead_s
+        deadline = self.peer.deadline()
+        if self._clock_ahead_s:
+            deadline += TICK_S - self._clock_ahead_s
         if deadline < self._wake_at:
             self._wake_at = deadline
             self.world.clock.at(deadline, lambda: self._wake(deadline))

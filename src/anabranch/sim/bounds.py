@@ -1,0 +1,103 @@
+"""I5: nothing grows without bound at a peer, and nobody waits in a circle."""
+
+from __future__ import annotations
+
+from anabranch.protocol import peer as peers
+from anabranch.protocol import replica as replicas
+from anabranch.protocol.iteration import Iteration
+from anabranch.protocol.sending import Leg
+from anabranch.sim.node import Node
+from anabranch.sim.violation import Violation
+from anabranch.sim.world import World
+
+#: Iterations whose boundaries are kept: C_{t+1} is not proposed before t is released (R11).
+RETAINED_MAX = 2
+#: Tasks that may wait at once, per microbatch of the iteration; and besides.
+TASKS_PER_MICROBATCH, TASKS_BESIDES = 4, 32
+#: Committed steps that a replica may have yet to take.
+PENDING_MAX = 64
+
+
+def check_bounds(node: Node) -> int:
+    """Raises Violation if a queue of this peer is longer than it may be, or more microbatches hold or are
+    promised slots than it has room for; returns how many hold one."""
+    peer, core = node.peer, node.peer.core
+    settings = core.settings
+    exist = settings.microbatches + settings.windows
+    sizes = {
+        "messages of iterations to come": (len(peer._early), peers.EARLY_LIMIT),
+        "iterations whose boundaries are kept": (len(peer._retained), RETAINED_MAX),
+        "waiting tasks": (core.queue.waiting, TASKS_PER_MICROBATCH * exist + TASKS_BESIDES),
+        "early parts of a reduce": (len(peer.replica._early), replicas.EARLY_LIMIT),
+        "steps to take": (len(peer.replica.pending), PENDING_MAX),
+        "messages to itself": (len(core.to_self), 0),
+    }
+    iteration = peer.iteration
+    if iteration is not None:
+        sizes["microbatches received"] = (len(iteration.units), exist)
+        sizes["microbatches to send on"] = (len(iteration.sender.items), exist)
+        sizes["asks for a slot"] = (len(iteration.ledger.asks), 2 * exist * len(iteration.ledger.grants))
+    for what, (size, most) in sizes.items():
+        if size > most:
+            raise Violation("I5", f"{node.id} has {size} {what}; at most {most} are allowed")
+    return _capacity(node, iteration) if iteration is not None else 0
+
+
+def _capacity(node: Node, iteration: Iteration) -> int:
+    """Never more units between slot and weight gradient than capacity and the repair slot."""
+    held = sum(1 for unit in iteration.units.values() if unit.granted is not None)
+    ledger = iteration.ledger
+    promised = sum(grant.held for grant in ledger.grants.values())
+    capacity = ledger.capacity + 1
+    if max(held, promised) > capacity:
+        raise Violation("I5", f"{node.id} holds {held}, promised {promised}; its capacity is {capacity}")
+    return held
+
+
+def cycle(world: World) -> list[str] | None:
+    """A cycle of the wait-for graph, if there is one: microbatch u at peer P waits for a slot at Q, whose
+    slots are held by the microbatches that wait there in turn."""
+    edges: dict[tuple[str, int], list[tuple[str, int]]] = {}
+    for node in world.nodes.values():
+        iteration = node.peer.iteration
+        if iteration is None or not node.running:
+            continue
+        for item in iteration.sender.items.values():
+            if item.leg is Leg.WAITING and item.asked:
+                asked = sorted({peer for peer, _ in item.asked})
+                holding = [(peer, index) for peer in asked for index in _holding(world, peer)]
+                edges[node.id, item.index] = holding
+    for start in edges:
+        path = _around(edges, start)
+        if path is not None:
+            return [f"microbatch {index} at {peer}" for peer, index in path]
+    return None
+
+
+def _holding(world: World, peer: str) -> list[int]:
+    """Microbatches that occupy slots there and go on from there."""
+    node = world.nodes.get(peer)
+    iteration = node.peer.iteration if node is not None else None
+    if iteration is None or (node is not None and node.peer.core.stage == 0):
+        return []
+    return [unit.index for unit in iteration.units.values() if unit.granted is not None]
+
+
+def _around(
+    edges: dict[tuple[str, int], list[tuple[str, int]]], start: tuple[str, int]
+) -> list[tuple[str, int]] | None:
+    """A way from `start` back to it."""
+    came: dict[tuple[str, int], tuple[str, int]] = {}
+    todo = [start]
+    while todo:
+        here = todo.pop()
+        for there in edges.get(here, ()):
+            if there == start:
+                path = [start, here]
+                while path[-1] != start:
+                    path.append(came[path[-1]])
+                return path[::-1]
+            if there not in came:
+                came[there] = here
+                todo.append(there)
+    return None

@@ -1,0 +1,46 @@
+"""The conditions under which I4 promises progress, looked up in the simulated world."""
+
+from __future__ import annotations
+
+from anabranch.sim.node import Node
+from anabranch.sim.world import World
+
+
+def unmet(world: World, t: int) -> list[str]:
+    """Which conditions of I4 do not hold, in words; t is the last committed iteration."""
+    missing = []
+    leader = world.nodes[world.genesis.leader]
+    if not leader.running:
+        missing.append(f"a majority of the voters: {leader.id}, the only one, is down")
+    for stage in range(world.settings.stages + 1):
+        if not any(_holds(world, node, stage, t) for node in world.nodes.values()):
+            what = f"a live replica, or a complete snapshot, of stage {stage}"
+            missing.append(what if stage else "a live data node")
+    return missing
+
+
+def can_be_lost(world: World, node: Node, t: int) -> bool:
+    """Whether another peer of the stage has what would be lost with this one."""
+    stage = node.peer.core.stage
+    if not _serves(world, node):
+        return True
+    return any(
+        other is not node and not other.frozen and _holds(world, other, stage, t)
+        for other in world.nodes.values()
+    )
+
+
+def _serves(world: World, node: Node) -> bool:
+    return node.id in world.nodes[world.genesis.leader].peer.core.membership.active_from
+
+
+def _holds(world: World, node: Node, stage: int, t: int) -> bool:
+    """Whether this peer serves the stage and has the state after iteration t, or the reduced gradient that
+    leads to it."""
+    peer = node.peer
+    if not node.running or peer.core.stage != stage or not _serves(world, node):
+        return False
+    prepared = peer.replica.prepared
+    return peer.replica.t >= t or (
+        peer.replica.t == t - 1 and prepared is not None and prepared.fence.t == t
+    )

@@ -1,0 +1,145 @@
+"""A swarm and a schedule of faults, all from one seed."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from anabranch.flow.problem import Return
+from anabranch.protocol.settings import Settings
+from anabranch.sim.algebra import Machine
+from anabranch.sim.trials.kinds import KINDS, PROFILES, Profile, Role
+from anabranch.sim.trials.phases import OF_DATA_NODES
+from anabranch.sim.world import Model
+
+#: The most nodes of a drawn swarm.
+NODES_MAX = 40
+#: One seed in so many computes with tensors.
+TORCH_EVERY = 20
+#: One-way delays (s) that a swarm's messages take.
+_LATENCIES = ((0.001, 0.01), (0.001, 0.02), (0.005, 0.05), (0.02, 0.2))
+_COMPUTING = ("Forward", "Head", "InputGradient", "WeightGradient")
+
+
+@dataclass(frozen=True)
+class Aim:
+    """A fault to come. It waits until `after_t` steps are committed, lets `skip` chances pass, and strikes
+    `delay_s` after the next one."""
+
+    kind: str
+    phase: str
+    after_t: int
+    skip: int
+    delay_s: float
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """slow: (one, other, factor) on the delays of a pair of machines."""
+
+    seed: int
+    profile: Profile
+    torch: bool
+    settings: Settings
+    machines: tuple[Machine, ...]
+    model: Model
+    slow: tuple[tuple[str, str, float], ...]
+    aims: tuple[Aim, ...]
+
+    def describe(self) -> str:
+        settings, relays = self.settings, [m for m in self.machines if m.stage]
+        by_stage = [sum(m.stage == s for m in relays) for s in range(1, settings.stages + 1)]
+        low, high = self.model.latency_s
+        numbers = "tensors" if self.torch else "whole numbers"
+        return (
+            f"seed {self.seed}, profile {self.profile.name}: {len(self.machines)} nodes, "
+            f"{len(self.machines) - len(relays)} of them data nodes, replicas by stage {by_stage}; "
+            f"{settings.microbatches} microbatches of {numbers}, policy {settings.policy}, messages take "
+            f"{1e3 * low:.0f} to {1e3 * high:.0f} ms"
+        )
+
+
+def profile_of(seed: int) -> str:
+    """The profile of a seed where none is named: they take turns."""
+    names = tuple(PROFILES)
+    return names[seed % len(names)]
+
+
+def draw(seed: int, profile_name: str) -> Drawn:
+    """What this seed means under a profile. The same everywhere."""
+    profile = PROFILES[profile_name]
+    dice = random.Random(f"{profile_name} {seed}")
+    torch = seed % TORCH_EVERY == TORCH_EVERY // 2 + 1
+    aims = _aims(profile, dice)
+    machines = _machines(dice, aims, torch)
+    stages = max(machine.stage for machine in machines)
+    windows = dice.choice([0, 0, 2])
+    returns: list[Return] = ["any", "any", "own"]
+    settings = Settings(
+        f"seed {seed}",
+        1,
+        stages,
+        4 if torch else dice.choice([2, 3, 4, 4, 6, 8]),
+        10_000,
+        windows=3 if torch else windows,
+        evaluate_every=dice.choice([1, 2, 3]),
+        checkpoint_every=dice.choice([0, 0, 2, 3]),
+        min_replicas=1,
+        policy=dice.choice(["auction", "greedy", "static"]),
+        returns=dice.choice(returns),
+        activation_bytes=1024,
+    )
+    latency = dice.choice(_LATENCIES)
+    task_s = dict.fromkeys(_COMPUTING, dice.choice([0.01, 0.03, 0.08]))
+    model = Model(latency, dice.choice([0.0, 0.005, 0.05]), {**task_s, "Embed": 0.002})
+    return Drawn(seed, profile, torch, settings, machines, model, _regions(dice, machines), aims)
+
+
+def _aims(profile: Profile, dice: random.Random) -> tuple[Aim, ...]:
+    """Faults aimed at cells of the matrix, each as often as any other."""
+    cells = profile.cells()
+    aims = []
+    for _ in range(dice.randint(*profile.faults)):
+        kind, phase = dice.choice(cells)
+        delay_s = dice.choice([0.0, 0.0, dice.uniform(0.0, 0.01)])
+        aims.append(Aim(kind, phase, dice.choice([0, 1, 1, 2, 3]), dice.choice([0, 1, 3, 8]), delay_s))
+    return tuple(aims)
+
+
+def _machines(dice: random.Random, aims: tuple[Aim, ...], torch: bool) -> tuple[Machine, ...]:
+    """2 to 40 nodes: 1 to 8 stages, 1 to 3 data nodes; the first keeps the log."""
+    stages = dice.choice([1, 2, 3] if torch else [1, 1, 2, 2, 2, 3, 3, 4, 6, 8])
+    data_nodes = dice.choice([1, 2, 2, 3])
+    for aim in aims:
+        roles = KINDS[aim.kind].roles
+        if Role.LEADER not in roles and (aim.phase in OF_DATA_NODES or Role.RELAY not in roles):
+            data_nodes = max(data_nodes, 2)
+    shape = dice.choice(["pairs", "pairs", "mixed", "many", "single"])
+    machines = [
+        Machine(f"d{n}", 0, dice.choice([4, 8]), dice.choice([1.0, 1.0, 2.0])) for n in range(data_nodes)
+    ]
+    spare = NODES_MAX - data_nodes
+    for stage in range(1, stages + 1):
+        wanted = {"pairs": 2, "mixed": dice.randint(1, 3), "many": dice.randint(3, 6), "single": 1}[shape]
+        count = max(1, min(wanted, spare - (stages - stage)))
+        spare -= count
+        for n in range(count):
+            slowness = dice.choice([0.5, 1.0, 1.0, 2.0, 5.0])
+            machines.append(Machine(f"r{stage}.{n}", stage, dice.choice([1, 2, 4, 8]), slowness))
+    return tuple(machines)
+
+
+def _regions(dice: random.Random, machines: tuple[Machine, ...]) -> tuple[tuple[str, str, float], ...]:
+    """Machines stand in up to three regions; messages between two of them take longer."""
+    regions = dice.choice([1, 1, 2, 3])
+    if regions == 1:
+        return ()
+    where = {machine.id: dice.randrange(regions) for machine in machines}
+    factors = {frozenset((a, b)): dice.uniform(1.5, 6.0) for a in range(regions) for b in range(a)}
+    names = sorted(where)
+    return tuple(
+        (one, other, factors[frozenset((where[one], where[other]))])
+        for position, one in enumerate(names)
+        for other in names[:position]
+        if where[one] != where[other]
+    )

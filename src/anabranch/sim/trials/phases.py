@@ -1,0 +1,65 @@
+"""What a peer is doing at a moment: the rows of the phase × fault matrix."""
+
+from __future__ import annotations
+
+from anabranch.protocol import tasks
+from anabranch.protocol.joining import Step
+from anabranch.sim.node import Node
+
+EMBED = "embed"
+FORWARD = "forward"
+LOSS = "loss"
+BACKWARD = "backward"
+ACKNOWLEDGED = "acknowledged"
+"""The input gradient is upstream, the weight gradient is still to be added."""
+REDUCE = "reduce"
+PREPARED = "prepared"
+CHOSEN = "chosen"
+"""C_t is in the log, and not yet applied here."""
+APPLY = "apply"
+DOWNLOAD = "download"
+"""Fetching, loading or serving a state."""
+ELECTION = "election"
+IDLE = "idle"
+
+PHASES = (
+    EMBED, FORWARD, LOSS, BACKWARD, ACKNOWLEDGED, REDUCE, PREPARED, CHOSEN, APPLY, DOWNLOAD, ELECTION, IDLE
+)  # fmt: skip
+#: What only a data node, and what only a relay does.
+OF_DATA_NODES, OF_RELAYS = frozenset({EMBED, LOSS}), frozenset({FORWARD, BACKWARD})
+
+_RUNNING: dict[type[tasks.Task], str] = {
+    tasks.Embed: EMBED,
+    tasks.Forward: FORWARD,
+    tasks.Head: LOSS,
+    tasks.InputGradient: BACKWARD,
+    tasks.WeightGradient: ACKNOWLEDGED,
+    tasks.Recount: REDUCE,
+    tasks.Freeze: REDUCE,
+    tasks.SumPart: REDUCE,
+    tasks.Assemble: REDUCE,
+    tasks.Apply: APPLY,
+    tasks.Skip: APPLY,
+    tasks.Snapshot: DOWNLOAD,
+    tasks.LoadState: DOWNLOAD,
+}
+
+
+def phase_of(node: Node, committed_t: int) -> str:
+    """The phase of a peer, when the log's last commit is `committed_t`."""
+    peer = node.peer
+    if peer.joining.step in (Step.FETCHING, Step.LOADING):
+        return DOWNLOAD
+    running = peer.core.queue.running
+    if running is not None and type(running.task) in _RUNNING:
+        return _RUNNING[type(running.task)]
+    replica, iteration = peer.replica, peer.iteration
+    if 0 <= replica.t < committed_t:
+        return CHOSEN
+    if replica.prepared is not None:
+        return PREPARED
+    if replica.reduce is not None:
+        return REDUCE
+    if iteration is not None and any(u.returned and u.granted is not None for u in iteration.units.values()):
+        return ACKNOWLEDGED
+    return IDLE

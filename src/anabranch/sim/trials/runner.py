@@ -1,0 +1,35 @@
+"""Many seeds, on several cores."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+from collections.abc import Iterable, Iterator
+
+from anabranch.sim.trials.draw import draw, profile_of
+from anabranch.sim.trials.outcome import Outcome
+from anabranch.sim.trials.trial import Trial
+
+#: Seeds that a process takes at a time.
+CHUNK = 8
+
+
+def run_seed(seed: int, profile: str = "") -> Outcome:
+    """One seed; without a profile, of its own one."""
+    outcome = Trial(draw(seed, profile or profile_of(seed))).run()
+    gc.collect(0)
+    return outcome
+
+
+def run_seeds(seeds: Iterable[int], profile: str = "", jobs: int = 1) -> Iterator[Outcome]:
+    """Outcomes as they come; with several jobs not in order."""
+    tasks = [(seed, profile) for seed in seeds]
+    if jobs <= 1:
+        yield from map(_run, tasks)
+        return
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        yield from pool.imap_unordered(_run, tasks, CHUNK)
+
+
+def _run(task: tuple[int, str]) -> Outcome:
+    return run_seed(*task)

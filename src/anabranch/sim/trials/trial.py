@@ -1,0 +1,242 @@
+"""One seed: the swarm is built, the faults strike, every invariant is watched, and progress is demanded."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+
+from msgspec import structs
+
+from anabranch.protocol import events as ev
+from anabranch.protocol.records import Member
+from anabranch.sim.invariants import Invariants
+from anabranch.sim.node import Node
+from anabranch.sim.trials.build import build
+from anabranch.sim.trials.conditions import can_be_lost, unmet
+from anabranch.sim.trials.draw import Aim, Drawn
+from anabranch.sim.trials.effort import Effort
+from anabranch.sim.trials.kinds import KINDS, Role
+from anabranch.sim.trials.outcome import Delivered, Outcome
+from anabranch.sim.trials.phases import CHOSEN, DOWNLOAD, phase_of
+from anabranch.sim.trials.strikes import STRIKES, dice_of, next_life
+from anabranch.sim.violation import Violation
+
+#: Steps that must be committed after the last fault is over, and the virtual seconds that each is given (more
+#: where every message takes long).
+STEPS_AFTER, QUIET_S = 3, 600.0
+#: An aim that finds no victim in its phase strikes whoever there is after so many seconds, or lapses.
+SETTLE_FOR_S, LAPSE_S = 15.0, 30.0
+#: Events of a seed, at most: more go round in a circle.
+EVENTS_MAX = 400_000
+#: Iterations in which the churn of a profile goes on.
+CHURN_STEPS = 4
+#: A process that was sent away is started again by its owner after so long.
+START_AGAIN_S = 2.0
+#: Messages per peer that are remembered for a replay.
+HEARD = 60
+
+
+class Trial:
+    """`run` it once. `world.notes` and `told` tell its story afterwards."""
+
+    def __init__(self, drawn: Drawn) -> None:
+        self.drawn = drawn
+        self.dice = dice_of(drawn.seed, drawn.profile.name)
+        self.world, truth = build(drawn)
+        self.invariants = Invariants(self.world, truth)
+        self.world.watchers.append(self._watch)
+        self.effort = Effort(self.world)
+        self.heard: dict[str, deque[ev.Received]] = {}
+        self.told: list[tuple[float, str]] = []
+        self.outcome = Outcome(drawn.seed, drawn.profile.name, drawn.torch, len(drawn.machines))
+        self._hostile = drawn.profile.name in ("hostile", "storm")
+        self.world.strict = not self._hostile
+        self._aims = [_Waiting(aim) for aim in drawn.aims]
+        self._t = self._quiet_t = 0
+        self._busy_until = self._progress_at = 0.0
+        self._newcomers = 0
+        self._events = 0
+        self._churning = CHURN_STEPS if drawn.profile.churn else 0
+        self.world.clock.after(START_AGAIN_S, self._supervise)
+
+    # --- the run -------------------------------------------------------------------------------
+
+    def run(self) -> Outcome:
+        begin, outcome = time.perf_counter(), self.outcome
+        try:
+            self._go()
+        except Violation as violation:
+            self._violated(violation.invariant, str(violation))
+        except Exception as error:
+            self._violated("I7", f"I7: {type(error).__name__}: {error}")
+        outcome.steps, outcome.events = self.invariants.t, self._events
+        outcome.virtual_s, outcome.wall_s = self.world.clock.now, time.perf_counter() - begin
+        outcome.computed_s, outcome.wasted_s = self.effort.computed_s, self.effort.wasted_s
+        return outcome
+
+    def _violated(self, invariant: str, text: str) -> None:
+        self.outcome.invariant, self.outcome.violation = invariant, text
+        self.told.append((self.world.clock.now, f"VIOLATION {text}"))
+
+    def _go(self) -> None:
+        clock, patience_s = self.world.clock, QUIET_S * (1.0 + 20.0 * self.drawn.model.latency_s[1])
+        while clock.step():
+            quiet = clock.now >= self._busy_until and not self._aims and not self._churning
+            if quiet and self._t >= self._quiet_t + STEPS_AFTER:
+                return
+            if clock.now > max(self._busy_until, self._progress_at) + patience_s:
+                break
+        self._stuck()
+
+    def _stuck(self) -> None:
+        """No progress: because a condition of I4 does not hold, or for no good reason."""
+        self.outcome.unmet = unmet(self.world, self.invariants.t)
+        if not self.outcome.unmet:
+            waiting = [str(f.get("reason")) for _, _, kind, f in self.world.notes if kind == "waiting"][-1:]
+            raise Violation(
+                "I4",
+                f"no step in {self.world.clock.now - self._progress_at:.0f} virtual seconds after step "
+                f"{self._t}; the run says: {''.join(waiting) or 'nothing'}",
+            )
+        self.told.append((self.world.clock.now, f"no progress is promised: {'; '.join(self.outcome.unmet)}"))
+
+    # --- watching ------------------------------------------------------------------------------
+
+    def _watch(self, node: Node, event: ev.Event) -> None:
+        self._events += 1
+        if self._events > EVENTS_MAX:
+            raise Violation("I4", f"{EVENTS_MAX} events: the peers go round in a circle")
+        if isinstance(event, ev.Received):
+            self.heard.setdefault(node.id, deque(maxlen=HEARD)).append(event)
+        if self.invariants.t != self._t:
+            self._t, self._progress_at = self.invariants.t, self.world.clock.now
+            self._committed()
+        for waiting in self._aims:
+            if waiting.aim.after_t <= self._t and waiting.tried(self, node):
+                break
+
+    def _committed(self) -> None:
+        for waiting in self._aims:
+            if waiting.aim.phase == CHOSEN and waiting.aim.after_t <= self._t:
+                for node in sorted(self.world.nodes.values(), key=lambda node: node.id):
+                    if waiting.tried(self, node):
+                        break
+        if self._churning:
+            self._churning -= 1
+            self._churn()
+
+    def _churn(self) -> None:
+        """Each relay crashes with the profile's chance during this iteration."""
+        for name in sorted(self.world.nodes):
+            if self.dice.random() < self.drawn.profile.churn:
+                self.world.clock.after(self.dice.uniform(0.0, 1.0), lambda name=name: self._hit(name))  # type: ignore[misc]
+
+    def _hit(self, name: str) -> None:
+        node = self.world.nodes[name]
+        if self.eligible("crash", node):
+            self.strike("crash", node)
+
+    def eligible(self, kind: str, node: Node) -> bool:
+        """Whether a fault of this kind may hit this peer now."""
+        if not node.running or node.frozen or (node.peer.replica.t < 0 and node.member.stage < 0):
+            return False
+        wanted = KINDS[kind]
+        if self.role(node) not in wanted.roles:
+            return False
+        return not wanted.loses or can_be_lost(self.world, node, self.invariants.t)
+
+    def role(self, node: Node) -> Role:
+        if node.id == self.world.genesis.leader:
+            return Role.LEADER
+        return Role.RELAY if node.peer.core.stage else Role.DATA
+
+    def strike(self, kind: str, node: Node) -> bool:
+        """Deliver the fault now; False if it could not be."""
+        phase = phase_of(node, self.invariants.t)
+        done = STRIKES[kind](self, node)
+        if done is None:
+            return False
+        text, seconds = done
+        now = self.world.clock.now
+        self._busy_until = max(self._busy_until, now + seconds)
+        self._quiet_t = self._t
+        if seconds:
+            self.world.clock.after(seconds, self._over)
+        self.outcome.faults.append(Delivered(kind, phase, now, node.id, text))
+        self.effort.struck(self.outcome.faults[-1])
+        self.told.append((now, f"FAULT ({phase}) {text}"))
+        return True
+
+    def _over(self) -> None:
+        self._quiet_t = max(self._quiet_t, self._t)
+
+    def lapse(self, waiting: _Waiting) -> None:
+        self._aims.remove(waiting)
+
+    # --- who comes -----------------------------------------------------------------------------
+
+    def newcomer(self, stage: int) -> str:
+        """Another machine joins."""
+        self._newcomers += 1
+        name = f"n{self._newcomers}"
+        template = next(m for m in self.drawn.machines if m.stage == stage)
+        like = self.world.nodes[template.id].member
+        capacity = self.dice.choice([1, 2, 4])
+        member: Member = structs.replace(
+            like, id=name, name=name, address=f"{name}:1", incarnation=1, capacity=capacity, stage=stage
+        )
+        self.world.add(member, self.world.genesis.leader, self.world.clock.now)
+        return name
+
+    def again(self, node: Node) -> None:
+        """The machine's owner starts the process again."""
+        member = next_life(self.world.nodes[node.id])
+        self.world.add(member, self.world.genesis.leader, self.world.clock.now, node.slowness)
+
+    def _supervise(self) -> None:
+        """Who was sent away is started again."""
+        for node in sorted(self.world.nodes.values(), key=lambda node: node.id):
+            if node.alive and node.stopped is not None and not node.stopped[1]:
+                self.told.append((self.world.clock.now, f"{node.id} is started again: {node.stopped[0]}"))
+                self.again(node)
+        self.world.clock.after(START_AGAIN_S, self._supervise)
+
+
+class _Waiting:
+    """An aim that waits for its chance."""
+
+    def __init__(self, aim: Aim) -> None:
+        self.aim = aim
+        self._skip = aim.skip
+        self._since: float | None = None
+        self._struck = False
+
+    def tried(self, trial: Trial, node: Node) -> bool:
+        """Look at this peer, which has just handled an event; whether the aim is done with."""
+        now = trial.world.clock.now
+        if self._since is None:
+            self._since = now
+            if self.aim.phase == DOWNLOAD:
+                trial.newcomer(trial.dice.randint(1, trial.world.settings.stages))
+        if self._struck:
+            return False
+        waited = now - self._since
+        if waited > LAPSE_S:
+            trial.lapse(self)
+            return True
+        if waited < SETTLE_FOR_S and phase_of(node, trial.invariants.t) != self.aim.phase:
+            return False
+        if not trial.eligible(self.aim.kind, node):
+            return False
+        self._skip -= 1
+        if self._skip >= 0 and waited < SETTLE_FOR_S / 2:
+            return False
+        self._struck = True
+        trial.world.clock.after(self.aim.delay_s, lambda: self._now(trial, node))
+        return False
+
+    def _now(self, trial: Trial, node: Node) -> None:
+        if trial.eligible(self.aim.kind, node) and trial.strike(self.aim.kind, node):
+            trial.lapse(self)
+        else:
+            self._struck = False

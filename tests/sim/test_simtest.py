@@ -1,0 +1,101 @@
+"""Seeds of `anabranch simtest`: drawn swarms and faults, every invariant checked at every event."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from msgspec import structs
+
+from anabranch.cli.main import main
+from anabranch.protocol.records import Commit
+from anabranch.sim.trials.draw import draw
+from anabranch.sim.trials.kinds import PROFILES, matrix_cells
+from anabranch.sim.trials.runner import run_seed, run_seeds
+from anabranch.sim.trials.story import story
+from anabranch.sim.trials.tally import tally
+from anabranch.sim.trials.trial import STEPS_AFTER, Trial
+
+#: Seeds that found something, with their profile: what it was is said where it was mended.
+FOUND = [(32, "churn20"), (105, "hostile"), (101, "partition")]
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_a_few_seeds_of_every_profile(profile: str) -> None:
+    outcomes = list(run_seeds(range(100, 103), profile))
+    for outcome in outcomes:
+        assert not outcome.violation, (outcome.seed, outcome.violation)
+        assert outcome.unmet or outcome.steps >= STEPS_AFTER
+    delivered = sum(len(outcome.faults) for outcome in outcomes)
+    assert delivered >= len(outcomes) if profile != "calm" else delivered == 0
+
+
+@pytest.mark.parametrize(("seed", "profile"), FOUND)
+def test_what_was_found_stays_mended(seed: int, profile: str) -> None:
+    assert not run_seed(seed, profile).violation
+
+
+def test_a_seed_means_the_same_in_every_process() -> None:
+    """Sets and dictionaries of names are hashed anew in each."""
+    program = (
+        "from anabranch.sim.trials.runner import run_seed; import msgspec;"
+        "o = run_seed(117, 'storm'); o.wall_s = 0.0; print(msgspec.json.encode(o).decode())"
+    )
+    command = [sys.executable, "-c", program]
+    path = ":".join(sys.path)
+    told = set()
+    for salt in ("1", "2"):
+        salted = {"PYTHONHASHSEED": salt, "PYTHONPATH": path}
+        told.add(subprocess.run(command, env=salted, capture_output=True, text=True, check=True).stdout)
+    assert len(told) == 1
+
+
+def test_the_command_says_what_it_did(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simtest", "--seeds", "0:4", "--jobs", "1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["version"] == 1
+    assert found["seeds"] == 4
+    assert found["failures"] == []
+    assert sum(found["faults"].values()) == sum(
+        cell["delivered"] for row in found["matrix"].values() for cell in row.values()
+    )
+
+
+def test_a_trace_tells_the_story(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simtest", "--trace", "32", "--profile", "churn20"]) == 0
+    told = capsys.readouterr().out
+    assert "FAULT (backward) r7.0 crashes" in told
+    assert "r7.0 is removed from the run" in told
+    assert "step 3 is committed" in told
+
+
+def test_a_failing_seed_says_how_to_see_it_again() -> None:
+    trial = Trial(draw(105, "storm"))
+    watched = trial.invariants._exactly_once
+
+    def without_a_loss(commit: Commit) -> None:
+        watched(structs.replace(commit, loss_sums=(float("nan"),)))
+
+    trial.invariants._exactly_once = without_a_loss  # type: ignore[method-assign]
+    outcome = trial.run()
+    assert outcome.invariant == "I1"
+    found = tally([outcome], 105, 106, "storm", 1.0)
+    assert found.failed
+    assert found.violations == {"I1": 1}
+    assert found.failures[0].reproduce == "anabranch simtest --trace 105 --profile storm"
+    assert "VIOLATION I1" in "\n".join(story(trial))
+
+
+def test_aims_fill_the_matrix_evenly() -> None:
+    """Every cell that can be reached is aimed at by some profile."""
+    aimed = {cell for profile in PROFILES.values() for cell in profile.cells()}
+    assert aimed == matrix_cells()
+    assert len(aimed) > 150
+
+
+@pytest.mark.parametrize("arguments", [["--seeds", "7"], ["--seeds", "9:3"], ["--profile", "hurricane"]])
+def test_bad_arguments_are_one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simtest", *arguments]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
