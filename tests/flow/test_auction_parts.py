@@ -114,6 +114,52 @@ def test_a_relay_tells_its_price_once_it_knows_those_of_all_next_hops() -> None:
     assert agent.price() == 3.0
 
 
+def test_a_source_tries_again_while_the_flow_further_on_is_still_moving() -> None:
+    """It has long come to rest itself, so nothing tells it when the way is free."""
+    agent = AuctionAgent(Setup("d", 0, 1, demand=1, relays=1, cost_max=9.0), Dice(0))
+    agent.handle(PeerUp("r", Side.NEXT, 1.0), 0.0)
+    answers, now = 0, 0.1
+    letter = _price(2.0)
+    for _ in range(2000):
+        sent = agent.handle(Received("r", Side.NEXT, letter), now) if letter else agent.handle(Wake(), now)
+        offers = [send.message for send in sent if isinstance(send.message, Offer)]
+        letter = None
+        if offers:
+            answers += 1
+            whole = offers[-1].wants if now > 4000.0 else ()
+            letter = Answer(1 + answers, offers[-1].seq, False, (), (), 0, 0, 2.0, whole, ())
+        now = now + 0.2 if letter else agent.deadline() or now
+    assert now > 4000.0
+    assert len(agent.standing()) == 1
+
+
+def test_a_fall_is_told_only_when_the_price_it_comes_from_is_confirmed() -> None:
+    """Prices rise in silence: what the next hop said last may be long past."""
+    agent = AuctionAgent(Setup("r", 1, 2, capacity=2, relays=3, cost_max=9.0), Dice(0))
+    agent.handle(PeerUp("d", Side.PREVIOUS, 2.0), 0.0)
+    agent.handle(PeerUp("x", Side.NEXT, 4.0), 0.0)
+    agent.handle(Received("x", Side.NEXT, _price(5.0)), 0.1)
+    agent.handle(Wake(), 2.0)
+    agent.handle(Received("d", Side.PREVIOUS, Offer(1, 1, True, (), (), 0, 1, 0, 30.0, ())), 2.1)
+    agent.handle(Wake(), 2.3)
+    agent.handle(Received("x", Side.NEXT, Answer(2, 1, False, (), (), 0, 0, 1.0, (), ())), 2.5)
+    now, asked = 2.5, 0
+    for _ in range(20):
+        now = max(now, agent.deadline() or now) + 0.01
+        for send in agent.handle(Wake(), now):
+            assert not isinstance(send.message, Answer) or send.message.price == 9.0
+            if isinstance(send.message, Offer) and send.message.seq > 1:
+                asked = send.message.seq
+        if asked:
+            break
+    assert asked
+    sent = list(
+        agent.handle(Received("x", Side.NEXT, Answer(3, asked, False, (), (), 0, 0, 1.0, (), ())), now)
+    )
+    sent += agent.handle(Wake(), now + 0.2)
+    assert [send.message.price for send in sent if isinstance(send.message, Answer)] == [5.0]
+
+
 def _price(price: float) -> Answer:
     return Answer(1, 0, True, (), (), 0, 0, price, (), ())
 

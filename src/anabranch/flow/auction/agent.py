@@ -37,9 +37,12 @@ LINGER_S = 0.15
 #: A node speaks once all next hops have told their price and it has met nobody for a while, or so long after
 #: the first price.
 MEET_S, START_S = 0.5, 3.0
-#: Prices and bids fall only after nothing has moved here for so long: at first, and soon after a change from
-#: outside. It doubles each time and ends, so that raising and lowering cannot chase each other for ever.
-LULL_COLD_S, LULL_S, LULL_FAR_S, LULL_MAX_S = 32.0, 4.0, 512.0, 600.0
+#: Prices and bids fall, and units move over, only after nothing has moved here for so long: at first, and
+#: soon after a change from outside. It doubles each time; then so many more times where something is still
+#: too high (fewer where a relay has room for more units than it has next hops: many move each time); and
+#: then not before something changes from outside, so that raising and lowering end.
+LULL_COLD_S, LULL_S, LULL_MAX_S = 32.0, 4.0, 512.0
+MORE_S, MORE, MORE_MANY = 120.0, 8, 1
 #: Units whose previous hop has died wait so long for another to take them over.
 ORPHAN_S = 8.0
 #: A source with excess searches for a way when its price has risen by so many epsilons: from cold, where
@@ -64,9 +67,11 @@ class AuctionAgent:
         self._met_at = -math.inf
         self._orphan_at = math.inf
         self._repair_at = math.inf
+        self._surveying = False
         self._retry_at = math.inf
         self._retry_s = RETRY_S
         self._lull_s = LULL_COLD_S
+        self._further = 0
         self._stir = 0
         self._search_number = setup.incarnation << 32
         self._search_level = -math.inf
@@ -82,7 +87,8 @@ class AuctionAgent:
         if isinstance(event, Received):
             self._receive(event, now)
         elif not isinstance(event, Wake) and self._market.ready:
-            self._stirred(self._stir + 1, LULL_S)
+            self._stirred(self._stir + 1)
+            self._lull_s = min(self._lull_s, LULL_S)
         if isinstance(event, PeerUp):
             self._meet(event, now)
         elif isinstance(event, PeerDown):
@@ -119,10 +125,11 @@ class AuctionAgent:
 
     # -- events ------------------------------------------------------------------------------------------
 
-    def _stirred(self, stir: int, lull_s: float) -> None:
-        """Something has changed from outside, here or elsewhere: lulls are short again."""
+    def _stirred(self, stir: int) -> None:
+        """Something has changed from outside, here or elsewhere: what is too high may fall again."""
         self._stir = stir
-        self._lull_s = min(self._lull_s, lull_s)
+        self._lull_s = min(self._lull_s, LULL_MAX_S)
+        self._further = 0
         self._standing.hurry()
         self._search_step = SEARCH_STIRRED
         self._search_level = -math.inf
@@ -131,7 +138,7 @@ class AuctionAgent:
     def _receive(self, event: Received, now: float) -> None:
         letter = event.message
         if isinstance(letter, Letter) and letter.stir > self._stir:
-            self._stirred(letter.stir, LULL_FAR_S)
+            self._stirred(letter.stir)
         market = self._market
         if event.side is Side.PREVIOUS and isinstance(letter, Offer):
             source = market.ins.get(event.peer)
@@ -159,6 +166,10 @@ class AuctionAgent:
                         wait = START_S if self._unheard else self._met_at + MEET_S - now
                         self._start_at = min(max(self._start_at, now), now + max(wait, 0.0))
                 self._soon(now)
+            if target.is_latest(letter) and not target.asks:
+                target.fresh = True
+                if self._surveying:
+                    self._soon(now)
             if target.is_latest(letter) and self._standing.told(target, letter.whole, letter.stale, now):
                 self._soon(now)
             self._heard(target, now)
@@ -252,17 +263,15 @@ class AuctionAgent:
             self._start_at = math.inf
             market.start()
         market.act()
-        if now >= self._repair_at:
-            self._repair_at = math.inf
-            self._lull_s *= 2
-            market.repair()
+        if now >= self._repair_at or self._surveying:
+            self._repair(now)
         self._tend_orphans(now)
         if self._setup.is_data:
             self._tend_excess()
             self._retry(now)
         if market.moved:
             market.moved = False
-            self._repair_at = now + self._lull_s if self._lull_s <= LULL_MAX_S else math.inf
+            self._plan_repair(now)
             self._searches.explore()
             self._labels.market_moved(now)
             self._standing.moved(now)
@@ -270,6 +279,33 @@ class AuctionAgent:
             self._standing.moved(now)
         self._standing.act(now)
         return self._letters(now)
+
+    def _repair(self, now: float) -> None:
+        """Lower what is too high, once the next hop that says so has confirmed its price."""
+        market = self._market
+        if not self._surveying:
+            self._surveying = True
+            market.survey()
+        doubtful = market.doubtful()
+        if doubtful is not None:
+            self._repair_at = math.inf  # the answer wakes us; a link that is lost is no next hop any more
+            if not doubtful.asks:
+                doubtful.dirty = True
+            return
+        self._surveying = False
+        self._repair_at = math.inf
+        if self._lull_s <= LULL_MAX_S:
+            self._lull_s *= 2
+        else:
+            self._further += 1
+        market.repair()
+
+    def _plan_repair(self, now: float) -> None:
+        if self._lull_s <= LULL_MAX_S:
+            self._repair_at = now + self._lull_s
+        else:
+            more = self._further < (MORE_MANY if self._market.many else MORE)
+            self._repair_at = now + MORE_S if more and self._market.too_high else math.inf
 
     def _tend_orphans(self, now: float) -> None:
         """Units placed onward that nobody sends any more: kept for a while, then called back."""

@@ -100,6 +100,8 @@ class Out(Line):
         self.to_data = to_data
         self.price = price
         """Its price as last told: a lower bound, as prices rise in silence and fall aloud."""
+        self.fresh = to_data
+        """Whether the price was told after the last lull."""
         self.pushed = self.returned = self.recalled = 0
         self.bid = -math.inf
         self.wants: dict[UnitId, int] = {}
@@ -167,6 +169,8 @@ class In(Line):
         return self.pushed - self.returned
 
     def letter(self, now: float, stir: int, price: float) -> Answer:
+        if self.owes and price != self.told:
+            self.dirty = True  # who asks may be asking for the price
         self.told = price
         seq, ack, ask = self.stamp(now, self.owes)
         return Answer(

@@ -28,9 +28,8 @@ FINENESS_MAX = 250.0
 HUSH = 1.0
 #: A tenant goes when its unit costs so many epsilons more than it bids: what epsilons on the way explain.
 CONTENT = 4.0
-
 #: A unit moves to another next hop that is cheaper by so many epsilons.
-MOVE = 7.0
+MOVE = 4.0
 
 
 class Ranking:
@@ -136,6 +135,11 @@ class Market:
         return max((line.level for line in self._guests if line.level < math.inf), default=0.0)
 
     @property
+    def many(self) -> bool:
+        """Whether there is room for more units than there are next hops."""
+        return self.capacity > len(self.outs)
+
+    @property
     def full(self) -> bool:
         return self._arrived >= self.capacity
 
@@ -147,7 +151,7 @@ class Market:
         self.level = self.ranking.two()[1]
         if self.level < math.inf:
             hops = self._setup.stages - self._setup.stage + 1
-            fineness = FINENESS_MANY if self.capacity > len(self.outs) else FINENESS
+            fineness = FINENESS_MANY if self.many else FINENESS
             floor = self._scale / FINENESS_MAX
             costs = [line.cost for line in self.outs.values() if line.cost > 0.0]
             if costs:
@@ -216,6 +220,33 @@ class Market:
             if not self._taken:
                 self.tell_lower()  # nobody has come yet: the first prices are still on their way
 
+    def survey(self) -> None:
+        """A lull has passed: what next hops said before it may have risen since, in silence."""
+        for line in self.outs.values():
+            line.fresh = line.to_data
+
+    def doubtful(self) -> Out | None:
+        """A next hop whose price has to be asked for before anything is lowered because of it."""
+        if not self.too_high:
+            return None
+        best = self.ranking.two()[0]
+        return best if best is not None and not best.fresh else None
+
+    @property
+    def too_high(self) -> bool:
+        """Whether a repair would lower a price or a bid, or move a unit."""
+        if not self.ready:
+            return False
+        best, level, second = self.ranking.two()
+        price = max(level, self._mark) if self.full and self._tenants else level
+        if not self._setup.is_data and any(
+            price < line.told - HUSH * self.epsilon for line in self.ins.values()
+        ):
+            return True
+        if self._dear():
+            return True
+        return any(bid < line.bid - HUSH * self.epsilon for line, bid in self._lower(best, level, second))
+
     def repair(self) -> None:
         """After a lull: lower what is too high. Raising and lowering at once would chase each other."""
         if not self.ready:
@@ -272,24 +303,31 @@ class Market:
                 self._hand_back(low, 1)
 
     def _move_over(self) -> None:
-        """A unit that would be cheaper at another next hop is called back, to go there; one at a time."""
-        slack = MOVE * self.epsilon
-        for line in list(self._guests):
-            if line.level > self.level + slack:
-                self._take_back(line, 1)
+        """Units that would be cheaper at another next hop are called back, to go there; a few at a time."""
+        for line in self._dear():
+            self._take_back(line, max(1, line.units // 4))
+
+    def _dear(self) -> list[Out]:
+        """Next hops where a unit costs more than it would at another."""
+        most = self.ranking.two()[1] + MOVE * self.epsilon
+        return [line for line in self._guests if line.level > most]
 
     def _lower_bids(self, best: Out | None, second: float) -> None:
+        for line, bid in self._lower(best, self.level, second):
+            if bid < line.bid - HUSH * self.epsilon:
+                line.bid = bid
+                line.dirty = not line.to_data or line.dirty
+
+    def _lower(self, best: Out | None, level: float, second: float) -> Iterable[tuple[Out, float]]:
+        """Next hops with units of ours, and what would be bid there now."""
         if not self._guests:
             return
         most = self.limit
         if not self._setup.is_data:
             most = self._lowest().bid if self._tenants else math.inf
         for line in self._guests:
-            other = second if line is best else self.level
-            bid = min(other, most) - line.cost + self.epsilon
-            if bid < line.bid - HUSH * self.epsilon:
-                line.bid = bid
-                line.dirty = not line.to_data or line.dirty
+            other = second if line is best else level
+            yield line, min(other, most) - line.cost + self.epsilon
 
     def _set_price(self) -> None:
         """What one more unit would cost: from here on, and to outbid the lowest where it is full."""

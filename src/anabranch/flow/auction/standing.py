@@ -26,9 +26,9 @@ SETTLE_S, SETTLE_MAX_S = 10.0, 320.0
 PATIENCE_S = 20.0
 #: So long (s) a source waits for the first confirmation of a unit.
 FIRST_S = 60.0
-#: A source whose unit was never confirmed sends none for so long (s), doubling; after the last, until the
-#: market moves.
-PAUSE_S, PAUSE_MAX_S = 30.0, 1000.0
+#: A source whose unit was never confirmed sends none for so long (s), doubling; after so many pauses, until
+#: the market moves. Many: the working flow further on may move for long after it has come to rest here.
+PAUSE_S, PAUSE_MAX_S, PAUSES = 15.0, 240.0, 40
 
 
 class Place:
@@ -63,7 +63,7 @@ class Standing:
         self._next_number = setup.incarnation << 32
         self._recheck = True
         self._depart_at = -math.inf
-        self._pause_s = PAUSE_S
+        self._pauses = 0
         self.check_at = math.inf
 
     # -- what is kept ------------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ class Standing:
     def moved(self, now: float) -> None:
         """The working flow has changed here."""
         self._changed_at = now
-        self._depart_at, self._pause_s = -math.inf, PAUSE_S
+        self._depart_at, self._pauses = -math.inf, 0
         self._recheck = True
 
     def hurry(self) -> None:
@@ -298,8 +298,9 @@ class Standing:
             return
         self._give_up(unit, place)
         if self._setup.is_data and now >= self._depart_at:
-            self._depart_at = now + self._pause_s if self._pause_s <= PAUSE_MAX_S else math.inf
-            self._pause_s *= 2
+            self._pauses += 1
+            pause_s = min(PAUSE_S * 2.0**self._pauses, PAUSE_MAX_S)
+            self._depart_at = now + pause_s if self._pauses <= PAUSES else math.inf
 
     def _give_up(self, unit: UnitId, place: Place) -> None:
         if self._setup.is_data:
