@@ -46,7 +46,7 @@ def plan(
             if "calm" in settings:
                 yield Trial("calm", policy, family, factor, seed)
             for setting in ("rough", "third"):
-                if setting in settings and policy in AGENTS and factor == 1.0:
+                if setting in settings and policy in AGENTS and (factor == 1.0 or policy == "auction"):
                     yield Trial(setting, policy, family, factor, seed)
         if "own" in settings and "E" in families:
             yield Trial("own", policy, "E own", 1.0, seed)
