@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 
+from anabranch.flow.dice import Dice
 from anabranch.net import errors
 from anabranch.node.live import LivePeer, Outcome
 from anabranch.observe.stepline import duration
 from anabranch.protocol import events as ev
+from anabranch.protocol.backoff import Backoff
 
-#: Seconds between two attempts: doubling from the first to the second.
+#: Seconds between two attempts: doubling from the first to the second, with jitter.
 FIRST_S = 0.5
 LAST_S = 15.0
 #: Refusals that another attempt may not meet.
@@ -35,7 +38,7 @@ class Reaching:
         self._say = say
         self._loop = asyncio.get_running_loop()
         self._lost_at: float | None = None
-        self._wait_s = FIRST_S
+        self._waits = Backoff(Dice(time.time_ns()), FIRST_S, LAST_S)
 
     def watch(self, live: LivePeer, event: ev.Event) -> None:
         """Called after every event."""
@@ -43,7 +46,8 @@ class Reaching:
             case ev.LinkUp(peer) if peer == self._leader:
                 if self._lost_at is not None:
                     self._say("the run's data node answers")
-                self._lost_at, self._wait_s = None, FIRST_S
+                self._lost_at = None
+                self._waits.reset()
             case ev.LinkDown(peer, reason) if peer == self._leader:
                 self._lost(reason)
 
@@ -60,7 +64,8 @@ class Reaching:
                 f"no connection to the run's data node at {self._address}: {reason}; trying again for "
                 f"{duration(self._patience_s)}"
             )
-        if now + self._wait_s > self._lost_at + self._patience_s:
+        wait_s = self._waits.next() or LAST_S
+        if now + wait_s > self._lost_at + self._patience_s:
             self._live.finish(
                 Outcome(
                     f"the run's data node at {self._address} could not be reached for "
@@ -70,8 +75,7 @@ class Reaching:
                 )
             )
             return
-        self._loop.call_later(self._wait_s, self._dial)
-        self._wait_s = min(LAST_S, 2.0 * self._wait_s)
+        self._loop.call_later(wait_s, self._dial)
 
     def _dial(self) -> None:
         if self._lost_at is not None and self._live.running:

@@ -9,6 +9,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from anabranch import PROTOCOL_VERSION
+from anabranch.protocol.backoff import Backoff
 from anabranch.protocol.events import Admitted, BuildStage, Describe, Described, Event, StageBuilt
 from anabranch.protocol.log import Position
 from anabranch.protocol.messages import Enquire, JoinRequest, Ready, Welcome
@@ -20,10 +21,12 @@ from anabranch.protocol.work import Rank
 if TYPE_CHECKING:
     from anabranch.protocol.peer import Peer
 
-#: Seconds between repetitions of a request that was not answered.
-ASK_AGAIN_S = 2.0
-#: ... and a state that cannot be had is asked for less and less often, down to once in so long.
-FETCH_AGAIN_MAX_S = 60.0
+#: First and longest wait before a request that was not answered is repeated (s), and how often it is.
+ASK_AGAIN = (2.0, 30.0, 30)
+#: The same for a state that cannot be had.
+FETCH_AGAIN = (2.0, 60.0, 60)
+#: Seconds between reports of a joiner that has its state and is to be told when it serves.
+REPORT_S = 2.0
 
 
 class Step(Enum):
@@ -50,7 +53,8 @@ class Joining:
         self._welcome: Welcome | None = None
         self._request: JoinRequest | None = None
         self._again_at = float("inf")
-        self._failure, self._failures = "", 0
+        self._asks = Backoff(peer.core.dice, *ASK_AGAIN)
+        self._failure, self._fetches = "", Backoff(peer.core.dice, *FETCH_AGAIN)
         self._announced_base: tuple[int, str] = (0, "")
 
     @property
@@ -75,6 +79,7 @@ class Joining:
             self.step = Step.REQUESTED
 
     def leader_up(self) -> None:
+        self._asks.reset()
         if self.step in (Step.STRANGER, Step.ENQUIRED):
             self._enquire()
         elif self.step is Step.REQUESTED and self._request is not None:
@@ -95,7 +100,7 @@ class Joining:
         if self.step is not Step.ENQUIRED:
             return
         self._genesis = genesis
-        self._again_at = float("inf")
+        self._answered()
         if genesis.protocol_version != PROTOCOL_VERSION:
             self.peer._stop(
                 f"the run speaks protocol version {genesis.protocol_version}, this release "
@@ -124,7 +129,7 @@ class Joining:
             return
         peer, core = self.peer, self.peer.core
         self._welcome = welcome
-        self._again_at = float("inf")
+        self._answered()
         core.stage = welcome.stage
         for member in welcome.members:
             core.membership.restore(member)
@@ -199,15 +204,19 @@ class Joining:
         core = self.peer.core
         if reason != self._failure:
             core.note("note", text=f"{reason}; trying again")
-        self._failure, self._failures = reason, self._failures + 1
-        self.download = None
-        self._again_at = core.now + min(FETCH_AGAIN_MAX_S, ASK_AGAIN_S * 2.0 ** min(self._failures - 1, 8))
+        self._failure, self.download = reason, None
+        wait_s = self._fetches.next()
+        if wait_s is None:
+            self.peer._stop(f"{reason}, after {self._fetches.tries} tries: join again later", ok=False)
+        else:
+            self._again_at = core.now + wait_s
 
     def _have_state(self, t: int, base: str, fingerprint: str) -> None:
         replica = self.peer.replica
         self.step = Step.READY
         self.download = None
-        self._failure, self._failures = "", 0
+        self._failure = ""
+        self._fetches.reset()
         replica.t, replica.fingerprint = t, fingerprint
         self.state_base = base
         replica.pending = {k: v for k, v in replica.pending.items() if k > t}
@@ -227,7 +236,7 @@ class Joining:
             return
         replica = self.peer.replica
         core.send(core.leader, Ready(replica.t, core.stage, replica.fingerprint))
-        self._again()
+        self._again_at = core.now + REPORT_S * core.dice.uniform(0.75, 1.0)
 
     def members_changed(self, record: Members) -> None:
         core = self.peer.core
@@ -241,7 +250,18 @@ class Joining:
     # --- time ----------------------------------------------------------------------------------
 
     def _again(self) -> None:
-        self._again_at = self.peer.core.now + ASK_AGAIN_S
+        """Ask once more after a while; an end comes to that, too."""
+        wait_s = self._asks.next()
+        if wait_s is None:
+            asked = "what the run is" if self.step is Step.ENQUIRED else "to be admitted"
+            reason = f"the run's leader is linked and did not answer {self._asks.tries} times (asked {asked})"
+            self.peer._stop(f"{reason}: see whether the run goes on, and join again", ok=False)
+        else:
+            self._again_at = self.peer.core.now + wait_s
+
+    def _answered(self) -> None:
+        self._again_at = float("inf")
+        self._asks.reset()
 
     def tick(self) -> None:
         if self.download is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from anabranch.protocol.backoff import Backoff
 from anabranch.protocol.core import Core
 from anabranch.protocol.iteration import Iteration
 from anabranch.protocol.messages import (
@@ -39,8 +40,9 @@ from anabranch.protocol.work import Rank
 
 #: Early reduce messages kept for attempts that were not announced yet (per node).
 EARLY_LIMIT = 256
-#: Seconds a missing gradient is waited for before it is fetched, and between two fetches.
-FETCH_RETRY_S = 1.0
+#: Seconds a missing gradient is waited for before it is fetched; first and longest wait between two fetches.
+FETCH_AFTER_S = 1.0
+FETCH_AGAIN = (1.0, 4.0)
 
 
 @dataclass
@@ -78,7 +80,7 @@ class Replica:
         self._announced: Attempt | None = None
         self._applying = False
         self._fetch_at = float("inf")
-        self._fetches = 0
+        self._fetches = Backoff(core.dice, *FETCH_AGAIN)
         self._on_applied = on_applied
         self._on_behind = on_behind
 
@@ -290,13 +292,13 @@ class Replica:
             self._take(task)
         elif self._fetch_at == float("inf"):
             in_reduce = self.reduce is not None and self.reduce.message.fence.t == record.t
-            self._fetch_at = self.core.now + (FETCH_RETRY_S if in_reduce else 0.0)
+            self._fetch_at = self.core.now + (FETCH_AFTER_S if in_reduce else 0.0)
             self.tick()
 
     def _take(self, task: Task) -> None:
         self._applying = True
         self._fetch_at = float("inf")
-        self._fetches = 0
+        self._fetches.reset()
         self.core.queue.drop(task.t)
         self.core.submit(Rank.STEP, task, (), self._applied)
 
@@ -329,16 +331,15 @@ class Replica:
         t = following[0].t
         peers = [p for p in self.core.membership.live(self.core.stage, t) if p != self.core.me]
         peers = [peer for peer in peers if self.core.reachable(peer)]
-        self._fetch_at = self.core.now + FETCH_RETRY_S
-        self._fetches += 1
-        if self._fetches > 4 * (len(peers) + 2):
-            self._fetches = 0
+        self._fetch_at = self.core.now + (self._fetches.next() or FETCH_AFTER_S)
+        if self._fetches.tries > 4 * (len(peers) + 2):
+            self._fetches.reset()
             self._fetch_at = float("inf")
             self.t = -1  # nothing is applied until a whole state is here
             self._drop()
             self._on_behind()
         elif peers:
-            peer = peers[self._fetches % len(peers)]
+            peer = peers[self._fetches.tries % len(peers)]
             self.core.send(peer, FetchGradient(t, self.core.stage))
 
     def on_gradient(self, peer: str, message: Gradient, payload: Payload | None) -> None:
@@ -346,7 +347,7 @@ class Replica:
         if following is None or following[0].t != message.t or self._applying:
             return
         if payload is None:
-            self._fetch_at = min(self._fetch_at, self.core.now + FETCH_RETRY_S)
+            self._fetch_at = min(self._fetch_at, self.core.now + FETCH_AFTER_S)
             return
         record = following[0]
 
