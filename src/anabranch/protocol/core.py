@@ -15,6 +15,7 @@ from anabranch.protocol.detector import Silence
 from anabranch.protocol.events import Effect, Note, Run, Send
 from anabranch.protocol.membership import Membership
 from anabranch.protocol.messages import AnyMessage, Fence
+from anabranch.protocol.refusals import Refusals
 from anabranch.protocol.settings import Settings
 from anabranch.protocol.tasks import Payload, Result, Task
 from anabranch.protocol.work import Rank, Then, WorkQueue
@@ -42,6 +43,7 @@ class Core:
     suspects: set[str] = field(default_factory=set)
     costs: Costs = field(default_factory=Costs)
     seconds: dict[str, float] = field(default_factory=dict)
+    refusals: Refusals = field(default_factory=Refusals)
     policy: Policy = field(init=False)
     dice: Dice = field(init=False)
     contacts: Contacts = field(init=False)
@@ -67,6 +69,12 @@ class Core:
 
     def note(self, kind: str, **fields: Any) -> None:
         self.effects.append(Note(kind, fields))
+
+    def refuse(self, peer: str, message: str, reason: str) -> None:
+        """Count something that `peer` said and that is not taken."""
+        count = self.refusals.count(peer, message)
+        if self.refusals.telling(count):
+            self.note("refused", subject=peer, reason=f"{message}: {reason}", count=count)
 
     def fence(self, t: int, base: str) -> Fence:
         return Fence(self.settings.epoch, self.incarnation, t, base)

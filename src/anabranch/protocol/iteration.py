@@ -326,7 +326,7 @@ class Iteration:
         del self.units[unit.index]
         self.sender.forget(unit.index)
         self._release_slot(unit)
-        self.core.note("refused", subject=unit.upstream, reason=f"Forward: {reason}", count=1)
+        self.core.refuse(unit.upstream, "Forward", reason)
         self.core.send(unit.upstream, Lack(self.core.fence(self.t, self.base), unit.index, refused=True))
 
     # --- questions -----------------------------------------------------------------------------

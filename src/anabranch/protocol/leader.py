@@ -6,6 +6,7 @@ that cannot be told again: after each change `consider` looks at the whole pictu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -157,11 +158,15 @@ class Leader:
             return None
         return current if self.core.membership.is_live(peer, stage, t) else None
 
-    def on_claim(self, peer: str, message: Claim) -> None:
+    def on_claim(self, peer: str, message: Claim) -> str | None:
+        """A replica tells what it holds; returns why that is refused, if it is."""
         current = self._current(peer, message.stage, message.fence.t, message.fence.base)
         if current is None:
-            return
+            return None
         units = frozenset(message.units) & self.core.settings.cover(message.stage)
+        wrong = self._contradiction(current, message, units)
+        if wrong is not None:
+            return wrong
         claims = current.claims.setdefault(message.stage, {})
         if units - claims.get(peer, frozenset()):
             current.progress_at, current.stalls = self.core.now, 0
@@ -172,6 +177,23 @@ class Leader:
                 if index not in current.evaluations:
                     current.evaluations[index] = loss
                     current.progress_at = self.core.now
+        return None
+
+    def _contradiction(self, current: Round, message: Claim, units: frozenset[int]) -> str | None:
+        """Why no honest replica says this, if none does. (A loss that is no number is an overflow.)"""
+        if len(units) < len(set(message.units)):
+            return "units that are not in the batch"
+        losses, evaluations = message.losses, message.evaluations
+        if message.stage != 0:
+            return "losses from a relay" if losses or evaluations else None
+        heads = {unit // 2 for unit in units if unit % 2 == 0}
+        if losses.keys() != heads:
+            return "losses that are not those of the microbatches claimed"
+        if not evaluations.keys() <= set(self._windows(current)):
+            return "windows that are not evaluated"
+        if not all(map(math.isfinite, [*losses.values(), *evaluations.values()])):
+            return "a loss that is not finite"
+        return None
 
     def on_prepared(self, peer: str, message: Prepared) -> str | None:
         """A replica is PREPARED; returns why that is refused, if it is."""

@@ -28,6 +28,7 @@ from anabranch.protocol.records import (
     Rollback,
     entry_hash,
 )
+from anabranch.protocol.refusals import Early, Kind
 from anabranch.protocol.replica import Replica
 from anabranch.protocol.routing import Router
 from anabranch.protocol.settings import Settings
@@ -35,8 +36,6 @@ from anabranch.protocol.suspicion import Overdue, Verdict
 from anabranch.protocol.tasks import Payload
 from anabranch.protocol.transfer import Download, StateServer
 
-#: Messages that arrived for an iteration that is not open here yet.
-EARLY_LIMIT = 4096
 #: Seconds between repetitions of cumulative reports while an iteration is open.
 REPEAT_S = 2.0
 
@@ -45,6 +44,8 @@ _FROM_BESIDE = (msg.Got,)
 _FROM_PREVIOUS = (msg.Ask, msg.Return, msg.Forward, msg.Want)
 _FROM_STAGE = (msg.ReducePart, msg.ReducedPart)
 _FROM_LEADER = (msg.Attempt, msg.Missing)
+#: Short questions with long answers.
+_COSTLY = (msg.FetchLog, msg.Enquire, msg.JoinRequest, msg.FetchState, msg.FetchGradient)
 
 
 class Peer:
@@ -68,13 +69,12 @@ class Peer:
         self.joining = Joining(self, stage_wanted)
         self.certify: Callable[[Member], bytes] = _no_certificate
         self._retained: list[Iteration] = []
-        self._early: list[tuple[str, msg.AnyMessage, Payload | None]] = []
+        self._early = Early()
         self._repeat_at = float("inf")
         self._applied: msg.Applied | None = None
         self._stop_logged: str | None = None
         self._closed = False
         self.committed = 0
-        self._refusals: dict[tuple[str, str], int] = {}
 
     # --- the interface -------------------------------------------------------------------------
 
@@ -169,6 +169,9 @@ class Peer:
 
     def _link_up(self, peer: str, role: str) -> None:
         core = self.core
+        if core.refusals.banned(peer, core.now):
+            core.effects.append(ev.HangUp(peer, "too many of its messages were refused; not for a while"))
+            return
         if self.lead is not None:
             self.lead.admission.roles[peer] = role
         self.contacts.link_up(peer)
@@ -242,7 +245,10 @@ class Peer:
 
     def _receive(self, peer: str, message: msg.AnyMessage, payload: Payload | None) -> None:
         refusal: str | None = None
-        if isinstance(message, (*_FROM_NEXT, *_FROM_PREVIOUS, *_FROM_BESIDE, *_FROM_STAGE, *_FROM_LEADER)):
+        costly = isinstance(message, _COSTLY) and peer != self.core.me
+        if costly and not self.core.refusals.take(peer, Kind.COSTLY, self.core.now):
+            refusal = "asked too often"
+        elif isinstance(message, (*_FROM_NEXT, *_FROM_PREVIOUS, *_FROM_BESIDE, *_FROM_STAGE, *_FROM_LEADER)):
             refusal = self._fenced(peer, message, payload)
         elif isinstance(message, msg.Announce | msg.Release | msg.Welcome | msg.Refused | msg.About):
             if peer == self.core.leader:
@@ -258,10 +264,19 @@ class Peer:
         else:
             refusal = self._plain(peer, message, payload)
         if refusal is not None:
-            key = (peer, type(message).__name__)
-            self._refusals[key] = self._refusals.get(key, 0) + 1
-            text = f"{type(message).__name__}: {refusal}"
-            self.core.note("refused", subject=peer, reason=text, count=self._refusals[key])
+            self._refuse(peer, message, refusal)
+
+    def _refuse(self, peer: str, message: msg.AnyMessage, reason: str) -> None:
+        """Count it; who says too much that is refused is hung up on."""
+        core = self.core
+        core.refuse(peer, type(message).__name__, reason)
+        flood = peer != core.me and not core.refusals.take(peer, Kind.REFUSAL, core.now)
+        if flood and peer in core.links:
+            reason = f"too many messages that are refused (the last: {reason})"
+            core.note("refused", subject=peer, reason=f"the connection: {reason}", count=1)
+            core.refusals.ban(peer, core.now)
+            core.effects.append(ev.HangUp(peer, reason))
+            self._link_down(peer, reason, refused=False)
 
     def _fenced(self, peer: str, message: msg.AnyMessage, payload: Payload | None) -> str | None:
         """A message about an iteration: process it, keep it for later, or say why not."""
@@ -274,9 +289,9 @@ class Peer:
             return f"incarnation {fence.incarnation}, not {member.incarnation}"
         iteration = self.iteration
         if iteration is None or fence.t > iteration.t:
-            if fence.t > self.replica.t and len(self._early) < EARLY_LIMIT:
-                self._early.append((peer, message, payload))
-            return None
+            if fence.t <= self.replica.t:
+                return None
+            return self._early.keep(peer, message, payload, fence.t - max(self.replica.t, self.committed))
         if fence.t < iteration.t:
             return None
         if fence.base != iteration.base:
@@ -293,9 +308,7 @@ class Peer:
             if peer != core.leader:
                 return "only the leader says that"
         elif not core.membership.is_live(peer, stage, iteration.t):
-            if len(self._early) < EARLY_LIMIT:
-                self._early.append((peer, message, payload))  # the log may say so in a moment
-            return None
+            return self._early.keep(peer, message, payload, 0)  # the log may say so in a moment
         if isinstance(message, _FROM_NEXT) and stage != core.next_stage():
             return f"stage {stage} does not follow mine"
         if isinstance(message, _FROM_PREVIOUS) and stage != core.previous_stage():
@@ -368,7 +381,7 @@ class Peer:
     def _to_leader(self, lead: Leader, peer: str, message: msg.AnyMessage) -> str | None:
         match message:
             case msg.Claim():
-                lead.on_claim(peer, message)
+                return lead.on_claim(peer, message)
             case msg.Prepared():
                 return lead.on_prepared(peer, message)
             case msg.Applied():
@@ -391,6 +404,8 @@ class Peer:
                 if lines:
                     self.core.send(peer, msg.Announce(lines))
             case msg.Report(events):
+                if not self.core.refusals.take(peer, Kind.LINES, self.core.now, len(events)):
+                    return "too many lines for the event log"
                 self.core.effects.append(ev.Reported(peer, events))
         return None
 
@@ -551,8 +566,7 @@ class Peer:
 
     def _take_early(self) -> None:
         """Look again at what came before its time."""
-        early, self._early = self._early, []
-        for peer, message, payload in early:
+        for peer, message, payload in self._early.take():
             self._receive(peer, message, payload)
 
     def _on_applied(self, t: int, base: str, fingerprint: str) -> None:

@@ -38,8 +38,6 @@ from anabranch.protocol.tasks import (
 )
 from anabranch.protocol.work import Rank
 
-#: Early reduce messages kept for attempts that were not announced yet (per node).
-EARLY_LIMIT = 256
 #: Seconds a missing gradient is waited for before it is fetched; first and longest wait between two fetches.
 FETCH_AFTER_S = 1.0
 FETCH_AGAIN = (1.0, 4.0)
@@ -202,11 +200,14 @@ class Replica:
         return None
 
     def _keep_early(self, peer: str, message: ReducePart | ReducedPart, payload: Payload) -> None:
-        key = (peer, type(message), message.attempt, message.part)
-        if any((p, type(m), m.attempt, m.part) == key for p, m, _ in self._early):
+        """Of each member what it sent for its newest attempt: at most one part of each kind."""
+        of_peer = [m for p, m, _ in self._early if p == peer]
+        if any(m.attempt > message.attempt for m in of_peer):
             return
-        if len(self._early) < EARLY_LIMIT:
-            self._early.append((peer, message, payload))
+        if any(m.attempt == message.attempt and type(m) is type(message) for m in of_peer):
+            return
+        self._early = [kept for kept in self._early if kept[0] != peer or kept[1].attempt == message.attempt]
+        self._early.append((peer, message, payload))
 
     def _sum(self, reduce: Reduce) -> None:
         if reduce.summed or not reduce.parts or len(reduce.contributions) < len(reduce.members):
@@ -356,7 +357,7 @@ class Replica:
             if result.digest == wanted and self.t + 1 == record.t and not self._applying:
                 self._take(self._apply_task(record))
             elif result.digest != wanted:
-                self.core.note("refused", subject=peer, reason="Gradient: not that of the step", count=1)
+                self.core.refuse(peer, "Gradient", "not that of the step")
 
         self.core.submit(Rank.STEP, Assemble(record.t), (payload,), checked)
 

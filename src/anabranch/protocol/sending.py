@@ -150,7 +150,7 @@ class Sender:
     def reject(self, index: int, reason: str) -> None:
         """The gradient that came cannot be computed with: another peer is to make it."""
         item = self.items[index]
-        self.core.note("refused", subject=item.peer or "", reason=f"Backward: {reason}", count=1)
+        self.core.refuse(item.peer or "", "Backward", reason)
         item.returned = False
         self._repair(item, reason)
 
