@@ -50,6 +50,8 @@ FORGERIES: dict[str, tuple[Callable[[Fence], Forged], str | None]] = {
     "not my stage": (lambda f: ("r2.0", msg.ReducePart(f, 1, ID, 0), X), "is not mine"),
     "no activation": (lambda f: ("d0", forward(f), None), "without its activation"),
     "no such microbatch": (lambda f: ("d0", forward(f, 999), X), "no microbatch 999"),
+    "not a window": (lambda f: ("d0", msg.Forward(f, 0, ("d0",), False, False, True), X), "one to train"),
+    "far ahead": (lambda f: ("d0", forward(other(f, t=f.t + 5000)), X), "ahead of the last commit"),
     "no path": (lambda f: ("d0", forward(f, 0, ()), X), "a path that is not one"),
     "long path": (lambda f: ("d0", forward(f, 0, ("d0",) * 9), X), "a path that is not one"),
     "never sent": (lambda f: ("r2.0", msg.Backward(f, 900), X), "which was never sent"),

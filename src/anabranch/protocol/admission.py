@@ -118,16 +118,19 @@ class Admission:
                 counts[member.stage] += 1
         return min(totals, key=lambda stage: (counts[stage] > 0, totals[stage], stage))
 
-    def on_ready(self, peer: str, message: Ready, fingerprint: str | None) -> None:
+    def on_ready(self, peer: str, message: Ready, fingerprint: str | None) -> str | None:
         """A joiner has the state after iteration message.t, whose agreed fingerprint is `fingerprint` (None:
-        not known yet, or too long ago; it will report again)."""
+        not known yet, or too long ago; it will report again). Returns why it is refused, if it is."""
         member = self.core.membership.members.get(peer)
+        if member is not None and member.stage != message.stage:
+            return f"its stage is {member.stage}, not {message.stage}"
         if member is None or peer in self.core.membership.active_from or fingerprint is None:
-            return
+            return None
         if message.fingerprint != fingerprint:
             self.remove(peer, f"the state it fetched (after iteration {message.t}) is not the run's")
         else:
             self.ready[peer] = member
+        return None
 
     def serve_at_once(self, stage: int, t: int) -> None:
         """The stage has nobody for iteration t: those who were to serve it later have its state too."""

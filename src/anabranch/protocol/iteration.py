@@ -155,6 +155,8 @@ class Iteration:
             return f"no microbatch {message.index} to train in iteration {self.t}"
         if not self._exists(message.index):
             return f"no microbatch {message.index} in iteration {self.t}"
+        if message.train != self._trains(message.index):
+            return f"microbatch {message.index} of iteration {self.t} is one to train"
         if not message.path or len(message.path) > self.core.settings.stages + 1:
             return "a path that is not one"
         if not self.ledger.receive(peer):

@@ -636,4 +636,4 @@ class Leader:
     def fingerprint_at(self, t: int, stage: int) -> str | None:
         """The agreed fingerprint of a stage after one of the last iterations; None if not known."""
         agreed = self._agreed.get(t)
-        return None if agreed is None else agreed[stage]
+        return None if agreed is None or stage >= len(agreed) else agreed[stage]

@@ -396,7 +396,7 @@ class Peer:
                 self.core.send(peer, msg.Refused("you are no longer a member of the run: join it again"))
             case msg.Ready():
                 fingerprint = lead.fingerprint_at(message.t, message.stage)
-                lead.admission.on_ready(peer, message, fingerprint)
+                return lead.admission.on_ready(peer, message, fingerprint)
             case msg.Leave(reason):
                 lead.admission.remove(peer, f"left: {reason}")
             case msg.FetchLog(start):
