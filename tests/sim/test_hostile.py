@@ -18,7 +18,7 @@ from anabranch.sim.hostile import KINDS, Hostile
 from anabranch.sim.invariants import Invariants
 from anabranch.sim.world import World
 
-TROUBLE_ENDS_S, END_S = 20.0, 80.0
+TROUBLE_ENDS_S, END_S = 20.0, 60.0
 ROLES = {"beside": "r1.1", "data node": "d1", "last stage": "r2.1", "stranger": "stranger"}
 
 
@@ -75,17 +75,13 @@ class HostileTrial:
 
 @pytest.mark.parametrize("role", ROLES)
 def test_a_few(role: str) -> None:
-    told: Counter[str] = Counter()
-    for seed in (0, 1):
-        trial = HostileTrial(seed, role)
-        trial.carry_out()
-        told.update(trial.hostile.told)
-        assert trial.hostile.told.total() > 100
-        refused = [f for _, _, kind, f in trial.world.notes if kind == "refused"]
-        assert any(fields["subject"] == trial.liar for fields in refused)
+    trial = HostileTrial(0, role)
+    trial.carry_out()
+    told = trial.hostile.told
     assert told["bytes: read"] and told["bytes: broken"]
-    if role == "stranger":
-        assert not {kind.__name__ for kind in KINDS} - told.keys()
+    assert len({kind.__name__ for kind in KINDS} & told.keys()) > 30 and told.total() > 300
+    refused = [f for _, _, kind, f in trial.world.notes if kind == "refused"]
+    assert any(fields["subject"] == trial.liar for fields in refused)
 
 
 @pytest.mark.parametrize(

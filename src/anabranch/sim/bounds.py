@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from anabranch.protocol import peer as peers
-from anabranch.protocol import replica as replicas
 from anabranch.protocol.iteration import Iteration
+from anabranch.protocol.refusals import EARLY_MAX
 from anabranch.protocol.sending import Leg
 from anabranch.sim.node import Node
 from anabranch.sim.violation import Violation
@@ -24,11 +23,12 @@ def check_bounds(node: Node) -> int:
     peer, core = node.peer, node.peer.core
     settings = core.settings
     exist = settings.microbatches + settings.windows
+    senders = len(core.membership.incarnations.keys() | core.links.keys()) + 1
     sizes = {
-        "messages of iterations to come": (len(peer._early), peers.EARLY_LIMIT),
+        "messages of iterations to come": (len(peer._early), EARLY_MAX * senders),
         "iterations whose boundaries are kept": (len(peer._retained), RETAINED_MAX),
         "waiting tasks": (core.queue.waiting, TASKS_PER_MICROBATCH * exist + TASKS_BESIDES),
-        "early parts of a reduce": (len(peer.replica._early), replicas.EARLY_LIMIT),
+        "early parts of a reduce": (len(peer.replica._early), 2 * senders),
         "steps to take": (len(peer.replica.pending), PENDING_MAX),
         "messages to itself": (len(core.to_self), 0),
     }
