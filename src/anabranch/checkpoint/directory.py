@@ -218,7 +218,7 @@ class RunDirectory:
             raise self._damaged(t, path, error.strerror or str(error)) from None
         try:
             manifest = msgspec.json.decode(data, type=CheckpointManifest)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise self._damaged(t, path, f"is not a manifest ({error})") from None
         if manifest.version != CHECKPOINT_VERSION:
             raise UserError(

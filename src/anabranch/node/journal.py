@@ -67,7 +67,10 @@ class Journal:
     def merge(self, peer: str, lines: tuple[bytes, ...]) -> None:
         """Events that another peer reports; whatever it claims, they are marked as its own."""
         for line in lines[:256]:
-            event = log.decode_event(line[:65536])
+            try:
+                event = log.decode_event(line[:65536])
+            except ValueError:  # it is another peer's: what cannot be read is left out
+                continue
             if isinstance(event, log.Event) and event.peer == peer:
                 self._file.write(event)
                 if self.on_event is not None:

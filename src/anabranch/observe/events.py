@@ -273,7 +273,10 @@ def encode_event(event: Event | Unknown) -> bytes:
 
 def decode_event(line: bytes) -> Event | Unknown:
     """The event of one line. Raises ValueError when it is not a JSON object with a `kind`."""
-    raw = _ANY.decode(line)
+    try:
+        raw = _ANY.decode(line)
+    except RecursionError:
+        raise ValueError("an event nested too deeply") from None
     kind = raw.get("kind")
     if not isinstance(kind, str):
         raise ValueError("an event without a kind")

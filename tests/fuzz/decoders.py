@@ -1,0 +1,157 @@
+"""Every decoder of bytes that come from elsewhere, with good inputs and the errors that it documents."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+import msgspec
+
+from anabranch.checkpoint.directory import CHECKPOINT_VERSION, CheckpointManifest, RunDirectory, StageFile
+from anabranch.config import RunConfig, load_run_file, render_run_file
+from anabranch.errors import ConfigError, UserError
+from anabranch.flow.instances import Family, InstanceError, format_instance, parse_instance
+from anabranch.net.errors import FrameError, Refused, TicketError
+from anabranch.net.framing import (
+    Blob,
+    FrameReader,
+    chunk_header,
+    close_frame,
+    done_frame,
+    message_frame,
+    open_frame,
+)
+from anabranch.net.handshake import Gate, ServerHandshake
+from anabranch.net.identity import Identity
+from anabranch.net.ticket import check_certificate, check_grant, issue_certificate, issue_ticket, parse_ticket
+from anabranch.node.payloads import from_blob
+from anabranch.observe.events import KINDS, Note, Suspected, decode_event, encode_event
+from anabranch.protocol import messages as msg
+from anabranch.protocol.log import LogError, Position, follow
+from anabranch.protocol.records import NO_ENTRY, Control, Entry, Member, Members, Rollback, encode_entry
+from anabranch.sim.hostile import Fabricator
+
+OWNER = Identity.from_seed(b"owner".ljust(32))
+NOW_S = 1_800_000_000
+
+
+@dataclass(frozen=True)
+class Decoder:
+    decode: Callable[[bytes], object]
+    documented: tuple[type[Exception], ...]
+    seeds: tuple[bytes, ...]
+
+
+def _messages() -> tuple[bytes, ...]:
+    fabricator = Fabricator(random.Random(1), ["r1.0", "d0"], [1, 3])
+    return tuple(msg.encode(fabricator.message(kind)) for kind in get_args(msg.AnyMessage))
+
+
+def _frames(data: bytes) -> None:
+    """Control and bulk lane; what arrives whole becomes a message and a tensor."""
+    for payload_bytes in (0, 1 << 16):
+        reader = FrameReader(max_payload_bytes=payload_bytes, max_message_bytes=1 << 12)
+        for item in reader.feed(data):
+            if isinstance(item, tuple) and item[1] is not None:
+                from_blob(item[1])
+
+
+def _frame_seeds() -> tuple[bytes, ...]:
+    from blake3 import blake3
+
+    blob = Blob("float32", (2, 3), bytes(24))
+    header, body = open_frame(3, b"message", blob, 24)
+    digest = blake3(body + bytes(24)).digest(length=16)
+    whole = header + body + chunk_header(3, 24) + bytes(24) + done_frame(3, digest)
+    return (b"".join(message_frame(b"hello")), whole, close_frame("enough"), whole[:-3])
+
+
+def _tickets(data: bytes) -> None:
+    parse_ticket(data.decode("utf-8", "surrogateescape"), now_s=NOW_S)
+
+
+def _ticket_text() -> bytes:
+    ticket = issue_ticket(OWNER, run="r", role="relay", expires_at_s=NOW_S + 60, quota=3, peers=[])
+    return ticket.text.encode()
+
+
+def _seals(data: bytes) -> None:
+    for check in (
+        lambda: check_grant(data, run="r", owner=OWNER.peer_id, now_s=NOW_S),
+        lambda: check_certificate(data, run="r", now_s=NOW_S),
+    ):
+        try:
+            check()
+        except TicketError:
+            continue
+
+
+def _hello(data: bytes) -> None:
+    gate = Gate("r", OWNER.peer_id, lambda key: key == OWNER.peer_id, lambda hello: None)
+    ServerHandshake(OWNER, 1, gate, binding=b"binding", nonce=bytes(32)).receive(data, now_s=NOW_S)
+
+
+class _Files:
+    """Decoders of files, by way of one."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="anabranch-fuzz-"))
+        (self.folder / "version").write_text("1\n")
+        (self.folder / "checkpoints").mkdir()
+
+    def run_file(self, data: bytes) -> None:
+        path = self.folder / "run.toml"
+        path.write_bytes(data)
+        load_run_file(path)
+
+    def manifest(self, data: bytes) -> None:
+        directory = RunDirectory(self.folder)
+        path = directory.checkpoint_path(3)
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "manifest.json").write_bytes(data)
+        for stage in directory.manifest(3).stages:
+            directory.read_stage(3, stage)
+
+
+def _entries() -> tuple[bytes, ...]:
+    member = Member("r1.0", 1, 1, "class", 4)
+    records = [Control("stop", 3), Members(1, joined=(member,)), Rollback(2, 1, "why", ("a", "b"))]
+    return tuple(encode_entry(Entry(0, 1, NO_ENTRY, record)) for record in records)
+
+
+def _events() -> tuple[bytes, ...]:
+    said = Suspected(time=1.0, peer="p", subject="q", reason="silent", asked={"r": "heard it"})
+    return (encode_event(Note(time=1.0, text="a")), encode_event(said), b'{"kind": "unheard of"}',
+            *(f'{{"kind": "{kind.__name__.lower()}"}}'.encode() for kind in KINDS))  # fmt: skip
+
+
+def _instances() -> tuple[bytes, ...]:
+    families = (Family(1, 1, (1, 2), (1, 9)), Family(2, 2, (1, 3), (1, 20), data_nodes=2))
+    return tuple(format_instance(family.draw(1)).encode() for family in families)
+
+
+def decoders() -> dict[str, Decoder]:
+    files = _Files()
+    manifest = CheckpointManifest(version=CHECKPOINT_VERSION, run_id="r", t=3, base="b", stages={
+        0: StageFile(name="stage-0", size_bytes=3, blake3="00", fingerprint="f")})  # fmt: skip
+    grant = issue_ticket(OWNER, run="r", role="relay", expires_at_s=NOW_S + 60, quota=3, peers=[])
+    me = OWNER.peer_id
+    certificate = issue_certificate(OWNER, run="r", peer_id=me, role="relay", expires_at_s=NOW_S + 9)
+    hello = b"anbr" + bytes([0, 1, 0, 0, 0, 3]) + b"\x93\x01\x02"
+    run = render_run_file(RunConfig()).encode()
+    return {
+        "messages": Decoder(msg.decode, (msg.MessageError,), _messages()),
+        "frames": Decoder(_frames, (FrameError,), _frame_seeds()),
+        "tickets": Decoder(_tickets, (TicketError,), (_ticket_text(),)),
+        "seals": Decoder(_seals, (), (certificate, grant.text.encode())),
+        "hello": Decoder(_hello, (Refused, TicketError), (hello,)),
+        "run-files": Decoder(files.run_file, (ConfigError,), (run, run[:600])),
+        "manifests": Decoder(files.manifest, (UserError,), (msgspec.json.encode(manifest),)),
+        "log-entries": Decoder(lambda data: follow(Position(), data), (LogError,), _entries()),
+        "event-lines": Decoder(decode_event, (ValueError, msgspec.DecodeError), _events()),
+        "instances": Decoder(parse_instance, (InstanceError,), _instances()),
+    }

@@ -1,0 +1,18 @@
+"""Reports of other peers are not trusted: what cannot be read is left out, and nobody speaks for another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from anabranch.node.journal import Journal
+from anabranch.observe.events import Note, encode_event, events_of
+from anabranch.protocol.membership import Membership
+
+
+def test_lines_that_are_no_events_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    journal = Journal("leader", True, Membership(), path, lambda lines: None)
+    good, forged = (encode_event(Note(peer=peer, text=peer)) for peer in ("liar", "other"))
+    journal.merge("liar", (b"", b"{", b"\xff\xfe", b"[" * 60_000, b'{"kind": 3}', forged, good, b"null"))
+    journal.close()
+    assert [note.text for note in events_of(path, Note)] == ["liar"]
