@@ -217,6 +217,18 @@ class CheckpointSection:
 
 
 @dataclass(frozen=True)
+class SnapshotsSection:
+    """Copies of each stage's state with peers of other stages, to restore one that loses all its replicas."""
+
+    every: int = 0
+    """Iterations between snapshots; 0 = so that they add at most a quarter to what peers send each other."""
+    copies: int = 2
+    """Peers outside a stage that keep its state; 0 = none, and a lost stage makes the run wait."""
+    budget_bytes: int = 4 << 30
+    """Host memory per peer for the copies that it keeps."""
+
+
+@dataclass(frozen=True)
 class RoutingSection:
     """How microbatches find their way."""
 
@@ -255,6 +267,7 @@ class RunConfig:
     compute: ComputeSection = field(default_factory=ComputeSection)
     evaluation: EvaluationSection = field(default_factory=EvaluationSection)
     checkpoint: CheckpointSection = field(default_factory=CheckpointSection)
+    snapshots: SnapshotsSection = field(default_factory=SnapshotsSection)
     routing: RoutingSection = field(default_factory=RoutingSection)
     network: NetworkSection = field(default_factory=NetworkSection)
 

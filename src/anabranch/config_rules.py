@@ -84,6 +84,9 @@ RANGES: dict[str, Range] = {
     "evaluation.windows": _COUNT,
     "checkpoint.every": _COUNT,
     "checkpoint.keep": _COUNT,
+    "snapshots.every": _NATURAL,
+    "snapshots.copies": _NATURAL,
+    "snapshots.budget_bytes": _NATURAL,
     "network.port": Range(0, 65535),
     "network.ticket_hours": _POSITIVE,
 }

@@ -109,14 +109,15 @@ class Admission:
         return None
 
     def _neediest_stage(self) -> int:
-        """The relay stage with the least measured speed in total."""
+        """The relay stage with the least measured speed in total; before all others one that nobody has, or
+        that one death would leave without anybody."""
         totals = {stage: 0.0 for stage in range(1, self.core.settings.stages + 1)}
         counts = dict.fromkeys(totals, 0)
         for member in [*self.core.membership.members.values(), *self._joining.values()]:
             if member.stage in totals:
                 totals[member.stage] += 1.0 / max(member.forward_s, 1e-6)
                 counts[member.stage] += 1
-        return min(totals, key=lambda stage: (counts[stage] > 0, totals[stage], stage))
+        return min(totals, key=lambda stage: (min(counts[stage], 2), totals[stage], stage))
 
     def on_ready(self, peer: str, message: Ready, fingerprint: str | None) -> str | None:
         """A joiner has the state after iteration message.t, whose agreed fingerprint is `fingerprint` (None:
@@ -213,7 +214,7 @@ class Admission:
         frozen process or a cut link loses nothing, its removal would."""
         membership = self.core.membership
         stage = membership.stage_of(peer)
-        serving = membership.live(stage, membership.opening_t) if stage is not None else []
+        serving = membership.serving(stage) if stage is not None else []
         gone = self._removals.keys()
         return peer in serving and all(p == peer or p in gone for p in serving)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from anabranch.protocol.core import Core
-from anabranch.protocol.transfer import Download, Pieces
+from anabranch.protocol.download import Download, State
 
 
 class Checkpoint:
@@ -17,13 +17,13 @@ class Checkpoint:
         t: int,
         base: str,
         applied: dict[int, dict[str, str]],
-        on_end: Callable[[int, dict[int, tuple[Pieces, str]] | None, str], None],
+        on_end: Callable[[int, dict[int, State] | None, str], None],
     ) -> None:
         self.core = core
         self.t = t
         self.base = base
         self.downloads: dict[int, Download] = {}
-        self._stages: dict[int, tuple[Pieces, str]] = {}
+        self._stages: dict[int, State] = {}
         self._on_end = on_end
         for stage in range(core.settings.stages + 1):
             sources = sorted(applied.get(stage, {}))
@@ -32,15 +32,15 @@ class Checkpoint:
             self.downloads[stage] = self._download(stage, sources)
 
     def _download(self, stage: int, sources: list[str]) -> Download:
-        def done(t: int, pieces: Pieces, fingerprint: str) -> None:
-            self._stages[stage] = (pieces, fingerprint)
+        def done(state: State) -> None:
+            self._stages[stage] = state
             if len(self._stages) == len(self.downloads):
                 self._on_end(self.t, self._stages, "")
 
         def failed(reason: str) -> None:
             self._on_end(self.t, None, reason)
 
-        return Download(self.core, stage, self.t, sources, done, failed)
+        return Download(self.core, stage, self.t, sources, done, failed, check=False)
 
     def start(self) -> None:
         for download in self.downloads.values():

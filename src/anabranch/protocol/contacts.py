@@ -160,11 +160,17 @@ class Contacts:
         near = {core.stage, core.next_stage(), core.previous_stage()}
         for peer, member in core.membership.members.items():
             wanted = member.stage in near or peer == core.leader
-            if not wanted or peer == core.me or peer in core.links or peer in self._dials:
-                continue
-            if member.address and core.membership.dials(core.me, peer):
-                self._plan_dial(peer)
-                core.effects.append(Dial(peer, member.address))
+            if wanted and core.membership.dials(core.me, peer):
+                self.reach(peer)
+
+    def reach(self, peer: str) -> None:
+        """Dial a member, neighbour or not, unless it is linked or being dialled."""
+        core, member = self.core, self.core.membership.members.get(peer)
+        if peer == core.me or peer in core.links or peer in self._dials:
+            return
+        if member is not None and member.address:
+            self._plan_dial(peer)
+            core.effects.append(Dial(peer, member.address))
 
     def _plan_dial(self, peer: str) -> None:
         """When `peer` is dialled (again): less and less often, for as long as it is a member."""

@@ -92,13 +92,15 @@ class Persisted(Event):
 
 @dataclass(frozen=True)
 class CheckpointRead(Event):
-    """Answer to ReadCheckpoint; empty pieces: there is none. `asked_t` is the t that was asked for."""
+    """Answer to ReadCheckpoint; empty pieces: there is none. `asked_t` is the t that was asked for. Without
+    hashes of the pieces only the whole can be checked."""
 
     asked_t: int
     t: int
     stage: int
     fingerprint: str
     pieces: tuple[Payload, ...]
+    hashes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -82,13 +82,15 @@ def fold(lines: Iterable[bytes]) -> History:
                 kept = [commit for commit in history.commits if commit.t <= rollback.t]
                 history.rolled_back += len(history.commits) - len(kept)
                 history.commits = kept
+                history.membership.rolled_back(rollback.t)
                 history.evaluations = {t: e for t, e in history.evaluations.items() if t < rollback.t}
                 history.bases = {t: base for t, base in history.bases.items() if t < rollback.t}
                 base = history.bases[rollback.t] = entry_hash(line)
                 history.records = {t: known for t, known in history.records.items() if t <= rollback.t}
                 history.records[rollback.t] = history.records.get(rollback.t, frozenset()) | {base}
             case Members() as members:
-                history.removals += len(members.removed)
+                moved = {member.id for member in members.joined}
+                history.removals += len(members.removed.keys() - moved)
                 history.membership.apply(members)
             case Control("stop", _):
                 history.stopped = True

@@ -5,17 +5,18 @@ The leader of a run goes the same way with itself, without the messages.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
 from anabranch import PROTOCOL_VERSION
 from anabranch.protocol.backoff import Backoff
+from anabranch.protocol.download import Download, State
 from anabranch.protocol.events import Admitted, BuildStage, Describe, Described, Event, StageBuilt
 from anabranch.protocol.log import Position
-from anabranch.protocol.messages import Enquire, JoinRequest, Ready, Welcome
-from anabranch.protocol.records import Genesis, Members
-from anabranch.protocol.tasks import LoadState, Result
-from anabranch.protocol.transfer import Download, Pieces
+from anabranch.protocol.messages import Behind, Enquire, Holders, JoinRequest, Ready, Welcome, WhoHas
+from anabranch.protocol.records import Genesis, Members, Rollback
+from anabranch.protocol.tasks import InitState, LoadState, Result
 from anabranch.protocol.work import Rank
 
 if TYPE_CHECKING:
@@ -40,6 +41,16 @@ class Step(Enum):
     READY = "has the state"
 
 
+@dataclass(frozen=True)
+class Announced:
+    """A state that the leader or the log has named: after iteration t, with this base; the fingerprint of my
+    stage's, if that was said."""
+
+    t: int = 0
+    base: str = ""
+    fingerprint: str = ""
+
+
 class Joining:
     """Where this peer is on its way in, and the base of the state that it has."""
 
@@ -55,7 +66,9 @@ class Joining:
         self._again_at = float("inf")
         self._asks = Backoff(peer.core.dice, *ASK_AGAIN)
         self._failure, self._fetches = "", Backoff(peer.core.dice, *FETCH_AGAIN)
-        self._announced_base: tuple[int, str] = (0, "")
+        self._announced = Announced()
+        self._initial = ""
+        self._wanted_t = -1
 
     @property
     def done(self) -> bool:
@@ -139,53 +152,107 @@ class Joining:
         core.membership.open(welcome.t + 1, core.settings.stages)
         peer.position = Position(welcome.next_index, welcome.last_hash)
         peer.base = welcome.base
-        self._announced_base = (welcome.t, welcome.base)
+        self._announced = Announced(welcome.t, welcome.base, welcome.fingerprint)
         self.step = Step.BUILDING
         core.effects.append(Admitted(welcome.stage, welcome.certificate))
         core.effects.append(BuildStage(welcome.stage))
         peer.contacts.connect()
 
     def _built(self, fingerprint: str) -> None:
-        if self.peer.lead is not None:
-            lead = self.peer.lead
-            t, base, wanted = lead.t, lead.base, lead.fingerprints[0]
-        else:
-            assert self._welcome is not None
-            t, base, wanted = self._welcome.t, self._welcome.base, self._welcome.fingerprint
-        self._announced_base = (t, base)
-        if fingerprint == wanted:
-            self._have_state(t, base, fingerprint)
+        lead = self.peer.lead
+        self._initial = fingerprint
+        if lead is not None:
+            self._announced = Announced(lead.t, lead.base, lead.fingerprints[self.peer.core.stage])
+            lead.keeping.begun_with(lead.t, fingerprint == self._announced.fingerprint)
+        if fingerprint and fingerprint == self._announced.fingerprint:
+            self._have_state(self._announced.t, self._announced.base, fingerprint)
         else:
             self.fetch_state()
 
     def fetch_state(self) -> None:
-        """Pull the latest state of my stage from its replicas, or from the leader's checkpoint."""
+        """Pull the state of my stage: the latest that its replicas have, or the one gone back to from who has
+        it; where no snapshots are kept, from the leader's checkpoint."""
         core = self.peer.core
         self.step = Step.FETCHING
         live = [p for p in core.membership.live(core.stage, 1 << 40) if p != core.me]
-        sources = live or [core.leader]
-        self.download = Download(core, core.stage, -1, sources, self._fetched, self._fetch_failed)
+        if core.settings.snapshot_every and (self._wanted_t >= 0 or not live):
+            core.send(core.leader, WhoHas(core.stage, self._wanted_t))
+            self._again_at = core.now + ASK_AGAIN[0]
+        else:
+            self._pull(-1, live or [core.leader])
+
+    def told_holders(self, message: Holders) -> None:
+        """Whom the state can be had from."""
+        core = self.peer.core
+        if self.step is not Step.FETCHING or self.download is not None or message.stage != core.stage:
+            return
+        own = self.peer.states.find(core.stage, message.t)
+        if own is not None and own.fingerprint == message.fingerprint:
+            self._fetched(own)
+        elif not message.peers:
+            self._fetch_failed(f"nobody has the state of stage {core.stage} after iteration {message.t} yet")
+        elif self._wanted_t in (-1, message.t):
+            self._pull(message.t, list(message.peers), message.fingerprint)
+
+    def _pull(self, t: int, sources: list[str], fingerprint: str = "") -> None:
+        core = self.peer.core
+        self._again_at = float("inf")
+        self.download = Download(core, core.stage, t, sources, self._fetched, self._fetch_failed, fingerprint)
         self.download.start()
 
-    def _fetched(self, t: int, pieces: Pieces, fingerprint: str) -> None:
+    def _fetched(self, state: State) -> None:
         self.step = Step.LOADING
 
         def loaded(result: Result) -> None:
-            base = self._base_after(t)
-            if result.error or result.fingerprint != fingerprint:
+            base = self._base_after(state.t)
+            if result.error or result.fingerprint != state.fingerprint:
                 self._fetch_failed(result.error or "the pieces do not have the fingerprint that was offered")
             elif base is None:
-                self._fetch_failed(self._too_old(t))
+                self._fetch_failed(self._too_old(state.t))
             else:
-                self._have_state(t, base, fingerprint)
+                self.peer.snapshots.loaded(state)
+                self._have_state(state.t, base, state.fingerprint)
 
-        self.peer.core.submit(Rank.STEP, LoadState(t), pieces, loaded)
+        self.peer.core.submit(Rank.STEP, LoadState(state.t), state.pieces, loaded)
+
+    def roll_back(self, record: Rollback, base: str) -> None:
+        """The run goes on from the state after record.t: take my own snapshot of it back, or fetch one."""
+        core, t = self.peer.core, record.t
+        wanted = record.fingerprints[core.stage]
+        self._announced = Announced(t, base, wanted)
+        if self.step not in (Step.FETCHING, Step.LOADING, Step.READY):
+            return
+        if self.download is not None:
+            self.download.cancel()
+            self.download = None
+        self._wanted_t = t
+        self._fetches.reset()
+        own = self.peer.states.find(core.stage, t)
+        if own is not None and own.fingerprint == wanted:
+            self._fetched(own)
+        elif t == 0 and self._initial == wanted:
+            self.step = Step.LOADING
+            core.submit(Rank.STEP, InitState(0), (), lambda result: self._have_state(0, base, wanted))
+        else:
+            self.fetch_state()
+
+    def move(self) -> None:
+        """The log gave this peer another stage: begin there like a joiner."""
+        core = self.peer.core
+        if self.download is not None:
+            self.download.cancel()
+            self.download = None
+        self._wanted_t, self._initial = -1, ""
+        first = self.genesis.fingerprints[core.stage] if self.peer.committed == 0 else ""
+        self._announced = Announced(self.peer.committed, self.peer.base, first)
+        self._again_at = float("inf")
+        self.step = Step.BUILDING
+        core.effects.append(BuildStage(core.stage))
 
     def _base_after(self, t: int) -> str | None:
         """The base of the state after iteration t, as far as the log was followed."""
-        known_t, known_base = self._announced_base
-        if t == known_t:
-            return known_base
+        if t == self._announced.t:
+            return self._announced.base
         following = self.peer.replica.pending.get(t)
         return following[1] if following is not None else None
 
@@ -205,6 +272,9 @@ class Joining:
         if reason != self._failure:
             core.note("note", text=f"{reason}; trying again")
         self._failure, self.download = reason, None
+        self.step = Step.FETCHING
+        if core.me in core.membership.active_from:
+            core.send(core.leader, Behind(self.peer.committed, core.stage))
         wait_s = self._fetches.next()
         if wait_s is None:
             self.peer._stop(f"{reason}, after {self._fetches.tries} tries: join again later", ok=False)
@@ -215,7 +285,7 @@ class Joining:
         replica = self.peer.replica
         self.step = Step.READY
         self.download = None
-        self._failure = ""
+        self._failure, self._wanted_t = "", -1
         self._fetches.reset()
         replica.t, replica.fingerprint = t, fingerprint
         self.state_base = base

@@ -15,7 +15,9 @@ from anabranch.protocol.backoff import Backoff
 from anabranch.protocol.collecting import Checkpoint
 from anabranch.protocol.core import Core
 from anabranch.protocol.cover import global_norm, missing, plausible, settle
+from anabranch.protocol.download import Download, State
 from anabranch.protocol.events import Persist, WriteCheckpoint
+from anabranch.protocol.keeping import Keeping, Point
 from anabranch.protocol.log import CommitLog
 from anabranch.protocol.messages import (
     Announce,
@@ -41,8 +43,8 @@ from anabranch.protocol.records import (
     StageCommit,
     Witness,
 )
+from anabranch.protocol.restoring import Restoring
 from anabranch.protocol.tasks import head_unit
-from anabranch.protocol.transfer import Download, Pieces
 
 #: Skipped steps in a row after which the run stops.
 SKIPS_IN_A_ROW = 3
@@ -119,6 +121,8 @@ class Leader:
         self.log = log
         self.schedule = schedule
         self.admission = Admission(core, genesis_class, corpus_fingerprint, model_hash, welcome)
+        self.keeping = Keeping(core)
+        self.restoring = Restoring(core, self.admission, self.keeping)
         self.t = 0
         self.base = ""
         self.adam_step = 0
@@ -148,6 +152,18 @@ class Leader:
         self._agreed = {t: fingerprints}
         self._released = t
         self._checkpointed = t
+        on_disk = t not in self.keeping.points
+        self.keeping.begin(Point(t, fingerprints, adam_step, on_disk=on_disk))
+
+    def _roll_back(self, record: Rollback, base: str) -> None:
+        """The run goes on from an earlier iteration: what was reported since is void."""
+        checkpointed = min(self._checkpointed, record.t)
+        self.restore(record.t, base, record.adam_step, record.fingerprints)
+        self._checkpointed = checkpointed
+        self.round, self._applied, self._skips, self._closed = None, {}, 0, False
+        self._checkpoint = None
+        self.admission.ready.clear()
+        self.restoring.rolled_back()
 
     # --- reports -------------------------------------------------------------------------------
 
@@ -222,6 +238,8 @@ class Leader:
 
     def removed(self, peer: str) -> None:
         """The log removed a member: its claims leave with it; a reduce that needed it is given up."""
+        self.keeping.removed(peer)
+        self.restoring.removed(peer)
         for applied in self._applied.values():
             applied.pop(peer, None)
         current = self.round
@@ -254,6 +272,12 @@ class Leader:
         if change is not None:
             self._append(change)
             return
+        if self._stop_reason is None:
+            quiet = self.round is None or not any(self.round.claims.values())
+            restored = self.restoring.decide(self.t, quiet)
+            if restored is not None:
+                self._append(restored)
+                return
         if self._stop_reason is not None and self.round is not None and not self.round.claims:
             self.round = None
         self._open_round()
@@ -277,7 +301,7 @@ class Leader:
         if all(live.values()):
             return t + 1
         ready = self.admission.ready
-        begun = self.core.membership.opening_t > 0
+        begun = self.core.membership.begun
         needed = 1 if begun else self.core.settings.min_replicas
         short = []
         for stage, peers in live.items():
@@ -324,6 +348,7 @@ class Leader:
         self.fingerprints = tuple(agreed)
         self._agreed[self.t] = self.fingerprints
         self._agreed.pop(self.t - AGREED_KEPT, None)
+        self.keeping.released(self.t, self.fingerprints, self.adam_step)
         self._released = self.t
         fence = self.core.fence(self.t, self.base)
         for peer in list(self.core.membership.members):
@@ -378,6 +403,7 @@ class Leader:
                     self.core.send(peer, attempt)
         if self._released == self.t and self.t > 0:
             self.core.send(peer, Release(self.core.fence(self.t, self.base)))
+        self.keeping.repeat(peer)
 
     def _prepared(self, current: Round, stage: int) -> Prepared | None:
         """A PREPARED of the stage, if min(2, live) replicas agree on its digest."""
@@ -525,13 +551,14 @@ class Leader:
         elif isinstance(record, Genesis):
             self.restore(0, base, 0, record.fingerprints)
         elif isinstance(record, Rollback):
-            self.restore(record.t, base, record.adam_step, record.fingerprints)
+            self._roll_back(record, base)
         elif isinstance(record, Closing):
             self._closed = True
             self.round = None
         elif isinstance(record, Members):
             for peer in record.removed:
                 self.removed(peer)
+            self.keeping.members_changed()
         elif isinstance(record, Control) and record.action == "stop":
             self.finished = True
 
@@ -552,10 +579,10 @@ class Leader:
             return
         every = self.core.settings.checkpoint_every
         if self._over() or (every and self.t % every == 0):
-            self._checkpoint = Checkpoint(self.core, self.t, self.base, self._applied, self._written)
+            self._checkpoint = Checkpoint(self.core, self.t, self.base, self._applied, self._collected)
             self._checkpoint.start()
 
-    def _written(self, t: int, stages: dict[int, tuple[Pieces, str]] | None, reason: str) -> None:
+    def _collected(self, t: int, stages: dict[int, State] | None, reason: str) -> None:
         base = self._checkpoint.base if self._checkpoint else self.base
         if stages is None:
             self._checkpoint = None
@@ -566,9 +593,11 @@ class Leader:
             else:
                 self._checkpoint_at = self.core.now + wait_s
         else:
-            self.core.effects.append(WriteCheckpoint(t, base, stages))
+            written = {stage: (state.pieces, state.fingerprint) for stage, state in stages.items()}
+            self.core.effects.append(WriteCheckpoint(t, base, written))
 
     def checkpoint_written(self, t: int) -> None:
+        self.keeping.written(t)
         self._checkpointed = max(self._checkpointed, t)
         if self._checkpoint is not None and self._checkpoint.t <= t:
             self._checkpoint = None
@@ -621,7 +650,7 @@ class Leader:
 
     def deadline(self) -> float:
         times = [download.deadline() for download in self.downloads]
-        times.append(self.admission.deadline())
+        times += [self.admission.deadline(), self.keeping.deadline(), self.restoring.deadline()]
         if self._checkpoint_at > self.core.now:
             times.append(self._checkpoint_at)
         if self.round is not None and not self.log.busy:
@@ -630,6 +659,7 @@ class Leader:
 
     def tick(self) -> None:
         self.admission.tick()
+        self.keeping.tick()
         for download in self.downloads:
             download.tick()
 

@@ -20,6 +20,8 @@ class Membership:
         self.active_from: dict[str, int] = {}
         self.order: dict[str, int] = {}
         self.incarnations: dict[str, int] = {}
+        self.begun = False
+        """Whether every stage has had a member that serves."""
         self.opening_t = 0
         self.opening: list[str] = []
         self.handed_on: list[tuple[str, tuple[str, ...]]] = []
@@ -50,6 +52,14 @@ class Membership:
         if t == self.opening_t or not all(self.live(stage, t) for stage in range(stages + 1)):
             return
         self.opening_t, self.opening, self.handed_on = t, self.live(0, t), []
+        self.begun = True
+
+    def rolled_back(self, t: int) -> None:
+        """The run goes on from the state after iteration t: whoever served, or was to serve later, serves
+        from the next iteration on."""
+        self._live.clear()
+        self.active_from = {peer: min(since, t + 1) for peer, since in self.active_from.items()}
+        self.opening_t, self.opening, self.handed_on = 0, [], []
 
     def _hand_on(self, peer: str) -> None:
         gone = {former for former, _ in self.handed_on}
@@ -86,6 +96,10 @@ class Membership:
                 if member.stage == stage and self.active_from.get(peer, t + 1) <= t
             )
         return list(self._live[stage, t])
+
+    def serving(self, stage: int) -> list[str]:
+        """Active members of `stage` in the iteration that is open, or is to be opened after a rollback."""
+        return self.live(stage, self.opening_t if self.opening_t or not self.begun else 1 << 40)
 
     def is_live(self, peer: str, stage: int, t: int) -> bool:
         member = self.members.get(peer)

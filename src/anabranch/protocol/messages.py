@@ -316,12 +316,13 @@ class FetchState(Message, frozen=True, tag=49):
 
 
 class StateOffer(Message, frozen=True, tag=50):
-    """State after t in `pieces` pieces; pieces = 0: I do not have it."""
+    """State after t in `pieces` pieces, each with its hash; pieces = 0: I do not have it."""
 
     stage: StageNumber
     t: Annotated[int, msgspec.Meta(ge=-1)]
     fingerprint: Hash
     pieces: Count
+    hashes: tuple[Hash, ...] = ()
 
 
 class FetchPiece(Message, frozen=True, tag=51):
@@ -446,6 +447,66 @@ class Probed(Message, frozen=True, tag=81):
     silence_s: float
 
 
+class Keep(Message, frozen=True, tag=70):
+    """From the leader: hold a copy of the state of `stage` after iteration t; `sources` have it."""
+
+    stage: StageNumber
+    t: Count
+    fingerprint: Hash
+    sources: tuple[Id, ...]
+
+
+class Held(msgspec.Struct, array_like=True, frozen=True):
+    """One state that a peer holds. fingerprint "": it was asked to and has no room for it."""
+
+    stage: StageNumber
+    t: Count
+    fingerprint: Hash
+
+
+class Holds(Message, frozen=True, tag=71):
+    """The snapshots that I hold, my own stage's and those that I was asked to keep (cumulative)."""
+
+    states: tuple[Held, ...]
+
+
+class Complete(Message, frozen=True, tag=72):
+    """From the leader: every stage's state after iteration t is held by enough peers; older ones may go."""
+
+    t: Count
+
+
+class WhoHas(Message, frozen=True, tag=73):
+    """Who has the state of `stage` after iteration t (-1: after the last one)? Answered by Holders."""
+
+    stage: StageNumber
+    t: Annotated[int, msgspec.Meta(ge=-1)]
+
+
+class Holders(Message, frozen=True, tag=74):
+    """These peers hold the state of `stage` after iteration t (nobody, as far as I know, if empty)."""
+
+    stage: StageNumber
+    t: Count
+    fingerprint: Hash
+    peers: tuple[Id, ...]
+
+
+class Behind(Message, frozen=True, tag=75):
+    """I serve `stage` and have no state after iteration t: nobody gave me what is needed for it (R12)."""
+
+    t: Count
+    stage: StageNumber
+
+
+class Spoilt(Message, frozen=True, tag=76):
+    """What `holder` gave me as the state of `stage` after iteration t is not that state."""
+
+    stage: StageNumber
+    t: Count
+    holder: Id
+
+
 AnyMessage = (
     Slots | Ask | Return | Forward | Backward | Want | Have | Lack | Overflow
     | Claim | Attempt | ReducePart | ReducedPart | Prepared | Applied | Release | Announce | FetchLog
@@ -453,6 +514,7 @@ AnyMessage = (
     | FetchGradient | Gradient | FetchState | StateOffer | FetchPiece | Piece | Report | Got | Route
     | Bargain | Probe | Probed
     | AskVote | Vote | Append | Appended | TakeOver
+    | Keep | Holds | Complete | WhoHas | Holders | Behind | Spoilt
 )  # fmt: skip
 
 #: Messages that may carry a payload, with the bulk lane's priority (lower goes first): input gradients,

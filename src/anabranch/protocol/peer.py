@@ -6,12 +6,14 @@ woken (style of h11 and aioquic). It does no I/O and owns no clock. `node/` and 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 from anabranch.protocol import events as ev
 from anabranch.protocol import messages as msg
 from anabranch.protocol.contacts import Contacts
 from anabranch.protocol.core import Core
+from anabranch.protocol.download import Download, State
 from anabranch.protocol.iteration import Iteration
 from anabranch.protocol.joining import Joining
 from anabranch.protocol.leader import Leader
@@ -32,10 +34,13 @@ from anabranch.protocol.refusals import Early, Kind
 from anabranch.protocol.replica import Replica
 from anabranch.protocol.routing import Router
 from anabranch.protocol.settings import Settings
+from anabranch.protocol.snapshots import Snapshots
 from anabranch.protocol.suspicion import Overdue, Verdict
 from anabranch.protocol.tasks import Payload
-from anabranch.protocol.transfer import Download, StateServer
+from anabranch.protocol.transfer import StateServer
 
+#: Bases of the run's history that are remembered.
+BASES_KNOWN = 256
 #: Seconds between repetitions of cumulative reports while an iteration is open.
 REPEAT_S = 2.0
 
@@ -58,7 +63,7 @@ class Peer:
         self.core = Core(me, incarnation, max(0, stage_wanted), settings, leader)
         self.lead: Leader | None = None
         self.iteration: Iteration | None = None
-        self.base = ""
+        self._bases: deque[str] = deque([""], maxlen=BASES_KNOWN)
         self.position = Position()
         self.stopped = False
         self._time = OwnTime(settings.heartbeat_s)
@@ -66,6 +71,7 @@ class Peer:
         self.replica = Replica(self.core, self._on_applied, self._fell_behind)
         self.router = Router(self.core)
         self.states = StateServer(self.core, lambda: self.replica.t, self._read_checkpoint)
+        self.snapshots = Snapshots(self.core, self.states)
         self.joining = Joining(self, stage_wanted)
         self.certify: Callable[[Member], bytes] = _no_certificate
         self._retained: list[Iteration] = []
@@ -75,6 +81,15 @@ class Peer:
         self._stop_logged: str | None = None
         self._closed = False
         self.committed = 0
+
+    @property
+    def base(self) -> str:
+        """Hash of the last Genesis, Commit or Rollback entry."""
+        return self._bases[-1]
+
+    @base.setter
+    def base(self, base: str) -> None:
+        self._bases.append(base)
 
     # --- the interface -------------------------------------------------------------------------
 
@@ -92,7 +107,7 @@ class Peer:
     def deadline(self) -> float:
         """When `Wake` is wanted next."""
         times = [self._repeat_at, self.contacts.deadline(), self.replica.deadline(), self.joining.deadline()]
-        times.append(self.router.deadline())
+        times += [self.router.deadline(), self.snapshots.deadline()]
         if self.iteration is not None:
             times.append(self.iteration.sender.deadline())
         if self.lead is not None:
@@ -136,8 +151,9 @@ class Peer:
                 self._link_down(peer, reason, refused)
             case ev.Persisted(index) if self.lead is not None:
                 self.lead.persisted(index)
-            case ev.CheckpointRead(asked_t, t, stage, fingerprint, pieces):
-                self.states.checkpoint_read(asked_t, t, stage, fingerprint, pieces)
+            case ev.CheckpointRead(asked_t, t, stage, fingerprint, pieces, hashes):
+                state = State(stage, t, fingerprint, pieces, hashes) if pieces else None
+                self.states.checkpoint_read(asked_t, state, stage)
             case ev.CheckpointWritten(t) if self.lead is not None:
                 self.lead.checkpoint_written(t)
             case ev.Described() | ev.StageBuilt():
@@ -181,6 +197,7 @@ class Peer:
             self.lead.repeat(peer)
         if peer == core.leader:
             self.joining.leader_up()
+            self.snapshots.report()
             self._repeat()
         self.replica.repeat_parts(peer)
         for download in self._downloads():
@@ -219,6 +236,7 @@ class Peer:
         self.router.tick()
         self.replica.tick()
         self.joining.tick()
+        self.snapshots.tick()
         if self.lead is not None:
             self.lead.tick()
 
@@ -250,15 +268,20 @@ class Peer:
             refusal = "asked too often"
         elif isinstance(message, (*_FROM_NEXT, *_FROM_PREVIOUS, *_FROM_BESIDE, *_FROM_STAGE, *_FROM_LEADER)):
             refusal = self._fenced(peer, message, payload)
-        elif isinstance(message, msg.Announce | msg.Release | msg.Welcome | msg.Refused | msg.About):
+        elif isinstance(
+            message,
+            msg.Announce | msg.Release | msg.Welcome | msg.Refused | msg.About
+            | msg.Keep | msg.Complete | msg.Holders,
+        ):  # fmt: skip
             if peer == self.core.leader:
-                self._from_leader(message)
+                refusal = self._from_leader(message)
             else:
                 refusal = "only the leader says that"
         elif self.lead is not None and isinstance(
             message,
             msg.Claim | msg.Prepared | msg.Applied | msg.Overflow | msg.Enquire | msg.JoinRequest
-            | msg.Ready | msg.Leave | msg.FetchLog | msg.Report,
+            | msg.Ready | msg.Leave | msg.FetchLog | msg.Report | msg.Holds | msg.WhoHas | msg.Behind
+            | msg.Spoilt,
         ):  # fmt: skip
             refusal = self._to_leader(self.lead, peer, message)
         else:
@@ -291,7 +314,10 @@ class Peer:
         if iteration is None or fence.t > iteration.t:
             if fence.t <= self.replica.t:
                 return None
-            return self._early.keep(peer, message, payload, fence.t - max(self.replica.t, self.committed))
+            return self._keep_early(peer, message, payload, fence.t)
+        if fence.base not in self._bases:
+            # The log may have gone back, and this come before the news: then it is taken up again.
+            self._keep_early(peer, message, payload, fence.t)
         if fence.t < iteration.t:
             return None
         if fence.base != iteration.base:
@@ -299,6 +325,12 @@ class Peer:
         if member is None:
             return "not a member"
         return self._current(iteration, peer, member.stage, message, payload)
+
+    def _keep_early(
+        self, peer: str, message: msg.AnyMessage, payload: Payload | None, t: int
+    ) -> str | None:
+        ahead = max(0, t - max(self.replica.t, self.committed))
+        return self._early.keep(peer, message, payload, ahead)
 
     def _current(
         self, iteration: Iteration, peer: str, stage: int, message: msg.AnyMessage, payload: Payload | None
@@ -308,7 +340,7 @@ class Peer:
             if peer != core.leader:
                 return "only the leader says that"
         elif not core.membership.is_live(peer, stage, iteration.t):
-            return self._early.keep(peer, message, payload, 0)  # the log may say so in a moment
+            return self._keep_early(peer, message, payload, iteration.t)  # the log may say so in a moment
         if isinstance(message, _FROM_NEXT) and stage != core.next_stage():
             return f"stage {stage} does not follow mine"
         if isinstance(message, _FROM_PREVIOUS) and stage != core.previous_stage():
@@ -362,7 +394,7 @@ class Peer:
         if units == () and not message.units:
             self._repeat()
 
-    def _from_leader(self, message: msg.AnyMessage) -> None:
+    def _from_leader(self, message: msg.AnyMessage) -> str | None:
         match message:
             case msg.Announce(entries):
                 for line in entries:
@@ -377,6 +409,13 @@ class Peer:
                 self.joining.about(genesis)
             case msg.Refused(reason):
                 self._stop(reason, ok=False)
+            case msg.Keep():
+                return self.snapshots.on_keep(message)
+            case msg.Complete(t):
+                self.snapshots.complete(t)
+            case msg.Holders():
+                self.joining.told_holders(message)
+        return None
 
     def _to_leader(self, lead: Leader, peer: str, message: msg.AnyMessage) -> str | None:
         match message:
@@ -407,6 +446,14 @@ class Peer:
                 if not self.core.refusals.take(peer, Kind.LINES, self.core.now, len(events)):
                     return "too many lines for the event log"
                 self.core.effects.append(ev.Reported(peer, events))
+            case msg.Holds():
+                lead.keeping.on_holds(peer, message)
+            case msg.Spoilt():
+                lead.keeping.on_spoilt(peer, message)
+            case msg.WhoHas():
+                lead.restoring.on_who_has(peer, message, lead.t)
+            case msg.Behind():
+                lead.restoring.on_behind(peer, message)
         return None
 
     def _plain(self, peer: str, message: msg.AnyMessage, payload: Payload | None) -> str | None:
@@ -454,6 +501,7 @@ class Peer:
 
     def _downloads(self) -> list[Download]:
         own = [self.joining.download] if self.joining.download is not None else []
+        own += self.snapshots.downloads.values()
         return own + (self.lead.downloads if self.lead is not None else [])
 
     # --- the log -------------------------------------------------------------------------------
@@ -493,6 +541,7 @@ class Peer:
             case Rollback(t, _, reason):
                 self.base, self.committed = line_hash, t
                 self.core.note("rollback", t=t, reason=reason)
+                self._roll_back(record, line_hash)
             case Closing(t, evaluation):
                 self.core.note("evaluation", t=t, evaluation=evaluation)
                 self._closed = True
@@ -506,15 +555,47 @@ class Peer:
             self._stop(self._stop_logged, ok=True)
         self._open()
 
+    def _roll_back(self, record: Rollback, base: str) -> None:
+        """Everything after record.t is void: forget it, and go on from the state there."""
+        known = set(self._bases) - {base}
+        self._early.forget(lambda message: message.fence.base in known)  # type: ignore[union-attr]
+        self._forget_work(record.t)
+        self._closed = False
+        self.core.membership.rolled_back(record.t)
+        self.states.rolled_back(record.t)
+        self.snapshots.rolled_back(record.t)
+        self.joining.roll_back(record, base)
+
+    def _forget_work(self, t: int) -> None:
+        """Nothing of the iterations after t is of use here any more."""
+        self.iteration, self._applied = None, None
+        self._retained = []
+        self.core.queue.drop_after(t)
+        self.replica.roll_back()
+
+    def _move(self, stage: int) -> None:
+        """The log gave me another stage."""
+        self.core.note("note", text=f"going over from stage {self.core.stage} to stage {stage}")
+        self._forget_work(-1)
+        self.states.abandon(-1)
+        self.snapshots.moved()
+        self.core.stage = stage
+        self.router = Router(self.core)
+        self.joining.move()
+
     def _members(self, record: Members) -> None:
         core = self.core
         stages = {peer: core.membership.stage_of(peer) for peer in record.removed}
         fenced = {peer: member.incarnation for peer, member in core.membership.members.items()}
         core.membership.apply(record)
+        moved = {member.id: member.stage for member in record.joined if member.id in record.removed}
         for peer, reason in record.removed.items():
             stage = stages[peer]
             core.note("peer_removed", subject=peer, stage=stage if stage is not None else -1, reason=reason)
             if peer == core.me:
+                if peer in moved:
+                    self._move(moved[peer])
+                    continue
                 if self.lead is not None:
                     continue  # it removes its own former process when it takes the run up again
                 self._stop(f"removed from the run: {reason}", ok=False)
@@ -522,6 +603,8 @@ class Peer:
             if self.iteration is not None and stage is not None:
                 self.iteration.peer_removed(peer, stage, reason)
             self.router.link_down(peer)
+            if peer in moved:
+                continue
             self.contacts.forget(peer)
             if peer in core.links and core.linked_incarnation.get(peer, 0) <= fenced.get(peer, 0):
                 core.send(peer, msg.Refused(f"removed from the run: {reason}"))
@@ -536,7 +619,7 @@ class Peer:
         self.router.members_changed()
         self.contacts.connect()
         if record.active_from and self.iteration is not None:
-            self._take_early()
+            self._take_early(self.iteration)
             self.iteration.sender.pump()
 
     # --- iterations ----------------------------------------------------------------------------
@@ -562,12 +645,17 @@ class Peer:
         self.iteration = iteration
         self.replica.open(iteration)
         self._repeat_at = core.now + REPEAT_S
-        self._take_early()
+        self._early.forget(lambda message: message.fence.t < t)  # type: ignore[union-attr]
+        self._take_early(iteration)
 
-    def _take_early(self) -> None:
-        """Look again at what came before its time."""
+    def _take_early(self, iteration: Iteration) -> None:
+        """Look again at what came before its time, and is of this iteration."""
         for peer, message, payload in self._early.take():
-            self._receive(peer, message, payload)
+            fence: msg.Fence = message.fence  # type: ignore[union-attr]
+            if fence.t == iteration.t and fence.base == iteration.base:
+                self._receive(peer, message, payload)
+            elif fence.t > iteration.t or fence.base not in self._bases:
+                self._keep_early(peer, message, payload, fence.t)
 
     def _on_applied(self, t: int, base: str, fingerprint: str) -> None:
         core = self.core
@@ -576,6 +664,8 @@ class Peer:
             self._retained.append(self.iteration)
             self.iteration = None
         core.queue.drop(t)
+        self.states.applied(t)
+        self.snapshots.applied(t)
         timing = dict(core.seconds)
         core.seconds.clear()
         if core.me in core.membership.active_from:

@@ -7,7 +7,7 @@ beyond its allowance of refusals is hung up on, and not let in again for a while
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -116,6 +116,12 @@ class Early:
         count[1] += payload is not None
         self._kept.append((peer, message, payload))
         return None
+
+    def forget(self, void: Callable[[AnyMessage], bool]) -> None:
+        """Drop what is of no use any more."""
+        for peer, message, payload in self.take():
+            if not void(message):
+                self.keep(peer, message, payload, 0)
 
     def take(self) -> list[Kept]:
         """All that was kept."""

@@ -319,6 +319,16 @@ class Replica:
         self._on_applied(record.t, base, result.fingerprint)
         self.advance()
 
+    def roll_back(self) -> None:
+        """Later steps are void, and with them what is being done about them: there is no state until one of
+        the iteration gone back to is loaded."""
+        self.t, self.fingerprint = -1, ""
+        self.pending.clear()
+        self._applying = False
+        self._fetch_at = float("inf")
+        self._fetches.reset()
+        self._drop()
+
     def _drop(self) -> None:
         self.iteration = self.reduce = self.prepared = self._announced = None
 

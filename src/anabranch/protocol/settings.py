@@ -14,6 +14,8 @@ class Settings:
 
     windows: held-out windows per evaluation (0: none); evaluate_every, checkpoint_every: iterations.
     activation_bytes: one activation on the wire. heartbeat_s: seconds between pings.
+    snapshot_every: iterations between the snapshots that peers keep for each other (0: none);
+    snapshot_copies: peers outside a stage that hold its state; snapshot_budget_bytes: memory for such copies.
     policy, returns: how microbatches find their way, and whether each ends at the data node where it began.
     """
 
@@ -31,12 +33,19 @@ class Settings:
     numerics: str = "strict"
     activation_bytes: int = 0
     heartbeat_s: float = 1.0
+    snapshot_every: int = 0
+    snapshot_copies: int = 2
+    snapshot_budget_bytes: int = 4 << 30
 
     def evaluates(self, t: int, last: int) -> bool:
         """Whether the state after iteration t is evaluated (by windows that travel with t + 1)."""
         if not self.windows or not self.evaluate_every:
             return False
         return t % self.evaluate_every == 0 or t == last
+
+    def snapshots_at(self, t: int) -> bool:
+        """Whether the state after iteration t is copied aside, at every stage."""
+        return self.snapshot_every > 0 and t % self.snapshot_every == 0
 
     def cover(self, stage: int) -> frozenset[int]:
         return full_cover(stage, self.microbatches)

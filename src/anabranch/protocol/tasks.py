@@ -159,7 +159,16 @@ class ReadGradient(Task):
 @dataclass(frozen=True)
 class Snapshot(Task):
     """Serialise the state after step t (safetensors bytes); outputs: pieces (flat uint8 vectors of at most
-    PIECE_BYTES, in order). Result.fingerprint is the state's."""
+    PIECE_BYTES, in order), the same bytes at every replica that has this state. Result.fingerprint is the
+    state's, Result.hashes each piece's."""
+
+
+@dataclass(frozen=True)
+class CheckState(Task):
+    """inputs: the pieces of a snapshot of `stage`, any stage, after step t. Result.hashes of the pieces;
+    Result.fingerprint of the state in them, or Result.error if it cannot be read. Nothing is kept."""
+
+    stage: int
 
 
 @dataclass(frozen=True)
@@ -190,6 +199,7 @@ class Result:
     digest: str = ""
     squares: dict[str, float] = field(default_factory=dict)
     fingerprint: str = ""
+    hashes: tuple[str, ...] = ()
     overflow: str = ""
     error: str = ""
     seconds: float = 0.0

@@ -1,221 +1,130 @@
-"""State on its way between peers: snapshots offered in pieces, pulled one by one (R14).
-
-The puller sets the pace, so a joiner cannot crowd out training traffic; a source that is lost is replaced
-by the next one.
-"""
+"""Offering state to peers that pull it: one's own, copies kept for other stages, a checkpoint's (R14)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import islice
+from collections.abc import Callable
 
 from anabranch.protocol.core import Core
+from anabranch.protocol.download import State
 from anabranch.protocol.messages import FetchPiece, FetchState, Piece, StateOffer
-from anabranch.protocol.tasks import Payload, Result, Snapshot
+from anabranch.protocol.tasks import Result, Snapshot
 from anabranch.protocol.work import Rank
 
-#: Snapshots kept for peers that are pulling them.
-SNAPSHOTS_KEPT = 2
-#: Seconds without an answer after which a source is asked again, or the next one; doubled each time.
-ANSWER_S = 10.0
-#: Pieces asked for ahead of those that came.
-WINDOW = 2
+#: States of one stage kept for peers that are pulling them, beside those that are pinned.
+RECENT_KEPT = 2
 
-Pieces = tuple[Payload, ...]
+Key = tuple[int, int]
+"""(stage, iteration)"""
 
 
 class StateServer:
-    """Offers this replica's state, and (on the leader) the stages of a checkpoint on disk."""
+    """Offers this replica's state, pinned snapshots, and (on the leader) the stages of a checkpoint on disk.
+
+    pinned: snapshots that stay until whoever pinned them takes them away.
+    """
 
     def __init__(self, core: Core, state_t: Callable[[], int], read_checkpoint: Callable[[int, int], bool]):
         self.core = core
+        self.pinned: dict[Key, State] = {}
         self._state_t = state_t
         self._read_checkpoint = read_checkpoint
-        self._kept: dict[tuple[int, int], tuple[Pieces, str]] = {}
-        self._waiting: dict[tuple[int, int], list[str]] = {}
+        self._recent: dict[Key, State] = {}
+        self._waiting: dict[Key, set[str]] = {}
+        self._taking: set[Key] = set()
+        self._ahead: dict[int, set[str]] = {}
+
+    def find(self, stage: int, t: int) -> State | None:
+        return self.pinned.get((stage, t)) or self._recent.get((stage, t))
 
     def on_fetch_state(self, peer: str, message: FetchState) -> None:
-        stage = message.stage
-        t = message.t if message.t >= 0 else self._state_t()
-        if (stage, t) in self._kept:
-            self._offer(peer, stage, t)
-        elif stage == self.core.stage and t == self._state_t() and t >= 0:
-            self._snapshot(peer, t)
+        stage, mine = message.stage, self._state_t()
+        t = message.t if message.t >= 0 else mine
+        state = self.find(stage, t)
+        if state is not None:
+            self._offer(peer, state)
+        elif stage == self.core.stage and t == mine and t >= 0:
+            self._waiting.setdefault((stage, t), set()).add(peer)
+            self.snapshot()
+        elif stage == self.core.stage and t == mine + 1 and mine >= 0:
+            self._ahead.setdefault(t, set()).add(peer)  # another replica has taken this step already
         elif self._read_checkpoint(message.t, stage):
-            self._waiting.setdefault((stage, message.t), []).append(peer)
+            self._waiting.setdefault((stage, message.t), set()).add(peer)
         else:
-            self.core.send(peer, StateOffer(stage, message.t, "", 0))
+            self._lack(peer, stage, message.t)
 
-    def _snapshot(self, peer: str, t: int) -> None:
-        waiting = self._waiting.setdefault((self.core.stage, t), [])
-        waiting.append(peer)
-        if len(waiting) > 1:
+    def applied(self, t: int) -> None:
+        """A step was taken: those who asked for the state after it get it."""
+        asked, self._ahead = self._ahead.pop(t, set()), {}
+        if asked:
+            self._waiting.setdefault((self.core.stage, t), set()).update(asked)
+            self.snapshot()
+
+    def snapshot(self, pin: Callable[[State], None] | None = None) -> None:
+        """Copy the present state aside (before any later step is taken), for those who wait for it, or to be
+        pinned by `pin`."""
+        stage, t = key = self.core.stage, self._state_t()
+        if key in self._taking and pin is None:
             return
 
         def taken(result: Result) -> None:
-            asked = self._waiting.pop((self.core.stage, t), [])
-            if self._state_t() == t and result.outputs:
-                self._keep(self.core.stage, t, result.outputs, result.fingerprint)
-                for other in asked:
-                    self._offer(other, self.core.stage, t)
-            else:
-                for other in asked:
-                    self.core.send(other, StateOffer(self.core.stage, t, "", 0))
+            self._taking.discard(key)
+            asked = sorted(self._waiting.pop(key, set()))
+            if not result.outputs:
+                for peer in asked:
+                    self._lack(peer, stage, t)
+                return
+            state = State(stage, t, result.fingerprint, result.outputs, result.hashes)
+            if pin is not None:
+                pin(state)
+            elif asked:
+                self._keep(state)
+            for peer in asked:
+                self._offer(peer, state)
 
+        self._taking.add(key)
         self.core.submit(Rank.STEP, Snapshot(t), (), taken)
 
-    def checkpoint_read(self, asked_t: int, t: int, stage: int, fingerprint: str, pieces: Pieces) -> None:
-        if pieces:
-            self._keep(stage, t, pieces, fingerprint)
-        for peer in self._waiting.pop((stage, asked_t), []):
-            if pieces:
-                self._offer(peer, stage, t)
+    def checkpoint_read(self, asked_t: int, state: State | None, stage: int) -> None:
+        if state is not None:
+            self._keep(state)
+        for peer in sorted(self._waiting.pop((stage, asked_t), set())):
+            if state is not None:
+                self._offer(peer, state)
             else:
-                self.core.send(peer, StateOffer(stage, asked_t, "", 0))
+                self._lack(peer, stage, asked_t)
 
-    def _keep(self, stage: int, t: int, pieces: Pieces, fingerprint: str) -> None:
-        self._kept[(stage, t)] = (pieces, fingerprint)
-        own = sorted(key for key in self._kept if key[0] == stage)
-        for key in own[:-SNAPSHOTS_KEPT]:
-            del self._kept[key]
+    def rolled_back(self, t: int) -> None:
+        """States after later iterations are void."""
+        self.pinned = {key: state for key, state in self.pinned.items() if key[1] <= t}
+        self._recent = {key: state for key, state in self._recent.items() if key[1] <= t}
+        self.abandon(t)
 
-    def _offer(self, peer: str, stage: int, t: int) -> None:
-        pieces, fingerprint = self._kept[(stage, t)]
-        self.core.send(peer, StateOffer(stage, t, fingerprint, len(pieces)))
+    def abandon(self, t: int) -> None:
+        """The worker's tasks of iterations after t were dropped: nobody waits for them any longer."""
+        void = [key for key in self._waiting if key[1] > t]
+        for stage, later in void:
+            for peer in sorted(self._waiting.pop((stage, later))):
+                self._lack(peer, stage, later)
+        self._taking = {key for key in self._taking if key[1] <= t}
+        self._ahead = {}
+
+    def _keep(self, state: State) -> None:
+        self._recent[state.stage, state.t] = state
+        of_stage = sorted(key for key in self._recent if key[0] == state.stage)
+        for key in of_stage[:-RECENT_KEPT]:
+            del self._recent[key]
+
+    def _offer(self, peer: str, state: State) -> None:
+        offer = StateOffer(state.stage, state.t, state.fingerprint, len(state.pieces), state.hashes)
+        self.core.send(peer, offer)
+
+    def _lack(self, peer: str, stage: int, t: int) -> None:
+        self.core.send(peer, StateOffer(stage, t, "", 0))
 
     def on_fetch_piece(self, peer: str, message: FetchPiece) -> None:
-        kept = self._kept.get((message.stage, message.t))
-        if kept is None or message.piece >= len(kept[0]):
-            self.core.send(peer, StateOffer(message.stage, message.t, "", 0))
+        state = self.find(message.stage, message.t)
+        if state is None or message.piece >= len(state.pieces):
+            self._lack(peer, message.stage, message.t)
             return
         piece = Piece(message.stage, message.t, message.piece)
-        self.core.send(peer, piece, kept[0][message.piece])
-
-
-class Download:
-    """Pulls one stage's state from the first of `sources` that has it.
-
-    on_done(t, pieces, fingerprint); on_fail(reason) when every source was tried `rounds` times.
-    """
-
-    def __init__(
-        self,
-        core: Core,
-        stage: int,
-        t: int,
-        sources: Sequence[str],
-        on_done: Callable[[int, Pieces, str], None],
-        on_fail: Callable[[str], None],
-        rounds: int = 3,
-    ) -> None:
-        self.core = core
-        self.stage = stage
-        self.asked_t = t
-        self.sources = list(sources)
-        self.offer: StateOffer | None = None
-        self.over = False
-        self._pieces: dict[int, Payload] = {}
-        self._asked: set[int] = set()
-        self._patience_s = ANSWER_S
-        self._tries = rounds * len(self.sources)
-        self._position = -1
-        self._answer_by = float("inf")
-        self._on_done = on_done
-        self._on_fail = on_fail
-
-    @property
-    def source(self) -> str:
-        return self.sources[self._position % len(self.sources)] if self.sources else ""
-
-    def start(self) -> None:
-        self._next_source("no source offers it")
-
-    def _next_source(self, reason: str) -> None:
-        if self.over:
-            return
-        if self._tries <= 0 or not self.sources:
-            self.over = True
-            self._on_fail(f"the state of stage {self.stage} could not be fetched: {reason}")
-            return
-        self._tries -= 1
-        if self._position >= 0 and self.core.reachable(self.source):
-            self._patience_s *= 2.0  # the link may be slow; what is patient enough is found by doubling
-        self._position += 1
-        self.offer = None
-        self._pieces.clear()
-        self._asked.clear()
-        # One that cannot be reached now is passed over soon; its link may come back by its next turn.
-        reachable = self.core.reachable(self.source)
-        self._answer_by = self.core.now + (self._patience_s if reachable else ANSWER_S / 10.0)
-        self.core.send(self.source, FetchState(self.stage, self.asked_t))
-
-    def on_offer(self, peer: str, offer: StateOffer) -> None:
-        if self.over or peer != self.source or offer.stage != self.stage:
-            return
-        if self.asked_t >= 0 and (offer.pieces == 0 or offer.t != self.asked_t):
-            # It is past that iteration, and will never have its state again.
-            self.sources.remove(peer)
-            self._position -= 1
-            self._next_source(f"no source has the state after iteration {self.asked_t} any more")
-        elif offer.pieces == 0:
-            self._answer_by = self.core.now + ANSWER_S / 10.0
-            self.offer = None
-        elif self.offer is None:
-            self.offer = offer
-            self._answer_by = self.core.now + self._patience_s
-            self._pull()
-
-    def _pull(self) -> None:
-        """Ask for the next pieces, so many ahead of those that came."""
-        assert self.offer is not None
-        wanted = (piece for piece in range(self.offer.pieces) if piece not in self._asked)
-        for piece in islice(wanted, WINDOW - len(self._asked - self._pieces.keys())):
-            self._asked.add(piece)
-            self.core.send(self.source, FetchPiece(self.stage, self.offer.t, piece))
-
-    def on_piece(self, peer: str, message: Piece, payload: Payload | None) -> None:
-        offer = self.offer
-        if self.over or offer is None or peer != self.source or payload is None:
-            return
-        if (message.stage, message.t) != (offer.stage, offer.t) or message.piece >= offer.pieces:
-            return
-        if message.piece in self._pieces:
-            return
-        self._pieces[message.piece] = payload
-        self._answer_by = self.core.now + self._patience_s
-        self._pull()
-        if len(self._pieces) == offer.pieces:
-            self.over = True
-            pieces = tuple(self._pieces[piece] for piece in range(offer.pieces))
-            self._on_done(offer.t, pieces, offer.fingerprint)
-
-    @property
-    def progress(self) -> tuple[int, int]:
-        """Pieces that came, and all pieces (0 while there is no offer)."""
-        return len(self._pieces), 0 if self.offer is None else self.offer.pieces
-
-    def link_down(self, peer: str) -> None:
-        """The source is lost: the next one is asked soon, or the same again."""
-        if not self.over and peer == self.source:
-            self._answer_by = min(self._answer_by, self.core.now + ANSWER_S / 10.0)
-
-    def link_up(self, peer: str) -> None:
-        """A source whose link was down when it was asked is asked now."""
-        if not self.over and peer == self.source and self.offer is None:
-            self.core.send(peer, FetchState(self.stage, self.asked_t))
-
-    def tick(self) -> None:
-        if self.over or self.core.now < self._answer_by:
-            return
-        if self.offer is not None and self._tries > 0 and self.core.reachable(self.source):
-            # What came stays; what did not come is asked for again.
-            self._tries -= 1
-            self._patience_s *= 2.0
-            self._answer_by = self.core.now + self._patience_s
-            self._asked = set(self._pieces)
-            self._pull()
-        else:
-            self._next_source(f"{self.source[:8]} did not answer")
-
-    def deadline(self) -> float:
-        return float("inf") if self.over else self._answer_by
+        self.core.send(peer, piece, state.pieces[message.piece])

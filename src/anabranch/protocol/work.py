@@ -1,8 +1,8 @@
 """The queue of a peer's one worker: what is computed next.
 
 Order: the step itself (reduce, apply, state transfer), then losses and input gradients, then forwards,
-then weight gradients (they fill the gaps), then held-out windows; within a class the lowest
-(iteration, index) first (DESIGN §3.4).
+then weight gradients (they fill the gaps), then held-out windows, then checks of states for others; within a
+class the lowest (iteration, index) first (DESIGN §3.4).
 """
 
 from __future__ import annotations
@@ -23,6 +23,11 @@ class Rank(IntEnum):
     FORWARD = 2
     WEIGHTS = 3
     EVALUATION = 4
+    BACKGROUND = 5
+
+
+#: Work that belongs to no iteration that is open.
+_BEYOND = (Rank.STEP, Rank.BACKGROUND)
 
 
 @dataclass(order=True)
@@ -64,9 +69,16 @@ class WorkQueue:
 
     def drop(self, t: int) -> None:
         """Forget waiting microbatch work of iteration t and before; step work stays."""
-        self._heap = [job for job in self._heap if job.rank == Rank.STEP or job.t > t]
+        self._forget(lambda job: job.rank not in _BEYOND and job.t <= t)
+
+    def drop_after(self, t: int) -> None:
+        """Forget all work of iterations after t, step work too: they are void (a rollback to t)."""
+        self._forget(lambda job: job.t > t)
+
+    def _forget(self, void: Callable[[_Job], bool]) -> None:
+        self._heap = [job for job in self._heap if not void(job)]
         heapq.heapify(self._heap)
-        if self.running is not None and self.running.rank != Rank.STEP and self.running.t <= t:
+        if self.running is not None and void(self.running):
             self.running.then = _ignore
 
     @property

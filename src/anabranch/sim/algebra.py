@@ -28,6 +28,8 @@ ONE_CLASS = "whole numbers"
 WORDS = 4
 
 Words = tuple[int, ...]
+#: Pieces of a snapshot, beside the one that says which step it follows.
+PIECES = 4
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,19 @@ def digest_of(gradient: Words) -> str:
 
 def fingerprint(t: int, state: int) -> str:
     return f"{t}:{state:x}"
+
+
+def in_pieces(state: int) -> tuple[int, ...]:
+    """A state in PIECES pieces."""
+    return tuple(state >> (16 * place) & 0xFFFF for place in range(PIECES))
+
+
+def from_pieces(t: int, pieces: Sequence[Payload]) -> int | None:
+    """The state after step t in these pieces; None if they are not one."""
+    numbers = [piece for piece in pieces if isinstance(piece, int) and piece >= 0]
+    if len(numbers) != PIECES + 1 or numbers[0] != t or any(number >> 16 for number in numbers[1:]):
+        return None
+    return sum(number << (16 * place) for place, number in enumerate(numbers[1:]))
 
 
 class Step(NamedTuple):
@@ -249,12 +264,19 @@ class Counter:
             case tasks.Snapshot(t) if t != self.t:
                 return Result(error=f"the state is that after step {self.t}, not {t}")
             case tasks.Snapshot():
-                pieces = (self.t, self.state >> 32, self.state & 0xFFFFFFFF)
-                return Result(outputs=pieces, fingerprint=fingerprint(self.t, self.state))
+                pieces = (self.t, *in_pieces(self.state))
+                hashes = tuple(map(str, pieces))
+                return Result(pieces, fingerprint=fingerprint(self.t, self.state), hashes=hashes)
+            case tasks.CheckState(t):
+                hashes, checked = tuple(map(str, inputs)), from_pieces(t, inputs)
+                if checked is None:
+                    return Result(error=f"not the state after step {t}", hashes=hashes)
+                return Result(fingerprint=fingerprint(t, checked), hashes=hashes)
             case tasks.LoadState(t):
-                if len(inputs) != 3 or inputs[0] != t:
+                loaded = from_pieces(t, inputs)
+                if loaded is None:
                     return Result(error=f"not the state after step {t}")
-                self.t, self.state = t, _number(inputs[1]) << 32 | _number(inputs[2])
+                self.t, self.state = t, loaded
                 self._gradients.clear()
             case tasks.InitState():
                 self.t, self.state = 0, initial(self.stage)

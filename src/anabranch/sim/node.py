@@ -9,7 +9,7 @@ from anabranch.protocol import events as ev
 from anabranch.protocol.messages import encode
 from anabranch.protocol.peer import Peer
 from anabranch.protocol.records import Member
-from anabranch.protocol.tasks import InitState, Payload, Result, Snapshot, Task
+from anabranch.protocol.tasks import CheckState, InitState, Payload, Result, Snapshot, Task
 
 if TYPE_CHECKING:
     from anabranch.sim.world import World
@@ -164,8 +164,9 @@ class Node:
     def _run(self, task: Task, inputs: tuple[Payload, ...]) -> None:
         assert self.computer is not None
         result = self.computer.run(task, inputs)
-        # A step may be taken between the request for a snapshot and its turn: the asker is told so.
-        if result.error and self.world.strict and not isinstance(task, Snapshot):
+        # A step may be taken between the request for a snapshot and its turn, and what is checked may be
+        # wrong: those who asked are told so.
+        if result.error and self.world.strict and not isinstance(task, Snapshot | CheckState):
             raise RuntimeError(f"{self.id} could not do {task}: {result.error}")
         seconds = self.world.model.task_s.get(type(task).__name__, 0.001) * self.slowness
         finished = ev.Finished(task, replace(result, seconds=seconds))

@@ -21,6 +21,9 @@ from anabranch.train.schedule import bias_corrections, clip_factor, learning_rat
 from anabranch.train.sizes import ModelConfig, total_parameters
 from anabranch.train.state import StageState
 
+#: Least and greatest number of iterations between snapshots that is chosen for a run.
+SNAPSHOTS_EVERY = (5, 100)
+
 
 @dataclass(frozen=True)
 class Manifest:
@@ -48,7 +51,25 @@ def settings_of(run: RunConfig, run_id: str, model: ModelConfig, epoch: int = 1)
         returns="own" if run.routing.return_ == "own" else "any",
         numerics=run.run.numerics,
         activation_bytes=batch.rows * batch.sequence * model.dim * width,
+        snapshot_every=snapshot_interval(run, model) if run.snapshots.copies else 0,
+        snapshot_copies=run.snapshots.copies,
+        snapshot_budget_bytes=run.snapshots.budget_bytes,
     )
+
+
+def snapshot_interval(run: RunConfig, model: ModelConfig) -> int:
+    """Iterations between snapshots: what the run file says, or so many that copying the states (weights and
+    two moments) sends at most a quarter of what the activations and their gradients do."""
+    if run.snapshots.every:
+        return run.snapshots.every
+    dtype = DTYPES[run.compute.dtype]
+    width = torch.empty((), dtype=dtype).element_size()
+    master = torch.empty((), dtype=master_dtype(dtype)).element_size()
+    batch = run.batch
+    activation = batch.rows * batch.sequence * model.dim * width
+    traffic = 2 * (run.pipeline.stages + 1) * batch.microbatches * activation
+    copied = run.snapshots.copies * 3 * master * total_parameters(model)
+    return max(SNAPSHOTS_EVERY[0], min(SNAPSHOTS_EVERY[1], -(-4 * copied // traffic)))
 
 
 def schedule_of(

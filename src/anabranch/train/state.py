@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,7 +60,7 @@ class StageState:
     def to_bytes(self) -> bytes:
         """The snapshot: safetensors, the counters in its metadata."""
         metadata = {"format": SNAPSHOT_FORMAT, "t": str(self.t), "adam_step": str(self.adam_step)}
-        return save({name: tensor.cpu() for name, tensor in self.tensors().items()}, metadata)
+        return _one_order(save({name: tensor.cpu() for name, tensor in self.tensors().items()}, metadata))
 
     def pieces(self) -> tuple[Tensor, ...]:
         """The snapshot as flat uint8 vectors of at most PIECE_BYTES, in order."""
@@ -74,6 +75,23 @@ class StageState:
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
+
+
+def _one_order(data: bytes) -> bytes:
+    """The same safetensors file with its header in one order: the library writes metadata in any, and two
+    replicas of one state would have different bytes."""
+    size = int.from_bytes(data[:8], "little")
+    header = json.dumps(json.loads(data[8 : 8 + size]), sort_keys=True, separators=(",", ":")).encode()
+    padded = header.ljust(-(-len(header) // 8) * 8)
+    return len(padded).to_bytes(8, "little") + padded + data[8 + size :]
+
+
+def piece_hashes(pieces: Sequence[Tensor]) -> tuple[str, ...]:
+    """blake3 of each piece's bytes (32 hex characters); "" of what is not bytes."""
+    return tuple(
+        blake3.blake3(raw_bytes(piece.contiguous())).hexdigest()[:32] if piece.dtype == torch.uint8 else ""
+        for piece in pieces
+    )
 
 
 def _longest_header(layout: Layout) -> int:
@@ -138,6 +156,19 @@ def parse_snapshot(data: bytes, layout: Layout, dtype: torch.dtype, device: torc
         raise SnapshotError(f"the snapshot holds {next(iter(tensors))}, which this stage does not have")
     weights, exp_avg, exp_avg_sq = vectors
     return StageState(layout, weights, exp_avg, exp_avg_sq, t, adam_step)
+
+
+def parse_pieces(
+    t: int, pieces: Sequence[Tensor], layout: Layout, dtype: torch.dtype, device: torch.device
+) -> StageState:
+    """`parse_snapshot` of a snapshot that came in pieces and is to be of the state after step t."""
+    if any(piece.dtype != torch.uint8 for piece in pieces):
+        raise SnapshotError("the pieces of a snapshot are bytes")
+    data = b"".join(raw_bytes(piece.contiguous()) for piece in pieces)
+    state = parse_snapshot(data, layout, dtype, device)
+    if state.t != t:
+        raise SnapshotError(f"the snapshot is of the state after step {state.t}, not {t}")
+    return state
 
 
 def read_snapshot(path: Path, layout: Layout, dtype: torch.dtype, device: torch.device) -> StageState:

@@ -27,14 +27,13 @@ from anabranch.train.binding import (
     token_ids,
     working_weights,
 )
-from anabranch.train.layout import raw_bytes
 from anabranch.train.model import DTYPES, build, initial_weights, stage_layout, weights_from_tensors
 from anabranch.train.numerics import device_of
 from anabranch.train.optimizer import StepScalars, adamw
 from anabranch.train.partition import StageSpec, partition
 from anabranch.train.sizes import ModelConfig
 from anabranch.train.stage import Stage
-from anabranch.train.state import SnapshotError, StageState, parse_snapshot
+from anabranch.train.state import SnapshotError, StageState, parse_pieces, piece_hashes
 
 #: Tasks that compute with the present weights, or add to the sums, of the iteration that is open.
 _OF_OPEN_ITERATION = (
@@ -97,6 +96,7 @@ class Worker:
             tasks.Skip: self._skip,
             tasks.ReadGradient: self._read_gradient,
             tasks.Snapshot: self._snapshot,
+            tasks.CheckState: self._check_state,
             tasks.LoadState: self._load_state,
             tasks.InitState: self._init_state,
         }
@@ -241,18 +241,24 @@ class Worker:
     def _snapshot(self, task: tasks.Snapshot, inputs: Sequence[Tensor]) -> Result:
         if task.t != self.state.t:
             raise _Refused(f"the state is that after step {self.state.t}, not {task.t}")
-        return Result(outputs=self.state.pieces(), fingerprint=self.state.fingerprint())
+        pieces = self.state.pieces()
+        return Result(outputs=pieces, fingerprint=self.state.fingerprint(), hashes=piece_hashes(pieces))
+
+    def _check_state(self, task: tasks.CheckState, inputs: Sequence[Tensor]) -> Result:
+        specs = partition(self.model.config, self._run.pipeline, self._run.batch.sequence)
+        layout = stage_layout(self.model, specs[task.stage])
+        hashes = piece_hashes(inputs)
+        try:
+            state = parse_pieces(task.t, inputs, layout, self.master, torch.device("cpu"))
+        except SnapshotError as error:
+            return Result(error=str(error), hashes=hashes)
+        return Result(fingerprint=state.fingerprint(), hashes=hashes)
 
     def _load_state(self, task: tasks.LoadState, inputs: Sequence[Tensor]) -> Result:
-        if any(piece.dtype != torch.uint8 for piece in inputs):
-            raise _Refused("the pieces of a snapshot are bytes")
-        data = b"".join(raw_bytes(piece.contiguous()) for piece in inputs)
         try:
-            state = parse_snapshot(data, self.layout, self.master, self.device)
+            state = parse_pieces(task.t, inputs, self.layout, self.master, self.device)
         except SnapshotError as error:
             raise _Refused(str(error)) from None
-        if state.t != task.t:
-            raise _Refused(f"the snapshot is of the state after step {state.t}, not {task.t}")
         self._gradients.clear()
         self._digests.clear()
         self._install(state)

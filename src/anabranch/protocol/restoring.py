@@ -1,0 +1,148 @@
+"""A stage that lost all its replicas is restored: the leader's part (DESIGN §3, "every replica … dies").
+
+When nobody is left who could have the stage's state after the last commit, the log goes back to the newest
+point whose state can be had for every stage (`Rollback`). Each replica takes its own snapshot of that point
+back; who comes to the lost stage, a joiner or a peer moved from where there are most, pulls it from the
+keepers; and the iterations since are computed again, exactly. A stage whose last replica stands alone after
+it lost the others gets another one first.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from anabranch.protocol.admission import Admission
+from anabranch.protocol.core import Core
+from anabranch.protocol.keeping import Keeping
+from anabranch.protocol.messages import Behind, Holders, WhoHas
+from anabranch.protocol.records import Members, Rollback
+
+#: Seconds that a stage must be without its state before the log goes back: a joiner may have it.
+GRACE_S = 2.0
+#: Seconds without anybody on the way to a lost stage after which a peer of another stage is moved there.
+MOVE_AFTER_S = 5.0
+
+
+class Restoring:
+    """Which stages are lost, and what is done about it."""
+
+    def __init__(self, core: Core, admission: Admission, keeping: Keeping) -> None:
+        self.core = core
+        self.admission = admission
+        self.keeping = keeping
+        self._behind: dict[str, int] = {}
+        self._lost: dict[int, float] = {}
+        self._most_live: dict[int, int] = {}
+        self._told = ""
+
+    # --- reports -------------------------------------------------------------------------------
+
+    def on_behind(self, peer: str, message: Behind) -> None:
+        """A replica cannot get what it needs for the step of message.t (R12)."""
+        if self.core.membership.stage_of(peer) == message.stage:
+            self._behind[peer] = message.t
+
+    def on_who_has(self, peer: str, message: WhoHas, t: int) -> None:
+        """`t` is the last committed iteration."""
+        wanted = message.t if message.t >= 0 else t
+        point = self.keeping.points.get(wanted)
+        if point is None or message.stage >= len(point.fingerprints):
+            self.core.send(peer, Holders(message.stage, wanted, "", ()))
+            return
+        fingerprint = point.fingerprints[message.stage]
+        holders = [p for p in self.keeping.holders(wanted, message.stage) if p != peer or point.on_disk]
+        self.core.send(peer, Holders(message.stage, wanted, fingerprint, tuple(holders)))
+
+    def removed(self, peer: str) -> None:
+        self._behind.pop(peer, None)
+
+    def rolled_back(self) -> None:
+        self._behind.clear()
+
+    # --- decisions -----------------------------------------------------------------------------
+
+    def decide(self, t: int, quiet: bool) -> Rollback | Members | None:
+        """What is to be logged for the sake of a stage, if anything; `t` is the last committed iteration.
+        quiet: nothing would be lost by moving a peer now."""
+        membership = self.core.membership
+        if self.core.settings.snapshot_every == 0 or not membership.begun:
+            return None
+        stages = range(self.core.settings.stages + 1)
+        for stage in stages:
+            live = len(membership.live(stage, t + 1))
+            self._most_live[stage] = max(live, self._most_live.get(stage, 0))
+            if self._is_lost(stage, t):
+                self._lost.setdefault(stage, self.core.now)
+            else:
+                self._lost.pop(stage, None)
+        due = [stage for stage, since in self._lost.items() if self.core.now >= since + GRACE_S]
+        away = [stage for stage in due if not self.keeping.has(t, stage)]
+        if away:
+            return self._rollback(t, away)
+        for stage, since in self._lost.items():
+            if self.core.now >= since + MOVE_AFTER_S and not self._members(stage):
+                return self._move(stage, t, 2, "which lost all its replicas")
+        if quiet:
+            for stage in stages[1:]:
+                if self._stands_alone(stage, t):
+                    return self._move(stage, t, 3, "which is down to one replica")
+        return None
+
+    def _is_lost(self, stage: int, t: int) -> bool:
+        """Whether nobody can have the stage's state after t, except as a snapshot."""
+        membership = self.core.membership
+        able = membership.live(stage, t + 1) or [p for p in self._members(stage) if self._knows(p)]
+        return all(self._behind.get(peer) == t for peer in able)
+
+    def _knows(self, peer: str) -> bool:
+        return peer in self.admission.ready or peer in self.core.membership.active_from
+
+    def _members(self, stage: int) -> list[str]:
+        members = self.core.membership.members
+        return [peer for peer, member in members.items() if member.stage == stage]
+
+    def _rollback(self, t: int, lost: list[int]) -> Rollback | None:
+        which = " and ".join(f"stage {stage}" for stage in lost)
+        point = self.keeping.newest(t)
+        if point is None:
+            self._note(f"nobody has the state of {which} any more, and no snapshot of it is complete")
+            return None
+        reason = f"nobody has the state of {which} after iteration {t} any more"
+        self._note(f"{reason}; going back to the snapshot of iteration {point.t}")
+        return Rollback(point.t, point.adam_step, reason, point.fingerprints)
+
+    def _note(self, text: str) -> None:
+        if text != self._told:
+            self._told = text
+            self.core.note("note", text=text)
+
+    def _stands_alone(self, stage: int, t: int) -> bool:
+        """Whether a stage that had several replicas has one, and nobody is on the way to it."""
+        live = self.core.membership.live(stage, t + 1)
+        return len(live) == 1 and len(self._members(stage)) == 1 and self._most_live.get(stage, 0) > 1
+
+    def _move(self, stage: int, t: int, least: int, why: str) -> Members | None:
+        """Take a peer from the stage with the most replicas, if it has at least so many: one that keeps the
+        state already, or else the slowest that can be reached."""
+        if stage == 0:
+            return None  # a data node needs the corpus
+        membership = self.core.membership
+        relays = range(1, self.core.settings.stages + 1)
+        live = {other: membership.live(other, t + 1) for other in relays if other not in self._lost}
+        richest = max(live, key=lambda other: (len(live[other]), -other), default=0)
+        willing = [p for p in live.get(richest, []) if p != self.core.me and self.core.reachable(p)]
+        if len(live.get(richest, [])) < least or not willing:
+            return None
+        keepers = self.keeping.holders(t, stage)
+        peer = max(willing, key=lambda p: (p in keepers, membership.members[p].forward_s, p))
+        moved = msgspec.structs.replace(membership.members[peer], stage=stage)
+        reason = f"moves to stage {stage}, {why}"
+        return Members(membership.number + 1, removed={peer: reason}, joined=(moved,))
+
+    def deadline(self) -> float:
+        """When a lost stage is due for its next step."""
+        now = self.core.now
+        times = [since + wait for since in self._lost.values() for wait in (GRACE_S, MOVE_AFTER_S)]
+        return min((at for at in times if at > now), default=math.inf)
