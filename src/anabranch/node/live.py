@@ -249,6 +249,7 @@ class LivePeer:
         import torch
 
         from anabranch.protocol.tasks import PIECE_BYTES
+        from anabranch.train.state import piece_hashes
 
         assert self._directory is not None
         try:
@@ -258,8 +259,8 @@ class LivePeer:
         except UserError as error:
             self._deliver(lambda text=str(error): self.journal.note("note", {"text": text}))  # type: ignore[misc]
             return ev.CheckpointRead(t, t, stage, "", ())
-        whole = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        return ev.CheckpointRead(t, found, stage, fingerprint, tuple(torch.split(whole, PIECE_BYTES)))
+        pieces = torch.split(torch.frombuffer(bytearray(data), dtype=torch.uint8), PIECE_BYTES)
+        return ev.CheckpointRead(t, found, stage, fingerprint, tuple(pieces), piece_hashes(pieces))
 
     def _write_checkpoint(
         self, t: int, base: str, stages: Mapping[int, tuple[tuple[Payload, ...], str]]

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 #: Share of the free memory that microbatches may take.
 MEMORY_SHARE = 0.5
+#: ... and copies of other stages' states.
+SNAPSHOT_SHARE = 0.25
 #: A measured capacity is at most this many microbatches.
 MOST_CAPACITY = 1024
 
@@ -81,6 +83,8 @@ class TrainingMachine:
         self.prepare(run)
         assert self.model is not None
         settings = settings_of(run, genesis.run, self.model, genesis.epoch)
+        room = min(settings.snapshot_budget_bytes, int(free_host_bytes() * SNAPSHOT_SHARE))
+        settings = replace(settings, snapshot_budget_bytes=room)
         fingerprint = self.corpus.fingerprint if self.corpus else ""
         return Described(self.member(run), settings, fingerprint, model_hash(self.model))
 
@@ -109,6 +113,11 @@ class TrainingMachine:
         return worker, worker.run(InitState(0)).fingerprint
 
 
+def free_host_bytes() -> int:
+    """Memory of this machine that nobody uses now."""
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
 def measured_capacity(run: RunConfig, model: ModelConfig) -> int:
     """Microbatches whose activations fit in a share of the free memory of this machine."""
     import torch
@@ -120,7 +129,7 @@ def measured_capacity(run: RunConfig, model: ModelConfig) -> int:
     if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0]
     else:
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        free = free_host_bytes()
     blocks = -(-model.blocks // run.pipeline.stages)
     width = 8 if run.compute.dtype == "fp64" else 4
     tokens = run.batch.rows * run.batch.sequence
