@@ -23,10 +23,11 @@ def swarm(
     seed: int, replicas: int = 2, data_nodes: int = 2, settings: Settings = SETTINGS, **changes: int
 ) -> World:
     """`replicas` relays at each stage and some data nodes, d0 the leader, under watch."""
+    settings = replace(settings, **changes)  # type: ignore[arg-type]
     machines = [Machine(f"d{number}", 0) for number in range(data_nodes)]
     for stage in range(1, settings.stages + 1):
         machines += [Machine(f"r{stage}.{number}", stage) for number in range(replicas)]
-    world = counting_world(replace(settings, **changes), machines, seed)  # type: ignore[arg-type]
+    world = counting_world(settings, machines, seed)
     Invariants(world)
     return world
 
