@@ -1,4 +1,4 @@
-"""Copies of state on their way: several sources at once, keepers without room, replaced keepers, prevention."""
+"""Copies of state on their way: several sources at once, keepers without room, lost keepers, prevention."""
 
 from __future__ import annotations
 

@@ -135,3 +135,11 @@ def test_the_format_is_plain_safetensors_with_counters() -> None:
     assert set(header) - {"__metadata__"} == {
         f"{kind}/{name}" for kind in ("weights", "exp_avg", "exp_avg_sq") for name in ("w", "b")
     }
+
+
+def test_the_header_of_a_snapshot_has_one_order() -> None:
+    """The library writes the metadata in any order."""
+    data = state_of().to_bytes()
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    assert list(header) == sorted(header)
+    assert list(header["__metadata__"]) == ["adam_step", "format", "t"]

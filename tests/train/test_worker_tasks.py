@@ -340,3 +340,27 @@ def test_the_digest_is_that_of_the_reduced_tensors() -> None:
     result = done(worker.run(tasks.Assemble(1), (flat[:100], flat[100:])))
     assert result.digest == exact.digest(worker.layout, flat)
     assert result.squares == exact.squares(worker.layout, flat)
+
+
+def test_a_worker_of_any_stage_checks_the_snapshot_of_any_other() -> None:
+    """Before it has a state of its own, too; and it is told which piece is not what it was."""
+    run = small_run("llama")
+    taken = done(worker_of(run, 2).run(tasks.Snapshot(0)))
+    keeper = Worker(run, small_model(run), 1)
+    found = done(keeper.run(tasks.CheckState(0, 2), taken.outputs))
+    assert (found.fingerprint, found.hashes) == (taken.fingerprint, taken.hashes)
+    assert len(set(found.hashes)) == len(taken.outputs)
+    assert "not 3" in keeper.run(tasks.CheckState(3, 2), taken.outputs).error
+
+    damaged = [piece.clone() for piece in taken.outputs]
+    damaged[-1][-1] ^= 1
+    wrong = keeper.run(tasks.CheckState(0, 2), tuple(damaged))
+    assert [a == b for a, b in zip(wrong.hashes, taken.hashes, strict=True)][-1] is False
+    assert wrong.fingerprint != taken.fingerprint
+    assert keeper.run(tasks.CheckState(0, 1), taken.outputs).error
+
+
+def test_replicas_have_the_same_bytes() -> None:
+    run = small_run("llama")
+    first, second = (done(worker_of(run, 1).run(tasks.Snapshot(0))) for _ in range(2))
+    assert first.hashes == second.hashes

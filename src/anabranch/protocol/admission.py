@@ -53,6 +53,7 @@ class Admission:
         self.roles: dict[str, str] = {}
         self._joining: dict[str, Member] = {}
         self._removals: dict[str, str] = {}
+        self._leaving: dict[str, str] = {}
         self._lost: dict[str, Lost] = {}
         self._waiting_for = ""
 
@@ -142,10 +143,26 @@ class Admission:
 
     # --- out -----------------------------------------------------------------------------------
 
+    def leave(self, peer: str, reason: str) -> None:
+        """A member wants to go."""
+        if peer in self.core.membership.members:
+            self._leaving[peer] = reason
+        else:
+            self._joining.pop(peer, None)
+
+    def let_go(self, quiet: bool) -> None:
+        """Remove those who want to go, if little is lost with them now (quiet), and not the last of a stage
+        (which is given another replica, or goes in the end without leave)."""
+        for peer, reason in list(self._leaving.items()):
+            serves = peer in self.core.membership.active_from
+            if not serves or (quiet and not self._last_of_its_stage(peer)):
+                self.remove(peer, f"left: {reason}")
+
     def remove(self, peer: str, reason: str) -> None:
         self._joining.pop(peer, None)
         self.ready.pop(peer, None)
         self._lost.pop(peer, None)
+        self._leaving.pop(peer, None)
         if peer in self.core.membership.members and peer != self.core.me:
             self._removals.setdefault(peer, reason)
 

@@ -268,12 +268,13 @@ class Leader:
         if self.opening:
             self._append(self.opening.pop(0))
             return
+        quiet = self.round is None or not any(self.round.claims.values())
+        self.admission.let_go(quiet and self._released == self.t)
         change = self.admission.change(self._active_from())
         if change is not None:
             self._append(change)
             return
         if self._stop_reason is None:
-            quiet = self.round is None or not any(self.round.claims.values())
             restored = self.restoring.decide(self.t, quiet)
             if restored is not None:
                 self._append(restored)

@@ -43,6 +43,8 @@ from anabranch.protocol.transfer import StateServer
 BASES_KNOWN = 256
 #: Seconds between repetitions of cumulative reports while an iteration is open.
 REPEAT_S = 2.0
+#: Seconds that a peer that wants to go waits until others have taken over.
+LEAVE_S = 45.0
 
 _FROM_NEXT = (msg.Slots, msg.Backward, msg.Have, msg.Lack)
 _FROM_BESIDE = (msg.Got,)
@@ -80,6 +82,8 @@ class Peer:
         self._applied: msg.Applied | None = None
         self._stop_logged: str | None = None
         self._closed = False
+        self._leaving: str | None = None
+        self._leave_by = float("inf")
         self.committed = 0
 
     @property
@@ -107,7 +111,7 @@ class Peer:
     def deadline(self) -> float:
         """When `Wake` is wanted next."""
         times = [self._repeat_at, self.contacts.deadline(), self.replica.deadline(), self.joining.deadline()]
-        times += [self.router.deadline(), self.snapshots.deadline()]
+        times += [self.router.deadline(), self.snapshots.deadline(), self._leave_by]
         if self.iteration is not None:
             times.append(self.iteration.sender.deadline())
         if self.lead is not None:
@@ -173,8 +177,10 @@ class Peer:
             self.lead.stop(reason)
             if self.lead.round is None and self.replica.t < 0:
                 self._stop(reason, ok=True)
-        else:
-            self.core.send(self.core.leader, msg.Leave(reason))
+            return
+        self._leaving, self._leave_by = reason, self.core.now + LEAVE_S
+        self.core.send(self.core.leader, msg.Leave(reason))
+        if self.core.me not in self.core.membership.active_from or self.core.leader not in self.core.links:
             self._stop(reason, ok=True)
 
     def _stop(self, reason: str, ok: bool) -> None:
@@ -233,6 +239,8 @@ class Peer:
             self._repeat()
         if self.iteration is not None and core.now >= self.iteration.sender.deadline():
             self.iteration.sender.tick()
+        if core.now >= self._leave_by:
+            self._stop(f"{self._leaving}; nobody took over in {LEAVE_S:.0f} s", ok=True)
         self.router.tick()
         self.replica.tick()
         self.joining.tick()
@@ -258,6 +266,8 @@ class Peer:
         if self._applied is not None:
             self._repeat_at = self.core.now + REPEAT_S
             self.core.send(self.core.leader, self._applied)
+        if self._leaving is not None:
+            self.core.send(self.core.leader, msg.Leave(self._leaving))
 
     # --- messages ------------------------------------------------------------------------------
 
@@ -437,7 +447,7 @@ class Peer:
                 fingerprint = lead.fingerprint_at(message.t, message.stage)
                 return lead.admission.on_ready(peer, message, fingerprint)
             case msg.Leave(reason):
-                lead.admission.remove(peer, f"left: {reason}")
+                lead.admission.leave(peer, reason)
             case msg.FetchLog(start):
                 lines = lead.log.since(start)
                 if lines:
@@ -598,7 +608,8 @@ class Peer:
                     continue
                 if self.lead is not None:
                     continue  # it removes its own former process when it takes the run up again
-                self._stop(f"removed from the run: {reason}", ok=False)
+                left = self._leaving is not None
+                self._stop(reason if left else f"removed from the run: {reason}", ok=left)
                 return
             if self.iteration is not None and stage is not None:
                 self.iteration.peer_removed(peer, stage, reason)

@@ -40,6 +40,8 @@ _OF_OPEN_ITERATION = (
     *(tasks.Embed, tasks.Forward, tasks.Head),
     *(tasks.InputGradient, tasks.WeightGradient, tasks.Recount),
 )
+#: Tasks that need no state of this worker's own.
+_WITHOUT_STATE = (tasks.InitState, tasks.LoadState, tasks.CheckState)
 
 
 class _Refused(Exception):
@@ -112,7 +114,7 @@ class Worker:
         """Do one task. See `protocol.tasks` for inputs and outputs of each."""
         begin = time.perf_counter()
         try:
-            if self._state is None and not isinstance(task, (tasks.InitState, tasks.LoadState)):
+            if self._state is None and not isinstance(task, _WITHOUT_STATE):
                 raise _Refused("the worker has no state yet: InitState or LoadState comes first")
             if isinstance(task, _OF_OPEN_ITERATION):
                 self._expect_open(task)
