@@ -62,7 +62,7 @@ def test_who_leaves_finishes_what_it_began(seed: int) -> None:
     stage = fourth.stages[1]
     assert stage.members.index("r1.1") in stage.owners
     doubles = [key for key, peers in watched.computed.items() if len(peers) > 1]
-    assert all(base != fourth.previous_base for base, _, _ in doubles)
+    assert all(base != fourth.previous_base for base, *_ in doubles)
 
 
 def test_the_last_of_a_stage_goes_when_its_patience_ends() -> None:
