@@ -88,6 +88,7 @@ def draw(seed: int, profile_name: str) -> Drawn:
         policy=dice.choice(["auction", "greedy", "static"]),
         returns=dice.choice(returns),
         activation_bytes=1024,
+        snapshot_every=2 + seed % 4,
     )
     latency = dice.choice(_LATENCIES)
     task_s = dict.fromkeys(_COMPUTING, dice.choice([0.01, 0.03, 0.08]))

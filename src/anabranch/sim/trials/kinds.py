@@ -29,7 +29,7 @@ _RELAY, _DATA, _LEADER = frozenset({Role.RELAY}), frozenset({Role.DATA}), frozen
 _FOLLOWERS, _ALL = _RELAY | _DATA, _RELAY | _DATA | _LEADER
 
 #: Faults that the protocol does not survive yet. `simtest` draws one when its name is no longer here.
-NOT_SURVIVED = frozenset({"leader crash", "stage loss"})
+NOT_SURVIVED = frozenset({"leader crash"})
 #: Phases that the protocol does not have yet.
 NOT_REACHED = frozenset({ELECTION})
 
