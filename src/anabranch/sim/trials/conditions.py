@@ -12,8 +12,10 @@ def unmet(world: World, t: int) -> list[str]:
     leader = world.nodes[world.genesis.leader]
     if not leader.running:
         missing.append(f"a majority of the voters: {leader.id}, the only one, is down")
+    lead = leader.peer.lead
+    restorable = lead is not None and lead.keeping.newest(t + 1) is not None
     for stage in range(world.settings.stages + 1):
-        if not any(_holds(world, node, stage, t) for node in world.nodes.values()):
+        if not (restorable and stage) and not any(_holds(world, n, stage, t) for n in world.nodes.values()):
             what = f"a live replica, or a complete snapshot, of stage {stage}"
             missing.append(what if stage else "a live data node")
     return missing
