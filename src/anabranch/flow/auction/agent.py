@@ -62,6 +62,7 @@ class AuctionAgent:
         self._searches = Searches(setup.id, self._market, setup.is_data)
         self._labels = make_labels(setup, self._market)
         self._standing = Standing(setup, self._market, self._labels)
+        self._due_at = math.inf
         self._act_at = math.inf
         self._start_at = math.inf
         self._met_at = -math.inf
@@ -103,13 +104,15 @@ class AuctionAgent:
             self._market.demand = event.demand
             self._standing.shrink()
             self._soon(now)
-        if now < self._due():
+        self._due_at = self._due()
+        if now < self._due_at:
             return ()
-        return self._act(now)
+        sends = self._act(now)
+        self._due_at = self._due()
+        return sends
 
     def deadline(self) -> float | None:
-        due = self._due()
-        return due if due < math.inf else None
+        return self._due_at if self._due_at < math.inf else None
 
     def standing(self) -> Sequence[Held]:
         return self._standing.standing()
@@ -121,13 +124,14 @@ class AuctionAgent:
         return min(self._market.level, self._market.limit)
 
     def quiet(self) -> bool:
-        return self._due() == math.inf
+        return self._due_at == math.inf
 
     # -- events ------------------------------------------------------------------------------------------
 
     def _stirred(self, stir: int) -> None:
         """Something has changed from outside, here or elsewhere: what is too high may fall again."""
         self._stir = stir
+        self._market.stirred = True
         self._lull_s = min(self._lull_s, LULL_MAX_S)
         self._further = 0
         self._standing.hurry()
@@ -247,9 +251,15 @@ class AuctionAgent:
         self._act_at = min(self._act_at, now + TICK_S)
 
     def _due(self) -> float:
-        due = min(self._act_at, self._start_at, self._orphan_at, self._repair_at, self._retry_at)
-        due = min(due, self._standing.check_at)
-        due = min(due, self._labels.check_at)
+        due = min(
+            self._act_at,
+            self._start_at,
+            self._orphan_at,
+            self._repair_at,
+            self._retry_at,
+            self._standing.check_at,
+            self._labels.check_at,
+        )
         if self._repeating:
             due = min(due, min(line.repeat_at for line in self._repeating))
         if self._lingering:

@@ -20,7 +20,7 @@ from anabranch.flow.auction.messages import Answer, Offer
 
 #: Epsilon is the first cost-to-go per hop over this: relative, because a bid war's length is too. Where a
 #: relay has room for more units than it has next hops, there are more messages, and epsilon is coarser.
-FINENESS, FINENESS_MANY = 7.0, 4.75
+FINENESS, FINENESS_MANY = 6.6, 4.0
 #: ... but at least the greatest link cost over this, or costs of zero would make it endless; a single dear
 #: link must not coarsen it, so no more than the median cost to a next hop over half of this.
 FINENESS_MAX = 250.0
@@ -28,8 +28,9 @@ FINENESS_MAX = 250.0
 HUSH = 1.0
 #: A tenant goes when its unit costs so many epsilons more than it bids: what epsilons on the way explain.
 CONTENT = 4.0
-#: A unit moves to another next hop that is cheaper by so many epsilons.
-MOVE = 4.0
+#: A unit moves to another next hop that is cheaper by so many epsilons: from cold, where prices are still
+#: settling, and after a change from outside.
+MOVE_COLD, MOVE = 7.0, 4.0
 
 
 class Ranking:
@@ -98,6 +99,8 @@ class Market:
         self.ready = False
         self.moved = False
         """Whether a working unit has come, gone or been placed since this was last cleared."""
+        self.stirred = False
+        """Whether something has changed from outside, here or elsewhere, since the start."""
         self._tenants: dict[In, None] = {}
         self._guests: dict[Out, None] = {}
         self._mark = -math.inf
@@ -309,7 +312,7 @@ class Market:
 
     def _dear(self) -> list[Out]:
         """Next hops where a unit costs more than it would at another."""
-        most = self.ranking.two()[1] + MOVE * self.epsilon
+        most = self.ranking.two()[1] + (MOVE if self.stirred else MOVE_COLD) * self.epsilon
         return [line for line in self._guests if line.level > most]
 
     def _lower_bids(self, best: Out | None, second: float) -> None:
