@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from anabranch.protocol.backoff import Backoff
 from anabranch.protocol.core import Core
 from anabranch.protocol.detector import DOUBT, Silence
@@ -30,6 +32,7 @@ class Contacts:
         self._next_index = 0
         self._dials: dict[str, tuple[float, Backoff]] = {}
         self._known: dict[str, Silence] = {}
+        self._none_silent_before = math.inf
         self.witnesses = Witnesses(core, self._ping)
 
     def deadline(self) -> float:
@@ -37,11 +40,17 @@ class Contacts:
         core = self.core
         times = [self._ping_at, self.witnesses.deadline()]
         times += [at for at, _ in self._dials.values()]
+        if core.now < self._none_silent_before:
+            return min(*times, self._none_silent_before)
         for peer, silence in core.links.items():
             times.append(max(silence.doubted_at(), self._ask_at(peer, silence)))
             if peer not in core.suspects:
                 times.append(silence.suspected_at())
         return min(times)
+
+    def _not_before(self, silence: Silence) -> None:
+        """Keep the moment before which no link needs a look: it may be too early, never too late."""
+        self._none_silent_before = min(self._none_silent_before, silence.doubted_at())
 
     def _ask_at(self, peer: str, silence: Silence) -> float:
         """When others are asked (again) after a silent peer."""
@@ -56,6 +65,9 @@ class Contacts:
             self._ping(*core.links)
         self._dial_again()
         self.witnesses.tick()
+        if core.now < self._none_silent_before:
+            return []
+        self._none_silent_before = min((s.doubted_at() for s in core.links.values()), default=math.inf)
         overdue = [self._overdue(p, s) for p, s in core.links.items() if core.now >= s.suspected_at()]
         for peer, silence in core.links.items():
             if core.now >= max(silence.doubted_at(), self._ask_at(peer, silence)):
@@ -108,6 +120,7 @@ class Contacts:
         silence = self._known.pop(peer, None) or Silence(core.now, core.settings.heartbeat_s)
         silence.last_heard = core.now
         core.links[peer] = silence
+        self._not_before(silence)
         core.suspects.discard(peer)
         self.witnesses.forget(peer)
         self._dials.pop(peer, None)
@@ -129,11 +142,13 @@ class Contacts:
         if silence is None:
             return False
         core = self.core
-        if len(core.links) > 1 and all(core.now >= s.doubted_at() for s in core.links.values()):
+        some = core.now >= self._none_silent_before
+        if some and len(core.links) > 1 and all(core.now >= s.doubted_at() for s in core.links.values()):
             for link in core.links.values():  # it was I who was cut off
                 link.last_heard = core.now
         silent_s, doubted = core.now - silence.last_heard, core.now >= silence.doubted_at()
         silence.heard(core.now)
+        self._not_before(silence)
         self.witnesses.heard(peer)
         if doubted:
             self.witnesses.forget(peer)

@@ -46,11 +46,13 @@ class Samples:
         self._samples: deque[tuple[float, float]] = deque(maxlen=window)
         self._kept, self._follow = kept, follow
         self._last = -math.inf
+        self._quantiles: dict[tuple[float, float], float | None] = {}
 
     def add(self, value: float, now: float, weight: float = 1.0) -> None:
         if not plausible(value):
             self.ignored += 1
             return
+        self._quantiles.clear()
         if now - self._last > AGE_S:
             self._forget(len(self._samples) - self._kept)
         self._last = now
@@ -61,10 +63,16 @@ class Samples:
     def replace(self, value: float, weight: float) -> None:
         """The newest sample again, now that more is known about it."""
         self._samples[-1] = (value, weight)
+        self._quantiles.clear()
 
     def quantile(self, share: float, heaviest: float = math.inf) -> float | None:
         """The least sample that at least `share` of the weight does not exceed; None without a sample.
         No sample weighs more than `heaviest`."""
+        if (share, heaviest) not in self._quantiles:
+            self._quantiles[share, heaviest] = self._quantile(share, heaviest)
+        return self._quantiles[share, heaviest]
+
+    def _quantile(self, share: float, heaviest: float) -> float | None:
         ordered = sorted((value, min(weight, heaviest)) for value, weight in self._samples)
         below, wanted = 0.0, share * sum(weight for _, weight in ordered)
         for value, weight in ordered:

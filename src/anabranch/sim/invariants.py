@@ -64,6 +64,8 @@ class Invariants:
         self._positions: dict[Node, int] = {}
         self._log_read, self._former = 0, len(world.log)
         self._notes_read = 0
+        self._assembled: dict[tuple[int, int, str], set[str]] = {}
+        self._repair_free: dict[Node, bool] = {}
         self._repaired: set[tuple[object, object]] = set()
         self._troubled: set[int] = set()
         self._events = 0
@@ -74,6 +76,7 @@ class Invariants:
             self._read_notes()
         if not (isinstance(event, ev.Received) and isinstance(event.message, _SMALL_TALK)):
             self.most_held[node.id] = max(check_bounds(node), self.most_held.get(node.id, 0))
+            self._repair_slot(node, event)
         if isinstance(event, ev.Finished):
             self._finished(node, event)
         self._one_history(node)
@@ -95,6 +98,17 @@ class Invariants:
                 self._troubled.update({self.t + 1, self.t + 2, iteration.t if iteration else 0})
         self._notes_read = len(notes)
 
+    def _repair_slot(self, node: Node, event: ev.Event) -> None:
+        """I5: admission cannot take the slot that is kept for repairs."""
+        iteration = node.peer.iteration
+        if iteration is None:
+            return
+        before, now = self._repair_free.get(node, True), iteration.ledger.repair_free
+        self._repair_free[node] = now
+        message = event.message if isinstance(event, ev.Received) else None
+        if before and not now and isinstance(message, msg.Ask) and not message.repair:
+            raise Violation("I5", f"{node.id} gives its repair slot to a microbatch that needs no repair")
+
     # --- a peer's work -------------------------------------------------------------------------
 
     def _finished(self, node: Node, event: ev.Finished) -> None:
@@ -103,6 +117,8 @@ class Invariants:
             iteration = node.peer.iteration
             if iteration is not None and iteration.t == task.t and not result.error:
                 self._added(node, iteration.base, stage, task)
+        elif isinstance(task, tasks.Assemble) and node.peer.replica.prepared is not None:
+            self._assembled.setdefault((task.t, stage, result.digest), set()).add(node.id)
         elif isinstance(task, tasks.Apply | tasks.Skip | tasks.LoadState) and not result.error:
             self._state(node, stage)
 
@@ -181,6 +197,16 @@ class Invariants:
                 added = self.computed.get((commit.previous_base, commit.t, stage, unit), ())
                 if all(peer != owner for peer, _ in added):
                     raise Violation("I1", f"{owner} owns unit {unit} of {commit.t} and never added it")
+            self._prepared(commit, stage, entry)
+
+    def _prepared(self, commit: Commit, stage: int, entry: StageCommit) -> None:
+        """I4: C_t is proposed only when min(2, live) replicas can take the step, so that one may be lost."""
+        leader = self.world.nodes[self.world.genesis.leader]
+        live = leader.peer.core.membership.live(stage, commit.t)
+        prepared = self._assembled.get((commit.t, stage, entry.digest), set())
+        if len(prepared & set(live)) < min(2, len(live)):
+            who = ", ".join(sorted(prepared)) or "nobody"
+            raise Violation("I4", f"step {commit.t} is committed when of stage {stage} {who} is PREPARED")
 
     def _equal(self, commit: Commit, base: str) -> None:
         """I3: the committed gradients and losses are the single machine's."""

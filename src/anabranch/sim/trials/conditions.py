@@ -22,12 +22,14 @@ def unmet(world: World, t: int) -> list[str]:
 
 
 def can_be_lost(world: World, node: Node, t: int) -> bool:
-    """Whether another peer of the stage has what would be lost with this one."""
+    """Whether another peer of the stage has what would be lost with this one, and takes part in the open
+    iteration, so that it will have the next step, too."""
     stage = node.peer.core.stage
     if not _serves(world, node):
         return True
+    live = world.nodes[world.genesis.leader].peer.core.membership.live(stage, t + 1)
     return any(
-        other is not node and not other.frozen and _holds(world, other, stage, t)
+        other is not node and other.id in live and not other.frozen and _holds(world, other, stage, t)
         for other in world.nodes.values()
     )
 

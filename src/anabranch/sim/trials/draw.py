@@ -17,7 +17,7 @@ NODES_MAX = 40
 #: One seed in so many computes with tensors.
 TORCH_EVERY = 20
 #: One-way delays (s) that a swarm's messages take.
-_LATENCIES = ((0.001, 0.01), (0.001, 0.02), (0.005, 0.05), (0.02, 0.2))
+_LATENCIES = ((0.001, 0.005), (0.001, 0.01), (0.001, 0.02), (0.005, 0.05), (0.02, 0.2))
 _COMPUTING = ("Forward", "Head", "InputGradient", "WeightGradient")
 
 
@@ -79,7 +79,7 @@ def draw(seed: int, profile_name: str) -> Drawn:
         f"seed {seed}",
         1,
         stages,
-        4 if torch else dice.choice([2, 3, 4, 4, 6, 8]),
+        4 if torch else dice.choice([2, 3, 4, 4, 6]),
         10_000,
         windows=3 if torch else windows,
         evaluate_every=dice.choice([1, 2, 3]),
@@ -91,8 +91,8 @@ def draw(seed: int, profile_name: str) -> Drawn:
         snapshot_every=2 + seed % 4,
     )
     latency = dice.choice(_LATENCIES)
-    task_s = dict.fromkeys(_COMPUTING, dice.choice([0.01, 0.03, 0.08]))
-    model = Model(latency, dice.choice([0.0, 0.005, 0.05]), {**task_s, "Embed": 0.002})
+    task_s = dict.fromkeys(_COMPUTING, dice.choice([0.005, 0.01, 0.03]))
+    model = Model(latency, dice.choice([0.0, 0.002, 0.01]), {**task_s, "Embed": 0.002})
     return Drawn(seed, profile, torch, settings, machines, model, _regions(dice, machines), aims)
 
 
@@ -109,13 +109,13 @@ def _aims(profile: Profile, dice: random.Random) -> tuple[Aim, ...]:
 
 def _machines(dice: random.Random, aims: tuple[Aim, ...], torch: bool) -> tuple[Machine, ...]:
     """2 to 40 nodes: 1 to 8 stages, 1 to 3 data nodes; the first keeps the log."""
-    stages = dice.choice([1, 2, 3] if torch else [1, 1, 2, 2, 2, 3, 3, 4, 6, 8])
+    stages = dice.choice([1, 2, 3] if torch else [1, 1, 1, 2, 2, 2, 3, 3, 4, 6, 8])
     data_nodes = dice.choice([1, 2, 2, 3])
     for aim in aims:
         roles = KINDS[aim.kind].roles
         if Role.LEADER not in roles and (aim.phase in OF_DATA_NODES or Role.RELAY not in roles):
             data_nodes = max(data_nodes, 2)
-    shape = dice.choice(["pairs", "pairs", "mixed", "many", "single"])
+    shape = dice.choice(["pairs", "pairs", "pairs", "mixed", "mixed", "many", "single"])
     machines = [
         Machine(f"d{n}", 0, dice.choice([4, 8]), dice.choice([1.0, 1.0, 2.0])) for n in range(data_nodes)
     ]
@@ -125,7 +125,7 @@ def _machines(dice: random.Random, aims: tuple[Aim, ...], torch: bool) -> tuple[
         count = max(1, min(wanted, spare - (stages - stage)))
         spare -= count
         for n in range(count):
-            slowness = dice.choice([0.5, 1.0, 1.0, 2.0, 5.0])
+            slowness = dice.choice([0.5, 1.0, 1.0, 2.0, 4.0])
             machines.append(Machine(f"r{stage}.{n}", stage, dice.choice([1, 2, 4, 8]), slowness))
     return tuple(machines)
 

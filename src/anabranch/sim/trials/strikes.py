@@ -70,7 +70,7 @@ def join(trial: Trial, victim: Node) -> tuple[str, float] | None:
 
 
 def freeze(trial: Trial, victim: Node) -> tuple[str, float] | None:
-    seconds = trial.dice.choice([0.3, 2.0, 8.0, 30.0])
+    seconds = trial.dice.choice([0.3, 2.0, 8.0, 20.0])
     trial.world.freeze(victim.id, seconds)
     return f"{victim.id} freezes for {seconds:g} s", seconds
 
@@ -90,7 +90,7 @@ def slow_link(trial: Trial, victim: Node) -> tuple[str, float] | None:
     other = _neighbour(trial, victim)
     if other is None:
         return None
-    seconds = trial.dice.choice([5.0, 20.0, 60.0])
+    seconds = trial.dice.choice([3.0, 10.0, 30.0])
     trial.world.crawl(victim.id, other, 100.0, seconds)
     return f"the link of {victim.id} and {other} has 1 % of its speed for {seconds:g} s", seconds
 
@@ -104,7 +104,7 @@ def cut(trial: Trial, victim: Node) -> tuple[str, float] | None:
 
 def partition(trial: Trial, victim: Node) -> tuple[str, float] | None:
     """The victim and some others on one side, the leader on the other; nothing passes."""
-    world, seconds = trial.world, trial.dice.choice([0.5, 3.0, 12.0, 30.0])
+    world, seconds = trial.world, trial.dice.choice([0.5, 3.0, 8.0, 20.0])
     names = sorted(node.id for node in world.nodes.values() if node.running)
     island = {victim.id} | {n for n in names if n != world.genesis.leader and trial.dice.random() < 0.3}
     breaks = trial.dice.random() < 0.5
@@ -119,7 +119,7 @@ def partition(trial: Trial, victim: Node) -> tuple[str, float] | None:
 
 
 def one_way(trial: Trial, victim: Node) -> tuple[str, float] | None:
-    other, seconds = _neighbour(trial, victim), trial.dice.choice([0.5, 3.0, 12.0, 30.0])
+    other, seconds = _neighbour(trial, victim), trial.dice.choice([0.5, 3.0, 8.0, 20.0])
     if other is None:
         return None
     trial.world.lose(victim.id, other, seconds)
@@ -138,7 +138,7 @@ def reordering(trial: Trial, victim: Node) -> tuple[str, float] | None:
 
 
 def clock_jump(trial: Trial, victim: Node) -> tuple[str, float] | None:
-    seconds = trial.dice.choice([-30.0, -2.0, 2.0, 30.0, 3600.0])
+    seconds = trial.dice.choice([-20.0, -2.0, 2.0, 30.0, 3600.0])
     trial.world.jump_clock(victim.id, seconds)
     return f"the clock of {victim.id} jumps by {seconds:g} s", max(0.0, -seconds)
 

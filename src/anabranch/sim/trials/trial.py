@@ -23,11 +23,13 @@ from anabranch.sim.violation import Violation
 
 #: Steps that must be committed after the last fault is over, and the virtual seconds that each is given (more
 #: where every message takes long).
-STEPS_AFTER, QUIET_S = 3, 600.0
+STEPS_AFTER, QUIET_S = 3, 400.0
+#: ... and after so many it is looked whether progress is promised at all.
+LOOK_S = 90.0
 #: An aim that finds no victim in its phase strikes whoever there is after so many seconds, or lapses.
 SETTLE_FOR_S, LAPSE_S = 15.0, 30.0
 #: Events of a seed, at most: more go round in a circle.
-EVENTS_MAX = 400_000
+EVENTS_MAX = 200_000
 #: Iterations in which the churn of a profile goes on.
 CHURN_STEPS = 4
 #: A process that was sent away is started again by its owner after so long.
@@ -79,13 +81,18 @@ class Trial:
         self.told.append((self.world.clock.now, f"VIOLATION {text}"))
 
     def _go(self) -> None:
-        clock, patience_s = self.world.clock, QUIET_S * (1.0 + 20.0 * self.drawn.model.latency_s[1])
+        clock, slower = self.world.clock, 1.0 + 20.0 * self.drawn.model.latency_s[1]
+        look_at = LOOK_S * slower
         while clock.step():
             quiet = clock.now >= self._busy_until and not self._aims and not self._churning
             if quiet and self._t >= self._quiet_t + STEPS_AFTER:
                 return
-            if clock.now > max(self._busy_until, self._progress_at) + patience_s:
-                break
+            if clock.now > max(look_at, max(self._busy_until, self._progress_at) + LOOK_S * slower):
+                look_at = clock.now + LOOK_S * slower
+                if clock.now > max(self._busy_until, self._progress_at) + QUIET_S * slower:
+                    break
+                if unmet(self.world, self.invariants.t):
+                    break
         self._stuck()
 
     def _stuck(self) -> None:

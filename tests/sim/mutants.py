@@ -1,0 +1,277 @@
+"""Deliberate breakages of the protocol. Each is put in place by patching, from here only, and has the names
+of the invariants one of which must catch it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+import pytest
+
+from anabranch.protocol import leader
+from anabranch.protocol import messages as msg
+from anabranch.protocol.admission import Admission
+from anabranch.protocol.iteration import Iteration, Unit
+from anabranch.protocol.joining import Joining
+from anabranch.protocol.leader import Leader, Round
+from anabranch.protocol.membership import Membership
+from anabranch.protocol.peer import Peer
+from anabranch.protocol.replica import Replica
+from anabranch.protocol.sending import Item, Sender
+from anabranch.protocol.slots import Grant, SlotLedger
+from anabranch.protocol.tasks import Payload, Result, WeightGradient, embed_unit
+from anabranch.protocol.work import WorkQueue
+
+Patch = pytest.MonkeyPatch
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """breaks(patch) breaks the protocol. profile: the weather in which it shows. caught_by: any of these."""
+
+    breaks: Callable[[Patch], None]
+    profile: str
+    caught_by: tuple[str, ...]
+
+
+def cover_unchecked(patch: Patch) -> None:
+    """The leader reduces as soon as anybody claims anything, and replicas believe it."""
+    settle = leader.settle
+
+    def settle_anyhow(cover, claims, members):  # type: ignore[no-untyped-def]
+        claimed = {unit for units in claims.values() for unit in units}
+        first = members[0]
+        return settle(cover, {**claims, first: set(claims.get(first, ())) | (cover - claimed)}, members)
+
+    patch.setattr(leader, "missing", lambda cover, claims: set() if any(claims.values()) else {0})
+    patch.setattr(leader, "settle", settle_anyhow)
+    believe(patch)
+
+
+def believe(patch: Patch) -> None:
+    """A replica does not check that it holds what the attempt says it owns."""
+
+    def on_attempt(self: Replica, message: msg.Attempt) -> str | None:
+        current = self._announced
+        if (current is None or message.attempt > current.attempt) and self.core.me in message.members:
+            self._announced, self.reduce, self.prepared = message, None, None
+            self.resume()
+        return None
+
+    patch.setattr(Replica, "on_attempt", on_attempt)
+
+
+def prepared_before_the_check(patch: Patch) -> None:
+    """The leader orders a reduce of a cover that is not complete; replicas refuse, and nothing goes on."""
+    settle = leader.settle
+
+    def settle_anyhow(cover, claims, members):  # type: ignore[no-untyped-def]
+        claimed = {unit for units in claims.values() for unit in units}
+        first = members[0]
+        return settle(cover, {**claims, first: set(claims.get(first, ())) | (cover - claimed)}, members)
+
+    patch.setattr(leader, "missing", lambda cover, claims: set() if any(claims.values()) else {0})
+    patch.setattr(leader, "settle", settle_anyhow)
+    patch.setattr(Leader, "_stalled", lambda self, current: None)
+
+
+def doubles_kept(patch: Patch) -> None:
+    """Who holds a unit that another owns does not subtract it."""
+    patch.setattr(Replica, "_recount", lambda self, iteration, unit, sign: None)
+
+
+def acknowledged_twice(patch: Patch) -> None:
+    """A gradient that comes a second time is taken a second time."""
+    arrived = Sender.on_backward
+
+    def on_backward(self: Sender, peer: str, index: int, payload: Payload | None) -> str | None:
+        item = self.items.get(index)
+        if item is not None:
+            item.returned = False
+        return arrived(self, peer, index, payload)
+
+    patch.setattr(Sender, "on_backward", on_backward)
+
+
+def boundaries_dropped(patch: Patch) -> None:
+    """What was sent is not kept."""
+    transmit = Sender._transmit
+
+    def transmit_and_drop(self: Sender, item: Item, peer: str) -> None:
+        transmit(self, item, peer)
+        item.payload = None
+
+    patch.setattr(Sender, "_transmit", transmit_and_drop)
+
+
+def old_incarnation_reduces(patch: Patch) -> None:
+    """Messages of a process that has been replaced are taken for those of the new one."""
+    fenced = Peer._fenced
+
+    def unfenced(self: Peer, peer: str, message: msg.AnyMessage, payload: Payload | None) -> str | None:
+        member = self.core.membership.members.get(peer)
+        fence: msg.Fence = message.fence  # type: ignore[union-attr]
+        if member is not None:
+            fence = msgspec.structs.replace(fence, incarnation=member.incarnation)
+        return fenced(self, peer, msgspec.structs.replace(message, fence=fence), payload)
+
+    patch.setattr(Peer, "_fenced", unfenced)
+
+
+def one_prepared_is_enough(patch: Patch) -> None:
+    def prepared(self: Leader, current: Round, stage: int) -> msg.Prepared | None:
+        return next(iter(current.prepared.get(stage, {}).values()), None)
+
+    patch.setattr(Leader, "_prepared", prepared)
+
+
+def deltas_instead_of_totals(patch: Patch) -> None:
+    """A claim names only what was added since the last one."""
+    send_claim = Iteration.send_claim
+
+    def only_new(self: Iteration) -> None:
+        held, told = self.held, getattr(self, "told", set())
+        self.held = held - told
+        send_claim(self)
+        self.held = held
+        self.told = set(held)  # type: ignore[attr-defined]
+
+    patch.setattr(Iteration, "send_claim", only_new)
+
+
+def stale_base_served(patch: Patch) -> None:
+    """A replica that has missed a step goes on as if it had taken it."""
+
+    def advance(self: Replica) -> None:
+        following = self.pending.get(self.t + 1)
+        if following is None or self._applying or self.t < 0:
+            return
+        record, base = following
+        prepared = self.prepared
+        if prepared is not None and prepared.fence.t == record.t:
+            self._take(self._apply_task(record))
+            return
+        del self.pending[record.t]
+        self.t = record.t
+        self.iteration = self.reduce = self.prepared = self._announced = None
+        self._on_applied(record.t, base, self.fingerprint)
+
+    patch.setattr(Replica, "advance", advance)
+
+
+def slot_granted_twice(patch: Patch) -> None:
+    reuse = SlotLedger._reuse
+
+    def twice(self: SlotLedger, grant: Grant, peer: str) -> list[str]:
+        self.pool += 1
+        return reuse(self, grant, peer)
+
+    patch.setattr(SlotLedger, "_reuse", twice)
+
+
+def late_result_accepted(patch: Patch) -> None:
+    """What was under way when an iteration ended still counts."""
+    patch.setattr(WorkQueue, "drop", lambda self, t: None)
+
+
+def repair_slot_for_admission(patch: Patch) -> None:
+    ask = SlotLedger.ask
+
+    def as_a_repair(self: SlotLedger, peer: str, index: int, repair: bool) -> list[str]:
+        return ask(self, peer, index, True)
+
+    patch.setattr(SlotLedger, "ask", as_a_repair)
+
+
+def joiner_unchecked(patch: Patch) -> None:
+    """A joiner serves in whatever state it is, and nobody compares fingerprints."""
+
+    def built(self: Joining, fingerprint: str) -> None:
+        lead, welcome = self.peer.lead, self._welcome
+        if lead is not None:
+            t, base = lead.t, lead.base
+        else:
+            assert welcome is not None
+            t, base = welcome.t, welcome.base
+        self._announced_base = (t, base)
+        self._have_state(t, base, fingerprint)
+
+    def on_ready(self: Admission, peer: str, message: msg.Ready, fingerprint: str | None) -> None:
+        member = self.core.membership.members.get(peer)
+        if member is not None and peer not in self.core.membership.active_from:
+            self.ready[peer] = member
+
+    patch.setattr(Joining, "_built", built)
+    patch.setattr(Admission, "on_ready", on_ready)
+
+
+def removed_still_claims(patch: Patch) -> None:
+    """The claims of a removed member stay."""
+    patch.setattr(Leader, "removed", lambda self, peer: None)
+
+
+def no_redo(patch: Patch) -> None:
+    """What a removed member had given back is not done again."""
+    patch.setattr(Sender, "peer_removed", Sender.peer_lost)
+
+
+def indices_split_anew(patch: Patch) -> None:
+    """Each data node takes what it believes is its share of the batch."""
+    patch.setattr(Membership, "_hand_on", lambda self, peer: None)
+
+
+def embedding_counted_twice(patch: Patch) -> None:
+    """The embedding's gradient is added when it comes and once more when the claim is told."""
+    added = Iteration._source_added
+
+    def again(self: Iteration, index: int, result: Result) -> None:
+        first = embed_unit(index) not in self.held
+        added(self, index, result)
+        if first and index % 3 == 0:
+            task = WeightGradient(self.t, embed_unit(index))
+            inputs = (self.embed_gradients[index],)
+            self.core.submit(3, task, inputs, lambda result: None, index)  # type: ignore[arg-type]
+
+    patch.setattr(Iteration, "_source_added", again)
+
+
+def slots_never_freed(patch: Patch) -> None:
+    def keep(self: Iteration, unit: Unit) -> None:
+        """The slot of a unit that is done is not given back."""
+
+    patch.setattr(Iteration, "_release_slot", keep)
+
+
+def anybody_leads(patch: Patch) -> None:
+    """What only the leader says is believed of anybody."""
+    receive = Peer._receive
+
+    def believe_all(self: Peer, peer: str, message: msg.AnyMessage, payload: Payload | None) -> None:
+        words = (msg.Announce, msg.Release, msg.Welcome, msg.Refused, msg.About)
+        receive(self, self.core.leader if isinstance(message, words) else peer, message, payload)
+
+    patch.setattr(Peer, "_receive", believe_all)
+
+
+MUTANTS: dict[str, Mutant] = {
+    "cover unchecked": Mutant(cover_unchecked, "churn20", ("I1", "I3")),
+    "PREPARED before the cover check": Mutant(prepared_before_the_check, "churn20", ("I4",)),
+    "doubles kept": Mutant(doubles_kept, "partition", ("I3",)),
+    "acknowledged twice": Mutant(acknowledged_twice, "partition", ("I1", "I3", "I6", "I7")),
+    "boundaries dropped": Mutant(boundaries_dropped, "churn20", ("I4",)),
+    "an old incarnation reduces": Mutant(old_incarnation_reduces, "hostile", ("I1", "I3")),
+    "commit with one PREPARED": Mutant(one_prepared_is_enough, "calm", ("I4",)),
+    "deltas instead of cumulative totals": Mutant(deltas_instead_of_totals, "calm", ("I4",)),
+    "a stale base served": Mutant(stale_base_served, "partition", ("I2", "I3")),
+    "a slot granted twice": Mutant(slot_granted_twice, "calm", ("I5",)),
+    "a late result accepted": Mutant(late_result_accepted, "partition", ("I1", "I3", "I7")),
+    "a repair slot used by admission": Mutant(repair_slot_for_admission, "calm", ("I5",)),
+    "a joiner serving before its fingerprint is checked": Mutant(joiner_unchecked, "churn20", ("I2", "I3")),
+    "claims of the removed": Mutant(removed_still_claims, "churn20", ("I1", "I3", "I4")),
+    "no redo": Mutant(no_redo, "churn20", ("I4",)),
+    "indices split anew": Mutant(indices_split_anew, "churn20", ("I4", "I6")),
+    "an embedding counted twice": Mutant(embedding_counted_twice, "calm", ("I1",)),
+    "slots never freed": Mutant(slots_never_freed, "calm", ("I4",)),
+    "anybody leads": Mutant(anybody_leads, "hostile", ("I4", "I7")),
+}
