@@ -14,9 +14,6 @@ from anabranch.protocol.tasks import CheckState, InitState, Payload, Result, Sna
 if TYPE_CHECKING:
     from anabranch.sim.world import World
 
-#: A clock that was set wakes its process so much late: sums of times are not exact.
-TICK_S = 1e-6
-
 
 class Computer(Protocol):
     """What runs a peer's tasks: a `train.worker.Worker`, or a stand-in with the same tasks."""
@@ -116,9 +113,7 @@ class Node:
             self.handle(ev.LinkDown(peer, reason))
 
     def _plan_wake(self) -> None:
-        deadline = self.peer.deadline()
-        if self._clock_ahead_s:
-            deadline += TICK_S - self._clock_ahead_s
+        deadline = self.peer.deadline() - self._clock_ahead_s
         if deadline < self._wake_at:
             self._wake_at = deadline
             self.world.clock.at(deadline, lambda: self._wake(deadline))

@@ -18,13 +18,15 @@ class Trouble:
     """Pairs of peers are (from, to); times are virtual seconds.
 
     slow: factor on the delays of the link of two peers. duplicated: the probability that a message arrives
-    twice. shaken_s: messages arrive up to so much later, past any order. gone: peers whose machine vanished.
+    twice. shaken_s: messages arrive up to so much later, past any order. lag_s: payloads between two peers
+    come up to so much later, in order. gone: peers whose machine vanished.
     """
 
     def __init__(self, draw: random.Random) -> None:
         self.slow: dict[frozenset[str], float] = {}
         self.duplicated = 0.0
         self.shaken_s = 0.0
+        self.lag_s: dict[frozenset[str], float] = {}
         self.gone: set[str] = set()
         self._draw = draw
         self._holes: dict[tuple[str, str], float] = {}
@@ -42,6 +44,10 @@ class Trouble:
 
     def factor(self, *ends: str) -> float:
         return self.slow.get(frozenset(ends), 1.0)
+
+    def late_s(self, ends: frozenset[str]) -> float:
+        """By how much a payload lags behind."""
+        return self._draw.uniform(0.0, self.lag_s[ends]) if ends in self.lag_s else 0.0
 
     @property
     def disorder(self) -> bool:

@@ -109,7 +109,9 @@ class World:
         link = sender.links.get(peer)
         if link is None or not link.open:
             return
-        bulk_s = 0.0 if payload is None else self.model.bulk_s * self.trouble.factor(*link.ends)
+        bulk_s = 0.0
+        if payload is not None:
+            bulk_s = self.model.bulk_s * self.trouble.factor(*link.ends) + self.trouble.late_s(link.ends)
         planned = self._arrival(sender.id, peer, self._delay(sender.id, peer) + bulk_s)
         receiver = self.nodes[peer]
 

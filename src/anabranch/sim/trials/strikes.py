@@ -18,8 +18,8 @@ from anabranch.sim.trials import hostile
 if TYPE_CHECKING:
     from anabranch.sim.trials.trial import Trial
 
-#: How long messages are duplicated or reordered (s).
-DISORDER_S = 5.0
+#: How long payloads lag behind (s).
+REORDER_S = 5.0
 #: (trial, victim) -> (what was done, in words; seconds until it is over), or None if it cannot be done now.
 Strike = Callable[["Trial", Node], "tuple[str, float] | None"]
 
@@ -127,14 +127,27 @@ def one_way(trial: Trial, victim: Node) -> tuple[str, float] | None:
 
 
 def duplication(trial: Trial, victim: Node) -> tuple[str, float] | None:
-    trial.world.disorder(0.3, 0.0, DISORDER_S)
-    return f"for {DISORDER_S:g} s messages arrive twice, one time in three", DISORDER_S
+    """A connection delivers once. What is said twice is what both ends repeat on a new one."""
+    others = [other for other in sorted(victim.links) if trial.world.cut(victim.id, other)]
+    if not others:
+        return None
+    return f"all {len(others)} links of {victim.id} are replaced, and what may be lost is said again", 0.0
 
 
 def reordering(trial: Trial, victim: Node) -> tuple[str, float] | None:
-    late_s = trial.dice.choice([0.02, 0.2])
-    trial.world.disorder(0.0, late_s, DISORDER_S)
-    return f"for {DISORDER_S:g} s messages come up to {late_s:g} s late, past each other", DISORDER_S
+    """Each lane of a link is in order; but one can overtake the other."""
+    lag_s = trial.world.trouble.lag_s
+    pairs = [frozenset((victim.id, other)) for other in sorted(victim.links)]
+    late_s = trial.dice.choice([0.02, 0.1, 0.5])
+    lag_s.update(dict.fromkeys(pairs, late_s))
+
+    def heal() -> None:
+        for pair in pairs:
+            lag_s.pop(pair, None)
+
+    trial.world.clock.after(REORDER_S, heal)
+    text = f"for {REORDER_S:g} s payloads of {victim.id}'s links are overtaken by messages {late_s:g} s younger"
+    return text, REORDER_S
 
 
 def clock_jump(trial: Trial, victim: Node) -> tuple[str, float] | None:

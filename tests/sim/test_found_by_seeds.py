@@ -1,0 +1,74 @@
+"""Faults of the protocol that `simtest` found, each told again by itself."""
+
+from __future__ import annotations
+
+from anabranch.protocol import events as ev
+from anabranch.protocol import messages as msg
+from anabranch.protocol import tasks
+from anabranch.protocol.settings import Settings
+from anabranch.sim import faults
+from anabranch.sim.algebra import Machine, counting_world, member_of, wrong_states
+from anabranch.sim.faults import Fault, kill
+from anabranch.sim.invariants import Invariants
+from anabranch.sim.node import Node
+from anabranch.sim.world import World
+
+
+def world_of(replicas: int, microbatches: int = 4, steps: int = 4, seed: int = 0) -> World:
+    """Two stages of so many replicas, one data node."""
+    settings = Settings("found", 1, 2, microbatches, steps)
+    machines = [Machine("d0", 0)]
+    machines += [Machine(f"r{stage}.{n}", stage) for stage in (1, 2) for n in range(replicas)]
+    return counting_world(settings, machines, seed)
+
+
+def test_slots_of_a_newcomer_reach_whom_the_log_has_yet_to_reach() -> None:
+    """The only replica of a stage dies, and one that was to serve later serves at once. It grants slots when
+    the stage before has not heard of it; nobody would grant them again."""
+    world = world_of(1)
+    Invariants(world)
+    newcomer = member_of(Machine("late", 2, 2))
+
+    def joined(world: World, node: Node) -> None:
+        world.add(newcomer, "d0", world.clock.now)
+
+    def to_serve_later(node: Node, event: ev.Event) -> bool:
+        lead = world.nodes["d0"].peer
+        return lead.core.membership.active_from.get("late", 0) > lead.replica.t + 1
+
+    def last_one_dies(world: World, node: Node) -> None:
+        world.crash("r2.0")
+        world.slow[frozenset(("d0", "r1.0"))] = 30.0  # the log comes late to the stage before
+
+    Fault(world, ("r2.0",), faults.received(msg.Forward, 1), joined)
+    dies = Fault(world, ("d0", "r1.0", "r2.0"), to_serve_later, last_one_dies)
+    world.run(until_s=300.0)
+    assert dies.delivered
+    assert world.history().t == 4
+    assert not wrong_states(world)
+
+
+def test_a_gradient_for_what_was_refused_meanwhile() -> None:
+    """A repair is asked after further on and found there; then its activation turns out to be none."""
+    world = world_of(2)
+    world.strict = False
+    Invariants(world)
+    spoilt: list[int] = []
+
+    def spoil(node: Node, event: ev.Event) -> None:
+        """A replacement is told that the next stage has the microbatch, and cannot compute its own part."""
+        if not isinstance(event, ev.Received) or not isinstance(event.message, msg.Have) or spoilt:
+            return
+        queue, index = node.peer.core.queue, event.message.index
+        for job in [*queue._heap, queue.running]:
+            if job is not None and job.index == index and isinstance(job.task, tasks.Forward):
+                job.then(tasks.Result(error="spoilt"))
+                job.then = lambda result: None
+                spoilt.append(index)
+
+    world.watchers.append(spoil)
+    Fault(world, ("r1.1",), faults.received(msg.Backward, 1), kill())
+    world.run(until_s=300.0)
+    assert spoilt
+    assert world.history().t == 4
+    assert not wrong_states(world)
