@@ -40,8 +40,10 @@ def _serves(world: World, node: Node) -> bool:
 
 def _holds(world: World, node: Node, stage: int, t: int) -> bool:
     """Whether this peer serves the stage and has the state after iteration t, or the reduced gradient that
-    leads to it."""
+    leads to it. The initial state is whoever's that comes for the stage."""
     peer = node.peer
+    if t == 0 and node.running and node.member.stage == stage:
+        return True
     if not node.running or peer.core.stage != stage or not _serves(world, node):
         return False
     prepared = peer.replica.prepared

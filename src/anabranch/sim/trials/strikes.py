@@ -146,8 +146,8 @@ def reordering(trial: Trial, victim: Node) -> tuple[str, float] | None:
             lag_s.pop(pair, None)
 
     trial.world.clock.after(REORDER_S, heal)
-    text = f"for {REORDER_S:g} s payloads of {victim.id}'s links are overtaken by messages {late_s:g} s younger"
-    return text, REORDER_S
+    whose = f"payloads from and to {victim.id}"
+    return f"for {REORDER_S:g} s {whose} are overtaken by messages {late_s:g} s younger", REORDER_S
 
 
 def clock_jump(trial: Trial, victim: Node) -> tuple[str, float] | None:

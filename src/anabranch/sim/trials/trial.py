@@ -201,11 +201,14 @@ class Trial:
         self.world.add(member, self.world.genesis.leader, self.world.clock.now, node.slowness)
 
     def _supervise(self) -> None:
-        """Who was sent away is started again."""
+        """Who was sent away is started again; who is on the way in and lost its link dials again, as `join`
+        does."""
         for node in sorted(self.world.nodes.values(), key=lambda node: node.id):
             if node.alive and node.stopped is not None and not node.stopped[1]:
                 self.told.append((self.world.clock.now, f"{node.id} is started again: {node.stopped[0]}"))
                 self.again(node)
+            elif node.running and not node.links and not node.peer.joining.done:
+                self.world.dial(node, self.world.genesis.leader)
         self.world.clock.after(START_AGAIN_S, self._supervise)
 
 
