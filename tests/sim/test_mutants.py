@@ -8,7 +8,7 @@ from mutants import MUTANTS
 from anabranch.sim.trials.runner import run_seed
 
 #: Those that a few seeds of their profile catch.
-QUICK = ("a slot granted twice", "an embedding counted twice", "deltas instead of cumulative totals")
+QUICK = ("a slot granted twice", "an embedding counted twice", "a repair slot used by admission")
 #: Seeds within which each must be caught.
 SEEDS = 2000
 

@@ -228,12 +228,16 @@ class Admission:
 
     def _last_of_its_stage(self, peer: str) -> bool:
         """Whether only this member has its stage's state. It is waited for, as long as it may come back: a
-        frozen process or a cut link loses nothing, its removal would."""
+        frozen process or a cut link loses nothing, its removal would. One that is to serve later and is within
+        reach has the state, too."""
         membership = self.core.membership
         stage = membership.stage_of(peer)
         serving = membership.serving(stage) if stage is not None else []
         gone = self._removals.keys()
-        return peer in serving and all(p == peer or p in gone for p in serving)
+        later = [
+            p for p in membership.active_from if membership.stage_of(p) == stage and self.core.reachable(p)
+        ]
+        return peer in serving and all(p == peer or p in gone for p in [*serving, *later])
 
     def _dial(self, peer: str) -> None:
         address = self.core.membership.members[peer].address
