@@ -228,8 +228,8 @@ class Admission:
 
     def _last_of_its_stage(self, peer: str) -> bool:
         """Whether only this member has its stage's state. It is waited for, as long as it may come back: a
-        frozen process or a cut link loses nothing, its removal would. One that is to serve later and is within
-        reach has the state, too."""
+        frozen process or a cut link loses nothing, its removal would. A member within reach that is to serve
+        later has the state, too."""
         membership = self.core.membership
         stage = membership.stage_of(peer)
         serving = membership.serving(stage) if stage is not None else []
