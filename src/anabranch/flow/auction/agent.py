@@ -24,7 +24,7 @@ from anabranch.flow.agent import (
     Wake,
 )
 from anabranch.flow.auction.labels import make_labels
-from anabranch.flow.auction.line import In, Line, Out
+from anabranch.flow.auction.line import In, Line, Out, Times
 from anabranch.flow.auction.market import Market
 from anabranch.flow.auction.messages import Answer, Letter, Offer
 from anabranch.flow.auction.search import Searches
@@ -79,8 +79,8 @@ class AuctionAgent:
         self._search_step = SEARCH_EPSILONS
         self._unheard: set[str] = set()
         self._news: dict[Line, None] = {}
-        self._lingering: dict[Line, float] = {}
-        self._repeating: dict[Line, None] = {}
+        self._lingering = Times()
+        self._repeating = Times()
 
     # -- the interface -----------------------------------------------------------------------------------
 
@@ -180,9 +180,9 @@ class AuctionAgent:
 
     def _heard(self, line: In | Out, now: float) -> None:
         if line.owes and line not in self._lingering:
-            self._lingering[line] = now + LINGER_S
+            self._lingering.put(line, now + LINGER_S)
         if not line.asks:
-            self._repeating.pop(line, None)
+            self._repeating.drop(line)
 
     def _meet(self, event: PeerUp, now: float) -> None:
         market = self._market
@@ -235,8 +235,8 @@ class AuctionAgent:
         self._searches.forget(line)
         self._labels.lost(line)
         self._news.pop(line, None)
-        self._lingering.pop(line, None)
-        self._repeating.pop(line, None)
+        self._lingering.drop(line)
+        self._repeating.drop(line)
 
     def _reprice(self, event: CostChanged, now: float) -> None:
         if event.side is Side.NEXT and (line := self._market.outs.get(event.peer)) is not None:
@@ -251,7 +251,7 @@ class AuctionAgent:
         self._act_at = min(self._act_at, now + TICK_S)
 
     def _due(self) -> float:
-        due = min(
+        return min(
             self._act_at,
             self._start_at,
             self._orphan_at,
@@ -259,12 +259,9 @@ class AuctionAgent:
             self._retry_at,
             self._standing.check_at,
             self._labels.check_at,
+            self._repeating.least,
+            self._lingering.least,
         )
-        if self._repeating:
-            due = min(due, min(line.repeat_at for line in self._repeating))
-        if self._lingering:
-            due = min(due, min(self._lingering.values()))
-        return due
 
     def _act(self, now: float) -> list[Send]:
         market = self._market
@@ -372,8 +369,8 @@ class AuctionAgent:
 
     def _letters(self, now: float) -> list[Send]:
         speakers = dict(self._news)
-        speakers.update((line, None) for line, time in self._lingering.items() if time <= now)
-        speakers.update((line, None) for line in self._repeating if line.repeat_at <= now)
+        speakers.update(dict.fromkeys(self._lingering.due(now)))
+        speakers.update(dict.fromkeys(self._repeating.due(now)))
         self._news.clear()
         sends: list[Send] = []
         for line in speakers:
@@ -387,8 +384,8 @@ class AuctionAgent:
         return sends
 
     def _spoken(self, line: Line) -> None:
-        self._lingering.pop(line, None)
+        self._lingering.drop(line)
         if line.asks:
-            self._repeating[line] = None
+            self._repeating.put(line, line.repeat_at)
         else:
-            self._repeating.pop(line, None)
+            self._repeating.drop(line)

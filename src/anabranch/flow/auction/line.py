@@ -185,3 +185,40 @@ class In(Line):
             self.whole,
             self.stale,
         )
+
+
+class Times:
+    """When something is due on each of some lines; the earliest is looked for only when it may have changed."""
+
+    def __init__(self) -> None:
+        self._times: dict[Line, float] = {}
+        self._least: float | None = math.inf
+
+    def __contains__(self, line: Line) -> bool:
+        return line in self._times
+
+    def put(self, line: Line, time: float) -> None:
+        before = self._times.get(line, math.inf)
+        self._times[line] = time
+        if self._least is not None:
+            if time <= self._least:
+                self._least = time
+            elif before <= self._least:
+                self._least = None
+
+    def drop(self, line: Line) -> None:
+        time = self._times.pop(line, None)
+        if time is not None and self._least is not None and time <= self._least:
+            self._least = None
+
+    @property
+    def least(self) -> float:
+        """Infinite where there are none."""
+        if self._least is None:
+            self._least = min(self._times.values(), default=math.inf)
+        return self._least
+
+    def due(self, now: float) -> list[Line]:
+        if self.least > now:
+            return []
+        return [line for line, time in self._times.items() if time <= now]

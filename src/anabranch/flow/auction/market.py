@@ -104,6 +104,8 @@ class Market:
         self._tenants: dict[In, None] = {}
         self._guests: dict[Out, None] = {}
         self._mark = -math.inf
+        self._looked_at = math.inf
+        """The greatest price since previous hops were last looked through for those who think it higher."""
         self._arrived = 0
         self._taken = False
         self._placed = 0
@@ -338,9 +340,13 @@ class Market:
         if self.full and self._tenants:
             self._mark = min(self._mark, self._lowest().bid + self.epsilon)
             self.price = max(self.price, self._mark)
+        self._looked_at = max(self._looked_at, self.price)
 
     def tell_lower(self) -> None:
         """Prices rise in silence, but a fall is told to all who think it higher."""
+        if self.price >= self._looked_at:
+            return
+        self._looked_at = self.price
         hush = HUSH * self.epsilon
         for line in self.ins.values():
             if self.price < line.told - hush:
