@@ -188,7 +188,7 @@ class In(Line):
 
 
 class Times:
-    """When something is due on each of some lines; the earliest is looked for only when it may have changed."""
+    """When something is due on each of some lines; the earliest is looked for only when it has to be."""
 
     def __init__(self) -> None:
         self._times: dict[Line, float] = {}
