@@ -97,6 +97,7 @@ def test_every_number_has_a_range_and_the_tables_name_real_keys() -> None:
         ({"batch.zzz": 3}, ["unknown key batch.zzz", "microbatches, rows, sequence"]),
         ({"optimiser.lr": 1.0}, ["unknown section [optimiser]", "did you mean `optimizer`"]),
         ({"routing.return_": "any"}, ["unknown key routing.return_", "did you mean `return`"]),
+        ({"routing.policy": "optimal"}, ['choose one of "auction"', 'only "anabranch route" has that']),
         ({"run.steps": "many"}, ["run.steps must be a whole number", "'many'"]),
         ({"run.steps": 1.5}, ["run.steps must be a whole number"]),
         ({"run.steps": True}, ["run.steps must be a whole number"]),

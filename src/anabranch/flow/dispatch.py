@@ -27,10 +27,10 @@ class Candidate:
     """A live peer of the next stage as the sender sees it.
 
     link_s: seconds for one activation over the link (latency and transfer), both directions averaged.
-    compute_s: its compute seconds per microbatch. outstanding: units sent to it and not yet back.
-    free: whether it has granted a slot that is not used. wait_s: seconds of work that waits there. price: its
-    cost to go by the flow's prices (s), infinite where there is none. planned: units of the plan that go
-    there.
+    compute_s: its compute seconds per microbatch. outstanding: units sent to it and not yet back. free:
+    whether it has granted a slot that is not used. others: units of others there, by what it said last.
+    price: its cost to go by the flow's prices (s), infinite where there is none. planned: units of the plan
+    that go there.
     """
 
     peer: str
@@ -38,7 +38,7 @@ class Candidate:
     compute_s: float
     outstanding: int
     free: bool
-    wait_s: float = 0.0
+    others: int = 0
     price: float = math.inf
     planned: int = 0
 
@@ -107,11 +107,11 @@ class Greedy(Forgetful):
 
 
 class Dispatch(Forgetful):
-    """wait, price, hold: whether the wait that peers report and the prices of the flow are heeded, and peers
+    """load, price, hold: whether the load that peers report and the prices of the flow are heeded, and peers
     without a free slot waited for (measurements of what each brings leave some out)."""
 
-    def __init__(self, wait: bool = True, price: bool = True, hold: bool = True) -> None:
-        self._wait, self._price, self._hold = wait, price, hold
+    def __init__(self, load: bool = True, price: bool = True, hold: bool = True) -> None:
+        self._load, self._price, self._hold = load, price, hold
 
     def choose(
         self, index: int, candidates: Sequence[Candidate], waited_s: float = 0.0, now: float = 0.0
@@ -122,7 +122,8 @@ class Dispatch(Forgetful):
             return None
         cost, peer = free
         least, best = ranked[0]
-        patience_s = best.link_s + best.wait_s + HOLD_PASSES * best.compute_s * (best.outstanding + 1)
+        ahead = best.outstanding + best.others + 1
+        patience_s = best.link_s + HOLD_PASSES * best.compute_s * ahead
         hold_s = min(cost - least, patience_s) - waited_s
         return Choice(best.peer, hold_s) if self._hold and hold_s >= HOLD_MIN_S else Choice(peer.peer)
 
@@ -137,12 +138,9 @@ class Dispatch(Forgetful):
 
     def _cost(self, candidate: Candidate, unknown: float) -> float:
         # As in d_ij: half of a pass at the receiver, a pass being the mean of forward and backward. What was
-        # sent there and is not back adds to it, so a peer's cost is convex in what it has of us; what waits
-        # there by its own account has that among it.
-        queue_s = candidate.compute_s * candidate.outstanding
-        if self._wait:
-            queue_s = max(queue_s, candidate.wait_s)
-        cost = candidate.link_s + 0.25 * candidate.compute_s + queue_s
+        # sent there and is not back adds to it, so costs are convex in what the peer has, of us and others.
+        ahead = candidate.outstanding + (candidate.others if self._load else 0)
+        cost = candidate.link_s + (0.25 + ahead) * candidate.compute_s
         if self._price:
             cost += candidate.price if candidate.price < math.inf else unknown
         return cost

@@ -76,7 +76,7 @@ class SwarmQueue:
         peer = here[call.peer]
         if not peer.free:
             return Choice(call.peer, DEADLINE_S - max(0.0, waited_s - call.waited_s))
-        queue_s = max(peer.wait_s, peer.compute_s * peer.outstanding)
+        queue_s = peer.compute_s * (peer.outstanding + peer.others)
         call.took_s = 2.0 * peer.link_s + peer.compute_s + queue_s
         return Choice(call.peer)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -47,6 +48,10 @@ class Core:
     to_self: list[tuple[AnyMessage, Payload | None]] = field(default_factory=list)
     links: dict[str, Silence] = field(default_factory=dict)
     linked_incarnation: dict[str, int] = field(default_factory=dict)
+    payload_at: float = -math.inf
+    """When this peer last sent a payload."""
+    unsent: int = 0
+    """Microbatches that it would send, had it slots for them."""
     suspects: set[str] = field(default_factory=set)
     costs: Costs = field(default_factory=Costs)
     term: int = 0
@@ -78,6 +83,8 @@ class Core:
         if peer == self.me:
             self.to_self.append((message, payload))
         elif peer in self.links:
+            if payload is not None:
+                self.payload_at = self.now
             self.effects.append(Send(peer, message, payload))
 
     def note(self, kind: str, **fields: Any) -> None:
@@ -122,10 +129,3 @@ class Core:
 
     def previous_stage(self) -> int:
         return (self.stage - 1) % (self.settings.stages + 1)
-
-    def wait_s(self) -> float:
-        """Seconds of work that a microbatch would wait for if it arrived here now."""
-        each = ((Rank.FORWARD, self.costs.forward_s), (Rank.GRADIENT, self.costs.backward_s))
-        return sum(seconds * self.queue.waiting_of(rank) for rank, seconds in each)
-
-

@@ -26,7 +26,7 @@ class Neighbour:
 
     forward_s, backward_s: its seconds for a microbatch. price: its cost to go (s), infinite while it knows
     none. hop_s: seconds of the link alone for one activation, both directions averaged (latency and
-    transfer). sent: forwards sent to it since it last said how much work waits there.
+    transfer).
     """
 
     link: LinkCost = field(default_factory=_link)
@@ -34,9 +34,6 @@ class Neighbour:
     backward_s: float = 0.0
     price: float = math.inf
     hop_s: float = 0.0
-    sent: int = 0
-    _wait_s: float = 0.0
-    _wait_told: float = 0.0
 
     @property
     def pass_s(self) -> float:
@@ -49,13 +46,6 @@ class Neighbour:
         self.backward_s = backward_s if plausible(backward_s) else 0.0
         self.price = price if 0.0 <= price < math.inf else math.inf
         self.link.back_bps = bandwidth_bps if plausible(bandwidth_bps) else None
-
-    def told_wait(self, wait_s: float, now: float) -> None:
-        self._wait_s, self._wait_told, self.sent = (wait_s if plausible(wait_s) else 0.0), now, 0
-
-    def wait_s(self, now: float) -> float:
-        """Seconds until it would begin with what is sent now: it worked since it spoke, and was sent more."""
-        return max(0.0, self._wait_s - (now - self._wait_told)) + self.sent * self.forward_s
 
 
 @dataclass
@@ -102,6 +92,12 @@ class Costs:
         link.out.add(self.activation_bytes, seconds, now, link.latency.round_trip_s() or 0.0)
         self.bandwidths.add(link.out.bps(self.activation_bytes) or 0.0, now)
         neighbour.hop_s = link.seconds(self.activation_bytes)
+
+    def probed(self, peer: str, size_bytes: int, trip_s: float, now: float) -> None:
+        """A probe with so much padding was answered."""
+        neighbour = self.of(peer)
+        neighbour.link.padded.add(size_bytes, trip_s, now)
+        neighbour.hop_s = neighbour.link.seconds(self.activation_bytes)
 
     def pass_s(self, peer: str, me: str) -> float:
         """Seconds of a microbatch's forward and backward, averaged, at `peer` or at `me`; 0: not known."""

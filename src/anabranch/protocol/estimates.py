@@ -30,6 +30,8 @@ UNQUEUED = 0.1
 TOGETHER = 4
 #: At least this share of a transfer's seconds is taken to be the transfer, whatever the latency.
 LEAST_SHARE = 0.1
+#: Padding that took less than these seconds, or than this share of a round trip, says nothing.
+PADDING_LEAST_S, PADDING_SHARE = 0.005, 0.25
 
 
 def plausible(value: float) -> bool:
@@ -155,6 +157,11 @@ class Bandwidth:
         self._together = self._together + 1 if joins else 1
         self._began, self._ended, self._bytes = began, now, size_bytes
 
+    @property
+    def last(self) -> float:
+        """When something was measured last; -inf: never."""
+        return self._ended
+
     def transfer_s(self, size_bytes: float) -> float | None:
         """Seconds for a transfer of `size_bytes` without latency; None until there is a sample. Smaller
         transfers, which say more about the latency than about the bandwidth, count by their size."""
@@ -165,6 +172,30 @@ class Bandwidth:
         """Bits per second in transfers of `size_bytes`; None until there is a sample."""
         pace = self._paces.quantile(0.5, size_bytes)
         return None if pace is None else 8.0 / pace
+
+
+class Padded:
+    """Throughput of one direction of a link without traffic, from round trips of padded messages.
+
+    Round trips jitter, so it only tells slow links: the padding must take a good part of the latency.
+    """
+
+    def __init__(self) -> None:
+        self._trips = Samples(LATENCY_WINDOW, kept=0, follow=False)
+        self._size_bytes = 0.0
+
+    def add(self, size_bytes: float, trip_s: float, now: float) -> None:
+        """A message with so much padding came there, and its short answer back, in `trip_s`."""
+        self._size_bytes = size_bytes
+        self._trips.add(trip_s, now)
+
+    def bps(self, round_trip_s: float) -> float | None:
+        """Bits per second; None where none was sent, or the link is too quick for this. round_trip_s: that
+        of small messages."""
+        least = self._trips.quantile(UNQUEUED)
+        if least is None or least - round_trip_s < max(PADDING_LEAST_S, PADDING_SHARE * round_trip_s):
+            return None
+        return 8.0 * self._size_bytes / (least - round_trip_s)
 
 
 class Compute:
@@ -229,6 +260,7 @@ class LinkCost:
     def __init__(self, prior_bps: float, prior_latency_s: float = 0.0, steady: Steady | None = None) -> None:
         self.latency = Latency()
         self.out = Bandwidth()  # of what this peer sends
+        self.padded = Padded()  # the same, while nothing is sent
         self.back_bps: float | None = None  # of what it gets, as the other peer measured and told
         self.steady = Steady() if steady is None else steady
         self._prior_bps, self._prior_latency_s = prior_bps, prior_latency_s
@@ -246,9 +278,14 @@ class LinkCost:
         trip_s = self.latency.round_trip_s()
         latency_s = self._prior_latency_s if trip_s is None else trip_s / 2.0
         told = _known(self.back_bps)
-        out = self.out.bps(activation_bytes) or told or like_bps or self._prior_bps
+        out = self.out_bps(activation_bytes) or told or like_bps or self._prior_bps
         compute_s = (_known(mine_s), _known(theirs_s))
         return link_cost(compute_s, (latency_s, latency_s), (out, told or out), activation_bytes)
+
+    def out_bps(self, activation_bytes: float) -> float | None:
+        """What is known of this direction, from traffic or else from probes."""
+        measured = self.out.bps(activation_bytes)
+        return measured if measured is not None else self.padded.bps(self.latency.round_trip_s() or 0.0)
 
     def publish_s(
         self,

@@ -40,6 +40,8 @@ from anabranch.protocol.tasks import (
 from anabranch.protocol.tasks import Forward as ForwardTask
 from anabranch.protocol.work import Rank
 
+#: Of so many units of others at a peer one more or less is not told.
+NEWS = 4
 #: Links are timed in the first iterations, and then in every so many.
 SAMPLED_FIRST, SAMPLED_EVERY = 3, 4
 
@@ -112,10 +114,22 @@ class Iteration:
     # --- slots ---------------------------------------------------------------------------------
 
     def _tell_slots(self, peers: list[str]) -> None:
+        at_work = sum(grant.at_work for grant in self.ledger.grants.values())
         for peer in dict.fromkeys(peers):
             grant = self.ledger.grants[peer]
             fence = self.core.fence(self.t, self.base)
-            self.core.send(peer, grant.told(fence, self.core.wait_s()))
+            self.core.send(peer, grant.told(fence, at_work - grant.at_work))
+
+    def _at_work(self, peer: str, more: int) -> None:
+        """A unit of `peer` came, or its gradient is back: the other upstream peers heed it when they choose
+        where to send. Of many units a small part more or less is no news."""
+        grants = self.ledger.grants
+        if peer in grants:
+            grants[peer].at_work = max(0, grants[peer].at_work + more)
+        at_work = sum(grant.at_work for grant in grants.values())
+        news = [other for other, grant in grants.items() if grant.linked and other != peer
+                and abs(at_work - grant.at_work - grant.told_others) > grant.told_others // NEWS]  # fmt: skip
+        self._tell_slots(news)
 
     def link_up(self, peer: str) -> None:
         """The link to a peer is (back) up: tell it what it has of us, ask after what it owes us."""
@@ -171,6 +185,7 @@ class Iteration:
             message.index, message.train, peer, message.path, payload, message.gradient_needed, peer
         )
         self.units[message.index] = unit
+        self._at_work(peer, 1)
         self._sample(peer, message.index, backward=False)
         if self.core.stage == 0:
             head = Head(self.t, unit.index, unit.train)
@@ -222,7 +237,8 @@ class Iteration:
             return
         if not self._fine(unit.index, result):
             return
-        unit.forward_done = unit.returned = True
+        unit.forward_done = True
+        self._finish(unit)
         if unit.train:
             self.losses[unit.index] = result.loss_sum
             unit.gradient_out = result.outputs[0]
@@ -268,7 +284,7 @@ class Iteration:
             if unit.forward_done:
                 self._input_gradient(unit)
         else:
-            unit.returned = True
+            self._finish(unit)
             self._send_back(unit)
             self._release_slot(unit)
 
@@ -284,9 +300,16 @@ class Iteration:
             return
         if not self._fine(unit.index, result):
             return
-        unit.gradient_out, unit.returned = result.outputs[0], True
+        unit.gradient_out = result.outputs[0]
+        self._finish(unit)
         self._send_back(unit)
         self._weight_gradient(unit, unit.index)
+
+    def _finish(self, unit: Unit) -> None:
+        """Its gradient can go back: nothing that is urgent is left to compute."""
+        unit.returned = True
+        if unit.granted is not None:
+            self._at_work(unit.granted, -1)
 
     def _send_back(self, unit: Unit) -> None:
         payload = unit.gradient_out if unit.train and unit.gradient_needed else None
@@ -328,6 +351,7 @@ class Iteration:
         """What the upstream peer sent cannot be computed with: it may try elsewhere."""
         del self.units[unit.index]
         self.sender.forget(unit.index)
+        self._finish(unit)
         self._release_slot(unit)
         self.core.refuse(unit.upstream, "Forward", reason)
         self.core.send(unit.upstream, Lack(self.core.fence(self.t, self.base), unit.index, refused=True))

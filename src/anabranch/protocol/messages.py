@@ -47,7 +47,8 @@ class Message(msgspec.Struct, array_like=True, frozen=True, tag_field="type"):
 class Slots(Message, frozen=True, tag=1):
     """You may have sent me `total` forwards of this iteration so far; I received `received` and am done with
     `released` of them, and `returned` slots you handed back (all cumulative). `standing` of the slots that
-    you hold are yours; what you hold beyond answers an Ask. `wait_s`: seconds of work that waits here."""
+    you hold are yours; what you hold beyond answers an Ask. `others`: units of other upstream peers that are
+    here and whose gradient is not back."""
 
     fence: Fence
     total: Count
@@ -55,7 +56,7 @@ class Slots(Message, frozen=True, tag=1):
     released: Count
     returned: Count
     standing: Count
-    wait_s: float = 0.0
+    others: Count = 0
 
 
 class Ask(Message, frozen=True, tag=2):
@@ -376,6 +377,17 @@ class Bargain(Message, frozen=True, tag=56):
     letter: GwtfLetter
 
 
+class Burst(Message, frozen=True, tag=57):
+    """Answer at once: the link has no traffic to be measured by. `padding`: nothing."""
+
+    number: Count
+    padding: Annotated[bytes, msgspec.Meta(max_length=1 << 14)]
+
+
+class GotBurst(Message, frozen=True, tag=58):
+    number: Count
+
+
 # --- the voters of the log (Raft; both ends are named as voters: peer and disk) -------------------
 
 
@@ -527,7 +539,7 @@ AnyMessage = (
     | Claim | Attempt | ReducePart | ReducedPart | Prepared | Applied | Release | Announce | FetchLog
     | Missing | Enquire | About | JoinRequest | Welcome | Refused | Ready | Leave | Ping | Pong
     | FetchGradient | Gradient | FetchState | StateOffer | FetchPiece | Piece | Report | Got | Route
-    | Bargain | Probe | Probed
+    | Bargain | Burst | GotBurst | Probe | Probed
     | AskVote | Vote | Append | Appended | TakeOver | Elsewhere
     | Keep | Holds | Complete | WhoHas | Holders | Behind | Spoilt
 )  # fmt: skip

@@ -504,7 +504,7 @@ class Peer:
                 if trip_s is not None:
                     core.costs.answered(peer, trip_s, core.now)
                 self.router.measured(peer)
-            case msg.Route() | msg.Bargain():
+            case msg.Route() | msg.Bargain() | msg.Burst() | msg.GotBurst():
                 return self.router.received(peer, message)
             case msg.FetchGradient():
                 if message.stage != core.stage:
@@ -531,7 +531,7 @@ class Peer:
     def _pong(self, peer: str, number: int) -> msg.Pong:
         costs, member = self.core.costs, self.core.membership.members.get(self.core.me)
         forward_s = costs.forward_s or (member.forward_s if member is not None else 0.0)
-        measured_bps = costs.of(peer).link.out.bps(costs.activation_bytes) or 0.0
+        measured_bps = costs.of(peer).link.out_bps(costs.activation_bytes) or 0.0
         return msg.Pong(number, forward_s, costs.backward_s, measured_bps, self.router.price())
 
     def _downloads(self) -> list[Download]:

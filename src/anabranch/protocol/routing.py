@@ -34,11 +34,12 @@ from anabranch.flow.balance import places
 from anabranch.flow.dice import Dice
 from anabranch.flow.gwtf_messages import GwtfLetter
 from anabranch.flow.policy import PLANNERS
+from anabranch.protocol.bursts import Probes
 from anabranch.protocol.core import Core
 from anabranch.protocol.estimates import plausible
 from anabranch.protocol.letters import NAMES_MAX, DataNodes, Said, contradiction, implausible, unfit
 from anabranch.protocol.membership import split_indices
-from anabranch.protocol.messages import Bargain, Route
+from anabranch.protocol.messages import Bargain, Burst, GotBurst, Route
 
 #: The price of turning a microbatch away must exceed that of every way through the residual graph, which
 #: visits no relay twice: a number of relays, and a link cost, that no swarm exceeds. The median cost of the
@@ -62,6 +63,7 @@ class Router:
 
     def __init__(self, core: Core) -> None:
         self.core = core
+        self.probes = Probes(core)
         self.agent: Agent | None = None
         self.neighbours: dict[tuple[str, Side], Said] = {}
         """Flow links that are up."""
@@ -75,8 +77,7 @@ class Router:
         core.planned = self.onward
 
     def deadline(self) -> float:
-        due = self.agent.deadline() if self.agent is not None else None
-        return math.inf if due is None else due
+        return min(self._agent_due(), self.probes.deadline())
 
     def price(self) -> float:
         """Cost to go (s) of one more microbatch that comes here; infinite while nothing is known. At a data
@@ -103,7 +104,8 @@ class Router:
     # --- events --------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        if self.core.now >= self.deadline():
+        self.probes.tick()
+        if self.core.now >= self._agent_due():
             self._give(Wake())
 
     def measured(self, peer: str) -> None:
@@ -124,6 +126,7 @@ class Router:
 
     def link_down(self, peer: str) -> None:
         """The connection is gone, or another has taken its place."""
+        self.probes.link_down(peer)
         for side in Side:
             self._first_costs.pop((peer, side), None)
             if self.neighbours.pop((peer, side), None) is not None:
@@ -146,10 +149,18 @@ class Router:
         else:
             self._balance()
 
-    def received(self, peer: str, message: Route | Bargain) -> str | None:
-        """A neighbour's agent speaks; returns why it is refused, if it is."""
-        if isinstance(message, Bargain):
-            return self._bargained(peer, message)
+    def received(self, peer: str, message: Route | Bargain | Burst | GotBurst) -> str | None:
+        """A neighbour's agent speaks, or its link is probed; returns why it is refused, if it is."""
+        match message:
+            case Bargain():
+                return self._bargained(peer, message)
+            case Burst(number):
+                self.core.send(peer, GotBurst(number))
+                return None
+            case GotBurst():
+                self.probes.answered(peer, message)
+                self.measured(peer)
+                return None
         side = Side.PREVIOUS if message.ahead else Side.NEXT
         said, letter = self.neighbours.get((peer, side)), message.letter
         if self.agent is None or said is None:
@@ -174,6 +185,10 @@ class Router:
         return wrong
 
     # --- inside --------------------------------------------------------------------------------
+
+    def _agent_due(self) -> float:
+        due = self.agent.deadline() if self.agent is not None else None
+        return math.inf if due is None else due
 
     def _sides(self, peer: str) -> list[Side]:
         """On which sides of this peer `peer` stands, while both serve and are linked."""

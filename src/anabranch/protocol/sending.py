@@ -90,6 +90,7 @@ class Sender:
         self._on_gradient = on_gradient
         self._usual_s = 0.0
         core.policy.opened(self._peers())
+        core.unsent = 0
 
     # --- in ------------------------------------------------------------------------------------
 
@@ -124,7 +125,6 @@ class Sender:
 
     def on_slots(self, peer: str, slots: Slots) -> None:
         self.credits.setdefault(peer, Credit()).told(slots)
-        self.core.costs.of(peer).told_wait(slots.wait_s, self.core.now)
         self.pump()
 
     def on_backward(self, peer: str, index: int, payload: Payload | None) -> str | None:
@@ -239,6 +239,7 @@ class Sender:
             outstanding.subtract(item.bound_for())
             self._place(item, outstanding)
             outstanding.update(item.bound_for())
+        self.core.unsent = sum(item.leg is Leg.WAITING for item in waiting)
         self._give_back()
 
     def _place(self, item: Item, outstanding: Mapping[str, int]) -> None:
@@ -289,15 +290,15 @@ class Sender:
             peers = [item.path[0]]
         found, costs, planned = [], self.core.costs, self.core.planned()
         for peer in peers:
-            there = costs.of(peer)
+            there, credit = costs.of(peer), self.credits.get(peer)
             found.append(
                 Candidate(
                     peer,
                     there.hop_s,
                     there.forward_s + there.backward_s,
                     outstanding.get(peer, 0),
-                    peer in self.credits and self.credits[peer].free > 0,
-                    there.wait_s(self.core.now),
+                    credit is not None and credit.free > 0,
+                    credit.others if credit is not None else 0,
                     there.price,
                     planned.get(peer, 0),
                 )
@@ -343,7 +344,6 @@ class Sender:
         if not item.returned:
             item.probe_at = self.core.now + self._patience_s(item)
         message = Forward(self._fence(), item.index, item.path, item.train, item.repair, not item.returned)
-        self.core.costs.of(peer).sent += 1
         self.core.send(peer, message, item.payload)
 
     def _give_back(self) -> None:

@@ -18,7 +18,8 @@ from anabranch.protocol.messages import Fence, Slots
 
 @dataclass
 class Grant:
-    """What one upstream peer has of us in this iteration. Totals only rise while its link lasts."""
+    """What one upstream peer has of us in this iteration. Totals only rise while its link lasts. at_work: its
+    units here whose gradient is not back; told_others: what it was last told of those of others."""
 
     standing: int
     total: int
@@ -26,6 +27,8 @@ class Grant:
     released: int = 0
     returned: int = 0
     linked: bool = True
+    at_work: int = 0
+    told_others: int = 0
 
     @property
     def held(self) -> int:
@@ -35,8 +38,9 @@ class Grant:
     def unused(self) -> int:
         return self.total - self.received - self.returned
 
-    def told(self, fence: Fence, wait_s: float = 0.0) -> Slots:
-        return Slots(fence, self.total, self.received, self.released, self.returned, self.standing, wait_s)
+    def told(self, fence: Fence, others: int = 0) -> Slots:
+        self.told_others = others
+        return Slots(fence, self.total, self.received, self.released, self.returned, self.standing, others)
 
 
 @dataclass
@@ -167,7 +171,7 @@ class SlotLedger:
 @dataclass
 class Credit:
     """The sender's side: what one receiver has granted us in this iteration. `stale`: the link broke, and
-    the receiver has not said since what it got of us."""
+    the receiver has not said since what it got of us. others: units that others have there."""
 
     total: int = 0
     used: int = 0
@@ -175,6 +179,7 @@ class Credit:
     released: int = 0
     standing: int = 0
     stale: bool = False
+    others: int = 0
 
     @property
     def free(self) -> int:
@@ -193,3 +198,4 @@ class Credit:
         self.total = max(self.total, slots.total)
         self.released = max(self.released, slots.released)
         self.standing = slots.standing
+        self.others = slots.others

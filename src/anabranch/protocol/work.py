@@ -86,10 +86,6 @@ class WorkQueue:
         """Whether a weight gradient is being added right now."""
         return self.running is not None and self.running.rank == Rank.WEIGHTS
 
-    def waiting_of(self, rank: Rank) -> int:
-        """Tasks of one class that have not begun."""
-        return sum(job.rank == rank for job in self._heap)
-
     @property
     def waiting(self) -> int:
         return len(self._heap)

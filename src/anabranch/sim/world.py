@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from anabranch.protocol import events as ev
 from anabranch.protocol.founding import first_door
 from anabranch.protocol.history import History, fold
-from anabranch.protocol.messages import decode
+from anabranch.protocol.messages import Burst, decode
 from anabranch.protocol.peer import Peer
 from anabranch.protocol.records import Genesis, Member
 from anabranch.protocol.schedule import Schedule
@@ -30,7 +30,8 @@ from anabranch.sim.violation import Violation
 
 @dataclass(frozen=True)
 class Model:
-    """Modelled times. latency_s: (least, greatest) one-way delay of a message; bulk_s: added for a payload.
+    """Modelled times. latency_s: (least, greatest) one-way delay of a message; bulk_s: added for a payload
+    (and its part for a probe, which is smaller than an activation).
     task_s: seconds of a task by its class name (0.001 otherwise), times the node's slowness."""
 
     latency_s: tuple[float, float] = (0.001, 0.02)
@@ -132,15 +133,19 @@ class World:
         link = sender.links.get(peer)
         if link is None or not link.open:
             return
-        bulk_s = 0.0
+        decoded = decode(message)
+        bulk_s = self.model.bulk_s * self.trouble.factor(*link.ends)
         if payload is not None:
-            bulk_s = self.model.bulk_s * self.trouble.factor(*link.ends) + self.trouble.late_s(link.ends)
+            bulk_s += self.trouble.late_s(link.ends)
+        else:
+            padding_bytes = len(decoded.padding) if isinstance(decoded, Burst) else 0
+            bulk_s *= padding_bytes / max(1, self.settings.activation_bytes)
         planned = self._arrival(sender.id, peer, self._delay(sender.id, peer) + bulk_s)
         receiver = self.nodes[peer]
 
         def deliver() -> None:
             if link.carries(sender.id) and receiver.links.get(sender.id) is link:
-                receiver.handle(ev.Received(sender.id, decode(message), payload))
+                receiver.handle(ev.Received(sender.id, decoded, payload))
 
         arrival = link.arrival(sender.id, payload is not None, planned)
         for at in self.trouble.arrivals(planned) if self.trouble.disorder else (arrival,):

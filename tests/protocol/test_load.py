@@ -1,0 +1,84 @@
+"""A relay tells each upstream peer how much it has of the others."""
+
+from __future__ import annotations
+
+from anabranch.protocol.core import Core
+from anabranch.protocol.detector import Silence
+from anabranch.protocol.events import Send
+from anabranch.protocol.iteration import Iteration
+from anabranch.protocol.messages import Forward, Slots
+from anabranch.protocol.records import Member, Members
+from anabranch.protocol.settings import Settings
+from anabranch.protocol.tasks import Result
+
+
+class Relay:
+    """`r` of capacity 12, whose upstream peers are `a`, `b` and `c`."""
+
+    def __init__(self) -> None:
+        self.core = Core("r", 1, 1, Settings("x", 1, 1, 20, 1), "a")
+        stages = {"a": 0, "b": 0, "c": 0, "r": 1}
+        members = tuple(Member(peer, stage, 1, "", 12) for peer, stage in stages.items())
+        self.core.membership.apply(Members(1, joined=members, active_from=dict.fromkeys(stages, 1)))
+        for peer in "abc":
+            self.core.links[peer] = Silence(0.0, 1.0)
+        self.iteration = Iteration(self.core, 1, "base", 12, 0, True)
+
+    def told(self) -> dict[str, int]:
+        """What each peer was told last, since this was asked last."""
+        effects, self.core.effects = self.core.effects, []
+        sends = [effect for effect in effects if isinstance(effect, Send)]
+        return {send.peer: send.message.others for send in sends if isinstance(send.message, Slots)}
+
+    def forward(self, peer: str, index: int) -> None:
+        fence = self.core.fence(1, "base")
+        message = Forward(fence, index, (peer,), True, False, True)
+        assert self.iteration.on_forward(peer, message, b"x") is None
+
+    def compute(self) -> None:
+        """The next task."""
+        job = self.core.queue.next()
+        assert job is not None
+        then = self.core.queue.finish(job[0])
+        assert then is not None
+        then(Result(outputs=(b"y",)))
+
+
+def test_what_others_have_here_is_told_and_taken_back() -> None:
+    relay = Relay()
+    assert relay.told() == {"a": 0, "b": 0, "c": 0}
+    relay.forward("a", 0)
+    assert relay.told() == {"b": 1, "c": 1}
+    relay.forward("b", 1)
+    assert relay.told() == {"a": 1, "c": 2}
+    relay.compute()  # the forward of 0
+    assert relay.told() == {}
+    relay.iteration.sender.on_backward("a", 0, b"z")
+    relay.compute()  # its input gradient: that is all that hurries
+    assert relay.told() == {"b": 0, "c": 1}
+
+
+def test_of_many_one_more_is_no_news() -> None:
+    relay = Relay()
+    told = []
+    for index in range(4):
+        relay.forward("a", index)
+        told.append(relay.told().get("b"))
+    relay.iteration.ledger.pool = 8
+    relay.iteration.ledger.asks = [(True, 10, "a")] * 8
+    relay.iteration.ledger._serve()
+    for index in range(4, 12):
+        relay.forward("a", index)
+        told.append(relay.told().get("b"))
+    assert told == [1, 2, 3, 4, None, 6, None, 8, None, None, 11, None]
+
+
+def test_the_units_of_a_peer_that_lost_its_link_do_not_count_below_nothing() -> None:
+    relay = Relay()
+    relay.forward("a", 0)
+    relay.iteration.ledger.forget("a")
+    relay.iteration.ledger.ask("a", 5, False)
+    relay.compute()
+    relay.iteration.sender.on_backward("a", 0, b"z")
+    relay.compute()
+    assert relay.iteration.ledger.grants["a"].at_work == 0
