@@ -26,7 +26,7 @@ PROGRESS_S = 20.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Draw swarms and schedules of faults from seeds, run the real protocol in virtual time, and check "
+        "Draw swarms and schedules of faults from seeds, run the real protocol in virtual time, and check\n"
         "the invariants after every event. Exit status 1 if any was violated."
     )
     parser.epilog = _EPILOG
