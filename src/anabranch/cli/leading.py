@@ -162,7 +162,7 @@ def _lead(directory: RunDirectory, quiet: bool, supervised: bool, fault_plan: Pa
     if founded.history.stopped and founded.history.t >= steps:
         raise UserError(f"{directory}: all {steps} steps are committed; there is nothing to resume")
     outcome = run_async(lead(founded, network, port, on_event, on_ready, say, fault_plan))
-    committed = founded.peer.committed
+    committed = founded.peer.lead.t if founded.peer.lead else 0
     if not quiet:
         if committed < steps:
             print(f"continue with: anabranch resume {directory.path}")

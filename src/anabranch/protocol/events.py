@@ -8,7 +8,6 @@ from typing import Any
 
 from anabranch.protocol.messages import AnyMessage, Message
 from anabranch.protocol.records import Genesis, Member
-from anabranch.protocol.schedule import Schedule
 from anabranch.protocol.settings import Settings
 from anabranch.protocol.tasks import Payload, Result, Task
 
@@ -69,13 +68,12 @@ class StageBuilt(Event):
 
 @dataclass(frozen=True)
 class Described(Event):
-    """Answer to Describe: this peer as it offers itself, and what it needs to take part and to lead."""
+    """Answer to Describe: this peer as it offers itself, and what it needs to take part."""
 
     member: Member
     settings: Settings
     corpus_fingerprint: str = ""
     model_hash: str = ""
-    schedule: Schedule | None = None
 
 
 @dataclass(frozen=True)
@@ -87,9 +85,9 @@ class Observed(Event):
 
 @dataclass(frozen=True)
 class Persisted(Event):
-    """The Persist with this number, and all before it, are on disk."""
+    """The log entry at `index` is on disk."""
 
-    number: int
+    index: int
 
 
 @dataclass(frozen=True)
@@ -178,14 +176,10 @@ class BuildStage(Effect):
 
 @dataclass(frozen=True)
 class Persist(Effect):
-    """Write term and vote; cut the log at line `start` and add `lines`; fsync. In order; answered by
-    Persisted."""
+    """Write one log line and fsync; answered by Persisted."""
 
-    number: int
-    term: int
-    vote: str
-    start: int
-    lines: tuple[bytes, ...]
+    index: int
+    line: bytes
 
 
 @dataclass(frozen=True)
