@@ -187,18 +187,6 @@ def test_older_snapshots_stay_until_a_newer_one_is_complete_and_no_longer() -> N
         assert {t for _, t in node.peer.states.pinned} <= {last, last - EVERY}
 
 
-def test_a_machine_that_vanishes_without_a_word_is_given_up_when_it_costs_more_to_wait() -> None:
-    """No connection is refused: the only replica might only be out of reach, and is waited for a while."""
-    world = swarm(seed=2, replicas=1, min_replicas=1)
-    gone = Fault(world, ("r1.0",), faults.received(msg.Backward, 7), lambda w, node: w.vanish(node.id))
-    come_when(world, lambda: bool(gone.delivered))
-    world.run(SOON_S)
-    assert gone.delivered and len(rollbacks(world)) <= 1
-    check_whole(world)
-    removed = [fields for at, _, kind, fields in world.notes if kind == "peer_removed"]
-    assert {fields["subject"] for fields in removed} == {"r1.0"}
-
-
 @pytest.mark.parametrize(("stage", "policy"), [(1, "auction"), (2, "greedy")])
 def test_what_was_computed_again_equals_the_reference(stage: int, policy: str) -> None:
     run = replace(small_run(steps=5, policy=policy, minimum=2), snapshots=SnapshotsSection(every=2))

@@ -7,7 +7,6 @@ the peer's own history makes plausible, and others are asked before the verdict 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -55,9 +54,6 @@ class Admission:
         self._joining: dict[str, Member] = {}
         self._removals: dict[str, str] = {}
         self._leaving: dict[str, str] = {}
-        self.redo_s: Callable[[int], float] = lambda stage: math.inf
-        """Seconds that it would take to restore a stage and to compute again what it has done since the last
-        snapshot; infinite where there is none, or nobody to take over (set by the leader)."""
         self._lost: dict[str, Lost] = {}
         self._waiting_for = ""
 
@@ -194,7 +190,7 @@ class Admission:
                 continue
             # A lost link is one patience of silence already.
             overdue = contacts.overdue(peer, now - lost.since + lost.patience_s, lost.patience_s)
-            if overdue.verdict is Verdict.GONE and not self._waits_for(peer, now - lost.since):
+            if overdue.verdict is Verdict.GONE and not self._waits_for(peer):
                 self.remove(peer, f"{lost.reason}, and it did not come back: {overdue}")
                 continue
             if overdue.verdict is not Verdict.GONE:
@@ -205,7 +201,7 @@ class Admission:
 
     def silent(self, overdue: Overdue) -> None:
         """A linked member is silent for longer than its history explains."""
-        if overdue.verdict is Verdict.GONE and not self._waits_for(overdue.peer, overdue.silence_s):
+        if overdue.verdict is Verdict.GONE and not self._waits_for(overdue.peer):
             self.remove(overdue.peer, str(overdue))
         elif overdue.verdict is Verdict.CUT_OFF:
             self._doubt(overdue)
@@ -217,12 +213,11 @@ class Admission:
         else:
             self._wait(f"no connection to {overdue.peer[:8]}, which others hear: {overdue.account}")
 
-    def _waits_for(self, peer: str, gone_s: float) -> bool:
-        """Whether a member that seems gone is waited for: the last of its stage, for as long as it would take
-        to compute again what is lost with it (so that the wait is at most doubled, whatever comes)."""
-        stage = self.core.membership.stage_of(peer)
-        if stage is None or not self._last_of_its_stage(peer) or gone_s > self.redo_s(stage):
+    def _waits_for(self, peer: str) -> bool:
+        """Whether a member that seems gone is waited for."""
+        if not self._last_of_its_stage(peer):
             return False
+        stage = self.core.membership.stage_of(peer)
         self._wait(f"{peer[:8]}, the last replica of stage {stage}, is out of reach: waiting for it")
         return True
 

@@ -121,10 +121,6 @@ class Keeping:
             peers.append(self.core.me)
         return sorted(p for p in peers if (p, stage, t) not in self._spoilt)
 
-    def keepers(self, t: int, stage: int) -> list[str]:
-        """Holders that are peers of other stages."""
-        return [p for p in self.holders(t, stage) if self.core.membership.stage_of(p) != stage]
-
     def has(self, t: int, stage: int) -> bool:
         """Whether the state of the stage after t can be had."""
         point = self.points.get(t)
@@ -162,7 +158,7 @@ class Keeping:
         load = Counter(peer for _, peer in point.ordered)
         for stage in range(self.core.settings.stages + 1):
             holders = self.holders(point.t, stage)
-            keepers = self.keepers(point.t, stage)
+            keepers = [p for p in holders if membership.stage_of(p) != stage]
             asked = [p for s, p in point.ordered if s == stage and p not in holders]
             asked = [p for p in asked if self._willing(p, stage, point.t)]
             willing = [p for p in candidates(membership, stage) if self._willing(p, stage, point.t)]

@@ -53,8 +53,6 @@ AGREED_KEPT = 16
 #: Seconds without progress after which the leader asks after what is missing (grows with the usual step).
 STALL_FLOOR_S = 5.0
 STALL_FACTOR = 4.0
-#: Seconds to restore a stage, beside what is computed again.
-REDO_FLOOR_S = 20.0
 #: The checkpoint of the last step is tried again: first and longest wait (s), and how often.
 LAST_CHECKPOINT = (1.0, 8.0, 6)
 
@@ -125,7 +123,6 @@ class Leader:
         self.admission = Admission(core, genesis_class, corpus_fingerprint, model_hash, welcome)
         self.keeping = Keeping(core)
         self.restoring = Restoring(core, self.admission, self.keeping)
-        self.admission.redo_s = self._redo_s
         self.t = 0
         self.base = ""
         self.adam_step = 0
@@ -567,15 +564,6 @@ class Leader:
             self.finished = True
 
     # --- checkpoints and the end ---------------------------------------------------------------
-
-    def _redo_s(self, stage: int) -> float:
-        """Seconds from the loss of a stage, were it lost now, until the run is again where it is."""
-        point = self.keeping.newest(self.t + 1)
-        if point is None or not self.restoring.can_replace(stage, self.t):
-            return math.inf
-        if not point.initial and not self.keeping.keepers(point.t, stage):
-            return math.inf
-        return REDO_FLOOR_S + (self.t + 1 - point.t) * self._step_s
 
     def _over(self) -> bool:
         """Whether no further iteration will be opened."""

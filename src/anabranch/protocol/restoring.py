@@ -118,14 +118,6 @@ class Restoring:
             self._told = text
             self.core.note("note", text=text)
 
-    def can_replace(self, stage: int, t: int) -> bool:
-        """Whether somebody could take a stage over: a newcomer to it, or one of two replicas of another."""
-        membership = self.core.membership
-        coming = len(self._members(stage)) > len(membership.live(stage, t + 1))
-        relays = range(1, self.core.settings.stages + 1)
-        spare = any(len(membership.live(other, t + 1)) > 1 for other in relays if other != stage)
-        return coming or (spare and stage > 0)
-
     def _stands_alone(self, stage: int, t: int) -> bool:
         """Whether a stage that had several replicas has one, and nobody is on the way to it."""
         live = self.core.membership.live(stage, t + 1)
