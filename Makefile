@@ -11,7 +11,7 @@ train: $(READY)
 	$(BIN)/anabranch train
 
 test: lint
-	$(BIN)/pytest -m "not soak"
+	$(BIN)/pytest -m "not soak" -n 2 --dist loadfile
 
 lint: $(READY)
 	$(BIN)/ruff check .
