@@ -313,14 +313,14 @@ class FetchState(Message, frozen=True, tag=49):
     """Offer me the state of `stage`: after iteration t, or with t = -1 your latest."""
 
     stage: StageNumber
-    t: Annotated[int, msgspec.Meta(ge=-1)]
+    t: Annotated[int, msgspec.Meta(ge=-1, le=1 << 40)]
 
 
 class StateOffer(Message, frozen=True, tag=50):
     """State after t in `pieces` pieces, each with its hash; pieces = 0: I do not have it."""
 
     stage: StageNumber
-    t: Annotated[int, msgspec.Meta(ge=-1)]
+    t: Annotated[int, msgspec.Meta(ge=-1, le=1 << 40)]
     fingerprint: Hash
     pieces: Count
     hashes: tuple[Hash, ...] = ()
@@ -492,7 +492,7 @@ class WhoHas(Message, frozen=True, tag=73):
     """Who has the state of `stage` after iteration t (-1: after the last one)? Answered by Holders."""
 
     stage: StageNumber
-    t: Annotated[int, msgspec.Meta(ge=-1)]
+    t: Annotated[int, msgspec.Meta(ge=-1, le=1 << 40)]
 
 
 class Holders(Message, frozen=True, tag=74):
