@@ -1,0 +1,216 @@
+"""Links in virtual time: latency and bandwidth of each direction, and hosts whose lines are shared fairly.
+
+Bytes flow like a fluid. Between two hosts each direction is a lane on which the most urgent payload goes
+first and those of one urgency go in order, as on a live connection (`net.outbox`); lanes never wait for each
+other. What a lane gets is max-min fair under three bounds: the bandwidth of its own direction, the sender's
+uplink and the receiver's downlink (Bertsekas and Gallager, Data Networks, 1992, section 6.5: progressive
+filling). Rates change at the moments at which a payload begins or ends, so between them all is exact.
+
+Not modelled: slow start, headers, and the room that small messages take.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from anabranch.sim.clock import Clock
+
+#: Round trips until a connection can be used: TCP's, TLS 1.3's, and that of the challenge.
+SETUP_TRIPS = 3
+#: Payload of a TCP segment on an Ethernet path (bytes), for the throughput that loss leaves.
+SEGMENT_BYTES = 1460
+#: A lost small message is sent again after a round trip and this (s), Linux's least retransmission timeout.
+RETRANSMIT_S = 0.2
+
+
+@dataclass(frozen=True)
+class Way:
+    """One direction of a link. loss: share of packets that are lost."""
+
+    latency_s: float
+    bandwidth_bps: float
+    loss: float = 0.0
+
+    @property
+    def rate_bps(self) -> float:
+        """What a connection reaches: where packets are lost at most MSS/RTT · sqrt(3/2)/sqrt(loss) (Mathis et
+        al., CCR 27(3), 1997)."""
+        if not self.loss or not self.latency_s:
+            return self.bandwidth_bps
+        window_bits = 8.0 * SEGMENT_BYTES * math.sqrt(1.5 / self.loss)
+        return min(self.bandwidth_bps, window_bits / (2.0 * self.latency_s))
+
+    def seconds(self, size_bytes: float) -> float:
+        """From the first byte's departure to the last one's arrival, with the way to itself."""
+        return self.latency_s + 8.0 * size_bytes / self.rate_bps
+
+    def retransmit_s(self) -> float:
+        return 2.0 * self.latency_s + RETRANSMIT_S
+
+
+@dataclass(frozen=True)
+class Line:
+    """A host's own connection: bits per second up and down, shared by all that it sends and gets."""
+
+    up_bps: float = math.inf
+    down_bps: float = math.inf
+
+
+@dataclass(order=True)
+class _Payload:
+    priority: int
+    order: int
+    bits: float = field(compare=False)
+    arrived: Callable[[], None] = field(compare=False)
+
+
+class _Lane:
+    """One direction between two hosts, while something is on it."""
+
+    def __init__(self, sender: str, receiver: str, way: Way) -> None:
+        self.sender, self.receiver, self.way = sender, receiver, way
+        self.most_bps = way.rate_bps
+        self.rate_bps = 0.0
+        self.since = 0.0
+        self.plan = 0
+        self.waiting: list[_Payload] = []
+
+    def advance(self, now: float) -> None:
+        """Take off what has left since the last change."""
+        self.waiting[0].bits -= self.rate_bps * (now - self.since)
+        self.since = now
+
+
+class Traffic:
+    """All payloads under way. `way(sender, receiver)` and `line(host)` describe the network."""
+
+    def __init__(self, clock: Clock, way: Callable[[str, str], Way], line: Callable[[str], Line]) -> None:
+        self.clock = clock
+        self._way, self._line = way, line
+        self._lanes: dict[tuple[str, str], _Lane] = {}
+        self._up: dict[str, dict[_Lane, None]] = {}
+        self._down: dict[str, dict[_Lane, None]] = {}
+        self._order = 0
+
+    def send(
+        self,
+        sender: str,
+        receiver: str,
+        size_bytes: float,
+        arrived: Callable[[], None],
+        priority: int = 0,
+    ) -> None:
+        """Put a payload on its lane; `arrived` is called when its last byte is there."""
+        self._order += 1
+        payload = _Payload(priority, self._order, 8.0 * size_bytes, arrived)
+        lane = self._lanes.get((sender, receiver))
+        if lane is not None:
+            lane.advance(self.clock.now)
+            heapq.heappush(lane.waiting, payload)
+            self._plan(lane)
+            return
+        lane = self._lanes[sender, receiver] = _Lane(sender, receiver, self._way(sender, receiver))
+        lane.since = self.clock.now
+        lane.waiting.append(payload)
+        self._up.setdefault(sender, {})[lane] = None
+        self._down.setdefault(receiver, {})[lane] = None
+        self._share(self._together(lane))
+
+    def drop(self, one: str, other: str) -> None:
+        """The connection of two hosts is gone, and what was under way between them with it."""
+        for pair in ((one, other), (other, one)):
+            if pair in self._lanes:
+                self._end(self._lanes[pair])
+
+    def drop_all(self, host: str) -> None:
+        """A host is gone."""
+        for lane in [*self._up.get(host, ()), *self._down.get(host, ())]:
+            self._end(lane)
+
+    def rate_bps(self, sender: str, receiver: str) -> float:
+        """What a lane gets now; 0 where nothing is under way."""
+        lane = self._lanes.get((sender, receiver))
+        return lane.rate_bps if lane is not None else 0.0
+
+    # --- inside --------------------------------------------------------------------------------
+
+    def _end(self, lane: _Lane) -> None:
+        """Nothing is on this lane any more: those that shared a line with it go quicker."""
+        together = self._together(lane)
+        del self._lanes[lane.sender, lane.receiver]
+        del self._up[lane.sender][lane], self._down[lane.receiver][lane]
+        lane.plan += 1
+        together.remove(lane)
+        self._share(together)
+
+    def _plan(self, lane: _Lane) -> None:
+        """Plan the departure of the last byte of what goes first."""
+        lane.plan += 1
+        plan = lane.plan
+
+        def departed() -> None:
+            if lane.plan == plan:
+                self._departed(lane)
+
+        self.clock.after(max(0.0, lane.waiting[0].bits) / lane.rate_bps, departed)
+
+    def _departed(self, lane: _Lane) -> None:
+        lane.since = self.clock.now
+        payload = heapq.heappop(lane.waiting)
+        self.clock.after(lane.way.latency_s, payload.arrived)
+        if lane.waiting:
+            self._plan(lane)
+        else:
+            self._end(lane)
+
+    def _together(self, lane: _Lane) -> list[_Lane]:
+        """The lanes whose rates may depend on this one's, over lines too narrow for all of theirs."""
+        found, todo = {lane: None}, [lane]
+        while todo:
+            here = todo.pop()
+            for others in self._narrow(here):
+                fresh = [other for other in others if other not in found]
+                found.update(dict.fromkeys(fresh))
+                todo += fresh
+        return list(found)
+
+    def _narrow(self, lane: _Lane) -> Iterable[dict[_Lane, None]]:
+        up, down = self._up[lane.sender], self._down[lane.receiver]
+        if sum(other.most_bps for other in up) > self._line(lane.sender).up_bps:
+            yield up
+        if sum(other.most_bps for other in down) > self._line(lane.receiver).down_bps:
+            yield down
+
+    def _share(self, lanes: list[_Lane]) -> None:
+        """Progressive filling: all rates rise alike; a lane stops at its bound or where a line is full."""
+        room: dict[tuple[str, bool], float] = {}
+        users: dict[tuple[str, bool], set[_Lane]] = {}
+        for lane in lanes:
+            for key in ((lane.sender, True), (lane.receiver, False)):
+                line = self._line(key[0])
+                room[key] = line.up_bps if key[1] else line.down_bps
+                users.setdefault(key, set()).add(lane)
+        rising, rates = dict.fromkeys(lanes), {}
+        while rising:
+            full = {key: room[key] / len(users[key]) for key in users if users[key]}
+            level = min(min(full.values()), min(lane.most_bps for lane in rising))
+            narrow = {key for key, most in full.items() if most <= level}
+            stop = [
+                lane
+                for lane in rising
+                if lane.most_bps <= level or (lane.sender, True) in narrow or (lane.receiver, False) in narrow
+            ]
+            for lane in stop:
+                rates[lane] = level
+                del rising[lane]
+                for key in ((lane.sender, True), (lane.receiver, False)):
+                    room[key] -= level
+                    users[key].discard(lane)
+        for lane, rate in rates.items():
+            if rate != lane.rate_bps:
+                lane.advance(self.clock.now)
+                lane.rate_bps = rate
+                self._plan(lane)
