@@ -243,11 +243,10 @@ class Market:
         if not self.ready:
             return False
         best, level, second = self.ranking.two()
-        price = max(level, self._mark) if self.full and self._tenants else level
-        if not self._setup.is_data and any(
-            price < line.told - HUSH * self.epsilon for line in self.ins.values()
-        ):
-            return True
+        if not self._setup.is_data:
+            asked = self._asked(level)
+            if any(asked < line.told - HUSH * self.epsilon for line in self.ins.values()):
+                return True
         if self._dear():
             return True
         return any(bid < line.bid - HUSH * self.epsilon for line, bid in self._lower(best, level, second))
@@ -334,12 +333,18 @@ class Market:
             other = second if line is best else level
             yield line, min(other, most) - line.cost + self.epsilon
 
-    def _set_price(self) -> None:
+    def _asked(self, level: float) -> float:
         """What one more unit would cost: from here on, and to outbid the lowest where it is full."""
-        self.price = self.level if self.capacity > 0 else math.inf
+        if self.capacity <= 0:
+            return math.inf
+        if self.full and self._tenants:
+            return max(level, min(self._mark, self._lowest().bid + self.epsilon))
+        return level
+
+    def _set_price(self) -> None:
         if self.full and self._tenants:
             self._mark = min(self._mark, self._lowest().bid + self.epsilon)
-            self.price = max(self.price, self._mark)
+        self.price = self._asked(self.level)
         self._looked_at = max(self._looked_at, self.price)
 
     def tell_lower(self) -> None:

@@ -161,9 +161,6 @@ class Searches:
     def own(self) -> Explorer | None:
         return self._explorers.get(self._name)
 
-    def drop_own(self) -> None:
-        self._explorers.pop(self._name, None)
-
     def read(self, line: In | Out, searches: Iterable[Search], findings: Iterable[Finding]) -> None:
         """What the other end of `line` asks and answers; each is heeded once."""
         for search in searches:
