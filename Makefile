@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: train test lint soak fuzz bench bench-flow setup pictures clean
+.PHONY: train test lint soak chaos fuzz bench bench-flow setup pictures clean
 
 # A local swarm (two data nodes, six relays) trains llama-tiny; then every step is verified.
 train: $(READY)
@@ -20,6 +20,10 @@ lint: $(READY)
 # Long: the whole grid of models, partitions and fleets, and faults over many seeds.
 soak: $(READY)
 	$(BIN)/pytest -m soak --timeout 3600
+
+# Real processes killed, frozen and replaced for ten minutes; with the runs to compare and the proof, half an hour.
+chaos: $(READY)
+	$(BIN)/anabranch chaos
 
 # Every decoder, FUZZ_S seconds each; inputs that reach something new are added to tests/fuzz/corpus.
 FUZZ_S ?= 60

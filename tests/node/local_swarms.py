@@ -101,10 +101,6 @@ class Swarm(LocalSwarm):
     def of(self, kind: type[_E]) -> list[_E]:
         return [event for event in self.seen if isinstance(event, kind)]
 
-    def ticket(self, role: str = "relay") -> str:
-        tickets: dict[str, str] = json.loads((self.directory.path / "tickets.json").read_text())
-        return tickets[role]
-
     def peer_id(self, name: str) -> str:
         """Id of the peer with this name, from the peers' own introductions."""
         from anabranch.observe.events import PeerJoined

@@ -35,6 +35,7 @@ COMMANDS: dict[str, Command] = {
     "generate": Command("anabranch.cli.generate", "sample text from a checkpoint"),
     "route": Command("anabranch.cli.route", "solve a routing instance by any policy"),
     "simtest": Command("anabranch.cli.simtest", "simulated swarms under faults; checks every invariant"),
+    "chaos": Command("anabranch.cli.chaos", "kill, freeze and replace real processes while they train"),
     "plot": Command("anabranch.cli.plot", "draw loss and throughput of a run as PNG and SVG"),
 }
 

@@ -61,11 +61,15 @@ def run(args: argparse.Namespace) -> int:
     config = load_run_file(args.run_file) if args.run_file else RunConfig()
     if args.steps is not None:
         config = with_changes(config, {"run.steps": args.steps})
-    path = args.run_dir or _free_path(Path("runs") / config.run.name)
+    path = args.run_dir or free_path(Path("runs") / config.run.name)
     replicas = min(relays_by_stage(config))
     # A local swarm is complete before it begins, unless the run file asks for more or less.
     config = with_changes(config, {"fleet.minimum": max(config.fleet.minimum, replicas)})
-    with user_errors(), _network(args.network, config) as places, Nursery(config.compute.threads) as nursery:
+    with (
+        user_errors(),
+        emulated_network(args.network, config) as places,
+        Nursery(config.compute.threads) as nursery,
+    ):
         print(f"run directory: {path}", flush=True)
         if places is not None:
             where = (f"{name} in {place.region}" for name, place in places.items())
@@ -75,7 +79,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _network(profile: str | None, config: RunConfig) -> Iterator[dict[str, Place] | None]:
+def emulated_network(
+    profile: str | None, config: RunConfig, option: str = "--network"
+) -> Iterator[dict[str, Place] | None]:
     """Where the processes run in the emulated network, if one is wanted. Raises UserError."""
     if profile is None:
         yield None
@@ -89,12 +95,12 @@ def _network(profile: str | None, config: RunConfig) -> Iterator[dict[str, Place
     found = find_profile(profile)
     reason = available()
     if reason is not None:
-        raise UserError(f"--network {profile}: {reason}; without --network there is no such need")
+        raise UserError(f"{option} {profile}: {reason}; without {option} there is no such need")
     with emulated(list(processes_of(config)), found) as places:
         yield places
 
 
-def _free_path(path: Path) -> Path:
+def free_path(path: Path) -> Path:
     number = 1
     candidate = path
     while candidate.exists():

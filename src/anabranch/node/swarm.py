@@ -79,7 +79,7 @@ class LocalSwarm:
         self.stopping = False
         self._nursery = nursery
         self._fault_plans = fault_plans or {}
-        self._places = places
+        self._places = None if places is None else dict(places)
         self._noticed: set[str] = set()
         self._stepped = False
         # Events of former parts of the run are not told again.
@@ -112,10 +112,21 @@ class LocalSwarm:
         arguments = ["join", ticket, "--home", home, "--name", name, "--supervised", *where, *extra]
         return self._spawn(name, arguments)
 
+    def ticket(self, role: str = "relay") -> str:
+        """The newest ticket for that role."""
+        tickets: dict[str, str] = json.loads((self.directory.path / "tickets.json").read_text("utf-8"))
+        return tickets[role]
+
+    def hand_over(self, former: str, name: str) -> None:
+        """In an emulated network a newcomer takes the place of one that is gone."""
+        if self._places is not None:
+            self._places[name] = self._places[former]
+
     def _spawn(self, name: str, arguments: list[str]) -> Process:
         if name in self._fault_plans:
             arguments += ["--fault-plan", str(self._fault_plans[name])]
         log = self.directory.peer(name) / "output.txt"
+        self._noticed.discard(name)
         if self._places is None:
             process = self._nursery.start(name, arguments, log)
         else:
@@ -221,6 +232,13 @@ class LocalSwarm:
         for process in self.processes.values():
             process.wait(max(0.0, until - time.monotonic()))
         self._notice_ends()
+
+    def kill(self) -> None:
+        """End all at once."""
+        for process in self.processes.values():
+            process.signal(signal.SIGKILL)
+        for process in self.processes.values():
+            process.wait(END_S)
 
 
 def _ended(process: Process) -> str:

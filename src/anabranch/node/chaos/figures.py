@@ -1,0 +1,155 @@
+"""What a storm did to a run, in figures, from its events (docs/formats.md)."""
+
+from __future__ import annotations
+
+import statistics
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from anabranch.node.chaos.plan import TARGETS
+from anabranch.node.chaos.storm import Course, Delivered
+from anabranch.observe.events import Event, PeerRemoved, Repair, Rollback, Step, Suspected
+
+#: Version of the JSON result.
+VERSION = 1
+#: Suspicions this long (s) after a frozen process has woken, or a killed one is gone, are of that fault.
+AFTERMATH_S = 15.0
+
+
+class Spread(msgspec.Struct):
+    """Seconds. Zeros where nothing was measured."""
+
+    count: int = 0
+    median: float = 0.0
+    p95: float = 0.0
+    most: float = 0.0
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Spread:
+        ordered = sorted(values)
+        if not ordered:
+            return cls()
+        p95 = ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))]
+        return cls(len(ordered), statistics.median(ordered), p95, ordered[-1])
+
+
+class Recovery(msgspec.Struct):
+    """Seconds from a strike: until a microbatch that was on the victim was sent to another replica, by how it
+    was struck; until the next step was committed; until its replacement served."""
+
+    next_hop_killed: Spread
+    next_hop_frozen: Spread
+    commit: Spread
+    replaced: Spread
+
+
+class Faults(msgspec.Struct):
+    """kind -> faults; processes: how many were struck; undelivered: kind -> reason -> how many."""
+
+    delivered: dict[str, int]
+    processes: int
+    undelivered: dict[str, dict[str, int]]
+
+    @property
+    def total(self) -> int:
+        return sum(self.delivered.values())
+
+
+class Figures(msgspec.Struct):
+    """seconds, steps: of the storm, net of what was rolled back. falsely_*: of peers that were not struck."""
+
+    faults: Faults
+    seconds: float
+    steps: int
+    rollbacks: int
+    rolled_back: int
+    repaired: int
+    removed: int
+    falsely_suspected: int
+    falsely_removed: int
+    peer_hours: float
+    recovery: Recovery
+
+
+def faults_of(course: Course) -> Faults:
+    delivered = Counter(struck.strike.kind for struck in course.delivered)
+    undelivered: dict[str, Counter[str]] = {}
+    for strike, reason in course.undelivered:
+        undelivered.setdefault(strike.kind, Counter())[reason] += 1
+    order = [f"{target} {how}" for target in TARGETS for how in ("killed", "frozen")]
+    return Faults(
+        {kind: delivered[kind] for kind in order if delivered[kind]},
+        sum(len(struck.victims) for struck in course.delivered),
+        {kind: dict(undelivered[kind]) for kind in order if kind in undelivered},
+    )
+
+
+def figures_of(course: Course, events: Sequence[Event], population: int) -> Figures:
+    """`events` of the whole run, in the order of the file."""
+    inside = [event for event in events if course.began <= event.time <= course.ended]
+    back = [(before, after) for before, after in _steps_around_rollbacks(inside) if after < before]
+    suspected = [e for e in inside if isinstance(e, Suspected) and e.verdict == "suspected"]
+    removed = [e for e in inside if isinstance(e, PeerRemoved)]
+    return Figures(
+        faults=faults_of(course),
+        seconds=course.seconds,
+        steps=course.ended_t - course.began_t,
+        rollbacks=sum(isinstance(event, Rollback) for event in inside),
+        rolled_back=sum(before - after for before, after in back),
+        repaired=sum(isinstance(event, Repair) for event in inside),
+        removed=len(removed),
+        falsely_suspected=sum(not _explained(e.subject, e.time, course) for e in suspected),
+        falsely_removed=sum(
+            not _explained(e.subject, e.time, course) for e in removed if not e.reason.startswith("moves to")
+        ),
+        peer_hours=population * course.seconds / 3600,
+        recovery=_recovery(course, inside),
+    )
+
+
+def _steps_around_rollbacks(events: Iterable[Event]) -> Iterable[tuple[int, int]]:
+    """(last step before, step gone back to) of each rollback."""
+    t = 0
+    for event in events:
+        if isinstance(event, Step):
+            t = event.t
+        elif isinstance(event, Rollback):
+            yield t, event.t
+            t = event.t
+
+
+def _explained(subject: str, at: float, course: Course) -> bool:
+    """Whether the peer had been struck not long before."""
+    return any(
+        subject in struck.ids and struck.at <= at <= struck.at + struck.strike.freeze_s + AFTERMATH_S
+        for struck in course.delivered
+    )
+
+
+def _recovery(course: Course, events: Sequence[Event]) -> Recovery:
+    commits = [event.time for event in events if isinstance(event, Step)]
+    after = (bisect_right(commits, struck.at) for struck in course.delivered)
+    waits = [
+        commits[i] - struck.at for i, struck in zip(after, course.delivered, strict=True) if i < len(commits)
+    ]
+    hops: dict[bool, list[float]] = {True: [], False: []}
+    for event in events:
+        if isinstance(event, Repair):
+            struck = _struck(event.dead, event.time, course.delivered)
+            if struck is not None:
+                hops[bool(struck.strike.freeze_s)].append(event.time - struck.at)
+    return Recovery(
+        next_hop_killed=Spread.of(hops[False]),
+        next_hop_frozen=Spread.of(hops[True]),
+        commit=Spread.of(waits),
+        replaced=Spread.of(course.replaced_s),
+    )
+
+
+def _struck(subject: str, at: float, delivered: Sequence[Delivered]) -> Delivered | None:
+    """The last strike at the peer before that time."""
+    before = [struck for struck in delivered if subject in struck.ids and struck.at <= at]
+    return before[-1] if before else None

@@ -1,0 +1,223 @@
+"""The schedule of a storm, whom it hits, and what is told of it: no processes."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from anabranch.cli.chaos import configured
+from anabranch.cli.main import main
+from anabranch.config import relays_by_stage, render_run_file, with_changes
+from anabranch.node.chaos.census import Census, Soul, aim
+from anabranch.node.chaos.figures import figures_of
+from anabranch.node.chaos.plan import DATA, RELAY, STAGE, VOTER, Strike, plan
+from anabranch.node.chaos.report import Result, Setting, Verdict
+from anabranch.node.chaos.storm import Course, Delivered
+from anabranch.observe.events import (
+    Event,
+    PeerActive,
+    PeerJoined,
+    PeerRemoved,
+    Repair,
+    Rollback,
+    Step,
+    Suspected,
+)
+
+
+def strike(target: str = RELAY, pick: float = 0.0, freeze_s: float = 0.0) -> Strike:
+    return Strike(1.0, target, freeze_s, pick, returns=False, replace_s=0.5)
+
+
+def souls() -> list[Soul]:
+    """Two data nodes, the first keeps the log; stage 1 has three relays, stage 2 one and a joiner."""
+    return [
+        Soul("data-0", 0, serves=True, leads=True, votes=True),
+        Soul("data-1", 0, serves=True),
+        *(Soul(f"relay-1.{n}", 1, serves=True) for n in range(3)),
+        Soul("relay-2.0", 2, serves=True),
+        Soul("relay-x1", 2, serves=False),
+    ]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_plan_is_a_function_of_its_seed_and_has_all_kinds(seed: int) -> None:
+    strikes = plan(seed, 600.0, 20.0, 0.2)
+    assert strikes == plan(seed, 600.0, 20.0, 0.2) != plan(seed + 1, 600.0, 20.0, 0.2)
+    assert len(strikes) == 200
+    assert [s.at_s for s in strikes] == sorted(s.at_s for s in strikes)
+    assert strikes[0].at_s >= 0 and strikes[-1].at_s < 600
+    assert Counter(s.target for s in strikes) == {RELAY: 179, DATA: 10, VOTER: 10, STAGE: 1}
+    frozen = [s for s in strikes if s.freeze_s]
+    assert len(frozen) == 40 and all(0.5 <= s.freeze_s <= 30 for s in frozen)
+    stage = next(s for s in strikes if s.target == STAGE)
+    assert not stage.freeze_s and abs(stage.at_s - 300) < 20
+    assert {s.returns for s in strikes} == {True, False}
+
+
+def test_small_plans() -> None:
+    assert plan(1, 60.0, 0.0, 0.2) == []
+    assert [s.target for s in plan(1, 60.0, 3.0, 0.0)] == [RELAY] * 3
+    assert Counter(s.target for s in plan(1, 60.0, 4.0, 1.0)) == {RELAY: 1, DATA: 1, VOTER: 1, STAGE: 1}
+
+
+def test_a_relay_is_struck_but_not_the_last_of_its_stage() -> None:
+    hit = {aim(strike(pick=p / 100), souls()) for p in range(100)}
+    assert hit == {("relay-1.0",), ("relay-1.1",), ("relay-1.2",), ("relay-x1",)}
+    lonely = [soul for soul in souls() if soul.name in ("relay-2.0",)]
+    assert aim(strike(), lonely) == "every relay is the last of its stage"
+    asleep = [Soul("a", 1, serves=True), Soul("b", 1, serves=True, awake=False)]
+    assert aim(strike(), asleep) == "every relay is the last of its stage"
+
+
+def test_a_whole_stage_is_struck_with_those_who_sleep_or_are_on_their_way() -> None:
+    assert aim(strike(STAGE, 0.0), souls()) == ("relay-1.0", "relay-1.1", "relay-1.2")
+    assert aim(strike(STAGE, 0.99), souls()) == ("relay-2.0", "relay-x1")
+    assert aim(strike(STAGE), souls()[:2]) == "no stage is served"
+
+
+def test_data_nodes_and_voters() -> None:
+    assert aim(strike(DATA, 0.9), souls()) == ("data-1",)
+    assert aim(strike(DATA), souls()[:1]) == "there is no data node besides the voters"
+    assert "one voter" in aim(strike(VOTER), souls())
+    three = [*souls(), Soul("relay-3.0", 3, True, votes=True), Soul("relay-3.1", 3, True, votes=True)]
+    hit = {aim(strike(VOTER, p / 10), three) for p in range(10)}
+    assert hit == {("data-0",), ("relay-3.0",), ("relay-3.1",)}
+    sleeping = [*souls(), Soul("relay-3.0", 3, True, votes=True), Soul("x", 3, True, False, votes=True)]
+    assert aim(strike(VOTER), sleeping) == "a majority of the voters would be gone"
+
+
+def joined(subject: str, name: str, stage: int) -> PeerJoined:
+    return PeerJoined(subject=subject, name=name, region="", role="relay", stage=stage, numerics_class="c")
+
+
+def test_the_census_follows_who_comes_moves_and_goes() -> None:
+    census = Census()
+    for event in (joined("id1", "a", 1), PeerActive(subject="id1", stage=1, from_iteration=4)):
+        census.on_event(event)
+    assert census.member("a") and census.serving == {"a"} and census.stages == {"a": 1}
+    census.on_event(PeerRemoved(subject="id1", stage=1, reason="moves to stage 2"))
+    assert not census.member("a")
+    census.on_event(joined("id1", "a", 2))
+    assert census.stages == {"a": 2} and not census.serving
+    census.on_event(step(7, 0.0))
+    census.on_event(Rollback(t=5))
+    assert census.t == 5
+
+
+def step(t: int, time: float) -> Step:
+    return Step(
+        time=time,
+        t=t,
+        loss=1.0,
+        tokens=1,
+        grad_norm=1.0,
+        clip_factor=1.0,
+        learning_rate=1.0,
+        seconds=1.0,
+        manifest_hash="",
+    )
+
+
+def a_course() -> Course:
+    killed = Delivered(strike(), 110.0, 4, 1, ("a",), ("A",))
+    frozen = Delivered(strike(freeze_s=5.0), 120.0, 6, 1, ("b",), ("B",))
+    return Course(
+        delivered=[killed, frozen],
+        undelivered=[(strike(VOTER), "one voter")] * 2,
+        began=100.0,
+        began_t=3,
+        ended=140.0,
+        ended_t=8,
+        after_last=3,
+        replaced_s=[2.0, 4.0],
+    )
+
+
+def events() -> list[Event]:
+    def repair(dead: str, time: float) -> Repair:
+        return Repair(time=time, t=5, index=0, stage=1, dead=dead, replacement="", reason="forward")
+
+    def suspected(subject: str, time: float) -> Suspected:
+        return Suspected(time=time, subject=subject, reason="silent")
+
+    return [
+        step(4, 105.0),
+        repair("A", 110.5),
+        PeerRemoved(time=111.0, subject="A", stage=1, reason="nobody listens at its address any more"),
+        step(5, 112.0),
+        step(6, 115.0),
+        suspected("B", 121.0),
+        repair("B", 121.5),
+        suspected("B", 139.9),
+        suspected("C", 130.0),
+        PeerRemoved(time=131.0, subject="C", stage=1, reason="silent"),
+        PeerRemoved(time=131.0, subject="D", stage=1, reason="moves to stage 2, which has one replica"),
+        step(7, 132.0),
+        Rollback(time=133.0, t=5),
+        step(6, 134.0),
+        step(7, 135.0),
+        step(8, 139.0),
+        step(9, 141.0),
+    ]
+
+
+def test_figures_of_a_storm() -> None:
+    figures = figures_of(a_course(), events(), population=36)
+    assert figures.faults.delivered == {"relay killed": 1, "relay frozen": 1}
+    assert figures.faults.undelivered == {"voter killed": {"one voter": 2}}
+    assert (figures.steps, figures.rollbacks, figures.rolled_back, figures.repaired) == (5, 1, 2, 2)
+    assert (figures.falsely_suspected, figures.falsely_removed) == (1, 1)
+    assert figures.peer_hours == pytest.approx(0.4)
+    recovery = figures.recovery
+    assert recovery.next_hop_killed.median == pytest.approx(0.5)
+    assert recovery.next_hop_frozen.median == pytest.approx(1.5)
+    assert (recovery.commit.median, recovery.commit.most) == (7.0, 12.0)
+    assert (recovery.replaced.count, recovery.replaced.median) == (2, 3.0)
+
+
+def test_a_result_says_what_it_found_and_fails_for_a_bit() -> None:
+    calm = Course(began=0.0, ended=10.0, ended_t=2)
+    setting = Setting(6, 2, 2, 1, 1.0, 0.2, 20.0, 0.2, "", "runs/chaos")
+    figures = figures_of(a_course(), events(), 36)
+    result = Result(setting, a_course(), figures, Verdict(True, 9, "verify: 9 steps: fine"), [calm], True)
+    assert result.problems == [] and result.kept == pytest.approx(5 / 40 / 0.2)
+    told = "\n".join(result.lines())
+    assert "faults delivered: 2 (1 relay killed, 1 relay frozen)" in told
+    assert "not delivered: 2 voter killed: one voter" in told
+    assert "throughput kept: 62 %" in told
+    assert json.loads(json.dumps(result.as_dict(), allow_nan=False))["survived"] is True
+    bent = Result(setting, a_course(), figures, Verdict(False, 9, "verify: 1 value differs"), [], False)
+    assert len(bent.problems) == 2 and bent.kept is None
+    stuck = Course(delivered=a_course().delivered, stuck="nothing was committed")
+    still = Result(setting, stuck, figures_of(stuck, events(), 36), Verdict(True, 0, "verify"))
+    assert len(still.problems) == 2 and still.lines()[-1] == "failed: no step was committed"
+
+
+def test_the_run_of_a_storm(tmp_path: Path) -> None:
+    default = configured(None, None)
+    assert relays_by_stage(default) == (3, 3, 3, 3) and default.fleet.minimum == 3
+    file = tmp_path / "run.toml"
+    file.write_text(
+        render_run_file(
+            with_changes(
+                default, {"run.steps": 50, "fleet.minimum": 1, "fleet.relays_per_stage": [2, 1, 1, 1]}
+            )
+        )
+    )
+    own = configured(file, None)
+    assert relays_by_stage(own) == (2, 1, 1, 1)
+    assert own.run.steps > 100_000 and own.optimizer.decay_steps == default.optimizer.decay_steps
+    assert relays_by_stage(configured(file, 9)) == (3, 2, 2, 2)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--population", "0"], ["--minutes", "0"], ["--freeze", "1.5"], ["--faults-per-minute", "-1"]],
+)
+def test_what_makes_no_storm_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chaos", *arguments]) == 2
+    assert arguments[0] in capsys.readouterr().err
