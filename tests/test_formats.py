@@ -14,6 +14,10 @@ from anabranch.config import RunConfig
 from anabranch.config_rules import CHOICES
 from anabranch.observe.events import KINDS
 from anabranch.protocol import records
+from anabranch.sim.scenario import RANGES, Scenario
+from anabranch.sim.scenario import keys as scenario_keys
+from anabranch.sim.tape import FIGURES, Row, Summary
+from anabranch.sim.tape import Outcome as SimulatedRun
 from anabranch.sim.trials.outcome import Delivered, Outcome
 from anabranch.sim.trials.tally import Cell, Failure, Tally
 
@@ -67,4 +71,22 @@ def test_every_key_of_a_simulation_result_is_listed() -> None:
     for field in (*Tally.__struct_fields__, *Failure.__struct_fields__, *Cell.__struct_fields__):
         assert f"`{field}`" in section, field
     for field in (*Outcome.__struct_fields__, *Delivered.__struct_fields__):
+        assert f"`{field}`" in section, field
+
+
+def test_every_key_of_a_scenario_is_listed_with_its_default_and_range() -> None:
+    for key in scenario_keys():
+        part, _, name = key.partition(".")
+        default = getattr(getattr(Scenario(), part), name)
+        _, _, said, allowed, _, _ = row(key, "Scenario").split("|")
+        assert said.strip() == f"`{json.dumps(default)}`", key
+        if key in RANGES:
+            assert allowed.strip() == f"{RANGES[key].low:g} … {RANGES[key].high:g}", key
+
+
+def test_every_key_of_a_simulated_iteration_is_listed() -> None:
+    section = TEXT[TEXT.index("## Simulated iterations") :]
+    section = section[: section.index("## Simulation result")]
+    structs = (Row, SimulatedRun, Summary)
+    for field in (*FIGURES, *(field for kind in structs for field in kind.__struct_fields__)):
         assert f"`{field}`" in section, field

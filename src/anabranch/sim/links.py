@@ -119,16 +119,14 @@ class Traffic:
         self._down.setdefault(receiver, {})[lane] = None
         self._share(self._together(lane))
 
-    def drop(self, one: str, other: str) -> None:
-        """The connection of two hosts is gone, and what was under way between them with it."""
+    def drop(self, one: str, other: str) -> dict[str, int]:
+        """The connection of two hosts is gone, and what had not left with it: sender -> payloads lost."""
+        lost = {}
         for pair in ((one, other), (other, one)):
             if pair in self._lanes:
+                lost[pair[0]] = len(self._lanes[pair].waiting)
                 self._end(self._lanes[pair])
-
-    def drop_all(self, host: str) -> None:
-        """A host is gone."""
-        for lane in [*self._up.get(host, ()), *self._down.get(host, ())]:
-            self._end(lane)
+        return lost
 
     def rate_bps(self, sender: str, receiver: str) -> float:
         """What a lane gets now; 0 where nothing is under way."""

@@ -163,6 +163,6 @@ class Node:
         # wrong: those who asked are told so.
         if result.error and self.world.strict and not isinstance(task, Snapshot | CheckState):
             raise RuntimeError(f"{self.id} could not do {task}: {result.error}")
-        seconds = self.world.model.task_s.get(type(task).__name__, 0.001) * self.slowness
+        seconds = self.world.task_s(self, task)
         finished = ev.Finished(task, replace(result, seconds=seconds))
         self.world.clock.after(seconds, lambda: self.handle(finished))

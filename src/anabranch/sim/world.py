@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 
 from anabranch.protocol import events as ev
 from anabranch.protocol.history import History, fold
-from anabranch.protocol.messages import Burst, decode
+from anabranch.protocol.messages import AnyMessage, Burst, decode
 from anabranch.protocol.peer import Peer
 from anabranch.protocol.records import Genesis, Member
 from anabranch.protocol.settings import Settings
-from anabranch.protocol.tasks import Payload
+from anabranch.protocol.tasks import Payload, Task
 from anabranch.sim.clock import Clock
 from anabranch.sim.node import Computer, Link, Node
 from anabranch.sim.trouble import DIAL_S, Trouble
@@ -111,12 +111,7 @@ class World:
         if link is None or not link.open:
             return
         decoded = decode(message)
-        bulk_s = self.model.bulk_s * self.trouble.factor(*link.ends)
-        if payload is not None:
-            bulk_s += self.trouble.late_s(link.ends)
-        else:
-            padding_bytes = len(decoded.padding) if isinstance(decoded, Burst) else 0
-            bulk_s *= padding_bytes / max(1, self.settings.activation_bytes)
+        bulk_s = self._bulk_s(sender.id, peer, decoded, len(message), payload is not None)
         planned = self._arrival(sender.id, peer, self._delay(sender.id, peer) + bulk_s)
         receiver = self.nodes[peer]
 
@@ -128,6 +123,23 @@ class World:
         for at in self.trouble.arrivals(planned) if self.trouble.disorder else (arrival,):
             self._at(at, deliver)
 
+    def _bulk_s(self, sender: str, receiver: str, message: AnyMessage, size: int, bulky: bool) -> float:
+        """What a message of so many bytes, or its payload, adds to its delay."""
+        ends = frozenset((sender, receiver))
+        bulk_s = self.model.bulk_s * self.trouble.factor(*ends)
+        if bulky:
+            return bulk_s + self.trouble.late_s(ends)
+        padding_bytes = len(message.padding) if isinstance(message, Burst) else 0
+        return bulk_s * padding_bytes / max(1, self.settings.activation_bytes)
+
+    def _setup_s(self, one: str, other: str) -> float:
+        """How long it takes to connect two peers."""
+        return 2 * self._delay(one, other)
+
+    def task_s(self, node: Node, task: Task) -> float:
+        """How long a task takes at a node."""
+        return self.model.task_s.get(type(task).__name__, 0.001) * node.slowness
+
     def _arrival(self, sender: str, receiver: str, delay_s: float) -> float:
         """When something gets from one peer to another that is sent now; infinite: never."""
         return self.trouble.open_at(sender, receiver, self.clock.now) + delay_s
@@ -137,9 +149,9 @@ class World:
             self.clock.at(time, action)
 
     def dial(self, node: Node, peer: str) -> None:
-        """Connect two peers after a round trip; an answer comes in any case."""
+        """Connect two peers, as soon as that can be; an answer comes in any case."""
         pair = frozenset((node.id, peer))
-        trip_s = 2 * self._delay(node.id, peer)
+        trip_s = self._setup_s(node.id, peer)
         at = self.trouble.dialled_at(node.id, peer, self.clock.now, trip_s)
 
         def answer() -> None:

@@ -1,0 +1,155 @@
+"""`anabranch simulate`: what a fleet, a network and churn make of a run, in virtual time."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from anabranch.errors import UserError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # type: ignore[import-not-found]
+
+if TYPE_CHECKING:
+    from anabranch.sim.scenario import Scenario
+    from anabranch.sim.tape import Outcome, Summary
+
+_EPILOG = """\
+examples:
+  anabranch simulate wan10                                      ten regions, 16 relays, no churn
+  anabranch simulate wan10 --set churn.crash=0.1 --seeds 5      each relay crashes in one iteration of ten
+  anabranch simulate wan10 --policy auction swarm restart       side by side
+  anabranch simulate wan10-mixed --set model.size=gpt2-350m --json
+  anabranch simulate my.toml                                    your own machines (docs/simulate.md)
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Run the real protocol in virtual time over modelled links and devices, or another system's rules\n"
+        "on the same ones, and say how long an iteration takes. No tensors: FLOPs and bytes give the seconds."
+    )
+    parser.epilog = _EPILOG
+    parser.add_argument(
+        "scenario", metavar="SCENARIO", help="wan10, wan10-mixed or a file (docs/formats.md, Scenario)"
+    )
+    parser.add_argument("--policy", nargs="+", default=["auction"], metavar="P", help="(default: auction)")
+    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="0 to N-1 (default: 1)")
+    parser.add_argument(
+        "--set", nargs="+", default=[], metavar="KEY=VALUE", dest="changes", help="of the scenario"
+    )
+    parser.add_argument("--jobs", type=int, default=0, metavar="N", help="processes (default: one per core)")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON (docs/formats.md)")
+
+
+def run(args: argparse.Namespace) -> int:
+    from anabranch.net.wan.profile import find_profile
+    from anabranch.net.wan.shape import WanError
+    from anabranch.sim.scenario import as_values, fleet_of, load_scenario
+    from anabranch.sim.simulate import KNOWN_POLICIES
+    from anabranch.sim.tape import VERSION, summary
+
+    for policy in args.policy:
+        if policy not in KNOWN_POLICIES:
+            raise UserError(f"--policy {policy}: there are {', '.join(KNOWN_POLICIES)}")
+    if args.seeds < 1:
+        raise UserError(f"--seeds {args.seeds}: at least 1")
+    scenario = load_scenario(args.scenario, dict(map(_change, args.changes)))
+    try:
+        regions = find_profile(scenario.network.profile)
+    except WanError as error:
+        raise UserError(f"network.profile: {error}") from None
+    policies = list(dict.fromkeys(args.policy))
+    outcomes = run_all(scenario, policies, range(args.seeds), args.jobs or os.cpu_count() or 1)
+    fleet = fleet_of(scenario, regions, 0)
+    found = [summary([o for o in outcomes if o.policy == policy], fleet) for policy in policies]
+    if args.json:
+        result = {
+            "version": VERSION,
+            "scenario": as_values(scenario),
+            "policies": found,
+            "runs": outcomes,
+        }
+        print(msgspec.json.encode(result).decode())
+    else:
+        print(report(found))
+    return 1 if any(each.failures for each in found) else 0
+
+
+def run_all(scenario: Scenario, policies: Sequence[str], seeds: Sequence[int], jobs: int) -> list[Outcome]:
+    """Every policy with every seed, in that order."""
+    trials = [(scenario, policy, seed) for policy, seed in product(policies, seeds)]
+    if jobs <= 1 or len(trials) == 1:
+        return list(map(_one, trials))
+    with ProcessPoolExecutor(min(jobs, len(trials))) as pool:
+        return list(pool.map(_one, trials))
+
+
+def _one(trial: tuple[Scenario, str, int]) -> Outcome:
+    from anabranch.net.wan.profile import find_profile
+    from anabranch.sim.simulate import simulate
+
+    scenario, policy, seed = trial
+    return simulate(scenario, find_profile(scenario.network.profile), policy, seed)
+
+
+def _change(text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise UserError(f"--set {text}: write it as section.key=value, e.g. churn.crash=0.1")
+    try:
+        return key, tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key, value
+
+
+#: Column -> how a figure is printed, and its factor.
+_COLUMNS = {
+    "iteration s": ("iteration_s", "{:.2f}", 1.0),
+    "over bound": ("over_bound", "{:.2f}", 1.0),
+    "s/microbatch": ("seconds_per_microbatch", "{:.3f}", 1.0),
+    "tokens/s": ("tokens_per_s", "{:.0f}", 1.0),
+    "sending s": ("communicating_s", "{:.1f}", 1.0),
+    "GPU busy %": ("utilisation", "{:.1f}", 100.0),
+    "wasted %": ("wasted_share", "{:.2f}", 100.0),
+    "wasted s": ("wasted_s", "{:.1f}", 1.0),
+    "crashes": ("crashes", "{:.2f}", 1.0),
+    "recoveries": ("recoveries", "{:.1f}", 1.0),
+    "twice": ("twice", "{:.1f}", 1.0),
+    "messages": ("messages", "{:.0f}", 1.0),
+    "control kB": ("message_bytes", "{:.0f}", 1e-3),
+}
+
+
+def report(found: Sequence[Summary]) -> str:
+    """The same for people: mean, and half of the 95 % interval where there are several seeds."""
+    rows = [["per iteration", *(each.policy for each in found)]]
+    for column, (key, form, factor) in _COLUMNS.items():
+        cells = []
+        for each in found:
+            figure = each.figures[key]
+            text = form.format(factor * figure.mean)
+            cells.append(f"{text} ± {form.format(factor * figure.half)}" if each.seeds > 1 else text)
+        rows.append([column, *cells])
+    rows.append(["clairvoyant s", *(f"{each.figures['bound_s'].mean:.2f}" for each in found)])
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = [
+        "  ".join(
+            text.ljust(width) if column == 0 else text.rjust(width)
+            for column, (text, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
+    seeds, iterations = found[0].seeds, found[0].iterations
+    lines.append(f"{seeds} seeds, {iterations} iterations counted" + (": mean ± 95 %" if seeds > 1 else ""))
+    lines += [f"FAILED {each.policy}, {failure}" for each in found for failure in each.failures]
+    return "\n".join(lines)

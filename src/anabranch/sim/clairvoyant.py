@@ -1,0 +1,110 @@
+"""The clairvoyant bound: seconds that an iteration takes at least, whoever decides and whatever they know.
+
+For each stage s, with C_s = the batch's seconds at speed 1, v_r the speed of replica r and a_r the share of
+the iteration in which it is alive, an iteration of T seconds has room for
+
+    C_s <= sum over r of v_r · min(a_r · T, T - reach_s - reduce_s)
+
+because nothing can be computed before the first activation has come (reach_s: the quickest way there,
+computing included) nor while the stage's sums are reduced (reduce_s: the cheapest way to do that). And one
+microbatch must go forward and back. The bound is the least T that satisfies all of that. Every replica is
+free of charge and known beforehand: joining, planning, queueing and control cost nothing.
+
+The plain sum "slowest stage's computing + round trip + reduce" is more than that, and no bound: the round
+trip of the first microbatch overlaps with the computing of others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from anabranch.protocol import tasks
+from anabranch.sim.devices import GRADIENT_BYTES, SUM_BYTES
+from anabranch.sim.scenario import Fleet, Host
+
+
+@dataclass(frozen=True)
+class Available:
+    """shares: relay -> share of the iteration in which it is alive (1 where it is not named). members: stage
+    -> replicas that had to agree on the sum; 1 needs no reduce."""
+
+    shares: Mapping[str, float]
+    members: Mapping[int, int]
+
+
+def bound_s(fleet: Fleet, available: Available) -> float:
+    """The bound for one iteration of this fleet."""
+    stages, microbatches = fleet.scenario.model.stages, fleet.scenario.model.microbatches
+    reach, trip_s = _ways(fleet)
+    least = 0.0
+    for stage in range(stages + 1):
+        hosts = fleet.stage(stage)
+        # Per replica: microbatches per second, and the share of the iteration in which it can compute.
+        replicas = [
+            (1.0 / host.machine.microbatch_s(stage), available.shares.get(host.id, 1.0)) for host in hosts
+        ]
+        lost_s = reach[stage] + _reduce_s(fleet, hosts, available.members.get(stage, len(hosts)))
+        least = max(least, _fill(replicas, microbatches, lost_s))
+    return max(least, trip_s)
+
+
+def _fill(replicas: Sequence[tuple[float, float]], work: float, lost_s: float) -> float:
+    """The least T with sum of speed · min(share · T, T - lost_s) >= work."""
+    low, high = lost_s, lost_s + 1.0
+
+    def done(seconds: float) -> float:
+        return sum(speed * max(0.0, min(share * seconds, seconds - lost_s)) for speed, share in replicas)
+
+    if not any(share > 0.0 for _, share in replicas):
+        return math.inf
+    while done(high) < work:
+        high *= 2.0
+    for _ in range(100):
+        middle = (low + high) / 2.0
+        low, high = (low, middle) if done(middle) >= work else (middle, high)
+    return low
+
+
+def _ways(fleet: Fleet) -> tuple[list[float], float]:
+    """Seconds until the first activation can be at each stage; of the quickest forward and back."""
+    stages, size = fleet.scenario.model.stages, fleet.scenario.work.activation_bytes
+
+    def onward(best: Mapping[str, float], hosts: Sequence[Host]) -> dict[str, float]:
+        return {
+            host.id: min(at + fleet.way(before, host.id).seconds(size) for before, at in best.items())
+            for host in hosts
+        }
+
+    def add(best: Mapping[str, float], task: type[tasks.Task]) -> dict[str, float]:
+        hosts = [(fleet.hosts[name], at) for name, at in best.items()]
+        return {host.id: at + host.machine.seconds(host.stage, task) for host, at in hosts}
+
+    best = add({host.id: 0.0 for host in fleet.stage(0)}, tasks.Embed)
+    reach = [0.0]
+    for stage in range(1, stages + 1):
+        best = onward(best, fleet.stage(stage))
+        reach.append(min(best.values()))
+        best = add(best, tasks.Forward)
+    best = add(onward(best, fleet.stage(0)), tasks.Head)
+    for stage in range(stages, 0, -1):
+        best = add(onward(best, fleet.stage(stage)), tasks.InputGradient)
+    return reach, min(best.values())
+
+
+def _reduce_s(fleet: Fleet, hosts: Sequence[Host], members: int) -> float:
+    """The cheapest reduce-scatter and gather among any two or more replicas, over the best of their links."""
+    if members < 2 or len(hosts) < 2:
+        return 0.0
+    ways = [fleet.way(a.id, b.id) for a in hosts for b in hosts if a is not b]
+    latency_s, rate_bps = min(way.latency_s for way in ways), max(way.rate_bps for way in ways)
+    line = fleet.line(hosts[0].id)
+    most_bps = min(line.up_bps, line.down_bps)
+    elements = fleet.scenario.work.parameters(hosts[0].stage)
+
+    def phase_s(count: int, size: int) -> float:
+        bits = 8.0 * size * elements / count
+        return latency_s + max(bits / rate_bps, bits * (count - 1) / most_bps)
+
+    return min(phase_s(n, SUM_BYTES) + phase_s(n, GRADIENT_BYTES) for n in range(2, len(hosts) + 1))

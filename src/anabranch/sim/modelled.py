@@ -1,0 +1,240 @@
+"""A world of real peers whose links and devices are modelled: `links`, `devices`; numbers stand for tensors.
+
+Payloads take the room that the tensors they stand for would take. Small messages take a link's latency and
+their own bytes; they do not disturb payloads, as on a live link, where they have a connection of their own.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass, replace
+
+from anabranch.protocol import events as ev
+from anabranch.protocol import messages as msg
+from anabranch.protocol import tasks
+from anabranch.protocol.founding import lead
+from anabranch.protocol.leader import Schedule, StepParameters
+from anabranch.protocol.records import Member
+from anabranch.protocol.settings import Settings
+from anabranch.protocol.tasks import PIECE_BYTES, Payload, Result, Task
+from anabranch.sim import algebra
+from anabranch.sim.devices import GRADIENT_BYTES, STATE_BYTES, SUM_BYTES, Work
+from anabranch.sim.links import SETUP_TRIPS, Traffic
+from anabranch.sim.node import Computer, Node
+from anabranch.sim.scenario import Fleet
+from anabranch.sim.world import World
+
+#: A state travels in pieces of PIECE_BYTES, but in no more than so many: larger ones.
+PIECES_MAX = 32
+#: A snapshot is taken every so many iterations, or so many that copies add at most a quarter to what is sent
+#: (as `snapshots.every = 0` of a run file).
+SNAPSHOTS_EVERY = (5, 100)
+COPIES = 2
+
+
+class Sized(algebra.Counter):
+    """Whole numbers, and states in as many pieces as the real ones have."""
+
+    def __init__(self, stage: int, pieces: int) -> None:
+        super().__init__(stage)
+        self._padding = tuple(range(pieces - algebra.PIECES - 1))
+
+    def run(self, task: Task, inputs: tuple[Payload, ...] = ()) -> Result:
+        if isinstance(task, tasks.CheckState | tasks.LoadState):
+            result = super().run(task, inputs[: algebra.PIECES + 1])
+            return replace(result, hashes=tuple(map(str, inputs)))
+        result = super().run(task, inputs)
+        if isinstance(task, tasks.Snapshot) and not result.error:
+            outputs = (*result.outputs, *self._padding)
+            return replace(result, outputs=outputs, hashes=tuple(map(str, outputs)))
+        return result
+
+
+def pieces_of(work: Work, stage: int) -> int:
+    """Pieces that the state of a stage travels in."""
+    whole = -(-STATE_BYTES * work.parameters(stage) // PIECE_BYTES)
+    return max(algebra.PIECES + 1, min(PIECES_MAX, whole))
+
+
+@dataclass
+class Sent:
+    """What the peers sent so far: small messages and payloads."""
+
+    messages: int = 0
+    message_bytes: int = 0
+    payloads: int = 0
+    payload_bytes: float = 0.0
+
+
+class ModelledWorld(World):
+    """`add` peers as in any world. `under_way_s`: host -> seconds in which something it sent was under
+    way."""
+
+    def __init__(self, fleet: Fleet, settings: Settings, seed: int) -> None:
+        self.fleet = fleet
+        work = fleet.scenario.work
+        leader = next(iter(fleet.hosts.values()))
+
+        def make(stage: int) -> Computer:
+            return Sized(stage, pieces_of(work, stage))
+
+        super().__init__(seed, settings, algebra.genesis_of(settings, leader.id), make)
+        self.work = work
+        self._way = functools.cache(fleet.way)
+        self.traffic = Traffic(self.clock, self._way, fleet.line)
+        self.sent = Sent()
+        self._computing: dict[str, tuple[float, float]] = {}
+        self.under_way_s: dict[str, float] = dict.fromkeys(fleet.hosts, 0.0)
+        self._under_way: dict[str, tuple[int, float]] = dict.fromkeys(fleet.hosts, (0, 0.0))
+        schedule = Schedule("batch {}".format, _parameters, settings.microbatches, work.tokens)
+        member = member_of(fleet, leader.id)
+        self.add_leader(lead(member, settings, schedule, self.genesis), member)
+        for host in fleet.hosts:
+            if host != leader.id:
+                self.add(member_of(fleet, host), leader.id, at=self.random.uniform(0.0, 0.5))
+
+    # --- devices -------------------------------------------------------------------------------
+
+    def task_s(self, node: Node, task: Task) -> float:
+        """Seconds that a task takes there now."""
+        reduce = node.peer.replica.reduce
+        members = len(reduce.members) if reduce is not None else 1
+        machine = self.fleet.hosts[node.id].machine
+        seconds = machine.seconds(node.peer.core.stage, type(task), members) * node.slowness
+        self._computing[node.id] = (self.clock.now, seconds)
+        return seconds
+
+    def unfinished_s(self, host: str) -> float:
+        """Seconds that the task that runs there has taken so far."""
+        begun_at, seconds = self._computing.get(host, (0.0, 0.0))
+        passed = self.clock.now - begun_at
+        return passed if passed < seconds else 0.0
+
+    # --- wires ---------------------------------------------------------------------------------
+
+    def _delay(self, *ends: str) -> float:
+        way = self._way(*ends)
+        seconds = way.latency_s
+        while way.loss and self.random.random() < way.loss:
+            seconds += way.retransmit_s()
+        return seconds * self.trouble.factor(*ends)
+
+    def _setup_s(self, one: str, other: str) -> float:
+        return sum(self._delay(*ends) for ends in ((one, other), (other, one)) * SETUP_TRIPS)
+
+    def _bulk_s(self, sender: str, receiver: str, message: msg.AnyMessage, size: int, bulky: bool) -> float:
+        """A small message's own bytes (those of payloads are `traffic`'s)."""
+        self.sent.messages += 1
+        self.sent.message_bytes += size
+        return 8.0 * size / self._way(sender, receiver).rate_bps
+
+    def carry(self, sender: Node, peer: str, message: bytes, payload: Payload | None) -> None:
+        if payload is None:
+            super().carry(sender, peer, message, None)
+            return
+        link = sender.links.get(peer)
+        if link is None or not link.open:
+            return
+        decoded, receiver = msg.decode(message), self.nodes[peer]
+        size = self.payload_bytes(sender, decoded)
+        self.sent.payloads += 1
+        self.sent.payload_bytes += size
+        self._begin(sender.id)
+
+        def arrived() -> None:
+            self._end(sender.id)
+            if link.open and receiver.links.get(sender.id) is link:
+                receiver.handle(ev.Received(sender.id, decoded, payload))
+
+        self.traffic.send(sender.id, peer, size, arrived, msg.PAYLOAD_PRIORITY[type(decoded)])
+
+    def payload_bytes(self, sender: Node, message: msg.AnyMessage) -> float:
+        """Of the tensor that a message's payload stands for."""
+        work, stage = self.work, sender.peer.core.stage
+        reduce = sender.peer.replica.reduce
+        members = len(reduce.members) if reduce is not None else 1
+        match message:
+            case msg.ReducePart():
+                return SUM_BYTES * work.parameters(stage) / members
+            case msg.ReducedPart():
+                return GRADIENT_BYTES * work.parameters(stage) / members
+            case msg.Gradient():
+                return float(GRADIENT_BYTES * work.parameters(stage))
+            case msg.Piece(of_stage):
+                return STATE_BYTES * work.parameters(of_stage) / pieces_of(work, of_stage)
+        return float(work.activation_bytes)
+
+    def _begin(self, host: str) -> None:
+        count, since = self._under_way[host]
+        self._under_way[host] = (count + 1, since if count else self.clock.now)
+
+    def _end(self, host: str) -> None:
+        count, since = self._under_way[host]
+        if count == 1:
+            self.under_way_s[host] += self.clock.now - since
+        self._under_way[host] = (max(0, count - 1), since)
+
+    # --- faults --------------------------------------------------------------------------------
+
+    def crash(self, peer: str) -> None:
+        """What it had not sent is lost."""
+        for other in list(self.nodes[peer].links):
+            self._forget(peer, other)
+        super().crash(peer)
+
+    def cut(self, one: str, other: str, seconds: float = 0.0) -> bool:
+        self._forget(one, other)
+        return super().cut(one, other, seconds)
+
+    def hang_up(self, node: Node, peer: str, reason: str) -> None:
+        super().hang_up(node, peer, reason)
+        self._forget(node.id, peer)
+
+    def _forget(self, one: str, other: str) -> None:
+        for sender, count in self.traffic.drop(one, other).items():
+            for _ in range(count):
+                self._end(sender)
+
+
+def member_of(fleet: Fleet, name: str, incarnation: int = 1) -> Member:
+    """A machine as it offers itself: with the seconds of a block's forward, as a live one measures them."""
+    host = fleet.hosts[name]
+    work = fleet.scenario.work
+    forward_s = host.machine.seconds(1, tasks.Forward) / work.blocks(1)
+    address = f"{name}:1"
+    return Member(
+        name, host.stage, incarnation, algebra.ONE_CLASS, host.capacity, name, host.region, address, forward_s
+    )
+
+
+def settings_of(fleet: Fleet, policy: str) -> Settings:
+    """The protocol's view of a scenario."""
+    scenario, work = fleet.scenario, fleet.scenario.work
+    model = scenario.model
+    replicas = min(len(fleet.stage(stage)) for stage in range(1, model.stages + 1))
+    return Settings(
+        scenario.name,
+        1,
+        model.stages,
+        model.microbatches,
+        scenario.run.iterations,
+        min_replicas=replicas,
+        policy=policy,
+        activation_bytes=work.activation_bytes,
+        heartbeat_s=scenario.run.heartbeat_s,
+        snapshot_every=_snapshots_every(work, model.microbatches),
+        snapshot_copies=COPIES,
+        snapshot_budget_bytes=1 << 62,
+    )
+
+
+def _snapshots_every(work: Work, microbatches: int) -> int:
+    sent = 2 * (work.stages + 1) * microbatches * work.activation_bytes
+    copied = COPIES * STATE_BYTES * sum(map(work.parameters, range(work.stages + 1)))
+    low, high = SNAPSHOTS_EVERY
+    return max(low, min(high, math.ceil(4 * copied / sent)))
+
+
+def _parameters(t: int, adam_step: int, norm: float) -> StepParameters:
+    return StepParameters(1.0, 1e-3, 1.0, 1.0)

@@ -1,0 +1,309 @@
+"""Scenarios: a model, a fleet, a network and churn, as a TOML file (docs/formats.md, docs/simulate.md)."""
+
+from __future__ import annotations
+
+import random
+import sys
+import typing
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any, Protocol
+
+from anabranch.config_rules import Range
+from anabranch.errors import UserError
+from anabranch.sim.devices import WIDTHS, Machine, Work, shipped_devices
+from anabranch.sim.links import Line, Way
+from anabranch.train.sizes import named_size, size_names
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # type: ignore[import-not-found]
+
+#: Version of a scenario file.
+SCENARIO_VERSION = 1
+
+
+@dataclass(frozen=True)
+class ModelPart:
+    """size: a named model. rows, sequence: of a microbatch. microbatches: of an iteration. dtype: of
+    computing and of what is sent."""
+
+    size: str = "llama-350m"
+    stages: int = 6
+    rows: int = 4
+    sequence: int = 1024
+    microbatches: int = 48
+    dtype: str = "fp32"
+
+
+@dataclass(frozen=True)
+class FleetPart:
+    """device: of each machine, by its seed one of these. achieved: share of the published peak. speed:
+    factor, drawn for each relay. capacity: microbatches, drawn for each relay; none: from its memory."""
+
+    data_nodes: int = 2
+    relays: int = 16
+    device: tuple[str, ...] = ("t4",)
+    achieved: float = 0.4
+    speed: tuple[float, ...] = (1.0,)
+    capacity: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class NetworkPart:
+    """profile: of regions, shipped or a file. up_bps, down_bps: each host's own line (bits per second)."""
+
+    profile: str = "wan10"
+    up_bps: float = 2e9
+    down_bps: float = 2e9
+    loss: float = 0.0
+
+
+@dataclass(frozen=True)
+class ChurnPart:
+    """crash: the probability that a relay crashes during an iteration. return_s: seconds until its machine,
+    or another like it, begins to join again. spare_last: whether the last serving replica of a stage is
+    spared (GWTF assumes one)."""
+
+    crash: float = 0.0
+    return_s: float = 10.0
+    spare_last: bool = True
+
+
+@dataclass(frozen=True)
+class RunPart:
+    """Iterations in all, and those at the beginning that are not counted."""
+
+    iterations: int = 12
+    warm_up: int = 2
+    heartbeat_s: float = 1.0
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Everything but policy and seed."""
+
+    name: str = "scenario"
+    model: ModelPart = field(default_factory=ModelPart)
+    fleet: FleetPart = field(default_factory=FleetPart)
+    network: NetworkPart = field(default_factory=NetworkPart)
+    churn: ChurnPart = field(default_factory=ChurnPart)
+    run: RunPart = field(default_factory=RunPart)
+
+    @property
+    def work(self) -> Work:
+        model = self.model
+        return Work(named_size(model.size), model.stages, model.rows, model.sequence, model.dtype)
+
+
+RANGES = {
+    "model.stages": Range(1, 64),
+    "model.rows": Range(1, 4096),
+    "model.sequence": Range(2, 1 << 20),
+    "model.microbatches": Range(1, 1 << 16),
+    "fleet.data_nodes": Range(1, 64),
+    "fleet.relays": Range(1, 4096),
+    "fleet.achieved": Range(0.01, 1.0),
+    "fleet.speed": Range(0.01, 100.0),
+    "fleet.capacity": Range(1, 1024),
+    "network.up_bps": Range(1e5, 1e13),
+    "network.down_bps": Range(1e5, 1e13),
+    "network.loss": Range(0.0, 0.2),
+    "churn.crash": Range(0.0, 0.9),
+    "churn.return_s": Range(0.0, 1e6),
+    "run.iterations": Range(1, 100_000),
+    "run.warm_up": Range(0, 100_000),
+    "run.heartbeat_s": Range(0.05, 60.0),
+}
+
+
+def shipped_scenarios() -> tuple[str, ...]:
+    folder = resources.files("anabranch.sim").joinpath("scenarios")
+    return tuple(sorted(entry.name[:-5] for entry in folder.iterdir() if entry.name.endswith(".toml")))
+
+
+def load_scenario(name: str, changes: Mapping[str, Any] | None = None) -> Scenario:
+    """A shipped scenario by its name, any other by the path of its file; `changes`: dotted key -> value.
+    Raises UserError with file, key and what is allowed."""
+    if name in shipped_scenarios():
+        where = f"{name}.toml"
+        text = resources.files("anabranch.sim").joinpath("scenarios").joinpath(where).read_text("utf-8")
+    else:
+        where = name
+        try:
+            text = Path(name).read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            known = ", ".join(shipped_scenarios())
+            raise UserError(f"{name}: cannot be read ({error}); shipped scenarios: {known}") from None
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{where}: not TOML: {error}") from None
+    for dotted, value in (changes or {}).items():
+        part, _, key = dotted.partition(".")
+        section = data.setdefault(part, {})
+        if not key or not isinstance(section, dict):
+            raise UserError(f"--set {dotted}: write it as section.key=value, e.g. churn.crash=0.1")
+        section[key] = value
+    return parse_scenario(data, where)
+
+
+def parse_scenario(data: Mapping[str, Any], where: str) -> Scenario:
+    """Check and build. Raises UserError with file, key and what is allowed."""
+    parts = typing.get_type_hints(Scenario)
+    header = data.get("anabranch")
+    if not isinstance(header, Mapping) or header.get("version") != SCENARIO_VERSION:
+        raise UserError(f"{where}: anabranch.version must be {SCENARIO_VERSION}")
+    scenario = Scenario(name=Path(where).stem)
+    for section, content in data.items():
+        if section == "anabranch":
+            continue
+        if section not in parts or section == "name" or not isinstance(content, Mapping):
+            known = ", ".join(name for name in parts if name != "name")
+            raise UserError(f"{where}: [{section}] is no section of a scenario; there are {known}")
+        part = _part(parts[section], section, content, where)
+        scenario = replace(scenario, **{section: part})
+    _together(scenario, where)
+    return scenario
+
+
+def _part(kind: type, section: str, content: Mapping[str, Any], where: str) -> Any:
+    hints, default = typing.get_type_hints(kind), kind()
+    values: dict[str, Any] = {}
+    for key, value in content.items():
+        if key not in hints:
+            raise UserError(f"{where}: {section}.{key} is no key; [{section}] has {', '.join(hints)}")
+        label = f"{where}: {section}.{key}"
+        many = isinstance(getattr(default, key), tuple)
+        if many and not (isinstance(value, list) and (value or key == "capacity")):
+            raise UserError(f"{label} must be a list, not {value!r}")
+        sample = (typing.get_args(hints[key]) or (hints[key],))[0]
+        given = [_value(one, sample, f"{section}.{key}", label) for one in (value if many else [value])]
+        values[key] = tuple(given) if many else given[0]
+    return replace(default, **values)
+
+
+def _value(value: Any, kind: type[Any], key: str, label: str) -> Any:
+    allowed = RANGES.get(key)
+    assert kind in (bool, int, float, str), key
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if type(value) is not kind:
+        names = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
+        bounds = f" of {allowed}" if allowed is not None else ""
+        raise UserError(f"{label} must be {names[kind]}{bounds}, not {value!r}")
+    if allowed is not None and not allowed.holds(float(value)):
+        raise UserError(f"{label} = {value!r} is out of range: {allowed}")
+    return value
+
+
+def _together(scenario: Scenario, where: str) -> None:
+    model, fleet, run = scenario.model, scenario.fleet, scenario.run
+    if model.size not in size_names():
+        known = ", ".join(size_names())
+        raise UserError(f"{where}: model.size: there is no {model.size!r}; there are {known}")
+    if model.dtype not in WIDTHS:
+        raise UserError(f"{where}: model.dtype: {model.dtype!r} is none of {', '.join(WIDTHS)}")
+    blocks = named_size(model.size).blocks
+    if model.stages > blocks:
+        raise UserError(f"{where}: model.stages = {model.stages}: {model.size} has {blocks} blocks")
+    if fleet.relays < model.stages:
+        least = f"at least one for each of {model.stages} stages"
+        raise UserError(f"{where}: fleet.relays = {fleet.relays}: {least}")
+    for name in fleet.device:
+        if name not in shipped_devices():
+            known = ", ".join(shipped_devices())
+            raise UserError(f"{where}: fleet.device: there is no {name!r}; there are {known}")
+        machine = Machine(shipped_devices()[name], scenario.work)
+        if not fleet.capacity and machine.capacity(1) < 1:
+            raise UserError(f"{where}: fleet.device: a stage of {model.size} does not fit into a {name}")
+    if run.warm_up >= run.iterations:
+        raise UserError(f"{where}: run.warm_up = {run.warm_up}: less than run.iterations = {run.iterations}")
+
+
+# --- one seed of it -----------------------------------------------------------------------------------
+
+
+class RegionLink(Protocol):
+    """`net.wan.profile.Link`."""
+
+    @property
+    def delay_s(self) -> float: ...
+    @property
+    def rate_bps(self) -> float: ...
+
+
+class Regions(Protocol):
+    """`net.wan.profile.Profile`."""
+
+    @property
+    def regions(self) -> tuple[str, ...]: ...
+    def link(self, one: str, other: str) -> RegionLink: ...
+
+
+@dataclass(frozen=True)
+class Host:
+    """One machine of the fleet: stage 0 is a data node's."""
+
+    id: str
+    stage: int
+    region: str
+    capacity: int
+    machine: Machine
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """A scenario's machines in one seed's places."""
+
+    scenario: Scenario
+    hosts: Mapping[str, Host]
+    regions: Regions
+
+    def way(self, sender: str, receiver: str) -> Way:
+        link = self.regions.link(self.hosts[sender].region, self.hosts[receiver].region)
+        return Way(link.delay_s, link.rate_bps, self.scenario.network.loss)
+
+    def line(self, host: str) -> Line:
+        network = self.scenario.network
+        return Line(network.up_bps, network.down_bps)
+
+    def stage(self, stage: int) -> list[Host]:
+        return [host for host in self.hosts.values() if host.stage == stage]
+
+
+def fleet_of(scenario: Scenario, regions: Regions, seed: int) -> Fleet:
+    """Relays are dealt to the stages in turn; regions as evenly as they come out, who gets which by the seed,
+    as devices, speeds and capacities."""
+    dice, part, work = random.Random(f"fleet {seed}"), scenario.fleet, scenario.work
+    names = [(f"d{number}", 0) for number in range(part.data_nodes)]
+    stages = scenario.model.stages
+    names += [(f"r{1 + n % stages}.{n // stages}", 1 + n % stages) for n in range(part.relays)]
+    places: list[str] = []
+    while len(places) < len(names):
+        places += dice.sample(regions.regions, len(regions.regions))
+    devices, hosts = shipped_devices(), {}
+    for (name, stage), region in zip(names, places, strict=False):
+        device = devices[dice.choice(part.device)]
+        speed = dice.choice(part.speed) if stage else 1.0
+        machine = Machine(device, work, part.achieved, speed)
+        capacity = machine.capacity(stage)
+        if stage and part.capacity:
+            capacity = dice.choice(part.capacity)
+        capacity = max(1, min(capacity, 1024))
+        hosts[name] = Host(name, stage, region, capacity, machine)
+    return Fleet(scenario, hosts, regions)
+
+
+def as_values(scenario: Scenario) -> dict[str, Any]:
+    """For a result file."""
+    return asdict(scenario)
+
+
+def keys() -> list[str]:
+    """All dotted keys."""
+    hints = typing.get_type_hints(Scenario)
+    return [f"{part}.{key.name}" for part in hints if part != "name" for key in fields(hints[part])]

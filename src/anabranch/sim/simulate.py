@@ -1,0 +1,133 @@
+"""One seed of a scenario under one policy: the real protocol, or a yardstick on the same links and
+devices."""
+
+from __future__ import annotations
+
+from anabranch.flow.policy import POLICIES
+from anabranch.protocol import events as ev
+from anabranch.protocol.records import Commit, Rollback, decode_entry
+from anabranch.sim.algebra import wrong_states
+from anabranch.sim.churn import Churn
+from anabranch.sim.modelled import ModelledWorld, member_of, settings_of
+from anabranch.sim.node import Node
+from anabranch.sim.scenario import Fleet, Regions, Scenario, fleet_of
+from anabranch.sim.tape import Outcome, Tape
+from anabranch.sim.trials.effort import Effort
+
+#: Virtual seconds per iteration after which a run has failed, and the most events it may take.
+PATIENCE_S, EVENTS_MAX = 3600.0, 50_000_000
+#: A process that was sent away, or has lost its way in, is started again by its owner after so long.
+START_AGAIN_S = 2.0
+
+
+KNOWN_POLICIES = tuple(POLICIES)
+
+
+def simulate(scenario: Scenario, regions: Regions, policy: str, seed: int) -> Outcome:
+    """Run it. A run that comes to no end is an outcome, too."""
+    fleet = fleet_of(scenario, regions, seed)
+    if policy in POLICIES:
+        return Simulation(fleet, policy, seed).run()
+    raise ValueError(f"no policy {policy!r}")
+
+
+class Simulation:
+    """Real peers."""
+
+    def __init__(self, fleet: Fleet, policy: str, seed: int) -> None:
+        self.fleet, self.seed = fleet, seed
+        self.world = world = ModelledWorld(fleet, settings_of(fleet, policy), seed)
+        self.tape = Tape(fleet, world.clock)
+        self.outcome = Outcome(policy, seed, self.tape.rows)
+        self.leader = world.nodes[world.genesis.leader]
+        self.churn = Churn(world.clock, fleet.scenario.churn, self.tape.relays, seed, self._crash, self._back)
+        self._effort = Effort(world)
+        self._lost_s = 0.0
+        self._t = self._log_read = self._notes_read = 0
+        world.watchers.append(self._watch)
+        world.clock.after(START_AGAIN_S, self._supervise)
+
+    def run(self) -> Outcome:
+        try:
+            self.world.run(PATIENCE_S * self.fleet.scenario.run.iterations, EVENTS_MAX)
+        except TimeoutError as error:
+            self.outcome.failure = str(error)
+        wrong = wrong_states(self.world)
+        if wrong:
+            self.outcome.failure = f"wrong states: {wrong}"
+        return self.outcome
+
+    # --- watching ------------------------------------------------------------------------------
+
+    def _watch(self, node: Node, event: ev.Event) -> None:
+        if isinstance(event, ev.Finished) and node.peer.core.stage:
+            self.tape.add("busy_s", event.result.seconds)
+        for line in self.world.log[self._log_read :]:
+            record = decode_entry(line).record
+            if isinstance(record, Rollback):
+                self.outcome.rollbacks += 1
+            elif isinstance(record, Commit) and record.t > self._t:
+                self._t = record.t
+                self._committed(record)
+        self._log_read = len(self.world.log)
+
+    def _committed(self, record: Commit) -> None:
+        world, effort = self.world, self._effort
+        notes = world.notes[self._notes_read :]
+        self._notes_read = len(world.notes)
+        self.tape.add("recoveries", sum(kind == "repair" for _, _, kind, _ in notes))
+        under_way_s = sum(world.under_way_s[relay] for relay in self.tape.relays)
+        members = {stage: len(entry.members) for stage, entry in enumerate(record.stages)}
+        row = self.tape.commit(
+            record.t,
+            members,
+            {
+                "computed_s": effort.computed_s + self._lost_s,
+                "wasted_s": effort.wasted_s + self._lost_s,
+                "communicating_s": under_way_s,
+                "messages": world.sent.messages,
+                "message_bytes": world.sent.message_bytes,
+                "payload_bytes": world.sent.payload_bytes,
+            },
+        )
+        self.churn.opened(record.t + 1, row.seconds)
+
+    # --- churn ---------------------------------------------------------------------------------
+
+    def _crash(self, relay: str) -> bool:
+        node = self.world.nodes[relay]
+        if not node.running or self.leader.stopped is not None:
+            return False
+        if self.fleet.scenario.churn.spare_last and self._last(node):
+            self.tape.add("spared")
+            return False
+        self._lost_s += self.world.unfinished_s(relay)
+        self.tape.down(relay)
+        self.world.crash(relay)
+        return True
+
+    def _last(self, node: Node) -> bool:
+        """Whether no other replica of its stage serves."""
+        membership, stage = self.leader.peer.core.membership, node.member.stage
+        serving = membership.live(stage, self._t + 1)
+        return all(peer == node.id or not self.world.nodes[peer].running for peer in serving)
+
+    def _back(self, relay: str) -> None:
+        if self.leader.stopped is None:
+            self.tape.up(relay)
+            self._start(relay)
+
+    def _start(self, relay: str) -> None:
+        """A new process of the same machine."""
+        incarnation = self.world.nodes[relay].member.incarnation + 1
+        self.world.add(member_of(self.fleet, relay, incarnation), self.leader.id, self.world.clock.now)
+
+    def _supervise(self) -> None:
+        if self.leader.stopped is not None:
+            return
+        for node in list(self.world.nodes.values()):
+            if node.alive and node.stopped is not None and not node.stopped[1]:
+                self._start(node.id)
+            elif node.running and not node.links and not node.peer.joining.done:
+                self.world.dial(node, self.leader.id)
+        self.world.clock.after(START_AGAIN_S, self._supervise)

@@ -1,0 +1,145 @@
+"""`anabranch simulate`: what it says, what it refuses, and that nobody beats the clairvoyant bound."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from anabranch.cli.main import main
+from anabranch.errors import UserError
+from anabranch.net.wan.profile import wan10
+from anabranch.protocol import tasks
+from anabranch.sim.churn import crashes
+from anabranch.sim.clairvoyant import Available, bound_s
+from anabranch.sim.scenario import Scenario, fleet_of, load_scenario, shipped_scenarios
+from anabranch.sim.simulate import KNOWN_POLICIES, simulate
+from anabranch.sim.tape import estimate
+
+SMALL = {
+    "model.size": "llama-tiny",
+    "model.stages": 2,
+    "model.rows": 64,
+    "model.sequence": 128,
+    "model.microbatches": 8,
+    "fleet.relays": 5,
+    "fleet.achieved": 0.01,
+    "run.iterations": 5,
+    "run.warm_up": 1,
+    "churn.return_s": 1.0,
+}
+
+
+def small(changes: Mapping[str, Any] | None = None) -> Scenario:
+    return load_scenario("wan10", SMALL | dict(changes or {}))
+
+
+@pytest.mark.parametrize("policy", KNOWN_POLICIES)
+@pytest.mark.parametrize("crash", [0.0, 0.4])
+def test_nobody_beats_the_clairvoyant_bound(policy: str, crash: float) -> None:
+    for seed in range(2):
+        outcome = simulate(small({"churn.crash": crash}), wan10(), policy, seed)
+        assert not outcome.failure
+        assert len(outcome.rows) == 5
+        for row in outcome.rows:
+            assert row.seconds >= row.bound_s > 0.0, (seed, row)
+            assert row.computed_s > row.wasted_s >= 0.0
+        assert crash == 0.0 or sum(row.crashes for row in outcome.rows) > 0
+        assert crash > 0.0 or sum(row.wasted_s for row in outcome.rows) == 0.0
+
+
+def test_the_bound_of_a_fleet_without_company_is_worked_out_by_hand() -> None:
+    """One replica of each stage, no reduce: the slowest stage's computing after its first activation came."""
+    fleet = fleet_of(small({"fleet.relays": 2, "fleet.data_nodes": 1}), wan10(), 0)
+    one, two, data = (fleet.hosts[name] for name in ("r1.0", "r2.0", "d0"))
+    size = fleet.scenario.work.activation_bytes
+    embed = data.machine.seconds(0, tasks.Embed)
+    forward = one.machine.seconds(1, tasks.Forward)
+    reach_1 = embed + fleet.way("d0", "r1.0").seconds(size)
+    reach_2 = reach_1 + forward + fleet.way("r1.0", "r2.0").seconds(size)
+    by_hand = max(reach_1 + 8 * one.machine.microbatch_s(1), reach_2 + 8 * two.machine.microbatch_s(2))
+    by_hand = max(by_hand, 8 * data.machine.microbatch_s(0))
+    assert bound_s(fleet, Available({}, {})) == pytest.approx(by_hand, rel=1e-9)
+    half = bound_s(fleet, Available({"r1.0": 0.5, "r2.0": 0.5}, {}))
+    assert half == pytest.approx(max(16 * one.machine.microbatch_s(1), by_hand), rel=1e-9)
+
+
+def test_the_same_seed_gives_the_same_rows_and_another_does_not() -> None:
+    scenario = small({"churn.crash": 0.3})
+    first, again = (simulate(scenario, wan10(), "auction", 3) for _ in range(2))
+    assert first == again
+    assert simulate(scenario, wan10(), "auction", 4).rows != first.rows
+
+
+def test_crashes_are_drawn_alike_for_everybody_and_as_often_as_said() -> None:
+    relays = [f"r{n}" for n in range(16)]
+    drawn = [crashes(1, t, reversed(relays), 0.1) for t in range(2000)]
+    assert drawn == [crashes(1, t, relays, 0.1) for t in range(2000)]
+    assert sum(map(len, drawn)) / 2000 / 16 == pytest.approx(0.1, abs=0.01)
+    assert all(0.0 <= share < 1.0 for each in drawn for share, _ in each)
+
+
+def test_intervals_are_students() -> None:
+    found = estimate([1.0, 2.0, 3.0])
+    assert found.mean == 2.0
+    assert found.half == pytest.approx(4.303 / 3**0.5)
+    assert estimate([5.0]).half == 0.0
+
+
+def test_the_command_prints_a_table_and_json(capsys: pytest.CaptureFixture[str]) -> None:
+    changes = [f"{key}={json.dumps(value)}" for key, value in SMALL.items()]
+    assert main(["simulate", "wan10", "--policy", "auction", "greedy", "--jobs", "1", "--set", *changes]) == 0
+    table = capsys.readouterr().out
+    assert "over bound" in table and "clairvoyant s" in table and "greedy" in table
+    assert main(["simulate", "wan10", "--seeds", "2", "--jobs", "1", "--json", "--set", *changes]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["version"] == 1
+    assert result["scenario"]["model"]["size"] == "llama-tiny"
+    assert [run["seed"] for run in result["runs"]] == [0, 1]
+    assert result["policies"][0]["figures"]["over_bound"]["mean"] > 1.0
+
+
+def test_every_shipped_scenario_loads() -> None:
+    assert {"wan10", "wan10-mixed"} <= set(shipped_scenarios())
+    for name in shipped_scenarios():
+        fleet = fleet_of(load_scenario(name), wan10(), 0)
+        assert all(host.capacity >= 1 for host in fleet.hosts.values())
+    mixed = fleet_of(load_scenario("wan10-mixed"), wan10(), 0)
+    assert len({host.capacity for host in mixed.hosts.values()}) > 2
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"churn.crash": 1.5}, "wan10.toml: churn.crash = 1.5 is out of range: at least 0.0 and at most 0.9"),
+        ({"churn.crahs": 0.1}, "wan10.toml: churn.crahs is no key; [churn] has crash, return_s, spare_last"),
+        ({"wheather.rain": 1}, "wan10.toml: [wheather] is no section of a scenario; there are model, fleet"),
+        ({"model.stages": 2.5}, "model.stages must be a whole number of at least 1 and at most 64, not 2.5"),
+        ({"model.size": "llama-2t"}, "model.size: there is no 'llama-2t'; there are llama-tiny"),
+        ({"model.dtype": "fp8"}, "model.dtype: 'fp8' is none of fp32, fp16"),
+        ({"fleet.relays": 3}, "fleet.relays = 3: at least one for each of 6 stages"),
+        ({"fleet.device": ["abacus"]}, "fleet.device: there is no 'abacus'; there are t4"),
+        ({"fleet.device": []}, "fleet.device must be a list"),
+        ({"model.size": "llama-8b"}, "a stage of llama-8b does not fit into a t4"),
+        ({"network.up_bps": 1000}, "network.up_bps = 1000.0 is out of range: at least 100000.0"),
+        ({"run.warm_up": 12}, "run.warm_up = 12: less than run.iterations = 12"),
+        ({"anabranch.version": 2}, "anabranch.version must be 1"),
+    ],
+)
+def test_wrong_scenarios_are_refused_by_file_key_and_range(change: dict[str, Any], says: str) -> None:
+    with pytest.raises(UserError) as refused:
+        load_scenario("wan10", change)
+    assert says in str(refused.value)
+
+
+def test_wrong_command_lines_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", "no/such.toml"]) == 2
+    assert "no/such.toml: cannot be read" in capsys.readouterr().err
+    assert main(["simulate", "wan10", "--policy", "guess"]) == 2
+    assert "--policy guess: there are auction" in capsys.readouterr().err
+    assert main(["simulate", "wan10", "--set", "network.profile=moon.json"]) == 2
+    assert "network.profile: moon.json: cannot be read" in capsys.readouterr().err
+    assert main(["simulate", "wan10", "--set", "churn"]) == 2
+    assert "write it as section.key=value" in capsys.readouterr().err
