@@ -52,6 +52,9 @@ def test_a_short_storm(tmp_path: Path, texts: Path, capfd: pytest.CaptureFixture
     assert delivered["relay killed"] >= 3
     assert result["steps"] > 0 and result["steps_after_last_fault"] >= 3
     assert result["verify"]["exact"] and "zero bits differ" in result["verify"]["text"]
+    compute = result["compute"]
+    wasted = sum(compute[f"{why}_s"] for why in ("killed", "frozen", "rolled_back", "other"))
+    assert 0 < wasted < compute["computed_s"]
     logged = events_of(tmp_path / "storm" / "run" / "events.jsonl", FaultDelivered)
     assert len(logged) == result["faults"]["processes"]
 

@@ -16,6 +16,8 @@ from anabranch.node.chaos.figures import figures_of
 from anabranch.node.chaos.plan import DATA, RELAY, STAGE, VOTER, Strike, plan
 from anabranch.node.chaos.report import Result, Setting, Verdict
 from anabranch.node.chaos.storm import Course, Delivered
+from anabranch.node.chaos.waste import Waste, waste_of
+from anabranch.node.ledger import Entry
 from anabranch.observe.events import (
     Event,
     PeerActive,
@@ -26,6 +28,8 @@ from anabranch.observe.events import (
     Step,
     Suspected,
 )
+from anabranch.protocol.history import History
+from anabranch.protocol.records import Commit, StageCommit
 
 
 def strike(target: str = RELAY, pick: float = 0.0, freeze_s: float = 0.0) -> Strike:
@@ -166,7 +170,7 @@ def events() -> list[Event]:
 
 
 def test_figures_of_a_storm() -> None:
-    figures = figures_of(a_course(), events(), population=36)
+    figures = figures_of(a_course(), events(), 36, Waste(computed_s=10.0, killed_s=0.5))
     assert figures.faults.delivered == {"relay killed": 1, "relay frozen": 1}
     assert figures.faults.undelivered == {"voter killed": {"one voter": 2}}
     assert (figures.steps, figures.rollbacks, figures.rolled_back, figures.repaired) == (5, 1, 2, 2)
@@ -179,10 +183,47 @@ def test_figures_of_a_storm() -> None:
     assert (recovery.replaced.count, recovery.replaced.median) == (2, 3.0)
 
 
+def a_history() -> History:
+    """Steps 5 and 6: of two microbatches at stage 1 peer A owns the first, B the second."""
+
+    def commit(t: int) -> Commit:
+        stage = StageCommit("", "", {}, ("A", "B"), (), (0, 1))
+        nothing = StageCommit("", "", {}, (), (), ())
+        values = (1.0, 1.0, 0.1, 1.0, 1.0, t)
+        return Commit("", 0, 1, t, "", "", "step", 1, (), (nothing, stage), *values)
+
+    return History(commits=[commit(5), commit(6)])
+
+
+def test_waste_is_what_entered_no_step_put_down_to_its_cause() -> None:
+    def entry(at: float, t: int, unit: int, seconds: float, kind: str = "Forward") -> Entry:
+        return Entry(at, t, 1, unit, kind, seconds)
+
+    course = (
+        a_course()
+    )  # A was killed at 110 when step 4 was committed, B frozen from 120 to 125 after step 6
+    ledgers = {
+        "A": [
+            entry(106.0, 5, 1, 1.0),  # not its own in the end: it died
+            entry(111.5, 5, 0, 2.0),  # it came again, and owned that one
+            entry(114.0, 6, 0, 4.0),  # counted in the first step 6, which was rolled back
+            entry(133.5, 6, 0, 8.0),
+            entry(133.6, 6, 0, 16.0, "WeightGradient"),
+            entry(133.7, 6, 1, 32.0),  # nobody was struck then
+            entry(140.0, 7, 0, 64.0),  # the run ended in it
+        ],
+        "B": [entry(122.0, 6, 0, 128.0), entry(134.0, 6, 1, 256.0), entry(134.0, 6, 1, 512.0, "Recount")],
+    }
+    waste = waste_of(course, events(), a_history(), ledgers)
+    assert waste.computed_s == 1023 - 64
+    assert (waste.killed_s, waste.frozen_s, waste.rolled_back_s, waste.other_s) == (1, 128, 4, 32 + 512)
+    assert waste.share(waste.wasted_s) == pytest.approx(677 / 959)
+
+
 def test_a_result_says_what_it_found_and_fails_for_a_bit() -> None:
     calm = Course(began=0.0, ended=10.0, ended_t=2)
     setting = Setting(6, 2, 2, 1, 1.0, 0.2, 20.0, 0.2, "", "runs/chaos")
-    figures = figures_of(a_course(), events(), 36)
+    figures = figures_of(a_course(), events(), 36, Waste())
     result = Result(setting, a_course(), figures, Verdict(True, 9, "verify: 9 steps: fine"), [calm], True)
     assert result.problems == [] and result.kept == pytest.approx(5 / 40 / 0.2)
     told = "\n".join(result.lines())
@@ -193,7 +234,7 @@ def test_a_result_says_what_it_found_and_fails_for_a_bit() -> None:
     bent = Result(setting, a_course(), figures, Verdict(False, 9, "verify: 1 value differs"), [], False)
     assert len(bent.problems) == 2 and bent.kept is None
     stuck = Course(delivered=a_course().delivered, stuck="nothing was committed")
-    still = Result(setting, stuck, figures_of(stuck, events(), 36), Verdict(True, 0, "verify"))
+    still = Result(setting, stuck, figures_of(stuck, events(), 36, Waste()), Verdict(True, 0, "verify"))
     assert len(still.problems) == 2 and still.lines()[-1] == "failed: no step was committed"
 
 

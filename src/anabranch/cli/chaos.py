@@ -194,10 +194,16 @@ def _copy(directory: RunDirectory, name: str) -> RunDirectory:
 
 def _figures(course: Course, directory: RunDirectory, population: int) -> Figures:
     from anabranch.node.chaos.figures import figures_of
-    from anabranch.observe.events import Event, read_events
+    from anabranch.node.chaos.waste import waste_of
+    from anabranch.node.ledger import ledger_of, read_ledger
+    from anabranch.observe.events import Event, PeerJoined, read_events
+    from anabranch.protocol.history import fold
 
     events = [event for event in read_events(directory.events) if isinstance(event, Event)]
-    return figures_of(course, events, population)
+    peers = {event.subject: event.name for event in events if isinstance(event, PeerJoined)}
+    ledgers = {peer: read_ledger(ledger_of(directory, name)) for peer, name in peers.items()}
+    history = fold(directory.log.read_bytes().splitlines())
+    return figures_of(course, events, population, waste_of(course, events, history, ledgers))
 
 
 def _verdict(directory: RunDirectory) -> Verdict:

@@ -19,6 +19,7 @@ from anabranch.net.handshake import Credential
 from anabranch.net.transport import Transport
 from anabranch.node.executor import Computer, Executor
 from anabranch.node.journal import Journal
+from anabranch.node.ledger import Ledger
 from anabranch.node.links import Links
 from anabranch.node.memory import free_cycles, settle
 from anabranch.protocol import events as ev
@@ -87,6 +88,7 @@ class LivePeer:
         self._timer_at = float("inf")
         self._outcome: asyncio.Future[Outcome] = self._loop.create_future()
         self._log_file = open(directory.log, "ab", buffering=0) if directory is not None else None  # noqa: SIM115
+        self._ledger = Ledger.wanted()
         self._sent_before: Mapping[str, int] = {}
 
     # --- running -------------------------------------------------------------------------------
@@ -211,6 +213,9 @@ class LivePeer:
 
         def done(result: object) -> None:
             assert isinstance(result, Result)
+            if self._ledger is not None:
+                core = self.peer.core
+                self._ledger.add(task, core.stage, core.settings.microbatches, result.seconds)
             if result.error:
                 self.journal.note("note", {"text": f"{type(task).__name__}: {result.error}"})
             self.handle(ev.Finished(task, result))

@@ -14,6 +14,7 @@ from anabranch.checkpoint.directory import RunDirectory
 from anabranch.config import RunConfig, relays_by_stage
 from anabranch.errors import UserError
 from anabranch.node.children import LISTEN_VARIABLE, Nursery, Process
+from anabranch.node.ledger import LEDGER_VARIABLE, ledger_of
 from anabranch.observe.events import (
     Event,
     EventLog,
@@ -63,6 +64,7 @@ class LocalSwarm:
 
     fault_plans: name of a peer -> plan file (tests). places: name of every process -> where it runs, in an
     emulated network that outlives the swarm; without them all run side by side on this machine's loopback.
+    ledgers: each peer keeps an account of what it computed (`ledger`).
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class LocalSwarm:
         nursery: Nursery,
         fault_plans: dict[str, Path] | None = None,
         places: Mapping[str, Place] | None = None,
+        ledgers: bool = False,
     ) -> None:
         self.directory = directory
         self.run = run
@@ -80,6 +83,7 @@ class LocalSwarm:
         self._nursery = nursery
         self._fault_plans = fault_plans or {}
         self._places = None if places is None else dict(places)
+        self._ledgers = ledgers
         self._noticed: set[str] = set()
         self._stepped = False
         # Events of former parts of the run are not told again.
@@ -127,11 +131,12 @@ class LocalSwarm:
             arguments += ["--fault-plan", str(self._fault_plans[name])]
         log = self.directory.peer(name) / "output.txt"
         self._noticed.discard(name)
+        environment = {LEDGER_VARIABLE: str(ledger_of(self.directory, name))} if self._ledgers else {}
         if self._places is None:
-            process = self._nursery.start(name, arguments, log)
+            process = self._nursery.start(name, arguments, log, environment=environment)
         else:
             place = self._places[name]
-            environment = {LISTEN_VARIABLE: place.address}
+            environment[LISTEN_VARIABLE] = place.address
             process = self._nursery.start(name, arguments, log, place.namespace, environment)
         self.processes[name] = process
         return process

@@ -11,6 +11,7 @@ import msgspec
 
 from anabranch.node.chaos.plan import TARGETS
 from anabranch.node.chaos.storm import Course, Delivered
+from anabranch.node.chaos.waste import Waste
 from anabranch.observe.events import Event, PeerRemoved, Repair, Rollback, Step, Suspected
 
 #: Version of the JSON result.
@@ -72,6 +73,7 @@ class Figures(msgspec.Struct):
     falsely_removed: int
     peer_hours: float
     recovery: Recovery
+    compute: Waste
 
 
 def faults_of(course: Course) -> Faults:
@@ -87,7 +89,7 @@ def faults_of(course: Course) -> Faults:
     )
 
 
-def figures_of(course: Course, events: Sequence[Event], population: int) -> Figures:
+def figures_of(course: Course, events: Sequence[Event], population: int, waste: Waste) -> Figures:
     """`events` of the whole run, in the order of the file."""
     inside = [event for event in events if course.began <= event.time <= course.ended]
     back = [(before, after) for before, after in _steps_around_rollbacks(inside) if after < before]
@@ -107,6 +109,7 @@ def figures_of(course: Course, events: Sequence[Event], population: int) -> Figu
         ),
         peer_hours=population * course.seconds / 3600,
         recovery=_recovery(course, inside),
+        compute=waste,
     )
 
 

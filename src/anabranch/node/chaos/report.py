@@ -9,6 +9,7 @@ import msgspec
 
 from anabranch.node.chaos.figures import VERSION, Figures, Spread
 from anabranch.node.chaos.storm import Course
+from anabranch.node.chaos.waste import Waste
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,13 @@ class Result:
             f"suspected {figures.falsely_suspected}, removed {figures.falsely_removed} "
             f"({figures.peer_hours:.1f} peer-hours)",
         ]
+        waste = figures.compute
+        lines.append(
+            f"compute wasted: {_percent(waste, waste.wasted_s)} of {waste.computed_s:.0f} s; "
+            f"died with its peer {_percent(waste, waste.killed_s)}, "
+            f"frozen or done in its place {_percent(waste, waste.frozen_s)}, "
+            f"rolled back {_percent(waste, waste.rolled_back_s)}, other {_percent(waste, waste.other_s)}"
+        )
         if self.same_as_calm is not None:
             same = "are the same, bit for bit" if self.same_as_calm else "DIFFER"
             lines.append(f"steps that the runs without faults took, too, {same}")
@@ -135,3 +143,7 @@ def _spread(spread: Spread) -> str:
     if not spread.count:
         return "-"
     return f"{spread.median:.2f}  {spread.p95:.2f}  (most {spread.most:.2f}, of {spread.count})"
+
+
+def _percent(waste: Waste, seconds: float) -> str:
+    return f"{100 * waste.share(seconds):.2f} %"

@@ -73,7 +73,7 @@ def weather(
 ) -> Course:
     """Start the swarm, strike it for length_s seconds from when all serve, end it. Raises UserError,
     LeaderFailed."""
-    swarm = LocalSwarm(directory, config, nursery, places=places)
+    swarm = LocalSwarm(directory, config, nursery, places=places, ledgers=True)
     try:
         swarm.start()
         storm = Storm(swarm, plan, say)
