@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: train test lint soak chaos fuzz bench bench-flow setup pictures clean
+.PHONY: train test lint soak chaos golden fuzz bench bench-flow setup pictures clean
 
 # A local swarm (two data nodes, six relays) trains llama-tiny; then every step is verified.
 train: $(READY)
@@ -24,6 +24,10 @@ soak: $(READY)
 # Real processes killed, frozen and replaced for ten minutes; with the runs to compare and the proof, half an hour.
 chaos: $(READY)
 	$(BIN)/anabranch chaos
+
+# After a change of numbers: the reference writes the golden histories anew (docs/fault-tolerance.md).
+golden: $(READY)
+	$(BIN)/python tests/sim/golden_histories.py --write
 
 # Every decoder, FUZZ_S seconds each; inputs that reach something new are added to tests/fuzz/corpus.
 FUZZ_S ?= 60
