@@ -52,8 +52,8 @@ class Blow:
 
 @dataclass(frozen=True)
 class Scenario:
-    """replicas[s-1] relays at stage s. blows: made anew for each world, for moments count. rollbacks: how many
-    there are at least."""
+    """replicas[s-1] relays at stage s. blows: made anew for each world, as moments count. rollbacks: at least
+    so many are needed."""
 
     run: RunConfig
     replicas: tuple[int, ...]
