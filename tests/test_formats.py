@@ -13,6 +13,11 @@ from anabranch.checkpoint.directory import CheckpointManifest, StageFile
 from anabranch.config import RunConfig
 from anabranch.config_rules import CHOICES
 from anabranch.observe.events import KINDS
+from anabranch.observe.view.crew import NODES_MAX
+from anabranch.observe.view.history import HELD_OUT_COLUMNS, STEP_COLUMNS
+from anabranch.observe.view.model import EVALUATIONS_MAX, STEPS_MAX, STORY_MAX
+from anabranch.observe.view.recording import FRAMES_MAX, Recording
+from anabranch.observe.view.teller import SUBJECTS
 from anabranch.protocol import records
 from anabranch.sim.scenario import RANGES, Scenario
 from anabranch.sim.scenario import keys as scenario_keys
@@ -90,3 +95,11 @@ def test_every_key_of_a_simulated_iteration_is_listed() -> None:
     structs = (Row, SimulatedRun, Summary)
     for field in (*FIGURES, *(field for kind in structs for field in kind.__struct_fields__)):
         assert f"`{field}`" in section, field
+
+
+def test_the_recording_is_described_as_it_is() -> None:
+    section = TEXT[TEXT.index("## Recording") : TEXT.index("## Commit log")]
+    for name in (*Recording().document(), *STEP_COLUMNS, *HELD_OUT_COLUMNS, *SUBJECTS):
+        assert f"`{name}`" in section, name
+    for most in (FRAMES_MAX, STEPS_MAX, EVALUATIONS_MAX, STORY_MAX, NODES_MAX):
+        assert f" {most:,}" in section, most

@@ -30,6 +30,8 @@ COMMANDS: dict[str, Command] = {
     "start": Command("anabranch.cli.start", "start a run as its data node; prints the ticket"),
     "join": Command("anabranch.cli.join", "lend this machine"),
     "resume": Command("anabranch.cli.resume", "continue a run from its directory"),
+    "watch": Command("anabranch.cli.watch", "a page that shows a run, live and as a replay"),
+    "report": Command("anabranch.cli.report", "a run with its replay as one HTML file"),
     "verify": Command("anabranch.cli.verify", "take every step of a run again and compare, bit by bit"),
     "export": Command("anabranch.cli.export", "write a checkpoint as a folder that transformers loads"),
     "generate": Command("anabranch.cli.generate", "sample text from a checkpoint"),

@@ -178,6 +178,8 @@ class Journal:
             role="data" if member.stage == 0 else "relay",
             stage=member.stage,
             numerics_class=member.numerics_class,
+            capacity=member.capacity,
+            forward_s=member.forward_s,
         )
 
     def _repair(self, f: Mapping[str, Any]) -> log.Event:
@@ -204,6 +206,10 @@ class Journal:
             apply_s=s.get("Apply", 0.0) + s.get("Skip", 0.0),
             bytes_activations=int(f.get("bytes_activations", 0)),
             bytes_reduce=int(f.get("bytes_reduce", 0)),
+            idle_s=f.get("idle_s", 0.0),
+            span_s=f.get("span_s", 0.0),
+            reducing_s=f.get("reducing_s", 0.0),
+            transfer_s=f.get("transfer_s", 0.0),
         )
 
 

@@ -22,6 +22,7 @@ from anabranch.node.journal import Journal
 from anabranch.node.ledger import Ledger
 from anabranch.node.links import Links
 from anabranch.node.memory import free_cycles, settle
+from anabranch.node.pulse import Pulse
 from anabranch.protocol import events as ev
 from anabranch.protocol.peer import Peer
 from anabranch.protocol.records import Genesis
@@ -76,6 +77,7 @@ class LivePeer:
             events_path,
             lambda lines: self.handle(ev.Observed(lines)),
         )
+        self.pulse = Pulse(peer.core)
         self._directory = directory
         self._keep = keep_checkpoints
         self._run_id = run_id
@@ -129,6 +131,7 @@ class LivePeer:
             return
         for effect in self.peer.handle(event, self._loop.time()):
             self._carry_out(effect)
+        self.pulse.watch(event)
         for watcher in self.watchers:
             watcher(self, event)
         self._plan_wake()
@@ -238,8 +241,9 @@ class LivePeer:
             flow = sum(sent.get(k, 0) - before.get(k, 0) for k in ("Forward", "Backward"))
             reduce = sum(sent.get(k, 0) - before.get(k, 0) for k in ("ReducePart", "ReducedPart"))
             self._sent_before = dict(sent)
-            fields = {**fields, "bytes_activations": flow, "bytes_reduce": reduce}
+            fields = {**fields, "bytes_activations": flow, "bytes_reduce": reduce, **self.pulse.beat(fields)}
             self._loop.call_soon(free_cycles)  # a step was applied: what an earlier one held may go
+            self.pulse.tell(self.journal.write)
         self.journal.note(kind, fields)
 
     # --- the disk (on its own thread) ----------------------------------------------------------

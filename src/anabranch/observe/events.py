@@ -64,6 +64,10 @@ class PeerJoined(Event, frozen=True, kw_only=True):
     role: str
     stage: int
     numerics_class: str
+    capacity: int = 0
+    """Microbatches that it can hold at once."""
+    forward_s: float = 0.0
+    """Seconds of one forward, as it measured when it joined."""
 
 
 class PeerActive(Event, frozen=True, kw_only=True):
@@ -216,6 +220,27 @@ class Timing(Event, frozen=True, kw_only=True):
     idle_s: float = 0.0
     bytes_activations: int = 0
     bytes_reduce: int = 0
+    span_s: float = 0.0
+    """Since its step before; 0 where that is not known."""
+    reducing_s: float = 0.0
+    """From the attempt that was committed until the step was taken."""
+    transfer_s: float = 0.0
+    """What the links took for the activations and gradients that it received, as far as it was idle."""
+
+
+class Vitals(Event, frozen=True, kw_only=True):
+    """What `peer` has measured of itself and of its links, told every few seconds of training."""
+
+    stage: int
+    capacity: int = 0
+    """Microbatches that it can hold at once."""
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    """Of one microbatch."""
+    trips: dict[str, float] = msgspec.field(default_factory=dict)
+    """peer -> round trip (s) of a small message."""
+    program: str = ""
+    """Version of its program."""
 
 
 class Note(Event, frozen=True, kw_only=True):
@@ -253,6 +278,7 @@ KINDS: tuple[type[Event], ...] = (
     Rollback,
     RunFinished,
     Timing,
+    Vitals,
     Note,
 )
 

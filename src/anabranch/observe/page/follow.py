@@ -1,0 +1,83 @@
+"""From a run's event log to its page, in one event loop or in a thread beside other work."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from pathlib import Path
+
+from anabranch.errors import UserError
+from anabranch.observe.page.server import PageServer
+from anabranch.observe.tail import Tail
+from anabranch.observe.view.recording import Recording
+
+#: Seconds between looks at the log, and seconds of folding before others get their turn.
+LOOK_S, SLICE_S = 0.25, 0.02
+
+
+async def follow(tail: Tail, server: PageServer) -> None:
+    """Fold what is written to the log into the server's recording, for ever."""
+    recording = server.recording
+    while True:
+        events = tail.read()
+        began = time.monotonic()
+        for event in events:
+            recording.take(event)
+            if time.monotonic() - began > SLICE_S:
+                server.notify()
+                await asyncio.sleep(0)
+                began = time.monotonic()
+        recording.cut()
+        if events:
+            server.notify()
+        await asyncio.sleep(0 if len(events) > 1000 else LOOK_S)
+
+
+class PageThread:
+    """The page of a run, served by a thread of its own until `close`."""
+
+    def __init__(self, events: Path, host: str = "127.0.0.1", port: int = 0, secret: str = "") -> None:
+        self.address = ""
+        """Where the page is, once started."""
+        self._where = host, port, secret
+        self._events = events
+        self._ready = threading.Event()
+        self._problem: UserError | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._main: asyncio.Task[None] | None = None
+        self._thread = threading.Thread(target=self._run, name="anabranch page", daemon=True)
+
+    def start(self) -> str:
+        """Returns the page's address. Raises UserError when it cannot be served."""
+        self._thread.start()
+        self._ready.wait()
+        if self._problem is not None:
+            raise self._problem
+        return self.address
+
+    def close(self) -> None:
+        if self._loop is not None and self._main is not None:
+            with contextlib.suppress(RuntimeError):  # it has ended by itself
+                self._loop.call_soon_threadsafe(self._main.cancel)
+            self._thread.join()
+
+    def _run(self) -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            asyncio.run(self._serve())
+
+    async def _serve(self) -> None:
+        self._loop, self._main = asyncio.get_running_loop(), asyncio.current_task()
+        try:
+            server = PageServer(Recording(), *self._where)
+            self.address = await server.start()
+        except UserError as error:
+            self._problem = error
+            return
+        finally:
+            self._ready.set()
+        try:
+            await follow(Tail(self._events), server)
+        finally:
+            await server.close()

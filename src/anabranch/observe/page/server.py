@@ -1,0 +1,165 @@
+"""The page's server: files, and the run's recording as server-sent events. It only shows; on loopback unless
+told otherwise, and then only with a secret."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import ipaddress
+
+import msgspec
+
+from anabranch.errors import UserError
+from anabranch.observe.page.files import served
+from anabranch.observe.page.http import HEAD_MAX, BadRequest, Request, head, read_request
+from anabranch.observe.view.recording import Cursor, Recording
+
+#: Connections at once; seconds between two messages of a stream, at least and (heartbeats) at most; seconds
+#: that a slow reader is waited for; bytes that may wait for it.
+CONNECTIONS_MAX = 64
+LEAST_S, BEAT_S = 0.2, 5.0
+PATIENCE_S, BUFFER_BYTES = 60.0, 1 << 20
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+def on_loopback(host: str) -> bool:
+    """Whether only this machine can connect to an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class PageServer:
+    """Serves one recording. `secret` is asked for by everything but the empty page; without one the server
+    answers only those who call it by a name of this machine, so that no foreign page can read it.
+
+    Raises UserError where a secret is needed and missing."""
+
+    def __init__(
+        self, recording: Recording, host: str = "127.0.0.1", port: int = 0, secret: str = ""
+    ) -> None:
+        if not secret and not on_loopback(host):
+            raise UserError(f"--host {host}: others could read the page there; give --secret, too")
+        self.recording = recording
+        self._host, self._port, self._secret = host, port, secret
+        self._files = served()
+        self._news = asyncio.Event()
+        self._server: asyncio.Server | None = None
+        self._closed = False
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> str:
+        """Listen; returns the page's address. Raises UserError."""
+        try:
+            self._server = await asyncio.start_server(self._accept, self._host, self._port, limit=HEAD_MAX)
+        except (OSError, OverflowError) as error:
+            where = f"{self._host} port {self._port}"
+            raise UserError(f"cannot listen on {where}: {error}; choose another --port") from None
+        port = self._server.sockets[0].getsockname()[1]
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return f"http://{host}:{port}/" + (f"#secret={self._secret}" if self._secret else "")
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        self._closed = True  # before Python 3.12, wait_for may swallow a cancellation
+        self.notify()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def notify(self) -> None:
+        """The recording has grown."""
+        self._news.set()
+        self._news = asyncio.Event()
+
+    # --- inside ----------------------------------------------------------------------------------
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        writer.transport.set_write_buffer_limits(high=BUFFER_BYTES)
+        try:
+            if len(self._tasks) > CONNECTIONS_MAX:
+                self._answer(writer, 503, b"too many connections\n")
+            else:
+                await self._respond(await read_request(reader), writer)
+            await asyncio.wait_for(writer.drain(), PATIENCE_S)
+        except BadRequest:
+            self._answer(writer, 400, b"not a request\n")
+        except (OSError, asyncio.TimeoutError, asyncio.CancelledError):
+            pass  # it went away, or does not read; or the server ends
+        finally:
+            self._tasks.discard(task)
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+    async def _respond(self, request: Request, writer: asyncio.StreamWriter) -> None:
+        if request.method != "GET":
+            self._answer(writer, 405, b"only GET\n")
+        elif not self._secret and not self._local(request):
+            self._answer(writer, 403, b"this page is for its own machine: call it 127.0.0.1 or localhost\n")
+        elif request.path in self._files:
+            self._answer(writer, 200, self._files[request.path][1], self._files[request.path][0])
+        elif request.path != "/stream":
+            self._answer(writer, 404, b"there is no such page\n")
+        elif not self._permitted(request):
+            self._answer(writer, 403, b"the secret is missing or wrong\n")
+        else:
+            await self._stream(writer)
+
+    def _local(self, request: Request) -> bool:
+        """Whether the request was made to a name of this machine: a foreign name that resolves to loopback
+        (DNS rebinding) would let any web page read ours."""
+        host = request.headers.get("host", "")
+        name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
+        return on_loopback(name.strip("[]"))
+
+    def _permitted(self, request: Request) -> bool:
+        given = request.headers.get("authorization", "").removeprefix("Bearer ")
+        return not self._secret or hmac.compare_digest(given.encode(), self._secret.encode())
+
+    def _answer(
+        self, writer: asyncio.StreamWriter, status: int, body: bytes, kind: str = "text/plain; charset=utf-8"
+    ) -> None:
+        headers = {**HEADERS, "Content-Type": kind, "Content-Length": str(len(body))}
+        writer.write(head(status, headers) + body)
+
+    async def _stream(self, writer: asyncio.StreamWriter) -> None:
+        """The whole recording, then what is new, as it comes, until the reader goes away."""
+        writer.write(head(200, {**HEADERS, "Content-Type": "text/event-stream"}))
+        document = self.recording.document()
+        _, cursor = self.recording.since(Cursor())
+        await self._send(writer, "all", msgspec.json.encode(document))
+        while not self._closed and not writer.transport.is_closing():
+            news = self._news
+            more, after = self.recording.since(cursor)
+            if after != cursor:
+                cursor = after
+                await self._send(writer, "more", msgspec.json.encode(more))
+                await asyncio.sleep(LEAST_S)
+                continue
+            try:
+                await asyncio.wait_for(news.wait(), BEAT_S)
+            except asyncio.TimeoutError:
+                await self._send(writer, "beat", b"{}")
+
+    async def _send(self, writer: asyncio.StreamWriter, event: str, data: bytes) -> None:
+        writer.write(b"event: %s\ndata: %s\n\n" % (event.encode(), data))
+        await asyncio.wait_for(writer.drain(), PATIENCE_S)

@@ -1,0 +1,128 @@
+// The numbers and their histories.
+
+import { drawChart, drawSpark } from "./chart.js";
+import { PRESENT } from "./record.js";
+import { colours } from "./theme.js";
+import { byId, known, lasting, make, put, short, some, whole } from "./words.js";
+
+const PARTS = ["compute", "transfer", "reduce", "waiting"];
+const PART_NAMES = { compute: "compute", transfer: "transfer", reduce: "all-reduce", waiting: "waiting" };
+
+// Of steps that were taken again, the last time counts.
+export function standing(recording, name, at = 1) {
+  const kept = [];
+  const list = recording.lists[name];
+  for (let i = 0, end = recording.count(name); i < end; i += 1) {
+    while (kept.length && kept[kept.length - 1][at] >= list[i][at]) kept.pop();
+    kept.push(list[i]);
+  }
+  return kept;
+}
+
+export class Numbers {
+  constructor(redraw) {
+    this.pointers = new Map();
+    for (const canvas of document.querySelectorAll(".chart canvas")) {
+      canvas.addEventListener("pointermove", (event) => {
+        this.pointers.set(canvas.id, event.offsetX);
+        redraw();
+      });
+      canvas.addEventListener("pointerleave", () => {
+        this.pointers.delete(canvas.id);
+        redraw();
+      });
+    }
+  }
+
+  show(recording, columns) {
+    const column = (name) => columns.indexOf(name);
+    const steps = standing(recording, "steps");
+    const held = standing(recording, "held_out");
+    const of = (name) => steps.map((point) => [point[1], point[column(name)]]);
+    this.tiles(recording, steps, held, of, column);
+    this.charts(recording, steps, held, of);
+  }
+
+  tiles(recording, steps, held, of, column) {
+    const { run, totals } = recording;
+    const last = steps[steps.length - 1] ?? [];
+    put(byId("tile-step"), `${whole(run.t ?? 0)}`);
+    put(byId("tile-steps"), `of ${whole(run.steps ?? 0)}`);
+    byId("progress").value = run.steps ? (run.t ?? 0) / run.steps : 0;
+    const ended = run.phase === "finished";
+    put(byId("tile-eta"), ended ? "finished" : run.eta_s === null || run.eta_s === undefined ? "not begun" : `${lasting(run.eta_s)} to go`);
+    put(byId("tile-loss"), known(last[column("loss")]));
+    put(byId("tile-held"), held.length ? `held out ${known(held[held.length - 1][2])}` : "nothing held out yet");
+    const rates = steps.slice(-8).map((point) => point[column("tps")]).filter((rate) => rate !== null);
+    put(byId("tile-rate"), rates.length ? short(rates.reduce((a, b) => a + b) / rates.length) : "–");
+    put(byId("tile-batch"), run.tokens ? `tokens/s · ${whole(run.tokens)} a step` : "tokens/s");
+    this.split(steps, column);
+    const present = Object.values(recording.section("nodes")).filter((node) => PRESENT.has(node.state));
+    const counts = Array.from({ length: (run.stages ?? 0) + 1 }, () => 0);
+    for (const node of present) if (node.stage in counts) counts[node.stage] += 1;
+    put(byId("tile-peers"), whole(present.length));
+    const few = counts.length > 9 ? `stages ${Math.min(...counts.slice(1))}–${Math.max(...counts.slice(1))}` : counts.slice(1).join(" · ");
+    put(byId("tile-stages"), counts.length > 1 ? `data ${counts[0]} | ${few}` : "");
+    put(byId("tile-mended"), whole(totals.repairs ?? 0));
+    const crashed = totals.removals ?? 0;
+    const wasted = totals.computed_s ? (100 * (totals.wasted_s ?? 0)) / totals.computed_s : 0;
+    put(byId("tile-lost"), `${some(crashed, "crash", "es")} · ${wasted.toFixed(1)} % computed twice`);
+    drawSpark(byId("spark-loss"), of("loss"), colours.accent);
+    drawSpark(byId("spark-rate"), of("tps"), colours.good);
+  }
+
+  split(steps, column) {
+    const recent = steps.slice(-8).filter((point) => point[column("compute")] !== null);
+    const means = PARTS.map((part) => recent.reduce((sum, point) => sum + point[column(part)], 0) / (recent.length || 1));
+    const all = means.reduce((a, b) => a + b, 0);
+    const seconds = steps.slice(-8).map((point) => point[column("seconds")]);
+    put(byId("tile-seconds"), seconds.length ? lasting(seconds.reduce((a, b) => a + b) / seconds.length) : "–");
+    const bar = byId("split");
+    if (!bar.children.length) bar.append(...PARTS.map((part) => make("span", { class: part })));
+    PARTS.forEach((part, i) => (bar.children[i].style.flexGrow = String(all ? means[i] / all : 0)));
+    const words = PARTS.map((part, i) => `${PART_NAMES[part]} ${all ? Math.round((100 * means[i]) / all) : 0} %`);
+    bar.setAttribute("aria-label", all ? words.join(", ") : "not measured yet");
+    put(byId("tile-split"), all ? words.slice(0, 2).join(" · ") : "a step");
+  }
+
+  charts(recording, steps, held, of) {
+    const pointer = (id) => this.pointers.get(id) ?? null;
+    const troubles = troubleMarks(recording, steps);
+    drawChart(byId("chart-loss"), {
+      series: [
+        { name: "training", points: of("loss"), colour: colours.accent, raw: true },
+        { name: "held out", points: held.map((point) => [point[1], point[2]]), colour: colours.held, dots: true },
+      ],
+      shown: (value) => value.toFixed(2), pointer: pointer("chart-loss"), marks: troubles,
+    });
+    drawChart(byId("chart-rate"), {
+      series: [{ name: "tokens/s", points: of("tps"), colour: colours.good, raw: true, fill: true }],
+      zero: true, shown: short, pointer: pointer("chart-rate"), marks: troubles,
+    });
+    drawChart(byId("chart-split"), {
+      series: PARTS.map((part) => ({ name: PART_NAMES[part], points: of(part).filter(([, y]) => y !== null), colour: colours[part] })),
+      stacked: true, shown: (value) => lasting(value).replace("–", "0 s"), pointer: pointer("chart-split"),
+    });
+    drawChart(byId("chart-peers"), {
+      series: [{ name: "peers", points: of("alive"), colour: colours.calm, fill: true }],
+      zero: true, shown: (value) => whole(value), pointer: pointer("chart-peers"), marks: troubles,
+    });
+    const { totals } = recording;
+    put(byId("totals"), [
+      `${short(totals.sent ?? 0)}B sent`, `${lasting(totals.computed_s ?? 0)} computed`,
+      some(totals.doubles ?? 0, "microbatch", "es") + " computed twice", some(totals.skips ?? 0, "step") + " skipped",
+      some(totals.rollbacks ?? 0, "rollback"), some(totals.joins ?? 0, "arrival"), some(totals.refused ?? 0, "refusal"),
+    ].join(" · "));
+  }
+}
+
+// Where peers crashed, on the axis of steps.
+function troubleMarks(recording, steps) {
+  const marks = [];
+  for (const node of Object.values(recording.section("nodes"))) {
+    if (node.state !== "crashed") continue;
+    const after = steps.find((point) => point[0] >= node.since);
+    if (after) marks.push([after[1], colours.bad]);
+  }
+  return marks.slice(-60);
+}

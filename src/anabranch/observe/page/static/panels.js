@@ -1,0 +1,150 @@
+// What is told in words: the story, the people, the peers (the river's table), one peer's details.
+
+import { PRESENT } from "./record.js";
+import { lookOf, SOURCES } from "./theme.js";
+import { byId, clock, lasting, make, put, short, some, whole } from "./words.js";
+
+const ROWS_MAX = 200, LINES_MAX = 250;
+const SUBJECTS = { crew: "peers", trouble: "trouble", repair: "repairs", progress: "progress", note: "notes" };
+
+// Rows are made anew only when they differ, and then only those.
+function fill(body, rows) {
+  rows.forEach((row, i) => {
+    const text = JSON.stringify(row);
+    let line = body.rows[i];
+    if (line?.made === text) return;
+    const fresh = make("tr", {}, ...row.map((cell, at) =>
+      make(at ? "td" : "th", { ...(at ? {} : { scope: "row" }), class: cell.class ?? "" },
+        ...(cell.colour ? [swatch(cell)] : []), cell.text ?? cell)));
+    fresh.made = text;
+    if (line) line.replaceWith(fresh);
+    else body.append(fresh);
+  });
+  while (body.rows.length > rows.length) body.rows[body.rows.length - 1].remove();
+}
+
+function swatch({ colour, mark }) {
+  const dot = make("span", { class: `dot ${colour.startsWith("#") ? "" : colour}`, "aria-hidden": "true" }, mark ?? "");
+  if (colour.startsWith("#")) dot.style.background = colour;
+  return dot;
+}
+
+export function showPeers(recording, sources) {
+  const flowing = recording.hops.length > 0;
+  const present = Object.entries(recording.section("nodes")).filter(([, node]) => PRESENT.has(node.state) ||
+    (node.state === "crashed" && recording.at - node.since < 60));
+  present.sort(([, a], [, b]) => a.stage - b.stage || a.name.localeCompare(b.name, "en", { numeric: true }));
+  const rows = present.slice(0, ROWS_MAX).map(([key, node]) => {
+    const look = lookOf(node, flowing);
+    return [
+      { text: node.name, colour: node.stage ? look.colour : SOURCES[(sources.get(key) ?? 0) % SOURCES.length] },
+      node.region || "–", node.stage ? `stage ${node.stage}` : "data",
+      { text: look.word, class: `state ${look.colour}` },
+      { text: node.share ? String(node.share) : "0", class: "n" },
+      { text: node.forward_s ? `${lasting(node.forward_s)} / ${lasting(node.backward_s)}` : "–", class: "n" },
+      { text: `${Math.round(100 * node.busy)} %`, class: "n" },
+      { text: tripRange(node), class: "n" },
+    ];
+  });
+  fill(byId("peer-rows"), rows);
+  const more = present.length - rows.length;
+  put(byId("peer-more"), more > 0 ? `and ${whole(more)} more` : "");
+  put(byId("peer-count"), whole(present.filter(([, node]) => node.state !== "crashed").length));
+}
+
+function tripRange(node) {
+  const trips = Object.values(node.trips ?? {});
+  if (!trips.length) return "–";
+  const sorted = trips.sort((a, b) => a - b);
+  return `${lasting(sorted[0] / 1000)} … ${lasting(sorted[sorted.length - 1] / 1000)}`;
+}
+
+export function showPeople(recording) {
+  const nodes = Object.values(recording.section("nodes")).filter((node) => node.total || PRESENT.has(node.state));
+  const relays = nodes.filter((node) => node.stage !== 0).reduce((sum, node) => sum + node.total, 0);
+  const data = nodes.filter((node) => node.stage === 0).reduce((sum, node) => sum + node.total, 0);
+  nodes.sort((a, b) => b.total - a.total || a.name.localeCompare(b.name));
+  const rows = nodes.slice(0, ROWS_MAX).map((node) => {
+    const served = node.served + (node.joined ? Math.max(0, recording.at - node.joined) : 0);
+    const all = node.stage === 0 ? data : relays;
+    return [
+      node.name, node.region || "–", node.stage ? "relay" : "data node",
+      { text: whole(node.total), class: "n" }, { text: lasting(served), class: "n" },
+      { text: all ? `${((100 * node.total) / all).toFixed(1)} %` : "–", class: "n" },
+    ];
+  });
+  fill(byId("people-rows"), rows);
+}
+
+export class Story {
+  constructor() {
+    this.off = new Set();
+    this.list = byId("story-lines");
+    const chips = byId("story-subjects");
+    for (const [subject, word] of Object.entries(SUBJECTS)) {
+      const chip = make("button", { type: "button", class: `chip ${subject}`, "aria-pressed": "true" }, word);
+      chip.addEventListener("click", () => {
+        if (!this.off.delete(subject)) this.off.add(subject);
+        chip.setAttribute("aria-pressed", String(!this.off.has(subject)));
+        this.show(this.recording);
+      });
+      chips.append(chip);
+    }
+    byId("story-search").addEventListener("input", () => this.show(this.recording));
+  }
+
+  show(recording) {
+    this.recording = recording;
+    const words = byId("story-search").value.toLowerCase();
+    const lines = [];
+    for (let i = recording.count("story") - 1; i >= 0 && lines.length < LINES_MAX; i -= 1) {
+      const line = recording.lists.story[i];
+      if (!this.off.has(line[1]) && (!words || line[3].toLowerCase().includes(words))) lines.push(line);
+    }
+    const first = lines.length ? `${lines[0][0]} ${lines[0][3]} ${lines.length}` : "none";
+    if (first === this.first) return;
+    this.first = first;
+    this.list.replaceChildren(...(lines.length ? lines.map((line) => this.line(line, recording)) :
+      [make("li", { class: "empty" }, "nothing of this kind so far")]));
+  }
+
+  line([time, subject, , text], recording) {
+    const when = make("time", { title: new Date(time * 1000).toLocaleString() }, clock(time - recording.began));
+    return make("li", { class: subject }, when, make("span", {}, text));
+  }
+}
+
+export function showDetails(recording, key, sources) {
+  const panel = byId("details");
+  const node = recording.section("nodes")[key];
+  panel.hidden = !node;
+  if (!node) return;
+  const look = lookOf(node, recording.hops.length > 0);
+  const name = byId("details-name");
+  const title = node.region ? `${node.name} in ${node.region}` : node.name;
+  put(name, title);
+  const facts = [
+    ["place", node.stage ? `relay of stage ${node.stage}` : "data node"],
+    ["state", node.why ? `${look.word}: ${node.why}` : look.word],
+    ["this step", some(node.share, "microbatch", "es")],
+    ["in all", `${whole(node.total)} in committed steps`],
+    ["can hold", node.capacity ? some(node.capacity, "microbatch", "es") : "–"],
+    ["a microbatch", node.forward_s ? `forward ${lasting(node.forward_s)}, backward ${lasting(node.backward_s)}` : "–"],
+    ["computing", `${Math.round(100 * node.busy)} % of the time`],
+    ["sent", `${short(node.sent)}B`],
+    ["round trips", trips(recording, node)],
+    ["program", node.program ? `anabranch ${node.program}` : "–"],
+    ["id", node.id.slice(0, 16)],
+  ];
+  const list = byId("details-facts");
+  const text = JSON.stringify(facts);
+  if (list.made === text) return;
+  list.made = text;
+  list.replaceChildren(...facts.flatMap(([term, value]) => [make("dt", {}, term), make("dd", {}, value)]));
+}
+
+function trips(recording, node) {
+  const nodes = recording.section("nodes");
+  const known = Object.entries(node.trips ?? {}).filter(([key]) => nodes[key]).sort((a, b) => a[1] - b[1]);
+  return known.slice(0, 6).map(([key, ms]) => `${nodes[key].name} ${lasting(ms / 1000)}`).join(", ") || "–";
+}

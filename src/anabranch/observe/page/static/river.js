@@ -1,0 +1,331 @@
+// The river: stages as columns (rows on a narrow screen), nodes sized by what they can hold and coloured by how
+// they are, the last step's microbatches as ribbons in the colour of the data node that they came from.
+
+import { fit } from "./chart.js";
+import { layOut } from "./layout.js";
+import { colours, lookOf, SOURCES } from "./theme.js";
+
+const THICK = 12;
+const EASE_PER_S = 7;
+const NARROW = 560;
+// Beyond so many ribbons the water stands still: drawing its threads would cost frames.
+const THREADS_MAX = 260;
+
+export class River {
+  constructor(canvas, onChoose) {
+    this.canvas = canvas;
+    this.seen = new Map();
+    this.ribbons = new Map();
+    this.chosen = "";
+    this.hovered = "";
+    this.still = matchMedia("(prefers-reduced-motion: reduce)");
+    this.onChoose = onChoose;
+    canvas.addEventListener("pointermove", (event) => this.hover(event));
+    canvas.addEventListener("pointerleave", () => this.point("", null));
+    canvas.addEventListener("click", (event) => {
+      this.hover(event);
+      this.choose(this.hovered);
+    });
+    canvas.addEventListener("keydown", (event) => this.key(event));
+  }
+
+  // Called when the state or the size of the canvas changed.
+  update(recording, sources, speed) {
+    this.recording = recording;
+    this.sources = sources;
+    this.linger = 8 * Math.max(1, speed);
+    this.stale = true;
+  }
+
+  hover(event) {
+    const box = this.canvas.getBoundingClientRect();
+    const [x, y] = [event.clientX - box.left, event.clientY - box.top];
+    let best = "", distance = 18;
+    for (const [id, shape] of this.seen) {
+      const dx = Math.max(shape.x - x, 0, x - shape.x - shape.w), dy = Math.max(shape.y - y, 0, y - shape.y - shape.h);
+      if (Math.hypot(dx, dy) < distance) [best, distance] = [id, Math.hypot(dx, dy)];
+    }
+    this.point(best, event);
+  }
+
+  point(id) {
+    if (id === this.hovered) return;
+    this.hovered = id;
+    this.canvas.style.cursor = id ? "pointer" : "default";
+    this.tell();
+  }
+
+  choose(id) {
+    this.chosen = id === this.chosen ? "" : id;
+    this.tell();
+  }
+
+  tell() {
+    this.onChoose((this.hovered || this.chosen).split(":")[1] ?? "");
+  }
+
+  // Arrows go from node to node: along the stages and within one.
+  key(event) {
+    const step = { ArrowRight: [1, 0], ArrowLeft: [-1, 0], ArrowDown: [0, 1], ArrowUp: [0, -1] }[event.key];
+    if (event.key === "Escape") this.choose("");
+    if (!step || !this.layout?.columns.length) return;
+    event.preventDefault();
+    const columns = this.layout.columns;
+    const [at, key] = this.chosen.split(":");
+    const [column, row] = this.vertical ? [step[1], step[0]] : step;
+    let c = this.chosen ? Number(at) : 0;
+    let r = this.chosen ? columns[c].findIndex((box) => box.key === key) : 0;
+    if (this.chosen) {
+      c = Math.max(0, Math.min(columns.length - 1, c + column));
+      r = Math.max(0, Math.min(columns[c].length - 1, r + row));
+    }
+    if (columns[c][r]) {
+      this.chosen = columns[c][r].id;
+      this.tell();
+    }
+  }
+
+  draw(now) {
+    const { context: c, width, height } = fit(this.canvas);
+    if (!this.recording || width < 20) return;
+    const passed = Math.min(0.1, (now - (this.drawn ?? now)) / 1000);
+    this.drawn = now;
+    this.vertical = width < NARROW;
+    const [along, across] = this.vertical ? [height - 92, width - 16] : [width - 150, height - 44];
+    if (this.stale || this.size !== `${width} ${height}`) {
+      this.layout = layOut(this.recording, along, across, this.linger);
+      this.stale = false;
+      this.size = `${width} ${height}`;
+    }
+    const ease = this.still.matches ? 1 : 1 - Math.exp(-passed * EASE_PER_S);
+    this.moveBoxes(ease, width, height);
+    this.moveRibbons(ease);
+    this.drawRibbons(c, now);
+    this.drawHeads(c, width, height);
+    this.drawBoxes(c, now);
+  }
+
+  // Shapes glide to where the layout has them; what is new begins small, what is gone fades.
+  moveBoxes(ease, width, height) {
+    for (const [id, box] of this.layout.boxes) {
+      const target = this.vertical
+        ? { x: 8 + box.start, y: 36 + box.along, w: box.size, h: THICK }
+        : { x: 75 + box.along - THICK / 2, y: 40 + box.start, w: THICK, h: box.size };
+      let shape = this.seen.get(id);
+      if (!shape) this.seen.set(id, (shape = { ...target, alpha: 0 }));
+      shape.box = box;
+      shape.gone = false;
+      for (const side of ["x", "y", "w", "h"]) shape[side] += (target[side] - shape[side]) * ease;
+      shape.alpha += (1 - shape.alpha) * ease;
+    }
+    for (const [id, shape] of this.seen) {
+      if (this.layout.boxes.has(id)) continue;
+      shape.gone = true;
+      shape.alpha -= shape.alpha * ease;
+      if (shape.alpha < 0.03) this.seen.delete(id);
+    }
+  }
+
+  moveRibbons(ease) {
+    const wanted = new Map(this.layout.ribbons.map((ribbon) => [ribbon.id, ribbon]));
+    for (const [id, target] of wanted) {
+      let ribbon = this.ribbons.get(id);
+      if (!ribbon) this.ribbons.set(id, (ribbon = { width: 0, out: target.out, into: target.into }));
+      ribbon.target = target;
+      for (const name of ["width", "out", "into"]) ribbon[name] += (target[name] - ribbon[name]) * ease;
+    }
+    for (const [id, ribbon] of this.ribbons) {
+      if (wanted.has(id)) continue;
+      ribbon.width -= ribbon.width * ease;
+      if (ribbon.width < 0.3) this.ribbons.delete(id);
+    }
+  }
+
+  drawRibbons(c, now) {
+    const flowing = this.recording.run.phase === "training";
+    const threads = flowing && !this.still.matches && this.ribbons.size <= THREADS_MAX;
+    const focus = (this.hovered || this.chosen).split(":")[1];
+    for (const ribbon of this.ribbons.values()) {
+      const { start, end, source } = ribbon.target;
+      const a = this.seen.get(start.id), b = this.seen.get(end.id);
+      if (!a || !b) continue;
+      const [p, q] = this.vertical
+        ? [[a.x + ribbon.out, a.y + THICK], [b.x + ribbon.into, b.y]]
+        : [[a.x + THICK, a.y + ribbon.out], [b.x, b.y + ribbon.into]];
+      const colour = SOURCES[(this.sources.get(source) ?? 0) % SOURCES.length];
+      const dim = focus && ![start.key, end.key, source].includes(focus);
+      c.globalAlpha = (dim ? 0.12 : colours.dark ? 0.5 : 0.42) * Math.min(a.alpha, b.alpha);
+      c.fillStyle = colour;
+      this.band(c, p, q, ribbon.width);
+      if (threads && !dim && ribbon.width > 1.2) this.water(c, p, q, ribbon, now, colour);
+    }
+    c.globalAlpha = 1;
+  }
+
+  band(c, [x0, y0], [x1, y1], width) {
+    c.beginPath();
+    if (this.vertical) {
+      const m = (y0 + y1) / 2;
+      c.moveTo(x0, y0);
+      c.bezierCurveTo(x0, m, x1, m, x1, y1);
+      c.lineTo(x1 + width, y1);
+      c.bezierCurveTo(x1 + width, m, x0 + width, m, x0 + width, y0);
+    } else {
+      const m = (x0 + x1) / 2;
+      c.moveTo(x0, y0);
+      c.bezierCurveTo(m, y0, m, y1, x1, y1);
+      c.lineTo(x1, y1 + width);
+      c.bezierCurveTo(m, y1 + width, m, y0 + width, x0, y0 + width);
+    }
+    c.fill();
+  }
+
+  // Threads of light that drift downstream.
+  water(c, [x0, y0], [x1, y1], ribbon, now, colour) {
+    const count = Math.max(1, Math.min(5, Math.round(ribbon.width / 7)));
+    c.strokeStyle = colours.dark ? "#ffffff" : colour;
+    c.lineWidth = Math.max(0.8, Math.min(2, ribbon.width / 8));
+    c.lineCap = "round";
+    for (let i = 0; i < count; i += 1) {
+      const at = ((i + 0.5) / count) * ribbon.width;
+      const seed = (ribbon.target.id.length * 37 + i * 61) % 97;
+      c.setLineDash([10 + (seed % 14), 46 + (seed % 31)]);
+      c.lineDashOffset = -(now * 0.045 + seed * 5);
+      c.globalAlpha = colours.dark ? 0.34 : 0.75;
+      c.beginPath();
+      if (this.vertical) {
+        const m = (y0 + y1) / 2;
+        c.moveTo(x0 + at, y0);
+        c.bezierCurveTo(x0 + at, m, x1 + at, m, x1 + at, y1);
+      } else {
+        const m = (x0 + x1) / 2;
+        c.moveTo(x0, y0 + at);
+        c.bezierCurveTo(m, y0 + at, m, y1 + at, x1, y1 + at);
+      }
+      c.stroke();
+    }
+    c.setLineDash([]);
+  }
+
+  drawHeads(c, width, height) {
+    const columns = this.layout.columns;
+    c.textAlign = "center";
+    c.textBaseline = "middle";
+    const step = columns.length > 1 ? (this.vertical ? height - 92 : width - 150) / (columns.length - 1) : 1;
+    const every = this.vertical ? 1 : Math.ceil(64 / step);
+    columns.forEach((column, at) => {
+      const present = column.filter((box) => box.node.state !== "crashed").length;
+      const last = at === columns.length - 1;
+      if (at % every && !last) return;
+      const name = at === 0 ? "data" : last ? "loss" : step < 90 && !this.vertical ? `${at}` : `stage ${at}`;
+      const thin = present < 2 && at > 0 && !last;
+      c.fillStyle = thin ? colours.warn : colours.muted;
+      c.font = "600 12px system-ui, sans-serif";
+      if (this.vertical) {
+        c.textAlign = "left";
+        c.fillText(name, 8, 10 + (at * (height - 92)) / Math.max(1, columns.length - 1) + (at ? 10 : 6));
+      } else {
+        c.fillText(thin && step > 120 ? `${name} · one replica` : name, 75 + (at * (width - 150)) / Math.max(1, columns.length - 1), 12);
+      }
+    });
+  }
+
+  drawBoxes(c, now) {
+    const flowing = this.recording.hops.length > 0;
+    const focus = (this.hovered || this.chosen).split(":")[1];
+    for (const shape of this.seen.values()) {
+      const { node, key } = shape.box;
+      const look = lookOf(node, flowing);
+      const data = node.stage === 0 && look.word === "well";
+      const colour = data ? SOURCES[(this.sources.get(key) ?? 0) % SOURCES.length] : colours[look.colour];
+      const { x, y, w, h } = shape;
+      c.globalAlpha = shape.alpha;
+      if (focus === key) {
+        c.strokeStyle = colours.ink;
+        c.lineWidth = 2;
+        c.beginPath();
+        c.roundRect(x - 3.5, y - 3.5, w + 7, h + 7, 8);
+        c.stroke();
+      }
+      c.fillStyle = colour;
+      c.beginPath();
+      c.roundRect(x, y, w, h, Math.min(5, w / 2, h / 2));
+      if (node.state === "joining") {
+        c.globalAlpha = shape.alpha * 0.35;
+        c.fill();
+        c.globalAlpha = shape.alpha;
+        c.setLineDash([4, 3]);
+        c.strokeStyle = colour;
+        c.lineWidth = 1.5;
+        c.stroke();
+        c.setLineDash([]);
+      } else c.fill();
+      if (look.colour === "bad" || look.colour === "warn") this.alarm(c, shape, colour, now, look.mark);
+      this.label(c, shape, node, look);
+    }
+    c.globalAlpha = 1;
+  }
+
+  // Rings spread from where something broke.
+  alarm(c, { x, y, w, h, alpha }, colour, now, mark) {
+    const [cx, cy] = [x + w / 2, y + h / 2];
+    c.strokeStyle = colour;
+    c.lineWidth = 2;
+    for (const shift of this.still.matches ? [0.4] : [0, 0.5]) {
+      const part = this.still.matches ? shift : (now / 1600 + shift) % 1;
+      c.globalAlpha = alpha * (1 - part) * 0.8;
+      c.beginPath();
+      c.arc(cx, cy, 8 + part * 26, 0, 7);
+      c.stroke();
+    }
+    c.globalAlpha = alpha;
+    c.fillStyle = colour;
+    c.beginPath();
+    c.arc(cx, cy, 9, 0, 7);
+    c.fill();
+    c.fillStyle = "#ffffff";
+    c.font = "700 14px system-ui, sans-serif";
+    c.textAlign = "center";
+    c.textBaseline = "middle";
+    c.fillText(mark, cx, cy + 0.5);
+  }
+
+  label(c, { x, y, w, h, box, alpha }, node, look) {
+    const first = box.column === 0, last = box.column === this.layout.columns.length - 1;
+    c.font = "12px system-ui, sans-serif";
+    c.textBaseline = "middle";
+    c.globalAlpha = alpha;
+    if (this.vertical) {
+      if (w < 46) return;
+      c.textAlign = "center";
+      c.fillStyle = colours.ink;
+      halo(c, clip(c, node.name, w + this.layout.gap - 6), x + w / 2, y + THICK + 9);
+      return;
+    }
+    if (this.layout.gap + h < 15) return;
+    const share = node.stage === 0 || node.state !== "active" ? "" : ` · ${Math.round(node.share)}`;
+    c.fillStyle = look.colour === "good" || node.stage === 0 ? colours.ink : colours[look.colour];
+    if (first || last) {
+      c.textAlign = first ? "right" : "left";
+      c.fillText(clip(c, node.name, 60), first ? x - 6 : x + w + 6, y + h / 2);
+    } else if (this.layout.gap >= 15) {
+      c.textAlign = "center";
+      halo(c, clip(c, node.name, 110) + share, x + w / 2, y - 8);
+    }
+  }
+}
+
+function halo(c, text, x, y) {
+  c.strokeStyle = colours.panel;
+  c.lineWidth = 3.5;
+  c.lineJoin = "round";
+  c.strokeText(text, x, y);
+  c.fillText(text, x, y);
+}
+
+function clip(c, text, width) {
+  if (c.measureText(text).width <= width) return text;
+  let end = text.length;
+  while (end > 1 && c.measureText(`${text.slice(0, end)}…`).width > width) end -= 1;
+  return `${text.slice(0, end)}…`;
+}

@@ -1,0 +1,180 @@
+"""The page in a real browser, over a real local swarm: what happens there is seen, live and afterwards."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from local_swarms import PATIENCE_S, Swarm, created, small_run, swarm_of
+
+from anabranch.cli.main import main
+from anabranch.node.children import Nursery
+from anabranch.observe.events import PeerRemoved, RunFinished, Step
+from anabranch.observe.page.follow import PageThread
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+#: Seconds after which the page must show what happened.
+SEEN_S = 3.0
+#: Moves the scrubber.
+MOVE = """(value) => {
+    const scrubber = document.querySelector('#scrubber');
+    scrubber.value = value;
+    scrubber.dispatchEvent(new Event('input'));
+}"""
+STEPS = 400
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Skipped where no browser is installed, but never in continuous integration."""
+    if CHROMIUM is None and not os.environ.get("CI"):
+        pytest.skip("no chromium here (apt-get install chromium)")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as driver:
+        started = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        yield started
+        started.close()
+
+
+class Page:
+    """One page of the browser that notes what must not be: errors, and requests to anywhere else."""
+
+    def __init__(self, browser: Any, address: str, offline: bool = False) -> None:
+        self.context = browser.new_context(offline=offline)
+        self.page = self.context.new_page()
+        self.wrong: list[str] = []
+        self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
+        self.page.on("console", lambda said: self.wrong.append(said.text) if said.type != "log" else None)
+        self.page.on("request", lambda request: self.requested(request.url, address))
+        self.page.goto(address)
+
+    def requested(self, url: str, address: str) -> None:
+        if not url.startswith((address.partition("#")[0], "data:", "blob:")):
+            self.wrong.append(f"a request to {url}")
+
+    def text(self, selector: str) -> str:
+        return str(self.page.text_content(selector))
+
+    def until(self, script: str, within_s: float = PATIENCE_S) -> None:
+        """Until a script's value is true."""
+        self.page.wait_for_function(script, timeout=1000 * within_s)
+
+    def peers(self) -> dict[str, str]:
+        """Name -> state, of the table."""
+        rows = self.page.eval_on_selector_all(
+            "#peer-rows tr", "rows => rows.map((r) => [r.cells[0].textContent, r.cells[3].textContent])"
+        )
+        return dict(rows)
+
+    def close(self) -> None:
+        self.context.close()
+        assert self.wrong == []
+
+
+def story_says(words: str) -> str:
+    return f"() => document.querySelector('#story-lines').textContent.includes('{words}')"
+
+
+def row_says(name: str, state: str) -> str:
+    return (
+        "() => [...document.querySelectorAll('#peer-rows tr')].some((r) => "
+        f"r.cells[0].textContent === '{name}' && r.cells[3].textContent === '{state}')"
+    )
+
+
+def test_a_killed_relay_is_seen_live_in_the_replay_and_in_the_report(
+    tmp_path: Path, texts: Path, nursery: Nursery, browser: Any
+) -> None:
+    run = small_run(texts, run__steps=STEPS, checkpoint__every=1000, evaluation__every=0, fleet__minimum=2)
+    directory = created(tmp_path / "run", run)
+    page = PageThread(directory.events)
+    address = page.start()
+    try:
+        with swarm_of(directory, run, nursery) as swarm:
+            swarm.until(lambda events: any(isinstance(event, Step) and event.t >= 3 for event in events))
+            check_live(swarm, Page(browser, address))
+            swarm.until(lambda events: any(isinstance(event, PeerRemoved) for event in events))
+            swarm.stop()
+            assert isinstance(swarm.to_the_end()[-1], RunFinished)
+            check_replay(Page(browser, address))
+    finally:
+        page.close()
+    assert main(["report", str(directory.path), "--html", str(tmp_path / "report.html")]) == 0
+    check_replay(Page(browser, (tmp_path / "report.html").as_uri(), offline=True))
+
+
+def check_live(swarm: Swarm, seen: Page) -> None:
+    names = {"data-0", "relay-1.0", "relay-1.1", "relay-2.0", "relay-2.1"}
+    seen.until("() => document.querySelectorAll('#peer-rows tr').length === 5")
+    assert set(seen.peers()) == names and seen.text("#tile-peers") == "5"
+    seen.until("() => document.querySelector('#phase').textContent === 'training'")
+    swarm.processes["relay-1.1"].signal(9)
+    killed = time.monotonic()
+    seen.until(row_says("relay-1.1", "gone"), SEEN_S)
+    left_s = max(0.1, SEEN_S - (time.monotonic() - killed))
+    seen.until(story_says("relay-1.1 is gone from stage 1"), left_s)
+    step = int(seen.text("#tile-step"))
+    seen.until(f"() => Number(document.querySelector('#tile-step').textContent) > {step + 1}")
+    # All of the stage's work is its last replica's.
+    assert seen.text("#tile-peers") == "4"
+    seen.until(
+        "() => [...document.querySelectorAll('#peer-rows tr')].some((r) => "
+        "r.cells[0].textContent === 'relay-1.0' && r.cells[4].textContent === '6')"
+    )
+    seen.close()
+
+
+def check_replay(seen: Page) -> None:
+    seen.until("() => /finished/.test(document.querySelector('#phase').textContent)")
+    assert "relay-1.1 is gone from stage 1" in seen.text("#story-lines")
+    assert seen.text("#tile-peers") == "4"
+    # Back to where all were there, before anything was told of a loss.
+    seen.page.evaluate(MOVE, "0")
+    seen.until("() => document.querySelector('#tile-step').textContent === '0'")
+    assert "is gone" not in seen.text("#story-lines")
+    seen.page.select_option("#speed", "1000")
+    seen.page.click("#play")
+    seen.until(story_says("relay-1.1 is gone"))
+    seen.until("() => document.querySelector('#tile-peers').textContent === '4'")
+    seen.close()
+
+
+def test_a_page_of_hostile_words_is_accessible_and_inert(tmp_path: Path, browser: Any) -> None:
+    from axe_playwright_python.sync_playwright import Axe
+
+    from anabranch.observe import events as log
+
+    markup = "<img src=x onerror=\"document.title='broken'\"><script>document.title='broken'</script>"
+    path = tmp_path / "events.jsonl"
+    with log.EventLog(path) as file:
+        file.write(log.RunStarted(
+            peer="d", run=markup, run_id="r", model=markup, parameters=1, microbatches=1, steps=3,
+            tokens_per_iteration=8, numerics="", initial_weights_hash="",
+            corpus_fingerprint="", tokenizer_hash="", stages=1,
+        ))  # fmt: skip
+        for peer, stage in (("d", 0), ("a", 1), ("__proto__", 1), ("constructor", 1)):
+            file.write(log.PeerJoined(
+                subject=peer, name=markup * 99, region=markup, role=markup, stage=stage, numerics_class=""
+            ))  # fmt: skip
+            file.write(log.PeerActive(subject=peer, stage=stage, from_iteration=1))
+        file.write(log.Note(peer="a", text=markup))
+        file.write(log.Suspected(peer="d", subject="a", reason=markup))
+    page = PageThread(path)
+    try:
+        for colours in ("dark", "light"):
+            seen = Page(browser, page.start() if not page.address else page.address)
+            seen.page.emulate_media(color_scheme=colours)
+            seen.until("() => document.querySelectorAll('#peer-rows tr').length === 4")
+            assert seen.page.title().startswith("<img src=x")
+            assert seen.page.locator("main img, header img").count() == 0
+            found = Axe().run(seen.page)
+            assert found.violations_count == 0, found.generate_report()
+            seen.close()
+    finally:
+        page.close()

@@ -1,0 +1,200 @@
+"""The page's server shows what it has to whom it may, and nothing else; the report holds all in one file."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import gzip
+import hashlib
+import http.client
+import json
+import re
+import socket
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from test_view import begin, step
+
+from anabranch.errors import UserError
+from anabranch.observe import events as log
+from anabranch.observe.page.files import MODULES, joined_script, served, text_of
+from anabranch.observe.page.follow import PageThread
+from anabranch.observe.page.report import report_html
+from anabranch.observe.page.server import PageServer
+from anabranch.observe.view.recording import Recording
+
+HOSTILE = "</script><img src=x onerror=alert(1)>"
+
+
+@contextmanager
+def page_of(events: Path, **options: Any) -> Iterator[tuple[str, int, str]]:
+    """Host, port and fragment of a served page."""
+    page = PageThread(events, **options)
+    parts = urlsplit(page.start())
+    try:
+        yield str(parts.hostname), int(parts.port or 0), parts.fragment
+    finally:
+        page.close()
+
+
+@pytest.fixture
+def events(tmp_path: Path) -> Path:
+    path = tmp_path / "events.jsonl"
+    with log.EventLog(path) as file:
+        for event in [*begin(), step(1)]:
+            file.write(event)
+    return path
+
+
+def get(
+    host: str, port: int, path: str, method: str = "GET", headers: dict[str, str] | None = None
+) -> http.client.HTTPResponse:
+    """The answer; what follows its head is not read yet."""
+    connection = http.client.HTTPConnection(host, port, timeout=20)
+    connection.request(method, path, headers=headers or {})
+    return connection.getresponse()
+
+
+def messages(answer: http.client.HTTPResponse) -> Iterator[tuple[str, Any]]:
+    """Server-sent events, as they come."""
+    while line := answer.readline():
+        event, data = line.decode().strip(), answer.readline().decode()
+        assert answer.readline() == b"\n"
+        yield event.removeprefix("event: "), json.loads(data.removeprefix("data: "))
+
+
+def test_the_page_and_its_files_come_with_a_strict_policy(events: Path) -> None:
+    with page_of(events) as (host, port, _):
+        assert host == "127.0.0.1"
+        for path in ["/", *served()]:
+            answer = get(host, port, path)
+            assert answer.status == 200 and answer.read()
+            policy = answer.headers["Content-Security-Policy"]
+            assert "default-src 'none'" in policy and "unsafe" not in policy and "*" not in policy
+            assert answer.headers["X-Content-Type-Options"] == "nosniff"
+        assert get(host, port, "/../../etc/passwd").status == 404
+        assert get(host, port, "/tickets.json").status == 404
+        assert get(host, port, "/stream", "POST").status == 405
+
+
+def test_the_stream_begins_with_all_and_goes_on_with_what_is_new(events: Path) -> None:
+    with page_of(events) as (host, port, _), closing(get(host, port, "/stream")) as answer:
+        assert answer.headers["Content-Type"] == "text/event-stream"
+        stream = messages(answer)
+        steps: list[Any] = []
+        for number in range(200):
+            event, message = next(stream)
+            assert event == ("all" if number == 0 else "more") or event == "beat"
+            if "steps" in message:
+                steps[message["steps"][0] :] = message["steps"][1]
+            if len(steps) == 1:
+                with log.EventLog(events) as file:
+                    file.write(step(2))
+            if len(steps) == 2:
+                break
+        assert [point[1] for point in steps] == [1, 2]
+
+
+def test_a_secret_is_asked_for_wherever_others_can_look(events: Path) -> None:
+    with pytest.raises(UserError, match="give --secret"):
+        PageThread(events, host="0.0.0.0").start()
+    with page_of(events, host="0.0.0.0", secret="abc123") as (_, port, fragment):
+        assert fragment == "secret=abc123"
+        assert get("127.0.0.1", port, "/").status == 200
+        assert get("127.0.0.1", port, "/stream").status == 403
+        for wrong in ("", "Bearer ", "Bearer abc124", "Bearer abc1234", "abc12\xe9"):
+            assert get("127.0.0.1", port, "/stream", headers={"Authorization": wrong}).status == 403
+        right = get("127.0.0.1", port, "/stream", headers={"Authorization": "Bearer abc123"})
+        assert right.status == 200
+        right.close()
+
+
+def test_without_a_secret_only_names_of_this_machine_are_answered(events: Path) -> None:
+    with page_of(events) as (host, port, _):
+        for name in (f"localhost:{port}", "localhost", f"127.0.0.1:{port}", f"[::1]:{port}"):
+            assert get(host, port, "/", headers={"Host": name}).status == 200
+        for name in (
+            "evil.example",
+            f"evil.example:{port}",
+            f"localhost.evil.example:{port}",
+            "",
+            "127.0.0.1.evil",
+        ):
+            assert get(host, port, "/stream", headers={"Host": name}).status == 403
+
+
+def test_what_is_no_request_is_refused(events: Path) -> None:
+    with page_of(events) as (host, port, _):
+        for words in (
+            b"\r\n\r\n",
+            b"GET\r\n\r\n",
+            b"GET http://x/ HTTP/1.1\r\n\r\n",
+            b"\xff" * 40_000,
+            b"GET / HTTP/1.1\r\nx\r\n\r\n",
+        ):
+            with socket.create_connection((host, port), timeout=20) as raw:
+                raw.sendall(words)
+                assert raw.recv(4096).startswith(b"HTTP/1.1 400")
+        assert get(host, port, "/").status == 200
+
+
+def test_a_port_that_is_taken_is_one_line(events: Path) -> None:
+    with page_of(events) as (_, port, _), pytest.raises(UserError, match=f"port {port}"):
+        PageThread(events, port=port).start()
+
+
+def test_a_server_ends_with_its_readers(events: Path) -> None:
+    async def serve() -> bytes:
+        server = PageServer(Recording())
+        parts = urlsplit(await server.start())
+        reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+        writer.write(b"GET /stream HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        await reader.readuntil(b"event: all\n")
+        await server.close()
+        rest = await reader.read()
+        writer.close()
+        return rest
+
+    assert b"data:" in asyncio.run(serve())
+
+
+def test_the_report_holds_everything_and_strangers_words_are_inert() -> None:
+    recording = Recording()
+    for event in [*begin(), step(1), log.Note(peer="a", text=HOSTILE)]:
+        recording.take(event)
+    recording.take(
+        log.PeerJoined(subject="e", name=HOSTILE, region=HOSTILE, role="relay", stage=1, numerics_class="")
+    )
+    page = report_html(recording)
+    assert HOSTILE not in page and "onerror" not in page
+    assert not re.search(r"""(src|href)="(?!data:|#)""", page) and "http:" not in page.replace(
+        "http://www.w3.org", ""
+    )
+    script = re.findall(r'<script type="module">(.*?)</script>', page, re.DOTALL)
+    style = re.findall(r"<style>(.*?)</style>", page, re.DOTALL)
+    for text in (*script, *style):
+        assert "'sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() in page
+    kept = re.search(r'id="recording">([^<]*)<', page)
+    assert kept is not None
+    assert json.loads(gzip.decompress(base64.b64decode(kept[1])))["version"] == 1
+
+
+def test_modules_can_be_joined_and_never_make_markup_of_words() -> None:
+    names: Counter[str] = Counter()
+    for module in MODULES:
+        text = text_of(module)
+        names.update(
+            re.findall(r"^(?:export )?(?:async )?(?:function|const|let|class) (\w+)", text, re.MULTILINE)
+        )
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|https?://", text), (
+            module
+        )
+        for used in re.findall(r'from "\./([^"]*)"', text):
+            assert MODULES.index(used) < MODULES.index(module), f"{module} comes before {used}"
+    assert [name for name, count in names.items() if count > 1] == []
+    assert not re.search(r"^(import|export) ", joined_script(), re.MULTILINE)
