@@ -7,12 +7,14 @@ the peer's own history makes plausible, and others are asked before the verdict 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
 
 from anabranch import PROTOCOL_VERSION
+from anabranch.protocol.backoff import Backoff
 from anabranch.protocol.core import Core
 from anabranch.protocol.events import Dial
 from anabranch.protocol.messages import JoinRequest, Ready, Refused
@@ -21,16 +23,21 @@ from anabranch.protocol.suspicion import Overdue, Verdict
 
 #: Seconds between attempts to reach a member that stays one though it is out of reach.
 REACH_AGAIN_S = 8.0
+#: The first wait (s) after a dial that failed and was not refused: a process that is dying still holds its
+#: port when its connections are reset.
+DIAL_AGAIN_S = 0.1
 
 
 @dataclass
 class Lost:
-    """A member whose link is down. until: when it is judged (again)."""
+    """A member whose link is down. until: when it is judged (again); dial_at: when it is dialled again."""
 
     reason: str
     since: float
     patience_s: float
     until: float
+    waits: Backoff
+    dial_at: float = math.inf
 
 
 class Admission:
@@ -175,10 +182,15 @@ class Admission:
         if refused:
             self.remove(peer, f"{reason}; nobody listens at its address any more")
             return
-        if peer not in self._lost:
-            self._lost[peer] = Lost(reason, self.core.now, patience_s, self.core.now + patience_s)
-            self._dial(peer)
-            self.core.contacts.witnesses.ask(peer)
+        now = self.core.now
+        if peer in self._lost:
+            lost = self._lost[peer]
+            lost.dial_at = now + (lost.waits.next() or REACH_AGAIN_S)
+            return
+        waits = Backoff(self.core.dice, DIAL_AGAIN_S, REACH_AGAIN_S)
+        self._lost[peer] = Lost(reason, now, patience_s, now + patience_s, waits)
+        self._dial(peer)
+        self.core.contacts.witnesses.ask(peer)
 
     def link_up(self, peer: str) -> None:
         self._lost.pop(peer, None)
@@ -186,6 +198,9 @@ class Admission:
     def tick(self) -> None:
         now, contacts = self.core.now, self.core.contacts
         for peer, lost in list(self._lost.items()):
+            if now >= lost.dial_at:
+                lost.dial_at = math.inf
+                self._dial(peer)
             if now < lost.until:
                 continue
             # A lost link is one patience of silence already.
@@ -245,7 +260,7 @@ class Admission:
             self.core.effects.append(Dial(peer, address))
 
     def deadline(self) -> float:
-        return min((lost.until for lost in self._lost.values()), default=float("inf"))
+        return min((min(lost.until, lost.dial_at) for lost in self._lost.values()), default=math.inf)
 
     # --- the record ----------------------------------------------------------------------------
 
