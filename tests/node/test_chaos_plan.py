@@ -137,7 +137,7 @@ def a_course() -> Course:
         ended=140.0,
         ended_t=8,
         after_last=3,
-        replaced_s=[2.0, 4.0],
+        replaced_s=[(killed, 2.0), (killed, 4.0)],
     )
 
 
@@ -176,11 +176,12 @@ def test_figures_of_a_storm() -> None:
     assert (figures.steps, figures.rollbacks, figures.rolled_back, figures.repaired) == (5, 1, 2, 2)
     assert (figures.falsely_suspected, figures.falsely_removed) == (1, 1)
     assert figures.peer_hours == pytest.approx(0.4)
-    recovery = figures.recovery
-    assert recovery.next_hop_killed.median == pytest.approx(0.5)
-    assert recovery.next_hop_frozen.median == pytest.approx(1.5)
-    assert (recovery.commit.median, recovery.commit.most) == (7.0, 12.0)
-    assert (recovery.replaced.count, recovery.replaced.median) == (2, 3.0)
+    killed, frozen = figures.recovery["killed"], figures.recovery["frozen"]
+    assert (killed.next_hop.count, killed.next_hop.median) == (1, 0.5)
+    assert (frozen.next_hop.count, frozen.next_hop.median) == (1, 1.5)
+    assert (killed.commit.median, frozen.commit.median) == (2.0, 12.0)
+    assert (killed.replaced.count, killed.replaced.median) == (2, 3.0)
+    assert frozen.replaced.count == 0
 
 
 def a_history() -> History:

@@ -38,11 +38,10 @@ class Spread(msgspec.Struct):
 
 
 class Recovery(msgspec.Struct):
-    """Seconds from a strike: until a microbatch that was on the victim was sent to another replica, by how it
-    was struck; until the next step was committed; until its replacement served."""
+    """Seconds from a strike: until a microbatch that was on the victim was sent to another replica; until the
+    next step was committed; until its replacement served."""
 
-    next_hop_killed: Spread
-    next_hop_frozen: Spread
+    next_hop: Spread
     commit: Spread
     replaced: Spread
 
@@ -60,7 +59,8 @@ class Faults(msgspec.Struct):
 
 
 class Figures(msgspec.Struct):
-    """seconds, steps: of the storm, net of what was rolled back. falsely_*: of peers that were not struck."""
+    """seconds, steps: of the storm, net of what was rolled back. falsely_*: of peers that were not struck.
+    recovery: from a SIGKILL (the connection resets), and from a SIGSTOP (silence)."""
 
     faults: Faults
     seconds: float
@@ -72,7 +72,7 @@ class Figures(msgspec.Struct):
     falsely_suspected: int
     falsely_removed: int
     peer_hours: float
-    recovery: Recovery
+    recovery: dict[str, Recovery]
     compute: Waste
 
 
@@ -108,7 +108,10 @@ def figures_of(course: Course, events: Sequence[Event], population: int, waste: 
             not _explained(e.subject, e.time, course) for e in removed if not e.reason.startswith("moves to")
         ),
         peer_hours=population * course.seconds / 3600,
-        recovery=_recovery(course, inside),
+        recovery={
+            "killed": _recovery(course, inside, [s for s in course.delivered if not s.strike.freeze_s]),
+            "frozen": _recovery(course, inside, [s for s in course.delivered if s.strike.freeze_s]),
+        },
         compute=waste,
     )
 
@@ -132,23 +135,18 @@ def _explained(subject: str, at: float, course: Course) -> bool:
     )
 
 
-def _recovery(course: Course, events: Sequence[Event]) -> Recovery:
+def _recovery(course: Course, events: Sequence[Event], strikes: Sequence[Delivered]) -> Recovery:
     commits = [event.time for event in events if isinstance(event, Step)]
-    after = (bisect_right(commits, struck.at) for struck in course.delivered)
-    waits = [
-        commits[i] - struck.at for i, struck in zip(after, course.delivered, strict=True) if i < len(commits)
-    ]
-    hops: dict[bool, list[float]] = {True: [], False: []}
+    following = ((struck, bisect_right(commits, struck.at)) for struck in strikes)
+    hops = []
     for event in events:
-        if isinstance(event, Repair):
-            struck = _struck(event.dead, event.time, course.delivered)
-            if struck is not None:
-                hops[bool(struck.strike.freeze_s)].append(event.time - struck.at)
+        struck = _struck(event.dead, event.time, course.delivered) if isinstance(event, Repair) else None
+        if struck is not None and struck in strikes:
+            hops.append(event.time - struck.at)
     return Recovery(
-        next_hop_killed=Spread.of(hops[False]),
-        next_hop_frozen=Spread.of(hops[True]),
-        commit=Spread.of(waits),
-        replaced=Spread.of(course.replaced_s),
+        next_hop=Spread.of(hops),
+        commit=Spread.of(commits[i] - struck.at for struck, i in following if i < len(commits)),
+        replaced=Spread.of(seconds for struck, seconds in course.replaced_s if struck in strikes),
     )
 
 

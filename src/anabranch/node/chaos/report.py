@@ -107,17 +107,18 @@ class Result:
             f"(rollbacks: {figures.rollbacks}); {self.course.after_last} after the last fault"
         )
         lines.append(self._kept_line())
-        recovery = figures.recovery
-        lines += [
-            "seconds from a fault, median and 95th percentile:",
-            f"  to a killed peer's microbatch's next hop  {_spread(recovery.next_hop_killed)}",
-            f"  to a frozen peer's microbatch's next hop  {_spread(recovery.next_hop_frozen)}",
-            f"  to the next commit                        {_spread(recovery.commit)}",
-            f"  to a replacement that serves              {_spread(recovery.replaced)}",
+        lines.append("seconds, median and 95th percentile, from a fault to")
+        for how, recovery in figures.recovery.items():
+            lines += [
+                f"  {how}: its microbatch's next hop    {_spread(recovery.next_hop)}",
+                f"  {how}: the next commit              {_spread(recovery.commit)}",
+                f"  {how}: a replacement that serves    {_spread(recovery.replaced)}",
+            ]
+        lines.append(
             f"{figures.repaired} microbatches repaired, {figures.removed} peers removed; not struck and yet "
             f"suspected {figures.falsely_suspected}, removed {figures.falsely_removed} "
-            f"({figures.peer_hours:.1f} peer-hours)",
-        ]
+            f"({figures.peer_hours:.1f} peer-hours)"
+        )
         waste = figures.compute
         lines.append(
             f"compute wasted: {_percent(waste, waste.wasted_s)} of {waste.computed_s:.0f} s; "

@@ -56,8 +56,8 @@ class Course:
     ended_t: int = 0
     after_last: int = 0
     """Steps committed since the last strike."""
-    replaced_s: list[float] = field(default_factory=list)
-    """Seconds from a strike to the first iteration that the replacement serves."""
+    replaced_s: list[tuple[Delivered, float]] = field(default_factory=list)
+    """Seconds from each strike until the log said from when the replacement serves."""
     stuck: str = ""
     """Why the run was given up, if it was."""
 
@@ -105,7 +105,7 @@ class Storm:
         name = self.census.names.get(event.subject)
         for seat in self._seats:
             if seat.name == name and seat.heir_of is not None:
-                self.course.replaced_s.append(event.time - seat.heir_of.at)
+                self.course.replaced_s.append((seat.heir_of, event.time - seat.heir_of.at))
                 seat.heir_of = None
 
     def poll(self) -> None:
