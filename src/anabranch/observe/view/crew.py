@@ -8,7 +8,7 @@ from typing import Any
 
 from anabranch.observe import events as log
 from anabranch.observe.view.board import Board
-from anabranch.observe.view.text import NAME_MAX, plain
+from anabranch.observe.view.text import NAME_MAX, plain, without_addresses
 
 #: Most peers that are kept; beyond them those that are gone longest are forgotten.
 NODES_MAX = 4096
@@ -87,7 +87,7 @@ class Crew:
         """Returns its new state."""
         self.key(event.subject)
         node = self.get(event.subject)
-        reason = plain(event.reason)
+        reason = without_addresses(plain(event.reason))
         left = reason.startswith(("left", "the run was taken up again"))
         state = "left" if left else "moved" if reason.startswith("moves to stage") else "crashed"
         served = node["served"] + (max(0.0, event.time - node["joined"]) if node["joined"] else 0.0)
@@ -108,7 +108,7 @@ class Crew:
         elif event.verdict in ("suspected", "gone"):
             observers.add(event.peer)
         if observers and event.verdict != "refuted":
-            self._turn(event.subject, "suspect", plain(event.reason), event.time)
+            self._turn(event.subject, "suspect", without_addresses(plain(event.reason)), event.time)
         elif not observers and node["state"] in ("suspect", "lost"):
             self._turn(event.subject, "active", "", event.time)
 
@@ -120,7 +120,7 @@ class Crew:
         self._set(peer, moved_off=node["moved_off"] + 1)
         if node["state"] == "suspect":
             return False
-        self._turn(peer, "lost", plain(reason), time)
+        self._turn(peer, "lost", without_addresses(plain(reason)), time)
         return True
 
     def _turn(self, peer: str, state: str, why: str, time: float) -> None:

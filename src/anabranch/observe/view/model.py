@@ -14,7 +14,7 @@ from anabranch.observe.view.crew import Crew, computing_s
 from anabranch.observe.view.flows import hops_of, shares_of
 from anabranch.observe.view.history import Log, Point, halved
 from anabranch.observe.view.teller import Teller
-from anabranch.observe.view.text import NAME_MAX, plain
+from anabranch.observe.view.text import NAME_MAX, plain, without_addresses
 
 #: Most steps, evaluations and sentences that are kept.
 STEPS_MAX, EVALUATIONS_MAX, STORY_MAX = 4000, 1000, 2500
@@ -76,7 +76,7 @@ class View:
                 self.crew.take_back(event.t)
                 self.board.set("run", "", t=event.t)
             case log.Waiting():
-                self.board.set("run", "", phase="waiting", why=plain(event.reason))
+                self.board.set("run", "", phase="waiting", why=without_addresses(plain(event.reason)))
             case log.RunFinished():
                 self.board.set("run", "", phase="finished", why=plain(event.reason), eta_s=0.0)
             case log.Timing():

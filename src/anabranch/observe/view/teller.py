@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from anabranch.observe import events as log
 from anabranch.observe.view.crew import Crew
-from anabranch.observe.view.text import counted, listed, plain
+from anabranch.observe.view.text import counted, listed, plain, without_addresses
 
 #: Subjects of sentences: who comes and goes; what goes wrong; what mends it; how far the run is; the rest.
 SUBJECTS = ("crew", "trouble", "repair", "progress", "note")
@@ -56,7 +56,7 @@ class Teller:
                 return [("trouble", "", text)]
             case log.Refused() if event.count == 1:
                 who = f"{called(event.peer)} refused {called(event.subject)}"
-                return [("trouble", event.subject, f"{who}: {plain(event.reason)}")]
+                return [("trouble", event.subject, f"{who}: {_why(event.reason)}")]
             case log.FaultDelivered():
                 fault, phase = plain(event.fault), plain(event.phase)
                 text = f"a planned fault struck {called(event.peer)}: {fault} at {phase}"
@@ -65,14 +65,14 @@ class Teller:
                 return [("progress", "", f"the state after step {event.t} is on disk")]
             case log.Waiting() if event.time - self._waited_at >= WAITING_S:
                 self._waited_at = event.time
-                return [("trouble", "", plain(event.reason))]
+                return [("trouble", "", _why(event.reason))]
             case log.Rollback():
-                why = f": {plain(event.reason)}" if event.reason else ""
+                why = f": {_why(event.reason)}" if event.reason else ""
                 return [("repair", "", f"the run went back to the state after step {event.t}{why}")]
             case log.RunFinished():
-                return [("progress", "", f"the run ended after step {event.t}: {plain(event.reason)}")]
+                return [("progress", "", f"the run ended after step {event.t}: {_why(event.reason)}")]
             case log.Note():
-                text = plain(event.text)
+                text = _why(event.text)
                 if not event.peer:  # the supervisor's, about one of its processes
                     return [("trouble" if "ended by" in text else "note", "", text)]
                 return [("note", event.peer, f"{called(event.peer)}: {text}")]
@@ -90,10 +90,10 @@ class Teller:
                 return [("trouble", event.subject, text)]
             case "nobody is heard":
                 return [("trouble", event.peer, f"{who} hears nobody: it seems to be cut off")]
-        return [("trouble", event.subject, f"{who} holds {whom} for gone: {plain(event.reason)}")]
+        return [("trouble", event.subject, f"{who} holds {whom} for gone: {_why(event.reason)}")]
 
     def removed(self, event: log.PeerRemoved, state: str) -> list[Sentence]:
-        who, reason = self._crew.called(event.subject), plain(event.reason)
+        who, reason = self._crew.called(event.subject), _why(event.reason)
         if state == "left":
             why = reason.removeprefix("left: ")
             return [("crew", event.subject, f"{who} left stage {event.stage}: {why}")]
@@ -132,6 +132,10 @@ class Teller:
         for old in [other for other in self._open if other < t - OPEN_MAX]:
             del self._open[old]
         return sentences
+
+
+def _why(reason: str) -> str:
+    return without_addresses(plain(reason))
 
 
 def _number(value: float | None) -> str:

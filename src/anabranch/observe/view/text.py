@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 
 #: Most characters of a name, a region, a sentence.
 NAME_MAX, SENTENCE_MAX = 48, 400
 #: Invisible or reordering characters, which could make one name look like another.
 _HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
+#: host:port with a number or a name of a host, and a number of a host alone.
+_ADDRESS = re.compile(
+    r"\[[0-9a-fA-F:.%]+\](:\d+)?|\b\d{1,3}(\.\d{1,3}){3}(:\d+)?\b"
+    r"|\b(localhost|([\w-]+\.)+[A-Za-z][\w-]*):\d{2,5}\b"
+)
 #: More accents than this on one letter are drawn over other lines.
 _ACCENTS_MAX = 2
 
@@ -26,6 +32,11 @@ def plain(text: str, longest: int = SENTENCE_MAX) -> str:
             shown.append(" ")
     words = " ".join("".join(shown).split())
     return words if len(words) <= longest else words[: longest - 1] + "…"
+
+
+def without_addresses(text: str) -> str:
+    """`text` without where a volunteer's machine can be reached: that is nobody's business who looks."""
+    return _ADDRESS.sub("its address", text)
 
 
 def counted(number: int, noun: str, ending: str = "s") -> str:

@@ -210,6 +210,22 @@ function nearest(points, x) {
   return best;
 }
 
+// Along the timeline: where there was trouble, and where something was mended.
+export function drawMarks(canvas, recording) {
+  const { context: c, width, height } = fit(canvas);
+  const length = Math.max(0.001, recording.time - recording.began);
+  const inset = 8; // half of the scrubber's thumb
+  let drawn = "";
+  for (const [time, subject] of recording.lists.story) {
+    if (subject !== "trouble" && subject !== "repair") continue;
+    const x = Math.round(inset + ((time - recording.began) / length) * (width - 2 * inset));
+    if (drawn === `${x} ${subject}`) continue;
+    drawn = `${x} ${subject}`;
+    c.fillStyle = subject === "trouble" ? colours.bad : colours.good;
+    c.fillRect(x - 1, subject === "trouble" ? 0 : height / 2, 2, height / 2);
+  }
+}
+
 export function drawSpark(canvas, points, colour) {
   const { context: c, width, height } = fit(canvas);
   const ys = clipped(points.map(([, y]) => y).filter((y) => y !== null));

@@ -1,5 +1,6 @@
 // The page: one recording, live or from a file; a clock over it; what is drawn when something changed.
 
+import { drawMarks } from "./chart.js";
 import { drawMap, byRegion } from "./map.js";
 import { Numbers } from "./numbers.js";
 import { showDetails, showPeers, showPeople, Story } from "./panels.js";
@@ -63,13 +64,17 @@ function goLive() {
 function startControls() {
   for (const speed of SPEEDS) byId("speed").append(new Option(`${speed}×`, String(speed)));
   byId("play").addEventListener("click", () => {
+    if (!page.playing && !page.chosenSpeed) setSpeed(fittingSpeed());
     if (page.following && page.live && !page.playing) {
       page.following = false;
       recording.seek(recording.began);
     }
     play(!page.playing);
   });
-  byId("speed").addEventListener("change", (event) => setSpeed(Number(event.target.value)));
+  byId("speed").addEventListener("change", (event) => {
+    page.chosenSpeed = true;
+    setSpeed(Number(event.target.value));
+  });
   byId("scrubber").addEventListener("input", (event) => {
     const part = Number(event.target.value) / 1000;
     const time = recording.began + part * (recording.time - recording.began);
@@ -123,6 +128,7 @@ function showTimeline() {
   const part = Math.round((1000 * (recording.at - recording.began)) / length);
   const scrubber = byId("scrubber");
   if (document.activeElement !== scrubber || page.playing || page.following) scrubber.value = String(part);
+  drawMarks(byId("marks"), recording);
   const words = `${clock(recording.at - recording.began)} of ${clock(length)}`;
   scrubber.setAttribute("aria-valuetext", words);
   put(byId("moment"), words);
@@ -221,7 +227,6 @@ async function start() {
     if (event === "beat") return;
     page.heardAt = performance.now();
     taken(message, event === "all");
-    if (event === "all") setSpeed(fittingSpeed());
   }, (state) => {
     page.connected = state;
     redraw();

@@ -66,7 +66,7 @@ export class Numbers {
     put(byId("tile-mended"), whole(totals.repairs ?? 0));
     const crashed = totals.removals ?? 0;
     const wasted = totals.computed_s ? (100 * (totals.wasted_s ?? 0)) / totals.computed_s : 0;
-    put(byId("tile-lost"), `${some(crashed, "crash", "es")} · ${wasted.toFixed(1)} % computed twice`);
+    put(byId("tile-lost"), `${some(crashed, "crash", "es")} · ${wasted.toFixed(1)} % wasted`);
     drawSpark(byId("spark-loss"), of("loss"), colours.accent);
     drawSpark(byId("spark-rate"), of("tps"), colours.good);
   }
@@ -82,7 +82,7 @@ export class Numbers {
     PARTS.forEach((part, i) => (bar.children[i].style.flexGrow = String(all ? means[i] / all : 0)));
     const words = PARTS.map((part, i) => `${PART_NAMES[part]} ${all ? Math.round((100 * means[i]) / all) : 0} %`);
     bar.setAttribute("aria-label", all ? words.join(", ") : "not measured yet");
-    put(byId("tile-split"), all ? words.slice(0, 2).join(" · ") : "a step");
+    put(byId("tile-split"), all ? `${words[0]}, ${words[3].replace("waiting", "wait")}` : "a step");
   }
 
   charts(recording, steps, held, of) {

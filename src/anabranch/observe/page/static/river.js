@@ -130,7 +130,7 @@ export class River {
     const wanted = new Map(this.layout.ribbons.map((ribbon) => [ribbon.id, ribbon]));
     for (const [id, target] of wanted) {
       let ribbon = this.ribbons.get(id);
-      if (!ribbon) this.ribbons.set(id, (ribbon = { width: 0, out: target.out, into: target.into }));
+      if (!ribbon) this.ribbons.set(id, (ribbon = { width: 0, out: target.out, into: target.into, seed: this.ribbons.size }));
       ribbon.target = target;
       for (const name of ["width", "out", "into"]) ribbon[name] += (target[name] - ribbon[name]) * ease;
     }
@@ -144,6 +144,7 @@ export class River {
   drawRibbons(c, now) {
     const flowing = this.recording.run.phase === "training";
     const threads = flowing && !this.still.matches && this.ribbons.size <= THREADS_MAX;
+    const broken = (box) => box.node.state === "crashed" || box.node.state === "lost";
     const focus = (this.hovered || this.chosen).split(":")[1];
     for (const ribbon of this.ribbons.values()) {
       const { start, end, source } = ribbon.target;
@@ -152,12 +153,13 @@ export class River {
       const [p, q] = this.vertical
         ? [[a.x + ribbon.out, a.y + THICK], [b.x + ribbon.into, b.y]]
         : [[a.x + THICK, a.y + ribbon.out], [b.x, b.y + ribbon.into]];
-      const colour = SOURCES[(this.sources.get(source) ?? 0) % SOURCES.length];
+      const torn = broken(start) || broken(end);
+      const colour = torn ? colours.bad : SOURCES[(this.sources.get(source) ?? 0) % SOURCES.length];
       const dim = focus && ![start.key, end.key, source].includes(focus);
-      c.globalAlpha = (dim ? 0.12 : colours.dark ? 0.5 : 0.42) * Math.min(a.alpha, b.alpha);
+      c.globalAlpha = (dim ? 0.12 : torn ? 0.25 : colours.dark ? 0.5 : 0.42) * Math.min(a.alpha, b.alpha);
       c.fillStyle = colour;
       this.band(c, p, q, ribbon.width);
-      if (threads && !dim && ribbon.width > 1.2) this.water(c, p, q, ribbon, now, colour);
+      if (threads && !dim && !torn && ribbon.width > 1.2) this.water(c, p, q, ribbon, now, colour);
     }
     c.globalAlpha = 1;
   }
@@ -182,16 +184,16 @@ export class River {
 
   // Threads of light that drift downstream.
   water(c, [x0, y0], [x1, y1], ribbon, now, colour) {
-    const count = Math.max(1, Math.min(5, Math.round(ribbon.width / 7)));
+    const count = Math.max(1, Math.min(7, Math.round(ribbon.width / 5)));
     c.strokeStyle = colours.dark ? "#ffffff" : colour;
-    c.lineWidth = Math.max(0.8, Math.min(2, ribbon.width / 8));
+    c.lineWidth = Math.max(0.8, Math.min(1.5, ribbon.width / 8));
     c.lineCap = "round";
     for (let i = 0; i < count; i += 1) {
       const at = ((i + 0.5) / count) * ribbon.width;
-      const seed = (ribbon.target.id.length * 37 + i * 61) % 97;
-      c.setLineDash([10 + (seed % 14), 46 + (seed % 31)]);
-      c.lineDashOffset = -(now * 0.045 + seed * 5);
-      c.globalAlpha = colours.dark ? 0.34 : 0.75;
+      const seed = (ribbon.seed * 37 + i * 61) % 97;
+      c.setLineDash([18 + (seed % 29), 58 + (seed % 43)]);
+      c.lineDashOffset = -(now * (0.04 + (seed % 13) / 900) + seed * 7);
+      c.globalAlpha = (colours.dark ? 0.2 : 0.55) + (seed % 5) / 40;
       c.beginPath();
       if (this.vertical) {
         const m = (y0 + y1) / 2;
@@ -223,7 +225,7 @@ export class River {
       c.font = "600 12px system-ui, sans-serif";
       if (this.vertical) {
         c.textAlign = "left";
-        c.fillText(name, 8, 10 + (at * (height - 92)) / Math.max(1, columns.length - 1) + (at ? 10 : 6));
+        halo(c, name, 8, 10 + (at * (height - 92)) / Math.max(1, columns.length - 1) + (at ? 10 : 6));
       } else {
         c.fillText(thin && step > 120 ? `${name} · one replica` : name, 75 + (at * (width - 150)) / Math.max(1, columns.length - 1), 12);
       }

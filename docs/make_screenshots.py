@@ -1,0 +1,126 @@
+"""Screenshots of the page, from a real run: a small swarm trains here, one relay is killed, one joins.
+
+    .venv/bin/python docs/make_screenshots.py docs/images
+
+Needs Chromium (apt-get install chromium). Takes about two minutes on two cores.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import sync_playwright
+
+from anabranch.config import RunConfig, with_changes
+from anabranch.node.children import Nursery
+from anabranch.node.founding import create_run
+from anabranch.node.swarm import LocalSwarm
+from anabranch.observe.events import Event, PeerActive, PeerRemoved, Step, read_events
+from anabranch.observe.page.follow import PageThread
+from anabranch.observe.page.report import report_html
+from anabranch.observe.view.recording import Recording
+
+#: Who lends what: name, region, stage (0: a data node).
+VOLUNTEERS = (
+    ("Lin", "Singapore", 0),
+    ("Ada", "London", 1), ("Kenji", "Tokyo", 1), ("Rosa", "Oregon", 1),
+    ("Nia", "Frankfurt", 2), ("Tomás", "Sao Paulo", 2), ("Maya", "Virginia", 2),
+    ("Ines", "Sydney", 3), ("Jonas", "Ireland", 3), ("Wren", "Ohio", 3),
+)  # fmt: skip
+LATE = ("Olu", "Nairobi", 2)
+KILLED = "Maya"
+STEPS = 60
+RUN: dict[str, Any] = {
+    "run.name": "river",
+    "run.steps": STEPS,
+    "batch.microbatches": 18,
+    "batch.rows": 1,
+    "evaluation.every": 10,
+    "fleet.data_nodes": 2,
+    "fleet.relays_per_stage": [3, 3, 3],
+    "fleet.minimum": 3,
+}
+
+
+def swarm_of(folder: Path, nursery: Nursery) -> LocalSwarm:
+    run = with_changes(RunConfig(), RUN)
+    swarm = LocalSwarm(create_run(run, folder), run, nursery)
+    tickets = swarm.start_leader()
+    for volunteer in VOLUNTEERS:
+        joins(swarm, volunteer, tickets)
+    return swarm
+
+
+def joins(swarm: LocalSwarm, volunteer: tuple[str, str, int], tickets: dict[str, str]) -> None:
+    name, region, stage = volunteer
+    extra = ["--stage", str(stage)] if stage else ["--corpus", str(swarm.directory.corpus)]
+    swarm.join(name, tickets["relay" if stage else "data"], ["--region", region, *extra])
+
+
+def reads_on(swarm: LocalSwarm, reached: Callable[[Event], bool]) -> None:
+    """Read the swarm's events until one is what is waited for."""
+    for event in swarm.events():
+        if reached(event):
+            return
+    raise SystemExit(f"the swarm ended too early: see {swarm.directory.path}")
+
+
+def look(browser: Any, address: str, phone: bool, colours: str) -> Any:
+    size = {"width": 412, "height": 915} if phone else {"width": 1440, "height": 900}
+    page = browser.new_page(viewport=size, color_scheme=colours, device_scale_factor=2 if phone else 1)
+    page.goto(address)
+    page.wait_for_timeout(2500)
+    return page
+
+
+def whole_page(page: Any, path: Path) -> None:
+    """All of it, without the bar at the bottom of the window lying across."""
+    page.evaluate("document.querySelector('footer').style.position = 'static'")
+    page.wait_for_timeout(400)
+    page.screenshot(path=path, full_page=True)
+
+
+def main() -> None:
+    out = Path(sys.argv[1])
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver, Nursery(threads=1) as nursery:
+        chromium = shutil.which("chromium") or shutil.which("google-chrome")
+        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        swarm = swarm_of(Path(folder) / "river", nursery)
+        served = PageThread(swarm.directory.events)
+        address = served.start()
+        reads_on(swarm, lambda event: isinstance(event, Step) and event.t == 22)
+        page = look(browser, address, False, "dark")
+        swarm.processes[KILLED].signal(9)
+        reads_on(swarm, lambda event: isinstance(event, PeerRemoved))
+        page.wait_for_timeout(1200)
+        page.screenshot(path=out / "watch-crash.png")
+        reads_on(swarm, lambda event: isinstance(event, Step) and event.t == 30)
+        tickets = json.loads((swarm.directory.path / "tickets.json").read_text("utf-8"))
+        joins(swarm, LATE, tickets)
+        reads_on(swarm, lambda event: isinstance(event, PeerActive))
+        reads_on(swarm, lambda event: isinstance(event, Step) and event.t >= STEPS - 12)
+        whole_page(page, out / "watch-dark.png")
+        whole_page(look(browser, address, False, "light"), out / "watch-light.png")
+        for colours in ("dark", "light"):
+            look(browser, address, True, colours).screenshot(path=out / f"watch-phone-{colours}.png")
+        for _ in swarm.events():
+            pass
+        swarm.end()
+        served.close()
+        browser.close()
+        recording = Recording()
+        for event in read_events(swarm.directory.events):
+            recording.take(event)
+        if len(sys.argv) > 2:
+            Path(sys.argv[2]).write_text(report_html(recording), encoding="utf-8")
+            shutil.copy(swarm.directory.events, Path(sys.argv[2]).with_suffix(".jsonl"))
+
+
+if __name__ == "__main__":
+    main()
