@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
@@ -101,6 +102,9 @@ def test_two_terminals(tmp_path: Path, run_file: Path, processes: list[subproces
     assert leader.stdout is not None
     # The ticket comes first: others may need it while this machine is still busy.
     assert leader.stdout.readline() == f"run directory: {tmp_path / 'run'}\n"
+    page = line_with(leader, "watch it: http://127.0.0.1:").split()[-1]
+    with urlopen(page, timeout=TIMEOUT_S) as answer:
+        assert b"anabranch" in answer.read()
     ticket = line_with(leader, "anabranch join ").split()[-1]
     line_with(leader, "waiting for peers of stage 1 (0 of 1)")
 

@@ -36,6 +36,10 @@ def bars() -> Iterator[Callable[[str, int, int], None]]:
         yield update
 
 
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
 @contextmanager
 def user_errors() -> Iterator[None]:
     """What a network, a disk or a file system refuses, as one sentence for the person at the terminal."""
@@ -120,16 +124,41 @@ def _network(config: RunConfig) -> NetworkSection:
     return replace(config.network, host=address, advertise="") if address else config.network
 
 
+@contextmanager
+def page_beside(directory: RunDirectory, say: Callable[[str], None], wanted: bool = True) -> Iterator[None]:
+    """The page of a run is served on this machine while something else goes on; `say` is told where."""
+    if not wanted:
+        yield
+        return
+    from anabranch.observe.page.follow import PageThread
+
+    page = PageThread(directory.events)
+    try:
+        say(f"watch it: {page.start()}")
+    except UserError as error:
+        say(f"there is no page: {error}")
+    try:
+        yield
+    finally:
+        page.close()
+
+
 def lead_directory(
-    path: Path, quiet: bool = False, supervised: bool = False, fault_plan: Path | None = None
+    path: Path,
+    quiet: bool = False,
+    supervised: bool = False,
+    fault_plan: Path | None = None,
+    page: bool = True,
 ) -> int:
-    """Lead the run in a directory until it ends; the exit status."""
+    """Lead the run in a directory until it ends; the exit status. page: serve it, too, unless `quiet`."""
     directory = RunDirectory.open(path)
     with directory.led():
-        return _lead(directory, quiet, supervised, fault_plan)
+        return _lead(directory, quiet, supervised, fault_plan, page)
 
 
-def _lead(directory: RunDirectory, quiet: bool, supervised: bool, fault_plan: Path | None) -> int:
+def _lead(
+    directory: RunDirectory, quiet: bool, supervised: bool, fault_plan: Path | None, page: bool
+) -> int:
     from anabranch.net.ticket import Ticket
     from anabranch.node.founding import lead_run
     from anabranch.node.roles import advertised, bind_port, lead
@@ -151,7 +180,7 @@ def _lead(directory: RunDirectory, quiet: bool, supervised: bool, fault_plan: Pa
             print(f"  anabranch join {tickets['relay'].text}\n")
             print(partition_line(directory), flush=True)
 
-    def say(text: str) -> None:
+    def tell(text: str) -> None:
         if not quiet:
             console.say(text)
 
@@ -161,7 +190,8 @@ def _lead(directory: RunDirectory, quiet: bool, supervised: bool, fault_plan: Pa
     steps = founded.run.run.steps
     if founded.history.stopped and founded.history.t >= steps:
         raise UserError(f"{directory}: all {steps} steps are committed; there is nothing to resume")
-    outcome = run_async(lead(founded, network, port, on_event, on_ready, say, fault_plan))
+    with page_beside(directory, tell, wanted=page and not quiet):
+        outcome = run_async(lead(founded, network, port, on_event, on_ready, tell, fault_plan))
     committed = founded.peer.lead.t if founded.peer.lead else 0
     if not quiet:
         if committed < steps:

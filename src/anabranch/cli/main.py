@@ -31,6 +31,7 @@ COMMANDS: dict[str, Command] = {
     "join": Command("anabranch.cli.join", "lend this machine"),
     "resume": Command("anabranch.cli.resume", "continue a run from its directory"),
     "watch": Command("anabranch.cli.watch", "a page that shows a run, live and as a replay"),
+    "top": Command("anabranch.cli.top", "the same in a terminal"),
     "report": Command("anabranch.cli.report", "a run with its replay as one HTML file"),
     "verify": Command("anabranch.cli.verify", "take every step of a run again and compare, bit by bit"),
     "export": Command("anabranch.cli.export", "write a checkpoint as a folder that transformers loads"),

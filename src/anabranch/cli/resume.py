@@ -21,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="directory of the run")
     parser.add_argument("--local", action="store_true", help="start the relays on this machine, too")
     parser.add_argument("--no-verify", action="store_true", help="with --local: do not verify at the end")
+    parser.add_argument("--no-page", action="store_true", help="do not serve the page of the run")
     # The leading process of a local swarm is started with these.
     parser.add_argument("--quiet", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--supervised", action="store_true", help=argparse.SUPPRESS)
@@ -29,13 +30,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from anabranch.checkpoint.directory import RunDirectory
-    from anabranch.cli.leading import lead_directory, user_errors
+    from anabranch.cli.leading import lead_directory, page_beside, say, user_errors
 
     with user_errors():
         if not args.quiet:
             print(f"run directory: {args.run_dir}", flush=True)
         if not args.local:
-            return lead_directory(args.run_dir, args.quiet, args.supervised, args.fault_plan)
+            return lead_directory(
+                args.run_dir, args.quiet, args.supervised, args.fault_plan, not args.no_page
+            )
 
         from anabranch.cli.train import train_directory
         from anabranch.config import load_run_file
@@ -45,5 +48,8 @@ def run(args: argparse.Namespace) -> int:
         config = load_run_file(directory.run_file)
         with directory.led():  # the leading process will hold it; what it needs must not be touched before
             pass
-        with Nursery(config.compute.threads) as nursery:
+        with (
+            page_beside(directory, say, wanted=not args.no_page),
+            Nursery(config.compute.threads) as nursery,
+        ):
             return train_directory(args.run_dir, nursery, verify=not args.no_verify)

@@ -23,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "run_file", type=Path, metavar="RUN.toml", help="run file (anabranch init writes one)"
     )
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="default: runs/NAME")
+    parser.add_argument("--no-page", action="store_true", help="do not serve the page of the run")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -33,4 +34,4 @@ def run(args: argparse.Namespace) -> int:
         config = load_run_file(args.run_file)
         path = args.run_dir or Path("runs") / config.run.name
         print(f"run directory: {path}", flush=True)
-        return lead_directory(create(config, path).path)
+        return lead_directory(create(config, path).path, page=not args.no_page)

@@ -50,11 +50,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--network", metavar="PROFILE", help="emulate a wide-area network: wan10, or a profile's JSON file"
     )
+    parser.add_argument("--no-page", action="store_true", help="do not serve the page of the run")
     parser.add_argument("--no-verify", action="store_true", help="do not verify at the end")
 
 
 def run(args: argparse.Namespace) -> int:
-    from anabranch.cli.leading import create, partition_line, user_errors
+    from anabranch.cli.leading import create, page_beside, partition_line, say, user_errors
     from anabranch.config import RunConfig, load_run_file, relays_by_stage, with_changes
     from anabranch.node.children import Nursery
 
@@ -74,8 +75,10 @@ def run(args: argparse.Namespace) -> int:
         if places is not None:
             where = (f"{name} in {place.region}" for name, place in places.items())
             print(f"emulated network: {', '.join(where)}", flush=True)
-        print(partition_line(create(config, path)), flush=True)
-        return train_directory(path, nursery, verify=not args.no_verify, places=places)
+        directory = create(config, path)
+        print(partition_line(directory), flush=True)
+        with page_beside(directory, say, wanted=not args.no_page):
+            return train_directory(path, nursery, verify=not args.no_verify, places=places)
 
 
 @contextmanager

@@ -3,7 +3,8 @@
 Sections of the board: "run" (key "": name, run_id, model, parameters, stages, microbatches, tokens, steps, t,
 phase, why, began, eta_s), "nodes" (`crew`), "flow" (key "": `hops`, a list of [column, from, to, source,
 microbatches] of the last committed step, by keys of nodes), "totals" (key "": repairs, doubles, skips,
-removals, rollbacks, joins, refused, wasted_s, computed_s, sent, refusals).
+removals, rollbacks, joins, refused, computed_s, sent, wasted_s: an estimate, the passes of repaired
+microbatches at who was lost, and of doubles).
 """
 
 from __future__ import annotations
@@ -114,6 +115,10 @@ class View:
 
     def _repaired(self, event: log.Repair) -> None:
         self._count("repairs")
+        node = self.crew.get(event.dead)
+        if node:
+            passes = node["forward_s"] + (node["backward_s"] if event.reason.startswith("redo") else 0.0)
+            self._count("wasted_s", max(0.0, passes))
         news = self.crew.lost(event.dead, event.reason, event.time)
         for subject, peer, text in self._teller.repaired(event, news):
             self._say(event.time, subject, peer, text)
