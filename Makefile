@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: train test lint soak chaos golden fuzz bench bench-flow setup pictures clean
+.PHONY: train test lint soak chaos golden fuzz bench bench-flow bench-churn setup pictures clean
 
 # A local swarm (two data nodes, six relays) trains llama-tiny; then every step is verified.
 train: $(READY)
@@ -40,6 +40,10 @@ bench: $(READY)
 # Routing policies on random instances, in virtual time; about an hour on two cores.
 bench-flow: $(READY)
 	$(BIN)/python benchmarks/flow.py
+
+# Throughput kept and compute wasted under churn, in virtual time; about an hour on two cores.
+bench-churn: $(READY)
+	$(BIN)/python benchmarks/churn.py
 
 # The README's pictures, from a finished run: make pictures RUN=runs/tiny
 pictures: $(READY)

@@ -1,14 +1,17 @@
 """The clairvoyant bound: seconds that an iteration takes at least, whoever decides and whatever they know.
 
 For each stage s, with C_s = the batch's seconds at speed 1, v_r the speed of replica r and a_r the share of
-the iteration in which it is alive, an iteration of T seconds has room for
+the iteration in which it can contribute, an iteration of T seconds has room for
 
     C_s <= sum over r of v_r · min(a_r · T, T - reach_s - reduce_s)
 
 because nothing can be computed before the first activation has come (reach_s: the quickest way there,
 computing included) nor while the stage's sums are reduced (reduce_s: the cheapest way to do that). And one
 microbatch must go forward and back. The bound is the least T that satisfies all of that. Every replica is
-free of charge and known beforehand: joining, planning, queueing and control cost nothing.
+free of charge and known beforehand: planning, queueing and control cost nothing.
+
+A replica can contribute while it is alive, unless it crashes before its sum is handed over: with the sum goes
+what it computed, and its next life counts from when it can have the state again.
 
 The plain sum "slowest stage's computing + round trip + reduce" is more than that, and no bound: the round
 trip of the first microbatch overlaps with the computing of others.
@@ -21,14 +24,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from anabranch.protocol import tasks
-from anabranch.sim.devices import GRADIENT_BYTES, SUM_BYTES
+from anabranch.sim.devices import GRADIENT_BYTES, STATE_BYTES, SUM_BYTES
 from anabranch.sim.scenario import Fleet, Host
 
 
 @dataclass(frozen=True)
 class Available:
-    """shares: relay -> share of the iteration in which it is alive (1 where it is not named). members: stage
-    -> replicas that had to agree on the sum; 1 needs no reduce."""
+    """shares: relay -> share of the iteration in which it can contribute (1 where it is not named). members:
+    stage -> replicas that had to agree on the sum; 1 needs no reduce."""
 
     shares: Mapping[str, float]
     members: Mapping[int, int]
@@ -91,6 +94,17 @@ def _ways(fleet: Fleet) -> tuple[list[float], float]:
     for stage in range(stages, 0, -1):
         best = add(onward(best, fleet.stage(stage)), tasks.InputGradient)
     return reach, min(best.values())
+
+
+def download_s(fleet: Fleet, relay: str) -> float:
+    """The least time in which a relay has its stage's state: from all other replicas at once."""
+    host = fleet.hosts[relay]
+    ways = [fleet.way(other.id, relay) for other in fleet.stage(host.stage) if other is not host]
+    if not ways:
+        return 0.0
+    rate_bps = min(sum(way.rate_bps for way in ways), fleet.line(relay).down_bps)
+    bits = 8.0 * STATE_BYTES * fleet.scenario.work.parameters(host.stage)
+    return min(way.latency_s for way in ways) + bits / rate_bps
 
 
 def _reduce_s(fleet: Fleet, hosts: Sequence[Host], members: int) -> float:

@@ -84,6 +84,26 @@ class _Lane:
         self.since = now
 
 
+class UnderWay:
+    """How long something that a host sent was under way: host -> seconds."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.seconds: dict[str, float] = {}
+        self._clock = clock
+        self._now: dict[str, tuple[int, float]] = {}
+
+    def begin(self, host: str) -> None:
+        count, since = self._now.get(host, (0, 0.0))
+        self._now[host] = (count + 1, since if count else self._clock.now)
+
+    def end(self, host: str, count: int = 1) -> None:
+        """So many payloads have arrived, or are lost."""
+        before, since = self._now[host]
+        if before == count:
+            self.seconds[host] = self.seconds.get(host, 0.0) + self._clock.now - since
+        self._now[host] = (before - count, since)
+
+
 class Traffic:
     """All payloads under way. `way(sender, receiver)` and `line(host)` describe the network."""
 

@@ -20,7 +20,7 @@ from anabranch.protocol.settings import Settings
 from anabranch.protocol.tasks import PIECE_BYTES, Payload, Result, Task
 from anabranch.sim import algebra
 from anabranch.sim.devices import GRADIENT_BYTES, STATE_BYTES, SUM_BYTES, Work
-from anabranch.sim.links import SETUP_TRIPS, Traffic
+from anabranch.sim.links import SETUP_TRIPS, Traffic, UnderWay
 from anabranch.sim.node import Computer, Node
 from anabranch.sim.scenario import Fleet
 from anabranch.sim.world import World
@@ -85,8 +85,7 @@ class ModelledWorld(World):
         self.traffic = Traffic(self.clock, self._way, fleet.line)
         self.sent = Sent()
         self._computing: dict[str, tuple[float, float]] = {}
-        self.under_way_s: dict[str, float] = dict.fromkeys(fleet.hosts, 0.0)
-        self._under_way: dict[str, tuple[int, float]] = dict.fromkeys(fleet.hosts, (0, 0.0))
+        self.under_way = UnderWay(self.clock)
         schedule = Schedule("batch {}".format, _parameters, settings.microbatches, work.tokens)
         member = member_of(fleet, leader.id)
         self.add_leader(lead(member, settings, schedule, self.genesis), member)
@@ -100,8 +99,10 @@ class ModelledWorld(World):
         """Seconds that a task takes there now."""
         reduce = node.peer.replica.reduce
         members = len(reduce.members) if reduce is not None else 1
-        machine = self.fleet.hosts[node.id].machine
-        seconds = machine.seconds(node.peer.core.stage, type(task), members) * node.slowness
+        machine, stage, kind = self.fleet.hosts[node.id].machine, node.peer.core.stage, type(task)
+        if isinstance(task, tasks.WeightGradient) and stage == 0 and task.unit % 2:
+            kind = tasks.Embed  # the gradients of an embedding's rows: as many bytes as the rows
+        seconds = machine.seconds(stage, kind, members) * node.slowness
         self._computing[node.id] = (self.clock.now, seconds)
         return seconds
 
@@ -140,10 +141,10 @@ class ModelledWorld(World):
         size = self.payload_bytes(sender, decoded)
         self.sent.payloads += 1
         self.sent.payload_bytes += size
-        self._begin(sender.id)
+        self.under_way.begin(sender.id)
 
         def arrived() -> None:
-            self._end(sender.id)
+            self.under_way.end(sender.id)
             if link.open and receiver.links.get(sender.id) is link:
                 receiver.handle(ev.Received(sender.id, decoded, payload))
 
@@ -165,16 +166,6 @@ class ModelledWorld(World):
                 return STATE_BYTES * work.parameters(of_stage) / pieces_of(work, of_stage)
         return float(work.activation_bytes)
 
-    def _begin(self, host: str) -> None:
-        count, since = self._under_way[host]
-        self._under_way[host] = (count + 1, since if count else self.clock.now)
-
-    def _end(self, host: str) -> None:
-        count, since = self._under_way[host]
-        if count == 1:
-            self.under_way_s[host] += self.clock.now - since
-        self._under_way[host] = (max(0, count - 1), since)
-
     # --- faults --------------------------------------------------------------------------------
 
     def crash(self, peer: str) -> None:
@@ -193,8 +184,7 @@ class ModelledWorld(World):
 
     def _forget(self, one: str, other: str) -> None:
         for sender, count in self.traffic.drop(one, other).items():
-            for _ in range(count):
-                self._end(sender)
+            self.under_way.end(sender, count)
 
 
 def member_of(fleet: Fleet, name: str, incarnation: int = 1) -> Member:

@@ -13,6 +13,9 @@ from anabranch.sim.node import Node
 from anabranch.sim.scenario import Fleet, Regions, Scenario, fleet_of
 from anabranch.sim.tape import Outcome, Tape
 from anabranch.sim.trials.effort import Effort
+from anabranch.sim.yardsticks.restart import Restart
+from anabranch.sim.yardsticks.swarm import Swarm
+from anabranch.sim.yardsticks.yard import Yard
 
 #: Virtual seconds per iteration after which a run has failed, and the most events it may take.
 PATIENCE_S, EVENTS_MAX = 3600.0, 50_000_000
@@ -20,15 +23,17 @@ PATIENCE_S, EVENTS_MAX = 3600.0, 50_000_000
 START_AGAIN_S = 2.0
 
 
-KNOWN_POLICIES = tuple(POLICIES)
+#: Other systems, modelled.
+YARDSTICKS: dict[str, type[Yard]] = {"restart": Restart, "swarm-published": Swarm, "swarm-tuned": Swarm}
+KNOWN_POLICIES = (*POLICIES, *YARDSTICKS)
 
 
 def simulate(scenario: Scenario, regions: Regions, policy: str, seed: int) -> Outcome:
     """Run it. A run that comes to no end is an outcome, too."""
     fleet = fleet_of(scenario, regions, seed)
-    if policy in POLICIES:
-        return Simulation(fleet, policy, seed).run()
-    raise ValueError(f"no policy {policy!r}")
+    if policy in YARDSTICKS:
+        return YARDSTICKS[policy](fleet, policy, seed).run()
+    return Simulation(fleet, policy, seed).run()
 
 
 class Simulation:
@@ -76,8 +81,8 @@ class Simulation:
         notes = world.notes[self._notes_read :]
         self._notes_read = len(world.notes)
         self.tape.add("recoveries", sum(kind == "repair" for _, _, kind, _ in notes))
-        under_way_s = sum(world.under_way_s[relay] for relay in self.tape.relays)
-        members = {stage: len(entry.members) for stage, entry in enumerate(record.stages)}
+        under_way_s = sum(world.under_way.seconds.get(relay, 0.0) for relay in self.tape.relays)
+        members = {stage: entry.members for stage, entry in enumerate(record.stages)}
         row = self.tape.commit(
             record.t,
             members,

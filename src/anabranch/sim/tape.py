@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from anabranch.sim.clairvoyant import Available, bound_s
+from anabranch.sim.clairvoyant import Available, bound_s, download_s
 from anabranch.sim.clock import Clock
 from anabranch.sim.scenario import Fleet
 
@@ -72,6 +72,7 @@ class Tape:
         self._begun_at = 0.0
         self._down_at: dict[str, float] = {}
         self._missed_s = dict.fromkeys(self.relays, 0.0)
+        self._able_at = dict.fromkeys(self.relays, 0.0)
 
     def add(self, what: str, amount: float = 1) -> None:
         self.totals[what] += amount
@@ -86,21 +87,32 @@ class Tape:
         at = self._down_at.pop(relay, None)
         if at is not None:
             self._missed_s[relay] += self.clock.now - max(at, self._begun_at)
+            self._able_at[relay] = self.clock.now + download_s(self.fleet, relay)
 
-    def commit(self, t: int, members: Mapping[int, int], totals: Mapping[str, float] | None = None) -> Row:
-        """Step t is taken. members: stage -> replicas in its reduce. totals: sums that were kept
+    def commit(
+        self, t: int, members: Mapping[int, Sequence[str]], totals: Mapping[str, float] | None = None
+    ) -> Row:
+        """Step t is taken. members: stage -> replicas whose sums are in it. totals: sums that were kept
         elsewhere."""
         now, seconds = self.clock.now, self.clock.now - self._begun_at
         self.totals.update(totals or {})
-        for relay in list(self._down_at):
-            self.up(relay)
+        for relay, at in self._down_at.items():
+            self._missed_s[relay] += now - max(at, self._begun_at)
             self._down_at[relay] = now
+            self._able_at[relay] = now
         alive = {relay: max(0.0, seconds - missed) for relay, missed in self._missed_s.items()}
-        shares = {relay: each / seconds if seconds else 0.0 for relay, each in alive.items()}
+        # What a relay computed before it crashed counts if it is in the sum; else it began with its new life.
+        counted = {name for names in members.values() for name in names}
+        able = {
+            relay: alive[relay] if relay in counted else max(0.0, now - max(at, self._begun_at))
+            for relay, at in self._able_at.items()
+        }
+        shares = {relay: each / seconds for relay, each in able.items()}
         sums: dict[str, Any] = {key: self.totals[key] - self._before[key] for key in _SUMS}
         sums |= {key: round(sums[key]) for key in _COUNTS}
         sums["communicating_s"] /= max(1, len(self.relays))
-        bound = bound_s(self.fleet, Available(shares, members))
+        counts = {stage: len(names) for stage, names in members.items()}
+        bound = bound_s(self.fleet, Available(shares, counts))
         row = Row(t=t, seconds=seconds, bound_s=bound, alive_s=sum(alive.values()), **sums)
         self.rows.append(row)
         self._before, self._begun_at = dict(self.totals), now
