@@ -151,8 +151,11 @@ def events() -> list[Event]:
     return [
         step(4, 105.0),
         repair("A", 110.5),
+        PeerJoined(time=110.9, subject="B", name="b", region="", role="relay", stage=1, numerics_class="c"),
         PeerRemoved(time=111.0, subject="A", stage=1, reason="nobody listens at its address any more"),
+        PeerJoined(time=111.5, subject="A", name="a", region="", role="relay", stage=1, numerics_class="c"),
         step(5, 112.0),
+        repair("A", 113.0),
         step(6, 115.0),
         suspected("B", 121.0),
         repair("B", 121.5),
@@ -173,7 +176,7 @@ def test_figures_of_a_storm() -> None:
     figures = figures_of(a_course(), events(), 36, Waste(computed_s=10.0, killed_s=0.5))
     assert figures.faults.delivered == {"relay killed": 1, "relay frozen": 1}
     assert figures.faults.undelivered == {"voter killed": {"one voter": 2}}
-    assert (figures.steps, figures.rollbacks, figures.rolled_back, figures.repaired) == (5, 1, 2, 2)
+    assert (figures.steps, figures.rollbacks, figures.rolled_back, figures.repaired) == (5, 1, 2, 3)
     assert (figures.falsely_suspected, figures.falsely_removed) == (1, 1)
     assert figures.peer_hours == pytest.approx(0.4)
     killed, frozen = figures.recovery["killed"], figures.recovery["frozen"]

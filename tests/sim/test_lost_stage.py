@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from lost_stages import EVERY, SOON_S, STEPS, check_whole, joiner, lose, of_stage, rollbacks, swarm
 from small_swarm import MadeUpBatches, check_equal, small_model, small_run
 
+from anabranch.audit.log import read_log
 from anabranch.config import SnapshotsSection
 from anabranch.protocol import messages as msg
 from anabranch.protocol import tasks
@@ -195,3 +197,32 @@ def test_what_was_computed_again_equals_the_reference(stage: int, policy: str) -
     world.run(SOON_S)
     assert fault.delivered and [back.t for back in rollbacks(world)] == [2]
     check_equal(world, run)
+
+
+def test_verify_reads_of_a_rollback_what_the_peers_do(tmp_path: Path) -> None:
+    """A member that was to serve from an iteration on when the run went back serves at once; `verify` must
+    not take it for a stranger."""
+    world = swarm(seed=2)
+
+    def strike(node: Node, event: Event) -> None:
+        committed = world.nodes["d0"].peer.committed
+        if "early" not in world.nodes and committed == 5:
+            joiner(world, "early", after_s=0.0, stage=1)
+        to_serve = world.nodes["d0"].peer.core.membership.active_from.get("early", 0)
+        if to_serve > committed + 1 and "late" not in world.nodes:
+            for victim in of_stage(world, 2):
+                world.crash(victim)
+            joiner(world, "late", after_s=0.1)
+
+    world.watchers.append(strike)
+    world.run(SOON_S)
+    history = check_whole(world)
+    assert len(rollbacks(world)) == 1
+    to_serve = [f["from_iteration"] for _, who, kind, f in world.notes
+                if (who, kind) == ("d0", "peer_active") and f["subject"] == "early"]  # fmt: skip
+    since = min(commit.t for commit in history.commits if "early" in commit.stages[1].members)
+    assert len(to_serve) == 1 and since < to_serve[0]
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b"".join(line + b"\n" for line in world.log))
+    # A swarm of counters has no weights whose hash its genesis could name.
+    assert [problem for problem in read_log(path).problems if "initial weights" not in problem] == []

@@ -173,6 +173,7 @@ class _Walk:
         self.states[rollback.t] = rollback.fingerprints
         self._adam = {t: step for t, step in self._adam.items() if t < rollback.t}
         self._adam[rollback.t] = rollback.adam_step
+        self._membership.rolled_back(rollback.t)
 
     def _commit(self, commit: Commit, term: int) -> None:
         genesis = self.genesis

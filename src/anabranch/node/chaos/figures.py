@@ -12,7 +12,7 @@ import msgspec
 from anabranch.node.chaos.plan import TARGETS
 from anabranch.node.chaos.storm import Course, Delivered
 from anabranch.node.chaos.waste import Waste
-from anabranch.observe.events import Event, PeerRemoved, Repair, Rollback, Step, Suspected
+from anabranch.observe.events import Event, PeerJoined, PeerRemoved, Repair, Rollback, Step, Suspected
 
 #: Version of the JSON result.
 VERSION = 1
@@ -139,10 +139,16 @@ def _recovery(course: Course, events: Sequence[Event], strikes: Sequence[Deliver
     commits = [event.time for event in events if isinstance(event, Step)]
     following = ((struck, bisect_right(commits, struck.at)) for struck in strikes)
     hops = []
-    for event in events:
-        struck = _struck(event.dead, event.time, course.delivered) if isinstance(event, Repair) else None
-        if struck is not None and struck in strikes:
-            hops.append(event.time - struck.at)
+    on: dict[str, Delivered] = {}
+    told: list[Event | Delivered] = [*events, *course.delivered]
+    for event in sorted(told, key=_when):
+        match event:
+            case Delivered(ids=ids):
+                on |= dict.fromkeys(ids, event)
+            case PeerJoined(subject=subject):
+                on.pop(subject, None)  # what it is given from now on has nothing to do with that
+            case Repair(dead=dead) if dead in on and on[dead] in strikes:
+                hops.append(event.time - on[dead].at)
     return Recovery(
         next_hop=Spread.of(hops),
         commit=Spread.of(commits[i] - struck.at for struck, i in following if i < len(commits)),
@@ -150,7 +156,5 @@ def _recovery(course: Course, events: Sequence[Event], strikes: Sequence[Deliver
     )
 
 
-def _struck(subject: str, at: float, delivered: Sequence[Delivered]) -> Delivered | None:
-    """The last strike at the peer before that time."""
-    before = [struck for struck in delivered if subject in struck.ids and struck.at <= at]
-    return before[-1] if before else None
+def _when(event: Event | Delivered) -> float:
+    return event.at if isinstance(event, Delivered) else event.time
