@@ -80,10 +80,11 @@ def look(browser: Any, address: str, phone: bool, colours: str) -> Any:
 
 
 def whole_page(page: Any, path: Path) -> None:
-    """All of it, without the bar at the bottom of the window lying across."""
-    page.evaluate("document.querySelector('footer').style.position = 'static'")
-    page.wait_for_timeout(400)
-    page.screenshot(path=path, full_page=True)
+    """All of it at once: what is not in the window is not drawn."""
+    width = page.viewport_size["width"]
+    page.set_viewport_size({"width": width, "height": page.evaluate("document.body.scrollHeight") + 20})
+    page.wait_for_timeout(2500)
+    page.screenshot(path=path)
 
 
 def main() -> None:

@@ -154,10 +154,12 @@ class Crew:
                     self._set(peer, total=max(0.0, self.get(peer)["total"] - share))
 
     def timed(self, event: log.Timing) -> None:
-        if event.peer in self._keys:
-            sent = self.get(event.peer)["sent"] + max(0, event.bytes_activations + event.bytes_reduce)
+        key = self._keys.get(event.peer)
+        if key is not None:
+            more = max(0, event.bytes_activations + event.bytes_reduce)
+            sent = self._board.get("nodes", key)["sent"] + more
             busy = min(1.0, computing_s(event) / event.span_s) if event.span_s > 0 else 0.0
-            self._set(event.peer, busy=round(busy, 3), sent=sent)
+            self._board.set("nodes", key, busy=round(busy, 2), sent=sent)
 
     def vitals(self, event: log.Vitals) -> None:
         if event.peer not in self._keys:

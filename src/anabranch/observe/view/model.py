@@ -46,8 +46,10 @@ class View:
         """Fold one event."""
         if isinstance(event, log.Unknown):
             return
-        if 0 < event.time < 1e11:
-            self.time = max(self.time, event.time)
+        if self.time < event.time < 1e11:
+            self.time = event.time
+        if isinstance(event, log.Timing):  # most events are: no more is done than must be
+            return self._timing(event)
         match event:
             case log.RunStarted():
                 self._started(event)
@@ -80,8 +82,6 @@ class View:
                 self.board.set("run", "", phase="waiting", why=without_addresses(plain(event.reason)))
             case log.RunFinished():
                 self.board.set("run", "", phase="finished", why=plain(event.reason), eta_s=0.0)
-            case log.Timing():
-                self._timing(event)
             case log.Vitals():
                 self.crew.vitals(event)
         for subject, peer, text in self._teller.tell(event):
@@ -146,6 +146,7 @@ class View:
         left = max(0, self.board.get("run", "").get("steps", 0) - event.t)
         self.board.set("run", "", t=event.t, phase="training", why="", eta_s=round(left * self._seconds, 1))
         rate = event.tokens / event.seconds if event.seconds > 0 else None
+        self.board.set("totals", "", **{name: round(total, 3) for name, total in self._totals.items()})
         self._split_of, self._split_count, self._split = event.t, 0, [0.0] * 4
         self.steps.add(
             [event.time, event.t, event.loss, rate, event.seconds, None, None, None, None, sum(event.alive),
@@ -154,8 +155,9 @@ class View:
 
     def _timing(self, event: log.Timing) -> None:
         self.crew.timed(event)
-        self._count("computed_s", max(0.0, computing_s(event)))
-        self._count("sent", max(0, event.bytes_activations + event.bytes_reduce))
+        totals = self._totals  # shown with the next step
+        totals["computed_s"] = totals.get("computed_s", 0.0) + max(0.0, computing_s(event))
+        totals["sent"] = totals.get("sent", 0) + max(0, event.bytes_activations + event.bytes_reduce)
         if event.stage == 0 or event.t != self._split_of or not self.steps.items or event.span_s <= 0:
             return
         compute = event.forward_s + event.input_gradient_s + event.weight_gradient_s

@@ -2,6 +2,12 @@
 
 import { colours } from "./theme.js";
 
+// What cannot be seen need not be drawn.
+export function onScreen(element) {
+  const box = element.getBoundingClientRect();
+  return box.bottom > 0 && box.top < innerHeight && box.width > 0;
+}
+
 export function fit(canvas) {
   const ratio = Math.min(2, devicePixelRatio || 1);
   const { clientWidth: width, clientHeight: height } = canvas;
@@ -17,6 +23,7 @@ export function fit(canvas) {
 
 // series: [{points: [[x, y]], colour, dots, raw, fill}]; y may be null. Stacked series have the same x.
 export function drawChart(canvas, { series, stacked = false, zero = false, shown, marks = [], pointer = null }) {
+  if (!onScreen(canvas)) return;
   const { context: c, width, height } = fit(canvas);
   const frame = { left: 46, right: width - 10, top: 10, bottom: height - 20 };
   const all = series.flatMap((one) => one.points.filter(([, y]) => y !== null));

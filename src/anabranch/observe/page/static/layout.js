@@ -2,6 +2,7 @@
 // along the river (from data node to data node) and across it.
 
 import { PRESENT } from "./record.js";
+import { byName } from "./words.js";
 
 // Seconds for which a node that crashed is still drawn; most that a node is larger than its fair share.
 const LINGER_S = 8;
@@ -15,12 +16,8 @@ export function columnsOf(recording, linger = LINGER_S) {
     if (!here || node.stage < 0 || node.stage > stages) continue;
     for (const at of node.stage === 0 ? [0, stages + 1] : [node.stage]) columns[at].push({ key, node, column: at });
   }
-  for (const column of columns) column.sort((a, b) => order(a.node, b.node));
+  for (const column of columns) column.sort((a, b) => byName(a.node, b.node));
   return columns;
-}
-
-function order(a, b) {
-  return a.name.localeCompare(b.name, "en", { numeric: true }) || (a.id < b.id ? -1 : 1);
 }
 
 export function layOut(recording, along, across, linger) {

@@ -1,6 +1,6 @@
 // The page: one recording, live or from a file; a clock over it; what is drawn when something changed.
 
-import { drawMarks } from "./chart.js";
+import { drawMarks, onScreen } from "./chart.js";
 import { drawMap, byRegion } from "./map.js";
 import { Numbers } from "./numbers.js";
 import { showDetails, showPeers, showPeople, Story } from "./panels.js";
@@ -16,13 +16,13 @@ const PANELS_MS = 220;
 const recording = new Recording();
 const page = {
   live: false, connected: "connecting", playing: false, following: true, speed: 1, chosen: "", columns: [],
-  dirty: true, panelsAt: 0, heardAt: 0,
+  dirty: true, first: true, panelsAt: 0, heardAt: 0,
 };
 const sources = new Map();
 const redraw = () => (page.dirty = true);
 const river = new River(byId("river"), (key) => {
   page.chosen = key;
-  redraw();
+  showDetails(recording, key, sources);
 });
 const story = new Story();
 const numbers = new Numbers(redraw);
@@ -83,6 +83,7 @@ function startControls() {
   byId("live").addEventListener("click", goLive);
   byId("details-close").addEventListener("click", () => river.choose(river.chosen));
   addEventListener("resize", redraw);
+  addEventListener("scroll", redraw, { passive: true });
   addEventListener("keydown", (event) => {
     if (event.key !== " " || event.target !== document.body) return;
     event.preventDefault();
@@ -147,7 +148,7 @@ function showMap() {
   byId("map-section").hidden = !regions.size;
   const away = [...elsewhere].map(([region, peers]) => `${region || "not said"} ${peers.length}`).slice(0, 12);
   put(byId("map-note"), away.length ? `elsewhere: ${away.join(", ")}` : "");
-  if (regions.size) drawMap(byId("map"), recording, sources);
+  if (onScreen(byId("map"))) drawMap(byId("map"), recording, sources);
   byId("map").setAttribute("aria-label", `Peers by region: ${[...regions].map(([region, peers]) => `${region} ${peers.length}`).join(", ") || "none known"}`);
 }
 
@@ -163,10 +164,11 @@ function showPanels() {
   showHead();
   numbers.show(recording, page.columns);
   showPeers(recording, sources);
-  showPeople(recording);
+  if (onScreen(byId("people-rows")) || page.first) showPeople(recording);
   story.show(recording);
   showRiverWords();
   showMap();
+  page.first = false;
 }
 
 let before = 0;
@@ -185,17 +187,23 @@ function frame(now) {
   if (page.dirty || recording.version !== page.version) {
     page.dirty = false;
     page.version = recording.version;
-    nameSources();
-    river.update(recording, sources, page.following ? 1 : page.speed);
+    const moment = `${recording.version} ${recording.at}`;
+    if (moment !== page.moment) {
+      page.moment = moment;
+      nameSources();
+      river.update(recording, sources, page.following ? 1 : page.speed);
+    }
     showDetails(recording, page.chosen, sources);
     showTimeline();
     page.stale = true;
   }
   river.draw(now);
   if (page.stale && now - page.panelsAt > PANELS_MS) {
-    page.panelsAt = now;
     page.stale = false;
+    const began = performance.now();
     showPanels();
+    // A large swarm's panels cost more; they come less often, so that the page stays quick.
+    page.panelsAt = now + Math.min(2000, 8 * (performance.now() - began));
   }
 }
 

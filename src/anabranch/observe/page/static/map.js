@@ -29,12 +29,7 @@ export function drawMap(canvas, recording, sources) {
   const scale = Math.min(width / 360, height / (NORTH - SOUTH));
   const [left, top] = [(width - 360 * scale) / 2, (height - (NORTH - SOUTH) * scale) / 2];
   const X = (lon) => left + (lon + 180) * scale, Y = (lat) => top + (NORTH - lat) * scale;
-  c.fillStyle = colours.land;
-  for (const [lon, lat] of DOTS) {
-    c.beginPath();
-    c.arc(X(lon), Y(lat), Math.max(0.7, scale * 0.85), 0, 7);
-    c.fill();
-  }
+  drawLand(c, X, Y, scale);
   const { regions } = byRegion(recording);
   drawLinks(c, recording, sources, X, Y, scale);
   const taken = [];
@@ -42,6 +37,19 @@ export function drawMap(canvas, recording, sources) {
     const [lon, lat] = placeOf(region);
     drawPlace(c, X(lon), Y(lat), region, peers, recording, taken, width);
   }
+}
+
+// The same dots each time: kept as one path for a size of the canvas.
+let land = { scale: 0, path: null };
+
+function drawLand(c, X, Y, scale) {
+  if (land.scale !== scale) {
+    land = { scale, path: new Path2D() };
+    const radius = Math.max(0.7, scale * 0.85);
+    for (const [lon, lat] of DOTS) land.path.rect(X(lon) - radius, Y(lat) - radius, 2 * radius, 2 * radius);
+  }
+  c.fillStyle = colours.land;
+  c.fill(land.path);
 }
 
 function drawLinks(c, recording, sources, X, Y, scale) {

@@ -6,6 +6,7 @@ import { colours } from "./theme.js";
 import { byId, known, lasting, make, put, short, some, whole } from "./words.js";
 
 const PARTS = ["compute", "transfer", "reduce", "waiting"];
+const MARKS_MAX = 60;
 const PART_NAMES = { compute: "compute", transfer: "transfer", reduce: "all-reduce", waiting: "waiting" };
 
 // Of steps that were taken again, the last time counts.
@@ -118,11 +119,12 @@ export class Numbers {
 
 // Where peers crashed, on the axis of steps.
 function troubleMarks(recording, steps) {
+  const crashed = Object.values(recording.section("nodes")).filter((node) => node.state === "crashed");
+  const latest = crashed.map((node) => node.since).sort((a, b) => b - a).slice(0, MARKS_MAX);
   const marks = [];
-  for (const node of Object.values(recording.section("nodes"))) {
-    if (node.state !== "crashed") continue;
-    const after = steps.find((point) => point[0] >= node.since);
+  for (const since of latest) {
+    const after = steps.find((point) => point[0] >= since);
     if (after) marks.push([after[1], colours.bad]);
   }
-  return marks.slice(-60);
+  return marks;
 }

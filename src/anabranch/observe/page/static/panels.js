@@ -2,7 +2,7 @@
 
 import { PRESENT } from "./record.js";
 import { lookOf, SOURCES } from "./theme.js";
-import { byId, clock, lasting, make, put, short, some, whole } from "./words.js";
+import { byId, byName, clock, lasting, make, put, short, some, whole } from "./words.js";
 
 const ROWS_MAX = 200, LINES_MAX = 250;
 const SUBJECTS = { crew: "peers", trouble: "trouble", repair: "repairs", progress: "progress", note: "notes" };
@@ -33,7 +33,7 @@ export function showPeers(recording, sources) {
   const flowing = recording.hops.length > 0;
   const present = Object.entries(recording.section("nodes")).filter(([, node]) => PRESENT.has(node.state) ||
     (node.state === "crashed" && recording.at - node.since < 60));
-  present.sort(([, a], [, b]) => a.stage - b.stage || a.name.localeCompare(b.name, "en", { numeric: true }));
+  present.sort(([, a], [, b]) => a.stage - b.stage || byName(a, b));
   const rows = present.slice(0, ROWS_MAX).map(([key, node]) => {
     const look = lookOf(node, flowing);
     return [
@@ -63,7 +63,7 @@ export function showPeople(recording) {
   const nodes = Object.values(recording.section("nodes")).filter((node) => node.total || PRESENT.has(node.state));
   const relays = nodes.filter((node) => node.stage !== 0).reduce((sum, node) => sum + node.total, 0);
   const data = nodes.filter((node) => node.stage === 0).reduce((sum, node) => sum + node.total, 0);
-  nodes.sort((a, b) => b.total - a.total || a.name.localeCompare(b.name));
+  nodes.sort((a, b) => b.total - a.total || byName(a, b));
   const rows = nodes.slice(0, ROWS_MAX).map((node) => {
     const served = node.served + (node.joined ? Math.max(0, recording.at - node.joined) : 0);
     const all = node.stage === 0 ? data : relays;

@@ -1,15 +1,17 @@
 // The river: stages as columns (rows on a narrow screen), nodes sized by what they can hold and coloured by how
 // they are, the last step's microbatches as ribbons in the colour of the data node that they came from.
 
-import { fit } from "./chart.js";
+import { fit, onScreen } from "./chart.js";
 import { layOut } from "./layout.js";
 import { colours, lookOf, SOURCES } from "./theme.js";
 
 const THICK = 12;
 const EASE_PER_S = 7;
 const NARROW = 560;
-// Beyond so many ribbons the water stands still: drawing its threads would cost frames.
+// Beyond so many ribbons the river stands still between steps: drawing it all the time would cost frames.
 const THREADS_MAX = 260;
+// Pixels below which a ribbon is drawn as a line.
+const THIN = 1.6;
 
 export class River {
   constructor(canvas, onChoose) {
@@ -61,7 +63,7 @@ export class River {
   }
 
   tell() {
-    this.onChoose((this.hovered || this.chosen).split(":")[1] ?? "");
+    this.onChoose(this.focus() ?? "");
   }
 
   // Arrows go from node to node: along the stages and within one.
@@ -85,9 +87,17 @@ export class River {
     }
   }
 
+  focus() {
+    return (this.hovered || this.chosen).split(":")[1];
+  }
+
   draw(now) {
-    const { context: c, width, height } = fit(this.canvas);
-    if (!this.recording || width < 20) return;
+    const [width, height] = [this.canvas.clientWidth, this.canvas.clientHeight];
+    if (!this.recording || width < 20 || !onScreen(this.canvas)) return;
+    const looks = `${width} ${height} ${this.focus()} ${colours.dark}`;
+    if (this.heavy && !this.stale && this.looks === looks) return;
+    this.looks = looks;
+    const { context: c } = fit(this.canvas);
     const passed = Math.min(0.1, (now - (this.drawn ?? now)) / 1000);
     this.drawn = now;
     this.vertical = width < NARROW;
@@ -96,8 +106,9 @@ export class River {
       this.layout = layOut(this.recording, along, across, this.linger);
       this.stale = false;
       this.size = `${width} ${height}`;
+      this.heavy = this.layout.ribbons.length > THREADS_MAX;
     }
-    const ease = this.still.matches ? 1 : 1 - Math.exp(-passed * EASE_PER_S);
+    const ease = this.still.matches || this.heavy ? 1 : 1 - Math.exp(-passed * EASE_PER_S);
     this.moveBoxes(ease, width, height);
     this.moveRibbons(ease);
     this.drawRibbons(c, now);
@@ -142,10 +153,10 @@ export class River {
   }
 
   drawRibbons(c, now) {
-    const flowing = this.recording.run.phase === "training";
-    const threads = flowing && !this.still.matches && this.ribbons.size <= THREADS_MAX;
+    const threads = this.recording.run.phase === "training" && !this.still.matches && !this.heavy;
     const broken = (box) => box.node.state === "crashed" || box.node.state === "lost";
-    const focus = (this.hovered || this.chosen).split(":")[1];
+    const focus = this.focus();
+    const thin = new Map();
     for (const ribbon of this.ribbons.values()) {
       const { start, end, source } = ribbon.target;
       const a = this.seen.get(start.id), b = this.seen.get(end.id);
@@ -156,12 +167,32 @@ export class River {
       const torn = broken(start) || broken(end);
       const colour = torn ? colours.bad : SOURCES[(this.sources.get(source) ?? 0) % SOURCES.length];
       const dim = focus && ![start.key, end.key, source].includes(focus);
-      c.globalAlpha = (dim ? 0.12 : torn ? 0.25 : colours.dark ? 0.5 : 0.42) * Math.min(a.alpha, b.alpha);
-      c.fillStyle = colour;
-      this.band(c, p, q, ribbon.width);
-      if (threads && !dim && !torn && ribbon.width > 1.2) this.water(c, p, q, ribbon, now, colour);
+      const alpha = (dim ? 0.12 : torn ? 0.25 : colours.dark ? 0.5 : 0.42) * Math.min(a.alpha, b.alpha);
+      if (ribbon.width < THIN) this.gather(thin, `${colour} ${alpha.toFixed(2)} ${ribbon.width.toFixed(1)}`, p, q);
+      else {
+        c.globalAlpha = alpha;
+        c.fillStyle = colour;
+        this.band(c, p, q, ribbon.width);
+        if (threads && !dim && !torn) this.water(c, p, q, ribbon, now, colour);
+      }
+    }
+    for (const [look, path] of thin) {
+      const [colour, alpha, width] = look.split(" ");
+      c.strokeStyle = colour;
+      c.globalAlpha = Number(alpha);
+      c.lineWidth = Math.max(0.6, Number(width));
+      c.stroke(path);
     }
     c.globalAlpha = 1;
+  }
+
+  // Ribbons as thin as a line are lines, and those that look alike are drawn at once.
+  gather(thin, look, [x0, y0], [x1, y1]) {
+    let path = thin.get(look);
+    if (!path) thin.set(look, (path = new Path2D()));
+    path.moveTo(x0, y0);
+    if (this.vertical) path.bezierCurveTo(x0, (y0 + y1) / 2, x1, (y0 + y1) / 2, x1, y1);
+    else path.bezierCurveTo((x0 + x1) / 2, y0, (x0 + x1) / 2, y1, x1, y1);
   }
 
   band(c, [x0, y0], [x1, y1], width) {
@@ -234,7 +265,7 @@ export class River {
 
   drawBoxes(c, now) {
     const flowing = this.recording.hops.length > 0;
-    const focus = (this.hovered || this.chosen).split(":")[1];
+    const focus = this.focus();
     for (const shape of this.seen.values()) {
       const { node, key } = shape.box;
       const look = lookOf(node, flowing);
@@ -251,7 +282,8 @@ export class River {
       }
       c.fillStyle = colour;
       c.beginPath();
-      c.roundRect(x, y, w, h, Math.min(5, w / 2, h / 2));
+      if (Math.min(w, h) < 5) c.rect(x, y, w, h);
+      else c.roundRect(x, y, w, h, Math.min(5, w / 2, h / 2));
       if (node.state === "joining") {
         c.globalAlpha = shape.alpha * 0.35;
         c.fill();
@@ -273,8 +305,8 @@ export class River {
     const [cx, cy] = [x + w / 2, y + h / 2];
     c.strokeStyle = colour;
     c.lineWidth = 2;
-    for (const shift of this.still.matches ? [0.4] : [0, 0.5]) {
-      const part = this.still.matches ? shift : (now / 1600 + shift) % 1;
+    for (const shift of this.still.matches || this.heavy ? [0.4] : [0, 0.5]) {
+      const part = this.still.matches || this.heavy ? shift : (now / 1600 + shift) % 1;
       c.globalAlpha = alpha * (1 - part) * 0.8;
       c.beginPath();
       c.arc(cx, cy, 8 + part * 26, 0, 7);

@@ -11,6 +11,12 @@ export function make(tag, properties, ...children) {
   return element;
 }
 
+const collator = new Intl.Collator("en", { numeric: true });
+
+export function byName(a, b) {
+  return collator.compare(a.name, b.name) || (a.id < b.id ? -1 : 1);
+}
+
 export const byId = (id) => document.getElementById(id);
 
 export function put(element, text) {

@@ -1,0 +1,162 @@
+"""What the page costs with many peers and many events: python benchmarks/page.py [NODES] [EVENTS]
+
+Writes a made-up event log (a thousand peers that come and go, a million events), follows it as `anabranch
+watch` does, looks at the page with Chromium, and prints one JSON object. Needs Chromium; takes some minutes.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import resource
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import sync_playwright
+
+from anabranch.observe import events as log
+from anabranch.observe.page.follow import PageThread
+from anabranch.observe.tail import Tail
+from anabranch.observe.view.recording import Recording
+
+STAGES, DATA_NODES, MICROBATCHES = 8, 8, 128
+#: Seconds between two steps of the made-up run.
+STEP_S = 60.0
+#: Asks the page for the gaps between its frames (ms) over five seconds, while the river is moved over.
+FRAMES = """() => new Promise((resolve) => {
+  const gaps = []; let last = performance.now(); const end = last + 5000;
+  const canvas = document.querySelector('#river'); let at = 0;
+  const tick = (now) => {
+    gaps.push(now - last); last = now; at += 7;
+    const box = canvas.getBoundingClientRect();
+    const place = { clientX: box.left + (at % box.width), clientY: box.top + 200 };
+    canvas.dispatchEvent(new PointerEvent('pointermove', place));
+    if (now < end) requestAnimationFrame(tick); else resolve(gaps.slice(2));
+  };
+  requestAnimationFrame(tick);
+})"""
+
+
+def made_up(nodes: int, count: int) -> Iterator[log.Event]:
+    dice = random.Random(1)
+    now = 1.8e9
+    stage_of = {f"{at:064x}": 0 if at < DATA_NODES else 1 + at % STAGES for at in range(nodes)}
+    yield log.RunStarted(
+        time=now, peer="0", run="large", run_id="large", model="llama-1b", parameters=10**9,
+        microbatches=MICROBATCHES, tokens_per_iteration=1 << 19, steps=10**6, numerics="", stages=STAGES,
+        initial_weights_hash="", corpus_fingerprint="", tokenizer_hash="",
+    )  # fmt: skip
+    made = 1
+    for at, (peer, stage) in enumerate(stage_of.items()):
+        region = dice.choice(("Tokyo", "London", "Oregon", "Sydney", "Sao Paulo", "Mumbai", ""))
+        yield joined(now, peer, stage, f"volunteer-{at}", region)
+        yield log.PeerActive(time=now, subject=peer, stage=stage, from_iteration=1)
+        made += 2
+    number, t = nodes, 0
+    while made < count:
+        t += 1
+        now += STEP_S
+        by_stage: list[list[str]] = [[] for _ in range(STAGES + 1)]
+        for peer, stage in stage_of.items():
+            by_stage[stage].append(peer)
+        owners = {s: {u: dice.choice(by_stage[s]) for u in range(MICROBATCHES)} for s in range(1, STAGES + 1)}
+        owners[0] = {unit: by_stage[0][unit // 2 % DATA_NODES] for unit in range(2 * MICROBATCHES)}
+        alive = [len(peers) for peers in by_stage]
+        yield log.Step(
+            time=now, t=t, loss=10 / (1 + t / 100), tokens=1 << 19, grad_norm=1.0, clip_factor=1.0,
+            learning_rate=1e-3, seconds=STEP_S, manifest_hash="", owners=owners, alive=alive,
+        )  # fmt: skip
+        for peer, stage in stage_of.items():
+            yield log.Timing(
+                time=now + dice.random(), peer=peer, t=t, stage=stage, forward_s=dice.random(), span_s=STEP_S,
+                reducing_s=5.0, transfer_s=9.0, bytes_activations=10**8,
+            )  # fmt: skip
+        victim = dice.choice(by_stage[1 + t % STAGES])
+        stage = stage_of.pop(victim)
+        yield log.PeerRemoved(time=now + 20, subject=victim, stage=stage, reason="Connection refused")
+        fresh = f"{number:064x}"
+        stage_of[fresh] = stage
+        yield joined(now + 30, fresh, stage, f"volunteer-{number}", "Berlin")
+        yield log.PeerActive(time=now + 35, subject=fresh, stage=stage, from_iteration=t + 1)
+        number += 1
+        made += nodes + 4
+
+
+def joined(time: float, peer: str, stage: int, name: str, region: str) -> log.Event:
+    role = "relay" if stage else "data"
+    return log.PeerJoined(
+        time=time,
+        subject=peer,
+        name=name,
+        region=region,
+        role=role,
+        stage=stage,
+        numerics_class="",
+        capacity=8,
+    )
+
+
+def measured(events: Path) -> dict[str, Any]:
+    figures: dict[str, Any] = {"log_MB": events.stat().st_size / 1e6}
+    page = PageThread(events)
+    began = time.monotonic()
+    address = page.start()
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        seen = browser.new_page(viewport={"width": 1440, "height": 900})
+        seen.goto(address)
+        seen.wait_for_function("() => document.querySelector('#tile-step').textContent !== '0'")
+        figures["first_paint_s"] = (
+            seen.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime") / 1000
+        )
+        figures["first_step_shown_s"] = time.monotonic() - began
+        last = list(log.events_of(events, log.Step))[-1].t
+        seen.wait_for_function(
+            f"() => document.querySelector('#tile-step').textContent === '{last:,}'", timeout=900_000
+        )
+        figures["all_folded_s"] = time.monotonic() - began
+        figures["server_peak_MB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        seen.close()
+        seen = browser.new_page(viewport={"width": 1440, "height": 900})
+        began = time.monotonic()
+        seen.goto(address)
+        seen.wait_for_function(f"() => document.querySelector('#tile-step').textContent === '{last:,}'")
+        figures["whole_shown_s"] = time.monotonic() - began
+        gaps = sorted(seen.evaluate(FRAMES))
+        figures["frame_ms"] = {
+            "median": gaps[len(gaps) // 2],
+            "p99": gaps[len(gaps) * 99 // 100],
+            "most": gaps[-1],
+        }
+        session = seen.context.new_cdp_session(seen)
+        session.send("HeapProfiler.collectGarbage")
+        figures["browser_heap_MB"] = session.send("Runtime.getHeapUsage")["usedSize"] / 1e6
+        browser.close()
+    page.close()
+    return figures
+
+
+def main() -> None:
+    nodes, count = (int(word) for word in (sys.argv[1:] + ["1000", "1000000"][len(sys.argv) - 1 :]))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "events.jsonl"
+        with open(path, "wb") as file:
+            for event in made_up(nodes, count):
+                file.write(log.encode_event(event) + b"\n")
+        recording, tail, folded = Recording(), Tail(path), 0
+        began = time.process_time()
+        while events := tail.read():
+            for event in events:
+                recording.take(event)
+            folded += len(events)
+        figures = {"nodes": nodes, "events": folded, "fold_us": 1e6 * (time.process_time() - began) / folded}
+        print(json.dumps(figures | measured(path), indent=1))
+
+
+if __name__ == "__main__":
+    main()
