@@ -10,16 +10,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from local_swarms import PATIENCE_S, Swarm, created, small_run, swarm_of
+from local_swarms import PATIENCE_S, created, small_run, swarm_of
 
 from anabranch.cli.main import main
 from anabranch.node.children import Nursery
+from anabranch.node.owner import SwarmOwner
 from anabranch.observe.events import PeerRemoved, RunFinished, Step
 from anabranch.observe.page.follow import PageThread
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 #: Seconds after which the page must show what happened.
 SEEN_S = 3.0
+#: Asks for a kill, with these words of authority; gives the status.
+ACT = """async (authority) => (await fetch('act', {
+    method: 'POST', headers: authority ? { Authorization: authority } : {},
+    body: JSON.stringify({ action: 'kill', peer: '2' }),
+})).status"""
 #: Moves the scrubber.
 MOVE = """(value) => {
     const scrubber = document.querySelector('#scrubber');
@@ -93,28 +99,41 @@ def test_a_killed_relay_is_seen_live_in_the_replay_and_in_the_report(
 ) -> None:
     run = small_run(texts, run__steps=STEPS, checkpoint__every=1000, evaluation__every=0, fleet__minimum=2)
     directory = created(tmp_path / "run", run)
-    page = PageThread(directory.events)
-    address = page.start()
-    try:
-        with swarm_of(directory, run, nursery) as swarm:
+    with swarm_of(directory, run, nursery) as swarm:
+        owner = SwarmOwner(swarm, swarm.stop)
+        page = PageThread(directory.events, owner=owner)
+        address = page.start()
+        try:
             swarm.until(lambda events: any(isinstance(event, Step) and event.t >= 3 for event in events))
-            check_live(swarm, Page(browser, address))
+            assert "leads the run" in owner.ask("kill", "data-0") and "no process" in owner.ask("kill", "ada")
+            check_live(Page(browser, address), Page(browser, page.owner_address), owner)
             swarm.until(lambda events: any(isinstance(event, PeerRemoved) for event in events))
             swarm.stop()
             assert isinstance(swarm.to_the_end()[-1], RunFinished)
             check_replay(Page(browser, address))
-    finally:
-        page.close()
+        finally:
+            page.close()
     assert main(["report", str(directory.path), "--html", str(tmp_path / "report.html")]) == 0
     check_replay(Page(browser, (tmp_path / "report.html").as_uri(), offline=True))
 
 
-def check_live(swarm: Swarm, seen: Page) -> None:
+def check_live(seen: Page, mine: Page, owner: SwarmOwner) -> None:
+    """A relay is killed with the owner's button; another page shows what comes of it."""
     names = {"data-0", "relay-1.0", "relay-1.1", "relay-2.0", "relay-2.1"}
     seen.until("() => document.querySelectorAll('#peer-rows tr').length === 5")
     assert set(seen.peers()) == names and seen.text("#tile-peers") == "5"
     seen.until("() => document.querySelector('#phase').textContent === 'training'")
-    swarm.processes["relay-1.1"].signal(9)
+    assert seen.page.locator("#stop, #details-acts button").locator("visible=true").count() == 0
+    assert seen.page.evaluate(ACT, "") == 403 and seen.page.evaluate(ACT, "Bearer 0") == 403
+    seen.wrong = [said for said in seen.wrong if "403" not in said]
+    mine.until("() => document.querySelectorAll('#peer-rows tr').length === 5")
+    mine.page.focus("#river")
+    for key in ("ArrowRight", "ArrowRight", "ArrowDown"):
+        mine.page.keyboard.press(key)
+    assert mine.text("#details-name") == "relay-1.1"
+    mine.page.click("#details-acts button:text-is('kill')")
+    mine.until("() => document.querySelector('#act-said').textContent === 'kill: done'")
+    owner.poll()
     killed = time.monotonic()
     seen.until(row_says("relay-1.1", "gone"), SEEN_S)
     left_s = max(0.1, SEEN_S - (time.monotonic() - killed))
@@ -127,6 +146,9 @@ def check_live(swarm: Swarm, seen: Page) -> None:
         "() => [...document.querySelectorAll('#peer-rows tr')].some((r) => "
         "r.cells[0].textContent === 'relay-1.0' && r.cells[4].textContent === '6')"
     )
+    mine.page.click("#stop")
+    assert mine.text("#stop") == "really stop?"
+    mine.close()
     seen.close()
 
 

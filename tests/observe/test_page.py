@@ -114,6 +114,52 @@ def test_a_secret_is_asked_for_wherever_others_can_look(events: Path) -> None:
         right.close()
 
 
+class Obedient:
+    """An owner's hand that notes what it was asked for."""
+
+    actions = ("stop", "kill")
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str]] = []
+
+    def ask(self, action: str, name: str) -> str:
+        self.asked.append((action, name))
+        return "" if action in self.actions else "there is no such action"
+
+
+def test_only_the_owner_acts_and_what_cannot_be_is_said(events: Path) -> None:
+    owner = Obedient()
+
+    def act(port: int, secret: str, body: bytes) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        connection.request("POST", "/act", body, {"Authorization": f"Bearer {secret}"})
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+
+    with page_of(events) as (_, port, _):
+        assert act(port, "", b'{"action": "stop"}')[0] == 403  # nobody owns it
+    page = PageThread(events, secret="look", owner=owner)
+    port = int(urlsplit(page.start()).port or 0)
+    mine = page.owner_address.rpartition("=")[2]
+    try:
+        for secret in ("", "look", mine[:-1], mine + "0"):
+            assert act(port, secret, b'{"action": "stop"}')[0] == 403
+        assert owner.asked == []
+        assert act(port, mine, b'{"action": "kill", "peer": "3"}') == (200, b"done\n")
+        assert act(port, mine, b'{"action": "kill", "peer": "no such"}') == (200, b"done\n")
+        assert act(port, mine, b'{"action": "fly"}') == (409, b"there is no such action\n")
+        assert owner.asked == [("kill", "name-a"), ("kill", ""), ("fly", "")]
+        for body in (b"", b"[]", b'{"action": 3}', b"{" * 4000, b'"' + b"x" * 5000):
+            assert act(port, mine, body)[0] == 400
+        for secret, actions in (("look", None), (mine, ["stop", "kill"])):
+            with closing(
+                get("127.0.0.1", port, "/stream", headers={"Authorization": f"Bearer {secret}"})
+            ) as answer:
+                assert next(messages(answer))[1].get("actions") == actions
+    finally:
+        page.close()
+
+
 def test_without_a_secret_only_names_of_this_machine_are_answered(events: Path) -> None:
     with page_of(events) as (host, port, _):
         for name in (f"localhost:{port}", "localhost", f"127.0.0.1:{port}", f"[::1]:{port}"):

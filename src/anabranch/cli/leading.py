@@ -8,12 +8,16 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from anabranch.checkpoint.directory import RunDirectory
 from anabranch.cli.main import print_error
 from anabranch.config import NetworkSection, RunConfig, load_run_file
 from anabranch.errors import UserError
 from anabranch.observe.progress import Advance, progress
+
+if TYPE_CHECKING:
+    from anabranch.observe.page.server import Owner
 
 
 @contextmanager
@@ -34,10 +38,6 @@ def bars() -> Iterator[Callable[[str, int, int], None]]:
             reached[0] = done
 
         yield update
-
-
-def say(text: str) -> None:
-    print(text, flush=True)
 
 
 @contextmanager
@@ -125,16 +125,20 @@ def _network(config: RunConfig) -> NetworkSection:
 
 
 @contextmanager
-def page_beside(directory: RunDirectory, say: Callable[[str], None], wanted: bool = True) -> Iterator[None]:
-    """The page of a run is served on this machine while something else goes on; `say` is told where."""
+def page_beside(
+    directory: RunDirectory, say: Callable[[str], None], owner: Owner, wanted: bool = True
+) -> Iterator[None]:
+    """The page of a run is served on this machine while something else goes on; `say` is told where. owner:
+    what may be done there by whoever has the address with the secret."""
     if not wanted:
         yield
         return
     from anabranch.observe.page.follow import PageThread
 
-    page = PageThread(directory.events)
+    page = PageThread(directory.events, owner=owner)
     try:
         say(f"watch it: {page.start()}")
+        say(f"the same with what only you may do: {page.owner_address}")
     except UserError as error:
         say(f"there is no page: {error}")
     try:
@@ -156,11 +160,10 @@ def lead_directory(
         return _lead(directory, quiet, supervised, fault_plan, page)
 
 
-def _lead(
-    directory: RunDirectory, quiet: bool, supervised: bool, fault_plan: Path | None, page: bool
-) -> int:
+def _lead(directory: RunDirectory, quiet: bool, supervised: bool, fault_plan: Path | None, page: bool) -> int:
     from anabranch.net.ticket import Ticket
     from anabranch.node.founding import lead_run
+    from anabranch.node.owner import LeaderOwner
     from anabranch.node.roles import advertised, bind_port, lead
     from anabranch.node.supervised import exit_with_parent, run_async
     from anabranch.observe.console import Console
@@ -190,7 +193,7 @@ def _lead(
     steps = founded.run.run.steps
     if founded.history.stopped and founded.history.t >= steps:
         raise UserError(f"{directory}: all {steps} steps are committed; there is nothing to resume")
-    with page_beside(directory, tell, wanted=page and not quiet):
+    with page_beside(directory, tell, LeaderOwner(), wanted=page and not quiet):
         outcome = run_async(lead(founded, network, port, on_event, on_ready, tell, fault_plan))
     committed = founded.peer.lead.t if founded.peer.lead else 0
     if not quiet:

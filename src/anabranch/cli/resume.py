@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from anabranch.checkpoint.directory import RunDirectory
-    from anabranch.cli.leading import lead_directory, page_beside, say, user_errors
+    from anabranch.cli.leading import lead_directory, user_errors
 
     with user_errors():
         if not args.quiet:
@@ -48,8 +48,5 @@ def run(args: argparse.Namespace) -> int:
         config = load_run_file(directory.run_file)
         with directory.led():  # the leading process will hold it; what it needs must not be touched before
             pass
-        with (
-            page_beside(directory, say, wanted=not args.no_page),
-            Nursery(config.compute.threads) as nursery,
-        ):
-            return train_directory(args.run_dir, nursery, verify=not args.no_verify)
+        with Nursery(config.compute.threads) as nursery:
+            return train_directory(args.run_dir, nursery, not args.no_verify, page=not args.no_page)

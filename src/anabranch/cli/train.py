@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from anabranch.cli.leading import create, page_beside, partition_line, say, user_errors
+    from anabranch.cli.leading import create, partition_line, user_errors
     from anabranch.config import RunConfig, load_run_file, relays_by_stage, with_changes
     from anabranch.node.children import Nursery
 
@@ -75,10 +75,8 @@ def run(args: argparse.Namespace) -> int:
         if places is not None:
             where = (f"{name} in {place.region}" for name, place in places.items())
             print(f"emulated network: {', '.join(where)}", flush=True)
-        directory = create(config, path)
-        print(partition_line(directory), flush=True)
-        with page_beside(directory, say, wanted=not args.no_page):
-            return train_directory(path, nursery, verify=not args.no_verify, places=places)
+        print(partition_line(create(config, path)), flush=True)
+        return train_directory(path, nursery, not args.no_verify, places, page=not args.no_page)
 
 
 @contextmanager
@@ -113,13 +111,19 @@ def free_path(path: Path) -> Path:
 
 
 def train_directory(
-    path: Path, nursery: Nursery, verify: bool = True, places: dict[str, Place] | None = None
+    path: Path,
+    nursery: Nursery,
+    verify: bool = True,
+    places: dict[str, Place] | None = None,
+    page: bool = False,
 ) -> int:
     """Run the local swarm of a run directory until it ends; then show what came of it. places: of an emulated
-    network, where each process runs."""
+    network, where each process runs. page: serve it, too."""
     from anabranch.checkpoint.directory import RunDirectory
+    from anabranch.cli.leading import page_beside
     from anabranch.cli.main import print_error
     from anabranch.config import load_run_file
+    from anabranch.node.owner import SwarmOwner
     from anabranch.node.swarm import Interrupted, LeaderFailed, LocalSwarm
     from anabranch.observe.console import Console
     from anabranch.observe.events import RunFinished
@@ -130,10 +134,17 @@ def train_directory(
     console = Console(config.run.steps)
     begin = time.monotonic()
     finished = False
-    with _stopping(swarm, console) as stopping:
+    with _stopping(swarm, console) as stopping, ExitStack() as beside:
+        owner = SwarmOwner(swarm, stopping.ask)
+
+        def poll() -> None:
+            owner.poll()
+            stopping.poll()
+
         try:
+            beside.enter_context(page_beside(directory, console.say, owner, wanted=page))
             swarm.start()
-            for event in swarm.events(stopping.poll):
+            for event in swarm.events(poll):
                 console.on_event(event)
                 finished |= isinstance(event, RunFinished) and event.t >= config.run.steps
             if not stopping.at_once:  # then the nursery ends them
@@ -176,8 +187,8 @@ class _Stopping:
     def at_once(self) -> bool:
         return len(self._asked) > 1
 
-    def ask(self, number: int, frame: object) -> None:
-        """The signal's handler."""
+    def ask(self, *_: object) -> None:
+        """The user wants it; also the signals' handler."""
         self._asked.append(time.monotonic())
         self._swarm.stopping = True
 

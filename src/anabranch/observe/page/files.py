@@ -12,7 +12,7 @@ from importlib import resources
 #: In the order in which each may use those before it.
 MODULES = (
     "words.js", "record.js", "stream.js", "theme.js", "chart.js", "layout.js", "river.js", "world.js",
-    "map.js", "panels.js", "numbers.js", "main.js",
+    "map.js", "owner.js", "panels.js", "numbers.js", "main.js",
 )  # fmt: skip
 TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from anabranch.errors import UserError
-from anabranch.observe.page.server import PageServer
+from anabranch.observe.page.server import Owner, PageServer
 from anabranch.observe.tail import Tail
 from anabranch.observe.view.recording import Recording
 
@@ -38,10 +38,17 @@ async def follow(tail: Tail, server: PageServer) -> None:
 class PageThread:
     """The page of a run, served by a thread of its own until `close`."""
 
-    def __init__(self, events: Path, host: str = "127.0.0.1", port: int = 0, secret: str = "") -> None:
-        self.address = ""
-        """Where the page is, once started."""
-        self._where = host, port, secret
+    def __init__(
+        self,
+        events: Path,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        secret: str = "",
+        owner: Owner | None = None,
+    ) -> None:
+        self.address = self.owner_address = ""
+        """Where the page is, for all and for the owner alone, once started."""
+        self._where = host, port, secret, owner
         self._events = events
         self._ready = threading.Event()
         self._problem: UserError | None = None
@@ -72,6 +79,7 @@ class PageThread:
         try:
             server = PageServer(Recording(), *self._where)
             self.address = await server.start()
+            self.owner_address = server.owner_address
         except UserError as error:
             self._problem = error
             return

@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-#: Bytes of a request's head, and seconds that it may take to come.
-HEAD_MAX, HEAD_S = 16384, 10.0
+#: Bytes of a request's head and of its body, and seconds that either may take to come.
+HEAD_MAX, BODY_MAX, REQUEST_S = 16384, 4096, 10.0
 
 _REASONS = {
     200: "OK", 400: "Bad Request", 403: "Forbidden", 404: "Not Found", 405: "Method Not Allowed",
-    503: "Service Unavailable",
+    409: "Conflict", 503: "Service Unavailable",
 }  # fmt: skip
 
 
@@ -21,17 +21,18 @@ class BadRequest(Exception):
 
 @dataclass(frozen=True)
 class Request:
-    """The head of a request; names of headers are in lower case."""
+    """Names of headers are in lower case."""
 
     method: str
     path: str
     headers: Mapping[str, str]
+    body: bytes = b""
 
 
 async def read_request(reader: asyncio.StreamReader) -> Request:
     """Raises BadRequest, TimeoutError, and OSError when the other end is gone."""
     try:
-        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), HEAD_S)
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), REQUEST_S)
     except (asyncio.IncompleteReadError, asyncio.LimitOverrunError):
         raise BadRequest from None
     except asyncio.TimeoutError:
@@ -48,7 +49,16 @@ async def read_request(reader: asyncio.StreamReader) -> Request:
         if not colon:
             raise BadRequest
         headers[name.strip().lower()] = value.strip()
-    return Request(words[0], words[1].partition("?")[0], headers)
+    length = headers.get("content-length", "0")
+    if not length.isdecimal() or int(length[:9]) > BODY_MAX:
+        raise BadRequest
+    try:
+        body = await asyncio.wait_for(reader.readexactly(int(length)), REQUEST_S)
+    except asyncio.IncompleteReadError:
+        raise BadRequest from None
+    except asyncio.TimeoutError:
+        raise TimeoutError from None
+    return Request(words[0], words[1].partition("?")[0], headers, body)
 
 
 def head(status: int, headers: Mapping[str, str]) -> bytes:

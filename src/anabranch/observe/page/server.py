@@ -1,5 +1,5 @@
-"""The page's server: files, and the run's recording as server-sent events. It only shows; on loopback unless
-told otherwise, and then only with a secret."""
+"""The page's server: files, the run's recording as server-sent events, and what its owner may do; on loopback
+unless told otherwise, and then only with a secret."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import asyncio
 import contextlib
 import hmac
 import ipaddress
+import secrets
+from typing import Protocol
 
 import msgspec
 
@@ -35,6 +37,19 @@ HEADERS = {
 }
 
 
+class _Wish(msgspec.Struct):
+    action: str
+    peer: str = ""
+
+
+_WISH = msgspec.json.Decoder(_Wish)
+
+
+def _shows(request: Request, secret: str) -> bool:
+    given = request.headers.get("authorization", "").removeprefix("Bearer ")
+    return hmac.compare_digest(given.encode(), secret.encode())
+
+
 def on_loopback(host: str) -> bool:
     """Whether only this machine can connect to an address."""
     try:
@@ -43,23 +58,42 @@ def on_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+class Owner(Protocol):
+    """What may be done to the run by whoever has its secret."""
+
+    @property
+    def actions(self) -> tuple[str, ...]: ...
+
+    def ask(self, action: str, name: str) -> str:
+        """Have `action` done to the peer of this name ("" for the run): why not, or ""."""
+
+
 class PageServer:
     """Serves one recording. `secret` is asked for by everything but the empty page; without one the server
     answers only those who call it by a name of this machine, so that no foreign page can read it.
 
-    Raises UserError where a secret is needed and missing."""
+    With an `owner`, whoever shows `owner_secret` may act on the run. Raises UserError where a secret is
+    needed and missing."""
 
     def __init__(
-        self, recording: Recording, host: str = "127.0.0.1", port: int = 0, secret: str = ""
+        self,
+        recording: Recording,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        secret: str = "",
+        owner: Owner | None = None,
     ) -> None:
         if not secret and not on_loopback(host):
             raise UserError(f"--host {host}: others could read the page there; give --secret, too")
         self.recording = recording
         self._host, self._port, self._secret = host, port, secret
+        self._owner = owner
+        self.owner_secret = secrets.token_hex(16) if owner is not None else ""
         self._files = served()
         self._news = asyncio.Event()
         self._server: asyncio.Server | None = None
         self._closed = False
+        self._address = ""
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> str:
@@ -71,7 +105,13 @@ class PageServer:
             raise UserError(f"cannot listen on {where}: {error}; choose another --port") from None
         port = self._server.sockets[0].getsockname()[1]
         host = f"[{self._host}]" if ":" in self._host else self._host
-        return f"http://{host}:{port}/" + (f"#secret={self._secret}" if self._secret else "")
+        self._address = f"http://{host}:{port}/"
+        return self._address + (f"#secret={self._secret}" if self._secret else "")
+
+    @property
+    def owner_address(self) -> str:
+        """The page for the owner alone; empty where there is none."""
+        return f"{self._address}#secret={self.owner_secret}" if self.owner_secret else ""
 
     async def close(self) -> None:
         if self._server is not None:
@@ -111,10 +151,12 @@ class PageServer:
                 await writer.wait_closed()
 
     async def _respond(self, request: Request, writer: asyncio.StreamWriter) -> None:
-        if request.method != "GET":
-            self._answer(writer, 405, b"only GET\n")
-        elif not self._secret and not self._local(request):
+        if not self._secret and not self._local(request):
             self._answer(writer, 403, b"this page is for its own machine: call it 127.0.0.1 or localhost\n")
+        elif request.path == "/act" and request.method == "POST":
+            self._act(request, writer)
+        elif request.method != "GET":
+            self._answer(writer, 405, b"only GET\n")
         elif request.path in self._files:
             self._answer(writer, 200, self._files[request.path][1], self._files[request.path][0])
         elif request.path != "/stream":
@@ -122,7 +164,7 @@ class PageServer:
         elif not self._permitted(request):
             self._answer(writer, 403, b"the secret is missing or wrong\n")
         else:
-            await self._stream(writer)
+            await self._stream(writer, self._owns(request))
 
     def _local(self, request: Request) -> bool:
         """Whether the request was made to a name of this machine: a foreign name that resolves to loopback
@@ -132,8 +174,22 @@ class PageServer:
         return on_loopback(name.strip("[]"))
 
     def _permitted(self, request: Request) -> bool:
-        given = request.headers.get("authorization", "").removeprefix("Bearer ")
-        return not self._secret or hmac.compare_digest(given.encode(), self._secret.encode())
+        return not self._secret or _shows(request, self._secret) or self._owns(request)
+
+    def _owns(self, request: Request) -> bool:
+        return bool(self.owner_secret) and _shows(request, self.owner_secret)
+
+    def _act(self, request: Request, writer: asyncio.StreamWriter) -> None:
+        """Do what the owner asks for: {"action": ..., "peer": key of its node, "" for the run}."""
+        if self._owner is None or not self._owns(request):
+            return self._answer(writer, 403, b"only the owner of the run may act on it\n")
+        try:
+            wish = _WISH.decode(request.body)
+        except (ValueError, msgspec.DecodeError):
+            raise BadRequest from None
+        name = self.recording.view.board.get("nodes", wish.peer).get("name", "")
+        why_not = self._owner.ask(wish.action, name)
+        self._answer(writer, 409 if why_not else 200, f"{why_not or 'done'}\n".encode())
 
     def _answer(
         self, writer: asyncio.StreamWriter, status: int, body: bytes, kind: str = "text/plain; charset=utf-8"
@@ -141,10 +197,12 @@ class PageServer:
         headers = {**HEADERS, "Content-Type": kind, "Content-Length": str(len(body))}
         writer.write(head(status, headers) + body)
 
-    async def _stream(self, writer: asyncio.StreamWriter) -> None:
+    async def _stream(self, writer: asyncio.StreamWriter, owns: bool) -> None:
         """The whole recording, then what is new, as it comes, until the reader goes away."""
         writer.write(head(200, {**HEADERS, "Content-Type": "text/event-stream"}))
         document = self.recording.document()
+        if owns and self._owner is not None:
+            document["actions"] = self._owner.actions
         _, cursor = self.recording.since(Cursor())
         await self._send(writer, "all", msgspec.json.encode(document))
         while not self._closed and not writer.transport.is_closing():

@@ -1,6 +1,7 @@
 // The page: one recording, live or from a file; a clock over it; what is drawn when something changed.
 
 import { drawMarks, onScreen } from "./chart.js";
+import { Owner } from "./owner.js";
 import { drawMap, byRegion } from "./map.js";
 import { Numbers } from "./numbers.js";
 import { showDetails, showPeers, showPeople, Story } from "./panels.js";
@@ -22,8 +23,10 @@ const sources = new Map();
 const redraw = () => (page.dirty = true);
 const river = new River(byId("river"), (key) => {
   page.chosen = key;
-  showDetails(recording, key, sources);
+  showChosen();
 });
+const secret = new URLSearchParams(location.hash.slice(1)).get("secret") ?? "";
+const owner = new Owner(secret);
 const story = new Story();
 const numbers = new Numbers(redraw);
 
@@ -92,6 +95,11 @@ function startControls() {
 }
 
 // --- what is shown -----------------------------------------------------------------------------
+
+function showChosen() {
+  showDetails(recording, page.chosen, sources);
+  owner.show(page.chosen, recording.section("nodes")[page.chosen]);
+}
 
 function showHead() {
   const { run } = recording;
@@ -193,7 +201,7 @@ function frame(now) {
       nameSources();
       river.update(recording, sources, page.following ? 1 : page.speed);
     }
-    showDetails(recording, page.chosen, sources);
+    showChosen();
     showTimeline();
     page.stale = true;
   }
@@ -230,11 +238,11 @@ async function start() {
     return;
   }
   page.live = true;
-  const secret = new URLSearchParams(location.hash.slice(1)).get("secret") ?? "";
   readStream(secret, (event, message) => {
     if (event === "beat") return;
     page.heardAt = performance.now();
     taken(message, event === "all");
+    if (event === "all") owner.may(message.actions);
   }, (state) => {
     page.connected = state;
     redraw();

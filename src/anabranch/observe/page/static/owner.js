@@ -1,0 +1,60 @@
+// What the run's owner may do: buttons that are there only for whoever came with the owner's secret.
+
+import { byId, make } from "./words.js";
+
+const SURE_MS = 3000;
+const WORDS = { kill: "kill", drain: "let it leave", freeze: "freeze", wake: "wake" };
+
+export class Owner {
+  constructor(secret) {
+    this.secret = secret;
+    this.actions = [];
+    byId("stop").addEventListener("click", () => this.surely(byId("stop"), () => this.act("stop", "")));
+  }
+
+  // The server says what may be done; nothing where the secret is not the owner's.
+  may(actions) {
+    this.actions = actions ?? [];
+    byId("stop").hidden = !this.actions.includes("stop");
+  }
+
+  // The buttons of one peer.
+  show(key, node) {
+    const box = byId("details-acts");
+    const acts = this.actions.filter((action) => action in WORDS);
+    box.hidden = !node || !acts.length || ["left", "crashed"].includes(node.state);
+    if (box.hidden || box.shown === key) return;
+    box.shown = key;
+    box.replaceChildren(...acts.map((action) => {
+      const button = make("button", { type: "button", class: "chip on" }, WORDS[action]);
+      button.addEventListener("click", () => this.act(action, key, button));
+      return button;
+    }));
+  }
+
+  // What ends a run is asked for twice.
+  surely(button, then) {
+    const words = button.textContent;
+    if (button.classList.toggle("sure")) {
+      button.textContent = "really stop?";
+      button.words = words;
+      setTimeout(() => this.calm(button), SURE_MS);
+    } else {
+      this.calm(button);
+      then();
+    }
+  }
+
+  calm(button) {
+    button.classList.remove("sure");
+    button.textContent = button.words;
+  }
+
+  async act(action, peer, button) {
+    const headers = { Authorization: `Bearer ${this.secret}`, "Content-Type": "application/json" };
+    const answer = await fetch("act", { method: "POST", headers, body: JSON.stringify({ action, peer }) });
+    const said = (await answer.text()).trim();
+    byId("act-said").textContent = `${action}: ${said}`;
+    if (button) button.title = said;
+  }
+}
