@@ -101,7 +101,19 @@ def joined(time: float, peer: str, stage: int, name: str, region: str) -> log.Ev
     )
 
 
-def measured(events: Path) -> dict[str, Any]:
+def folded(path: Path) -> dict[str, Any]:
+    recording, tail, count, last = Recording(), Tail(path), 0, 0
+    began = time.process_time()
+    while events := tail.read():
+        for event in events:
+            recording.take(event)
+            if isinstance(event, log.Step):
+                last = event.t
+        count += len(events)
+    return {"events": count, "fold_us": 1e6 * (time.process_time() - began) / count, "last": last}
+
+
+def measured(events: Path, last: int) -> dict[str, Any]:
     figures: dict[str, Any] = {"log_MB": events.stat().st_size / 1e6}
     page = PageThread(events)
     began = time.monotonic()
@@ -115,7 +127,6 @@ def measured(events: Path) -> dict[str, Any]:
             seen.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime") / 1000
         )
         figures["first_step_shown_s"] = time.monotonic() - began
-        last = list(log.events_of(events, log.Step))[-1].t
         seen.wait_for_function(
             f"() => document.querySelector('#tile-step').textContent === '{last:,}'", timeout=900_000
         )
@@ -148,14 +159,8 @@ def main() -> None:
         with open(path, "wb") as file:
             for event in made_up(nodes, count):
                 file.write(log.encode_event(event) + b"\n")
-        recording, tail, folded = Recording(), Tail(path), 0
-        began = time.process_time()
-        while events := tail.read():
-            for event in events:
-                recording.take(event)
-            folded += len(events)
-        figures = {"nodes": nodes, "events": folded, "fold_us": 1e6 * (time.process_time() - began) / folded}
-        print(json.dumps(figures | measured(path), indent=1))
+        figures = {"nodes": nodes} | folded(path)
+        print(json.dumps(figures | measured(path, int(figures.pop("last"))), indent=1))
 
 
 if __name__ == "__main__":
