@@ -1,0 +1,116 @@
+"""Other systems' rules of recovery, as they are modelled beside the protocol."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from anabranch.flow.dice import Dice
+from anabranch.net.wan.profile import wan10
+from anabranch.protocol import tasks
+from anabranch.sim.scenario import Fleet, fleet_of, load_scenario
+from anabranch.sim.tape import Outcome
+from anabranch.sim.yardsticks.restart import Restart
+from anabranch.sim.yardsticks.swarm import Swarm, Wiring
+
+SMALL: dict[str, Any] = {
+    "model.size": "llama-tiny",
+    "model.stages": 2,
+    "model.rows": 64,
+    "model.sequence": 128,
+    "model.microbatches": 12,
+    "fleet.relays": 6,
+    "fleet.achieved": 0.01,
+    "run.iterations": 8,
+    "run.warm_up": 1,
+    "churn.return_s": 1.0,
+}
+
+
+def fleet(seed: int = 0, **changes: object) -> Fleet:
+    named = {key.replace("__", "."): value for key, value in changes.items()}
+    return fleet_of(load_scenario("wan10", SMALL | named), wan10(), seed)
+
+
+def total(outcomes: list[Outcome], key: str) -> float:
+    assert not any(outcome.failure for outcome in outcomes)
+    return float(sum(getattr(row, key) for outcome in outcomes for row in outcome.rows))
+
+
+def swarm(policy: str, crash: float) -> list[Outcome]:
+    return [Swarm(fleet(seed, churn__crash=crash), policy, seed).run() for seed in range(4)]
+
+
+def test_one_microbatch_takes_what_its_way_takes() -> None:
+    """A single pipeline, worked out by hand: there and back, the slower of the last hop and the last weight
+    gradient, and the step of a stage with one member."""
+    alone = fleet(model__microbatches=1, fleet__relays=2, fleet__data_nodes=1, run__iterations=2)
+    data, one, two = (alone.hosts[name].machine for name in ("d0", "r1.0", "r2.0"))
+    size = alone.scenario.work.activation_bytes
+
+    def hop(sender: str, receiver: str) -> float:
+        return alone.way(sender, receiver).seconds(size)
+
+    there = data.seconds(0, tasks.Embed) + hop("d0", "r1.0") + one.seconds(1, tasks.Forward)
+    there += hop("r1.0", "r2.0") + two.seconds(2, tasks.Forward)
+    there += hop("r2.0", "d0") + data.seconds(0, tasks.Head)
+    back = there + hop("d0", "r2.0") + two.seconds(2, tasks.InputGradient)
+    back += hop("r2.0", "r1.0") + one.seconds(1, tasks.InputGradient)
+    done = max(back + hop("r1.0", "d0"), back + one.seconds(1, tasks.WeightGradient))
+    kinds = (tasks.Freeze, tasks.SumPart, tasks.Assemble)
+    steps = [sum(host.machine.seconds(host.stage, k) for k in kinds) for host in alone.hosts.values()]
+    rows = Restart(alone, "restart", 0).run().rows
+    assert rows[0].seconds == pytest.approx(done + max(steps), rel=1e-9)
+    applied = data.seconds(0, tasks.Apply)
+    assert rows[1].seconds == pytest.approx(rows[0].seconds + applied, rel=1e-9)
+
+
+def test_a_crash_makes_restart_do_the_whole_iteration_again() -> None:
+    calm = Restart(fleet(), "restart", 0).run()
+    assert total([calm], "wasted_s") == total([calm], "recoveries") == 0.0
+    churned = [Restart(fleet(seed, churn__crash=0.2), "restart", seed).run() for seed in range(4)]
+    crashes = total(churned, "crashes")
+    assert crashes > 5
+    assert 0 < total(churned, "recoveries") <= 12 * crashes
+    assert total(churned, "wasted_s") > 0.0
+    assert total(churned, "twice") == 0
+    for outcome in churned:
+        for row in outcome.rows:
+            whole = calm.rows[-1].computed_s
+            assert row.computed_s - row.wasted_s == pytest.approx(whole, rel=1e-6)
+
+
+def test_swarm_counts_doubly_what_starts_again() -> None:
+    """As published, a broken way back starts the microbatch again; tuned, another replica takes it up."""
+    published, tuned = swarm("swarm-published", 0.3), swarm("swarm-tuned", 0.3)
+    assert total(published, "twice") > 4 * total(tuned, "twice")
+    assert total(published, "recoveries") > 0 and total(tuned, "recoveries") > 0
+    assert total(published, "seconds") > total(tuned, "seconds")
+    for calm in (swarm("swarm-published", 0.0), swarm("swarm-tuned", 0.0)):
+        assert total(calm, "twice") == total(calm, "wasted_s") == total(calm, "recoveries") == 0
+
+
+def test_swarm_computes_the_forward_again_only_as_published() -> None:
+    published, tuned = (total(swarm(policy, 0.0), "busy_s") for policy in ("swarm-published", "swarm-tuned"))
+    assert published / tuned == pytest.approx(4 / 3, rel=0.05)
+
+
+def test_quicker_peers_come_up_more_often_in_swarms_wiring() -> None:
+    wiring = Wiring(Dice(0))
+    count = {"quick": 0, "slow": 0}
+    for _ in range(400):
+        peer = wiring.choose(count)
+        assert peer is not None
+        count[peer] += 1
+        wiring.took(peer, {"quick": 1.0, "slow": 3.0}[peer])
+    assert count["quick"] == pytest.approx(300, abs=5)
+    wiring.lost("quick")
+    assert wiring.choose(count) == "slow"
+
+
+def test_the_same_seed_gives_the_same_run() -> None:
+    for kind, policy in ((Restart, "restart"), (Swarm, "swarm-tuned")):
+        runs = [kind(fleet(2, churn__crash=0.3), policy, 2).run() for _ in range(2)]
+        assert structs.asdict(runs[0]) == structs.asdict(runs[1])
