@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -99,6 +100,22 @@ def test_the_command_prints_a_table_and_json(capsys: pytest.CaptureFixture[str])
     assert result["scenario"]["model"]["size"] == "llama-tiny"
     assert [run["seed"] for run in result["runs"]] == [0, 1]
     assert result["policies"][0]["figures"]["over_bound"]["mean"] > 1.0
+
+
+def test_pictures_show_each_node_and_who_crashed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    changes = [f"{key}={json.dumps(value)}" for key, value in SMALL.items()] + ["churn.crash=0.4"]
+    command = ["simulate", "wan10", "--policy", "auction", "restart", "--jobs", "1", "--plot", str(tmp_path)]
+    assert main([*command, "--set", *changes]) == 0
+    assert capsys.readouterr().out
+    written = sorted(path.name for path in tmp_path.iterdir())
+    assert written == ["policies.svg", "timeline-auction.json", "timeline-auction.svg"]
+    traced = json.loads((tmp_path / "timeline-auction.json").read_text("utf-8"))["traceEvents"]
+    kinds = {event.get("cat") for event in traced}
+    assert {"forward", "input gradient", "weight gradient", "step", "sending", "gone"} <= kinds
+    computing: dict[int, float] = {}
+    for event in sorted((e for e in traced if e["ph"] == "X" and not e["tid"]), key=lambda e: e["ts"]):
+        assert event["ts"] >= computing.get(event["pid"], 0.0) - 1.0, "a node computes one thing at a time"
+        computing[event["pid"]] = event["ts"] + event["dur"]
 
 
 def test_every_shipped_scenario_loads() -> None:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from itertools import product
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -20,7 +21,7 @@ else:
     import tomli as tomllib  # type: ignore[import-not-found]
 
 if TYPE_CHECKING:
-    from anabranch.sim.scenario import Scenario
+    from anabranch.sim.scenario import Regions, Scenario
     from anabranch.sim.tape import Outcome, Summary
 
 _EPILOG = """\
@@ -29,6 +30,7 @@ examples:
   anabranch simulate wan10 --set churn.crash=0.1 --seeds 5      each relay crashes in one iteration of ten
   anabranch simulate wan10 --policy auction swarm restart       side by side
   anabranch simulate wan10-mixed --set model.size=gpt2-350m --json
+  anabranch simulate wan10 --set churn.crash=0.2 --plot pictures
   anabranch simulate my.toml                                    your own machines (docs/simulate.md)
 """
 
@@ -48,6 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--set", nargs="+", default=[], metavar="KEY=VALUE", dest="changes", help="of the scenario"
     )
     parser.add_argument("--jobs", type=int, default=0, metavar="N", help="processes (default: one per core)")
+    parser.add_argument(
+        "--plot", type=Path, metavar="DIR", help="bars, and the timeline of an iteration (SVG, trace)"
+    )
     parser.add_argument("--json", action="store_true", help="print the result as JSON (docs/formats.md)")
 
 
@@ -72,6 +77,8 @@ def run(args: argparse.Namespace) -> int:
     outcomes = run_all(scenario, policies, range(args.seeds), args.jobs or os.cpu_count() or 1)
     fleet = fleet_of(scenario, regions, 0)
     found = [summary([o for o in outcomes if o.policy == policy], fleet) for policy in policies]
+    if args.plot is not None:
+        _plot(args.plot, scenario, regions, policies, found)
     if args.json:
         result = {
             "version": VERSION,
@@ -83,6 +90,42 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(report(found))
     return 1 if any(each.failures for each in found) else 0
+
+
+def _plot(
+    folder: Path, scenario: Scenario, regions: Regions, policies: Sequence[str], found: Sequence[Summary]
+) -> None:
+    """Bars of all policies; of each that is the protocol's the iteration of seed 0 with most crashes."""
+    from anabranch.flow.policy import POLICIES
+    from anabranch.observe.timeline import draw_bars, draw_timeline, trace
+    from anabranch.sim.scenario import fleet_of
+    from anabranch.sim.simulate import Simulation
+    from anabranch.sim.spans import Spans
+
+    bars = {
+        each.policy: (figure["iteration_s"].mean, figure["iteration_s"].half, figure["bound_s"].mean)
+        for each in found
+        for figure in (each.figures,)
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        draw_bars(bars, f"{scenario.name}, {100 * scenario.churn.crash:.0f} % churn", folder / "policies.svg")
+        for policy in policies:
+            if policy not in POLICIES:
+                continue
+            fleet = fleet_of(scenario, regions, 0)
+            simulation = Simulation(fleet, policy, 0)
+            spans = Spans(simulation)
+            rows = simulation.run().rows[scenario.run.warm_up :]
+            if not rows:
+                continue
+            row = max(rows, key=lambda row: row.crashes)
+            nodes = sorted(fleet.hosts, key=lambda name: (fleet.hosts[name].stage, name))
+            title = f"{policy}, iteration {row.t}: {row.seconds:.1f} s, {row.crashes} crashes"
+            draw_timeline(spans.of(row.t), nodes, title, folder / f"timeline-{policy}.svg")
+            (folder / f"timeline-{policy}.json").write_text(trace(spans.of(row.t), nodes), "utf-8")
+    except OSError as error:
+        raise UserError(f"--plot {folder}: {error.strerror}") from None
 
 
 def run_all(scenario: Scenario, policies: Sequence[str], seeds: Sequence[int], jobs: int) -> list[Outcome]:

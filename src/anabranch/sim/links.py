@@ -74,7 +74,7 @@ class _Lane:
         self.sender, self.receiver, self.way = sender, receiver, way
         self.most_bps = way.rate_bps
         self.rate_bps = 0.0
-        self.since = 0.0
+        self.since = self.begun_at = 0.0
         self.plan = 0
         self.waiting: list[_Payload] = []
 
@@ -114,6 +114,8 @@ class Traffic:
         self._up: dict[str, dict[_Lane, None]] = {}
         self._down: dict[str, dict[_Lane, None]] = {}
         self._order = 0
+        self.watch: Callable[[str, str, float, float], None] | None = None
+        """Called with (sender, receiver, begun, ended) when a lane becomes empty."""
 
     def send(
         self,
@@ -133,7 +135,7 @@ class Traffic:
             self._plan(lane)
             return
         lane = self._lanes[sender, receiver] = _Lane(sender, receiver, self._way(sender, receiver))
-        lane.since = self.clock.now
+        lane.since = lane.begun_at = self.clock.now
         lane.waiting.append(payload)
         self._up.setdefault(sender, {})[lane] = None
         self._down.setdefault(receiver, {})[lane] = None
@@ -161,6 +163,8 @@ class Traffic:
         del self._lanes[lane.sender, lane.receiver]
         del self._up[lane.sender][lane], self._down[lane.receiver][lane]
         lane.plan += 1
+        if self.watch is not None:
+            self.watch(lane.sender, lane.receiver, lane.begun_at, self.clock.now)
         together.remove(lane)
         self._share(together)
 

@@ -47,6 +47,8 @@ class Simulation:
         self.leader = world.nodes[world.genesis.leader]
         self.churn = Churn(world.clock, fleet.scenario.churn, self.tape.relays, seed, self._crash, self._back)
         self._effort = Effort(world)
+        self.crashed: list[tuple[str, float]] = []
+        """Relay, when."""
         self._lost_s = 0.0
         self._t = self._log_read = self._notes_read = 0
         world.watchers.append(self._watch)
@@ -108,6 +110,7 @@ class Simulation:
             return False
         self._lost_s += self.world.unfinished_s(relay)
         self.tape.down(relay)
+        self.crashed.append((relay, self.world.clock.now))
         self.world.crash(relay)
         return True
 

@@ -1,0 +1,125 @@
+"""One iteration as a picture: what each node computed and sent when, who crashed; bars of policies side by
+side.
+
+The timeline is also written as a trace that chrome://tracing and Perfetto read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from anabranch.observe.plots import BLUE, GREEN, GRID, INK, ORANGE, RED
+
+#: Kinds of spans, in the order of the legend.
+COLOURS = {
+    "forward": BLUE,
+    "input gradient": ORANGE,
+    "weight gradient": GREEN,
+    "step": "#a371f7",
+    "sending": "#7d8590",
+    "gone": RED,
+}
+_STYLE: Any = {
+    "svg.hashsalt": "anabranch",
+    "svg.fonttype": "path",
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "axes.titlecolor": INK,
+    "legend.labelcolor": INK,
+}
+
+
+@dataclass(frozen=True)
+class Span:
+    """What went on at a node from begin_s to end_s. text: what, more exactly."""
+
+    node: str
+    kind: str
+    begin_s: float
+    end_s: float
+    text: str = ""
+
+
+def draw_timeline(spans: Sequence[Span], nodes: Sequence[str], title: str, out: Path) -> None:
+    """One row per node in this order: computing above, sending and being gone below. OSError if `out` cannot
+    be written."""
+    begin = min((span.begin_s for span in spans), default=0.0)
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(11, 0.6 + 0.32 * len(nodes)), layout="constrained")
+        axes = figure.add_subplot()
+        for row, node in enumerate(nodes):
+            for kind, colour in COLOURS.items():
+                bars = [
+                    (span.begin_s - begin, span.end_s - span.begin_s)
+                    for span in spans
+                    if span.node == node and span.kind == kind
+                ]
+                low, height = (row + 0.22, 0.16) if kind in ("sending", "gone") else (row - 0.38, 0.56)
+                axes.broken_barh(bars, (low, height), facecolors=colour, edgecolor="none")
+        axes.set_yticks(range(len(nodes)), nodes, fontsize=8)
+        axes.set_ylim(len(nodes) - 0.4, -0.6)
+        axes.set_xlabel("seconds")
+        axes.set_title(title, loc="left", fontsize=11)
+        axes.grid(True, axis="x", color=GRID)
+        axes.spines[["top", "right", "left"]].set_visible(False)
+        used = {span.kind for span in spans}
+        handles = [Patch(color=colour, label=kind) for kind, colour in COLOURS.items() if kind in used]
+        axes.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.06), ncols=6, frameon=False)
+        _save(figure, out)
+
+
+def draw_bars(figures: Mapping[str, tuple[float, float, float]], title: str, out: Path) -> None:
+    """figures: policy -> seconds of an iteration, half of their interval, the clairvoyant bound."""
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(1.6 + 1.1 * len(figures), 3.6), layout="constrained")
+        axes = figure.add_subplot()
+        for at, (mean, half, bound) in enumerate(figures.values()):
+            axes.bar(at, mean, 0.6, yerr=half or None, color=BLUE, ecolor=INK, capsize=4)
+            axes.plot((at - 0.3, at + 0.3), (bound, bound), color=RED, linewidth=2)
+        axes.plot((), (), color=RED, linewidth=2, label="clairvoyant bound")
+        axes.set_xticks(range(len(figures)), list(figures), fontsize=8)
+        axes.set_ylabel("seconds per iteration")
+        axes.set_title(title, loc="left", fontsize=11)
+        axes.grid(True, axis="y", color=GRID)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, fontsize=8)
+        _save(figure, out)
+
+
+def trace(spans: Sequence[Span], nodes: Sequence[str]) -> str:
+    """Trace Event Format (JSON): one process per node, one thread for computing and one for the rest."""
+    events: list[dict[str, Any]] = [
+        {"name": "process_name", "ph": "M", "pid": at, "args": {"name": node}}
+        for at, node in enumerate(nodes)
+    ]
+    number = {node: at for at, node in enumerate(nodes)}
+    for span in spans:
+        events.append(
+            {
+                "name": span.text or span.kind,
+                "cat": span.kind,
+                "ph": "X",
+                "ts": round(1e6 * span.begin_s, 3),
+                "dur": round(1e6 * (span.end_s - span.begin_s), 3),
+                "pid": number[span.node],
+                "tid": int(span.kind in ("sending", "gone")),
+            }
+        )
+    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
+
+
+def _save(figure: Figure, out: Path) -> None:
+    metadata: dict[str, Any] = {"Date": None} if out.suffix == ".svg" else {"Software": None}
+    figure.savefig(out, dpi=160, transparent=True, metadata=metadata)
