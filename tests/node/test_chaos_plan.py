@@ -11,13 +11,13 @@ import pytest
 from anabranch.cli.chaos import configured
 from anabranch.cli.main import main
 from anabranch.config import relays_by_stage, render_run_file, with_changes
-from anabranch.node.chaos.census import Census, Soul, aim
+from anabranch.node import ledger
+from anabranch.node.chaos.census import Census, Soul, aim, voters_of
 from anabranch.node.chaos.figures import figures_of
 from anabranch.node.chaos.plan import DATA, RELAY, STAGE, VOTER, Strike, plan
 from anabranch.node.chaos.report import Result, Setting, Verdict
 from anabranch.node.chaos.storm import Course, Delivered
 from anabranch.node.chaos.waste import Waste, waste_of
-from anabranch.node.ledger import Entry
 from anabranch.observe.events import (
     Event,
     PeerActive,
@@ -29,7 +29,7 @@ from anabranch.observe.events import (
     Suspected,
 )
 from anabranch.protocol.history import History
-from anabranch.protocol.records import Commit, StageCommit
+from anabranch.protocol.records import Commit, Control, Entry, NoOp, StageCommit, Voters, encode_entry
 
 
 def strike(target: str = RELAY, pick: float = 0.0, freeze_s: float = 0.0) -> Strike:
@@ -39,7 +39,7 @@ def strike(target: str = RELAY, pick: float = 0.0, freeze_s: float = 0.0) -> Str
 def souls() -> list[Soul]:
     """Two data nodes, the first keeps the log; stage 1 has three relays, stage 2 one and a joiner."""
     return [
-        Soul("data-0", 0, serves=True, leads=True, votes=True),
+        Soul("data-0", 0, serves=True, votes=True),
         Soul("data-1", 0, serves=True),
         *(Soul(f"relay-1.{n}", 1, serves=True) for n in range(3)),
         Soul("relay-2.0", 2, serves=True),
@@ -69,29 +69,46 @@ def test_small_plans() -> None:
 
 
 def test_a_relay_is_struck_but_not_the_last_of_its_stage() -> None:
-    hit = {aim(strike(pick=p / 100), souls()) for p in range(100)}
+    hit = {aim(strike(pick=p / 100), souls(), 1) for p in range(100)}
     assert hit == {("relay-1.0",), ("relay-1.1",), ("relay-1.2",), ("relay-x1",)}
-    lonely = [soul for soul in souls() if soul.name in ("relay-2.0",)]
-    assert aim(strike(), lonely) == "every relay is the last of its stage"
-    asleep = [Soul("a", 1, serves=True), Soul("b", 1, serves=True, awake=False)]
-    assert aim(strike(), asleep) == "every relay is the last of its stage"
+    lonely = [soul for soul in souls() if soul.name in ("data-0", "relay-2.0")]
+    assert aim(strike(), lonely, 1) == "every relay is the last of its stage"
+    assert aim(strike(), lonely[:1], 1) == "there is no relay"
+    asleep = [lonely[0], Soul("a", 1, serves=True), Soul("b", 1, serves=True, awake=False)]
+    assert aim(strike(), asleep, 1) == "every relay is the last of its stage"
 
 
 def test_a_whole_stage_is_struck_with_those_who_sleep_or_are_on_their_way() -> None:
-    assert aim(strike(STAGE, 0.0), souls()) == ("relay-1.0", "relay-1.1", "relay-1.2")
-    assert aim(strike(STAGE, 0.99), souls()) == ("relay-2.0", "relay-x1")
-    assert aim(strike(STAGE), souls()[:2]) == "no stage is served"
+    assert aim(strike(STAGE, 0.0), souls(), 1) == ("relay-1.0", "relay-1.1", "relay-1.2")
+    assert aim(strike(STAGE, 0.99), souls(), 1) == ("relay-2.0", "relay-x1")
+    assert aim(strike(STAGE), souls()[:2], 1) == "no stage is served"
 
 
 def test_data_nodes_and_voters() -> None:
-    assert aim(strike(DATA, 0.9), souls()) == ("data-1",)
-    assert aim(strike(DATA), souls()[:1]) == "there is no data node besides the voters"
-    assert "one voter" in aim(strike(VOTER), souls())
+    assert aim(strike(DATA, 0.9), souls(), 1) == ("data-1",)
+    assert aim(strike(DATA), souls()[:1], 1) == "a majority of the voters would be gone"
+    assert "one voter" in aim(strike(VOTER), souls(), 1)
+
+
+def test_a_majority_of_the_voters_is_spared() -> None:
     three = [*souls(), Soul("relay-3.0", 3, True, votes=True), Soul("relay-3.1", 3, True, votes=True)]
-    hit = {aim(strike(VOTER, p / 10), three) for p in range(10)}
+    hit = {aim(strike(VOTER, p / 10), three, 3) for p in range(10)}
     assert hit == {("data-0",), ("relay-3.0",), ("relay-3.1",)}
-    sleeping = [*souls(), Soul("relay-3.0", 3, True, votes=True), Soul("x", 3, True, False, votes=True)]
-    assert aim(strike(VOTER), sleeping) == "a majority of the voters would be gone"
+    assert {aim(strike(DATA, p / 10), three, 3) for p in range(10)} == {("data-0",), ("data-1",)}
+    assert {aim(strike(STAGE, p / 10), three, 3) for p in range(10)} == {
+        ("relay-1.0", "relay-1.1", "relay-1.2"),
+        ("relay-2.0", "relay-x1"),
+    }
+    asleep = [*three[:-1], Soul("relay-3.1", 3, True, awake=False, votes=True)]
+    assert aim(strike(VOTER), asleep, 3) == "a majority of the voters would be gone"
+    assert ("relay-3.0",) not in {aim(strike(pick=p / 100), asleep, 3) for p in range(100)}
+
+
+def test_who_votes_is_the_last_word_of_the_log() -> None:
+    records = [Voters(("a",)), NoOp(), Voters(("a/1", "b/2", "c/3")), Control("pause")]
+    entries = [encode_entry(Entry(index, 1, "", record)) for index, record in enumerate(records)]
+    assert voters_of(b"\n".join([*entries, b'{"cut "voters" off'])) == {"a", "b", "c"}
+    assert voters_of(entries[0] + b"\n") == {"a"} and voters_of(b"") == set()
 
 
 def joined(subject: str, name: str, stage: int) -> PeerJoined:
@@ -200,8 +217,8 @@ def a_history() -> History:
 
 
 def test_waste_is_what_entered_no_step_put_down_to_its_cause() -> None:
-    def entry(at: float, t: int, unit: int, seconds: float, kind: str = "Forward") -> Entry:
-        return Entry(at, t, 1, unit, kind, seconds)
+    def entry(at: float, t: int, unit: int, seconds: float, kind: str = "Forward") -> ledger.Entry:
+        return ledger.Entry(at, t, 1, unit, kind, seconds)
 
     course = (
         a_course()

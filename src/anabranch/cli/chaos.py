@@ -109,9 +109,12 @@ def _check(args: argparse.Namespace) -> None:
 def configured(run_file: Path | None, population: int | None) -> RunConfig:
     """The run of a storm. Its schedule of learning rates is the run file's; it has no end."""
     from anabranch.config import RunConfig, load_run_file, relays_by_stage, with_changes
+    from anabranch.node.roles import bind_port
 
     config = load_run_file(run_file) if run_file else with_changes(RunConfig(), DEFAULTS)
     changes: dict[str, object] = {"run.steps": STEPS}
+    # The founder listens on the same port when it comes back, so that tickets hold.
+    changes["network.port"] = bind_port(config.network.host, config.network.port)
     changes["optimizer.decay_steps"] = config.optimizer.decay_steps or config.run.steps
     minimum = config.fleet.minimum
     if population is not None or run_file is None:

@@ -105,8 +105,12 @@ class LocalSwarm:
         """Start the leader alone; its tickets by role."""
         tickets = self.directory.path / "tickets.json"
         tickets.unlink(missing_ok=True)
-        self._spawn(LEADER, ["resume", str(self.directory.path), "--quiet", "--supervised"])
+        self.restart_leader()
         return self._await_tickets(tickets)
+
+    def restart_leader(self) -> None:
+        """Start the leader's process; where it listens on a port of its own, older tickets hold."""
+        self._spawn(LEADER, ["resume", str(self.directory.path), "--quiet", "--supervised"])
 
     def join(self, name: str, ticket: str, extra: Sequence[str] = ()) -> Process:
         """Start `anabranch join` with a home in the run directory."""
@@ -172,7 +176,7 @@ class LocalSwarm:
         """The run's events as they are written, until the leader's process ends. `poll` is called about ten
         times a second."""
         while True:
-            running = self.leader.running
+            running = not self.over()
             self._notice_ends()
             for event in self._new_events():
                 self._stepped = self._stepped or isinstance(event, Step)
@@ -181,6 +185,10 @@ class LocalSwarm:
             if not running:
                 return
             time.sleep(LOOK_S)
+
+    def over(self) -> bool:
+        """Whether nothing comes any more: the leader's process has ended."""
+        return not self.leader.running
 
     def _new_events(self) -> Iterator[Event]:
         path = self.directory.events

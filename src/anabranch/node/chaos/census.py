@@ -5,19 +5,30 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from anabranch.node.chaos.plan import DATA, RELAY, STAGE, VOTER, Strike
+from anabranch.node.chaos.plan import DATA, STAGE, VOTER, Strike
 from anabranch.observe.events import Event, PeerActive, PeerJoined, PeerRemoved, Rollback, Step
+from anabranch.protocol.records import Voters, decode_entry
+
+
+def voters_of(log: bytes) -> set[str]:
+    """Ids of the peers who keep a log, as its last `Voters` record says."""
+    for line in reversed(log.rpartition(b"\n")[0].splitlines()):
+        if b'"voters"' in line:
+            record = decode_entry(line).record
+            if isinstance(record, Voters):
+                return {voter.partition("/")[0] for voter in record.ids}  # a voter is a peer and its disk
+    return set()
 
 
 @dataclass(frozen=True)
 class Soul:
-    """A process of the swarm. awake: running and not frozen. serves: a replica of its stage that counts."""
+    """A process of the swarm. awake: running and not frozen. serves: a replica of its stage that counts.
+    votes: keeps the log."""
 
     name: str
     stage: int
     serves: bool
     awake: bool = True
-    leads: bool = False
     votes: bool = False
 
 
@@ -48,34 +59,42 @@ class Census:
         return name in self.stages
 
 
-def aim(strike: Strike, souls: Iterable[Soul]) -> tuple[str, ...] | str:
-    """The names of those who are struck, or why nobody can be."""
+def aim(strike: Strike, souls: Iterable[Soul], voters: int) -> tuple[str, ...] | str:
+    """The names of those who are struck, or why nobody can be. voters: how many keep the log; a strike leaves
+    a majority of them awake."""
     present = sorted(souls, key=lambda soul: soul.name)
     awake = [soul for soul in present if soul.awake]
     if strike.target == STAGE:
-        stages = sorted({soul.stage for soul in awake if soul.stage and soul.serves})
-        if not stages:
-            return "no stage is served"
-        stage = stages[int(strike.pick * len(stages))]
-        return tuple(soul.name for soul in present if soul.stage == stage)
+        return _stage(strike, present, voters)
     if strike.target == VOTER:
-        candidates = [soul for soul in awake if soul.votes]
-        voters = sum(soul.votes for soul in present)
         if voters < 3:
             return "the log has one voter, and without it nothing is committed until the run is resumed"
-        if 2 * (len(candidates) - 1) <= voters:
-            return "a majority of the voters would be gone"
-    elif strike.target == DATA:
-        candidates = [soul for soul in awake if soul.stage == 0 and not soul.votes]
-        if not candidates:
-            return "there is no data node besides the voters"
+        candidates = [soul for soul in awake if soul.votes]
     else:
-        assert strike.target == RELAY
-        candidates = [soul for soul in awake if soul.stage > 0]
-    spared = [soul for soul in candidates if not _last(soul, awake)]
+        candidates = [soul for soul in awake if (soul.stage == 0) == (strike.target == DATA)]
+    sure = [soul for soul in candidates if _majority_left(awake, {soul.name}, voters)]
+    if not sure:
+        return "a majority of the voters would be gone" if candidates else f"there is no {strike.target}"
+    spared = [soul for soul in sure if not _last(soul, awake)]
     if not spared:
         return f"every {strike.target} is the last of its stage"
     return (spared[int(strike.pick * len(spared))].name,)
+
+
+def _stage(strike: Strike, present: list[Soul], voters: int) -> tuple[str, ...] | str:
+    """All who are at a stage that is served, asleep or on their way, too."""
+    awake = [soul for soul in present if soul.awake]
+    served = sorted({soul.stage for soul in awake if soul.stage > 0 and soul.serves})
+    found = {stage: tuple(soul.name for soul in present if soul.stage == stage) for stage in served}
+    sure = [names for names in found.values() if _majority_left(awake, set(names), voters)]
+    if not sure:
+        return "a majority of the voters would be gone" if found else "no stage is served"
+    return sure[int(strike.pick * len(sure))]
+
+
+def _majority_left(awake: list[Soul], struck: set[str], voters: int) -> bool:
+    """Whether more than half of those who keep the log are awake after the strike."""
+    return 2 * sum(soul.votes and soul.name not in struck for soul in awake) > voters
 
 
 def _last(soul: Soul, awake: list[Soul]) -> bool:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from anabranch.checkpoint.directory import RunDirectory
 from anabranch.config import RunConfig
 from anabranch.node.chaos.plan import Strike
-from anabranch.node.chaos.storm import Course, Storm
+from anabranch.node.chaos.storm import Course, Storm, StormSwarm
 from anabranch.node.children import Nursery
-from anabranch.node.swarm import LocalSwarm
+from anabranch.node.swarm import LEADER
 from anabranch.observe.stepline import duration
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class _Enough(Exception):
 class _Watch:
     """Drives one swarm from its first step to its end."""
 
-    def __init__(self, swarm: LocalSwarm, storm: Storm, length_s: float) -> None:
+    def __init__(self, swarm: StormSwarm, storm: Storm, length_s: float) -> None:
         self._swarm, self._storm, self._length_s = swarm, storm, length_s
         self._moved_at = time.time()
         self._t = -1
@@ -51,7 +51,7 @@ class _Watch:
             if now >= course.began + self._length_s:
                 storm.give_up()
                 storm.end()
-        elif not self._stop_at and course.after_last >= STEPS_AFTER:
+        elif not self._stop_at and course.after_last >= STEPS_AFTER and LEADER in storm.census.serving:
             self._stop_at = now + STOP_S
             self._swarm.stop()
         if course.began:
@@ -73,7 +73,7 @@ def weather(
 ) -> Course:
     """Start the swarm, strike it for length_s seconds from when all serve, end it. Raises UserError,
     LeaderFailed."""
-    swarm = LocalSwarm(directory, config, nursery, places=places, ledgers=True)
+    swarm = StormSwarm(directory, config, nursery, places=places, ledgers=True)
     try:
         swarm.start()
         storm = Storm(swarm, plan, say)

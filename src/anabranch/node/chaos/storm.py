@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from anabranch.node.chaos.census import Census, Soul, aim
+from anabranch.node.chaos.census import Census, Soul, aim, voters_of
 from anabranch.node.chaos.plan import DATA, RELAY, STAGE, Strike
 from anabranch.node.swarm import LEADER, LocalSwarm
 from anabranch.observe.events import Event, EventLog, FaultDelivered, PeerActive, Step
@@ -66,11 +66,23 @@ class Course:
         return self.ended - self.began
 
 
+class StormSwarm(LocalSwarm):
+    """A local swarm that goes on without its founder for a while, where several keep the log."""
+
+    def over(self) -> bool:
+        ended = super().over()
+        return ended and (self.stopping or self.leader.status == 0 or len(self.voters()) < 3)
+
+    def voters(self) -> set[str]:
+        """Ids of those who keep the log, as far as the founder knows."""
+        return voters_of(self.directory.log.read_bytes())
+
+
 class Storm:
     """Strikes a running swarm. `on_event` gets its events; `poll` has to be called about ten times a second
     and carries out what is due. say: sentences for the user."""
 
-    def __init__(self, swarm: LocalSwarm, plan: Sequence[Strike], say: Callable[[str], None]) -> None:
+    def __init__(self, swarm: StormSwarm, plan: Sequence[Strike], say: Callable[[str], None]) -> None:
         self.swarm = swarm
         self.census = Census()
         self.course = Course()
@@ -116,7 +128,7 @@ class Storm:
         if self.course.ended:
             return
         for strike in [strike for strike in self._plan if now >= self.course.began + strike.at_s]:
-            victims = aim(strike, self._souls())
+            victims = self._aim(strike)
             if not isinstance(victims, str):
                 self._deliver(strike, victims)
             elif now < self.course.began + strike.at_s + PUT_OFF_S:
@@ -131,25 +143,27 @@ class Storm:
     def give_up(self) -> None:
         """Strikes that are still due when the time is over were put off for too long."""
         for strike in self._plan:
-            victims = aim(strike, self._souls())
+            victims = self._aim(strike)
             reason = victims if isinstance(victims, str) else "no time was left"
             self.course.undelivered.append((strike, reason))
         self._plan = []
 
-    def _souls(self) -> list[Soul]:
-        census = self.census
-        return [
+    def _aim(self, strike: Strike) -> tuple[str, ...] | str:
+        census, swarm = self.census, self.swarm
+        voters = swarm.voters()
+        voting = {census.names.get(voter) for voter in voters}
+        souls = [
             Soul(
                 name=seat.name,
                 stage=census.stages.get(seat.name, 0 if seat.role == DATA else -1),
                 serves=seat.name in census.serving,
                 awake=seat.name not in self._frozen,
-                leads=seat.name == LEADER,
-                votes=seat.name == LEADER,
+                votes=seat.name in voting,
             )
             for seat in self._seats
-            if self.swarm.processes[seat.name].running
+            if swarm.processes[seat.name].running
         ]
+        return aim(strike, souls, len(voters))
 
     def _deliver(self, strike: Strike, victims: tuple[str, ...]) -> None:
         ids = {name: peer for peer, name in self.census.names.items()}
@@ -196,8 +210,11 @@ class Storm:
             return
         if not seat.due:
             seat.due = now + (seat.struck.strike.replace_s if seat.struck else 0.0)
-        if now >= seat.due:
-            self._replace(seat, gone and seat.struck is not None and seat.struck.strike.returns)
+        founder = seat.name == LEADER
+        if now >= seat.due and (gone or not founder):
+            # There is one run directory: the founder's machine comes back, and alone.
+            returns = seat.struck is not None and seat.struck.strike.returns
+            self._replace(seat, founder or (gone and returns))
 
     def _replace(self, seat: Seat, returns: bool) -> None:
         """Start the seat's next process: the same machine again, or a stranger. The run says which stage a
@@ -209,7 +226,9 @@ class Storm:
             self.swarm.hand_over(former, seat.name)
         seat.heir_of = seat.struck or seat.heir_of
         seat.struck, seat.begun, seat.absent_at, seat.due = None, False, 0.0, 0.0
-        if seat.role == DATA:
+        if seat.name == LEADER:
+            self.swarm.restart_leader()
+        elif seat.role == DATA:
             self.swarm.join(
                 seat.name, self.swarm.ticket("data"), ["--corpus", str(self.swarm.directory.corpus)]
             )
