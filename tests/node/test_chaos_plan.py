@@ -233,12 +233,18 @@ def test_waste_is_what_entered_no_step_put_down_to_its_cause() -> None:
             entry(133.7, 6, 1, 32.0),  # nobody was struck then
             entry(140.0, 7, 0, 64.0),  # the run ended in it
         ],
-        "B": [entry(122.0, 6, 0, 128.0), entry(134.0, 6, 1, 256.0), entry(134.0, 6, 1, 512.0, "Recount")],
+        "B": [
+            entry(122.0, 6, 0, 2.0 + 128.0),
+            entry(134.0, 6, 1, 5.0 + 256),
+            entry(134.0, 6, 1, 5.0 + 512, "Recount"),
+        ],
     }
+    # A stopped process computes nothing: of these six seconds five were no work.
+    ledgers["B"].append(entry(125.5, 5, 1, 6.0))
     waste = waste_of(course, events(), a_history(), ledgers)
-    assert waste.computed_s == 1023 - 64
+    assert waste.computed_s == 1023 - 64 + 1
     assert (waste.killed_s, waste.frozen_s, waste.rolled_back_s, waste.other_s) == (1, 128, 4, 32 + 512)
-    assert waste.share(waste.wasted_s) == pytest.approx(677 / 959)
+    assert waste.share(waste.wasted_s) == pytest.approx(677 / 960)
 
 
 def test_a_result_says_what_it_found_and_fails_for_a_bit() -> None:

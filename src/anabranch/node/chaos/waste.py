@@ -47,7 +47,7 @@ def waste_of(
     waste = Waste()
     for peer, entries in ledgers.items():
         counted: set[tuple[int, int, int, str]] = set()
-        for entry in reversed(entries):
+        for entry in (_awake(entry, peer, course) for entry in reversed(entries)):
             if entry.t > history.t:
                 continue
             waste.computed_s += entry.seconds
@@ -58,6 +58,16 @@ def waste_of(
             else:
                 _put_down(waste, peer, entry, course, rollbacks)
     return waste
+
+
+def _awake(entry: Entry, peer: str, course: Course) -> Entry:
+    """The entry without the seconds that its process was stopped for."""
+    asleep_s = 0.0
+    for struck in course.delivered:
+        if peer in struck.ids:
+            woken = struck.at + struck.strike.freeze_s
+            asleep_s += max(0.0, min(entry.at, woken) - max(entry.at - entry.seconds, struck.at))
+    return msgspec.structs.replace(entry, seconds=max(0.0, entry.seconds - asleep_s))
 
 
 def _put_down(
