@@ -69,7 +69,8 @@ def test_longer_storms(tmp_path: Path, texts: Path, capfd: pytest.CaptureFixture
     assert result["throughput_kept"] > 0
 
 
-def test_ctrl_c_ends_every_process(tmp_path: Path, texts: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.soak)])
+def test_ctrl_c_ends_every_process(tmp_path: Path, texts: Path, number: signal.Signals) -> None:
     (tmp_path / "run.toml").write_text(render_run_file(small_run(texts)))
     command = [sys.executable, "-m", "anabranch.cli.main", "chaos", str(tmp_path / "run.toml")]
     command += ["--calm-minutes", "0", "--freeze", "1", "--faults-per-minute", "60"]
@@ -87,7 +88,7 @@ def test_ctrl_c_ends_every_process(tmp_path: Path, texts: Path) -> None:
             break
     children = descendants(process.pid)
     assert len(children) >= 6, told
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     rest = process.communicate(timeout=PATIENCE_S)[0]
     assert process.returncode == 130 and "interrupted" in rest and "Traceback" not in rest, rest
     until = time.monotonic() + PATIENCE_S

@@ -6,7 +6,10 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -87,10 +90,22 @@ def run(args: argparse.Namespace) -> int:
     from anabranch.cli.leading import user_errors
 
     _check(args)
-    with user_errors():
+    with user_errors(), _interruptible():
         result = _storm(args)
     print(json.dumps(result.as_dict(), allow_nan=False) if args.json else "\n".join(result.lines()))
     return 1 if result.problems else 0
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """However the command is asked to end, also in the background: what it started ends with it."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    former = [signal.signal(number, signal.default_int_handler) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, former, strict=True):
+            signal.signal(number, handler)
 
 
 def _check(args: argparse.Namespace) -> None:
