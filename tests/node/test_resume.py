@@ -156,7 +156,8 @@ def test_a_leader_killed_again_before_its_next_checkpoint(broken_off: RunDirecto
     with swarm_of(broken_off, run, nursery, {"data-0": {"at": "prepared", "iteration": 6}}) as swarm:
         swarm.read(lambda: False)
         assert swarm.leader.status == -signal.SIGKILL
-    assert broken_off.latest_checkpoint() == 4 and history_of(broken_off).t == 5
+    # All may have been PREPARED with the leader: then the record of step 6 may be on disk when it is killed.
+    assert broken_off.latest_checkpoint() == 4 and history_of(broken_off).t in (5, 6)
     events = resume(broken_off, nursery)
     assert [event.t for event in events if isinstance(event, Rollback)] == [4]
     assert next(event for event in events if isinstance(event, RunStarted)).from_iteration == 4

@@ -6,20 +6,23 @@ import msgspec
 import pytest
 
 from anabranch.protocol.history import fold
-from anabranch.protocol.log import CommitLog, Known, LogError, follow
+from anabranch.protocol.log import Known, LogError, follow
 from anabranch.protocol.records import (
     AnyRecord,
     Closing,
     Commit,
     Control,
+    Entry,
     Evaluation,
     Genesis,
     Member,
     Members,
     NoOp,
     Rollback,
+    encode_entry,
     entry_hash,
 )
+from anabranch.protocol.voterlog import VoterLog
 
 GENESIS = Genesis("run", 1, 1, "d0", "d0", "", 1, 2, 10, "c", "t", "n", "w", ("f0", "f1"))
 
@@ -30,14 +33,11 @@ def commit(t: int, base: str, evaluation: Evaluation | None = None) -> Commit:
 
 
 def written(records: list[AnyRecord], lines: tuple[bytes, ...] = (), term: int = 1) -> tuple[bytes, ...]:
-    log = CommitLog(lines, term)
-    found = list(lines)
+    log = VoterLog(lines)
     for record in records:
-        index, line = log.append(record)
-        assert log.busy
-        assert log.persisted(index) == line
-        found.append(line)
-    return tuple(found)
+        position = log.position
+        log.append(encode_entry(Entry(position.index, term, position.previous, record)))
+    return log.since(0)
 
 
 def a_run() -> tuple[bytes, ...]:
@@ -114,22 +114,15 @@ def test_what_is_known_is_told_apart_from_what_is_wrong() -> None:
         follow(position, lines[2])
 
 
-def test_one_record_is_written_at_a_time_and_only_that_is_chosen() -> None:
-    log = CommitLog()
-    index, _ = log.append(GENESIS)
-    with pytest.raises(LogError, match="already"):
-        log.append(NoOp())
-    with pytest.raises(LogError, match="not being written"):
-        log.persisted(index + 1)
-    assert log.since(0) == ()
-    log.persisted(index)
-    assert len(log.since(0) or ()) == 1
-
-
 def test_long_tails_are_cut_to_fit_a_message() -> None:
-    lines = written([msgspec.structs.replace(GENESIS, config="x" * 200_000) for _ in range(6)])
-    log = CommitLog(lines)
+    lines: tuple[bytes, ...] = ()
+    for _ in range(6):
+        log = VoterLog(lines)
+        position = log.position
+        record = msgspec.structs.replace(GENESIS, config="x" * 200_000)
+        lines = (*lines, encode_entry(Entry(position.index, 1, position.previous, record)))
+    log = VoterLog(lines)
     first = log.since(0)
-    assert first is not None and 0 < len(first) < 6
+    assert 0 < len(first) < 6
     rest = log.since(len(first))
-    assert rest is not None and rest[0] == lines[len(first)]
+    assert rest[0] == lines[len(first)]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from anabranch.protocol import events as ev
 from anabranch.protocol import founding
-from anabranch.protocol.leader import Schedule, StepParameters
 from anabranch.protocol.peer import Peer
 from anabranch.protocol.records import Genesis, Member
+from anabranch.protocol.schedule import Schedule, StepParameters
 from anabranch.protocol.settings import Settings
+from anabranch.protocol.voter import Kept
 
 ME = "a" * 64
 SETTINGS = Settings(run="run", epoch=1, stages=1, microbatches=2, steps=4)
@@ -36,8 +37,8 @@ def lines_of(peer: Peer) -> list[bytes]:
     effects = peer.handle(ev.Started(), 0.0)
     while effects:
         written = [effect for effect in effects if isinstance(effect, ev.Persist)]
-        lines += [effect.line for effect in written]
-        effects = [e for effect in written for e in peer.handle(ev.Persisted(effect.index), 0.0)]
+        lines += [line for effect in written for line in effect.lines]
+        effects = [e for effect in written for e in peer.handle(ev.Persisted(effect.number), 0.0)]
     return lines
 
 
@@ -46,7 +47,7 @@ def test_the_leader_of_a_run_that_is_taken_up_removes_only_its_former_process() 
         return Member(ME, 0, incarnation, "class", 1)
 
     first = lines_of(founding.lead(member(1), SETTINGS, SCHEDULE, GENESIS))
-    again = founding.lead(member(2), SETTINGS, SCHEDULE, GENESIS, first)
+    again = founding.lead(member(2), SETTINGS, SCHEDULE, GENESIS, Kept(lines=tuple(first)))
     lines_of(again)
     assert not again.stopped
     assert again.core.membership.members[ME].incarnation == 2

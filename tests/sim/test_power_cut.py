@@ -10,6 +10,8 @@ from small_swarm import MadeUpBatches, check_equal, small_model, small_run
 
 from anabranch.config import RunConfig
 from anabranch.protocol.founding import Saved, lead
+from anabranch.protocol.history import fold
+from anabranch.protocol.records import Member
 from anabranch.sim.invariants import Invariants
 from anabranch.sim.node import Node
 from anabranch.sim.training import node_member, training_world
@@ -44,14 +46,17 @@ def next_life(run: RunConfig, former: World, incarnation: int) -> World:
     """New processes with the log and the checkpoints of the former ones."""
     batches = MadeUpBatches(run)
     world = World(incarnation, former.settings, former.genesis, former.make_computer)
-    world.log, world.checkpoints = list(former.log), dict(former.checkpoints)
+    lines = former.nodes["d0"].disk.lines
+    world.log, world.checkpoints = list(lines), dict(former.checkpoints)
     schedule = schedule_of(run, lambda t: f"batch {t}", batches.tokens_per_iteration)
     saved = None
     if world.checkpoints:
         t = max(world.checkpoints)
         saved = Saved(t, tuple(world.checkpoints[t][stage][1] for stage in range(3)))
     first = msgspec.structs.replace(node_member("d0", 0, 2), incarnation=incarnation)
-    world.add_leader(lead(first, former.settings, schedule, former.genesis, former.log, saved), first)
+    disk = former.nodes["d0"].disk
+    peer = lead(first, former.settings, schedule, former.genesis, disk.kept(incarnation), saved)
+    world.add_leader(peer, first, disk)
     for peer, stage in (("d1", 0), ("r1.0", 1), ("r1.1", 1), ("r2.0", 2), ("r2.1", 2)):
         member = msgspec.structs.replace(node_member(peer, stage, 2), incarnation=incarnation)
         world.add(member, "d0", at=world.random.uniform(0.0, 0.5))
@@ -64,7 +69,7 @@ def test_taken_up_again(seed: int, checkpoint_every: int) -> None:
     run = small_run(minimum=2, steps=5, checkpoint_every=checkpoint_every, evaluate_every=1)
     draw = random.Random(seed * 10 + checkpoint_every)
     former = first_life(run, seed, committed=draw.randint(1, 4), events=draw.randint(0, 150))
-    committed = former.history().t
+    committed = fold(former.nodes["d0"].disk.lines).t
     assert 1 <= committed < 5
     world = next_life(run, former, incarnation=2)
     Invariants(world)
@@ -94,3 +99,41 @@ def test_lost_before_the_first_step() -> None:
     again = next_life(run, world, incarnation=2)
     again.run(until_s=600)
     assert check_equal(again, run).rolled_back == 0
+
+
+@pytest.mark.parametrize("late_s", [0.0, 30.0])
+def test_three_voters_come_back(late_s: float) -> None:
+    """All die at once. The founder is elected when another voter is back, perhaps much later, and takes the
+    run up from its checkpoint; the log goes on from what any of them had."""
+    run = small_run(minimum=2, steps=8, checkpoint_every=2)
+    world = training_world(run, small_model(run), MadeUpBatches(run), [2, 2], 2, 5, voters=3)
+    Invariants(world)
+    died: list[int] = []
+
+    def strike(node: Node, event: object) -> None:
+        if died or len(node.peer.core.voters) < 3 or node.peer.committed < 3:
+            return
+        died.append(world.history().t)
+        for peer in world.nodes:
+            world.crash(peer)
+        world.clock.after(1.0, come_back)
+
+    def come_back() -> None:
+        schedule = schedule_of(run, "batch {}".format, MadeUpBatches(run).tokens_per_iteration)
+        for peer, node in list(world.nodes.items()):
+            member = msgspec.structs.replace(node.member, incarnation=2)
+            if peer != "d0":
+                world.clock.after(late_s + world.random.uniform(0.0, 0.5), lambda m=member: start(m))
+                continue
+            t = max(world.checkpoints)
+            saved = Saved(t, tuple(world.checkpoints[t][stage][1] for stage in range(3)))
+            founder = lead(member, world.settings, schedule, world.genesis, node.disk.kept(9), saved)
+            world.add_leader(founder, member, node.disk)
+
+    def start(member: Member) -> None:
+        world.add(member, "d0", at=world.clock.now)
+
+    world.watchers.append(strike)
+    world.run(until_s=900)
+    history = check_equal(world, run)
+    assert died and history.rolled_back == died[0] - 2 and history.term >= 2

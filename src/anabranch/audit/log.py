@@ -15,6 +15,7 @@ from anabranch.protocol.records import (
     AnyRecord,
     Closing,
     Commit,
+    Epoch,
     Evaluation,
     Genesis,
     Member,
@@ -104,6 +105,7 @@ class _Walk:
     bases: set[str] = field(default_factory=set)
     _t: int = 0
     _base: str = ""
+    _epoch: int = 0
     _term: int = 0
     _adam: dict[int, int] = field(default_factory=lambda: {0: 0})
     _membership: Membership = field(default_factory=Membership)
@@ -130,6 +132,9 @@ class _Walk:
                 self._t = record.t
             case Members():
                 self._change(record)
+            case Epoch():
+                self._expect(record.epoch == self._epoch + 1, f"epoch {record.epoch} follows {self._epoch}")
+                self._epoch = record.epoch
             case Closing():
                 self._where += f", closing record of step {record.t}"
                 self._expect(record.t == self._t, f"the log stands at step {self._t}")
@@ -151,7 +156,7 @@ class _Walk:
             weights.startswith(genesis.initial_weights_hash) and bool(genesis.initial_weights_hash),
             "the hash of the initial weights is not that of the fingerprints",
         )
-        self.genesis = genesis
+        self.genesis, self._epoch = genesis, genesis.epoch
         self.states[0] = genesis.fingerprints
 
     def _change(self, members: Members) -> None:
@@ -179,7 +184,7 @@ class _Walk:
         genesis = self.genesis
         assert genesis is not None, "enter() lets nothing come before it"
         self._expect(commit.run == genesis.run, f"is of run {commit.run}, not {genesis.run}")
-        self._expect(commit.epoch == genesis.epoch, f"epoch {commit.epoch}, not {genesis.epoch}")
+        self._expect(commit.epoch == self._epoch, f"epoch {commit.epoch}, not {self._epoch}")
         self._expect(commit.term == term, f"says term {commit.term} in an entry of term {term}")
         self._expect(commit.t == self._t + 1, f"does not follow step {self._t}")
         self._expect(commit.previous_base == self._base, "its base is not the record before it")

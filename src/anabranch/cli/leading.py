@@ -195,7 +195,7 @@ def _lead(directory: RunDirectory, quiet: bool, supervised: bool, fault_plan: Pa
         raise UserError(f"{directory}: all {steps} steps are committed; there is nothing to resume")
     with page_beside(directory, tell, LeaderOwner(), wanted=page and not quiet):
         outcome = run_async(lead(founded, network, port, on_event, on_ready, tell, fault_plan))
-    committed = founded.peer.lead.t if founded.peer.lead else 0
+    committed = founded.peer.committed
     if not quiet:
         if committed < steps:
             print(f"continue with: anabranch resume {directory.path}")

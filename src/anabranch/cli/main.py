@@ -30,6 +30,7 @@ COMMANDS: dict[str, Command] = {
     "start": Command("anabranch.cli.start", "start a run as its data node; prints the ticket"),
     "join": Command("anabranch.cli.join", "lend this machine"),
     "resume": Command("anabranch.cli.resume", "continue a run from its directory"),
+    "recover": Command("anabranch.cli.recover", "go on without voters that are lost for good"),
     "watch": Command("anabranch.cli.watch", "a page that shows a run, live and as a replay"),
     "top": Command("anabranch.cli.top", "the same in a terminal"),
     "report": Command("anabranch.cli.report", "a run with its replay as one HTML file"),

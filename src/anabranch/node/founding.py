@@ -18,6 +18,7 @@ from anabranch.errors import UserError
 from anabranch.net.identity import Identity, next_incarnation
 from anabranch.net.ticket import PeerAddress, Ticket, issue_ticket
 from anabranch.node.machine import TrainingMachine, imported, run_of
+from anabranch.node.voterdisk import VoterDisk
 from anabranch.protocol import founding
 from anabranch.protocol.history import History, fold
 from anabranch.protocol.log import LogError, Position
@@ -52,6 +53,7 @@ class Founded:
     history: History
     newest: int
     """Iteration of the checkpoint that the run goes on from; 0 also where there is none."""
+    disk: VoterDisk
 
 
 def create_run(run: RunConfig, path: Path, progress: Progress | None = None) -> RunDirectory:
@@ -100,16 +102,21 @@ def check_run(run: RunConfig, model: ModelConfig) -> None:
 
 def lead_run(directory: RunDirectory, address: str) -> Founded:
     """The leading peer of a run directory: of a new run, or of one that is taken up again."""
-    lines = read_log(directory)
-    history = fold(lines)
+    folder = directory.peer(LEADER_NAME)
+    disk = VoterDisk(directory.log, folder / "vote.json")
+    kept = disk.load()
+    try:
+        history = fold(kept.lines)
+    except LogError as error:
+        raise UserError(f"{directory.log}: {error}; restore the file from a copy") from None
     if history.genesis is not None:
         run = run_of(history.genesis)
     else:
         run = load_run_file(directory.run_file)
-    folder = directory.peer(LEADER_NAME)
     identity = Identity.load_or_create(folder / "key")
     incarnation = next_incarnation(folder / "incarnation")
-    me = Member(identity.peer_id, 0, incarnation, "", 1, name=LEADER_NAME, address=address)
+    name, nonce = LEADER_NAME, kept.nonce
+    me = Member(identity.peer_id, 0, incarnation, "", 1, name=name, address=address, disk=nonce)
     machine = TrainingMachine(me, directory.corpus)
     machine.prepare(run)
     assert machine.model is not None and machine.batches is not None and machine.corpus is not None
@@ -139,11 +146,11 @@ def lead_run(directory: RunDirectory, address: str) -> Founded:
             _write_initial(directory, run, machine.model, initial, genesis)
     elif genesis.corpus_fingerprint != machine.corpus.fingerprint:
         raise UserError(f"{directory.corpus} is not the corpus that this run was begun with; put it back")
-    settings = settings_of(run, genesis.run, machine.model, genesis.epoch)
+    settings = settings_of(run, genesis.run, machine.model, history.epoch or genesis.epoch)
     batches = machine.batches
     schedule = schedule_of(run, batches.manifest_hash, batches.tokens_per_iteration)
     saved = _saved(directory, history)
-    peer = founding.lead(member, settings, schedule, genesis, lines, saved, model_hash(machine.model))
+    peer = founding.lead(member, settings, schedule, genesis, kept, saved, model_hash(machine.model))
     return Founded(
         directory,
         run,
@@ -155,27 +162,8 @@ def lead_run(directory: RunDirectory, address: str) -> Founded:
         machine,
         history,
         saved.t if saved is not None else 0,
+        disk,
     )
-
-
-def read_log(directory: RunDirectory) -> list[bytes]:
-    """The log's lines. A last line that a crash cut off is removed from the file: it was never announced.
-    Raises UserError, naming the line, where the chain is broken."""
-    try:
-        data = directory.log.read_bytes()
-    except FileNotFoundError:
-        return []
-    whole = data[: data.rfind(b"\n") + 1]
-    if len(whole) < len(data):
-        with open(directory.log, "r+b") as file:
-            file.truncate(len(whole))
-            os.fsync(file.fileno())
-    lines = whole.splitlines()
-    try:
-        fold(lines)
-    except LogError as error:
-        raise UserError(f"{directory.log}: {error}; restore the file from a copy") from None
-    return lines
 
 
 def _saved(directory: RunDirectory, history: History) -> founding.Saved | None:

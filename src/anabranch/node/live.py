@@ -23,6 +23,7 @@ from anabranch.node.ledger import Ledger
 from anabranch.node.links import Links
 from anabranch.node.memory import free_cycles, settle
 from anabranch.node.pulse import Pulse
+from anabranch.node.voterdisk import VoterDisk
 from anabranch.protocol import events as ev
 from anabranch.protocol.peer import Peer
 from anabranch.protocol.records import Genesis
@@ -49,8 +50,9 @@ class Outcome:
 class LivePeer:
     """Drives one `protocol.peer.Peer`.
 
-    On the leader: `directory`, and `newest`, the checkpoint in it that the run goes on from (there may be
-    younger ones that are damaged, or of steps that were never announced).
+    disk: where it keeps its part of the log, if it may vote. On the leader: `directory`, and `newest`, the
+    checkpoint in it that the run goes on from (there may be younger ones that are damaged, or of steps that
+    were never announced).
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class LivePeer:
         keep_checkpoints: int = 2,
         run_id: str = "",
         newest: int = 0,
+        disk: VoterDisk | None = None,
     ) -> None:
         self.peer = peer
         self.machine = machine
@@ -89,8 +92,8 @@ class LivePeer:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = float("inf")
         self._outcome: asyncio.Future[Outcome] = self._loop.create_future()
-        self._log_file = open(directory.log, "ab", buffering=0) if directory is not None else None  # noqa: SIM115
         self._ledger = Ledger.wanted()
+        self._voter_disk = disk
         self._sent_before: Mapping[str, int] = {}
 
     # --- running -------------------------------------------------------------------------------
@@ -110,8 +113,6 @@ class LivePeer:
             self._executor.close()
             self._disk.close()
             self.journal.close()
-            if self._log_file is not None:
-                self._log_file.close()
 
     @property
     def running(self) -> bool:
@@ -187,10 +188,11 @@ class LivePeer:
                 self.links.hang_up(peer, reason)
             case ev.Note(kind, fields):
                 self._note(kind, fields)
-            case ev.Reported(peer, lines):
+            case ev.Reported(peer, lines) if peer != self.peer.core.me:
                 self.journal.merge(peer, lines)
-            case ev.Persist(index, line):
-                self._disk.submit(lambda: self._persist(line), lambda _: self.handle(ev.Persisted(index)))
+            case ev.Persist(number):
+                done = lambda _: self.handle(ev.Persisted(number))  # noqa: E731
+                self._disk.submit(lambda: self._persist(effect), done)
             case ev.Describe(genesis):
                 self._executor.submit(lambda: self.machine.describe(genesis), self._described)
             case ev.BuildStage(stage):
@@ -248,11 +250,9 @@ class LivePeer:
 
     # --- the disk (on its own thread) ----------------------------------------------------------
 
-    def _persist(self, line: bytes) -> None:
-        """Append one log line; on return it survives a power loss."""
-        assert self._log_file is not None
-        self._log_file.write(line + b"\n")
-        os.fsync(self._log_file.fileno())
+    def _persist(self, write: ev.Persist) -> None:
+        assert self._voter_disk is not None
+        self._voter_disk.do(write)
 
     def _read_checkpoint(self, t: int, stage: int) -> ev.Event:
         import torch

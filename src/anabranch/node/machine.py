@@ -77,7 +77,7 @@ class TrainingMachine:
         self.run = run
 
     def describe(self, genesis: Genesis) -> Described:
-        from anabranch.train.assembly import model_hash, settings_of
+        from anabranch.train.assembly import model_hash, schedule_of, settings_of
 
         run = run_of(genesis)
         self.prepare(run)
@@ -86,7 +86,10 @@ class TrainingMachine:
         room = min(settings.snapshot_budget_bytes, int(free_host_bytes() * SNAPSHOT_SHARE))
         settings = replace(settings, snapshot_budget_bytes=room)
         fingerprint = self.corpus.fingerprint if self.corpus else ""
-        return Described(self.member(run), settings, fingerprint, model_hash(self.model))
+        manifest_hash = self.batches.manifest_hash if self.batches else None
+        tokens = run.batch.microbatches * run.batch.rows * run.batch.sequence
+        schedule = schedule_of(run, manifest_hash, tokens)
+        return Described(self.member(run), settings, fingerprint, model_hash(self.model), schedule)
 
     def member(self, run: RunConfig) -> Member:
         """This machine as it offers itself, measured."""

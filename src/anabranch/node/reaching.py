@@ -21,7 +21,8 @@ PASSING = frozenset({errors.BUSY, errors.LANE, errors.TIMEOUT, errors.VANISHED})
 
 
 class Reaching:
-    """Watches the events of a live peer for its link to the leader."""
+    """Watches the events of a live peer for its link to the data node that let it in; as long as it has a
+    link to others that keep the log, that one may be lost."""
 
     def __init__(
         self,
@@ -57,6 +58,9 @@ class Reaching:
             reason = f"the run's data node does not let this machine in: {refusal}"
             self._live.finish(Outcome(reason, ok=False))
             return
+        if self._led():
+            self._lost_at, self._wait_s = None, FIRST_S
+            return
         now = self._loop.time()
         if self._lost_at is None:
             self._lost_at = now
@@ -76,6 +80,11 @@ class Reaching:
             )
             return
         self._loop.call_later(wait_s, self._dial)
+
+    def _led(self) -> bool:
+        """Whether others who keep the log are linked: one of them leads, or will."""
+        core = self._live.peer.core
+        return any(peer == core.leader or core.keeps_log(peer) for peer in core.links)
 
     def _dial(self) -> None:
         if self._lost_at is not None and self._live.running:

@@ -25,7 +25,9 @@ from anabranch.node.live import LivePeer, Outcome
 from anabranch.node.machine import TrainingMachine
 from anabranch.node.reaching import Reaching
 from anabranch.node.story import Story
+from anabranch.node.voterdisk import VoterDisk
 from anabranch.observe.events import Event, EventLog, RunFinished, RunStarted
+from anabranch.protocol import founding
 from anabranch.protocol.peer import Peer
 from anabranch.protocol.records import Member
 from anabranch.protocol.settings import Settings
@@ -108,6 +110,7 @@ async def lead(
         run.checkpoint.keep,
         founded.run_id,
         founded.newest,
+        founded.disk,
     )
     batches = founded.machine.batches
     assert batches is not None
@@ -123,8 +126,8 @@ async def lead(
     on_ready(issue_tickets(founded, host, int(outside)))
     live.journal.write(_started(founded))
     with _stopping(live, lambda: say("stopping after the present step (Ctrl+C again stops at once)")):
-        outcome = await live.run()
-    t = founded.peer.lead.t if founded.peer.lead else 0
+        outcome = await live.run(founding.first_door(founded.peer))
+    t = founded.peer.committed
     finished = RunFinished(peer=me, t=t, reason=outcome.reason)
     with EventLog(founded.directory.events) as log:
         log.write(finished)
@@ -192,11 +195,14 @@ async def join(options: JoinOptions, say: Callable[[str], None]) -> Outcome:
     port = bind_port(options.host, options.port)
     stage = 0 if grant.role == "data" else options.stage
     address = options.advertise or reachable_address(options.host, port, leader.host)
+    disk = VoterDisk(options.home / "log.jsonl", options.home / "vote.json")
+    kept = disk.load()
+    name, region = options.name, options.region
     me = Member(
-        identity.peer_id, max(0, stage), incarnation, "", 1, options.name, options.region, address
+        identity.peer_id, max(0, stage), incarnation, "", 1, name, region, address, disk=kept.nonce
     )
     settings = Settings(run=grant.run, epoch=0, stages=1, microbatches=1, steps=0)
-    peer = Peer(identity.peer_id, incarnation, leader.peer_id, settings, stage)
+    peer = Peer(identity.peer_id, incarnation, leader.peer_id, settings, stage, kept)
     machine = TrainingMachine(me, options.corpus)
     gate = Gate(grant.run, grant.owner, lambda key: key == grant.owner, lambda hello: _role_fits(hello))
 
@@ -205,7 +211,8 @@ async def join(options: JoinOptions, say: Callable[[str], None]) -> Outcome:
         accept = lambda link: live.links.accept(link)  # noqa: E731
         return TcpTransport(identity, incarnation, gate, accept, limits=limits)
 
-    live = LivePeer(peer, machine, transport, options.ticket, options.home / "events.jsonl", run_id=grant.run)
+    events = options.home / "events.jsonl"
+    live = LivePeer(peer, machine, transport, options.ticket, events, run_id=grant.run, disk=disk)
     story = Story(identity.peer_id, say)
     live.listeners.append(story.on_effect)
     live.journal.on_event = story.on_event

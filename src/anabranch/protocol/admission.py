@@ -8,7 +8,7 @@ the peer's own history makes plausible, and others are asked before the verdict 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -50,6 +50,7 @@ class Admission:
         corpus_fingerprint: str,
         model_hash: str,
         welcome: Callable[[Member], None],
+        roles: Mapping[str, str],
     ) -> None:
         self.core = core
         self._welcome = welcome
@@ -57,7 +58,7 @@ class Admission:
         self._numerics_class = numerics_class
         self._corpus_fingerprint = corpus_fingerprint
         self._model_hash = model_hash
-        self.roles: dict[str, str] = {}
+        self.roles = roles
         self._joining: dict[str, Member] = {}
         self._removals: dict[str, str] = {}
         self._leaving: dict[str, str] = {}
@@ -273,10 +274,18 @@ class Admission:
         self._removals = {}
         if removed:
             return Members(number, removed=removed)
-        if self._joining:
-            joined, self._joining = self._joining, {}
-            return Members(number, joined=tuple(joined.values()))
+        # Those who ask or report again while the record that answers them is on its way ask for nothing new.
+        joined = [m for m in self._joining.values() if not _same(m, members.get(m.id))]
+        self._joining = {}
+        if joined:
+            return Members(number, joined=tuple(joined))
         if self.ready and active_from is not None:
             serving, self.ready = self.ready, {}
-            return Members(number, active_from=dict.fromkeys(serving, active_from))
+            earlier = self.core.membership.active_from
+            later = [peer for peer in serving if earlier.get(peer, active_from + 1) > active_from]
+            return Members(number, active_from=dict.fromkeys(later, active_from)) if later else None
         return None
+
+
+def _same(one: Member, other: Member | None) -> bool:
+    return other is not None and one.incarnation == other.incarnation

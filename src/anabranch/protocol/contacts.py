@@ -78,8 +78,9 @@ class Contacts:
         self._number += 1
         self._pings[self._number] = self.core.now
         self._pings.pop(self._number - PINGS_KEPT, None)
+        epoch = self.core.settings.epoch
         for peer in peers:
-            self.core.send(peer, Ping(self._number, self._next_index))
+            self.core.send(peer, Ping(self._number, self._next_index, self.core.leads, epoch))
 
     def _overdue(self, peer: str, silence: Silence) -> Overdue:
         return self.overdue(peer, self.core.now - silence.last_heard, silence.patience_s)
@@ -112,6 +113,10 @@ class Contacts:
         if not links:
             return len(core.membership.members.keys() - {peer, core.me}) > 0
         return all(core.now >= silence.doubted_at() for silence in links)
+
+    def hurry(self) -> None:
+        """A heartbeat is due at once."""
+        self._ping_at = self.core.now
 
     # --- links ---------------------------------------------------------------------------------
 
@@ -168,13 +173,15 @@ class Contacts:
     # --- dialling ------------------------------------------------------------------------------
 
     def connect(self) -> None:
-        """Dial the neighbours that it is on me to dial: adjacent stages, my own, the leader."""
+        """Dial the neighbours that it is on me to dial: adjacent stages, my own, who keeps the log
+        (who keeps it: everyone)."""
         core = self.core
         if core.me not in core.membership.members:
             return
         near = {core.stage, core.next_stage(), core.previous_stage()}
         for peer, member in core.membership.members.items():
-            wanted = member.stage in near or peer == core.leader
+            log = peer == core.leader or core.keeps_log(peer) or core.keeps_log(core.me)
+            wanted = member.stage in near or log
             if wanted and core.membership.dials(core.me, peer):
                 self.reach(peer)
 

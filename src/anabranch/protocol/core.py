@@ -17,6 +17,7 @@ from anabranch.protocol.events import Effect, Note, Run, Send
 from anabranch.protocol.membership import Membership
 from anabranch.protocol.messages import AnyMessage, Fence
 from anabranch.protocol.refusals import Refusals
+from anabranch.protocol.schedule import Schedule
 from anabranch.protocol.settings import Settings
 from anabranch.protocol.tasks import Payload, Result, Task
 from anabranch.protocol.work import Rank, Then, WorkQueue
@@ -27,7 +28,13 @@ if TYPE_CHECKING:
 
 @dataclass
 class Core:
-    """Shared by the parts of one peer. `now` is set by the peer before each event."""
+    """Shared by the parts of one peer. `now` is set by the peer before each event.
+
+    leader: who leads the log in `term`, as far as I know. leads: the term in which I lead (0: I do not).
+    epochs: the epoch that each linked peer said it is in.
+    voters: who keeps the log (voter ids). founder: the peer with the run's directory.
+    schedule: known once this peer was described.
+    """
 
     me: str
     incarnation: int
@@ -47,6 +54,12 @@ class Core:
     """Microbatches that it would send, had it slots for them."""
     suspects: set[str] = field(default_factory=set)
     costs: Costs = field(default_factory=Costs)
+    term: int = 0
+    leads: int = 0
+    epochs: dict[str, int] = field(default_factory=dict)
+    voters: tuple[str, ...] = ()
+    schedule: Schedule | None = None
+    founder: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
     refusals: Refusals = field(default_factory=Refusals)
     policy: Policy = field(init=False)
@@ -103,6 +116,9 @@ class Core:
         job = self.queue.next()
         if job is not None:
             self.effects.append(Run(job[0], job[1]))
+
+    def keeps_log(self, peer: str) -> bool:
+        return any(voter.partition("/")[0] == peer for voter in self.voters)
 
     def reachable(self, peer: str) -> bool:
         return peer == self.me or (peer in self.links and peer not in self.suspects)

@@ -8,6 +8,7 @@ from typing import Any
 
 from anabranch.protocol.messages import AnyMessage, Message
 from anabranch.protocol.records import Genesis, Member
+from anabranch.protocol.schedule import Schedule
 from anabranch.protocol.settings import Settings
 from anabranch.protocol.tasks import Payload, Result, Task
 
@@ -68,12 +69,13 @@ class StageBuilt(Event):
 
 @dataclass(frozen=True)
 class Described(Event):
-    """Answer to Describe: this peer as it offers itself, and what it needs to take part."""
+    """Answer to Describe: this peer as it offers itself, and what it needs to take part and to lead."""
 
     member: Member
     settings: Settings
     corpus_fingerprint: str = ""
     model_hash: str = ""
+    schedule: Schedule | None = None
 
 
 @dataclass(frozen=True)
@@ -85,9 +87,9 @@ class Observed(Event):
 
 @dataclass(frozen=True)
 class Persisted(Event):
-    """The log entry at `index` is on disk."""
+    """The Persist with this number, and all before it, are on disk."""
 
-    index: int
+    number: int
 
 
 @dataclass(frozen=True)
@@ -176,10 +178,14 @@ class BuildStage(Effect):
 
 @dataclass(frozen=True)
 class Persist(Effect):
-    """Write one log line and fsync; answered by Persisted."""
+    """Write term and vote; cut the log at line `start` and add `lines`; fsync. In order; answered by
+    Persisted."""
 
-    index: int
-    line: bytes
+    number: int
+    term: int
+    vote: str
+    start: int
+    lines: tuple[bytes, ...]
 
 
 @dataclass(frozen=True)

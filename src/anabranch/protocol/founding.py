@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
-from anabranch.protocol.core import Core
+from anabranch.protocol.admission import Admission
 from anabranch.protocol.history import History, fold
-from anabranch.protocol.leader import Leader, Schedule
-from anabranch.protocol.log import CommitLog
+from anabranch.protocol.leader import Leader
 from anabranch.protocol.peer import Peer
-from anabranch.protocol.records import AnyRecord, Genesis, Member, Members, NoOp, Rollback, Voters
+from anabranch.protocol.records import AnyRecord, Genesis, Member, Members, Rollback, Voters
+from anabranch.protocol.schedule import Schedule
 from anabranch.protocol.settings import Settings
+from anabranch.protocol.voter import Kept, peer_of, voter_id
+from anabranch.protocol.voterlog import VoterLog
 
 
 @dataclass(frozen=True)
@@ -29,44 +31,71 @@ def lead(
     settings: Settings,
     schedule: Schedule,
     genesis: Genesis,
-    lines: Sequence[bytes] = (),
+    kept: Kept | None = None,
     saved: Saved | None = None,
     model_hash: str = "",
 ) -> Peer:
-    """The peer that keeps the log. `lines` is the log so far (empty: a new run); `saved` the newest
-    checkpoint to continue from (None: the initial state)."""
-    history = fold(lines)
-    log = CommitLog(lines, term=history.term + 1)
-    peer = Peer(member.id, member.incarnation, member.id, settings, stage_wanted=0)
+    """The peer that founds a run or takes it up again. `kept` is the log so far (nothing: a new run); `saved`
+    the newest checkpoint to continue from (None: the initial state).
+
+    Where others keep the log as well it does not lead at once: it knocks at their doors, and joins whoever
+    leads; if nobody does and a majority of the voters is there, it is elected, and takes the run up from its
+    checkpoint.
+    """
+    kept = _own(kept or Kept(), member.id)
+    peer = Peer(member.id, member.incarnation, member.id, settings, stage_wanted=0, kept=kept)
+    history = fold(kept.lines)
     founder = history.genesis or genesis
+    if history.epoch:
+        founder = msgspec.structs.replace(founder, epoch=history.epoch)  # joiners are told of the present one
     peer.joining.set_genesis(founder)
+    peer.joining.model_hash = model_hash
+    peer.core.schedule = schedule
+    peer.leadership.founder = True
 
-    def make(core: Core, on_chosen) -> Leader:  # type: ignore[no-untyped-def]
-        return Leader(
-            core,
-            log,
-            schedule,
-            founder.numerics_class,
-            founder.corpus_fingerprint,
-            model_hash,
-            on_chosen,
-            peer.welcome,
-        )
+    def make() -> Leader:
+        hash_, welcome = peer.joining.model_hash, peer.welcome
+        corpus = founder.corpus_fingerprint
+        admission = Admission(peer.core, founder.numerics_class, corpus, hash_, welcome, peer.roles)
+        leader = peer.lead = Leader(peer.core, peer.voter, schedule, admission, has_directory=True)
+        return leader
 
-    leader = peer.become_leader(make)
-    if lines:
-        leader.opening = _taken_up(history, founder, member, saved)
-        _take_up(peer, leader, history, saved)
+    def take_up(lines: Sequence[bytes]) -> None:
+        leader, past = make(), fold(lines)
+        leader.opening = _taken_up(past, founder, member, saved)
+        _take_up(peer, leader, past, saved)
+
+    if peer.voter.raft.log.voters != (peer.voter.raft.me,):
+        peer.leadership.comes_back(take_up, len(kept.lines))
+        doors = {m.id: m.address for m in history.membership.members.values() if m.id != member.id}
+        peer.joining.doors = {door: address for door, address in doors.items() if address}
+        peer.core.leader = min(peer.joining.doors, default="")
+    elif kept.lines:
+        take_up(kept.lines)
     else:
         joined = msgspec.structs.replace(member, stage=0)
-        leader.opening = [genesis, Voters((member.id,)), Members(1, joined=(joined,))]
+        make().opening = [genesis, Voters((peer.voter.raft.me,)), Members(1, joined=(joined,))]
     return peer
+
+
+def first_door(peer: Peer) -> tuple[str, str] | None:
+    """Whom a founder that does not lead dials first: (id, address)."""
+    leader = peer.core.leader
+    return (leader, peer.joining.doors[leader]) if leader in peer.joining.doors else None
+
+
+def _own(kept: Kept, me: str) -> Kept:
+    """A founder begins as the only voter. An only voter's log is itself the proof that its disk is here."""
+    voters = VoterLog(kept.lines).voters
+    if len(voters) == 1 and peer_of(voters[0]) == me:
+        kept = replace(kept, nonce=voters[0].partition("/")[2])
+    return replace(kept, founders=(voter_id(me, kept.nonce),))
 
 
 def _taken_up(history: History, genesis: Genesis, member: Member, saved: Saved | None) -> list[AnyRecord]:
     """Nobody of the former swarm is there; what was committed after the checkpoint is done again."""
     number = history.membership.number
-    records: list[AnyRecord] = [NoOp()]
+    records: list[AnyRecord] = []
     gone = dict.fromkeys(history.membership.members, "the run was taken up again")
     if gone:
         number += 1

@@ -11,6 +11,7 @@ from anabranch.protocol.records import (
     Closing,
     Commit,
     Control,
+    Epoch,
     Evaluation,
     Genesis,
     Members,
@@ -38,6 +39,7 @@ class History:
     start_t: int = 0
     rolled_back: int = 0
     removals: int = 0
+    epoch: int = 0
     stopped: bool = False
 
     @property
@@ -67,7 +69,7 @@ def fold(lines: Iterable[bytes]) -> History:
         history.stopped = False
         match entry.record:
             case Genesis() as genesis:
-                history.genesis = genesis
+                history.genesis, history.epoch = genesis, genesis.epoch
                 history.bases[0] = entry_hash(line)
                 history.records[0] = frozenset([history.bases[0]])
             case Commit() as commit:
@@ -92,6 +94,8 @@ def fold(lines: Iterable[bytes]) -> History:
                 moved = {member.id for member in members.joined}
                 history.removals += len(members.removed.keys() - moved)
                 history.membership.apply(members)
+            case Epoch(epoch):
+                history.epoch = epoch
             case Control("stop", _):
                 history.stopped = True
     return history

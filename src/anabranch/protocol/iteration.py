@@ -86,6 +86,7 @@ class Iteration:
         self.losses: dict[int, float] = {}
         self.evaluations: dict[int, float] = {}
         self.embed_gradients: dict[int, Payload] = {}
+        self._manifest = ""
         self.claim_changed = False
         self._sampled: set[tuple[str, bool]] = set()
         self.overflow: Overflow | None = None
@@ -398,6 +399,9 @@ class Iteration:
             self.core.send(self.core.leader, self.overflow)
         if not (self.held or self.evaluations):
             return
+        schedule = self.core.schedule
+        if self.core.stage == 0 and not self._manifest and schedule is not None and schedule.manifest:
+            self._manifest = schedule.manifest(self.t)
         losses = {index: self.losses[index] for index in self.losses if head_unit(index) in self.held}
         claim = Claim(
             self.core.fence(self.t, self.base),
@@ -405,6 +409,7 @@ class Iteration:
             tuple(sorted(self.held)),
             losses,
             dict(self.evaluations),
+            self._manifest,
         )
         self.core.send(self.core.leader, claim)
 

@@ -12,10 +12,20 @@ from typing import TYPE_CHECKING
 from anabranch import PROTOCOL_VERSION
 from anabranch.protocol.backoff import Backoff
 from anabranch.protocol.download import Download, State
-from anabranch.protocol.events import Admitted, BuildStage, Describe, Described, Event, StageBuilt
+from anabranch.protocol.events import Admitted, BuildStage, Describe, Described, Dial, Event, StageBuilt
 from anabranch.protocol.log import Position
-from anabranch.protocol.messages import Behind, Enquire, Holders, JoinRequest, Ready, Welcome, WhoHas
-from anabranch.protocol.records import Genesis, Members, Rollback
+from anabranch.protocol.messages import (
+    About,
+    Behind,
+    Elsewhere,
+    Enquire,
+    Holders,
+    JoinRequest,
+    Ready,
+    Welcome,
+    WhoHas,
+)
+from anabranch.protocol.records import NO_ENTRY, Genesis, Members, Rollback
 from anabranch.protocol.tasks import InitState, LoadState, Result
 from anabranch.protocol.work import Rank
 
@@ -26,6 +36,8 @@ if TYPE_CHECKING:
 ASK_AGAIN = (2.0, 30.0, 30)
 #: The same for a state that cannot be had.
 FETCH_AGAIN = (2.0, 60.0, 60)
+#: Seconds between two doors that a stranger knocks at.
+KNOCK_S = 2.0
 #: Seconds between reports of a joiner that has its state and is to be told when it serves.
 REPORT_S = 2.0
 
@@ -69,11 +81,26 @@ class Joining:
         self._announced = Announced()
         self._initial = ""
         self._wanted_t = -1
+        self.model_hash = ""
+        self.doors: dict[str, str] = {}
+        self._knock_at, self._knocks = float("inf"), 0
+        self._led = False
 
     @property
     def done(self) -> bool:
         """Whether this peer follows the log."""
-        return self._welcome is not None or self.peer.lead is not None
+        return self._welcome is not None or self._led
+
+    @property
+    def began_as(self) -> str:
+        """Fingerprint of my stage's state as the seed gives it ("": nothing is known of that)."""
+        return self._initial
+
+    @property
+    def begins_at(self) -> tuple[int, str]:
+        """The line of the log from which on this peer follows it, and the hash of the one before."""
+        welcome = self._welcome
+        return (welcome.next_index, welcome.last_hash) if welcome is not None else (0, NO_ENTRY)
 
     @property
     def genesis(self) -> Genesis:
@@ -83,13 +110,20 @@ class Joining:
 
     def set_genesis(self, genesis: Genesis) -> None:
         self._genesis = genesis
+        self.peer.core.founder = genesis.leader
 
     # --- the steps -----------------------------------------------------------------------------
 
     def start(self) -> None:
         """The leader builds its stage when the log has admitted it; others wait for the link."""
         if self.peer.lead is not None:
-            self.step = Step.REQUESTED
+            self.leads()
+
+    def leads(self) -> None:
+        """This peer leads without having been welcomed: it admits itself."""
+        self._led = True
+        self.step = Step.REQUESTED
+        self._again_at = self._knock_at = float("inf")
 
     def leader_up(self) -> None:
         self._asks.reset()
@@ -100,19 +134,49 @@ class Joining:
             self._again()
         elif self.step is Step.READY:
             self._report()
+        self._knock_at = float("inf")
 
     def leader_down(self, reason: str) -> None:
         self.peer.core.note("waiting", reason=f"the link to the leader is down: {reason}")
+        if not self.done and self.doors:
+            self._knock_at = self.peer.core.now + KNOCK_S
+
+    def elsewhere(self, message: Elsewhere) -> None:
+        """Another peer leads the log: ask there."""
+        core = self.peer.core
+        self._asks.reset()
+        if self.done or core.leads or message.leader in ("", core.me, core.leader):
+            return  # it is asked again in a while
+        self.doors.setdefault(message.leader, message.address)
+        core.leader = message.leader
+        if core.leader in core.links:
+            self.leader_up()
+        elif message.address:
+            core.effects.append(Dial(core.leader, message.address))
+
+    def _knock(self) -> None:
+        """Nobody answered at the last door: try the next one."""
+        core = self.peer.core
+        doors = sorted(self.doors)
+        self._knock_at = core.now + KNOCK_S
+        core.leader = doors[self._knocks % len(doors)]
+        self._knocks += 1
+        if core.leader in core.links:
+            self.leader_up()
+        else:
+            core.effects.append(Dial(core.leader, self.doors[core.leader]))
 
     def _enquire(self) -> None:
         self.step = Step.ENQUIRED
         self.peer.core.send(self.peer.core.leader, Enquire())
         self._again()
 
-    def about(self, genesis: Genesis) -> None:
+    def about(self, message: About) -> None:
+        genesis = message.genesis
+        self.doors.update(message.doors)
         if self.step is not Step.ENQUIRED:
             return
-        self._genesis = genesis
+        self.set_genesis(genesis)
         self._answered()
         if genesis.protocol_version != PROTOCOL_VERSION:
             self.peer._stop(
@@ -128,6 +192,7 @@ class Joining:
         core = self.peer.core
         if isinstance(event, Described) and self.step is Step.DESCRIBING:
             core.use_settings(event.settings)
+            core.schedule, self.model_hash = event.schedule, event.model_hash
             self._request = JoinRequest(
                 event.member, self._stage_wanted, PROTOCOL_VERSION, event.model_hash, event.corpus_fingerprint
             )
@@ -149,6 +214,8 @@ class Joining:
         core.membership.serve(welcome.active_from)
         core.membership.number = welcome.number
         peer.committed = welcome.t
+        core.voters, core.term = welcome.voters, welcome.term
+        peer.leadership.adam_step, peer.leadership.skips = welcome.adam_step, welcome.skips
         core.membership.open(welcome.t + 1, core.settings.stages)
         peer.position = Position(welcome.next_index, welcome.last_hash)
         peer.base = welcome.base
@@ -337,6 +404,10 @@ class Joining:
         if self.download is not None:
             self.download.tick()
         core = self.peer.core
+        if core.now >= self._knock_at:
+            self._knock_at = float("inf")
+            if not self.done and not core.leads and core.leader not in core.links:
+                self._knock()
         if core.now < self._again_at:
             return
         self._again_at = float("inf")
@@ -351,4 +422,5 @@ class Joining:
             self._report()
 
     def deadline(self) -> float:
-        return min(self._again_at, self.download.deadline() if self.download else float("inf"))
+        fetched = self.download.deadline() if self.download else float("inf")
+        return min(self._again_at, self._knock_at, fetched)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from anabranch.protocol.core import Core
@@ -65,6 +66,11 @@ class Keeping:
         self.points = {t: other for t, other in self.points.items() if t < point.t} | {point.t: point}
         self._recent = {t: other for t, other in self._recent.items() if t < point.t}
         self.complete_t = min(self.complete_t, point.t)
+        self._changed = True
+
+    def inherit(self, points: Mapping[int, Point], first: Point) -> None:
+        """What a leader that succeeds another knows from the log; who holds what, everybody says again."""
+        self.points = {0: first} | dict(points)
         self._changed = True
 
     def begun_with(self, t: int, initial: bool) -> None:

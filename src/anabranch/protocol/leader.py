@@ -7,20 +7,18 @@ that cannot be told again: after each change `consider` looks at the whole pictu
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from anabranch.protocol import electorate
 from anabranch.protocol.admission import Admission
 from anabranch.protocol.backoff import Backoff
 from anabranch.protocol.collecting import Checkpoint
 from anabranch.protocol.core import Core
 from anabranch.protocol.cover import global_norm, missing, plausible, settle
 from anabranch.protocol.download import Download, State
-from anabranch.protocol.events import Persist, WriteCheckpoint
+from anabranch.protocol.events import WriteCheckpoint
 from anabranch.protocol.keeping import Keeping, Point
-from anabranch.protocol.log import CommitLog
 from anabranch.protocol.messages import (
-    Announce,
     Applied,
     Attempt,
     AttemptId,
@@ -37,14 +35,16 @@ from anabranch.protocol.records import (
     Control,
     Evaluation,
     Genesis,
-    Member,
     Members,
     Rollback,
     StageCommit,
+    Voters,
     Witness,
 )
 from anabranch.protocol.restoring import Restoring
+from anabranch.protocol.schedule import Schedule
 from anabranch.protocol.tasks import head_unit
+from anabranch.protocol.voter import Voter
 
 #: Skipped steps in a row after which the run stops.
 SKIPS_IN_A_ROW = 3
@@ -55,31 +55,6 @@ STALL_FLOOR_S = 5.0
 STALL_FACTOR = 4.0
 #: The checkpoint of the last step is tried again: first and longest wait (s), and how often.
 LAST_CHECKPOINT = (1.0, 8.0, 6)
-
-
-@dataclass(frozen=True)
-class StepParameters:
-    """What C_t says about the step besides the gradient."""
-
-    clip_factor: float
-    learning_rate: float
-    bias_correction1: float
-    bias_correction2: float
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """Pure functions of the run that the leader logs the values of.
-
-    manifest(t): hash of the iteration's batch. step(t, adam_step, norm): the step's parameters, where
-    adam_step counts the steps taken including this one. tokens: target tokens per iteration.
-    window_tokens: target tokens per held-out window.
-    """
-
-    manifest: Callable[[int], str]
-    step: Callable[[int, int, float], StepParameters]
-    tokens: int
-    window_tokens: int
 
 
 @dataclass
@@ -96,6 +71,7 @@ class Round:
     classes: dict[int, tuple[str, ...]] = field(default_factory=dict)
     counted_losses: tuple[float, ...] = ()
     prepared: dict[int, dict[str, Prepared]] = field(default_factory=dict)
+    manifest: str = ""
     witness: Witness | None = None
     progress_at: float = 0.0
     stalls: int = 0
@@ -103,24 +79,23 @@ class Round:
 
 
 class Leader:
-    """`fingerprints` are the agreed states of all stages after iteration `t`."""
+    """`fingerprints` are the agreed states of all stages after iteration `t`. has_directory: checkpoints can
+    be written here."""
 
     def __init__(
         self,
         core: Core,
-        log: CommitLog,
+        log: Voter,
         schedule: Schedule,
-        genesis_class: str,
-        corpus_fingerprint: str,
-        model_hash: str,
-        on_chosen: Callable[[bytes], None],
-        welcome: Callable[[Member], None],
+        admission: Admission,
+        has_directory: bool,
     ) -> None:
         self.core = core
         self.opening: list[AnyRecord] = []
         self.log = log
         self.schedule = schedule
-        self.admission = Admission(core, genesis_class, corpus_fingerprint, model_hash, welcome)
+        self.admission = admission
+        self.has_directory = has_directory
         self.keeping = Keeping(core)
         self.restoring = Restoring(core, self.admission, self.keeping)
         self.t = 0
@@ -143,8 +118,8 @@ class Leader:
         self._checkpoint_at = 0.0
         self._checkpoint_again = Backoff(core.dice, *LAST_CHECKPOINT)
         self._step_s = 0.0
+        self._voters_at = 0.0
         self._waiting_for = ""
-        self._on_chosen = on_chosen
 
     def restore(self, t: int, base: str, adam_step: int, fingerprints: tuple[str, ...]) -> None:
         """Where the log stands when this process begins to lead."""
@@ -152,7 +127,7 @@ class Leader:
         self._agreed = {t: fingerprints}
         self._released = t
         self._checkpointed = t
-        on_disk = t not in self.keeping.points
+        on_disk = self.has_directory and t not in self.keeping.points
         self.keeping.begin(Point(t, fingerprints, adam_step, on_disk=on_disk))
 
     def _roll_back(self, record: Rollback, base: str) -> None:
@@ -164,6 +139,17 @@ class Leader:
         self._checkpoint = None
         self.admission.ready.clear()
         self.restoring.rolled_back()
+
+    def take_over(
+        self, t: int, base: str, adam_step: int, fingerprints: tuple[str, ...], skips: int, closed: bool
+    ) -> None:
+        """Where the log stands when this peer succeeds another leader. fingerprints: empty if not known; then
+        step t is released once the replicas have said again what they have (R9)."""
+        self.t, self.base, self.adam_step, self.fingerprints = t, base, adam_step, fingerprints
+        self._agreed = {t: fingerprints} if fingerprints else {}
+        self._released = t if t == 0 else t - 1
+        self._skips, self._closed = skips, closed
+        self._open_round()
 
     # --- reports -------------------------------------------------------------------------------
 
@@ -188,6 +174,7 @@ class Leader:
             current.progress_at, current.stalls = self.core.now, 0
         claims[peer] = units
         if message.stage == 0:
+            current.manifest = current.manifest or message.manifest
             current.losses[peer] = dict(message.losses)
             for index, loss in message.evaluations.items():
                 if index not in current.evaluations:
@@ -270,7 +257,7 @@ class Leader:
             return
         quiet = self.round is None or not any(self.round.claims.values())
         self.admission.let_go(quiet and self._released == self.t)
-        change = self.admission.change(self._active_from())
+        change = self.admission.change(self._active_from()) or self._voters()
         if change is not None:
             self._append(change)
             return
@@ -290,6 +277,24 @@ class Leader:
             self._stalled(self.round)
         self._checkpoint_due()
         self._finish()
+
+    def _voters(self) -> Voters | None:
+        """The next change of voters. Towards its end a run is left to the one that has its directory."""
+        if self.core.settings.voters == 1 or self.core.now < self._voters_at:
+            return None
+        if not self.has_directory and self._give_back():
+            return None
+        ending = self.has_directory and self._over()
+        record = None if ending else electorate.change(self.core, self.log)
+        if record is None and not self.log.raft.learners:
+            self._voters_at = self.core.now + self.core.settings.heartbeat_s / 4.0
+        return record
+
+    def _give_back(self) -> bool:
+        """The run's directory is with its founder: once that serves and votes again, it leads."""
+        founder, active_from = self.core.founder, self.core.membership.active_from
+        serves = founder in active_from and (active_from[founder] <= self.t + 1 or self._over())
+        return serves and self.log.hand_over_to(founder)
 
     def _active_from(self) -> int | None:
         """From which iteration those who are ready may serve; None while the run waits to begin.
@@ -314,11 +319,13 @@ class Leader:
         if not short:
             self._waiting_for = ""
             return t
-        reason = "waiting for peers of " + ", ".join(short)
+        self._wait("waiting for peers of " + ", ".join(short))
+        return None
+
+    def _wait(self, reason: str) -> None:
         if reason != self._waiting_for:
             self._waiting_for = reason
             self.core.note("waiting", reason=reason)
-        return None
 
     def _open_round(self) -> None:
         """Note that iteration t + 1 is open (nobody starts it: R1)."""
@@ -330,6 +337,8 @@ class Leader:
         stages = range(self.core.settings.stages + 1)
         if all(self.core.membership.live(stage, t) for stage in stages):
             self.round = Round(t, self.base, self.core.now, progress_at=self.core.now)
+            if self.schedule.manifest is not None:
+                self.round.manifest = self.schedule.manifest(t)
 
     def _release(self) -> None:
         if self._released >= self.t:
@@ -446,6 +455,8 @@ class Leader:
                 self._append(Closing(self.t, evaluation))
                 return True
             return False
+        if not current.manifest:
+            return False
         if current.witness is not None:
             self._append(self._skip(current, current.witness))
             return True
@@ -482,7 +493,7 @@ class Leader:
             self.log.term,
             current.t,
             current.base,
-            self.schedule.manifest(current.t),
+            current.manifest,
             "step",
             self.schedule.tokens,
             current.counted_losses,
@@ -509,7 +520,7 @@ class Leader:
             self.log.term,
             current.t,
             current.base,
-            self.schedule.manifest(current.t),
+            current.manifest,
             "skip",
             self.schedule.tokens,
             (),
@@ -527,16 +538,7 @@ class Leader:
     # --- the log -------------------------------------------------------------------------------
 
     def _append(self, record: AnyRecord) -> None:
-        index, line = self.log.append(record)
-        self.core.effects.append(Persist(index, line))
-
-    def persisted(self, index: int) -> None:
-        """The record is on disk: chosen. Tell everyone, then fold it (which may end this peer)."""
-        line = self.log.persisted(index)
-        for peer in list(self.core.membership.members):
-            if peer != self.core.me:
-                self.core.send(peer, Announce((line,)))
-        self._on_chosen(line)
+        self.log.append(record)
 
     def chosen(self, record: AnyRecord, base: str) -> None:
         """Fold a chosen record (called by the peer in log order)."""
@@ -576,7 +578,7 @@ class Leader:
             self._checkpoint = None  # the one of the last step is what matters now
         if self._checkpoint is not None or self._released < self.t or self._checkpointed >= self.t:
             return
-        if self.core.now < self._checkpoint_at:
+        if self.core.now < self._checkpoint_at or not self.has_directory:
             return
         every = self.core.settings.checkpoint_every
         if self._over() or (every and self.t % every == 0):
@@ -611,9 +613,20 @@ class Leader:
         closing = self.t >= self.last_t and self._stop_reason is None and not self._closed
         if closing and self.core.settings.evaluates(self.t, self.last_t):
             return
-        if self._over() and self._checkpointed >= self.t and not self._stop_logged:
-            self._stop_logged = True
-            self._append(Control("stop", self.t))
+        if not self._over() or self._stop_logged:
+            return
+        if not self.has_directory:
+            self._wait(
+                "all steps are committed, but the data node with the run's directory is away: it has to come "
+                "back (`anabranch resume`) to write the last checkpoint"
+            )
+        elif self._checkpointed >= self.t:
+            last = electorate.fewer(self.log) if len(self.log.raft.log.voters) > 1 else None
+            if last is not None:
+                self._append(last)
+            elif len(self.log.raft.log.voters) == 1:
+                self._stop_logged = True
+                self._append(Control("stop", self.t))
 
     @property
     def end_reason(self) -> str:

@@ -1,18 +1,11 @@
-"""The commit log (DESIGN §3.7).
-
-This form has a single voter: a record is chosen when that voter has it on disk. Entries, their chain of
-hashes, fencing and the rule that nothing is announced before it is persisted are those of the replicated
-log.
-"""
+"""The commit log's chain (DESIGN §3.7): each entry names the hash of the one before. `raft` decides which
+entries are chosen."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-from anabranch.protocol.messages import MAX_MESSAGE_BYTES
-from anabranch.protocol.records import NO_ENTRY, AnyRecord, Entry, decode_entry, encode_entry, entry_hash
+from anabranch.protocol.records import NO_ENTRY, Entry, decode_entry, entry_hash
 
 #: Chosen lines kept in memory for peers that fetch them.
 LINES_KEPT = 4096
@@ -45,59 +38,3 @@ def follow(position: Position, line: bytes) -> tuple[Entry, Position]:
     if entry.index != position.index or entry.previous != position.previous:
         raise LogError(f"log entry {entry.index} does not follow entry {position.index - 1}")
     return entry, Position(position.index + 1, entry_hash(line))
-
-
-class CommitLog:
-    """The voter's copy. One record is on its way to disk at a time."""
-
-    def __init__(self, lines: Iterable[bytes] = (), term: int = 1) -> None:
-        self.position = Position()
-        self.term = term
-        self._first = 0
-        self._lines: deque[bytes] = deque()
-        self._writing: bytes | None = None
-        for line in lines:
-            _, self.position = follow(self.position, line)
-            self._remember(line)
-
-    @property
-    def busy(self) -> bool:
-        return self._writing is not None
-
-    def append(self, record: AnyRecord) -> tuple[int, bytes]:
-        """Propose a record; returns (index, line) to be persisted."""
-        if self._writing is not None:
-            raise LogError("a record is being written already")
-        entry = Entry(self.position.index, self.term, self.position.previous, record)
-        self._writing = encode_entry(entry)
-        return entry.index, self._writing
-
-    def persisted(self, index: int) -> bytes:
-        """The line at `index` is on disk, and so chosen (one voter); returns it."""
-        line = self._writing
-        if line is None or index != self.position.index:
-            raise LogError(f"entry {index} was not being written")
-        self._writing = None
-        _, self.position = follow(self.position, line)
-        self._remember(line)
-        return line
-
-    def _remember(self, line: bytes) -> None:
-        self._lines.append(line)
-        if len(self._lines) > LINES_KEPT:
-            self._lines.popleft()
-            self._first += 1
-
-    def since(self, start: int) -> tuple[bytes, ...] | None:
-        """Chosen lines from `start`, as many as fit one message; None if they are no longer kept."""
-        if start < self._first:
-            return None
-        lines: list[bytes] = []
-        size = 0
-        for offset in range(start - self._first, len(self._lines)):
-            line = self._lines[offset]
-            size += len(line) + 16
-            if size > MAX_MESSAGE_BYTES // 2 and lines:
-                break
-            lines.append(line)
-        return tuple(lines)

@@ -130,13 +130,14 @@ class Overflow(Message, frozen=True, tag=9):
 
 class Claim(Message, frozen=True, tag=20):
     """Units whose contribution this replica holds (cumulative, R6). At stage 0 with the loss sums (nats)
-    of head units and of evaluation windows, by index."""
+    of head units and of evaluation windows, by index, and the hash of the batch."""
 
     fence: Fence
     stage: StageNumber
     units: tuple[Index, ...]
     losses: dict[int, float] = {}
     evaluations: dict[int, float] = {}
+    manifest: Hash = ""
 
 
 class AttemptId(msgspec.Struct, array_like=True, frozen=True, order=True):
@@ -225,9 +226,11 @@ class Enquire(Message, frozen=True, tag=38):
 
 
 class About(Message, frozen=True, tag=39):
-    """The run's genesis: everything that a joiner needs to measure itself for it."""
+    """The run's genesis: everything that a joiner needs to measure itself for it. `doors`: other peers (id,
+    address) that may know who leads when I am gone."""
 
     genesis: Genesis
+    doors: tuple[tuple[Id, Text], ...] = ()
 
 
 class JoinRequest(Message, frozen=True, tag=40):
@@ -255,6 +258,8 @@ class Welcome(Message, frozen=True, tag=41):
     term: Count
     fingerprint: Hash
     certificate: bytes
+    voters: tuple[Id, ...] = ()
+    skips: Count = 0
 
 
 class Refused(Message, frozen=True, tag=42):
@@ -278,10 +283,13 @@ class Leave(Message, frozen=True, tag=44):
 
 
 class Ping(Message, frozen=True, tag=45):
-    """Heartbeat. `next_index` is how much of the log the sender has."""
+    """Heartbeat. `next_index` is how much of the log the sender has; `leads` the term in which it leads the
+    log (0: it does not), in this epoch of the run."""
 
     number: Count
     next_index: Count
+    leads: Count = 0
+    epoch: Count = 0
 
 
 class Pong(Message, frozen=True, tag=46):
@@ -459,6 +467,13 @@ class Probed(Message, frozen=True, tag=81):
     silence_s: float
 
 
+class Elsewhere(Message, frozen=True, tag=65):
+    """I do not lead the log; this peer does ("": I do not know). Answer to a joiner."""
+
+    leader: Id
+    address: Text
+
+
 class Keep(Message, frozen=True, tag=70):
     """From the leader: hold a copy of the state of `stage` after iteration t; `sources` have it."""
 
@@ -525,7 +540,7 @@ AnyMessage = (
     | Missing | Enquire | About | JoinRequest | Welcome | Refused | Ready | Leave | Ping | Pong
     | FetchGradient | Gradient | FetchState | StateOffer | FetchPiece | Piece | Report | Got | Route
     | Bargain | Burst | GotBurst | Probe | Probed
-    | AskVote | Vote | Append | Appended | TakeOver
+    | AskVote | Vote | Append | Appended | TakeOver | Elsewhere
     | Keep | Holds | Complete | WhoHas | Holders | Behind | Spoilt
 )  # fmt: skip
 

@@ -17,6 +17,7 @@ from anabranch.protocol.download import Download, State
 from anabranch.protocol.iteration import Iteration
 from anabranch.protocol.joining import Joining
 from anabranch.protocol.leader import Leader
+from anabranch.protocol.leadership import Leadership
 from anabranch.protocol.log import Known, LogError, Position, follow
 from anabranch.protocol.owntime import OwnTime
 from anabranch.protocol.records import (
@@ -38,6 +39,8 @@ from anabranch.protocol.snapshots import Snapshots
 from anabranch.protocol.suspicion import Overdue, Verdict
 from anabranch.protocol.tasks import Payload
 from anabranch.protocol.transfer import StateServer
+from anabranch.protocol.voter import Kept, Voter
+from anabranch.protocol.voting import RaftMessage
 
 #: Bases of the run's history that are remembered.
 BASES_KNOWN = 256
@@ -56,11 +59,17 @@ _COSTLY = (msg.FetchLog, msg.Enquire, msg.JoinRequest, msg.FetchState, msg.Fetch
 
 
 class Peer:
-    """A data node or relay. `leader` is the peer that keeps the log; the leading peer has `lead` set by
-    `become_leader` before its first event."""
+    """A data node or relay. `leader` is whom it takes for the log's leader at first; the founder of a run may
+    have `lead` set before its first event. kept: what its disk holds of the log."""
 
     def __init__(
-        self, me: str, incarnation: int, leader: str, settings: Settings, stage_wanted: int = -1
+        self,
+        me: str,
+        incarnation: int,
+        leader: str,
+        settings: Settings,
+        stage_wanted: int = -1,
+        kept: Kept | None = None,
     ) -> None:
         self.core = Core(me, incarnation, max(0, stage_wanted), settings, leader)
         self.lead: Leader | None = None
@@ -75,6 +84,11 @@ class Peer:
         self.states = StateServer(self.core, lambda: self.replica.t, self._read_checkpoint)
         self.snapshots = Snapshots(self.core, self.states)
         self.joining = Joining(self, stage_wanted)
+        self.leadership = Leadership(self)
+        self.voter = Voter(
+            self.core, kept or Kept(), self._chosen, self.leadership.became, self.leadership.may_lead
+        )
+        self.roles: dict[str, str] = {}
         self.certify: Callable[[Member], bytes] = _no_certificate
         self._retained: list[Iteration] = []
         self._early = Early()
@@ -111,7 +125,7 @@ class Peer:
     def deadline(self) -> float:
         """When `Wake` is wanted next."""
         times = [self._repeat_at, self.contacts.deadline(), self.replica.deadline(), self.joining.deadline()]
-        times += [self.router.deadline(), self.snapshots.deadline(), self._leave_by]
+        times += [self.router.deadline(), self.snapshots.deadline(), self.voter.deadline(), self._leave_by]
         if self.iteration is not None:
             times.append(self.iteration.sender.deadline())
         if self.lead is not None:
@@ -153,8 +167,8 @@ class Peer:
                 self._link_up(peer, role)
             case ev.LinkDown(peer, reason, refused):
                 self._link_down(peer, reason, refused)
-            case ev.Persisted(index) if self.lead is not None:
-                self.lead.persisted(index)
+            case ev.Persisted(number):
+                self.voter.persisted(number)
             case ev.CheckpointRead(asked_t, t, stage, fingerprint, pieces, hashes):
                 state = State(stage, t, fingerprint, pieces, hashes) if pieces else None
                 self.states.checkpoint_read(asked_t, state, stage)
@@ -165,22 +179,22 @@ class Peer:
             case ev.Observed(lines):
                 self.core.send(self.core.leader, msg.Report(lines))
             case ev.Stopping(reason):
-                self._stopping(reason)
+                self.leadership.stop(reason)
             case ev.Started():
                 self.joining.start()
+                self.voter.begin()
             case ev.Wake():
                 pass
         self._tick()
 
-    def _stopping(self, reason: str) -> None:
-        if self.lead is not None:
-            self.lead.stop(reason)
-            if self.lead.round is None and self.replica.t < 0:
-                self._stop(reason, ok=True)
-            return
-        self._leaving, self._leave_by = reason, self.core.now + LEAVE_S
-        self.core.send(self.core.leader, msg.Leave(reason))
-        if self.core.me not in self.core.membership.active_from or self.core.leader not in self.core.links:
+    def leave(self, reason: str) -> None:
+        """Go, as soon as the leader says that others have what I had."""
+        core = self.core
+        self._leaving, self._leave_by = reason, core.now + LEAVE_S
+        if core.leads:
+            return  # said to whoever leads next
+        core.send(core.leader, msg.Leave(reason))
+        if core.me not in core.membership.active_from or core.leader not in core.links:
             self._stop(reason, ok=True)
 
     def _stop(self, reason: str, ok: bool) -> None:
@@ -194,8 +208,7 @@ class Peer:
         if core.refusals.banned(peer, core.now):
             core.effects.append(ev.HangUp(peer, "too many of its messages were refused; not for a while"))
             return
-        if self.lead is not None:
-            self.lead.admission.roles[peer] = role
+        self.roles[peer] = role
         self.contacts.link_up(peer)
         self.router.link_down(peer)
         if self.lead is not None:
@@ -223,6 +236,7 @@ class Peer:
         if self.lead is not None and peer != core.me:
             patience = silence.patience_s if silence else 2.0
             self.lead.admission.link_down(peer, reason, refused, patience)
+        self.voter.lost(peer)
         if peer == core.leader:
             self.joining.leader_down(reason)
         for download in self._downloads():
@@ -245,6 +259,7 @@ class Peer:
         self.replica.tick()
         self.joining.tick()
         self.snapshots.tick()
+        self.voter.tick()
         if self.lead is not None:
             self.lead.tick()
 
@@ -283,17 +298,19 @@ class Peer:
             msg.Announce | msg.Release | msg.Welcome | msg.Refused | msg.About
             | msg.Keep | msg.Complete | msg.Holders,
         ):  # fmt: skip
-            if peer == self.core.leader:
+            any_voter = isinstance(message, msg.Announce) and self.core.keeps_log(peer)
+            if peer == self.core.leader or any_voter:
                 refusal = self._from_leader(message)
             else:
                 refusal = "only the leader says that"
         elif self.lead is not None and isinstance(
             message,
             msg.Claim | msg.Prepared | msg.Applied | msg.Overflow | msg.Enquire | msg.JoinRequest
-            | msg.Ready | msg.Leave | msg.FetchLog | msg.Report | msg.Holds | msg.WhoHas | msg.Behind
-            | msg.Spoilt,
+            | msg.Ready | msg.Leave | msg.Report | msg.Holds | msg.WhoHas | msg.Behind | msg.Spoilt,
         ):  # fmt: skip
             refusal = self._to_leader(self.lead, peer, message)
+        elif isinstance(message, RaftMessage):
+            refusal = self.voter.receive(peer, message)
         else:
             refusal = self._plain(peer, message, payload)
         if refusal is not None:
@@ -415,8 +432,8 @@ class Peer:
                     self._applied = None
             case msg.Welcome():
                 self.joining.welcomed(message)
-            case msg.About(genesis):
-                self.joining.about(genesis)
+            case msg.About():
+                self.joining.about(message)
             case msg.Refused(reason):
                 self._stop(reason, ok=False)
             case msg.Keep():
@@ -438,7 +455,7 @@ class Peer:
             case msg.Overflow():
                 lead.on_overflow(peer, message)
             case msg.Enquire():
-                self.core.send(peer, msg.About(self.joining.genesis))
+                self.core.send(peer, msg.About(self.joining.genesis, self._doors()))
             case msg.JoinRequest():
                 return lead.admission.on_join(peer, message)
             case msg.Ready() if peer not in self.core.membership.members:
@@ -448,10 +465,6 @@ class Peer:
                 return lead.admission.on_ready(peer, message, fingerprint)
             case msg.Leave(reason):
                 lead.admission.leave(peer, reason)
-            case msg.FetchLog(start):
-                lines = lead.log.since(start)
-                if lines:
-                    self.core.send(peer, msg.Announce(lines))
             case msg.Report(events):
                 if not self.core.refusals.take(peer, Kind.LINES, self.core.now, len(events)):
                     return "too many lines for the event log"
@@ -469,10 +482,22 @@ class Peer:
     def _plain(self, peer: str, message: msg.AnyMessage, payload: Payload | None) -> str | None:
         core = self.core
         match message:
-            case msg.Ping(number, next_index):
+            case msg.Ping(number):
                 core.send(peer, self._pong(peer, number))
-                if peer == core.leader and next_index > self.position.index and self.joining.done:
-                    core.send(peer, msg.FetchLog(self.position.index))
+                self.leadership.heard(peer, message)
+            case msg.FetchLog(start):
+                lines = self.voter.since(start)
+                if lines:
+                    core.send(peer, msg.Announce(lines))
+            case (
+                msg.Claim() | msg.Prepared() | msg.Applied() | msg.Overflow() | msg.Ready() | msg.Report()
+                | msg.Holds() | msg.WhoHas() | msg.Behind() | msg.Spoilt() | msg.Leave()
+            ) if core.keeps_log(core.me) and len(core.voters) > 1:
+                pass  # it takes me for the leader; it is told who leads, and says it again there
+            case msg.Enquire() | msg.JoinRequest():
+                self.leadership.elsewhere(peer)
+            case msg.Elsewhere() if peer == core.leader:
+                self.joining.elsewhere(message)
             case msg.Pong(_, forward_s, backward_s, bandwidth_bps, price):
                 trip_s = self.contacts.pong(message)
                 core.costs.of(peer).told_speed(forward_s, backward_s, bandwidth_bps, price)
@@ -529,14 +554,23 @@ class Peer:
         self.position = position
         self._fold(entry.record, entry_hash(line))
 
-    def _ask_for_log(self) -> None:
-        self.core.send(self.core.leader, msg.FetchLog(self.position.index))
+    def _ask_for_log(self, peer: str = "") -> None:
+        self.core.send(peer or self.core.leader, msg.FetchLog(self.position.index))
 
-    def chosen(self, line: bytes) -> None:
-        """The leader's own way to learn what it persisted."""
+    def _chosen(self, line: bytes) -> None:
+        """The voters chose a line. Who leads tells everyone, then folds it (which may end this peer). A peer
+        on its way in is told where the run stands."""
+        self.leadership.missed(line)
+        if not self.joining.done:
+            return
+        if self.lead is not None:
+            for peer in list(self.core.membership.members):
+                if peer != self.core.me:
+                    self.core.send(peer, msg.Announce((line,)))
         self._follow(line)
 
     def _fold(self, record: AnyRecord, line_hash: str) -> None:
+        self.leadership.fold(record)
         match record:
             case Genesis():
                 self.base, self.committed = line_hash, 0
@@ -694,7 +728,7 @@ class Peer:
         self.joining.fetch_state()
 
     def _read_checkpoint(self, t: int, stage: int) -> bool:
-        if self.lead is None:
+        if self.lead is None or not self.lead.has_directory:
             return False
         self.core.effects.append(ev.ReadCheckpoint(t, stage))
         return True
@@ -719,13 +753,15 @@ class Peer:
                 lead.log.term,
                 lead.fingerprint_at(lead.t, member.stage) or "",
                 self.certify(member),
+                core.voters,
+                self.leadership.skips,
             ),
         )
 
-    def become_leader(self, make: Callable[[Core, Callable[[bytes], None]], Leader]) -> Leader:
-        """Give this peer the log (before its first event)."""
-        self.lead = make(self.core, self.chosen)
-        return self.lead
+    def _doors(self) -> tuple[tuple[str, str], ...]:
+        """Those who keep the log, for a joiner whose leader is gone before it is in."""
+        members = self.core.membership.members
+        return tuple((p, m.address) for p, m in members.items() if m.address and self.core.keeps_log(p))
 
 
 def _no_certificate(member: Member) -> bytes:

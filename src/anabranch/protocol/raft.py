@@ -86,6 +86,8 @@ class Raft:
         self._beat_at = 0.0
         self._reads: list[int] = []
         self._going = False
+        self._going_until = 0.0
+        self._heir = ""
 
     # --- for the owner -------------------------------------------------------------------------
 
@@ -111,6 +113,7 @@ class Raft:
         self._now = max(self._now, now)
         if self.role is Role.LEADER:
             self._check_quorum()
+            self._going = self._going and self._now < self._going_until
             if self.role is Role.LEADER and self._now >= self._beat_at:
                 self._broadcast()
         elif self._may_stand() and self._now >= self._election_at:
@@ -156,8 +159,8 @@ class Raft:
 
     @property
     def busy(self) -> bool:
-        """Whether lines wait to be chosen."""
-        return self.chosen < self.log.length
+        """Whether nothing should be proposed now: lines wait to be chosen, or the lead is handed over."""
+        return self._going or self.chosen < self.log.length
 
     def propose(self, record: AnyRecord, now: float) -> Entry:
         """Add a record to the log. Raises LogError where this voter may not."""
@@ -217,18 +220,20 @@ class Raft:
         self._flush()
         return ticket
 
-    def hand_over(self, now: float) -> None:
-        """This leader is going: it proposes no more; the first voter that has the whole log is to stand."""
+    def hand_over(self, now: float, to: str = "") -> None:
+        """Give the lead to a voter ("": whoever is first) as soon as it has the whole log. Until then, or for
+        as long as a leader may be silent, nothing is proposed."""
         self._now = max(self._now, now)
         self._going = self.role is Role.LEADER
+        self._heir = to
+        self._going_until = self._now + self._pace.patience_s
         self._hand_over()
         self._flush()
 
     def _hand_over(self) -> None:
         ready = [v for v, f in self._followers.items() if f.sure and f.match == self.log.length]
-        ready = sorted(set(ready) & set(self.log.voters))
+        ready = sorted(set(ready) & set(self.log.voters) & ({self._heir} if self._heir else set(ready)))
         if self._going and ready:
-            self._going = False
             self._send(TakeOver(self.me, ready[0], self.term))
 
     # --- elections -----------------------------------------------------------------------------

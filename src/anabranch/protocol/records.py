@@ -19,7 +19,8 @@ class Record(msgspec.Struct, frozen=True, tag_field="kind", forbid_unknown_field
 
 
 class Member(msgspec.Struct, frozen=True):
-    """A peer as the log knows it. `stage` 0 is a data node. `address` is host:port, or "" if undialable."""
+    """A peer as the log knows it. `stage` 0 is a data node. `address` is host:port, or "" if undialable.
+    `disk` names the disk on which it can keep the log ("": it cannot)."""
 
     id: str
     stage: int
@@ -30,6 +31,7 @@ class Member(msgspec.Struct, frozen=True):
     region: str = ""
     address: str = ""
     forward_s: float = 0.0
+    disk: str = ""
 
 
 class Genesis(Record, frozen=True, tag="genesis"):
@@ -136,6 +138,15 @@ class Voters(Record, frozen=True, tag="voters"):
     ids: tuple[str, ...]
 
 
+class Epoch(Record, frozen=True, tag="epoch"):
+    """The owner gave up the former voters (`anabranch recover --new-epoch`): `ids` keep the log from here on,
+    and messages of the epoch before are refused."""
+
+    epoch: int
+    ids: tuple[str, ...]
+    reason: str
+
+
 class Revoke(Record, frozen=True, tag="revoke"):
     """A peer's certificate is no longer valid."""
 
@@ -154,7 +165,7 @@ class NoOp(Record, frozen=True, tag="noop"):
     """First record of a term (R9)."""
 
 
-AnyRecord = Genesis | Members | Commit | Closing | Rollback | Voters | Revoke | Control | NoOp
+AnyRecord = Genesis | Members | Commit | Closing | Rollback | Voters | Epoch | Revoke | Control | NoOp
 
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -16,6 +16,7 @@ class Settings:
     activation_bytes: one activation on the wire. heartbeat_s: seconds between pings.
     snapshot_every: iterations between the snapshots that peers keep for each other (0: none);
     snapshot_copies: peers outside a stage that hold its state; snapshot_budget_bytes: memory for such copies.
+    voters: how many peers may keep the log at most.
     policy, returns: how microbatches find their way, and whether each ends at the data node where it began.
     """
 
@@ -36,6 +37,7 @@ class Settings:
     snapshot_every: int = 0
     snapshot_copies: int = 2
     snapshot_budget_bytes: int = 4 << 30
+    voters: int = 1
 
     def evaluates(self, t: int, last: int) -> bool:
         """Whether the state after iteration t is evaluated (by windows that travel with t + 1)."""

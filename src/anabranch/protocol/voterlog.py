@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from anabranch.protocol.log import LINES_KEPT, LogError, Position, follow
 from anabranch.protocol.messages import MAX_MESSAGE_BYTES
-from anabranch.protocol.records import Entry, Voters, entry_hash
+from anabranch.protocol.records import Entry, Epoch, Voters, entry_hash
 
 
 class VoterLog:
@@ -75,7 +75,7 @@ class VoterLog:
         self._lines.append(line)
         self._hashes.append(entry_hash(line))
         self._terms.append(entry.term)
-        if isinstance(entry.record, Voters):
+        if isinstance(entry.record, Voters | Epoch):
             self._voters.append((entry.index, entry.record.ids))
         return entry
 

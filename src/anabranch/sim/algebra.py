@@ -17,10 +17,11 @@ from typing import NamedTuple
 from anabranch import PROTOCOL_VERSION
 from anabranch.protocol import tasks
 from anabranch.protocol.founding import lead
-from anabranch.protocol.leader import Schedule, StepParameters
 from anabranch.protocol.records import Genesis, Member
+from anabranch.protocol.schedule import Schedule, StepParameters
 from anabranch.protocol.settings import Settings
 from anabranch.protocol.tasks import Payload, Result, Task, embed_unit, head_unit, part_bounds
+from anabranch.protocol.voter import Kept
 from anabranch.sim.world import Model, World
 
 ONE_CLASS = "whole numbers"
@@ -335,7 +336,8 @@ def counting_world(
     schedule = Schedule("batch {}".format, _parameters, settings.microbatches, 1)
     world = World(seed, settings, genesis, Counter, model)
     first = members[leader.id]
-    world.add_leader(lead(first, settings, schedule, genesis), first).slowness = leader.slowness
+    kept = Kept(first.disk, seed=seed)
+    world.add_leader(lead(first, settings, schedule, genesis, kept), first).slowness = leader.slowness
     for machine in machines[1:]:
         at = world.random.uniform(0.0, 0.5)
         world.add(members[machine.id], leader.id, at=at, slowness=machine.slowness)
@@ -366,6 +368,7 @@ def member_of(machine: Machine) -> Member:
         name=machine.id,
         address=f"{machine.id}:1" if machine.reachable else "",
         forward_s=0.02 * machine.slowness,
+        disk="0",
     )
 
 

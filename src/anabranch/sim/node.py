@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 from anabranch.protocol import events as ev
+from anabranch.protocol.log import Position
 from anabranch.protocol.messages import encode
 from anabranch.protocol.peer import Peer
-from anabranch.protocol.records import Member
+from anabranch.protocol.records import Member, decode_entry
 from anabranch.protocol.tasks import CheckState, InitState, Payload, Result, Snapshot, Task
+from anabranch.protocol.voter import Kept
 
 if TYPE_CHECKING:
     from anabranch.sim.world import World
@@ -42,6 +44,29 @@ class Link:
         return self.open or self.cut_by == sender
 
 
+@dataclass
+class Disk:
+    """What a simulated machine keeps of the log when its process dies."""
+
+    nonce: str = ""
+    term: int = 0
+    vote: str = ""
+    start: int = 0
+    lines: list[bytes] = field(default_factory=list)
+
+    def kept(self, seed: int) -> Kept:
+        """What a process finds at its start."""
+        start = Position(self.start, decode_entry(self.lines[0]).previous) if self.lines else Position()
+        return Kept(self.nonce, self.term, self.vote, tuple(self.lines), start, seed=seed)
+
+    def do(self, write: ev.Persist) -> None:
+        self.term, self.vote = write.term, write.vote
+        if not self.lines:
+            self.start = write.start
+        del self.lines[write.start - self.start :]
+        self.lines += write.lines
+
+
 class Node:
     """One simulated peer."""
 
@@ -54,6 +79,10 @@ class Node:
         self.computer: Computer | None = None
         self.stopped: tuple[str, bool] | None = None
         self.links: dict[str, Link] = {}
+        self.disk = Disk()
+        self.log_read = 0
+        """Lines of its log that the world has seen chosen."""
+        self._unwritten: list[ev.Persist] = []
         self._backlog: list[ev.Event] | None = None
         self._wake_at = float("inf")
         self._clock_ahead_s = 0.0
@@ -75,6 +104,7 @@ class Node:
             return
         for effect in self.peer.handle(event, self.world.clock.now + self._clock_ahead_s):
             self._carry_out(effect)
+        self.world.read_log(self)
         for watcher in self.world.watchers:
             watcher(self, event)
         if self.running:
@@ -100,6 +130,12 @@ class Node:
         self._clock_ahead_s += seconds
         if self._wake_at < self.world.clock.now + seconds:
             self.handle(ev.Wake())
+
+    def _written(self, number: int) -> None:
+        """What was to be on disk by now is. What a crash overtakes is not."""
+        while self._unwritten and self._unwritten[0].number <= number and self.alive:
+            self.disk.do(self._unwritten.pop(0))
+        self.handle(ev.Persisted(number))
 
     def link_up(self, link: Link, peer: str, incarnation: int) -> None:
         if peer in self.links:
@@ -139,11 +175,15 @@ class Node:
                 result = self.computer.run(InitState(0))
                 world.clock.after(0.01, lambda: self.handle(ev.StageBuilt(stage, result.fingerprint)))
             case ev.Describe():
-                described = ev.Described(self.member, world.settings, world.genesis.corpus_fingerprint)
+                schedule = world.schedule
+                if schedule is not None and self.member.stage != 0:
+                    schedule = replace(schedule, manifest=None)  # it has no corpus
+                corpus = world.genesis.corpus_fingerprint
+                described = ev.Described(self.member, world.settings, corpus, schedule=schedule)
                 world.clock.after(0.01, lambda: self.handle(described))
-            case ev.Persist(index, line):
-                world.log.append(line)
-                world.clock.after(0.001, lambda: self.handle(ev.Persisted(index)))
+            case ev.Persist(number):
+                self._unwritten.append(effect)
+                world.clock.after(0.001, lambda: self._written(number))
             case ev.WriteCheckpoint(t, _, stages):
                 world.checkpoints[t] = {s: (tuple(p), f) for s, (p, f) in stages.items()}
                 world.clock.after(0.01, lambda: self.handle(ev.CheckpointWritten(t)))

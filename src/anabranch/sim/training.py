@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from anabranch.config import RunConfig
 from anabranch.protocol.founding import lead
 from anabranch.protocol.records import Member
+from anabranch.protocol.voter import Kept
 from anabranch.sim.world import Model, World
 from anabranch.train.assembly import Manifest, genesis_of, initial_fingerprints, schedule_of, settings_of
 from anabranch.train.binding import Batches
@@ -31,14 +33,16 @@ def training_world(
     manifest: Manifest = SIMULATED,
     manifest_hash: Callable[[int], str] = "batch {}".format,
     numerics_class: str = ONE_CLASS,
+    voters: int = 1,
 ) -> World:
     """A world with `data_nodes` data nodes and `replicas[s-1]` relays at stage s, not yet running.
 
     Ids are d0, d1, … and r<stage>.<number>; d0 keeps the log. `world.add` adds joiners. The log is one that
     `verify` accepts if manifest, manifest_hash (t -> hash of its batch) and numerics_class are the true ones.
+    voters: how many may keep the log at most.
     """
     run_id = f"sim-{seed}"
-    settings = settings_of(run, run_id, model)
+    settings = replace(settings_of(run, run_id, model), voters=voters)
     fingerprints = initial_fingerprints(run, model)
     genesis = genesis_of(run, run_id, model, "d0", manifest, numerics_class, fingerprints)
     schedule = schedule_of(run, manifest_hash, batches.tokens_per_iteration)
@@ -48,7 +52,7 @@ def training_world(
 
     world = World(seed, settings, genesis, make_computer, times)
     first = node_member("d0", 0, capacity, numerics_class)
-    world.add_leader(lead(first, settings, schedule, genesis), first)
+    world.add_leader(lead(first, settings, schedule, genesis, Kept(first.disk, seed=seed)), first)
     for number in range(1, data_nodes):
         member = node_member(f"d{number}", 0, capacity, numerics_class)
         world.add(member, "d0", at=world.random.uniform(0.0, 0.5))
@@ -62,4 +66,7 @@ def training_world(
 
 def node_member(peer: str, stage: int, capacity: int = 4, numerics_class: str = ONE_CLASS) -> Member:
     """A simulated machine as it offers itself."""
-    return Member(peer, stage, 1, numerics_class, capacity, name=peer, address=f"{peer}:1", forward_s=0.02)
+    address = f"{peer}:1"
+    return Member(
+        peer, stage, 1, numerics_class, capacity, name=peer, address=address, forward_s=0.02, disk="0"
+    )

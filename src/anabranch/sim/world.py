@@ -9,19 +9,23 @@ from __future__ import annotations
 
 import math
 import random
+import zlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from anabranch.protocol import events as ev
+from anabranch.protocol.founding import first_door
 from anabranch.protocol.history import History, fold
 from anabranch.protocol.messages import AnyMessage, Burst, decode
 from anabranch.protocol.peer import Peer
 from anabranch.protocol.records import Genesis, Member
+from anabranch.protocol.schedule import Schedule
 from anabranch.protocol.settings import Settings
 from anabranch.protocol.tasks import Payload, Task
 from anabranch.sim.clock import Clock
-from anabranch.sim.node import Computer, Link, Node
+from anabranch.sim.node import Computer, Disk, Link, Node
 from anabranch.sim.trouble import DIAL_S, Trouble
+from anabranch.sim.violation import Violation
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,7 @@ class World:
         make_computer: MakeComputer,
         model: Model | None = None,
     ) -> None:
+        self.seed = seed
         self.random = random.Random(seed)
         self.clock = Clock()
         self.settings = settings
@@ -71,6 +76,7 @@ class World:
         self.model = model or Model()
         self.nodes: dict[str, Node] = {}
         self.log: list[bytes] = []
+        self.schedule: Schedule | None = None
         self.checkpoints: dict[int, dict[int, tuple[tuple[Payload, ...], str]]] = {}
         self.notes: list[tuple[float, str, str, dict[str, object]]] = []
         self.watchers: list[Callable[[Node, ev.Event], None]] = []
@@ -79,16 +85,33 @@ class World:
         self.strict = True
         self._blocked: dict[frozenset[str], float] = {}
 
-    def add_leader(self, peer: Peer, member: Member) -> Node:
+    def add_leader(self, peer: Peer, member: Member, disk: Disk | None = None) -> Node:
+        """The founder, with what its disk has of the log. Where others keep it too it knocks at a door."""
         node = Node(self, peer, member, 1.0)
+        node.disk = disk or Disk(member.disk)
+        self.schedule = peer.core.schedule
         self.nodes[member.id] = node
-        self.clock.after(0.0, lambda: node.handle(ev.Started()))
+        door = first_door(peer)
+
+        def begin() -> None:
+            node.handle(ev.Started())
+            if door is not None:
+                self.dial(node, door[0])
+
+        self.clock.after(0.0, begin)
         return node
 
     def add(self, member: Member, leader: str, at: float = 0.0, slowness: float = 1.0) -> Node:
-        """A peer that joins at a time; `member.stage` is the stage it asks for (-1: any)."""
-        peer = Peer(member.id, member.incarnation, leader, self.settings, member.stage)
+        """A peer that joins at a time; `member.stage` is the stage it asks for (-1: any). One that was here
+        before has its disk again, unless `member.disk` names another."""
+        former = self.nodes.get(member.id)
+        disk = former.disk if former is not None and former.disk.nonce == member.disk else Disk(member.disk)
+        kept = disk.kept(zlib.crc32(f"{self.seed} {member.id} {member.incarnation}".encode()))
+        peer = Peer(member.id, member.incarnation, leader, self.settings, member.stage, kept)
+        peer.leadership.founder = member.id == self.genesis.leader
+        peer.joining.doors = {i: n.member.address for i, n in self.nodes.items() if n.member.address}
         node = Node(self, peer, member, slowness)
+        node.disk = disk
         self.nodes[member.id] = node
 
         def begin() -> None:
@@ -289,11 +312,29 @@ class World:
     def _over(self) -> bool:
         leader = self.nodes[self.genesis.leader]
         if not leader.alive:
-            return True
+            # Others may lead it to its end; the founder is needed for the last checkpoint alone.
+            return self.settings.voters == 1 or self._all_committed()
         for node in self.nodes.values():
             if node.running and (leader.stopped is None or leader.id in node.links):
                 return False
         return True
 
+    def _all_committed(self) -> bool:
+        steps = self.settings.steps
+        if not any(node.peer.committed == steps for node in self.nodes.values()):
+            return False
+        return not self.settings.evaluates(steps, steps) or steps in self.history().evaluations
+
     def history(self) -> History:
         return fold(self.log)
+
+    def read_log(self, node: Node) -> None:
+        """The log of the world is what any voter knows to be chosen; no two may differ."""
+        raft = node.peer.voter.raft
+        for index in range(max(raft.log.start.index, node.log_read), raft.chosen):
+            line = raft.log.line(index)
+            if index == len(self.log):
+                self.log.append(line)
+            elif self.log[index] != line:
+                raise Violation("I4", f"{node.id} has another line {index} of the log: a second history")
+        node.log_read = raft.chosen

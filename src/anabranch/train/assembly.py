@@ -11,8 +11,8 @@ from torch import Tensor
 
 from anabranch import PROTOCOL_VERSION
 from anabranch.config import RunConfig, render_run_file
-from anabranch.protocol.leader import Schedule, StepParameters
 from anabranch.protocol.records import Genesis
+from anabranch.protocol.schedule import Schedule, StepParameters
 from anabranch.protocol.settings import Settings
 from anabranch.train.binding import master_dtype
 from anabranch.train.model import DTYPES, build, initial_weights, stage_layout, weights_from_tensors
@@ -54,6 +54,7 @@ def settings_of(run: RunConfig, run_id: str, model: ModelConfig, epoch: int = 1)
         snapshot_every=snapshot_interval(run, model) if run.snapshots.copies else 0,
         snapshot_copies=run.snapshots.copies,
         snapshot_budget_bytes=run.snapshots.budget_bytes,
+        voters=run.fleet.voters,
     )
 
 
@@ -73,7 +74,7 @@ def snapshot_interval(run: RunConfig, model: ModelConfig) -> int:
 
 
 def schedule_of(
-    run: RunConfig, manifest_hash: Callable[[int], str], tokens_per_iteration: int
+    run: RunConfig, manifest_hash: Callable[[int], str] | None, tokens_per_iteration: int
 ) -> Schedule:
     """The step's scalars as pure functions of the run file. manifest_hash: t -> hash of its batch."""
 

@@ -1,0 +1,92 @@
+"""Who should keep the log: data nodes first, relays filling up; 1, 3, or 5 above fifty peers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from anabranch.protocol.core import Core
+from anabranch.protocol.records import Voters
+from anabranch.protocol.voter import Voter, voter_id
+
+#: Serving peers above which five keep the log.
+MANY = 50
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A serving member that could vote. order: when it joined. founder: it has the run's directory."""
+
+    voter: str
+    stage: int
+    order: int
+    founder: bool = False
+
+
+def size(serving: int, most: int) -> int:
+    """How many voters a swarm of so many serving peers should have."""
+    return min(most, 5 if serving > MANY else 3 if serving >= 3 else 1)
+
+
+def wanted(kept: Sequence[str], candidates: Collection[Candidate], count: int) -> list[str]:
+    """`kept` vote and still can; up to `count` in all, data nodes come first, then relays, of stages that
+    have no voter before the others. The founder is always among them, in the place of the last of `kept` if
+    need be (the first keeps its place). An even number bears no more losses than the odd one below it: nobody
+    is added to make one."""
+    chosen = list(kept)
+    returned = [c.voter for c in candidates if c.founder and c.voter not in kept]
+    if returned and len(chosen) > 1:
+        chosen[max(1, count - 1) :] = returned
+    stages = {candidate.stage for candidate in candidates if candidate.voter in chosen}
+    rest = [candidate for candidate in candidates if candidate.voter not in chosen]
+    while rest and len(chosen) < count:
+        best = min(rest, key=lambda c: (c.stage > 0, c.stage > 0 and c.stage in stages, c.order))
+        rest.remove(best)
+        stages.add(best.stage)
+        chosen.append(best.voter)
+    return chosen if len(chosen) % 2 or len(chosen) <= len(kept) else chosen[:-1]
+
+
+def next_voters(
+    voters: Sequence[str], target: Sequence[str], ready: Collection[str]
+) -> tuple[str, ...] | None:
+    """One step from `voters` to `target`; None if there is nothing to do, or if those who are to come are not
+    `ready` (have not the whole log yet). Newcomers come before others go."""
+    coming = [voter for voter in target if voter not in voters]
+    if any(voter not in ready for voter in coming):
+        return None
+    if coming:
+        return (*voters, coming[0])
+    going = [voter for voter in voters if voter not in target]
+    return tuple(voter for voter in voters if voter != going[0]) if going else None
+
+
+def change(core: Core, voter: Voter) -> Voters | None:
+    """The next change of voters that the leader should log, if there is one. Newcomers are taught first."""
+    membership, raft = core.membership, voter.raft
+    members = membership.members
+    disks = {voter_id(peer, member.disk): peer for peer, member in members.items() if member.disk}
+    candidates = [
+        Candidate(name, members[peer].stage, membership.order[peer], peer == core.founder)
+        for name, peer in disks.items()
+        if peer in membership.active_from and members[peer].address and core.reachable(peer)
+    ]
+    kept = [raft.me] + [v for v in raft.log.voters if v in disks and v != raft.me]
+    count = size(len(membership.active_from), core.settings.voters)
+    target = wanted(kept, candidates, max(count, len(kept)))
+    for name in target:
+        if name not in raft.log.voters:
+            raft.teach(name)
+    following = next_voters(raft.log.voters, target, [name for name in target if raft.caught_up(name)])
+    if following is None or raft.change_problem(following):
+        return None
+    return Voters(following)
+
+
+def fewer(voter: Voter) -> Voters | None:
+    """One voter less, until the leader is the only one."""
+    others = [v for v in voter.raft.log.voters if v != voter.raft.me]
+    if not others:
+        return None
+    following = tuple(v for v in voter.raft.log.voters if v != others[-1])
+    return None if voter.raft.change_problem(following) else Voters(following)

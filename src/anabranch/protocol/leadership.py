@@ -1,0 +1,221 @@
+"""Who leads the log, as one peer sees it: taking over, stepping down, following another (R3, R9)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from anabranch.protocol.admission import Admission
+from anabranch.protocol.keeping import Point
+from anabranch.protocol.leader import Leader
+from anabranch.protocol.messages import Applied, Elsewhere, Ping
+from anabranch.protocol.records import (
+    AnyRecord,
+    Closing,
+    Commit,
+    Epoch,
+    Genesis,
+    Rollback,
+    Voters,
+    decode_entry,
+    entry_hash,
+)
+from anabranch.protocol.voter import peer_of
+from anabranch.protocol.voting import Became, Role
+
+if TYPE_CHECKING:
+    from anabranch.protocol.peer import Peer
+
+#: Iterations that the run could go back to which are remembered.
+POINTS_KEPT = 8
+#: Seconds that members have to be linked to a new leader.
+ARRIVAL_S = 5.0
+
+
+class Leadership:
+    """founder: whether this peer has the run's directory (its log, corpus, checkpoints and events).
+
+    take_up: how it takes the run up again from its directory, where it does not lead from the beginning.
+    adam_step, fingerprints (empty: not known) and skips are what a new leader needs of the log's past besides
+    where it stands.
+    """
+
+    def __init__(self, peer: Peer) -> None:
+        self.peer = peer
+        self.founder = False
+        self.adam_step = 0
+        self.fingerprints: tuple[str, ...] = ()
+        self.skips = 0
+        self._points: dict[int, Point] = {}
+        self.take_up: Callable[[Sequence[bytes]], None] | None = None
+        self._on_disk, self._caught_up = 0, False
+        self._before: list[bytes] = []
+        self._stop_wanted: str | None = None
+
+    def comes_back(self, take_up: Callable[[Sequence[bytes]], None], on_disk: int) -> None:
+        """This is the founder's next process, and others keep the log too. on_disk: lines of the log that the
+        last process had, and told of (but for the last, perhaps)."""
+        self.take_up = take_up
+        self._on_disk = max(0, on_disk - 1)
+
+    # --- the log -------------------------------------------------------------------------------
+
+    def fold(self, record: AnyRecord) -> None:
+        """What a new leader must know of a chosen record."""
+        core = self.peer.core
+        match record:
+            case Genesis():
+                self.fingerprints = record.fingerprints
+            case Rollback(t):
+                self._points = {at: point for at, point in self._points.items() if at <= t}
+                self.adam_step, self.fingerprints, self.skips = record.adam_step, record.fingerprints, 0
+            case Commit():
+                if record.stages and core.settings.snapshots_at(record.t - 1):
+                    before = tuple(stage.fingerprint_before for stage in record.stages)
+                    self._points[record.t - 1] = Point(record.t - 1, before, self.adam_step)
+                    self._points.pop(min(self._points) if len(self._points) > POINTS_KEPT else -1, None)
+                self.adam_step, self.fingerprints = record.adam_step, ()
+                self.skips = self.skips + 1 if record.verdict == "skip" else 0
+            case Voters(ids) | Epoch(_, ids):
+                self.peer.core.voters = ids
+                self.peer.contacts.connect()
+
+    def missed(self, line: bytes) -> None:
+        """A founder that comes back learns of a line chosen without it: it tells what happened, up to
+        where it was welcomed. Unless it is elected itself: with the first line of its own term it knows all
+        that was chosen, and takes the run up."""
+        peer, core = self.peer, self.peer.core
+        if self.take_up is None or self._caught_up:
+            return
+        entry = decode_entry(line)
+        if peer.joining.done and entry.index >= peer.joining.begins_at[0]:
+            self._caught_up, self._before = True, []
+            return
+        if not peer.joining.done:
+            self._before.append(line)
+        if entry.index >= self._on_disk:
+            self._tell(entry.record, entry_hash(line))
+        if core.leads and entry.term == core.leads and not peer.joining.done:
+            self.take_up(self._before)
+            self._caught_up, self._before = True, []
+            peer.joining.leads()
+            core.note("note", text=f"takes the run up again, and leads it from term {core.leads} on")
+
+    def _tell(self, record: AnyRecord, line_hash: str) -> None:
+        core = self.peer.core
+        if isinstance(record, Commit | Closing) and record.evaluation is not None:
+            core.note("evaluation", t=record.evaluation.t, evaluation=record.evaluation)
+        if isinstance(record, Commit):
+            core.note("step", record=record, base=line_hash)
+        elif isinstance(record, Rollback):
+            core.note("rollback", t=record.t, reason=record.reason)
+
+    # --- my own role ---------------------------------------------------------------------------
+
+    def may_lead(self) -> bool:
+        """Whether this peer knows enough to lead: it serves, has what steps are decided by, and the log of
+        the run that it was welcomed to; or it is the founder, comes back, and can take the run up again."""
+        core = self.peer.core
+        if core.schedule is None:
+            return False
+        joining = self.peer.joining
+        if self.take_up is not None and not joining.done:
+            return True
+        return core.me in core.membership.active_from and self.peer.voter.has(*joining.begins_at)
+
+    def became(self, became: Became) -> None:
+        """This voter's role changed, or the leader that it knows of."""
+        peer, core = self.peer, self.peer.core
+        if became.role is Role.LEADER:
+            core.leads = became.term
+            if peer.lead is None and peer.joining.done:
+                self._take_over()
+            self._led_by(core.me, became.term)
+            return
+        if core.leads:
+            core.note("note", text=f"no longer leads the log (term {became.term})")
+            core.leads, core.leader, peer.lead = 0, "", None
+        if became.leader:
+            self._led_by(peer_of(became.leader), became.term)
+
+    def _take_over(self) -> None:
+        """Lead from what the log says; what peers reported to the former leader they report again."""
+        peer, core = self.peer, self.peer.core
+        assert core.schedule is not None
+        genesis = peer.joining.genesis
+        admission = Admission(
+            core,
+            genesis.numerics_class,
+            genesis.corpus_fingerprint,
+            peer.joining.model_hash,
+            peer.welcome,
+            peer.roles,
+        )
+        lead = peer.lead = Leader(core, peer.voter, core.schedule, admission, self.founder)
+        fingerprints = self.fingerprints if peer.committed else genesis.fingerprints
+        initial = peer.joining.began_as == genesis.fingerprints[core.stage]
+        lead.keeping.inherit(self._points, Point(0, genesis.fingerprints, 0, initial=initial))
+        lead.take_over(peer.committed, peer.base, self.adam_step, fingerprints, self.skips, peer._closed)
+        if self._stop_wanted is not None:
+            lead.stop(self._stop_wanted)
+        core.note("note", text=f"leads the log from term {core.leads} on")
+        for member in list(core.membership.members):
+            if member != core.me and member not in core.links:
+                admission.link_down(member, "no link to the new leader", False, ARRIVAL_S)
+        peer.contacts.hurry()
+
+    def stop(self, reason: str) -> None:
+        """The founder's user ends the run, others leave it."""
+        peer = self.peer
+        self._stop_wanted = reason
+        if peer.lead is not None and self.founder:
+            peer.lead.stop(reason)
+            if peer.lead.round is None and peer.replica.t < 0:
+                peer._stop(reason, ok=True)
+        else:
+            peer.voter.hand_over()
+            peer.leave(reason)
+
+    # --- another's -----------------------------------------------------------------------------
+
+    def heard(self, peer: str, message: Ping) -> None:
+        """A heartbeat says how much of the log a peer has, and whether it leads."""
+        own, core = self.peer, self.peer.core
+        core.epochs[peer] = message.epoch
+        if message.epoch > core.settings.epoch > 0 and peer in core.membership.members:
+            reason = f"the run was recovered without this machine's part of the log (epoch {message.epoch})"
+            own._stop(f"{reason}: join it again", ok=False)
+            return
+        ahead = message.next_index > own.position.index and own.joining.done
+        keeps = core.keeps_log(peer)
+        if message.leads > core.term and own.joining.done and (keeps or ahead):
+            self._led_by(peer, message.leads)
+        if ahead and (peer == core.leader or keeps):
+            own._ask_for_log(peer)
+
+    def _led_by(self, leader: str, term: int) -> None:
+        """From this term on reports go to this leader; it has to be told all that the last one knew (R9)."""
+        core = self.peer.core
+        if term < core.term or (term == core.term and leader == core.leader):
+            return
+        core.term, core.leader = term, leader
+        self.report()
+
+    def report(self) -> None:
+        """All that this peer has for the leader, cumulative."""
+        peer, core, replica = self.peer, self.peer.core, self.peer.replica
+        if replica.t > 0 and replica.t == peer.committed and core.me in core.membership.members:
+            fence = core.fence(replica.t, peer.joining.state_base)
+            peer._applied = Applied(fence, core.stage, replica.fingerprint)
+        peer._repeat()
+        peer.snapshots.report()
+        if core.leader in core.links:
+            peer.joining.leader_up()
+        peer.contacts.connect()
+
+    def elsewhere(self, peer: str) -> None:
+        """Tell one who takes me for the leader who is."""
+        core = self.peer.core
+        member = core.membership.members.get(core.leader)
+        leader, address = (core.leader, member.address) if member is not None else ("", "")
+        core.send(peer, Elsewhere(leader, address))

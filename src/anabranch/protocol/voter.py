@@ -1,0 +1,154 @@
+"""A peer's part in keeping the log: its raft, between the peer's messages, its disk and its fold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from anabranch.flow.dice import Dice
+from anabranch.protocol.core import Core
+from anabranch.protocol.events import Persist
+from anabranch.protocol.log import Position
+from anabranch.protocol.raft import Raft
+from anabranch.protocol.records import AnyRecord
+from anabranch.protocol.voterlog import VoterLog
+from anabranch.protocol.voting import Became, Chosen, RaftMessage, Role, Send, Write
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a peer's disk holds of the log, and the seed of its dice.
+
+    nonce: names the disk; "" for one that never kept a log together with others. lines begin at `start`.
+    founders: voters before the first line that names them.
+    """
+
+    nonce: str = ""
+    term: int = 0
+    vote: str = ""
+    lines: tuple[bytes, ...] = ()
+    start: Position = field(default_factory=Position)
+    founders: tuple[str, ...] = ()
+    seed: int = 0
+
+
+def voter_id(peer: str, nonce: str) -> str:
+    """A voter is a peer and its disk."""
+    return f"{peer}/{nonce}" if nonce else peer
+
+
+def peer_of(voter: str) -> str:
+    return voter.partition("/")[0]
+
+
+class Voter:
+    """on_chosen(line): in log order, for lines from the first that this disk has. on_became: role or leader
+    changed. may_lead: whether this peer would know how to lead."""
+
+    def __init__(
+        self,
+        core: Core,
+        kept: Kept,
+        on_chosen: Callable[[bytes], None],
+        on_became: Callable[[Became], None],
+        may_lead: Callable[[], bool],
+    ) -> None:
+        self.core = core
+        log = VoterLog(kept.lines, kept.start, kept.founders)
+        me = voter_id(core.me, kept.nonce)
+        alone = log.voters == (me,)
+        chosen = log.length if alone else 0
+        heartbeat_s = core.settings.heartbeat_s
+        self.raft = Raft(me, log, Dice(kept.seed), heartbeat_s, kept.term, kept.vote, chosen)
+        self._on_chosen = on_chosen
+        self._on_became = on_became
+        self._may_lead = may_lead
+
+    # --- the log, for the leader ---------------------------------------------------------------
+
+    @property
+    def busy(self) -> bool:
+        """Whether a record is on its way to be chosen."""
+        return self.raft.busy or self.raft.role is not Role.LEADER
+
+    @property
+    def term(self) -> int:
+        return self.raft.term
+
+    def append(self, record: AnyRecord) -> None:
+        """Propose a record. Raises LogError where this peer may not."""
+        self.raft.propose(record, self.core.now)
+        self._settle()
+
+    def since(self, start: int) -> tuple[bytes, ...] | None:
+        """Chosen lines from `start`, as many as fit one message; None if they are no longer kept."""
+        if start < self.raft.log.start.index:
+            return None
+        return self.raft.log.since(start, self.raft.chosen)
+
+    def has(self, index: int, previous: str) -> bool:
+        """Whether this disk's log is the one that has the line with hash `previous` before `index`."""
+        log = self.raft.log
+        return log.start.index > index or log.hash_before(index) == previous
+
+    def hand_over(self, to: str = "") -> None:
+        """Give the lead to a voter ("": any). Without effect where this peer does not lead."""
+        self.raft.hand_over(self.core.now, to)
+        self._settle()
+
+    def hand_over_to(self, peer: str) -> bool:
+        """Give the lead to a peer if it can take it; whether it can."""
+        raft = self.raft
+        for voter in raft.log.voters:
+            can = peer_of(voter) == peer and voter != raft.me and self.core.reachable(peer)
+            if can and raft.caught_up(voter) and not raft.busy:
+                self.hand_over(voter)
+                return True
+        return False
+
+    # --- what happens --------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        self.raft.begin(self.core.now)
+        self._settle()
+
+    def receive(self, peer: str, message: RaftMessage) -> str | None:
+        """A message between voters; returns why it is refused, if it is."""
+        if peer_of(message.sender) != peer:
+            return "it speaks for another peer"
+        epoch = self.core.settings.epoch
+        if epoch > 1 and self.core.epochs.get(peer) != epoch:
+            return f"it is not known to be in epoch {epoch}"  # voters of a former epoch were given up
+        self.raft.receive(message, self.core.now)
+        self._settle()
+        return None
+
+    def persisted(self, number: int) -> None:
+        self.raft.persisted(number, self.core.now)
+        self._settle()
+
+    def lost(self, peer: str) -> None:
+        """The link to a peer broke."""
+        if peer_of(self.raft.leader) == peer:
+            self.raft.leader_lost(self.raft.leader, self.core.now)
+
+    def tick(self) -> None:
+        if self.core.now >= self.deadline():
+            self.raft.tick(self.core.now)
+            self._settle()
+
+    def deadline(self) -> float:
+        self.raft.campaigns = self._may_lead()
+        return self.raft.deadline()
+
+    def _settle(self) -> None:
+        for effect in self.raft.take():
+            match effect:
+                case Send(message):
+                    self.core.send(peer_of(message.to), message)
+                case Write(number, term, vote, start, lines):
+                    self.core.effects.append(Persist(number, term, vote, start, lines))
+                case Chosen(_, line):
+                    self._on_chosen(line)
+                case Became():
+                    self._on_became(effect)

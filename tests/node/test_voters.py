@@ -1,0 +1,68 @@
+"""Real processes keep the log together: the founding data node is killed, and the swarm goes on."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from pathlib import Path
+
+from local_swarms import PATIENCE_S, Swarm, check_exact, created, history_of, small_run, steps_of, swarm_of
+
+from anabranch.checkpoint.directory import RunDirectory
+from anabranch.node.children import Nursery
+from anabranch.protocol.history import fold
+from anabranch.protocol.records import Voters, decode_entry
+
+
+def committed_at(directory: RunDirectory, name: str) -> int:
+    """The last step in another voter's copy of the log (its last lines may not be chosen)."""
+    lines = (directory.peer(name) / "log.jsonl").read_bytes().rpartition(b"\n")[0].splitlines()
+    return fold(lines).t
+
+
+def wait_for_step(directory: RunDirectory, swarm: Swarm, name: str, t: int) -> None:
+    until = time.monotonic() + PATIENCE_S
+    while committed_at(directory, name) < t:
+        assert time.monotonic() < until, f"no step {t}: {swarm.story()}"
+        time.sleep(0.05)
+
+
+def test_the_founding_data_node_is_killed_and_comes_back(
+    tmp_path: Path, texts: Path, nursery: Nursery
+) -> None:
+    run = small_run(texts, run__steps=20, fleet__data_nodes=2, fleet__voters=3, checkpoint__every=10)
+    directory = created(tmp_path / "run", run)
+    with swarm_of(directory, run, nursery) as swarm:
+        until = time.monotonic() + PATIENCE_S
+        while not three_vote(directory):
+            assert time.monotonic() < until, swarm.story()
+            time.sleep(0.05)
+        swarm.leader.signal(signal.SIGKILL)
+        assert swarm.leader.wait(PATIENCE_S)
+        before = history_of(directory).t
+        assert before < 12, "killed too late to tell"
+        wait_for_step(directory, swarm, "data-1", before + 3)
+        swarm.start_leader()
+        swarm.to_the_end()
+    check_exact(directory, 20)
+    history = history_of(directory)
+    assert history.term >= 3 and history.rolled_back == 0
+    votes = [record for line in lines_of(directory) for record in [decode_entry(line).record]]
+    assert any(len(record.ids) == 3 for record in votes if isinstance(record, Voters))
+    vote = json.loads((directory.peer("data-0") / "vote.json").read_text())
+    assert vote["term"] == history.term
+    assert steps_of(swarm.seen)
+
+
+def lines_of(directory: RunDirectory) -> list[bytes]:
+    return directory.log.read_bytes().splitlines()
+
+
+def three_vote(directory: RunDirectory) -> bool:
+    if not directory.log.exists():
+        return False
+    lines = directory.log.read_bytes().rpartition(b"\n")[0].splitlines()
+    records = [decode_entry(line).record for line in lines]
+    votes = [record for record in records if isinstance(record, Voters)]
+    return bool(votes) and len(votes[-1].ids) == 3

@@ -1,0 +1,247 @@
+"""Whoever leads dies, freezes or is cut off, at any moment: another leads, and every bit is right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+from small_swarm import MadeUpBatches, check_equal, small_model, small_run
+
+from anabranch.protocol import events as ev
+from anabranch.protocol import messages as msg
+from anabranch.protocol import tasks
+from anabranch.protocol.records import Commit, Voters, decode_entry
+from anabranch.protocol.settings import Settings
+from anabranch.sim.algebra import Machine, counting_world, wrong_states
+from anabranch.sim.faults import Fault, Moment, ended, received
+from anabranch.sim.invariants import Invariants
+from anabranch.sim.node import Node
+from anabranch.sim.training import training_world
+from anabranch.sim.world import World
+
+RUN = small_run(minimum=2, steps=5, checkpoint_every=2)
+
+
+def swarm(seed: int = 3, replicas: tuple[int, ...] = (2, 2), data_nodes: int = 2) -> World:
+    world = training_world(
+        RUN, small_model(RUN), MadeUpBatches(RUN), replicas, data_nodes, seed, voters=3
+    )
+    Invariants(world)
+    return world
+
+
+def leads(node: Node) -> bool:
+    return node.peer.lead is not None
+
+
+def has_voters(world: World, count: int = 3) -> bool:
+    return any(len(node.peer.core.voters) == count for node in world.nodes.values())
+
+
+def proposed(t: int) -> Moment:
+    """C_t is in the leader's log, and nobody else knows."""
+
+    def moment(node: Node, event: ev.Event) -> bool:
+        raft = node.peer.voter.raft
+        if not leads(node) or not raft.busy:
+            return False
+        record = decode_entry(raft.log.line(raft.log.length - 1)).record
+        return isinstance(record, Commit) and record.t == t
+
+    return moment
+
+
+def chosen_by_leader(t: int) -> Moment:
+    """The leader has folded C_t; what it announced may be lost with it."""
+    return lambda node, event: leads(node) and node.peer.committed == t
+
+
+def at_the_leader(moment: Moment) -> Moment:
+    return lambda node, event: leads(node) and moment(node, event)
+
+
+def crash(world: World, node: Node) -> None:
+    world.crash(node.id)
+
+
+PHASES: dict[str, Callable[[], Moment]] = {
+    "claims are coming": lambda: at_the_leader(received(msg.Claim, 3, 2)),
+    "in the middle of the reduce": lambda: at_the_leader(received(msg.ReducePart, 3)),
+    "its stage is summed": lambda: at_the_leader(ended(tasks.Assemble, 3)),
+    "PREPARED is coming": lambda: at_the_leader(received(msg.Prepared, 3)),
+    "between proposal and choice": lambda: proposed(3),
+    "chosen and not announced": lambda: chosen_by_leader(3),
+    "it has taken the step": lambda: at_the_leader(ended(tasks.Apply, 3)),
+    "others have": lambda: at_the_leader(received(msg.Applied, 3, 2)),
+}
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("phase", PHASES)
+def test_the_leader_crashes(phase: str, seed: int) -> None:
+    world = swarm(seed)
+    fault = Fault(world, ("d0",), PHASES[phase](), crash)
+    world.run(until_s=600)
+    history = check_equal(world, RUN)
+    assert fault.delivered and history.term > 1 and has_voters(world)
+
+
+def test_relays_vote_where_data_nodes_are_few_and_lead_without_the_corpus() -> None:
+    world = swarm(5, data_nodes=2)
+    struck = Fault(world, ("d0",), chosen_by_leader(2), crash)
+    world.run(until_s=600)
+    assert struck.delivered
+    check_equal(world, RUN)
+    votes = [record.ids for record in records(world, Voters)]
+    assert any(any(voter.startswith("r") for voter in ids) for ids in votes)
+    assert all(ids[0] != "d0/0" for ids in votes[-1:])  # a dead voter is replaced
+
+
+def records(world: World, kind: type) -> list:  # type: ignore[type-arg]
+    found = [decode_entry(line).record for line in world.log]
+    return [record for record in found if isinstance(record, kind)]
+
+
+def test_each_leader_in_turn_is_lost() -> None:
+    """Two leaders die, each after the other was replaced as a voter."""
+    world = swarm(7, replicas=(3, 3), data_nodes=3)
+    lost: list[str] = []
+
+    def strike(world: World, node: Node) -> None:
+        lost.append(node.id)
+        world.crash(node.id)
+
+    Fault(world, ("d0",), lambda node, event: full_again(node), strike)
+    Fault(world, tuple(i for i in world.nodes if i != "d0"), lambda node, event: full_again(node), strike)
+    world.run(until_s=900)
+    history = check_equal(world, RUN)
+    assert len(lost) == 2 and history.term >= 3
+
+
+def full_again(node: Node) -> bool:
+    """It leads, and all of three voters are members."""
+    members = node.peer.core.membership.members
+    voters = [voter.partition("/")[0] for voter in node.peer.core.voters]
+    whole = len(voters) == 3 and all(voter in members for voter in voters)
+    return leads(node) and whole and not node.peer.voter.busy
+
+
+@pytest.mark.parametrize("seconds", [2.0, 12.0, 60.0])
+def test_the_leader_freezes_and_wakes(seconds: float) -> None:
+    world = swarm(8)
+    fault = Fault(world, ("d0",), chosen_by_leader(2), lambda w, node: w.freeze(node.id, seconds))
+    world.run(until_s=900)
+    assert fault.delivered
+    check_equal(world, RUN)
+
+
+@pytest.mark.parametrize("moment", ["between proposal and choice", "chosen and not announced"])
+@pytest.mark.parametrize("company", [(), ("r1.0",), ("r2.0", "r1.1")], ids=["alone", "with one", "with two"])
+def test_the_leader_is_cut_off(company: tuple[str, ...], moment: str) -> None:
+    """No second history: what it proposes meanwhile gives way when the partition has healed."""
+    world = swarm(9)
+    side = ("d0", *company)
+    fault = Fault(world, ("d0",), PHASES[moment](), lambda w, node: w.partition(side, 40.0))
+    world.run(until_s=900)
+    assert fault.delivered
+    check_equal(world, RUN)
+    one_history(world)
+
+
+def one_history(world: World) -> None:
+    """Every disk has a prefix of what was chosen, and perhaps lines that nobody else ever had."""
+    for node in world.nodes.values():
+        raft = node.peer.voter.raft
+        for index in range(raft.log.start.index, raft.chosen):
+            assert raft.log.line(index) == world.log[index], node.id
+
+
+LONG = Settings("long", 1, 2, 6, 14, checkpoint_every=3, min_replicas=2, voters=3)
+
+
+def long_swarm(seed: int) -> World:
+    stages = {"d0": 0, "d1": 0, "r1.0": 1, "r1.1": 1, "r2.0": 2, "r2.1": 2}
+    world = counting_world(LONG, [Machine(name, stage) for name, stage in stages.items()], seed)
+    Invariants(world)
+    return world
+
+
+def check_counted(world: World) -> None:
+    """Every step is committed once, and every state is that of a single machine."""
+    assert [commit.t for commit in world.history().commits] == list(range(1, LONG.steps + 1))
+    assert wrong_states(world) == {}
+
+
+def come_back(world: World, peer: str, after_s: float, door: str, **changes: str) -> None:
+    member = world.nodes[peer].member
+    member = msgspec.structs.replace(member, incarnation=member.incarnation + 1, **changes)
+    world.clock.after(after_s, lambda: world.add(member, door, at=world.clock.now) and None)
+
+
+@pytest.mark.parametrize("after_s", [1.0, 60.0], ids=["in time", "when all is committed"])
+@pytest.mark.parametrize("changes", [{}, {"disk": "1"}], ids=["with its disk", "without it"])
+def test_the_founder_comes_back_and_leads_again(changes: dict[str, str], after_s: float) -> None:
+    """It follows, fetches its state from the others, votes, and is given the lead: the directory is there."""
+    world = long_swarm(10)
+    back: list[int] = []
+
+    def strike(world: World, node: Node) -> None:
+        world.crash(node.id)
+        come_back(world, node.id, after_s, "d1", **changes)
+        world.clock.after(after_s, lambda: back.append(1))
+
+    fault = Fault(world, ("d0",), chosen_by_leader(3), strike)
+    world.run(until_s=900)  # the founder is not there: over when all is committed
+    if not back:
+        while not back:
+            world.clock.step()
+        world.run(until_s=900)
+    assert fault.delivered
+    check_counted(world)
+    founder = world.nodes["d0"]
+    assert founder.stopped is not None and founder.stopped[1]
+    assert founder.peer.lead is not None and max(world.checkpoints) == 14
+    assert records(world, Voters)[-1].ids == (f"d0/{changes.get('disk', '0')}",)
+    assert changes or founder.disk.lines == world.log
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_joiners_find_the_new_leader(seed: int) -> None:
+    """The leader dies while others are on their way in, at whatever step of it."""
+    world = long_swarm(20 + seed)
+
+    def strike(world: World, node: Node) -> None:
+        for number in range(4):
+            like = world.nodes["d1"].member
+            member = msgspec.structs.replace(like, id=f"late{number}", stage=-1, address=f"late{number}:1")
+            world.add(member, "d0", at=world.clock.now + 0.03 * number)
+        world.clock.after(0.1 + 0.02 * seed, lambda: world.crash("d0"))
+
+    Fault(world, ("d0",), chosen_by_leader(3), strike)
+    world.run(until_s=900)
+    check_counted(world)
+    leading = next(node for node in world.nodes.values() if node.running and leads(node))
+    members = leading.peer.core.membership.members
+    assert all(f"late{number}" in members for number in range(4))
+
+
+def test_without_a_majority_nothing_is_committed_and_it_goes_on_when_one_is_back() -> None:
+    world = long_swarm(30)
+    voters: list[str] = []
+
+    def strike(world: World, node: Node) -> None:
+        voters.extend(voter.partition("/")[0] for voter in node.peer.core.voters)
+        for voter in voters[1:]:
+            world.vanish(voter)
+
+    Fault(world, ("d0",), lambda node, event: full_again(node) and node.peer.committed >= 2, strike)
+    with pytest.raises(TimeoutError):
+        world.run(until_s=200)
+    committed = world.history().t
+    assert committed < 14
+    for voter in voters[1:]:
+        come_back(world, voter, 0.0, "d0")
+    world.run(until_s=900)
+    check_counted(world)
+    one_history(world)
