@@ -103,7 +103,10 @@ class Iteration:
         self.assignments.append(core.membership.assignment(t, range(first, first + windows)))
         if core.stage == 0:
             mine = [index for assignment in self.assignments for index in assignment.of(core.me)]
-            self.sender.admit(mine, self._trains)
+            if t != core.membership.reopened_t:
+                self.sender.admit(mine, self._trains)
+            for index in mine if t == core.membership.reopened_t else ():
+                self.sender.find(index, (core.me,), self._trains(index))
 
     def _trains(self, index: int) -> bool:
         return index < self.core.settings.microbatches

@@ -25,6 +25,8 @@ class Membership:
         self.opening_t = 0
         self.opening: list[str] = []
         self.handed_on: list[tuple[str, tuple[str, ...]]] = []
+        self.reopened_t = 0
+        """The iteration that lost all data nodes that it was opened with."""
         self._seen = 0
         self._live: dict[tuple[int, int], list[str]] = {}
 
@@ -48,7 +50,8 @@ class Membership:
     def open(self, t: int, stages: int) -> None:
         """Called after every record, with the iteration that follows the last commit: its indices are split
         over the data nodes of the first record after which every stage can serve it (R2). Every peer
-        computes the same split, whatever was removed before it came to open the iteration."""
+        computes the same split, whatever was removed before it came to open the iteration. Where all those
+        data nodes were removed, it is opened anew, with whoever serves next."""
         if t == self.opening_t or not all(self.live(stage, t) for stage in range(stages + 1)):
             return
         self.opening_t, self.opening, self.handed_on = t, self.live(0, t), []
@@ -66,6 +69,8 @@ class Membership:
         if peer in self.opening and peer not in gone:
             remaining = [p for p in self.opening if p != peer and p not in gone]
             self.handed_on.append((peer, tuple(remaining)))
+            if not remaining:
+                self.reopened_t, self.opening_t, self.opening, self.handed_on = self.opening_t, 0, [], []
 
     def assignment(self, t: int, indices: Sequence[int]) -> Assignment:
         """Who admits each of `indices` of iteration t, removals included."""

@@ -311,7 +311,8 @@ class World:
 
     def _over(self) -> bool:
         leader = self.nodes[self.genesis.leader]
-        if not leader.alive:
+        sent_away = leader.stopped is not None and not leader.stopped[1]
+        if not leader.alive or (sent_away and self.settings.voters > 1):
             # Others may lead it to its end; the founder is needed for the last checkpoint alone.
             return self.settings.voters == 1 or self._all_committed()
         for node in self.nodes.values():
