@@ -133,6 +133,7 @@ class Contacts:
     def link_down(self, peer: str) -> Silence | None:
         """Forget the link; returns what was known of its silences."""
         self.core.suspects.discard(peer)
+        self.core.epochs.pop(peer, None)
         self.witnesses.link_down(peer)
         silence = self.core.links.pop(peer, None)
         if silence is not None and peer in self.core.membership.members:

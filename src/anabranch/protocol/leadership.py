@@ -179,19 +179,27 @@ class Leadership:
     # --- another's -----------------------------------------------------------------------------
 
     def heard(self, peer: str, message: Ping) -> None:
-        """A heartbeat says how much of the log a peer has, and whether it leads."""
+        """A heartbeat says how much of the log a peer has, whether it leads, and its epoch. Only the founder is
+        believed about a new epoch, and only those who keep the log about who leads it; but a member that is cut
+        off from all of them, and keeps no log itself, heeds a member that has more of it."""
         own, core = self.peer, self.peer.core
         core.epochs[peer] = message.epoch
-        if message.epoch > core.settings.epoch > 0 and peer in core.membership.members:
+        if message.epoch > core.settings.epoch > 0 and peer == core.founder:
             reason = f"the run was recovered without this machine's part of the log (epoch {message.epoch})"
             own._stop(f"{reason}: join it again", ok=False)
             return
         ahead = message.next_index > own.position.index and own.joining.done
         keeps = core.keeps_log(peer)
-        if message.leads > core.term and own.joining.done and (keeps or ahead):
+        heeded = keeps or (ahead and self._lost_the_voters() and peer in core.membership.members)
+        if message.leads > core.term and own.joining.done and heeded:
             self._led_by(peer, message.leads)
         if ahead and (peer == core.leader or keeps):
             own._ask_for_log(peer)
+
+    def _lost_the_voters(self) -> bool:
+        """Whether the log went on without me: I keep none, and am linked to nobody who does."""
+        core = self.peer.core
+        return not core.keeps_log(core.me) and not any(map(core.keeps_log, core.links))
 
     def _led_by(self, leader: str, term: int) -> None:
         """From this term on reports go to this leader; it has to be told all that the last one knew (R9)."""

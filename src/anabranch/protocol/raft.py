@@ -399,7 +399,7 @@ class Raft:
                 log.cut(index)
                 self._promises.cut(index)
             try:
-                log.append(line)
+                log.append(line, message.term)
             except LogError:
                 return None
         return max(message.start + len(message.lines), min(self.chosen, message.chosen))

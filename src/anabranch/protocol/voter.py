@@ -9,10 +9,15 @@ from anabranch.flow.dice import Dice
 from anabranch.protocol.core import Core
 from anabranch.protocol.events import Persist
 from anabranch.protocol.log import Position
+from anabranch.protocol.messages import Appended
 from anabranch.protocol.raft import Raft
 from anabranch.protocol.records import AnyRecord
 from anabranch.protocol.voterlog import VoterLog
 from anabranch.protocol.voting import Became, Chosen, RaftMessage, Role, Send, Write
+
+
+#: Terms that another voter may be ahead.
+TERMS_AHEAD = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -114,8 +119,16 @@ class Voter:
 
     def receive(self, peer: str, message: RaftMessage) -> str | None:
         """A message between voters; returns why it is refused, if it is."""
+        raft = self.raft
         if peer_of(message.sender) != peer:
             return "it speaks for another peer"
+        if message.to != raft.me:
+            return None  # for a disk that was here before
+        learns = isinstance(message, Appended) and message.sender in raft.learners
+        if not (learns or message.sender in raft.log.voters or message.sender in self.core.voters):
+            return "it does not keep the log"
+        if message.term > raft.term + TERMS_AHEAD:
+            return f"nobody is in term {message.term}"
         epoch = self.core.settings.epoch
         if epoch > 1 and self.core.epochs.get(peer) != epoch:
             return f"it is not known to be in epoch {epoch}"  # voters of a former epoch were given up

@@ -67,9 +67,11 @@ class VoterLog:
             return self.start.previous
         return self._hashes[offset - 1] if 0 < offset <= len(self._hashes) else None
 
-    def append(self, line: bytes) -> Entry:
-        """Add the next line. Raises LogError if it does not follow."""
+    def append(self, line: bytes, term: int | None = None) -> Entry:
+        """Add the next line, in `term` (None: of a log that is read). Raises LogError if it does not follow."""
         entry, _ = follow(self.position, line)
+        if term is not None and entry.term > term:
+            raise LogError(f"log entry {entry.index} is of term {entry.term}, and comes in term {term}")
         if entry.term < self.last_term:
             raise LogError(f"log entry {entry.index} is of term {entry.term}, after term {self.last_term}")
         self._lines.append(line)
