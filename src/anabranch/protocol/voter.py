@@ -125,7 +125,8 @@ class Voter:
         if message.to != raft.me:
             return None  # for a disk that was here before
         learns = isinstance(message, Appended) and message.sender in raft.learners
-        if not (learns or message.sender in raft.log.voters or message.sender in self.core.voters):
+        electors = raft.log.electors(raft.chosen) | set(self.core.voters)
+        if not (learns or message.sender in electors):
             return "it does not keep the log"
         if message.term > raft.term + TERMS_AHEAD:
             return f"nobody is in term {message.term}"

@@ -54,6 +54,11 @@ class VoterLog:
         """Index of that record."""
         return self._voters[-1][0]
 
+    def electors(self, chosen: int) -> set[str]:
+        """Who votes by the last change among the first `chosen` lines, or by a later one, which may yet be cut."""
+        since = max((i for i, _ in self._voters if i < chosen), default=self._voters[0][0])
+        return {voter for index, ids in self._voters if index >= since for voter in ids}
+
     def term_of(self, index: int) -> int:
         return self._terms[index - self.start.index]
 
