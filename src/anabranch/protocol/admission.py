@@ -194,7 +194,11 @@ class Admission:
         self.core.contacts.witnesses.ask(peer)
 
     def link_up(self, peer: str) -> None:
+        """A member is linked (again), or its next process is: what the last one had is gone."""
         self._lost.pop(peer, None)
+        member = self.core.membership.members.get(peer)
+        if member is not None and self.core.linked_incarnation.get(peer, 0) > member.incarnation:
+            self.remove(peer, "it came back as a new process")
 
     def tick(self) -> None:
         now, contacts = self.core.now, self.core.contacts

@@ -83,10 +83,13 @@ def change(core: Core, voter: Voter) -> Voters | None:
     return Voters(following)
 
 
-def fewer(voter: Voter) -> Voters | None:
-    """One voter less, until the leader is the only one."""
-    others = [v for v in voter.raft.log.voters if v != voter.raft.me]
-    if not others:
+def fewer(core: Core, voter: Voter) -> Voters | None:
+    """One voter less, until the leader is the only one: the dead ones first, and only while all that remain
+    were heard a moment ago (of two voters none may be lost)."""
+    raft, recently = voter.raft, core.now - 2.0 * core.settings.heartbeat_s
+    others = [v for v in raft.log.voters if v != raft.me]
+    going = min(others, key=raft.heard_at, default=None)
+    if going is None or any(raft.heard_at(v) < recently for v in others if v != going):
         return None
-    following = tuple(v for v in voter.raft.log.voters if v != others[-1])
-    return None if voter.raft.change_problem(following) else Voters(following)
+    following = tuple(v for v in raft.log.voters if v != going)
+    return None if raft.change_problem(following) else Voters(following)

@@ -83,7 +83,7 @@ class Joining:
         self._wanted_t = -1
         self.model_hash = ""
         self.doors: dict[str, str] = {}
-        self._knock_at, self._knocks = float("inf"), 0
+        self._knock_at, self._knocks, self._shut = float("inf"), 0, ""
         self._led = False
 
     @property
@@ -145,8 +145,11 @@ class Joining:
         """Another peer leads the log: ask there."""
         core = self.peer.core
         self._asks.reset()
-        if self.done or core.leads or message.leader in ("", core.me, core.leader):
+        if self.done or core.leads or message.leader == core.leader:
             return  # it is asked again in a while
+        if message.leader in ("", core.me):  # it knows of nobody: another door may
+            self._shut, self._knock_at = core.leader, core.now + KNOCK_S
+            return
         self.doors.setdefault(message.leader, message.address)
         core.leader = message.leader
         if core.leader in core.links:
@@ -157,10 +160,12 @@ class Joining:
     def _knock(self) -> None:
         """Nobody answered at the last door: try the next one."""
         core = self.peer.core
-        doors = sorted(self.doors)
+        doors = sorted(self.doors.keys() - {core.me})
         self._knock_at = core.now + KNOCK_S
+        if not doors:
+            return
         core.leader = doors[self._knocks % len(doors)]
-        self._knocks += 1
+        self._knocks, self._shut = self._knocks + 1, ""
         if core.leader in core.links:
             self.leader_up()
         else:
@@ -406,7 +411,7 @@ class Joining:
         core = self.peer.core
         if core.now >= self._knock_at:
             self._knock_at = float("inf")
-            if not self.done and not core.leads and core.leader not in core.links:
+            if not self.done and not core.leads and (core.leader not in core.links or core.leader == self._shut):
                 self._knock()
         if core.now < self._again_at:
             return

@@ -621,7 +621,7 @@ class Leader:
                 "back (`anabranch resume`) to write the last checkpoint"
             )
         elif self._checkpointed >= self.t:
-            last = electorate.fewer(self.log) if len(self.log.raft.log.voters) > 1 else None
+            last = electorate.fewer(self.core, self.log) if len(self.log.raft.log.voters) > 1 else None
             if last is not None:
                 self._append(last)
             elif len(self.log.raft.log.voters) == 1:

@@ -160,7 +160,9 @@ class Leadership:
             lead.stop(self._stop_wanted)
         core.note("note", text=f"leads the log from term {core.leads} on")
         for member in list(core.membership.members):
-            if member != core.me and member not in core.links:
+            if member in core.links:
+                admission.link_up(member)
+            elif member != core.me:
                 admission.link_down(member, "no link to the new leader", False, ARRIVAL_S)
         peer.contacts.hurry()
 
