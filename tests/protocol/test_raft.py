@@ -49,8 +49,8 @@ def test_one_history(kind: str) -> None:
 
 
 def test_whom_a_change_leaves_out_is_needed_until_it_is_chosen() -> None:
-    """Seed 1305: the longest logs were with two that a change, not yet chosen, had left out; nobody else could
-    be elected, and they did not stand."""
+    """Seed 1305: the longest logs were with two that a change, not yet chosen, had left out; nobody else
+    could be elected, and they did not stand."""
     trial(1305, "storm")
 
 

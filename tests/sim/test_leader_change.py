@@ -13,7 +13,7 @@ from anabranch.protocol import messages as msg
 from anabranch.protocol import tasks
 from anabranch.protocol.records import Commit, Voters, decode_entry
 from anabranch.protocol.settings import Settings
-from anabranch.sim.algebra import Machine, counting_world, wrong_states
+from anabranch.sim.algebra import Machine, counting_world, member_of, wrong_states
 from anabranch.sim.faults import Fault, Moment, ended, received
 from anabranch.sim.invariants import Invariants
 from anabranch.sim.node import Node
@@ -245,3 +245,38 @@ def test_without_a_majority_nothing_is_committed_and_it_goes_on_when_one_is_back
     world.run(until_s=900)
     check_counted(world)
     one_history(world)
+
+
+def test_the_only_data_node_of_an_iteration_is_lost() -> None:
+    """Another, which was to serve from the next one on, takes all its microbatches over."""
+    stages = {"d0": 0, "r1.0": 1, "r1.1": 1, "r2.0": 2, "r2.1": 2}
+    world = counting_world(LONG, [Machine(name, stage) for name, stage in stages.items()], 31)
+    Invariants(world)
+    late = world.add(member_of(Machine("d1", 0)), "d0", at=1.5)
+
+    def moment(node: Node, event: ev.Event) -> bool:
+        """Claims are coming for an iteration that d1 has the state for and does not serve."""
+        lead, t = node.peer.lead, node.peer.committed
+        later = node.peer.core.membership.active_from.get("d1", 0) > t + 1
+        has_state = late.peer.replica.t == t > 0
+        return later and has_state and lead is not None and lead.round is not None and bool(lead.round.claims)
+
+    fault = Fault(world, ("d0",), moment, crash)
+    world.run(until_s=300)
+    assert fault.delivered
+    check_counted(world)
+
+
+@pytest.mark.parametrize("which", [1, 2])
+def test_a_voter_dies_when_the_run_ends(which: int) -> None:
+    """The founder is left as the only voter; the dead one is let go first."""
+    world = long_swarm(32)
+
+    def strike(world: World, node: Node) -> None:
+        world.crash(node.peer.core.voters[which].partition("/")[0])
+
+    fault = Fault(world, ("d0",), chosen_by_leader(14), strike)
+    world.run(until_s=300)
+    assert fault.delivered
+    assert world.nodes["d0"].stopped == ("all 14 steps are committed", True)
+    check_counted(world)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from anabranch.protocol.core import Core
 from anabranch.protocol.records import Voters
-from anabranch.protocol.voter import Voter, voter_id
+from anabranch.protocol.voter import Voter, peer_of, voter_id
 
 #: Serving peers above which five keep the log.
 MANY = 50
@@ -88,8 +89,9 @@ def fewer(core: Core, voter: Voter) -> Voters | None:
     were heard a moment ago (of two voters none may be lost)."""
     raft, recently = voter.raft, core.now - 2.0 * core.settings.heartbeat_s
     others = [v for v in raft.log.voters if v != raft.me]
-    going = min(others, key=raft.heard_at, default=None)
-    if going is None or any(raft.heard_at(v) < recently for v in others if v != going):
+    heard = {v: raft.heard_at(v) if core.reachable(peer_of(v)) else -math.inf for v in others}
+    going = min(heard, key=lambda v: heard[v], default=None)
+    if going is None or any(at < recently for v, at in heard.items() if v != going):
         return None
     following = tuple(v for v in raft.log.voters if v != going)
     return None if raft.change_problem(following) else Voters(following)

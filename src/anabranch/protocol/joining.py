@@ -411,7 +411,8 @@ class Joining:
         core = self.peer.core
         if core.now >= self._knock_at:
             self._knock_at = float("inf")
-            if not self.done and not core.leads and (core.leader not in core.links or core.leader == self._shut):
+            shut = core.leader not in core.links or core.leader == self._shut
+            if shut and not self.done and not core.leads:
                 self._knock()
         if core.now < self._again_at:
             return

@@ -181,9 +181,9 @@ class Leadership:
     # --- another's -----------------------------------------------------------------------------
 
     def heard(self, peer: str, message: Ping) -> None:
-        """A heartbeat says how much of the log a peer has, whether it leads, and its epoch. Only the founder is
-        believed about a new epoch, and only those who keep the log about who leads it; but a member that is cut
-        off from all of them, and keeps no log itself, heeds a member that has more of it."""
+        """A heartbeat says how much of the log a peer has, whether it leads, and its epoch. Only the founder
+        is believed about a new epoch, and only those who keep the log about who leads it; but a member that
+        is cut off from all of them, and keeps no log itself, heeds a member that has more of it."""
         own, core = self.peer, self.peer.core
         core.epochs[peer] = message.epoch
         if message.epoch > core.settings.epoch > 0 and peer == core.founder:

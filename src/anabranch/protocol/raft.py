@@ -242,8 +242,8 @@ class Raft:
         return self.log.voters == (self.me,)
 
     def _may_stand(self) -> bool:
-        """Whoever a change of voters leaves out is still needed until it is chosen: it may have the longest log
-        (thesis §4.2.2). Its own vote does not count."""
+        """Whoever a change of voters leaves out is still needed until it is chosen: it may have the longest
+        log (thesis §4.2.2). Its own vote does not count."""
         return self.campaigns and self.me in self.log.electors(self.chosen)
 
     def _majority(self, voters: set[str]) -> bool:

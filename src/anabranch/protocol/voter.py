@@ -15,7 +15,6 @@ from anabranch.protocol.records import AnyRecord
 from anabranch.protocol.voterlog import VoterLog
 from anabranch.protocol.voting import Became, Chosen, RaftMessage, Role, Send, Write
 
-
 #: Terms that another voter may be ahead.
 TERMS_AHEAD = 1 << 16
 

@@ -55,7 +55,8 @@ class VoterLog:
         return self._voters[-1][0]
 
     def electors(self, chosen: int) -> set[str]:
-        """Who votes by the last change among the first `chosen` lines, or by a later one, which may yet be cut."""
+        """Who votes by the last change among the first `chosen` lines, or by a later one that may yet be
+        cut."""
         since = max((i for i, _ in self._voters if i < chosen), default=self._voters[0][0])
         return {voter for index, ids in self._voters if index >= since for voter in ids}
 
@@ -73,7 +74,7 @@ class VoterLog:
         return self._hashes[offset - 1] if 0 < offset <= len(self._hashes) else None
 
     def append(self, line: bytes, term: int | None = None) -> Entry:
-        """Add the next line, in `term` (None: of a log that is read). Raises LogError if it does not follow."""
+        """Add the next line, in `term` (None: a log is read). Raises LogError if it does not follow."""
         entry, _ = follow(self.position, line)
         if term is not None and entry.term > term:
             raise LogError(f"log entry {entry.index} is of term {entry.term}, and comes in term {term}")

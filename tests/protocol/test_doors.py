@@ -1,0 +1,51 @@
+"""A joiner finds whoever leads; a member's next process is not taken for the member."""
+
+from __future__ import annotations
+
+from anabranch.protocol import events as ev
+from anabranch.protocol.admission import Admission
+from anabranch.protocol.core import Core
+from anabranch.protocol.joining import KNOCK_S
+from anabranch.protocol.messages import Elsewhere, Enquire
+from anabranch.protocol.peer import Peer
+from anabranch.protocol.records import Member, Members
+from anabranch.protocol.settings import Settings
+
+SETTINGS = Settings("doors", 1, 1, 2, 3)
+
+
+def dialled(effects: list[ev.Effect]) -> list[str]:
+    return [effect.peer for effect in effects if isinstance(effect, ev.Dial)]
+
+
+def test_a_door_that_knows_of_nobody_is_left_for_the_next_and_never_for_my_own() -> None:
+    """Two that have come back would otherwise ask each other for ever."""
+    peer = Peer("b", 2, "a", SETTINGS)
+    peer.joining.doors = {"a": "a:1", "b": "b:1", "c": "c:1"}
+    peer.handle(ev.Started(), 0.0)
+    asked = peer.handle(ev.LinkUp("a", 1), 0.0)
+    assert any(isinstance(effect, ev.Send) and isinstance(effect.message, Enquire) for effect in asked)
+    found: list[str] = []
+    for number in range(1, 6):
+        now = number * (KNOCK_S + 0.5)
+        door = peer.core.leader
+        peer.handle(ev.LinkUp(door, 1), now - 0.4)
+        peer.handle(ev.Received(door, Elsewhere("", "")), now - KNOCK_S)
+        found += dialled(peer.handle(ev.Wake(), now))
+    assert "c" in found and "b" not in found
+
+
+def test_the_next_process_of_a_member_ends_the_last_ones_membership() -> None:
+    """It is linked, and answers; what the last process had is gone all the same."""
+    core = Core("a", 1, 0, SETTINGS, "a")
+    peer = Peer("a", 1, "a", SETTINGS)
+    core.contacts = peer.contacts
+    core.membership.apply(Members(1, joined=(Member("b", 1, 4, "class", 2),), active_from={"b": 1}))
+    admission = Admission(core, "class", "", "", lambda member: None, {})
+    core.linked_incarnation["b"] = 4
+    admission.link_up("b")
+    assert admission.change(1) is None
+    core.linked_incarnation["b"] = 5
+    admission.link_up("b")
+    record = admission.change(1)
+    assert record is not None and record.removed == {"b": "it came back as a new process"}
