@@ -58,6 +58,8 @@ class Snapshots:
         key = (order.stage, order.t)
         if order.stage > self.core.settings.stages:
             return f"there is no stage {order.stage}"
+        if self.core.me not in self.core.membership.active_from:
+            return "I do not serve yet"  # it was for my last process
         if key in self.states.pinned or key in self._no_room:
             self.report()
         elif key not in self.downloads:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from types import MappingProxyType
 from typing import NamedTuple
 
 from anabranch import PROTOCOL_VERSION
@@ -327,10 +328,15 @@ def genesis_of(settings: Settings, leader: str) -> Genesis:
 
 
 def counting_world(
-    settings: Settings, machines: Sequence[Machine], seed: int = 0, model: Model | None = None
+    settings: Settings,
+    machines: Sequence[Machine],
+    seed: int = 0,
+    model: Model | None = None,
+    disks: Mapping[str, str] = MappingProxyType({}),
 ) -> World:
-    """A world of these machines, not yet running; the first one, of stage 0, keeps the log."""
-    members = {machine.id: member_of(machine) for machine in machines}
+    """A world of these machines, not yet running; the first one, of stage 0, keeps the log. disks: machines
+    whose disk has another name ("": they have none to keep the log on)."""
+    members = {machine.id: member_of(machine, disks.get(machine.id, "0")) for machine in machines}
     leader = machines[0]
     genesis = genesis_of(settings, leader.id)
     schedule = Schedule("batch {}".format, _parameters, settings.microbatches, 1)
@@ -357,7 +363,7 @@ def wrong_states(world: World) -> Mapping[str, str]:
     return wrong
 
 
-def member_of(machine: Machine) -> Member:
+def member_of(machine: Machine, disk: str = "0") -> Member:
     """The machine as it offers itself."""
     return Member(
         machine.id,
@@ -368,7 +374,7 @@ def member_of(machine: Machine) -> Member:
         name=machine.id,
         address=f"{machine.id}:1" if machine.reachable else "",
         forward_s=0.02 * machine.slowness,
-        disk="0",
+        disk=disk,
     )
 
 
