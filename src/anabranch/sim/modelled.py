@@ -14,8 +14,8 @@ from anabranch.protocol import events as ev
 from anabranch.protocol import messages as msg
 from anabranch.protocol import tasks
 from anabranch.protocol.founding import lead
-from anabranch.protocol.leader import Schedule, StepParameters
 from anabranch.protocol.records import Member
+from anabranch.protocol.schedule import Schedule, StepParameters
 from anabranch.protocol.settings import Settings
 from anabranch.protocol.tasks import PIECE_BYTES, Payload, Result, Task
 from anabranch.sim import algebra
