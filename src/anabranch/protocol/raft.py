@@ -155,6 +155,11 @@ class Raft:
             soon = self._now + self._dice.uniform(0.0, self._heartbeat_s)
             self._election_at = min(self._election_at, soon)
 
+    def has_leader(self) -> bool:
+        """Whether one was heard within patience."""
+        heard = self.leader != "" and self._now < self._heard_at + self._pace.patience_s
+        return self.role is Role.LEADER or heard
+
     # --- for the owner, on the leader ----------------------------------------------------------
 
     @property
@@ -254,10 +259,6 @@ class Raft:
         patience = self._pace.patience_s * 2.0 ** min(self._failures, 4)
         self._election_at = self._now + patience * self._dice.uniform(1.0, 2.0)
 
-    def _has_leader(self) -> bool:
-        heard = self.leader != "" and self._now < self._heard_at + self._pace.patience_s
-        return self.role is Role.LEADER or heard
-
     def _stand(self) -> None:
         """Ask first whether an election would be won: who is cut off must not raise everyone's term."""
         if self._alone():
@@ -285,7 +286,7 @@ class Raft:
                 self._send(AskVote(self.me, voter, term, trial, length, last_term, forced))
 
     def _on_ask(self, message: AskVote) -> None:
-        if self._has_leader() and not message.forced:
+        if self.has_leader() and not message.forced:
             granted = False
         elif message.trial:
             granted = message.term > self.term and self._as_complete(message)

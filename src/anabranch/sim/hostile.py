@@ -131,7 +131,7 @@ class Hostile:
 
     def _come_back(self, node: Node) -> None:
         member = msgspec.structs.replace(node.member, incarnation=node.member.incarnation + 1)
-        self.world.add(member, self.world.genesis.leader, self.world.clock.now)
+        self.world.add(member, self.world.leading().id, self.world.clock.now)
 
     def _fabricator(self, node: Node) -> Fabricator:
         peer = node.peer
@@ -165,7 +165,7 @@ class Hostile:
 
     def _spoils(self, node: Node, message: msg.Message) -> bool:
         """Whether it might be taken, for it is this member's own account."""
-        member = self.world.nodes[self.world.genesis.leader].peer.core.membership.members.get(self.name)
+        member = self.world.leading().peer.core.membership.members.get(self.name)
         if member is None or not isinstance(message, OWN_ACCOUNT):
             return False
         if isinstance(message, msg.Leave):

@@ -201,10 +201,7 @@ class Invariants:
 
     def _prepared(self, commit: Commit, stage: int, entry: StageCommit) -> None:
         """I4: C_t is proposed only when min(2, live) replicas can take the step, so that one may be lost."""
-        nodes = [node for node in self.world.nodes.values() if node.running and node.peer.core.leads]
-        founder = self.world.nodes[self.world.genesis.leader]
-        leader = max(nodes, key=lambda node: node.peer.core.leads, default=founder)
-        live = leader.peer.core.membership.live(stage, commit.t)
+        live = self.world.leading().peer.core.membership.live(stage, commit.t)
         prepared = self._assembled.get((commit.t, stage, entry.digest), set())
         if len(prepared & set(live)) < min(2, len(live)):
             who = ", ".join(sorted(prepared)) or "nobody"

@@ -295,6 +295,16 @@ class World:
         pieces, fingerprint = self.checkpoints.get(t, {}).get(stage, ((), ""))
         return ev.CheckpointRead(asked_t, t, stage, fingerprint, pieces)
 
+    def leading(self) -> Node:
+        """Whoever leads the log, in the highest term; while nobody does, the live peer that follows it
+        furthest (the founder where none is)."""
+        running = [node for node in self.nodes.values() if node.running]
+        leaders = [node for node in running if node.peer.lead is not None]
+        if leaders:
+            return max(leaders, key=lambda node: node.peer.core.leads)
+        founder = self.nodes[self.genesis.leader]
+        return max(running, key=lambda node: node.peer.position.index, default=founder)
+
     # --- running -------------------------------------------------------------------------------
 
     def run(self, until_s: float = 10_000.0, max_events: int = 5_000_000) -> None:

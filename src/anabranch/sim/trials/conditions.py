@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from anabranch.protocol.voter import peer_of
 from anabranch.sim.node import Node
 from anabranch.sim.world import World
 
@@ -9,10 +10,13 @@ from anabranch.sim.world import World
 def unmet(world: World, t: int) -> list[str]:
     """Which conditions of I4 do not hold, in words; t is the last committed iteration."""
     missing = []
-    leader = world.nodes[world.genesis.leader]
-    if not leader.running:
-        missing.append(f"a majority of the voters: {leader.id}, the only one, is down")
+    leader = world.leading()
+    if not any(_electable(world, node) for node in world.nodes.values()):
+        voters = ", ".join(leader.peer.voter.raft.log.voters)
+        return [f"a majority of the voters: nobody can be elected by {voters}"]
     lead = leader.peer.lead
+    if lead is None:
+        return []  # somebody should lead
     restorable = lead is not None and lead.keeping.newest(t + 1) is not None
     for stage in range(world.settings.stages + 1):
         if not (restorable and stage) and not any(_holds(world, n, stage, t) for n in world.nodes.values()):
@@ -21,13 +25,42 @@ def unmet(world: World, t: int) -> list[str]:
     return missing
 
 
+def _electable(world: World, node: Node) -> bool:
+    """Whether those who vote by this peer's log could elect it: most of them are up, with logs that are not
+    more complete."""
+    raft = node.peer.voter.raft
+    if not node.running or raft.me not in raft.log.electors(raft.chosen):
+        return False
+    up = [world.nodes[peer_of(voter)] for voter in raft.log.voters if _up(world, voter)]
+    votes = [voter for voter in up if _complete(voter) <= _complete(node)]
+    return 2 * len(votes) > len(raft.log.voters)
+
+
+def _up(world: World, voter: str) -> bool:
+    node = world.nodes.get(peer_of(voter))
+    return node is not None and node.running and node.peer.voter.raft.me == voter
+
+
+def _complete(node: Node) -> tuple[int, int]:
+    log = node.peer.voter.raft.log
+    return log.last_term, log.length
+
+
+def _voters_remain(world: World, node: Node) -> bool:
+    raft = world.leading().peer.voter.raft
+    remain = [voter for voter in raft.log.voters if _up(world, voter) and peer_of(voter) != node.id]
+    return peer_of(raft.me) not in map(peer_of, raft.log.voters) or 2 * len(remain) > len(raft.log.voters)
+
+
 def can_be_lost(world: World, node: Node, t: int) -> bool:
     """Whether another peer of the stage has what would be lost with this one, and takes part in the open
-    iteration, so that it will have the next step, too."""
+    iteration, so that it will have the next step, too; and whether most of the voters remain."""
     stage = node.peer.core.stage
+    if not _voters_remain(world, node):
+        return False
     if not _serves(world, node):
         return True
-    live = world.nodes[world.genesis.leader].peer.core.membership.live(stage, t + 1)
+    live = world.leading().peer.core.membership.live(stage, t + 1)
     return any(
         other is not node and other.id in live and not other.frozen and _holds(world, other, stage, t)
         for other in world.nodes.values()
@@ -35,7 +68,7 @@ def can_be_lost(world: World, node: Node, t: int) -> bool:
 
 
 def _serves(world: World, node: Node) -> bool:
-    return node.id in world.nodes[world.genesis.leader].peer.core.membership.active_from
+    return node.id in world.leading().peer.core.membership.active_from
 
 
 def _holds(world: World, node: Node, stage: int, t: int) -> bool:

@@ -89,6 +89,7 @@ def draw(seed: int, profile_name: str) -> Drawn:
         returns=dice.choice(returns),
         activation_bytes=1024,
         snapshot_every=2 + seed % 4,
+        voters=1 if seed % 4 == 3 else 3,
     )
     latency = dice.choice(_LATENCIES)
     task_s = dict.fromkeys(_COMPUTING, dice.choice([0.005, 0.01, 0.03]))

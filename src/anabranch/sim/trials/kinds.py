@@ -9,7 +9,7 @@ from anabranch.sim.trials.phases import ELECTION, OF_DATA_NODES, OF_RELAYS, PHAS
 
 
 class Role(Enum):
-    """Whom a fault hits. The leader is the data node that keeps the log."""
+    """Whom a fault hits. The leader is whoever leads the log at that moment; the others follow it."""
 
     RELAY = "relay"
     DATA = "data node"
@@ -28,17 +28,12 @@ class Kind:
 _RELAY, _DATA, _LEADER = frozenset({Role.RELAY}), frozenset({Role.DATA}), frozenset({Role.LEADER})
 _FOLLOWERS, _ALL = _RELAY | _DATA, _RELAY | _DATA | _LEADER
 
-#: Faults that the protocol does not survive yet. `simtest` draws one when its name is no longer here.
-NOT_SURVIVED = frozenset({"leader crash"})
-#: Phases that the protocol does not have yet.
-NOT_REACHED = frozenset({ELECTION})
-
 KINDS = {
     kind.name: kind
     for kind in (
         Kind("crash", _RELAY, loses=True),
-        Kind("vanish", _FOLLOWERS, loses=True),
-        Kind("restart", _FOLLOWERS, loses=True),
+        Kind("vanish", _ALL, loses=True),
+        Kind("restart", _ALL, loses=True),
         Kind("data crash", _DATA, loses=True),
         Kind("leader crash", _LEADER, loses=True),
         Kind("stage loss", _RELAY),
@@ -48,7 +43,7 @@ KINDS = {
         Kind("slow node", _ALL),
         Kind("slow link", _ALL),
         Kind("cut", _ALL),
-        Kind("partition", _FOLLOWERS),
+        Kind("partition", _ALL),
         Kind("one way", _ALL),
         Kind("duplication", _ALL),
         Kind("reordering", _ALL),
@@ -96,9 +91,9 @@ PROFILES = {
 
 def reachable(kind: str, phase: str) -> bool:
     """Whether a fault of this kind can hit a peer in that phase."""
-    if kind in NOT_SURVIVED or phase in NOT_REACHED:
-        return False
     roles = KINDS[kind].roles
+    if phase == ELECTION:
+        return roles != _LEADER  # who leads has won
     if phase in OF_DATA_NODES:
         return roles != _RELAY
     return phase not in OF_RELAYS or Role.RELAY in roles

@@ -20,6 +20,7 @@ APPLY = "apply"
 DOWNLOAD = "download"
 """Fetching, loading or serving a state."""
 ELECTION = "election"
+"""It votes, and hears no leader."""
 IDLE = "idle"
 
 PHASES = (
@@ -48,6 +49,8 @@ _RUNNING: dict[type[tasks.Task], str] = {
 def phase_of(node: Node, committed_t: int) -> str:
     """The phase of a peer, when the log's last commit is `committed_t`."""
     peer = node.peer
+    if _misses_a_leader(node):
+        return ELECTION
     if peer.joining.step in (Step.FETCHING, Step.LOADING):
         return DOWNLOAD
     running = peer.core.queue.running
@@ -63,3 +66,8 @@ def phase_of(node: Node, committed_t: int) -> str:
     if iteration is not None and any(u.returned and u.granted is not None for u in iteration.units.values()):
         return ACKNOWLEDGED
     return IDLE
+
+
+def _misses_a_leader(node: Node) -> bool:
+    raft = node.peer.voter.raft
+    return len(raft.log.voters) > 1 and raft.me in raft.log.voters and not raft.has_leader()

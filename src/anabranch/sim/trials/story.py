@@ -32,7 +32,7 @@ _WORDS: dict[str, Callable[[str, Fields], str]] = {
     "overflow": lambda peer, f: f"{peer} meets an overflow in microbatch {f['index']} of {f['t']}",
     "rollback": lambda peer, f: f"{peer} goes back to the state after {f['t']}: {f['reason']}",
 }
-#: What every peer says of one log entry is told once, by the peer that keeps the log.
+#: What every peer says of one log entry is told once, by who learns of it first.
 _OF_THE_LOG: dict[str, Callable[[str, Fields], str]] = {
     "step": _step,
     "peer_removed": lambda peer, f: f"{f['subject']} is removed from the run: {f['reason']}",
@@ -48,10 +48,12 @@ def story(trial: Trial) -> list[str]:
 
 
 def _noted(trial: Trial) -> Iterator[tuple[float, str]]:
-    leader = trial.world.genesis.leader
+    told: set[str] = set()
     for at, peer, kind, fields in trial.world.notes:
         if kind in _OF_THE_LOG:
-            if peer == leader:
+            what = f"{kind} {fields}"
+            if what not in told:
+                told.add(what)
                 yield at, _OF_THE_LOG[kind](peer, fields)
         elif kind in _WORDS:
             yield at, _WORDS[kind](peer, fields)

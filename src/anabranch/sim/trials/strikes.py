@@ -43,9 +43,9 @@ def vanish(trial: Trial, victim: Node) -> tuple[str, float] | None:
 
 def restart(trial: Trial, victim: Node) -> tuple[str, float] | None:
     trial.world.crash(victim.id)
-    wait_s = trial.dice.choice([0.01, 0.5, 4.0])
-    trial.world.clock.after(wait_s, lambda: trial.again(victim))
-    return f"{victim.id} crashes and starts again {wait_s:g} s later", wait_s
+    wait_s, without = trial.dice.choice([0.01, 0.5, 4.0]), trial.dice.random() < 0.3
+    trial.world.clock.after(wait_s, lambda: trial.again(victim, without))
+    return f"{victim.id} crashes and starts again {wait_s:g} s later" + ", without its disk" * without, wait_s
 
 
 def stage_loss(trial: Trial, victim: Node) -> tuple[str, float] | None:
@@ -103,10 +103,12 @@ def cut(trial: Trial, victim: Node) -> tuple[str, float] | None:
 
 
 def partition(trial: Trial, victim: Node) -> tuple[str, float] | None:
-    """The victim and some others on one side, the leader on the other; nothing passes."""
+    """The victim and some others on one side, the leader (where it is not the victim) on the other; nothing
+    passes."""
     world, seconds = trial.world, trial.dice.choice([0.5, 3.0, 8.0, 20.0])
     names = sorted(node.id for node in world.nodes.values() if node.running)
-    island = {victim.id} | {n for n in names if n != world.genesis.leader and trial.dice.random() < 0.3}
+    leader = world.leading().id
+    island = {victim.id} | {n for n in names if n != leader and trial.dice.random() < 0.3}
     breaks = trial.dice.random() < 0.5
     if breaks:
         for one in sorted(island):
@@ -202,9 +204,11 @@ STRIKES: dict[str, Strike] = {
 }
 
 
-def next_life(node: Node) -> Member:
+def next_life(node: Node, without_disk: bool = False) -> Member:
     """The same machine as a new process."""
-    return structs.replace(node.member, incarnation=node.member.incarnation + 1)
+    member = node.member
+    disk = f"{member.disk}+" if without_disk else member.disk
+    return structs.replace(member, incarnation=member.incarnation + 1, disk=disk)
 
 
 def _neighbour(trial: Trial, victim: Node) -> str | None:

@@ -24,6 +24,7 @@ from anabranch.config import (
 )
 from anabranch.protocol.founding import lead
 from anabranch.protocol.records import Member
+from anabranch.protocol.voter import Kept
 from anabranch.sim.algebra import Machine
 from anabranch.sim.training import ONE_CLASS, SIMULATED, node_member
 from anabranch.sim.trials.draw import Drawn
@@ -85,6 +86,7 @@ def tensor_world(drawn: Drawn) -> tuple[World, Tensors]:
         min_replicas=wanted.min_replicas,
         policy=wanted.policy,
         returns=wanted.returns,
+        voters=wanted.voters,
     )
     leader, *others = drawn.machines
     genesis = genesis_of(
@@ -97,7 +99,8 @@ def tensor_world(drawn: Drawn) -> tuple[World, Tensors]:
 
     world = World(drawn.seed, settings, genesis, make_computer, drawn.model)
     first = _member(leader)
-    world.add_leader(lead(first, settings, schedule, genesis), first).slowness = leader.slowness
+    founder = lead(first, settings, schedule, genesis, Kept(first.disk, seed=drawn.seed))
+    world.add_leader(founder, first).slowness = leader.slowness
     for machine in others:
         at = world.random.uniform(0.0, 0.5)
         world.add(_member(machine), leader.id, at=at, slowness=machine.slowness)

@@ -17,7 +17,7 @@ from anabranch.sim.trials.draw import Aim, Drawn
 from anabranch.sim.trials.effort import Effort
 from anabranch.sim.trials.kinds import KINDS, Role
 from anabranch.sim.trials.outcome import Delivered, Outcome
-from anabranch.sim.trials.phases import CHOSEN, DOWNLOAD, phase_of
+from anabranch.sim.trials.phases import CHOSEN, DOWNLOAD, ELECTION, phase_of
 from anabranch.sim.trials.strikes import STRIKES, dice_of, next_life
 from anabranch.sim.violation import Violation
 
@@ -34,6 +34,8 @@ EVENTS_MAX = 200_000
 CHURN_STEPS = 4
 #: A process that was sent away is started again by its owner after so long.
 START_AGAIN_S = 2.0
+#: A leader that is away for so long is replaced (s).
+AWAY_S = 12.0
 #: Messages per peer that are remembered for a replay.
 HEARD = 60
 
@@ -153,7 +155,7 @@ class Trial:
         return not wanted.loses or can_be_lost(self.world, node, self.invariants.t)
 
     def role(self, node: Node) -> Role:
-        if node.id == self.world.genesis.leader:
+        if node.peer.lead is not None:
             return Role.LEADER
         return Role.RELAY if node.peer.core.stage else Role.DATA
 
@@ -192,13 +194,21 @@ class Trial:
         member: Member = structs.replace(
             like, id=name, name=name, address=f"{name}:1", incarnation=1, capacity=capacity, stage=stage
         )
-        self.world.add(member, self.world.genesis.leader, self.world.clock.now)
+        self.world.add(member, self.world.leading().id, self.world.clock.now)
         return name
 
-    def again(self, node: Node) -> None:
+    def without_a_leader(self) -> None:
+        """Whoever leads freezes for long enough that another is elected, if several vote."""
+        leader = self.world.leading()
+        if len(leader.peer.core.voters) > 1 and not leader.frozen:
+            self.told.append((self.world.clock.now, f"{leader.id}, which leads, freezes for {AWAY_S:g} s"))
+            self._busy_until = max(self._busy_until, self.world.clock.now + AWAY_S)
+            self.world.freeze(leader.id, AWAY_S)
+
+    def again(self, node: Node, without_disk: bool = False) -> None:
         """The machine's owner starts the process again."""
-        member = next_life(self.world.nodes[node.id])
-        self.world.add(member, self.world.genesis.leader, self.world.clock.now, node.slowness)
+        member = next_life(self.world.nodes[node.id], without_disk)
+        self.world.add(member, self.world.leading().id, self.world.clock.now, node.slowness)
 
     def _supervise(self) -> None:
         """Who was sent away is started again; who is on the way in and lost its link dials again, as `join`
@@ -208,7 +218,7 @@ class Trial:
                 self.told.append((self.world.clock.now, f"{node.id} is started again: {node.stopped[0]}"))
                 self.again(node)
             elif node.running and not node.links and not node.peer.joining.done:
-                self.world.dial(node, self.world.genesis.leader)
+                self.world.dial(node, node.peer.core.leader)
         self.world.clock.after(START_AGAIN_S, self._supervise)
 
 
@@ -228,6 +238,8 @@ class _Waiting:
             self._since = now
             if self.aim.phase == DOWNLOAD:
                 trial.newcomer(trial.dice.randint(1, trial.world.settings.stages))
+            elif self.aim.phase == ELECTION:
+                trial.without_a_leader()
         if self._struck:
             return False
         waited = now - self._since
