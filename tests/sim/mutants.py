@@ -17,11 +17,15 @@ from anabranch.protocol.joining import Joining
 from anabranch.protocol.leader import Leader, Round
 from anabranch.protocol.membership import Membership
 from anabranch.protocol.peer import Peer
+from anabranch.protocol.raft import Raft
 from anabranch.protocol.replica import Replica
 from anabranch.protocol.sending import Item, Sender
 from anabranch.protocol.slots import Grant, SlotLedger
 from anabranch.protocol.tasks import Payload, Result, WeightGradient, embed_unit
+from anabranch.protocol.voter import Kept
+from anabranch.protocol.voting import Role
 from anabranch.protocol.work import WorkQueue
+from anabranch.sim.node import Disk
 
 Patch = pytest.MonkeyPatch
 
@@ -254,6 +258,39 @@ def anybody_leads(patch: Patch) -> None:
     patch.setattr(Peer, "_receive", believe_all)
 
 
+def minority_chooses(patch: Patch) -> None:
+    """A leader takes half of the other voters, without itself, for a majority; and does not step down."""
+
+    majority = Raft._majority
+
+    def minority(self: Raft, voters: set[str]) -> bool:
+        if self.role is Role.LEADER:
+            return 2 * len(voters & set(self.log.voters)) >= len(self.log.voters) - 1
+        return majority(self, voters)
+
+    patch.setattr(Raft, "_majority", minority)
+
+
+def elected_twice(patch: Patch) -> None:
+    """Voters vote for whoever asks, and stand all at the same time: a term has several leaders."""
+    grant = Raft._grant
+
+    def again(self: Raft, message: msg.AskVote) -> bool:
+        self.vote = ""
+        return grant(self, message)
+
+    def at_once(self: Raft) -> None:
+        self._election_at = self._now + self._pace.patience_s
+
+    patch.setattr(Raft, "_grant", again)
+    patch.setattr(Raft, "_wait", at_once)
+
+
+def amnesiac_voter(patch: Patch) -> None:
+    """A process that starts again votes in the name of its disk, and has forgotten all that was on it."""
+    patch.setattr(Disk, "kept", lambda self, seed: Kept(self.nonce, seed=seed))
+
+
 MUTANTS: dict[str, Mutant] = {
     "cover unchecked": Mutant(cover_unchecked, "churn20", ("I1", "I3")),
     "PREPARED before the cover check": Mutant(prepared_before_the_check, "churn20", ("I4",)),
@@ -273,5 +310,8 @@ MUTANTS: dict[str, Mutant] = {
     "indices split anew": Mutant(indices_split_anew, "churn20", ("I4", "I6")),
     "an embedding counted twice": Mutant(embedding_counted_twice, "calm", ("I1",)),
     "slots never freed": Mutant(slots_never_freed, "calm", ("I4",)),
+    "a commit on a minority": Mutant(minority_chooses, "partition", ("I4",)),
+    "two leaders of one term": Mutant(elected_twice, "partition", ("I4",)),
+    "an amnesiac voter": Mutant(amnesiac_voter, "churn20", ("I4",)),
     "anybody leads": Mutant(anybody_leads, "hostile", ("I4", "I7")),
 }

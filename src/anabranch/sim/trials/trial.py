@@ -200,7 +200,8 @@ class Trial:
     def without_a_leader(self) -> None:
         """Whoever leads freezes for long enough that another is elected, if several vote."""
         leader = self.world.leading()
-        if len(leader.peer.core.voters) > 1 and not leader.frozen:
+        several = len(leader.peer.core.voters) > 1
+        if several and not leader.frozen and can_be_lost(self.world, leader, self.invariants.t):
             self.told.append((self.world.clock.now, f"{leader.id}, which leads, freezes for {AWAY_S:g} s"))
             self._busy_until = max(self._busy_until, self.world.clock.now + AWAY_S)
             self.world.freeze(leader.id, AWAY_S)
