@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -11,7 +12,7 @@ from small_swarm import MadeUpBatches, check_equal, small_model, small_run
 from anabranch.protocol import events as ev
 from anabranch.protocol import messages as msg
 from anabranch.protocol import tasks
-from anabranch.protocol.records import Commit, Voters, decode_entry
+from anabranch.protocol.records import Commit, Rollback, Voters, decode_entry
 from anabranch.protocol.settings import Settings
 from anabranch.sim.algebra import Machine, counting_world, member_of, wrong_states
 from anabranch.sim.faults import Fault, Moment, ended, received
@@ -280,3 +281,70 @@ def test_a_voter_dies_when_the_run_ends(which: int) -> None:
     assert fault.delivered
     assert world.nodes["d0"].stopped == ("all 14 steps are committed", True)
     check_counted(world)
+
+
+def keeps_snapshots(seed: int) -> World:
+    stages = {"d0": 0, "d1": 0, "d2": 0, "r1.0": 1, "r1.1": 1, "r2.0": 2, "r2.1": 2}
+    settings = replace(LONG, snapshot_every=2)
+    world = counting_world(settings, [Machine(name, stage) for name, stage in stages.items()], seed)
+    Invariants(world)
+    return world
+
+
+def lose_stage_1(world: World) -> None:
+    for name in ("r1.0", "r1.1"):
+        world.crash(name)
+        newcomer = member_of(Machine(f"new {name}", 1))
+        world.clock.after(1.0, lambda newcomer=newcomer: world.add(newcomer, "d1", world.clock.now) and None)  # type: ignore[misc]
+
+
+def snapshot_complete(node: Node, event: ev.Event) -> bool:
+    """Three data nodes vote, and the run can go back to a step that it computed."""
+    lead = node.peer.lead
+    return lead is not None and lead.keeping.complete_t >= 2 and full_again(node)
+
+
+def rollback_proposed(node: Node, event: ev.Event) -> bool:
+    raft = node.peer.voter.raft
+    last = decode_entry(raft.log.line(raft.log.length - 1)).record if raft.log.length else None
+    return leads(node) and raft.busy and isinstance(last, Rollback)
+
+
+def rollback_chosen(node: Node, event: ev.Event) -> bool:
+    raft = node.peer.voter.raft
+    last = decode_entry(raft.log.line(raft.chosen - 1)).record if raft.chosen else None
+    return leads(node) and isinstance(last, Rollback)
+
+
+def test_a_stage_is_lost_with_the_leader() -> None:
+    """Who succeeds it learns from everyone which snapshots there are, and goes back to one."""
+    world = keeps_snapshots(41)
+
+    def strike(world: World, node: Node) -> None:
+        world.crash(node.id)
+        lose_stage_1(world)
+
+    fault = Fault(world, ("d0",), snapshot_complete, strike)
+    world.run(until_s=600)
+    assert fault.delivered and records(world, Rollback)
+    check_counted(world)
+
+
+@pytest.mark.parametrize("how", ["crash", "cut off"])
+@pytest.mark.parametrize("moment", [rollback_proposed, rollback_chosen])
+def test_the_leader_is_lost_with_a_rollback(moment: Moment, how: str) -> None:
+    """Proposed, or chosen and not announced: there is one history, which goes back once or twice."""
+    world = keeps_snapshots(42)
+    lost = Fault(world, ("d0",), snapshot_complete, lambda world, node: lose_stage_1(world))
+
+    def strike(world: World, node: Node) -> None:
+        if how == "crash":
+            world.crash(node.id)
+        else:
+            world.partition([node.id], 40.0)
+
+    fault = Fault(world, ("d0",), moment, strike)
+    world.run(until_s=900)
+    assert lost.delivered and fault.delivered and records(world, Rollback)
+    check_counted(world)
+    one_history(world)

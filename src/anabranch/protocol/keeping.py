@@ -48,6 +48,7 @@ class Keeping:
         self.core = core
         self.points: dict[int, Point] = {}
         self.complete_t = -1
+        self._logged: set[int] = set()
         self._recent: dict[int, Point] = {}
         self._held: dict[str, dict[tuple[int, int], str]] = {}
         self._refused: set[tuple[str, int]] = set()
@@ -59,6 +60,7 @@ class Keeping:
 
     def begin(self, point: Point) -> None:
         """Where the run stands when this leader begins, or goes on after a rollback."""
+        self._logged = {t for t in self._logged if t < point.t} | {point.t}
         known = self.points.get(point.t)
         if known is not None:
             point.initial |= known.initial
@@ -71,7 +73,16 @@ class Keeping:
     def inherit(self, points: Mapping[int, Point], first: Point) -> None:
         """What a leader that succeeds another knows from the log; who holds what, everybody says again."""
         self.points = {0: first} | dict(points)
+        self._logged = set(self.points)
         self._changed = True
+
+    def logged(self, point: Point) -> None:
+        """The log says what the states after t are (as C_{t+1} does): whoever leads next will know, too. A
+        leader that took over before it had folded that entry learns it here itself."""
+        if self.core.settings.snapshots_at(point.t) and point.t >= self.complete_t:
+            self.points.setdefault(point.t, point)
+            self._logged.add(point.t)
+            self._changed = True
 
     def begun_with(self, t: int, initial: bool) -> None:
         """The leader's stage is built; `initial`: its state after t is what the seed gives, so anyone can
@@ -150,7 +161,8 @@ class Keeping:
         if self.core.settings.snapshot_every == 0:
             return
         for t in sorted(self.points, reverse=True):
-            if not self.points[t].initial and self._order(self.points[t]) and t > self.complete_t:
+            ordered = not self.points[t].initial and self._order(self.points[t])
+            if ordered and t > self.complete_t and (len(self.core.voters) <= 1 or t in self._logged):
                 self.complete_t = t
                 for peer in list(self.core.membership.members):
                     self.repeat(peer)

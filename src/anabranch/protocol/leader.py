@@ -143,11 +143,12 @@ class Leader:
     def take_over(
         self, t: int, base: str, adam_step: int, fingerprints: tuple[str, ...], skips: int, closed: bool
     ) -> None:
-        """Where the log stands when this peer succeeds another leader. fingerprints: empty if not known; then
-        step t is released once the replicas have said again what they have (R9)."""
+        """Where the log stands when this peer succeeds another leader. fingerprints: known where the log went
+        back to t; empty where it came to t by a step, which is released once the replicas have said again
+        what they have (R9)."""
         self.t, self.base, self.adam_step, self.fingerprints = t, base, adam_step, fingerprints
         self._agreed = {t: fingerprints} if fingerprints else {}
-        self._released = t if t == 0 else t - 1
+        self._released = t if fingerprints or t == 0 else t - 1
         self._skips, self._closed = skips, closed
         self._open_round()
 
@@ -544,6 +545,9 @@ class Leader:
         """Fold a chosen record (called by the peer in log order)."""
         if isinstance(record, Commit):
             self._step_s = self.core.now - self.round.opened_at if self.round else self._step_s
+            if record.stages:
+                before = tuple(stage.fingerprint_before for stage in record.stages)
+                self.keeping.logged(Point(record.t - 1, before, self.adam_step))
             self.t, self.base, self.adam_step = record.t, base, record.adam_step
             self._applied = {}
             self.round = None

@@ -67,7 +67,8 @@ class Leadership:
             case Genesis():
                 self.fingerprints = record.fingerprints
             case Rollback(t):
-                self._points = {at: point for at, point in self._points.items() if at <= t}
+                self._points = {at: point for at, point in self._points.items() if at < t}
+                self._points[t] = Point(t, record.fingerprints, record.adam_step)
                 self.adam_step, self.fingerprints, self.skips = record.adam_step, record.fingerprints, 0
             case Commit():
                 if record.stages and core.settings.snapshots_at(record.t - 1):
