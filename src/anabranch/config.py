@@ -229,6 +229,9 @@ class SnapshotsSection:
     """Peers outside a stage that keep its state; 0 = none, and a lost stage makes the run wait."""
     budget_bytes: int = 4 << 30
     """Host memory per peer for the copies that it keeps."""
+    redo: str = "replay"
+    """How a lost stage comes back: "replay" (all go back to the last snapshot and compute again) or
+    "gradients" (it alone, by the gradients of its steps, which `copies` peers keep: more is sent)."""
 
 
 @dataclass(frozen=True)
@@ -440,7 +443,7 @@ def _toml(value: Any) -> str:
 
 @functools.cache
 def _sentences() -> dict[str, str]:
-    """"Class" and "Class.field" -> the sentence in this source file that describes it, on one line."""
+    """ "Class" and "Class.field" -> the sentence in this source file that describes it, on one line."""
     found: dict[str, str] = {}
     for node in ast.parse(Path(__file__).read_text(encoding="utf-8")).body:
         if not isinstance(node, ast.ClassDef):

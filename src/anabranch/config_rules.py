@@ -98,6 +98,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "model.architecture": ("llama", "gpt"),
     "data.source": ("stdlib", "text", "jsonl", "parquet", "dataset"),
     "compute.dtype": ("fp32", "fp64", "bf16"),
+    "snapshots.redo": ("replay", "gradients"),
     "routing.policy": ("auction", "greedy", "gwtf", "static", "swarm"),
     "routing.return": ("any", "own"),
 }

@@ -19,6 +19,7 @@ from anabranch.protocol.messages import AnyMessage, Fence
 from anabranch.protocol.refusals import Refusals
 from anabranch.protocol.schedule import Schedule
 from anabranch.protocol.settings import Settings
+from anabranch.protocol.steps import Taken
 from anabranch.protocol.tasks import Payload, Result, Task
 from anabranch.protocol.work import Rank, Then, WorkQueue
 
@@ -62,6 +63,7 @@ class Core:
     founder: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
     refusals: Refusals = field(default_factory=Refusals)
+    taken: Taken = field(default_factory=Taken)
     policy: Policy = field(init=False)
     dice: Dice = field(init=False)
     contacts: Contacts = field(init=False)

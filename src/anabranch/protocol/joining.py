@@ -22,10 +22,12 @@ from anabranch.protocol.messages import (
     Holders,
     JoinRequest,
     Ready,
+    Steps,
     Welcome,
     WhoHas,
 )
-from anabranch.protocol.records import NO_ENTRY, Genesis, Members, Rollback
+from anabranch.protocol.records import NO_ENTRY, Genesis, Members, Rollback, entry_hash
+from anabranch.protocol.steps import commit_of
 from anabranch.protocol.tasks import InitState, LoadState, Result
 from anabranch.protocol.work import Rank
 
@@ -224,6 +226,7 @@ class Joining:
         core.membership.open(welcome.t + 1, core.settings.stages)
         peer.position = Position(welcome.next_index, welcome.last_hash)
         peer.base = welcome.base
+        core.taken.begun(welcome.t, welcome.base)
         self._announced = Announced(welcome.t, welcome.base, welcome.fingerprint)
         self.step = Step.BUILDING
         core.effects.append(Admitted(welcome.stage, welcome.certificate))
@@ -253,6 +256,21 @@ class Joining:
         else:
             self._pull(-1, live or [core.leader])
 
+    def told_steps(self, message: Steps) -> str | None:
+        """What was done since a state that can be had: my stage takes these steps again, with kept gradients.
+        Returns why that is refused, if it is."""
+        replica, mine = self.peer.replica, self.peer.core.stage
+        if self.step is not Step.FETCHING or self.download is not None or message.stage != mine:
+            return None
+        try:
+            steps = [(commit_of(line), entry_hash(line)) for line in message.lines]
+        except ValueError as error:
+            return str(error)
+        self._announced = Announced(message.t, message.base)
+        replica.pending.update({commit.t: (commit, base) for commit, base in steps})
+        replica.keepers = message.holders
+        return None
+
     def told_holders(self, message: Holders) -> None:
         """Whom the state can be had from."""
         core = self.peer.core
@@ -261,6 +279,8 @@ class Joining:
         own = self.peer.states.find(core.stage, message.t)
         if own is not None and own.fingerprint == message.fingerprint:
             self._fetched(own)
+        elif message.t == 0 and message.fingerprint == self._initial != "":
+            self._begin_anew(self._announced.base)
         elif not message.peers:
             self._fetch_failed(f"nobody has the state of stage {core.stage} after iteration {message.t} yet")
         elif self._wanted_t in (-1, message.t):
@@ -303,10 +323,15 @@ class Joining:
         if own is not None and own.fingerprint == wanted:
             self._fetched(own)
         elif t == 0 and self._initial == wanted:
-            self.step = Step.LOADING
-            core.submit(Rank.STEP, InitState(0), (), lambda result: self._have_state(0, base, wanted))
+            self._begin_anew(base)
         else:
             self.fetch_state()
+
+    def _begin_anew(self, base: str) -> None:
+        """The state that is wanted is the one that the seed gives."""
+        self.step = Step.LOADING
+        initial = self._initial
+        self.peer.core.submit(Rank.STEP, InitState(0), (), lambda result: self._have_state(0, base, initial))
 
     def move(self) -> None:
         """The log gave this peer another stage: begin there like a joiner."""
@@ -384,6 +409,8 @@ class Joining:
         core = self.peer.core
         if core.me in record.active_from:
             self._again_at = float("inf")
+            if self.step is Step.READY and self.peer.replica.t > 0:
+                self.peer.tell_applied({})  # where the stage was lost, the step may not be released yet
         leads = self.peer.lead is not None and self.step is Step.REQUESTED
         if leads and any(member.id == core.me for member in record.joined):
             self.step = Step.BUILDING

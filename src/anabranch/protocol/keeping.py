@@ -50,6 +50,7 @@ class Keeping:
         self.complete_t = -1
         self._logged: set[int] = set()
         self._recent: dict[int, Point] = {}
+        self.gradients: dict[str, dict[tuple[int, int], str]] = {}
         self._held: dict[str, dict[tuple[int, int], str]] = {}
         self._refused: set[tuple[str, int]] = set()
         self._spoilt: set[tuple[str, int, int]] = set()
@@ -109,6 +110,7 @@ class Keeping:
     def on_holds(self, peer: str, message: Holds) -> None:
         self._held[peer] = {(held.stage, held.t): held.fingerprint for held in message.states}
         self._refused |= {(peer, held.stage) for held in message.states if not held.fingerprint}
+        self.gradients[peer] = {(held.stage, held.t): held.digest for held in message.gradients}
         self._changed = True
 
     def on_spoilt(self, peer: str, message: Spoilt) -> None:
@@ -121,6 +123,7 @@ class Keeping:
         if peer in self.core.membership.members:
             return  # it was given another stage, and holds what it held
         self._held.pop(peer, None)
+        self.gradients.pop(peer, None)
         self._refused = {(other, stage) for other, stage in self._refused if other != peer}
         self._changed = True
 

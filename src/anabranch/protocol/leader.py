@@ -432,6 +432,13 @@ class Leader:
             return None
         return agreeing[0]
 
+    def _safe(self, current: Round, stage: int, prepared: Prepared | None) -> bool:
+        """Whether the stage's gradient cannot be lost with the stage, if the run wants that."""
+        if prepared is None:
+            return False
+        have_it = sorted(current.prepared[stage])
+        return self.restoring.safekeeping.secure(current.t, stage, prepared.digest, have_it)
+
     def _windows(self, current: Round) -> range:
         """Held-out windows that travel with this iteration (of the state before it)."""
         settings = self.core.settings
@@ -463,12 +470,11 @@ class Leader:
             return True
         if evaluation is None and self._windows(current):
             return False
-        messages = []
-        for stage in range(self.core.settings.stages + 1):
-            prepared = self._prepared(current, stage)
-            if prepared is None:
-                return False
-            messages.append(prepared)
+        prepared = {s: self._prepared(current, s) for s in range(self.core.settings.stages + 1)}
+        messages = [message for message in prepared.values() if message is not None]
+        safe = [self._safe(current, stage, message) for stage, message in prepared.items()]
+        if not all(safe):
+            return False
         self._append(self._commit(current, messages, evaluation))
         return True
 

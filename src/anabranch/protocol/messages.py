@@ -491,10 +491,20 @@ class Held(msgspec.Struct, array_like=True, frozen=True):
     fingerprint: Hash
 
 
+class HeldGradient(msgspec.Struct, array_like=True, frozen=True):
+    """The reduced gradient of one step of another stage, which a peer keeps."""
+
+    stage: StageNumber
+    t: Count
+    digest: Hash
+
+
 class Holds(Message, frozen=True, tag=71):
-    """The snapshots that I hold, my own stage's and those that I was asked to keep (cumulative)."""
+    """The snapshots that I hold, my own stage's and those that I was asked to keep, and the gradients of
+    other stages that I keep (cumulative)."""
 
     states: tuple[Held, ...]
+    gradients: tuple[HeldGradient, ...] = ()
 
 
 class Complete(Message, frozen=True, tag=72):
@@ -534,6 +544,26 @@ class Spoilt(Message, frozen=True, tag=76):
     holder: Id
 
 
+class KeepGradient(Message, frozen=True, tag=77):
+    """From the leader: keep the reduced gradient of iteration t at `stage`; `sources` have it."""
+
+    stage: StageNumber
+    t: Count
+    digest: Hash
+    sources: tuple[Id, ...]
+
+
+class Steps(Message, frozen=True, tag=78):
+    """From the leader: from the state of `stage` after iteration t, whose base is `base`, these steps were
+    taken (lines of the log); `holders` keep their gradients."""
+
+    stage: StageNumber
+    t: Count
+    base: Hash
+    lines: tuple[bytes, ...]
+    holders: tuple[Id, ...]
+
+
 AnyMessage = (
     Slots | Ask | Return | Forward | Backward | Want | Have | Lack | Overflow
     | Claim | Attempt | ReducePart | ReducedPart | Prepared | Applied | Release | Announce | FetchLog
@@ -541,7 +571,7 @@ AnyMessage = (
     | FetchGradient | Gradient | FetchState | StateOffer | FetchPiece | Piece | Report | Got | Route
     | Bargain | Burst | GotBurst | Probe | Probed
     | AskVote | Vote | Append | Appended | TakeOver | Elsewhere
-    | Keep | Holds | Complete | WhoHas | Holders | Behind | Spoilt
+    | Keep | Holds | Complete | WhoHas | Holders | Behind | Spoilt | KeepGradient | Steps
 )  # fmt: skip
 
 #: Messages that may carry a payload, with the bulk lane's priority (lower goes first): input gradients,

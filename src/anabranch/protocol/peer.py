@@ -296,7 +296,7 @@ class Peer:
         elif isinstance(
             message,
             msg.Announce | msg.Release | msg.Welcome | msg.Refused | msg.About
-            | msg.Keep | msg.Complete | msg.Holders,
+            | msg.Keep | msg.KeepGradient | msg.Complete | msg.Holders | msg.Steps,
         ):  # fmt: skip
             any_voter = isinstance(message, msg.Announce) and self.core.keeps_log(peer)
             if peer == self.core.leader or any_voter:
@@ -438,6 +438,10 @@ class Peer:
                 self._stop(reason, ok=False)
             case msg.Keep():
                 return self.snapshots.on_keep(message)
+            case msg.KeepGradient():
+                return self.snapshots.gradients.on_keep(message)
+            case msg.Steps():
+                return self.joining.told_steps(message)
             case msg.Complete(t):
                 self.snapshots.complete(t)
             case msg.Holders():
@@ -507,10 +511,14 @@ class Peer:
             case msg.Route() | msg.Bargain() | msg.Burst() | msg.GotBurst():
                 return self.router.received(peer, message)
             case msg.FetchGradient():
-                if message.stage != core.stage:
+                if message.stage == core.stage and not self.snapshots.gradients.has(message):
+                    self.replica.on_fetch_gradient(peer, message)
+                elif core.settings.redo == "gradients":
+                    self.snapshots.gradients.on_fetch(peer, message)
+                else:
                     return f"stage {message.stage} is not mine"
-                self.replica.on_fetch_gradient(peer, message)
             case msg.Gradient():
+                self.snapshots.gradients.on_gradient(peer, message, payload)
                 self.replica.on_gradient(peer, message, payload)
             case msg.FetchState():
                 self.states.on_fetch_state(peer, message)
@@ -552,6 +560,8 @@ class Peer:
                 self._ask_for_log()
             return
         self.position = position
+        if self.core.settings.redo == "gradients":
+            self.core.taken.follow(entry.record, line)
         self._fold(entry.record, entry_hash(line))
 
     def _ask_for_log(self, peer: str = "") -> None:
@@ -714,12 +724,18 @@ class Peer:
         timing = dict(core.seconds)
         core.seconds.clear()
         if core.me in core.membership.active_from:
-            self._applied = msg.Applied(core.fence(t, base), core.stage, fingerprint, timing)
-            core.send(core.leader, self._applied)
-            self._repeat_at = core.now + REPEAT_S
+            self.tell_applied(timing)
             core.note("timing", t=t, stage=core.stage, seconds=timing)
         self.joining.applied()
         self._open()
+
+    def tell_applied(self, timing: dict[str, float]) -> None:
+        """Tell the leader which step was taken last (R9)."""
+        core, replica = self.core, self.replica
+        fence = core.fence(replica.t, self.joining.state_base)
+        self._applied = msg.Applied(fence, core.stage, replica.fingerprint, timing)
+        self._repeat_at = core.now + REPEAT_S
+        core.send(core.leader, self._applied)
 
     def _fell_behind(self) -> None:
         """The gradient of a step that I missed is kept by nobody: fetch the whole state again."""

@@ -73,6 +73,8 @@ class Replica:
         self.prepared: Prepared | None = None
         self.iteration: Iteration | None = None
         self.pending: dict[int, tuple[Commit, str]] = {}
+        self.keepers: tuple[str, ...] = ()
+        """Peers of other stages that keep gradients of this one's steps."""
         self._subtracted: set[int] = set()
         self._early: list[tuple[str, ReducePart | ReducedPart, Payload]] = []
         self._announced: Attempt | None = None
@@ -341,7 +343,7 @@ class Replica:
             return
         t = following[0].t
         peers = [p for p in self.core.membership.live(self.core.stage, t) if p != self.core.me]
-        peers = [peer for peer in peers if self.core.reachable(peer)]
+        peers = [peer for peer in [*peers, *self.keepers] if self.core.reachable(peer)]
         self._fetch_at = self.core.now + (self._fetches.next() or FETCH_AFTER_S)
         if self._fetches.tries > 4 * (len(peers) + 2):
             self._fetches.reset()
@@ -355,7 +357,8 @@ class Replica:
 
     def on_gradient(self, peer: str, message: Gradient, payload: Payload | None) -> None:
         following = self.pending.get(self.t + 1)
-        if following is None or following[0].t != message.t or self._applying:
+        wanted = following is not None and (following[0].t, self.core.stage) == (message.t, message.stage)
+        if following is None or not wanted or self._applying:
             return
         if payload is None:
             self._fetch_at = min(self._fetch_at, self.core.now + FETCH_AFTER_S)

@@ -15,9 +15,10 @@ import msgspec
 
 from anabranch.protocol.admission import Admission
 from anabranch.protocol.core import Core
-from anabranch.protocol.keeping import Keeping
+from anabranch.protocol.keeping import Keeping, Point
 from anabranch.protocol.messages import Behind, Holders, WhoHas
 from anabranch.protocol.records import Members, Rollback
+from anabranch.protocol.safekeeping import Safekeeping
 
 #: Seconds that a stage must be without its state before the log goes back: a joiner may have it.
 GRACE_S = 2.0
@@ -32,6 +33,7 @@ class Restoring:
         self.core = core
         self.admission = admission
         self.keeping = keeping
+        self.safekeeping = Safekeeping(core, keeping)
         self._behind: dict[str, int] = {}
         self._lost: dict[int, float] = {}
         self._most_live: dict[int, int] = {}
@@ -48,12 +50,25 @@ class Restoring:
         """`t` is the last committed iteration."""
         wanted = message.t if message.t >= 0 else t
         point = self.keeping.points.get(wanted)
+        if message.stage > self.core.settings.stages:
+            point = None
+        elif message.t < 0 and not self.keeping.has(t, message.stage):
+            point = self._bring_up(peer, message.stage, t) or point
+            wanted = wanted if point is None else point.t
         if point is None or message.stage >= len(point.fingerprints):
             self.core.send(peer, Holders(message.stage, wanted, "", ()))
             return
         fingerprint = point.fingerprints[message.stage]
         holders = [p for p in self.keeping.holders(wanted, message.stage) if p != peer or point.on_disk]
         self.core.send(peer, Holders(message.stage, wanted, fingerprint, tuple(holders)))
+
+    def _bring_up(self, peer: str, stage: int, t: int) -> Point | None:
+        """Tell a peer how the stage gets to the state after t by kept gradients; returns from which point."""
+        point = self.safekeeping.point(stage, t)
+        if point is not None:
+            for steps in self.safekeeping.steps(stage, point.t, t):
+                self.core.send(peer, steps)
+        return point
 
     def removed(self, peer: str) -> None:
         self._behind.pop(peer, None)
@@ -78,7 +93,7 @@ class Restoring:
             else:
                 self._lost.pop(stage, None)
         due = [stage for stage, since in self._lost.items() if self.core.now >= since + GRACE_S]
-        away = [stage for stage in due if not self.keeping.has(t, stage)]
+        away = [s for s in due if not self.keeping.has(t, s) and self.safekeeping.point(s, t) is None]
         if away:
             return self._rollback(t, away)
         for stage, since in self._lost.items():
@@ -145,4 +160,4 @@ class Restoring:
         """When a lost stage is due for its next step."""
         now = self.core.now
         times = [since + wait for since in self._lost.values() for wait in (GRACE_S, MOVE_AFTER_S)]
-        return min((at for at in times if at > now), default=math.inf)
+        return min((at for at in [*times, self.safekeeping.deadline()] if at > now), default=math.inf)

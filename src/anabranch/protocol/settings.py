@@ -17,6 +17,8 @@ class Settings:
     snapshot_every: iterations between the snapshots that peers keep for each other (0: none);
     snapshot_copies: peers outside a stage that hold its state; snapshot_budget_bytes: memory for such copies.
     voters: how many peers may keep the log at most.
+    redo: how a lost stage comes back: "replay" (all stages go back to a snapshot), or "gradients" (it alone,
+    by the gradients that others kept).
     policy, returns: how microbatches find their way, and whether each ends at the data node where it began.
     """
 
@@ -38,6 +40,7 @@ class Settings:
     snapshot_copies: int = 2
     snapshot_budget_bytes: int = 4 << 30
     voters: int = 1
+    redo: str = "replay"
 
     def evaluates(self, t: int, last: int) -> bool:
         """Whether the state after iteration t is evaluated (by windows that travel with t + 1)."""

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from anabranch.protocol.core import Core
 from anabranch.protocol.download import Download, State
+from anabranch.protocol.gradients import KeptGradients
 from anabranch.protocol.messages import Held, Holds, Keep
 from anabranch.protocol.tasks import PIECE_BYTES
 from anabranch.protocol.transfer import Key, StateServer
@@ -27,6 +28,7 @@ class Snapshots:
         self.core = core
         self.states = states
         self.complete_t = -1
+        self.gradients = KeptGradients(core, self.report)
         self.downloads: dict[Key, Download] = {}
         self._orders: dict[Key, Keep] = {}
         self._no_room: set[Key] = set()
@@ -109,7 +111,7 @@ class Snapshots:
             return
         held = [Held(s.stage, s.t, s.fingerprint) for _, s in sorted(self.states.pinned.items())]
         held += [Held(stage, t, "") for stage, t in sorted(self._no_room)]
-        self.core.send(self.core.leader, Holds(tuple(held)))
+        self.core.send(self.core.leader, Holds(tuple(held), self.gradients.held()))
 
     def complete(self, t: int) -> None:
         """Every stage's state after t is held by enough peers: older ones go."""
@@ -118,12 +120,15 @@ class Snapshots:
             del self.states.pinned[key]
         self._no_room = {key for key in self._no_room if key[1] >= t}
         self._forget(lambda key: key[1] < t)
+        self.gradients.complete(t)
+        self.core.taken.complete(t)
 
     def rolled_back(self, t: int) -> None:
         """Later iterations are void, and so are their snapshots (the server has dropped them)."""
         self.complete_t = min(self.complete_t, t)
         self._no_room = {key for key in self._no_room if key[1] <= t}
         self._forget(lambda key: key[1] > t)
+        self.gradients.rolled_back(t)
         self.report()
 
     def moved(self) -> None:
@@ -139,6 +144,8 @@ class Snapshots:
     def tick(self) -> None:
         for download in list(self.downloads.values()):
             download.tick()
+        self.gradients.tick()
 
     def deadline(self) -> float:
-        return min((download.deadline() for download in self.downloads.values()), default=float("inf"))
+        times = [download.deadline() for download in self.downloads.values()]
+        return min([self.gradients.deadline(), *times])

@@ -157,6 +157,14 @@ class ReadGradient(Task):
 
 
 @dataclass(frozen=True)
+class CheckGradient(Task):
+    """inputs: the flat reduced gradient of step t of `stage`, any stage. Result.digest of it, or Result.error
+    if it is none of that stage. Nothing is kept."""
+
+    stage: int
+
+
+@dataclass(frozen=True)
 class Snapshot(Task):
     """Serialise the state after step t (safetensors bytes); outputs: pieces (flat uint8 vectors of at most
     PIECE_BYTES, in order), the same bytes at every replica that has this state. Result.fingerprint is the

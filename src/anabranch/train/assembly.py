@@ -55,6 +55,7 @@ def settings_of(run: RunConfig, run_id: str, model: ModelConfig, epoch: int = 1)
         snapshot_copies=run.snapshots.copies,
         snapshot_budget_bytes=run.snapshots.budget_bytes,
         voters=run.fleet.voters,
+        redo=run.snapshots.redo,
     )
 
 
@@ -137,6 +138,3 @@ def genesis_of(
         initial_weights_hash=hashlib.sha256("".join(fingerprints).encode()).hexdigest()[:32],
         fingerprints=tuple(fingerprints),
     )
-
-
-

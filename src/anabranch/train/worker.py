@@ -27,6 +27,7 @@ from anabranch.train.binding import (
     token_ids,
     working_weights,
 )
+from anabranch.train.layout import Layout
 from anabranch.train.model import DTYPES, build, initial_weights, stage_layout, weights_from_tensors
 from anabranch.train.numerics import device_of
 from anabranch.train.optimizer import StepScalars, adamw
@@ -97,6 +98,7 @@ class Worker:
             tasks.Apply: self._apply,
             tasks.Skip: self._skip,
             tasks.ReadGradient: self._read_gradient,
+            tasks.CheckGradient: self._check_gradient,
             tasks.Snapshot: self._snapshot,
             tasks.CheckState: self._check_state,
             tasks.LoadState: self._load_state,
@@ -246,9 +248,19 @@ class Worker:
         pieces = self.state.pieces()
         return Result(outputs=pieces, fingerprint=self.state.fingerprint(), hashes=piece_hashes(pieces))
 
-    def _check_state(self, task: tasks.CheckState, inputs: Sequence[Tensor]) -> Result:
+    def _layout_of(self, stage: int) -> Layout:
         specs = partition(self.model.config, self._run.pipeline, self._run.batch.sequence)
-        layout = stage_layout(self.model, specs[task.stage])
+        return stage_layout(self.model, specs[stage])
+
+    def _check_gradient(self, task: tasks.CheckGradient, inputs: Sequence[Tensor]) -> Result:
+        layout = self._layout_of(task.stage)
+        gradient = inputs[0] if len(inputs) == 1 else None
+        if gradient is None or gradient.dtype != self.master or tuple(gradient.shape) != (layout.elements,):
+            raise _Refused(f"a reduced gradient of stage {task.stage} is {layout.elements} of {self.master}")
+        return Result(digest=exact.digest(layout, gradient))
+
+    def _check_state(self, task: tasks.CheckState, inputs: Sequence[Tensor]) -> Result:
+        layout = self._layout_of(task.stage)
         hashes = piece_hashes(inputs)
         try:
             state = parse_pieces(task.t, inputs, layout, self.master, torch.device("cpu"))

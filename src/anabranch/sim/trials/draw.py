@@ -90,6 +90,7 @@ def draw(seed: int, profile_name: str) -> Drawn:
         activation_bytes=1024,
         snapshot_every=2 + seed % 4,
         voters=1 if seed % 4 == 3 else 3,
+        redo="gradients" if seed // 4 % 3 == 1 else "replay",
     )
     latency = dice.choice(_LATENCIES)
     task_s = dict.fromkeys(_COMPUTING, dice.choice([0.005, 0.01, 0.03]))

@@ -156,6 +156,8 @@ def _leaders_word(dice: random.Random, target: Node) -> tuple[msg.AnyMessage, ob
         msg.Release(fence),
         msg.Refused("go away"),
         msg.Missing(fence, {1: (0, 1, 2)}),
+        msg.KeepGradient(1, 1, "00", ("nobody",)),
+        msg.Steps(target.peer.core.stage, 0, "00", (b"{}",), ("nobody",)),
     ]
     return dice.choice(choices), None
 

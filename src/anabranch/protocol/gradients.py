@@ -1,0 +1,138 @@
+"""Reduced gradients kept for other stages (`redo = "gradients"`, DESIGN §3): the keeper's part.
+
+Where a run asks for it, a step is proposed only when peers outside each stage hold the gradient that the
+stage reduced. A stage that then loses all its replicas is brought from its last snapshot to the last step by
+those gradients: no other stage goes back, and nothing is computed twice.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from anabranch.protocol.backoff import Backoff
+from anabranch.protocol.core import Core
+from anabranch.protocol.messages import FetchGradient, Gradient, HeldGradient, KeepGradient
+from anabranch.protocol.tasks import CheckGradient, Payload, Result
+from anabranch.protocol.work import Rank
+
+Key = tuple[int, int]
+"""(stage, iteration)"""
+
+#: First and longest wait for a gradient that was asked for (s), and how often it is asked for.
+FETCH_AGAIN = (2.0, 8.0, 12)
+#: Gradients of one stage are kept for so many snapshot intervals: a later loss goes back and computes again.
+INTERVALS_KEPT = 3
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The reduced gradient of one step of another stage."""
+
+    digest: str
+    payload: Payload
+
+
+@dataclass
+class _Order:
+    """A gradient that the leader wants kept here, on its way. asked: whom it was asked of last."""
+
+    message: KeepGradient
+    again: Backoff
+    asked: str = ""
+    due: float = 0.0
+
+
+class KeptGradients:
+    """What this peer keeps of the steps of other stages. report: tells the leader what is held."""
+
+    def __init__(self, core: Core, report: Callable[[], None]) -> None:
+        self.core = core
+        self._report = report
+        self.kept: dict[Key, Kept] = {}
+        self._orders: dict[Key, _Order] = {}
+
+    def on_keep(self, order: KeepGradient) -> str | None:
+        """The leader asks for a gradient to be kept; returns why that is refused, if it is."""
+        if order.stage > self.core.settings.stages or not order.sources:
+            return "a gradient of no stage, or that nobody has"
+        key = (order.stage, order.t)
+        kept = self.kept.get(key)
+        if kept is not None and kept.digest == order.digest:
+            self._report()
+        else:
+            known = self._orders.get(key)
+            if known is None or known.message.digest != order.digest:
+                self._orders[key] = _Order(order, Backoff(self.core.dice, *FETCH_AGAIN))
+                self._ask(key)
+        return None
+
+    def _ask(self, key: Key) -> None:
+        order = self._orders[key]
+        wait_s = order.again.next()
+        if wait_s is None:
+            del self._orders[key]  # the leader orders it again, here or elsewhere, if it still wants it
+            return
+        sources = order.message.sources
+        first = zlib.crc32(f"{self.core.me} {key}".encode())
+        order.asked = sources[(first + order.again.tries) % len(sources)]
+        order.due = self.core.now + wait_s
+        self.core.contacts.reach(order.asked)
+        self.core.send(order.asked, FetchGradient(key[1], key[0]))
+
+    def on_gradient(self, peer: str, message: Gradient, payload: Payload | None) -> None:
+        key = (message.stage, message.t)
+        order = self._orders.get(key)
+        if order is None or peer != order.asked or payload is None:
+            return
+        order.asked, order.due, digest = "", math.inf, order.message.digest
+
+        def checked(result: Result) -> None:
+            if self._orders.get(key) is not order:
+                return
+            if result.error or result.digest != digest:
+                self.core.refuse(peer, "Gradient", "not that of the step")
+                self._ask(key)
+                return
+            del self._orders[key]
+            self.kept[key] = Kept(digest, payload)
+            self._make_room(message.stage)
+            self._report()
+
+        self.core.submit(Rank.STEP, CheckGradient(message.t, message.stage), (payload,), checked)
+
+    def _make_room(self, stage: int) -> None:
+        most = INTERVALS_KEPT * max(1, self.core.settings.snapshot_every)
+        for key in sorted(key for key in self.kept if key[0] == stage)[:-most]:
+            del self.kept[key]
+
+    def has(self, message: FetchGradient) -> bool:
+        return (message.stage, message.t) in self.kept
+
+    def on_fetch(self, peer: str, message: FetchGradient) -> None:
+        kept = self.kept.get((message.stage, message.t))
+        self.core.send(peer, Gradient(message.t, message.stage), None if kept is None else kept.payload)
+
+    def held(self) -> tuple[HeldGradient, ...]:
+        """What the leader is told (cumulative)."""
+        return tuple(HeldGradient(stage, t, kept.digest) for (stage, t), kept in sorted(self.kept.items()))
+
+    def complete(self, t: int) -> None:
+        """Every stage's state after t is held by enough peers: the steps up to it are not taken again."""
+        self._forget(lambda key: key[1] <= t)
+
+    def rolled_back(self, t: int) -> None:
+        self._forget(lambda key: key[1] > t)
+
+    def _forget(self, void: Callable[[Key], bool]) -> None:
+        self.kept = {key: kept for key, kept in self.kept.items() if not void(key)}
+        self._orders = {key: order for key, order in self._orders.items() if not void(key)}
+
+    def tick(self) -> None:
+        for key in [key for key, order in self._orders.items() if self.core.now >= order.due]:
+            self._ask(key)
+
+    def deadline(self) -> float:
+        return min((order.due for order in self._orders.values()), default=math.inf)

@@ -1,0 +1,168 @@
+"""`redo = "gradients"`: a stage that loses all its replicas is brought up by kept gradients."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from lost_stages import EVERY, SETTINGS, SOON_S, STEPS, check_whole, lose, of_stage, rollbacks, swarm
+from small_swarm import MadeUpBatches, check_equal, small_model, small_run
+from test_lost_stage import PHASES, come_when
+
+from anabranch.config import SnapshotsSection
+from anabranch.protocol import messages as msg
+from anabranch.protocol import tasks
+from anabranch.protocol.events import Event, Finished, Received
+from anabranch.sim import faults
+from anabranch.sim.faults import Fault, Moment, kill
+from anabranch.sim.node import Node
+from anabranch.sim.training import training_world
+from anabranch.sim.world import World
+
+GRADIENTS = replace(SETTINGS, redo="gradients")
+
+
+def keeps(world: World, node: Node, stage: int) -> bool:
+    """Whether the node, of another stage, keeps a gradient of `stage`."""
+    return node.peer.core.stage != stage and any(s == stage for s, _ in node.peer.snapshots.gradients.kept)
+
+
+@pytest.mark.parametrize(("t", "stage", "comes"), [(2, 2, True), (6, 1, False), (7, 2, True), (8, 1, False)])
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_stage_lost_at_any_phase_comes_back_and_nobody_goes_back(
+    phase: str, t: int, stage: int, comes: bool
+) -> None:
+    world = swarm(seed=t, settings=GRADIENTS)
+    fault = lose(world, stage, PHASES[phase](t))
+    inputs = input_gradients(world, except_stage=stage)
+    if comes:
+        come_when(world, lambda: bool(fault.delivered))
+    world.run(SOON_S)
+    assert fault.delivered
+    check_whole(world)
+    assert rollbacks(world) == []
+    assert of_stage(world, stage) != []
+    # What other stages computed of a committed step they computed once (but for what was on its way).
+    assert all(count <= 2 for count in inputs.values())
+    twice = {t for (t, _, _), count in inputs.items() if count == 2}
+    assert twice <= {fault.delivered[0][2], fault.delivered[0][2] + 1}
+
+
+def input_gradients(world: World, except_stage: int) -> Counter[tuple[int, int, int]]:
+    """How often (t, index, stage) was computed."""
+    counted: Counter[tuple[int, int, int]] = Counter()
+
+    def look(node: Node, event: Event) -> None:
+        if isinstance(event, Finished) and isinstance(event.task, tasks.InputGradient):
+            if node.peer.core.stage != except_stage:
+                counted[event.task.t, event.task.index, node.peer.core.stage] += 1
+
+    world.watchers.append(look)
+    return counted
+
+
+def test_a_step_is_proposed_only_when_others_hold_every_gradient() -> None:
+    world = swarm(seed=1, settings=GRADIENTS)
+    proposed: list[int] = []
+
+    def look(node: Node, event: Event) -> None:
+        lead = world.nodes["d0"].peer.lead
+        if lead is None or lead.t in proposed or lead.t == 0:
+            return
+        proposed.append(lead.t)
+        commit = world.history().commits[-1]
+        for stage, summary in enumerate(commit.stages):
+            holders = [
+                node.id
+                for node in world.nodes.values()
+                if node.peer.core.stage != stage
+                and (kept := node.peer.snapshots.gradients.kept.get((stage, commit.t))) is not None
+                and kept.digest == summary.digest
+            ]
+            assert len(holders) >= GRADIENTS.snapshot_copies, (commit.t, stage)
+
+    world.watchers.append(look)
+    world.run(SOON_S)
+    check_whole(world)
+    assert proposed == list(range(1, STEPS + 1))
+
+
+def test_gradients_go_when_a_newer_snapshot_is_complete() -> None:
+    world = swarm(seed=2, settings=GRADIENTS)
+    world.run(SOON_S)
+    check_whole(world)
+    last = STEPS // EVERY * EVERY
+    for node in world.nodes.values():
+        assert {t for _, t in node.peer.snapshots.gradients.kept} <= set(range(last - EVERY + 1, STEPS + 1))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_keeper_that_dies_before_it_has_the_gradient_is_replaced(seed: int) -> None:
+    world = swarm(seed, replicas=3, settings=GRADIENTS)
+    asked: Moment = lambda node, event: (  # noqa: E731
+        isinstance(event, Received) and isinstance(event.message, msg.KeepGradient) and node.id != "d0"
+    )
+    fault = Fault(world, tuple(n for n in world.nodes if n != "d0"), asked, kill())
+    world.run(SOON_S)
+    assert fault.delivered
+    check_whole(world)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_where_gradients_are_lost_too_all_go_back(seed: int) -> None:
+    """A stage and everyone who keeps its gradients: the snapshot is used (d0 keeps the states)."""
+    world = swarm(seed, replicas=2, data_nodes=2, settings=GRADIENTS)
+    fault = lose(world, 1, faults.received(msg.Forward, 8))
+
+    def forget(node: Node, event: Event) -> None:
+        if fault.delivered:
+            for other in world.nodes.values():
+                gone = [key for key in other.peer.snapshots.gradients.kept if key[0] == 1]
+                for key in gone:
+                    del other.peer.snapshots.gradients.kept[key]
+                if gone:
+                    other.peer.snapshots.report()
+
+    world.watchers.append(forget)
+    come_when(world, lambda: bool(fault.delivered))
+    world.run(SOON_S)
+    assert fault.delivered
+    check_whole(world)
+    assert len(rollbacks(world)) == 1
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_other_bytes_than_the_step_s_are_refused(seed: int) -> None:
+    """A keeper of stage 1 that changed what it keeps is passed over for the other."""
+    world = swarm(seed, replicas=2, data_nodes=3, settings=GRADIENTS)
+    fault = lose(world, 1, faults.received(msg.Forward, 6))
+    liars: set[str] = set()
+
+    def lie(node: Node, event: Event) -> None:
+        if not fault.delivered or node.id == "d0" or not keeps(world, node, 1):
+            return
+        if not liars:
+            liars.add(node.id)
+        if node.id in liars:
+            kept = node.peer.snapshots.gradients.kept
+            for key in [key for key in kept if key[0] == 1]:
+                kept[key] = replace(kept[key], payload=(0,) * 4)
+
+    world.watchers.append(lie)
+    come_when(world, lambda: bool(fault.delivered))
+    world.run(SOON_S)
+    assert fault.delivered and liars
+    check_whole(world)
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_what_was_taken_again_equals_the_reference(stage: int) -> None:
+    run = replace(
+        small_run(steps=5, policy="greedy", minimum=2), snapshots=SnapshotsSection(every=2, redo="gradients")
+    )
+    world = training_world(run, small_model(run), MadeUpBatches(run), [2, 2], 2, seed=stage)
+    fault = lose(world, stage, faults.received(msg.Backward, 4))
+    world.run(SOON_S)
+    assert fault.delivered and rollbacks(world) == []
+    check_equal(world, run)
