@@ -54,9 +54,10 @@ def input_gradients(world: World, except_stage: int) -> Counter[tuple[int, int, 
     counted: Counter[tuple[int, int, int]] = Counter()
 
     def look(node: Node, event: Event) -> None:
-        if isinstance(event, Finished) and isinstance(event.task, tasks.InputGradient):
-            if node.peer.core.stage != except_stage:
-                counted[event.task.t, event.task.index, node.peer.core.stage] += 1
+        if not isinstance(event, Finished) or node.peer.core.stage == except_stage:
+            return
+        if isinstance(event.task, tasks.InputGradient):
+            counted[event.task.t, event.task.index, node.peer.core.stage] += 1
 
     world.watchers.append(look)
     return counted

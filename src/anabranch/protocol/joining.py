@@ -250,7 +250,9 @@ class Joining:
         core = self.peer.core
         self.step = Step.FETCHING
         live = [p for p in core.membership.live(core.stage, 1 << 40) if p != core.me]
-        if core.settings.snapshot_every and (self._wanted_t >= 0 or not live):
+        # Those who are left of a lost stage may all be behind: the leader knows of kept gradients.
+        behind = core.settings.redo == "gradients" and self._fetches.tries % 2 == 1
+        if core.settings.snapshot_every and (self._wanted_t >= 0 or not live or behind):
             core.send(core.leader, WhoHas(core.stage, self._wanted_t))
             self._again_at = core.now + ASK_AGAIN[0]
         else:

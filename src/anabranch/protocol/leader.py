@@ -263,7 +263,7 @@ class Leader:
             self._append(change)
             return
         if self._stop_reason is None:
-            restored = self.restoring.decide(self.t, quiet)
+            restored = self.restoring.decide(self.t, quiet, self._applied)
             if restored is not None:
                 self._append(restored)
                 return

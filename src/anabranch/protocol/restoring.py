@@ -10,6 +10,7 @@ it lost the others gets another one first.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Mapping
 
 import msgspec
 
@@ -38,6 +39,7 @@ class Restoring:
         self._lost: dict[int, float] = {}
         self._most_live: dict[int, int] = {}
         self._told = ""
+        self._applied: Mapping[int, Collection[str]] = {}
 
     # --- reports -------------------------------------------------------------------------------
 
@@ -78,10 +80,12 @@ class Restoring:
 
     # --- decisions -----------------------------------------------------------------------------
 
-    def decide(self, t: int, quiet: bool) -> Rollback | Members | None:
+    def decide(
+        self, t: int, quiet: bool, applied: Mapping[int, Collection[str]]
+    ) -> Rollback | Members | None:
         """What is to be logged for the sake of a stage, if anything; `t` is the last committed iteration.
-        quiet: nothing would be lost by moving a peer now."""
-        membership = self.core.membership
+        quiet: nothing would be lost by moving a peer now. applied: by stage, who said that it took step t."""
+        membership, self._applied = self.core.membership, applied
         if self.core.settings.snapshot_every == 0 or not membership.begun:
             return None
         stages = range(self.core.settings.stages + 1)
@@ -148,6 +152,10 @@ class Restoring:
         live = {other: membership.live(other, t + 1) for other in relays if other not in self._lost}
         richest = max(live, key=lambda other: (len(live[other]), -other), default=0)
         willing = [p for p in live.get(richest, []) if p != self.core.me and self.core.reachable(p)]
+        # Those who are to serve only from now on may have step t yet to take, from one that has taken it.
+        able = [p for p in live.get(richest, []) if p in self._applied.get(richest, ())]
+        if len(able) == 1 or (not able and least > 2):
+            willing = [p for p in willing if able and p not in able]
         if len(live.get(richest, [])) < least or not willing:
             return None
         keepers = self.keeping.holders(t, stage)
