@@ -20,7 +20,7 @@ def replica() -> tuple[Replica, Core, list[int]]:
     members = (Member("d0", 0, 1, "c", 4), Member("a", 1, 1, "c", 4), Member("b", 1, 1, "c", 4))
     core.membership.apply(Members(1, members, {"d0": 1, "a": 1, "b": 1}))
     applied: list[int] = []
-    made = Replica(core, lambda t, base, fingerprint: applied.append(t), lambda: None)
+    made = Replica(core, lambda t, base, fingerprint: applied.append(t), lambda step: None)
     made.t = 0
     return made, core, applied
 

@@ -115,6 +115,7 @@ def _take_up(peer: Peer, leader: Leader, history: History, saved: Saved | None) 
     leader.restore(history.t, history.base, history.adam_step, fingerprints)
     peer.position = history.position
     peer.base = history.base
+    peer.core.taken.begun(history.t, history.base)
     for former in history.membership.members.values():
         peer.core.membership.restore(former)
     peer.core.membership.number = history.membership.number

@@ -21,8 +21,13 @@ from anabranch.protocol.work import Rank
 Key = tuple[int, int]
 """(stage, iteration)"""
 
-#: First and longest wait for a gradient that was asked for (s), and how often it is asked for.
-FETCH_AGAIN = (2.0, 8.0, 12)
+#: First and longest wait for a gradient that was asked for (s), and how often it is asked for. It may take
+#: long on the wire: asked for too early it comes twice.
+FETCH_AGAIN = (30.0, 600.0, 12)
+#: At first it is waited for at least so many times as long as the last one took.
+LAST_TIMES = 3.0
+#: Seconds until another is asked if a source cannot be reached, or does not have it.
+ASK_NEXT_S = 1.0
 #: Gradients of one stage are kept for so many snapshot intervals: a later loss goes back and computes again.
 INTERVALS_KEPT = 3
 
@@ -37,11 +42,13 @@ class Kept:
 
 @dataclass
 class _Order:
-    """A gradient that the leader wants kept here, on its way. asked: whom it was asked of last."""
+    """A gradient that the leader wants kept here, on its way. asked: whom it was asked of last (nobody: it
+    is here, and being checked)."""
 
     message: KeepGradient
     again: Backoff
     asked: str = ""
+    asked_at: float = 0.0
     due: float = 0.0
 
 
@@ -53,6 +60,7 @@ class KeptGradients:
         self._report = report
         self.kept: dict[Key, Kept] = {}
         self._orders: dict[Key, _Order] = {}
+        self._took_s = 0.0
 
     def on_keep(self, order: KeepGradient) -> str | None:
         """The leader asks for a gradient to be kept; returns why that is refused, if it is."""
@@ -65,8 +73,13 @@ class KeptGradients:
         else:
             known = self._orders.get(key)
             if known is None or known.message.digest != order.digest:
-                self._orders[key] = _Order(order, Backoff(self.core.dice, *FETCH_AGAIN))
+                first_s, most_s, tries = FETCH_AGAIN
+                first_s = max(first_s, LAST_TIMES * self._took_s)
+                self._orders[key] = _Order(order, Backoff(self.core.dice, first_s, most_s, tries))
                 self._ask(key)
+            else:
+                known.message = order  # others may have it by now
+                self._hurry(known)
         return None
 
     def _ask(self, key: Key) -> None:
@@ -78,15 +91,28 @@ class KeptGradients:
         sources = order.message.sources
         first = zlib.crc32(f"{self.core.me} {key}".encode())
         order.asked = sources[(first + order.again.tries) % len(sources)]
-        order.due = self.core.now + wait_s
+        order.asked_at, order.due = self.core.now, self.core.now + wait_s
         self.core.contacts.reach(order.asked)
         self.core.send(order.asked, FetchGradient(key[1], key[0]))
+        self._hurry(order)
+
+    def _hurry(self, order: _Order) -> None:
+        """Whoever was asked cannot be reached, or is no source any more: ask another soon."""
+        of_use = order.asked in order.message.sources and self.core.reachable(order.asked)
+        if order.asked and not of_use:
+            order.due = min(order.due, self.core.now + ASK_NEXT_S)
 
     def on_gradient(self, peer: str, message: Gradient, payload: Payload | None) -> None:
         key = (message.stage, message.t)
         order = self._orders.get(key)
-        if order is None or peer != order.asked or payload is None:
+        if order is None or not order.asked or peer not in order.message.sources:
             return
+        if payload is None:
+            if peer == order.asked:
+                order.due = min(order.due, self.core.now + ASK_NEXT_S)
+            return
+        if peer == order.asked:
+            self._took_s = self.core.now - order.asked_at
         order.asked, order.due, digest = "", math.inf, order.message.digest
 
         def checked(result: Result) -> None:
@@ -126,11 +152,17 @@ class KeptGradients:
     def rolled_back(self, t: int) -> None:
         self._forget(lambda key: key[1] > t)
 
+    def moved(self) -> None:
+        """The worker is another stage's from now on. What was to be checked is ordered again."""
+        self._orders.clear()
+
     def _forget(self, void: Callable[[Key], bool]) -> None:
         self.kept = {key: kept for key, kept in self.kept.items() if not void(key)}
         self._orders = {key: order for key, order in self._orders.items() if not void(key)}
 
     def tick(self) -> None:
+        for order in self._orders.values():
+            self._hurry(order)
         for key in [key for key, order in self._orders.items() if self.core.now >= order.due]:
             self._ask(key)
 

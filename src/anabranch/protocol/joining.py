@@ -258,12 +258,21 @@ class Joining:
         else:
             self._pull(-1, live or [core.leader])
 
+    def fell_behind(self, step: int) -> None:
+        """Nobody gave me the gradient of a step: take the whole state of those who took it."""
+        core = self.peer.core
+        if self.peer.replica.keepers:
+            core.send(core.leader, Behind(self.peer.committed, core.stage, step))
+        self.fetch_state()
+
     def told_steps(self, message: Steps) -> str | None:
         """What was done since a state that can be had: my stage takes these steps again, with kept gradients.
         Returns why that is refused, if it is."""
         replica, mine = self.peer.replica, self.peer.core.stage
         if self.step is not Step.FETCHING or self.download is not None or message.stage != mine:
             return None
+        if self._wanted_t >= 0:
+            return None  # said before the log went back
         try:
             steps = [(commit_of(line), entry_hash(line)) for line in message.lines]
         except ValueError as error:
@@ -390,6 +399,8 @@ class Joining:
         self.state_base = base
         replica.pending = {k: v for k, v in replica.pending.items() if k > t}
         self._report()
+        if t > 0 and self.peer.core.me in self.peer.core.membership.active_from:
+            self.peer.tell_applied({})  # the step of t may wait for me to be released
         replica.advance()
         self.peer._open()
 

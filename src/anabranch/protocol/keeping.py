@@ -68,6 +68,8 @@ class Keeping:
             point.on_disk |= known.on_disk
         self.points = {t: other for t, other in self.points.items() if t < point.t} | {point.t: point}
         self._recent = {t: other for t, other in self._recent.items() if t < point.t}
+        for peer, held in self.gradients.items():
+            self.gradients[peer] = {key: digest for key, digest in held.items() if key[1] <= point.t}
         self.complete_t = min(self.complete_t, point.t)
         self._changed = True
 

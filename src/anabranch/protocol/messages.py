@@ -530,10 +530,12 @@ class Holders(Message, frozen=True, tag=74):
 
 
 class Behind(Message, frozen=True, tag=75):
-    """I serve `stage` and have no state after iteration t: nobody gave me what is needed for it (R12)."""
+    """I serve `stage` and have no state after iteration t: nobody gave me what is needed for it (R12). With
+    `step`: none of those who keep the gradient of that step, on the way to t, gave it to me."""
 
     t: Count
     stage: StageNumber
+    step: Count = 0
 
 
 class Spoilt(Message, frozen=True, tag=76):

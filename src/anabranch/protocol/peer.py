@@ -55,7 +55,7 @@ _FROM_PREVIOUS = (msg.Ask, msg.Return, msg.Forward, msg.Want)
 _FROM_STAGE = (msg.ReducePart, msg.ReducedPart)
 _FROM_LEADER = (msg.Attempt, msg.Missing)
 #: Short questions with long answers.
-_COSTLY = (msg.FetchLog, msg.Enquire, msg.JoinRequest, msg.FetchState, msg.FetchGradient)
+_COSTLY = (msg.FetchLog, msg.Enquire, msg.JoinRequest, msg.FetchState, msg.FetchGradient, msg.WhoHas)
 
 
 class Peer:
@@ -737,11 +737,11 @@ class Peer:
         self._repeat_at = core.now + REPEAT_S
         core.send(core.leader, self._applied)
 
-    def _fell_behind(self) -> None:
+    def _fell_behind(self, step: int) -> None:
         """The gradient of a step that I missed is kept by nobody: fetch the whole state again."""
         self.iteration = None
         self.core.queue.drop(self.committed)
-        self.joining.fetch_state()
+        self.joining.fell_behind(step)
 
     def _read_checkpoint(self, t: int, stage: int) -> bool:
         if self.lead is None or not self.lead.has_directory:

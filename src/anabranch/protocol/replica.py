@@ -64,7 +64,7 @@ class Replica:
     """The state of one stage at one peer. `t` is the iteration whose step was applied last."""
 
     def __init__(
-        self, core: Core, on_applied: Callable[[int, str, str], None], on_behind: Callable[[], None]
+        self, core: Core, on_applied: Callable[[int, str, str], None], on_behind: Callable[[int], None]
     ) -> None:
         self.core = core
         self.t = -1
@@ -318,6 +318,8 @@ class Replica:
         self.fingerprint = result.fingerprint
         if self.iteration is not None and self.iteration.t <= record.t:
             self._drop()
+        if not self.pending:
+            self.keepers = ()
         self._on_applied(record.t, base, result.fingerprint)
         self.advance()
 
@@ -329,6 +331,7 @@ class Replica:
         self._applying = False
         self._fetch_at = float("inf")
         self._fetches.reset()
+        self.keepers = ()
         self._drop()
 
     def _drop(self) -> None:
@@ -350,7 +353,7 @@ class Replica:
             self._fetch_at = float("inf")
             self.t = -1  # nothing is applied until a whole state is here
             self._drop()
-            self._on_behind()
+            self._on_behind(t)
         elif peers:
             peer = peers[self._fetches.tries % len(peers)]
             self.core.send(peer, FetchGradient(t, self.core.stage))
@@ -361,7 +364,7 @@ class Replica:
         if following is None or not wanted or self._applying:
             return
         if payload is None:
-            self._fetch_at = min(self._fetch_at, self.core.now + FETCH_AFTER_S)
+            self._ask_next()
             return
         record = following[0]
 
@@ -371,8 +374,15 @@ class Replica:
                 self._take(self._apply_task(record))
             elif result.digest != wanted:
                 self.core.refuse(peer, "Gradient", "not that of the step")
+                self._ask_next()
 
         self.core.submit(Rank.STEP, Assemble(record.t), (payload,), checked)
+
+    def _ask_next(self) -> None:
+        """Whoever was asked for the gradient does not have it. Each step has other keepers: all of them are
+        asked without delay first."""
+        wait_s = 0.0 if self._fetches.tries < len(self.keepers) else FETCH_AFTER_S
+        self._fetch_at = min(self._fetch_at, self.core.now + wait_s)
 
     def on_fetch_gradient(self, peer: str, message: FetchGradient) -> None:
         def answer(result: Result) -> None:

@@ -45,7 +45,11 @@ class Restoring:
 
     def on_behind(self, peer: str, message: Behind) -> None:
         """A replica cannot get what it needs for the step of message.t (R12)."""
-        if self.core.membership.stage_of(peer) == message.stage:
+        if self.core.membership.stage_of(peer) != message.stage:
+            return
+        if message.step:
+            self.safekeeping.lacks(peer, message.stage, message.step)
+        else:
             self._behind[peer] = message.t
 
     def on_who_has(self, peer: str, message: WhoHas, t: int) -> None:
@@ -74,9 +78,11 @@ class Restoring:
 
     def removed(self, peer: str) -> None:
         self._behind.pop(peer, None)
+        self.safekeeping.removed(peer)
 
     def rolled_back(self) -> None:
         self._behind.clear()
+        self.safekeeping.rolled_back()
 
     # --- decisions -----------------------------------------------------------------------------
 
@@ -102,7 +108,9 @@ class Restoring:
             return self._rollback(t, away)
         for stage, since in self._lost.items():
             if self.core.now >= since + MOVE_AFTER_S and not self._members(stage):
-                return self._move(stage, t, 2, "which lost all its replicas")
+                moved = self._move(stage, t, 2, "which lost all its replicas")
+                if moved is not None:
+                    return moved
         if quiet:
             for stage in stages[1:]:
                 if self._stands_alone(stage, t):

@@ -134,6 +134,7 @@ class Snapshots:
     def moved(self) -> None:
         """The worker is another stage's from now on. What was to be checked is ordered again."""
         self._forget(lambda key: True)
+        self.gradients.moved()
 
     def _forget(self, void: Callable[[Key], bool]) -> None:
         self._orders = {key: order for key, order in self._orders.items() if not void(key)}

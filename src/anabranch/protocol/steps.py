@@ -34,10 +34,8 @@ class Taken:
         elif isinstance(record, Genesis):
             self.begun(0, entry_hash(line))
         elif isinstance(record, Rollback):
-            # The state after record.t has another base from now on.
-            self._lines = {t: known for t, known in self._lines.items() if t <= record.t}
-            self._bases = {t: base for t, base in self._bases.items() if t < record.t}
-            self._bases[record.t] = entry_hash(line)
+            # The state after record.t has another base from now on, which no step led to.
+            self.begun(record.t, entry_hash(line))
 
     def complete(self, t: int) -> None:
         self._lines = {k: line for k, line in self._lines.items() if k > t}

@@ -42,7 +42,7 @@ _OF_OPEN_ITERATION = (
     *(tasks.InputGradient, tasks.WeightGradient, tasks.Recount),
 )
 #: Tasks that need no state of this worker's own.
-_WITHOUT_STATE = (tasks.InitState, tasks.LoadState, tasks.CheckState)
+_WITHOUT_STATE = (tasks.InitState, tasks.LoadState, tasks.CheckState, tasks.CheckGradient)
 
 
 class _Refused(Exception):
