@@ -17,11 +17,12 @@ from anabranch.protocol import messages as msg
 from anabranch.protocol import tasks
 from anabranch.protocol.contacts import Contacts
 from anabranch.protocol.core import Core
-from anabranch.protocol.events import Event, Received, Send
+from anabranch.protocol.events import Event, LinkUp, Received, Run, Send
 from anabranch.protocol.founding import Saved, lead
 from anabranch.protocol.keeping import Keeping, Point
 from anabranch.protocol.leader import Schedule, StepParameters
 from anabranch.protocol.log import CommitLog
+from anabranch.protocol.peer import Peer
 from anabranch.protocol.records import Commit, Control, Rollback, decode_entry
 from anabranch.protocol.snapshots import Snapshots
 from anabranch.protocol.steps import Taken
@@ -134,6 +135,28 @@ def test_a_gradient_is_checked_before_the_worker_has_a_state() -> None:
     gradient = torch.zeros(worker._layout_of(2).elements, dtype=worker.master)
     result = worker.run(tasks.CheckGradient(1, 2), (gradient,))
     assert result.digest and not result.error
+
+
+@pytest.mark.parametrize("order", ["state", "gradient", "asked"])
+def test_what_is_meant_for_the_former_process_starts_nothing(order: str) -> None:
+    """A keeper that came back is still a member to the leader; here is no worker yet, and no state."""
+    peer = Peer("r2.0", 2, "d0", GRADIENTS, 2)
+    orders = {
+        "state": msg.Keep(1, 3, "fingerprint", ("d0",)),
+        "gradient": msg.KeepGradient(1, 5, "digest", ("d0",)),
+        "asked": msg.FetchGradient(5, 2),
+    }
+    answers = {
+        "state": (msg.StateOffer(1, 3, "fingerprint", 1, ("hash",)), None),
+        "gradient": (msg.Gradient(5, 1), (1, 2, 3, 4)),
+        "asked": (msg.Pong(0, 0.0, 0.0, 0.0, 0.0), None),
+    }
+    message, payload = answers[order]
+    effects = peer.handle(LinkUp("d0", 1, ""), 0.0)
+    effects += peer.handle(Received("d0", orders[order]), 0.1)
+    effects += peer.handle(Received("d0", message, payload), 0.2)
+    effects += peer.handle(Received("d0", msg.Piece(1, 3, 0), 1), 0.3)
+    assert not any(isinstance(effect, Run) for effect in effects)
 
 
 # --- bringing up --------------------------------------------------------------------------------------

@@ -436,6 +436,8 @@ class Peer:
                 self.joining.about(message)
             case msg.Refused(reason):
                 self._stop(reason, ok=False)
+            case msg.Keep() | msg.KeepGradient() if not self.joining.done:
+                pass  # for my former process: there is nothing here yet to check it with
             case msg.Keep():
                 return self.snapshots.on_keep(message)
             case msg.KeepGradient():
@@ -511,7 +513,9 @@ class Peer:
             case msg.Route() | msg.Bargain() | msg.Burst() | msg.GotBurst():
                 return self.router.received(peer, message)
             case msg.FetchGradient():
-                if message.stage == core.stage and not self.snapshots.gradients.has(message):
+                if self.replica.t < 0 and not self.snapshots.gradients.has(message):
+                    core.send(peer, msg.Gradient(message.t, message.stage))
+                elif message.stage == core.stage and not self.snapshots.gradients.has(message):
                     self.replica.on_fetch_gradient(peer, message)
                 elif core.settings.redo == "gradients":
                     self.snapshots.gradients.on_fetch(peer, message)
