@@ -99,11 +99,13 @@ class TrainingMachine:
 
         assert self.model is not None
         name, _ = numerics_class(run.compute, run.batch.rows, run.batch.sequence)
+        forward_s, backward_s = measured_pass_s(run, self.model)
         return msgspec.structs.replace(
             self._me,
             numerics_class=name,
             capacity=run.fleet.capacity or measured_capacity(run, self.model),
-            forward_s=measured_forward_s(run, self.model),
+            forward_s=forward_s,
+            backward_s=backward_s,
         )
 
     def build(self, stage: int) -> tuple[Computer, str]:
@@ -140,10 +142,10 @@ def measured_capacity(run: RunConfig, model: ModelConfig) -> int:
     return max(1, min(MOST_CAPACITY, int(free * MEMORY_SHARE) // max(1, each)))
 
 
-def measured_forward_s(run: RunConfig, model: ModelConfig) -> float:
-    """Seconds of one block's forward of one microbatch here (least of three).
+def measured_pass_s(run: RunConfig, model: ModelConfig) -> tuple[float, float]:
+    """Seconds of one block's forward, and of its backward (both parts), of one microbatch here.
 
-    A backward follows, not for its time: torch loads much at the first one, for which a swarm would wait.
+    The least of three, as torch loads much at the first ones, for which a swarm would wait.
     """
     import torch
 
@@ -155,15 +157,16 @@ def measured_forward_s(run: RunConfig, model: ModelConfig) -> float:
     worker = Worker(replace(run, pipeline=PipelineSection(stages=1)), single, 1)
     worker.run(InitState(0))
     x = torch.zeros(run.batch.rows, run.batch.sequence, model.dim, dtype=DTYPES[run.compute.dtype])
-    times = []
+    forwards, backwards = [], []
     for index in range(3):
         begin = time.perf_counter()
-        worker.run(Forward(1, index, train=False), (x,))
-        times.append(time.perf_counter() - begin)
-    y = worker.run(Forward(1, 0, train=True), (x,)).outputs[0]
-    worker.run(InputGradient(1, 0), (y,))
-    worker.run(WeightGradient(1, 0))
-    return min(times)
+        y = worker.run(Forward(1, index, train=True), (x,)).outputs[0]
+        middle = time.perf_counter()
+        worker.run(InputGradient(1, index), (y,))
+        worker.run(WeightGradient(1, index))
+        forwards.append(middle - begin)
+        backwards.append(time.perf_counter() - middle)
+    return min(forwards), min(backwards)
 
 
 def imported(folder: Path) -> tuple[ModelConfig, Mapping[str, Tensor]]:

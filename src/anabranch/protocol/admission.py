@@ -18,6 +18,7 @@ from anabranch.protocol.backoff import Backoff
 from anabranch.protocol.core import Core
 from anabranch.protocol.events import Dial
 from anabranch.protocol.messages import JoinRequest, Ready, Refused
+from anabranch.protocol.placement import neediest_stage
 from anabranch.protocol.records import Member, Members
 from anabranch.protocol.suspicion import Overdue, Verdict
 
@@ -118,15 +119,9 @@ class Admission:
         return None
 
     def _neediest_stage(self) -> int:
-        """The relay stage with the least measured speed in total; before all others one that nobody has, or
-        that one death would leave without anybody."""
-        totals = {stage: 0.0 for stage in range(1, self.core.settings.stages + 1)}
-        counts = dict.fromkeys(totals, 0)
-        for member in [*self.core.membership.members.values(), *self._joining.values()]:
-            if member.stage in totals:
-                totals[member.stage] += 1.0 / max(member.forward_s, 1e-6)
-                counts[member.stage] += 1
-        return min(totals, key=lambda stage: (min(counts[stage], 2), totals[stage], stage))
+        settings = self.core.settings
+        members = {**self.core.membership.members, **self._joining}
+        return neediest_stage(members.values(), settings.blocks or (1,) * settings.stages)
 
     def on_ready(self, peer: str, message: Ready, fingerprint: str | None) -> str | None:
         """A joiner has the state after iteration message.t, whose agreed fingerprint is `fingerprint` (None:

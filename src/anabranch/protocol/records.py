@@ -20,7 +20,8 @@ class Record(msgspec.Struct, frozen=True, tag_field="kind", forbid_unknown_field
 
 class Member(msgspec.Struct, frozen=True):
     """A peer as the log knows it. `stage` 0 is a data node. `address` is host:port, or "" if undialable.
-    `disk` names the disk on which it can keep the log ("": it cannot)."""
+    `disk` names the disk on which it can keep the log ("": it cannot).
+    forward_s, backward_s: seconds per block and microbatch, as it measured them (0: it did not)."""
 
     id: str
     stage: int
@@ -32,6 +33,7 @@ class Member(msgspec.Struct, frozen=True):
     address: str = ""
     forward_s: float = 0.0
     disk: str = ""
+    backward_s: float = 0.0
 
 
 class Genesis(Record, frozen=True, tag="genesis"):

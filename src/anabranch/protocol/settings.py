@@ -18,7 +18,7 @@ class Settings:
     snapshot_copies: peers outside a stage that hold its state; snapshot_budget_bytes: memory for such copies.
     voters: how many peers may keep the log at most.
     redo: how a lost stage comes back: "replay" (all stages go back to a snapshot), or "gradients" (it alone,
-    by the gradients that others kept).
+    by the gradients that others kept). blocks: of the model, at stages 1 to S (empty: one each).
     policy, returns: how microbatches find their way, and whether each ends at the data node where it began.
     """
 
@@ -41,6 +41,7 @@ class Settings:
     snapshot_budget_bytes: int = 4 << 30
     voters: int = 1
     redo: str = "replay"
+    blocks: tuple[int, ...] = ()
 
     def evaluates(self, t: int, last: int) -> bool:
         """Whether the state after iteration t is evaluated (by windows that travel with t + 1)."""
