@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from lost_stages import EVERY, SETTINGS, SOON_S, STEPS, check_whole, lose, of_stage, rollbacks, swarm
+from lost_stages import EVERY, SETTINGS, SOON_S, STEPS, check_whole, joiner, lose, of_stage, rollbacks, swarm
 from small_swarm import MadeUpBatches, check_equal, small_model, small_run
 from test_lost_stage import PHASES, come_when
 
@@ -167,3 +167,66 @@ def test_what_was_taken_again_equals_the_reference(stage: int) -> None:
     world.run(SOON_S)
     assert fault.delivered and rollbacks(world) == []
     check_equal(world, run)
+
+
+@pytest.mark.parametrize("redo", ["gradients", "replay"])
+@pytest.mark.parametrize("seed", range(4))
+def test_those_who_were_to_serve_from_the_next_step_on_bring_the_stage_up(seed: int, redo: str) -> None:
+    """The stage's replicas die when a step is chosen; two newcomers serve from the next one, and have yet to
+    take this one. Neither goes on asking the other; with kept gradients one may fetch the state from the
+    other in the end, and stands for the step all the same."""
+    world = swarm(seed, replicas=2, data_nodes=2, settings=replace(SETTINGS, redo=redo))
+    struck: list[int] = []
+
+    def look(node: Node, event: Event) -> None:
+        lead = world.nodes["d0"].peer.lead
+        if lead is None or struck:
+            return
+        if lead.t >= 1 and "late0" not in world.nodes:
+            for number in range(2):
+                joiner(world, f"late{number}", 0.01, stage=2)
+        serving = lead.core.membership.active_from
+        if all(serving.get(f"late{number}", 0) == lead.t + 1 for number in range(2)):
+            struck.append(lead.t)
+            for victim in ("r2.0", "r2.1"):
+                world.crash(victim)
+
+    world.watchers.append(look)
+    world.run(SOON_S)
+    assert struck
+    check_whole(world)
+    assert len(rollbacks(world)) == (1 if redo == "replay" else 0)
+    assert set(of_stage(world, 2)) >= {"late0", "late1"}
+
+
+def test_the_only_replica_that_has_taken_the_step_is_not_moved() -> None:
+    """Stage 1 is down to one replica. Of the three of stage 2 two serve from the next step on, and have
+    yet to take the last one from the third: one of them moves."""
+    world = swarm(seed=1, replicas=2, data_nodes=2, settings=GRADIENTS)
+    struck: list[int] = []
+    moved: list[str] = []
+
+    def look(node: Node, event: Event) -> None:
+        lead = world.nodes["d0"].peer.lead
+        if lead is None:
+            return
+        for peer in ("r2.0", "late0", "late1"):
+            if lead.core.membership.stage_of(peer) == 1 and peer not in moved:
+                moved.append(peer)
+        if struck:
+            return
+        if lead.t >= 1 and "late0" not in world.nodes:
+            world.crash("r2.1")
+            for number in range(2):
+                joiner(world, f"late{number}", 0.01, stage=2)
+        serving = lead.core.membership.active_from
+        if all(serving.get(f"late{number}", 0) == lead.t + 2 for number in range(2)):
+            struck.append(lead.t)
+            world.crash("r1.1")
+
+    world.watchers.append(look)
+    world.run(SOON_S)
+    assert struck
+    check_whole(world)
+    assert rollbacks(world) == []
+    assert moved and "r2.0" not in moved

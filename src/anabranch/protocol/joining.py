@@ -82,7 +82,7 @@ class Joining:
         self._failure, self._fetches = "", Backoff(peer.core.dice, *FETCH_AGAIN)
         self._announced = Announced()
         self._initial = ""
-        self._wanted_t = -1
+        self._wanted_t = self._least_t = -1
         self.model_hash = ""
         self.doors: dict[str, str] = {}
         self._knock_at, self._knocks, self._shut = float("inf"), 0, ""
@@ -259,10 +259,12 @@ class Joining:
             self._pull(-1, live or [core.leader])
 
     def fell_behind(self, step: int) -> None:
-        """Nobody gave me the gradient of a step: take the whole state of those who took it."""
+        """Nobody gave me the gradient of a step: take the whole state of those who took it. One from before
+        the step is of no use, unless its gradient is kept."""
         core = self.peer.core
         if self.peer.replica.keepers:
             core.send(core.leader, Behind(self.peer.committed, core.stage, step))
+        self._least_t = step
         self.fetch_state()
 
     def told_steps(self, message: Steps) -> str | None:
@@ -277,7 +279,7 @@ class Joining:
             steps = [(commit_of(line), entry_hash(line)) for line in message.lines]
         except ValueError as error:
             return str(error)
-        self._announced = Announced(message.t, message.base)
+        self._announced, self._least_t = Announced(message.t, message.base), -1
         replica.pending.update({commit.t: (commit, base) for commit, base in steps})
         replica.keepers = message.holders
         return None
@@ -304,6 +306,9 @@ class Joining:
         self.download.start()
 
     def _fetched(self, state: State) -> None:
+        if state.t < self._least_t:
+            self._fetch_failed(self._too_old(state.t))
+            return
         self.step = Step.LOADING
 
         def loaded(result: Result) -> None:
@@ -328,7 +333,7 @@ class Joining:
         if self.download is not None:
             self.download.cancel()
             self.download = None
-        self._wanted_t = t
+        self._wanted_t, self._least_t = t, -1
         self._fetches.reset()
         own = self.peer.states.find(core.stage, t)
         if own is not None and own.fingerprint == wanted:
@@ -350,7 +355,7 @@ class Joining:
         if self.download is not None:
             self.download.cancel()
             self.download = None
-        self._wanted_t, self._initial = -1, ""
+        self._wanted_t, self._least_t, self._initial = -1, -1, ""
         first = self.genesis.fingerprints[core.stage] if self.peer.committed == 0 else ""
         self._announced = Announced(self.peer.committed, self.peer.base, first)
         self._again_at = float("inf")
@@ -393,14 +398,13 @@ class Joining:
         replica = self.peer.replica
         self.step = Step.READY
         self.download = None
-        self._failure, self._wanted_t = "", -1
+        self._failure, self._wanted_t, self._least_t = "", -1, -1
         self._fetches.reset()
         replica.t, replica.fingerprint = t, fingerprint
         self.state_base = base
         replica.pending = {k: v for k, v in replica.pending.items() if k > t}
         self._report()
-        if t > 0 and self.peer.core.me in self.peer.core.membership.active_from:
-            self.peer.tell_applied({})  # the step of t may wait for me to be released
+        self._tell_applied()
         replica.advance()
         self.peer._open()
 
@@ -418,12 +422,18 @@ class Joining:
         core.send(core.leader, Ready(replica.t, core.stage, replica.fingerprint))
         self._again_at = core.now + REPORT_S * core.dice.uniform(0.75, 1.0)
 
+    def _tell_applied(self) -> None:
+        """Whoever serves and has the state after a step stands for that step, however it got it: where others
+        of its stage are gone, the step may not be released yet (R9)."""
+        core = self.peer.core
+        if self.step is Step.READY and core.me in core.membership.active_from and self.peer.replica.t > 0:
+            self.peer.tell_applied({})
+
     def members_changed(self, record: Members) -> None:
         core = self.peer.core
         if core.me in record.active_from:
             self._again_at = float("inf")
-            if self.step is Step.READY and self.peer.replica.t > 0:
-                self.peer.tell_applied({})  # where the stage was lost, the step may not be released yet
+            self._tell_applied()
         leads = self.peer.lead is not None and self.step is Step.REQUESTED
         if leads and any(member.id == core.me for member in record.joined):
             self.step = Step.BUILDING

@@ -345,10 +345,11 @@ class Replica:
         if following is None or self.core.now < self._fetch_at or self._applying:
             return
         t = following[0].t
-        peers = [p for p in self.core.membership.live(self.core.stage, t) if p != self.core.me]
-        peers = [peer for peer in [*peers, *self.keepers] if self.core.reachable(peer)]
+        live = [p for p in self.core.membership.live(self.core.stage, t) if p != self.core.me]
+        peers = [peer for peer in [*live, *self.keepers] if self.core.reachable(peer)]
+        tries = 4 * (len(peers) + 2) if live or self.keepers else 1
         self._fetch_at = self.core.now + (self._fetches.next() or FETCH_AFTER_S)
-        if self._fetches.tries > 4 * (len(peers) + 2):
+        if self._fetches.tries > tries:
             self._fetches.reset()
             self._fetch_at = float("inf")
             self.t = -1  # nothing is applied until a whole state is here
