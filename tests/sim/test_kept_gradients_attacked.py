@@ -20,13 +20,14 @@ from anabranch.protocol.core import Core
 from anabranch.protocol.events import Event, LinkUp, Received, Run, Send
 from anabranch.protocol.founding import Saved, lead
 from anabranch.protocol.keeping import Keeping, Point
-from anabranch.protocol.leader import Schedule, StepParameters
-from anabranch.protocol.log import CommitLog
+from anabranch.protocol.log import Position, follow
 from anabranch.protocol.peer import Peer
-from anabranch.protocol.records import Commit, Control, Rollback, decode_entry
+from anabranch.protocol.records import Commit, Control, Entry, Rollback, decode_entry, encode_entry
+from anabranch.protocol.schedule import Schedule, StepParameters
 from anabranch.protocol.snapshots import Snapshots
 from anabranch.protocol.steps import Taken
 from anabranch.protocol.transfer import StateServer
+from anabranch.protocol.voter import Kept
 from anabranch.sim import faults
 from anabranch.sim.algebra import Counter, Machine, counting_world, fingerprint, states_after
 from anabranch.sim.node import Node
@@ -234,16 +235,16 @@ def test_the_state_gone_back_to_is_not_one_that_its_step_led_to() -> None:
     world = swarm(seed=1, settings=GRADIENTS)
     world.run(SOON_S)
     taken = Taken()
-    log = CommitLog((), term=1)
+    position = Position()
     for line in world.log:
         record = decode_entry(line).record
         taken.follow(record, line)
-        log = CommitLog([*log.since(0), line], term=1)
+        _, position = follow(position, line)
         if isinstance(record, Commit) and record.t == 6:
             break
     assert taken.since(0, 6)
-    _, line = log.append(Rollback(6, 6, "lost", ("", "", "")))
-    taken.follow(decode_entry(line).record, line)
+    back = Rollback(6, 6, "lost", ("", "", ""))
+    taken.follow(back, encode_entry(Entry(position.index, 1, position.previous, back)))
     assert taken.since(6, 6) == []
     assert taken.since(3, 6) is None
 
@@ -256,7 +257,7 @@ def test_a_run_that_is_taken_up_knows_its_base() -> None:
     saved = Saved(4, tuple(map(fingerprint, [4] * 3, states_after(4, settings))))
     schedule = Schedule(str, lambda t, adam, norm: StepParameters(1.0, 1.0, 1.0, 1.0), 1, 1)
     first = replace_struct(world.nodes["d0"].member, incarnation=2)
-    again = lead(first, settings, schedule, world.genesis, lines, saved)
+    again = lead(first, settings, schedule, world.genesis, Kept(lines=tuple(lines)), saved)
     assert again.core.taken.since(4, 4) == []
 
 
