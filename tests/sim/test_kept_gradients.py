@@ -15,6 +15,7 @@ from anabranch.protocol import messages as msg
 from anabranch.protocol import tasks
 from anabranch.protocol.events import Event, Finished, Received
 from anabranch.sim import faults
+from anabranch.sim.algebra import wrong_states
 from anabranch.sim.faults import Fault, Moment, kill
 from anabranch.sim.node import Node
 from anabranch.sim.training import training_world
@@ -230,3 +231,28 @@ def test_the_only_replica_that_has_taken_the_step_is_not_moved() -> None:
     check_whole(world)
     assert rollbacks(world) == []
     assert moved and "r2.0" not in moved
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_leader_that_succeeds_another_knows_who_keeps_what(seed: int) -> None:
+    """The leader dies, and two steps later a stage: it is brought up on the word of the next leader."""
+    world = swarm(seed, replicas=2, data_nodes=3, settings=replace(GRADIENTS, voters=3))
+    struck: list[str] = []
+
+    def look(node: Node, event: Event) -> None:
+        t = world.history().t
+        if not struck and t == 4:
+            struck.append("d0")
+            world.crash("d0")
+        elif len(struck) == 1 and t == 7:
+            struck.extend(["r1.0", "r1.1"])
+            world.crash("r1.0")
+            world.crash("r1.1")
+            joiner(world, "late", 0.5, stage=1)
+
+    world.watchers.append(look)
+    world.run(SOON_S)
+    assert struck == ["d0", "r1.0", "r1.1"]
+    assert world.history().t == STEPS
+    assert wrong_states(world) == {}
+    assert rollbacks(world) == []
