@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import secrets
 import shutil
 import signal
+import socket
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,6 +58,9 @@ DEFAULTS: dict[str, object] = {
 POPULATION = 12
 #: More steps than any storm sees: its end is a matter of time.
 STEPS = 1_000_000
+#: Below those that kernels give to connections, so that a founder that comes back finds its own free.
+PORTS = range(20_000, 32_000)
+PORT_TRIES = 100
 #: Of the storm's minutes so many are spent on each of the two runs without faults; at most CALM_MINUTES.
 CALM_SHARE, CALM_MINUTES = 0.15, 2.0
 
@@ -96,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
     return 1 if result.problems else 0
 
 
-@contextmanager
+@contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
     """However the command is asked to end, also in the background: what it started ends with it."""
     numbers = (signal.SIGINT, signal.SIGTERM)
@@ -124,12 +129,11 @@ def _check(args: argparse.Namespace) -> None:
 def configured(run_file: Path | None, population: int | None) -> RunConfig:
     """The run of a storm. Its schedule of learning rates is the run file's; it has no end."""
     from anabranch.config import RunConfig, load_run_file, relays_by_stage, with_changes
-    from anabranch.node.roles import bind_port
 
     config = load_run_file(run_file) if run_file else with_changes(RunConfig(), DEFAULTS)
     changes: dict[str, object] = {"run.steps": STEPS}
     # The founder listens on the same port when it comes back, so that tickets hold.
-    changes["network.port"] = bind_port(config.network.host, config.network.port)
+    changes["network.port"] = config.network.port or _free_port(config.network.host)
     changes["optimizer.decay_steps"] = config.optimizer.decay_steps or config.run.steps
     minimum = config.fleet.minimum
     if population is not None or run_file is None:
@@ -137,6 +141,17 @@ def configured(run_file: Path | None, population: int | None) -> RunConfig:
         changes |= {"fleet.relays": population or POPULATION, "fleet.relays_per_stage": []}
     config = with_changes(config, changes | {"fleet.minimum": minimum})
     return with_changes(config, {"fleet.minimum": max(minimum, min(relays_by_stage(config)))})
+
+
+def _free_port(host: str) -> int:
+    """A port that is free, and that the kernel gives to no connection meanwhile. Raises UserError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    for _ in range(PORT_TRIES):
+        port = secrets.choice(PORTS)
+        with socket.socket(family, socket.SOCK_STREAM) as probe, contextlib.suppress(OSError):
+            probe.bind((host, port))
+            return port
+    raise UserError(f"{PORT_TRIES} ports on {host} are not free: set network.port in a run file")
 
 
 def _storm(args: argparse.Namespace) -> Result:
