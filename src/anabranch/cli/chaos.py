@@ -51,6 +51,7 @@ DEFAULTS: dict[str, object] = {
     "batch.sequence": 64,
     "pipeline.stages": 4,
     "fleet.data_nodes": 2,
+    "fleet.voters": 3,
     "evaluation.every": 0,
     "checkpoint.every": 100_000,
     "snapshots.every": 5,
