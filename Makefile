@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: train test lint soak chaos golden fuzz bench bench-flow bench-churn setup pictures clean
+.PHONY: train test lint soak chaos golden fuzz bench bench-flow bench-churn setup pictures screenshots clean
 
 # A local swarm (two data nodes, six relays) trains llama-tiny; then every step is verified.
 train: $(READY)
@@ -48,6 +48,10 @@ bench-churn: $(READY)
 # The README's pictures, from a finished run: make pictures RUN=runs/tiny
 pictures: $(READY)
 	$(BIN)/python docs/make_pictures.py $(RUN)
+
+# The pictures of the page and of the terminal view, from a run that is made for them (needs chromium).
+screenshots: $(READY)
+	$(BIN)/python docs/make_screenshots.py docs/images
 
 setup: $(READY)
 

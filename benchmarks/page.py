@@ -1,32 +1,48 @@
-"""What the page costs with many peers and many events: python benchmarks/page.py [NODES] [EVENTS]
+"""What the page costs, with many peers and many events and beside a swarm:
+
+    python benchmarks/page.py [NODES EVENTS] [--write]
 
 Writes a made-up event log (a thousand peers that come and go, a million events), follows it as `anabranch
-watch` does, looks at the page with Chromium, and prints one JSON object. Needs Chromium; takes some minutes.
+watch` does, looks at the page with Chromium; then trains with the page beside. Prints one JSON object;
+--write puts the figures into docs/results.md. Needs Chromium; takes some minutes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import random
 import resource
 import shutil
+import signal
+import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 from playwright.sync_api import sync_playwright
 
+from anabranch.config import RunConfig, with_changes
+from anabranch.node.children import Nursery
+from anabranch.node.founding import create_run
+from anabranch.node.swarm import LocalSwarm
 from anabranch.observe import events as log
 from anabranch.observe.page.follow import PageThread
 from anabranch.observe.tail import Tail
 from anabranch.observe.view.recording import Recording
+from report import write_section
 
 STAGES, DATA_NODES, MICROBATCHES = 8, 8, 128
 #: Seconds between two steps of the made-up run.
 STEP_S = 60.0
+#: Of the swarm beside which the page is measured.
+STEPS = 40
 #: Asks the page for the gaps between its frames (ms) over five seconds, while the river is moved over.
 FRAMES = """() => new Promise((resolve) => {
   const gaps = []; let last = performance.now(); const end = last + 5000;
@@ -152,15 +168,80 @@ def measured(events: Path, last: int) -> dict[str, Any]:
     return figures
 
 
+def overhead(steps: int) -> dict[str, Any]:
+    """CPU seconds of the page, with one reader, beside those of the default local swarm."""
+    run = with_changes(RunConfig(), {"run.steps": steps, "fleet.minimum": 2})
+    with tempfile.TemporaryDirectory() as folder, Nursery(threads=1) as nursery:
+        swarm = LocalSwarm(create_run(run, Path(folder) / "run"), run, nursery)
+        command = [sys.executable, "-m", "anabranch.cli.main", "watch", str(swarm.directory.path)]
+        page = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert page.stdout is not None
+        address = page.stdout.readline().split()[1]
+        reader = threading.Thread(target=read_all, args=(f"{address}stream",), daemon=True)
+        pids = [page.pid]
+        before = [0.0]
+        swarm.start()
+        for event in swarm.events():
+            if isinstance(event, log.Step) and event.t == 3:
+                reader.start()
+                pids += [process.pid for process in swarm.processes.values()]
+                before = [cpu_seconds(pid) for pid in pids]
+            if isinstance(event, log.Step) and event.t == steps - 1:
+                shown, *rest = (cpu_seconds(pid) - begun for pid, begun in zip(pids, before, strict=True))
+        swarm.end()
+        page.send_signal(signal.SIGINT)
+        page.wait()
+    return {"page_cpu_s": shown, "swarm_cpu_s": sum(rest), "share": shown / sum(rest)}
+
+
+def read_all(address: str) -> None:
+    with contextlib.suppress(OSError), urlopen(address) as answer:
+        while answer.read1(1 << 16):
+            pass
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def words(figures: dict[str, Any]) -> str:
+    f, frame = figures, figures["frame_ms"]
+    lines = [
+        f"A made-up log of {f['nodes']:,} peers in {STAGES} stages, {f['events']:,} events, "
+        f"{f['log_MB']:.0f} MB; Chromium without a GPU.",
+        "",
+        f"- **First paint** after {f['first_paint_s']:.1f} s, while the log was still being read; goal 2 s.",
+        f"- All of the log was read and folded after {f['all_folded_s']:.0f} s "
+        f"({f['fold_us']:.0f} µs an event); a page that was opened then showed the whole run after "
+        f"{f['whole_shown_s']:.1f} s.",
+        f"- **Frames** while a pointer moves over the river: median {frame['median']:.0f} ms, 99th "
+        f"percentile {frame['p99']:.0f} ms, most {frame['most']:.0f} ms; goal 100 ms.",
+        f"- **Browser heap** {f['browser_heap_MB']:.0f} MB; goal 300 MB. **Server** at most "
+        f"{f['server_peak_MB']:.0f} MB, Python and the benchmark included.",
+        "",
+        f"The default local swarm (8 processes), page and one reader beside it: the page took "
+        f"{f['page_cpu_s']:.2f} CPU seconds, the swarm {f['swarm_cpu_s']:.0f}: "
+        f"**{100 * f['share']:.2f} %**; goal 1 %.",
+    ]
+    return "\n".join(lines)
+
+
 def main() -> None:
-    nodes, count = (int(word) for word in (sys.argv[1:] + ["1000", "1000000"][len(sys.argv) - 1 :]))
+    write = "--write" in sys.argv
+    numbers = [int(word) for word in sys.argv[1:] if word.isdecimal()]
+    nodes, count = numbers or [1000, 1_000_000]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "events.jsonl"
         with open(path, "wb") as file:
             for event in made_up(nodes, count):
                 file.write(log.encode_event(event) + b"\n")
         figures = {"nodes": nodes} | folded(path)
-        print(json.dumps(figures | measured(path, int(figures.pop("last"))), indent=1))
+        figures |= measured(path, figures["last"])
+    figures |= overhead(STEPS)
+    print(json.dumps(figures, indent=1))
+    if write:
+        write_section("page", words(figures))
 
 
 if __name__ == "__main__":

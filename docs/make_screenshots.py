@@ -7,7 +7,9 @@ Needs Chromium (apt-get install chromium). Takes about two minutes on two cores.
 
 from __future__ import annotations
 
+import io
 import json
+import re
 import shutil
 import sys
 import tempfile
@@ -16,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from playwright.sync_api import sync_playwright
+from rich.console import Console
 
 from anabranch.config import RunConfig, with_changes
 from anabranch.node.children import Nursery
@@ -23,8 +26,8 @@ from anabranch.node.founding import create_run
 from anabranch.node.swarm import LocalSwarm
 from anabranch.observe.events import Event, PeerActive, PeerRemoved, Step, read_events
 from anabranch.observe.page.follow import PageThread
-from anabranch.observe.page.report import report_html
-from anabranch.observe.view.recording import Recording
+from anabranch.observe.terminal import screen
+from anabranch.observe.view.model import View
 
 #: Who lends what: name, region, stage (0: a data node).
 VOLUNTEERS = (
@@ -115,12 +118,21 @@ def main() -> None:
         swarm.end()
         served.close()
         browser.close()
-        recording = Recording()
-        for event in read_events(swarm.directory.events):
-            recording.take(event)
-        if len(sys.argv) > 2:
-            Path(sys.argv[2]).write_text(report_html(recording), encoding="utf-8")
-            shutil.copy(swarm.directory.events, Path(sys.argv[2]).with_suffix(".jsonl"))
+        terminal(swarm.directory.events, out / "top.svg")
+
+
+def terminal(events: Path, out: Path) -> None:
+    """What `anabranch top` showed some steps after the crash, with the viewer's own fonts."""
+    view = View()
+    for event in read_events(events):
+        view.take(event)
+        if isinstance(event, Step) and event.t == STEPS - 12:
+            break
+    console = Console(record=True, width=80, file=io.StringIO())
+    console.print(screen(view, 80, 24))
+    picture = console.export_svg(title="anabranch top")
+    picture = re.sub(r"@font-face \{.*?\}\s*", "", picture, flags=re.DOTALL)
+    out.write_text(picture.replace("Fira Code, monospace", "monospace"), "utf-8")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import http.client
 import json
 import re
 import socket
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -24,6 +25,7 @@ from anabranch.errors import UserError
 from anabranch.observe import events as log
 from anabranch.observe.page.files import MODULES, joined_script, served, text_of
 from anabranch.observe.page.follow import PageThread
+from anabranch.observe.page.metrics import METRICS
 from anabranch.observe.page.report import report_html
 from anabranch.observe.page.server import PageServer
 from anabranch.observe.view.recording import Recording
@@ -158,6 +160,30 @@ def test_only_the_owner_acts_and_what_cannot_be_is_said(events: Path) -> None:
                 assert next(messages(answer))[1].get("actions") == actions
     finally:
         page.close()
+
+
+def test_operators_get_figures_with_names_and_units(events: Path) -> None:
+    with log.EventLog(events) as file:
+        file.write(log.PeerRemoved(peer="d0", subject="b", stage=1, reason="Connection refused"))
+        file.write(log.Evaluation(t=1, loss=None, bits_per_byte=None, tokens=1))
+    with page_of(events, secret="abc") as (_, port, _):
+        assert get("127.0.0.1", port, "/metrics").status == 403
+        text = ""
+        for _ in range(200):
+            answer = get("127.0.0.1", port, "/metrics", headers={"Authorization": "Bearer abc"})
+            text = answer.read().decode()
+            if "crashed_peers_total 1" in text:
+                break
+            time.sleep(0.05)
+    assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+    samples = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    assert samples["anabranch_step"] == "1" and float(samples["anabranch_loss_nats"]) == pytest.approx(4.9)
+    assert samples['anabranch_peers{stage="1",state="active"}'] == "1"
+    assert "anabranch_held_out_loss_nats" not in samples  # it was not finite
+    docs = (Path(__file__).parents[2] / "docs" / "watching.md").read_text("utf-8")
+    for name, (kind, words) in METRICS.items():
+        assert f"# TYPE {name} {kind}\n" in text or name.endswith(("_nats", "_part_seconds"))
+        assert f"| `{name}` | {kind} | {words} |" in docs
 
 
 def test_without_a_secret_only_names_of_this_machine_are_answered(events: Path) -> None:

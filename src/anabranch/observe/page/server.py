@@ -15,6 +15,7 @@ import msgspec
 from anabranch.errors import UserError
 from anabranch.observe.page.files import served
 from anabranch.observe.page.http import HEAD_MAX, BadRequest, Request, head, read_request
+from anabranch.observe.page.metrics import metrics_text
 from anabranch.observe.view.recording import Cursor, Recording
 
 #: Connections at once; seconds between two messages of a stream, at least and (heartbeats) at most; seconds
@@ -159,10 +160,13 @@ class PageServer:
             self._answer(writer, 405, b"only GET\n")
         elif request.path in self._files:
             self._answer(writer, 200, self._files[request.path][1], self._files[request.path][0])
-        elif request.path != "/stream":
+        elif request.path not in ("/stream", "/metrics"):
             self._answer(writer, 404, b"there is no such page\n")
         elif not self._permitted(request):
             self._answer(writer, 403, b"the secret is missing or wrong\n")
+        elif request.path == "/metrics":
+            text = metrics_text(self.recording.view)
+            self._answer(writer, 200, text.encode(), "text/plain; version=0.0.4; charset=utf-8")
         else:
             await self._stream(writer, self._owns(request))
 

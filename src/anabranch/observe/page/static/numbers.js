@@ -102,7 +102,7 @@ export class Numbers {
     });
     drawChart(byId("chart-split"), {
       series: PARTS.map((part) => ({ name: PART_NAMES[part], points: of(part).filter(([, y]) => y !== null), colour: colours[part] })),
-      stacked: true, shown: (value) => lasting(value).replace("–", "0 s"), pointer: pointer("chart-split"),
+      stacked: true, shown: lasting, pointer: pointer("chart-split"),
     });
     drawChart(byId("chart-peers"), {
       series: [{ name: "peers", points: of("alive"), colour: colours.calm, fill: true }],

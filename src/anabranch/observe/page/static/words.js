@@ -44,6 +44,7 @@ export function known(value, digits = 3) {
 
 export function lasting(seconds) {
   if (!(seconds >= 0)) return "–";
+  if (seconds === 0) return "0 s";
   if (seconds < 0.0995) return `${trim(seconds * 1000)} ms`;
   if (seconds < 59.5) return `${seconds < 9.95 ? seconds.toFixed(seconds < 0.995 ? 2 : 1) : Math.round(seconds)} s`;
   const minutes = Math.round(seconds / 60);
