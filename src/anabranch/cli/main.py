@@ -31,6 +31,7 @@ COMMANDS: dict[str, Command] = {
     "join": Command("anabranch.cli.join", "lend this machine"),
     "resume": Command("anabranch.cli.resume", "continue a run from its directory"),
     "recover": Command("anabranch.cli.recover", "go on without voters that are lost for good"),
+    "doctor": Command("anabranch.cli.doctor", "check this machine for lending or leading"),
     "watch": Command("anabranch.cli.watch", "a page that shows a run, live and as a replay"),
     "top": Command("anabranch.cli.top", "the same in a terminal"),
     "report": Command("anabranch.cli.report", "a run with its replay as one HTML file"),

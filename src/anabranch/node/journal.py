@@ -18,6 +18,11 @@ from anabranch.protocol.records import Commit, Evaluation, Member
 
 #: Kinds that only the leader writes (all peers learn them from the log).
 _LEADERS = frozenset({"step", "evaluation", "peer_joined", "peer_active", "peer_removed", "rollback"})
+#: The same as events, and those that the leading process writes of itself: nobody else is believed.
+_LEADERS_EVENTS = (
+    log.Step, log.Skip, log.Evaluation, log.PeerJoined, log.PeerActive, log.PeerRemoved, log.Rollback,
+    log.RunStarted, log.RunFinished, log.Checkpoint,
+)  # fmt: skip
 
 
 class Journal:
@@ -71,7 +76,7 @@ class Journal:
                 event = log.decode_event(line[:65536])
             except ValueError:  # it is another peer's: what cannot be read is left out
                 continue
-            if isinstance(event, log.Event) and event.peer == peer:
+            if isinstance(event, log.Event) and event.peer == peer and not isinstance(event, _LEADERS_EVENTS):
                 self._file.write(event)
                 if self.on_event is not None:
                     self.on_event(event)

@@ -1,0 +1,53 @@
+"""`anabranch doctor`: is this machine fit to lend, or to lead a run?"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+_EPILOG = """\
+examples:
+  anabranch doctor                                  this machine by itself
+  anabranch doctor run.toml                         and how quickly it computes each stage of a run
+  anabranch doctor --host 0.0.0.0 --port 7700       could others dial it there?
+  anabranch doctor --peer my.host:7700              can it reach a run's data node?
+
+Each line is green, yellow (it may do) or red (it will not do), with the repair. The exit status is 1 if one
+is red. Nothing is sent anywhere but to the peers that are named. It cannot find out what a router in between
+lets through, nor how quick the links are: peers measure those when they work.
+"""
+
+_COLOURS = {"green": "\033[32m", "yellow": "\033[33m", "red": "\033[31m"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Check this machine for lending or running; each line says what to do."
+    parser.epilog = _EPILOG
+    parser.add_argument("run_file", nargs="?", type=Path, metavar="RUN.toml", help="measure its stages, too")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
+    parser.add_argument("--port", type=int, default=0, help="port to listen on (default: a free one)")
+    parser.add_argument("--peer", action="append", default=[], metavar="HOST:PORT", help="dial this, too")
+    parser.add_argument("--json", action="store_true", help="print the checks as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    from anabranch.config import load_run_file
+    from anabranch.node.doctor import RED, examine
+    from anabranch.observe.stepline import wants_colour
+
+    config = load_run_file(args.run_file) if args.run_file else None
+    coloured = wants_colour(sys.stdout)
+    checks = []
+    for check in examine(config, Path.cwd(), args.host, args.port, args.peer):
+        checks.append(check)
+        if not args.json:
+            verdict = f"{check.verdict:<6}"
+            shown = f"{_COLOURS[check.verdict]}{verdict}\033[0m" if coloured else verdict
+            repair = f"; {check.repair}" if check.repair else ""
+            print(f"{shown}  {check.name}: {check.found}{repair}", flush=True)
+    if args.json:
+        print(json.dumps([asdict(check) for check in checks]))
+    return 1 if any(check.verdict == RED for check in checks) else 0
