@@ -1,4 +1,4 @@
-"""Whether this machine is fit to lend, or to lead: checks, with what was found and, if need be, the repair."""
+"""Whether this machine is fit to lend or to lead: checks, what was found and, if need be, the repair."""
 
 from __future__ import annotations
 
