@@ -654,7 +654,7 @@ class Peer:
                 if peer in moved:
                     self._move(moved[peer])
                     continue
-                if self.lead is not None:
+                if self.lead is not None and self.lead.opening:
                     continue  # it removes its own former process when it takes the run up again
                 left = self._leaving is not None
                 self._stop(reason if left else f"removed from the run: {reason}", ok=left)

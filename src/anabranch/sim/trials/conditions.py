@@ -27,18 +27,23 @@ def unmet(world: World, t: int) -> list[str]:
 
 def _electable(world: World, node: Node) -> bool:
     """Whether those who vote by this peer's log could elect it: most of them are up, with logs that are not
-    more complete."""
+    more complete, and know it for one that votes."""
     raft = node.peer.voter.raft
     if not node.running or raft.me not in raft.log.electors(raft.chosen):
         return False
     up = [world.nodes[peer_of(voter)] for voter in raft.log.voters if _up(world, voter)]
-    votes = [voter for voter in up if _complete(voter) <= _complete(node)]
+    votes = [voter for voter in up if _complete(voter) <= _complete(node) and _knows(voter, raft.me)]
     return 2 * len(votes) > len(raft.log.voters)
 
 
 def _up(world: World, voter: str) -> bool:
     node = world.nodes.get(peer_of(voter))
     return node is not None and node.running and node.peer.voter.raft.me == voter
+
+
+def _knows(node: Node, voter: str) -> bool:
+    raft = node.peer.voter.raft
+    return voter in raft.log.electors(raft.chosen) or voter in node.peer.core.voters
 
 
 def _complete(node: Node) -> tuple[int, int]:
