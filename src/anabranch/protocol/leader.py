@@ -261,7 +261,8 @@ class Leader:
         change = self.admission.change(self._active_from()) or self._voters()
         if change is not None:
             self._append(change)
-            return
+        if self.log.busy:
+            return  # that is on its way, or the lead is handed over
         if self._stop_reason is None:
             restored = self.restoring.decide(self.t, quiet, self._applied)
             if restored is not None:
