@@ -119,12 +119,14 @@ def test_pictures_show_each_node_and_who_crashed(tmp_path: Path, capsys: pytest.
 
 
 def test_every_shipped_scenario_loads() -> None:
-    assert {"wan10", "wan10-mixed"} <= set(shipped_scenarios())
+    assert set(shipped_scenarios()) == {"volunteers", "wan10", "wan10-mixed"}
     for name in shipped_scenarios():
         fleet = fleet_of(load_scenario(name), wan10(), 0)
         assert all(host.capacity >= 1 for host in fleet.hosts.values())
     mixed = fleet_of(load_scenario("wan10-mixed"), wan10(), 0)
     assert len({host.capacity for host in mixed.hosts.values()}) > 2
+    homes = fleet_of(load_scenario("volunteers"), wan10(), 0)
+    assert len({host.line.up_bps for host in homes.hosts.values()}) > 2
 
 
 @pytest.mark.parametrize(
@@ -140,7 +142,7 @@ def test_every_shipped_scenario_loads() -> None:
         ({"fleet.device": ["abacus"]}, "fleet.device: there is no 'abacus'; there are t4"),
         ({"fleet.device": []}, "fleet.device must be a list"),
         ({"model.size": "llama-8b"}, "a stage of llama-8b does not fit into a t4"),
-        ({"network.up_bps": 1000}, "network.up_bps = 1000.0 is out of range: at least 100000.0"),
+        ({"network.up_bps": [1000]}, "network.up_bps = 1000.0 is out of range: at least 100000.0"),
         ({"run.warm_up": 12}, "run.warm_up = 12: less than run.iterations = 12"),
         ({"anabranch.version": 2}, "anabranch.version must be 1"),
     ],

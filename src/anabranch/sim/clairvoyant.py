@@ -111,10 +111,10 @@ def _reduce_s(fleet: Fleet, hosts: Sequence[Host], members: int) -> float:
     """The cheapest reduce-scatter and gather among any two or more replicas, over the best of their links."""
     if members < 2 or len(hosts) < 2:
         return 0.0
-    ways = [fleet.way(a.id, b.id) for a in hosts for b in hosts if a is not b]
-    latency_s, rate_bps = min(way.latency_s for way in ways), max(way.rate_bps for way in ways)
-    line = fleet.line(hosts[0].id)
-    most_bps = min(line.up_bps, line.down_bps)
+    ways = [(fleet.way(a.id, b.id), a.line, b.line) for a in hosts for b in hosts if a is not b]
+    latency_s = min(way.latency_s for way, _, _ in ways)
+    rate_bps = max(min(way.rate_bps, one.up_bps, other.down_bps) for way, one, other in ways)
+    most_bps = max(min(host.line.up_bps, host.line.down_bps) for host in hosts)
     elements = fleet.scenario.work.parameters(hosts[0].stage)
 
     def phase_s(count: int, size: int) -> float:

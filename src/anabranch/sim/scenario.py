@@ -54,11 +54,12 @@ class FleetPart:
 
 @dataclass(frozen=True)
 class NetworkPart:
-    """profile: of regions, shipped or a file. up_bps, down_bps: each host's own line (bits per second)."""
+    """profile: of regions, shipped or a file. up_bps, down_bps: each host's own line (bits per second), by
+    the seed one of these."""
 
     profile: str = "wan10"
-    up_bps: float = 2e9
-    down_bps: float = 2e9
+    up_bps: tuple[float, ...] = (2e9,)
+    down_bps: tuple[float, ...] = (2e9,)
     loss: float = 0.0
 
 
@@ -253,6 +254,7 @@ class Host:
     region: str
     capacity: int
     machine: Machine
+    line: Line
 
 
 @dataclass(frozen=True)
@@ -268,8 +270,7 @@ class Fleet:
         return Way(link.delay_s, link.rate_bps, self.scenario.network.loss)
 
     def line(self, host: str) -> Line:
-        network = self.scenario.network
-        return Line(network.up_bps, network.down_bps)
+        return self.hosts[host].line
 
     def stage(self, stage: int) -> list[Host]:
         return [host for host in self.hosts.values() if host.stage == stage]
@@ -294,7 +295,8 @@ def fleet_of(scenario: Scenario, regions: Regions, seed: int) -> Fleet:
         if stage and part.capacity:
             capacity = dice.choice(part.capacity)
         capacity = max(1, min(capacity, 1024))
-        hosts[name] = Host(name, stage, region, capacity, machine)
+        line = Line(dice.choice(scenario.network.up_bps), dice.choice(scenario.network.down_bps))
+        hosts[name] = Host(name, stage, region, capacity, machine, line)
     return Fleet(scenario, hosts, regions)
 
 
