@@ -49,3 +49,21 @@ def test_the_next_process_of_a_member_ends_the_last_ones_membership() -> None:
     admission.link_up("b")
     record = admission.change(1)
     assert record is not None and record.removed == {"b": "it came back as a new process"}
+
+
+def test_a_link_that_breaks_while_its_peers_removal_is_written_is_dialled_no_more() -> None:
+    core = Core("a", 1, 0, SETTINGS, "a")
+    core.contacts = Peer("a", 1, "a", SETTINGS).contacts
+    core.membership.apply(Members(1, joined=(Member("b", 1, 4, "class", 2, "b:1"),), active_from={"b": 1}))
+    admission = Admission(core, "class", "", "", lambda member: None, {})
+    admission.remove("b", "it is taken out")
+    record = admission.change(1)
+    assert record is not None
+    for _ in range(2):
+        admission.link_down("b", "connection reset", False, 2.0)
+    core.membership.apply(record)
+    core.effects.clear()
+    core.now = 1.5
+    admission.tick()
+    assert dialled(core.effects) == []
+    assert admission.deadline() == float("inf")

@@ -198,6 +198,9 @@ class Admission:
     def tick(self) -> None:
         now, contacts = self.core.now, self.core.contacts
         for peer, lost in list(self._lost.items()):
+            if peer not in self.core.membership.members:
+                del self._lost[peer]  # its link broke while its removal was written
+                continue
             if now >= lost.dial_at:
                 lost.dial_at = math.inf
                 self._dial(peer)
