@@ -39,17 +39,22 @@ class Mutant:
     caught_by: tuple[str, ...]
 
 
-def cover_unchecked(patch: Patch) -> None:
-    """The leader reduces as soon as anybody claims anything, and replicas believe it."""
+def settle_anyhow(patch: Patch) -> None:
+    """Whoever claims anything is enough for a cover; what nobody claims the first member is said to own."""
     settle = leader.settle
 
-    def settle_anyhow(cover, claims, members):  # type: ignore[no-untyped-def]
+    def settled(cover, claims, members):  # type: ignore[no-untyped-def]
         claimed = {unit for units in claims.values() for unit in units}
         first = members[0]
         return settle(cover, {**claims, first: set(claims.get(first, ())) | (cover - claimed)}, members)
 
     patch.setattr(leader, "missing", lambda cover, claims: set() if any(claims.values()) else {0})
-    patch.setattr(leader, "settle", settle_anyhow)
+    patch.setattr(leader, "settle", settled)
+
+
+def cover_unchecked(patch: Patch) -> None:
+    """The leader reduces as soon as anybody claims anything, and replicas believe it."""
+    settle_anyhow(patch)
     believe(patch)
 
 
@@ -68,15 +73,7 @@ def believe(patch: Patch) -> None:
 
 def prepared_before_the_check(patch: Patch) -> None:
     """The leader orders a reduce of a cover that is not complete; replicas refuse, and nothing goes on."""
-    settle = leader.settle
-
-    def settle_anyhow(cover, claims, members):  # type: ignore[no-untyped-def]
-        claimed = {unit for units in claims.values() for unit in units}
-        first = members[0]
-        return settle(cover, {**claims, first: set(claims.get(first, ())) | (cover - claimed)}, members)
-
-    patch.setattr(leader, "missing", lambda cover, claims: set() if any(claims.values()) else {0})
-    patch.setattr(leader, "settle", settle_anyhow)
+    settle_anyhow(patch)
     patch.setattr(Leader, "_stalled", lambda self, current: None)
 
 

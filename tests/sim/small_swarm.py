@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 
-import numpy as np
 import torch
 
 from anabranch.config import (
@@ -22,14 +21,13 @@ from anabranch.config import (
     RunSection,
 )
 from anabranch.protocol.history import History
+from anabranch.sim.trials.tensors import VOCABULARY, MadeUpBatches
 from anabranch.sim.world import World
-from anabranch.train.binding import Ids, master_dtype
+from anabranch.train.binding import master_dtype
 from anabranch.train.model import DTYPES
 from anabranch.train.reference import Reference, StepRecord
 from anabranch.train.sizes import ModelConfig, model_config
 from anabranch.train.state import parse_snapshot
-
-VOCABULARY = 31
 
 
 def small_run(
@@ -59,24 +57,6 @@ def small_run(
 
 def small_model(run: RunConfig) -> ModelConfig:
     return model_config(run.model, VOCABULARY)
-
-
-class MadeUpBatches:
-    """Tokens drawn from (t, index)."""
-
-    def __init__(self, run: RunConfig) -> None:
-        self._batch = run.batch
-        self.tokens_per_iteration = run.batch.microbatches * run.batch.rows * run.batch.sequence
-
-    def microbatch(self, t: int, index: int) -> tuple[Ids, Ids]:
-        return self._draw(1, t, index)
-
-    def evaluation_window(self, window: int) -> tuple[Ids, Ids]:
-        return self._draw(2, 0, window)
-
-    def _draw(self, *key: int) -> tuple[Ids, Ids]:
-        ids = np.random.default_rng(key).integers(0, VOCABULARY, (self._batch.rows, self._batch.sequence + 1))
-        return np.ascontiguousarray(ids[:, :-1]), np.ascontiguousarray(ids[:, 1:])
 
 
 class Truth:

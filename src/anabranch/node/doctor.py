@@ -176,7 +176,7 @@ def _peer(address: str) -> Check:
 
 def speeds(run: RunConfig) -> Iterator[Check]:
     """Seconds of one microbatch's forward and backward at each relay stage of a run, and what fits."""
-    from anabranch.node.machine import measured_capacity
+    from anabranch.node.machine import measured_capacity, measured_pass_s
     from anabranch.train.numerics import configure
     from anabranch.train.sizes import model_config
 
@@ -187,37 +187,12 @@ def speeds(run: RunConfig) -> Iterator[Check]:
     yield Check("capacity", verdict, f"{capacity:,} microbatches at once", repair)
     for stage in range(1, run.pipeline.stages + 1):
         try:
-            forward_s, backward_s = measured(run, model, stage)
+            forward_s, backward_s = measured_pass_s(run, model, stage)
         except (RuntimeError, MemoryError) as error:
             why = str(error).splitlines()[0]
             yield Check(f"stage {stage}", RED, why, "a machine with more memory, or more stages")
             continue
         yield Check(f"stage {stage}", GREEN, f"forward {forward_s:.3g} s, backward {backward_s:.3g} s")
-
-
-def measured(run: RunConfig, model: object, stage: int) -> tuple[float, float]:
-    """Least of three."""
-    import torch
-
-    from anabranch.protocol.tasks import Forward, InitState, InputGradient, WeightGradient
-    from anabranch.train.model import DTYPES
-    from anabranch.train.sizes import ModelConfig
-    from anabranch.train.worker import Worker
-
-    assert isinstance(model, ModelConfig)
-    worker = Worker(run, model, stage)
-    worker.run(InitState(0))
-    x = torch.zeros(run.batch.rows, run.batch.sequence, model.dim, dtype=DTYPES[run.compute.dtype])
-    forwards, backwards = [], []
-    for index in range(3):
-        began = time.perf_counter()
-        y = worker.run(Forward(1, index, train=True), (x,)).outputs[0]
-        between = time.perf_counter()
-        worker.run(InputGradient(1, index), (y,))
-        worker.run(WeightGradient(1, index))
-        forwards.append(between - began)
-        backwards.append(time.perf_counter() - between)
-    return min(forwards), min(backwards)
 
 
 def _size(count: float) -> str:

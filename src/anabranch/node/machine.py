@@ -99,7 +99,7 @@ class TrainingMachine:
 
         assert self.model is not None
         name, _ = numerics_class(run.compute, run.batch.rows, run.batch.sequence)
-        forward_s, backward_s = measured_pass_s(run, self.model)
+        forward_s, backward_s = measured_block_s(run, self.model)
         return msgspec.structs.replace(
             self._me,
             numerics_class=name,
@@ -142,19 +142,24 @@ def measured_capacity(run: RunConfig, model: ModelConfig) -> int:
     return max(1, min(MOST_CAPACITY, int(free * MEMORY_SHARE) // max(1, each)))
 
 
-def measured_pass_s(run: RunConfig, model: ModelConfig) -> tuple[float, float]:
-    """Seconds of one block's forward, and of its backward (both parts), of one microbatch here.
+def measured_block_s(run: RunConfig, model: ModelConfig) -> tuple[float, float]:
+    """`measured_pass_s` of a stage of one block."""
+    from anabranch.config import PipelineSection
+
+    return measured_pass_s(replace(run, pipeline=PipelineSection(stages=1)), replace(model, blocks=1), 1)
+
+
+def measured_pass_s(run: RunConfig, model: ModelConfig, stage: int) -> tuple[float, float]:
+    """Seconds of a relay stage's forward, and of its backward (both parts), of one microbatch here.
 
     The least of three, as torch loads much at the first ones, for which a swarm would wait.
     """
     import torch
 
-    from anabranch.config import PipelineSection
     from anabranch.train.model import DTYPES
     from anabranch.train.worker import Worker
 
-    single = replace(model, blocks=1)
-    worker = Worker(replace(run, pipeline=PipelineSection(stages=1)), single, 1)
+    worker = Worker(run, model, stage)
     worker.run(InitState(0))
     x = torch.zeros(run.batch.rows, run.batch.sequence, model.dim, dtype=DTYPES[run.compute.dtype])
     forwards, backwards = [], []
