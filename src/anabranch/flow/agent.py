@@ -16,7 +16,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple, Protocol
+from functools import cached_property
+from typing import ClassVar, NamedTuple, Protocol
 
 import msgspec
 
@@ -62,7 +63,12 @@ class Held(NamedTuple):
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):
-    """Base of every policy's messages: one message is one datagram."""
+    """Base of every policy's messages: one message is one datagram.
+
+    confirms: whether it only says again what is settled.
+    """
+
+    confirms: ClassVar[bool] = False
 
 
 @dataclass(frozen=True)
@@ -84,13 +90,12 @@ class Setup:
     relays: int = 0
     cost_max: float = 0.0
 
-    @property
+    @cached_property
     def is_data(self) -> bool:
         return self.stage == 0
 
 
-@dataclass(frozen=True, slots=True)
-class PeerUp:
+class PeerUp(msgspec.Struct, frozen=True):
     """A neighbour can be reached; `cost` is d_ij of the link between us, forward (SAME: 0)."""
 
     peer: str
@@ -98,16 +103,14 @@ class PeerUp:
     cost: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class PeerDown:
+class PeerDown(msgspec.Struct, frozen=True):
     """The neighbour is dead or the link is closed; nothing said on it counts any more."""
 
     peer: str
     side: Side
 
 
-@dataclass(frozen=True, slots=True)
-class CostChanged:
+class CostChanged(msgspec.Struct, frozen=True):
     """The measured cost of a link has moved. The other end is told by its own driver, maybe later."""
 
     peer: str
@@ -115,18 +118,15 @@ class CostChanged:
     cost: float
 
 
-@dataclass(frozen=True, slots=True)
-class CapacityChanged:
+class CapacityChanged(msgspec.Struct, frozen=True):
     capacity: int
 
 
-@dataclass(frozen=True, slots=True)
-class DemandChanged:
+class DemandChanged(msgspec.Struct, frozen=True):
     demand: int
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
+class Received(msgspec.Struct, frozen=True):
     """A message from neighbour (peer, side)."""
 
     peer: str
@@ -134,8 +134,7 @@ class Received:
     message: Message
 
 
-@dataclass(frozen=True, slots=True)
-class Wake:
+class Wake(msgspec.Struct, frozen=True):
     """The time that `deadline` named has come (or gone)."""
 
 
@@ -201,5 +200,5 @@ class AgentFactory(Protocol):
 
 
 def is_confirmation(message: Message) -> bool:
-    """Whether a message only re-confirms what is settled (class attribute `confirms` of its type)."""
-    return bool(getattr(type(message), "confirms", False))
+    """Whether a message only re-confirms what is settled."""
+    return message.confirms

@@ -69,6 +69,7 @@ class AuctionAgent:
         self._orphan_at = math.inf
         self._repair_at = math.inf
         self._surveying = False
+        self._opened = 0
         self._retry_at = math.inf
         self._retry_s = RETRY_S
         self._lull_s = LULL_COLD_S
@@ -104,7 +105,8 @@ class AuctionAgent:
             self._market.demand = event.demand
             self._standing.shrink()
             self._soon(now)
-        self._due_at = self._due()
+        if not isinstance(event, Wake):
+            self._due_at = self._due()
         if now < self._due_at:
             return ()
         sends = self._act(now)
@@ -190,7 +192,8 @@ class AuctionAgent:
             old = market.ins.get(event.peer)
             if old is not None:
                 self._lose(PeerDown(event.peer, event.side), now)
-            line = In(event.peer, event.cost)
+            self._opened += 1
+            line = In(event.peer, event.cost, self._opened)
             line.news = self._news
             market.ins[event.peer] = line
             # At a data node the price is known to be nothing; a relay tells it once it has one.

@@ -154,8 +154,10 @@ class Out(Line):
 class In(Line):
     """A link from the previous stage."""
 
-    def __init__(self, peer: str, cost: float) -> None:
+    def __init__(self, peer: str, cost: float, number: int = 0) -> None:
         super().__init__(peer, Side.PREVIOUS, cost)
+        self.number = number
+        """Ascending in the order in which the node's links opened."""
         self.pushed = self.returned = self.recalled = 0
         self.bid = -math.inf
         self.told = math.inf

@@ -13,6 +13,7 @@ import heapq
 import math
 import statistics
 from collections.abc import Iterable
+from itertools import islice
 
 from anabranch.flow.agent import Setup
 from anabranch.flow.auction.line import In, Out
@@ -39,9 +40,12 @@ class Ranking:
     def __init__(self) -> None:
         self._heap: list[tuple[float, str, Out]] = []
         self._lines: set[Out] = set()
+        self._two: tuple[Out | None, float, float] | None = None
+        """What `two` found last; nothing once a level has changed."""
 
     def put(self, line: Out) -> None:
         """`line` is new or its level has changed."""
+        self._two = None
         self._lines.add(line)
         if line.level < math.inf:
             heapq.heappush(self._heap, (line.level, line.peer, line))
@@ -50,12 +54,18 @@ class Ranking:
                 heapq.heapify(self._heap)
 
     def remove(self, line: Out) -> None:
+        self._two = None
         self._lines.discard(line)
         self._heap = [entry for entry in self._heap if entry[2] is not line]
         heapq.heapify(self._heap)
 
     def two(self) -> tuple[Out | None, float, float]:
         """(best next hop, its level, the second best level); infinite where there is none."""
+        if self._two is None:
+            self._two = self._find()
+        return self._two
+
+    def _find(self) -> tuple[Out | None, float, float]:
         best = self._top()
         if best is None:
             return None, math.inf, math.inf
@@ -143,6 +153,11 @@ class Market:
     def many(self) -> bool:
         """Whether there is room for more units than there are next hops."""
         return self.capacity > len(self.outs)
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the next hops are data nodes, at the end of the way."""
+        return any(line.to_data for line in islice(self.outs.values(), 1))
 
     @property
     def full(self) -> bool:

@@ -94,7 +94,7 @@ class Explorer:
             self._exit = True
         if self._exit and market.placed and not self._is_data:
             self._entry = True
-        if self._exit and any(line.to_data for line in market.outs.values()):
+        if self._exit and market.is_last:
             self._succeed()
             return
         if not self._waiting:

@@ -57,6 +57,8 @@ class Standing:
         """Units whose tail or wish each next hop is."""
         self._queue: dict[UnitId, dict[In, None]] = {}
         """Wanted of this relay, but it has no room."""
+        self._hosts: dict[In, None] = {}
+        """Previous hops that want units here, or have been told of some."""
         self._settle_s = SETTLE_S
         self._followed_at = -math.inf
         self._changed_at = -math.inf
@@ -97,6 +99,7 @@ class Standing:
         if not gone and not added:
             return
         line.wants = fresh
+        self._hosts[line] = None
         self._recheck = True
         if self._setup.is_data:
             self._report(line)
@@ -127,6 +130,7 @@ class Standing:
 
     def lost_in(self, line: In, now: float) -> None:
         self._recheck = True
+        self._hosts.pop(line, None)
         for unit in line.wants:
             place = self._places.get(unit)
             if place is None:
@@ -188,9 +192,10 @@ class Standing:
                 self._depart(now)
         else:
             self._check(self._changed_at + self._settle_s)
-        for line in self._market.ins.values():
-            if line.wants or line.whole or line.stale:
-                self._report(line)
+        for line in sorted(self._hosts, key=_by_number):
+            self._report(line)
+            if not (line.wants or line.whole or line.stale):
+                del self._hosts[line]
 
     @property
     def busy(self) -> bool:
@@ -385,6 +390,10 @@ class Standing:
 
 def _whole(unit: UnitId, place: Place) -> bool:
     return place.tail is not None and unit in place.tail.whole
+
+
+def _by_number(line: In) -> int:
+    return line.number
 
 
 def _peer(place: Place) -> str | None:
