@@ -149,10 +149,28 @@ def check_live(seen: Page, mine: Page, owner: SwarmOwner, within_s: float) -> No
         "() => [...document.querySelectorAll('#peer-rows tr')].some((r) => "
         "r.cells[0].textContent === 'relay-1.0' && r.cells[4].textContent === '6')"
     )
+    check_pause(mine, seen)
     mine.page.click("#stop")
     assert mine.text("#stop") == "really stop?"
     mine.close()
     seen.close()
+
+
+def check_pause(mine: Page, seen: Page) -> None:
+    """The owner pauses the run, gives it other steps and lets it go on; all see it."""
+    assert seen.page.locator("#pause, #more-steps").locator("visible=true").count() == 0
+    mine.page.click("#pause")
+    seen.until("() => document.querySelector('#phase').textContent === 'paused'")
+    step = seen.text("#tile-step")
+    seen.until(story_says("owner pauses it after step"))
+    mine.page.fill("#steps-wanted", str(STEPS // 2))
+    mine.page.keyboard.press("Enter")
+    seen.until(f"() => document.querySelector('#tile-steps').textContent === 'of {STEPS // 2:,}'")
+    assert seen.text("#tile-step") == step
+    assert mine.text("#pause") == "let it go on"
+    mine.page.click("#pause")
+    seen.until("() => document.querySelector('#phase').textContent === 'training'")
+    seen.until(f"() => document.querySelector('#tile-step').textContent !== '{step}'")
 
 
 def check_replay(seen: Page) -> None:

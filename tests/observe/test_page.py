@@ -124,8 +124,8 @@ class Obedient:
     def __init__(self) -> None:
         self.asked: list[tuple[str, str]] = []
 
-    def ask(self, action: str, name: str) -> str:
-        self.asked.append((action, name))
+    def ask(self, action: str, name: str, steps: int = 0) -> str:
+        self.asked.append((action, name or str(steps or "")))
         return "" if action in self.actions else "there is no such action"
 
 
@@ -150,7 +150,8 @@ def test_only_the_owner_acts_and_what_cannot_be_is_said(events: Path) -> None:
         assert act(port, mine, b'{"action": "kill", "peer": "3"}') == (200, b"done\n")
         assert act(port, mine, b'{"action": "kill", "peer": "no such"}') == (200, b"done\n")
         assert act(port, mine, b'{"action": "fly"}') == (409, b"there is no such action\n")
-        assert owner.asked == [("kill", "name-a"), ("kill", ""), ("fly", "")]
+        assert act(port, mine, b'{"action": "steps", "steps": 40}')[0] == 409  # not of these actions
+        assert owner.asked == [("kill", "name-a"), ("kill", ""), ("fly", ""), ("steps", "40")]
         for body in (b"", b"[]", b'{"action": 3}', b"{" * 4000, b'"' + b"x" * 5000):
             assert act(port, mine, body)[0] == 400
         for secret, actions in (("look", None), (mine, ["stop", "kill"])):

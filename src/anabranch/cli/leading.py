@@ -190,14 +190,14 @@ def _lead(directory: RunDirectory, quiet: bool, supervised: bool, fault_plan: Pa
     network = _network(load_run_file(directory.run_file))
     port = bind_port(network.host, network.port)
     founded = lead_run(directory, advertised(network, port))
-    steps = founded.run.run.steps
+    steps = founded.peer.core.steps
     if founded.history.stopped and founded.history.t >= steps:
         raise UserError(f"{directory}: all {steps} steps are committed; there is nothing to resume")
-    with page_beside(directory, tell, LeaderOwner(), wanted=page and not quiet):
+    with page_beside(directory, tell, LeaderOwner(directory.path), wanted=page and not quiet):
         outcome = run_async(lead(founded, network, port, on_event, on_ready, tell, fault_plan))
     committed = founded.peer.committed
     if not quiet:
-        if committed < steps:
+        if committed < founded.peer.core.steps:
             print(f"continue with: anabranch resume {directory.path}")
         print(f"run directory: {directory.path}", flush=True)
     if not outcome.ok:

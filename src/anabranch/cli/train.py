@@ -146,7 +146,7 @@ def train_directory(
             swarm.start()
             for event in swarm.events(poll):
                 console.on_event(event)
-                finished |= isinstance(event, RunFinished) and event.t >= config.run.steps
+                finished |= isinstance(event, RunFinished) and event.t >= console.steps
             if not stopping.at_once:  # then the nursery ends them
                 swarm.end()
             if not swarm.stopping:

@@ -17,11 +17,13 @@ from anabranch.protocol.membership import Membership
 from anabranch.protocol.records import Commit, Evaluation, Member
 
 #: Kinds that only the leader writes (all peers learn them from the log).
-_LEADERS = frozenset({"step", "evaluation", "peer_joined", "peer_active", "peer_removed", "rollback"})
+_LEADERS = frozenset(
+    {"step", "evaluation", "peer_joined", "peer_active", "peer_removed", "rollback", "control"}
+)
 #: The same as events, and those that the leading process writes of itself: nobody else is believed.
 _LEADERS_EVENTS = (
     log.Step, log.Skip, log.Evaluation, log.PeerJoined, log.PeerActive, log.PeerRemoved, log.Rollback,
-    log.RunStarted, log.RunFinished, log.Checkpoint,
+    log.Controlled,    log.RunStarted, log.RunFinished, log.Checkpoint,
 )  # fmt: skip
 
 
@@ -116,6 +118,8 @@ class Journal:
             case "overflow":
                 text = f"overflow in {f['tensor']} of microbatch {f['index']} at stage {f['stage']}"
                 return log.Note(peer=me, text=f"iteration {f['t']}: {text}")
+            case "control":
+                return log.Controlled(peer=me, action=f["action"], t=f["t"])
             case "rollback":
                 return log.Rollback(peer=me, t=f["t"], reason=f["reason"])
             case "timing":

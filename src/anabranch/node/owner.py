@@ -6,7 +6,9 @@ import os
 import queue
 import signal
 from collections.abc import Callable
+from pathlib import Path
 
+from anabranch.node import wishes
 from anabranch.node.swarm import LEADER, LocalSwarm
 
 #: Action on one peer of a local swarm -> the signal that its process gets.
@@ -22,18 +24,21 @@ STOP = "stop"
 class SwarmOwner:
     """Of a local swarm. `stop` ends the run after the present step."""
 
-    actions = (STOP, *SIGNALS)
+    actions = (STOP, *wishes.ACTIONS, *SIGNALS)
 
     def __init__(self, swarm: LocalSwarm, stop: Callable[[], None]) -> None:
         self._swarm = swarm
         self._stop = stop
         self._asked: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
 
-    def ask(self, action: str, name: str) -> str:
-        """Have something done to the peer of this name ("" for the run); why not, or "". Any thread."""
+    def ask(self, action: str, name: str, steps: int = 0) -> str:
+        """Have something done to the peer of this name ("" for the run); why not, or "". Any thread.
+        steps: the new number of steps."""
         if action == STOP:
             self._asked.put((action, ""))
             return ""
+        if action in wishes.ACTIONS:
+            return wish(self._swarm.directory.path, action, steps)
         process = self._swarm.processes.get(name)
         if action not in SIGNALS:
             return f"there is no action {action!r}"
@@ -57,13 +62,26 @@ class SwarmOwner:
 
 
 class LeaderOwner:
-    """Of a run that this process leads: it can be stopped, as by Ctrl+C."""
+    """Of a run that this process leads: it can be paused, and stopped as by Ctrl+C."""
 
-    actions = (STOP,)
+    actions = (STOP, *wishes.ACTIONS)
 
-    def ask(self, action: str, name: str) -> str:
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+
+    def ask(self, action: str, name: str, steps: int = 0) -> str:
         """As `SwarmOwner.ask`."""
+        if action in wishes.ACTIONS:
+            return wish(self._run_dir, action, steps)
         if action != STOP:
             return "that can be done in a local swarm only"
         os.kill(os.getpid(), signal.SIGINT)
         return ""
+
+
+def wish(run_dir: Path, action: str, steps: int) -> str:
+    """Say it to the process that leads the run in this directory; why that cannot be, or ""."""
+    problem = wishes.why_not(action, steps)
+    if not problem:
+        wishes.write(run_dir, action, steps)
+    return problem

@@ -20,6 +20,7 @@ from anabranch.net.identity import Identity, next_incarnation
 from anabranch.net.tcp import TcpTransport
 from anabranch.net.ticket import MembershipCertificate, PeerAddress, Ticket, issue_certificate
 from anabranch.net.transport import Limits, Transport
+from anabranch.node import wishes
 from anabranch.node.founding import Founded, issue_tickets
 from anabranch.node.live import LivePeer, Outcome
 from anabranch.node.machine import TrainingMachine
@@ -125,8 +126,10 @@ async def lead(
     host, _, outside = advertised(network, port).rpartition(":")
     on_ready(issue_tickets(founded, host, int(outside)))
     live.journal.write(_started(founded))
+    heeding = asyncio.create_task(wishes.heed(live, founded.directory.path))
     with _stopping(live, lambda: say("stopping after the present step (Ctrl+C again stops at once)")):
         outcome = await live.run(founding.first_door(founded.peer))
+    heeding.cancel()
     t = founded.peer.committed
     finished = RunFinished(peer=me, t=t, reason=outcome.reason)
     with EventLog(founded.directory.events) as log:
@@ -146,7 +149,7 @@ def _started(founded: Founded) -> RunStarted:
         parameters=genesis.parameters,
         microbatches=run.batch.microbatches,
         tokens_per_iteration=founded.machine.batches.tokens_per_iteration,
-        steps=run.run.steps,
+        steps=founded.peer.core.steps,
         numerics=genesis.numerics_class,
         initial_weights_hash=genesis.initial_weights_hash,
         corpus_fingerprint=genesis.corpus_fingerprint,

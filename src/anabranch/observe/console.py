@@ -19,7 +19,7 @@ class Console:
     def __init__(self, steps: int = 0, stream: IO[str] | None = None) -> None:
         self._stream = stream or sys.stdout
         self._line = StepLine(wants_colour(self._stream))
-        self._steps = steps
+        self.steps = steps
         self._seconds = 0.0
         self._names: dict[str, str] = {}
         # id of a peer -> its stage, and the first iteration that it serves.
@@ -38,7 +38,7 @@ class Console:
     def on_event(self, event: log.Event) -> None:
         match event:
             case log.RunStarted():
-                self._steps = event.steps
+                self.steps = event.steps
                 begin = f", from step {event.from_iteration}" if event.from_iteration else ""
                 self.say(
                     f"{event.model}: {event.parameters:,} parameters, {_count(event.stages, 'relay stage')}, "
@@ -78,6 +78,9 @@ class Console:
             case log.Note():
                 # A note of no peer is the supervisor's.
                 self.say(f"{self.name(event.peer)}: {event.text}" if event.peer else event.text)
+            case log.Controlled():
+                self.steps = event.t if event.action == "steps" else self.steps
+                self.say(event.words())
             case log.RunFinished():
                 self.say(f"the run ended after step {event.t}: {event.reason}")
 
@@ -92,13 +95,13 @@ class Console:
             self._repairs = 0
         report = StepReport(
             t=event.t,
-            steps=self._steps,
+            steps=self.steps,
             loss=event.loss,
             bits_per_byte=event.bits_per_byte,
             tokens_per_second=event.tokens / max(event.seconds, 1e-9),
             grad_norm=event.grad_norm,
             alive=event.alive,
-            eta_s=(self._steps - event.t) * self._seconds if self._steps_seen > 1 else None,
+            eta_s=(self.steps - event.t) * self._seconds if self._steps_seen > 1 else None,
             skipped=event.verdict == "skip",
             shares=[self._share(event, stage) for stage in sorted(event.owners) if stage > 0],
         )

@@ -202,6 +202,23 @@ class Rollback(Event, frozen=True, kw_only=True):
     reason: str = ""
 
 
+class Controlled(Event, frozen=True, kw_only=True):
+    """The owner's decision, as the log has it. action: "pause" (t: the step after which no other begins),
+    "continue", "steps" (t: the new number)."""
+
+    action: str
+    t: int = 0
+
+    def words(self) -> str:
+        """A sentence for people."""
+        match self.action:
+            case "pause":
+                return f"the run's owner pauses it after step {self.t}"
+            case "continue":
+                return "the run's owner lets it go on"
+        return f"the run's owner wants {self.t:,} steps in all"
+
+
 class RunFinished(Event, frozen=True, kw_only=True):
     t: int
     reason: str
@@ -276,6 +293,7 @@ KINDS: tuple[type[Event], ...] = (
     Checkpoint,
     Waiting,
     Rollback,
+    Controlled,
     RunFinished,
     Timing,
     Vitals,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from anabranch.flow.dice import Dice
 from anabranch.flow.dispatch import Policy
 from anabranch.flow.policy import make_policy
+from anabranch.protocol.control import Course
 from anabranch.protocol.costs import Costs
 from anabranch.protocol.detector import Silence
 from anabranch.protocol.events import Effect, Note, Run, Send
@@ -64,6 +65,7 @@ class Core:
     seconds: dict[str, float] = field(default_factory=dict)
     refusals: Refusals = field(default_factory=Refusals)
     taken: Taken = field(default_factory=Taken)
+    course: Course = field(default_factory=Course)
     policy: Policy = field(init=False)
     dice: Dice = field(init=False)
     contacts: Contacts = field(init=False)
@@ -73,6 +75,11 @@ class Core:
     def __post_init__(self) -> None:
         self.dice = Dice(zlib.crc32(self.me.encode()), self.incarnation)
         self.use_settings(self.settings)
+
+    @property
+    def steps(self) -> int:
+        """Steps that the run is to take: the run file's, unless the log says otherwise."""
+        return self.course.steps or self.settings.steps
 
     def use_settings(self, settings: Settings) -> None:
         self.settings = settings

@@ -123,6 +123,15 @@ class Stopping(Event):
 
 
 @dataclass(frozen=True)
+class Wished(Event):
+    """The owner wants something of the run that goes on (at the founder): "pause", "continue", or "steps"
+    (the new number)."""
+
+    action: str
+    steps: int = 0
+
+
+@dataclass(frozen=True)
 class Effect:
     """Something to be done."""
 

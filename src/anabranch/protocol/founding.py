@@ -11,7 +11,7 @@ from anabranch.protocol.admission import Admission
 from anabranch.protocol.history import History, fold
 from anabranch.protocol.leader import Leader
 from anabranch.protocol.peer import Peer
-from anabranch.protocol.records import AnyRecord, Genesis, Member, Members, Rollback, Voters
+from anabranch.protocol.records import AnyRecord, Control, Genesis, Member, Members, Rollback, Voters
 from anabranch.protocol.schedule import Schedule
 from anabranch.protocol.settings import Settings
 from anabranch.protocol.voter import Kept, peer_of, voter_id
@@ -106,6 +106,8 @@ def _taken_up(history: History, genesis: Genesis, member: Member, saved: Saved |
         fingerprints = saved.fingerprints if saved is not None else genesis.fingerprints
         reason = f"taken up from the checkpoint of iteration {t}"
         records.append(Rollback(t, step, reason, fingerprints))
+    if history.course.held >= 0:
+        records.append(Control("continue"))
     records.append(Members(number + 1, joined=(msgspec.structs.replace(member, stage=0),)))
     return records
 
@@ -115,6 +117,7 @@ def _take_up(peer: Peer, leader: Leader, history: History, saved: Saved | None) 
     leader.restore(history.t, history.base, history.adam_step, fingerprints)
     peer.position = history.position
     peer.base = history.base
+    peer.core.course = history.course
     peer.core.taken.begun(history.t, history.base)
     for former in history.membership.members.values():
         peer.core.membership.restore(former)

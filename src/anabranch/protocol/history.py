@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from anabranch.protocol.control import Course
 from anabranch.protocol.log import Position, follow
 from anabranch.protocol.membership import Membership
 from anabranch.protocol.records import (
@@ -41,6 +42,7 @@ class History:
     removals: int = 0
     epoch: int = 0
     stopped: bool = False
+    course: Course = field(default_factory=Course)
 
     @property
     def t(self) -> int:
@@ -67,6 +69,7 @@ def fold(lines: Iterable[bytes]) -> History:
         entry, history.position = follow(history.position, line)
         history.term = max(history.term, entry.term)
         history.stopped = False
+        history.course.fold(entry.record)
         match entry.record:
             case Genesis() as genesis:
                 history.genesis, history.epoch = genesis, genesis.epoch

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from anabranch import PROTOCOL_VERSION
 from anabranch.protocol.backoff import Backoff
+from anabranch.protocol.control import Course
 from anabranch.protocol.download import Download, State
 from anabranch.protocol.events import Admitted, BuildStage, Describe, Described, Dial, Event, StageBuilt
 from anabranch.protocol.log import Position
@@ -222,6 +223,7 @@ class Joining:
         core.membership.number = welcome.number
         peer.committed = welcome.t
         core.voters, core.term = welcome.voters, welcome.term
+        core.course = Course(welcome.steps, welcome.held)
         peer.leadership.adam_step, peer.leadership.skips = welcome.adam_step, welcome.skips
         core.membership.open(welcome.t + 1, core.settings.stages)
         peer.position = Position(welcome.next_index, welcome.last_hash)

@@ -13,6 +13,7 @@ from anabranch.protocol import electorate
 from anabranch.protocol.admission import Admission
 from anabranch.protocol.backoff import Backoff
 from anabranch.protocol.collecting import Checkpoint
+from anabranch.protocol.control import Asked
 from anabranch.protocol.core import Core
 from anabranch.protocol.cover import global_norm, missing, plausible, settle
 from anabranch.protocol.download import Download, State
@@ -96,6 +97,7 @@ class Leader:
         self.schedule = schedule
         self.admission = admission
         self.has_directory = has_directory
+        self.asked = Asked(core)
         self.keeping = Keeping(core)
         self.restoring = Restoring(core, self.admission, self.keeping)
         self.t = 0
@@ -103,7 +105,6 @@ class Leader:
         self.adam_step = 0
         self.fingerprints: tuple[str, ...] = ()
         self.round: Round | None = None
-        self.last_t = core.settings.steps
         self.finished = False
         self._applied: dict[int, dict[str, str]] = {}
         self._agreed: dict[int, tuple[str, ...]] = {}
@@ -120,6 +121,10 @@ class Leader:
         self._step_s = 0.0
         self._voters_at = 0.0
         self._waiting_for = ""
+
+    @property
+    def last_t(self) -> int:
+        return self.core.steps
 
     def restore(self, t: int, base: str, adam_step: int, fingerprints: tuple[str, ...]) -> None:
         """Where the log stands when this process begins to lead."""
@@ -271,6 +276,10 @@ class Leader:
         if self._stop_reason is not None and self.round is not None and not self.round.claims:
             self.round = None
         self._open_round()
+        wished = self.asked.record(self.t, self.round is not None) if self._stop_reason is None else None
+        if wished is not None:
+            self._append(wished)
+            return
         self._release()
         if self.round is not None:
             self._attempts(self.round)
@@ -331,9 +340,9 @@ class Leader:
 
     def _open_round(self) -> None:
         """Note that iteration t + 1 is open (nobody starts it: R1)."""
-        if self.round is not None or self._stop_reason is not None:
-            return
         t = self.t + 1
+        if self.round is not None or self._stop_reason is not None or not self.core.course.opens(t):
+            return
         if t > self.last_t and (self._closed or not self.core.settings.evaluates(self.t, self.last_t)):
             return
         stages = range(self.core.settings.stages + 1)

@@ -13,6 +13,7 @@ from anabranch.protocol.records import (
     AnyRecord,
     Closing,
     Commit,
+    Control,
     Epoch,
     Genesis,
     Rollback,
@@ -63,6 +64,8 @@ class Leadership:
     def fold(self, record: AnyRecord) -> None:
         """What a new leader must know of a chosen record."""
         core = self.peer.core
+        core.course.fold(record)
+        self.peer.wishes.folded(record)
         match record:
             case Genesis():
                 self.fingerprints = record.fingerprints
@@ -110,6 +113,8 @@ class Leadership:
             core.note("step", record=record, base=line_hash)
         elif isinstance(record, Rollback):
             core.note("rollback", t=record.t, reason=record.reason)
+        elif isinstance(record, Control):
+            core.note("control", action=record.action, t=record.steps)
 
     # --- my own role ---------------------------------------------------------------------------
 

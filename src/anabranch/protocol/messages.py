@@ -260,6 +260,8 @@ class Welcome(Message, frozen=True, tag=41):
     certificate: bytes
     voters: tuple[Id, ...] = ()
     skips: Count = 0
+    steps: Count = 0
+    held: Annotated[int, msgspec.Meta(ge=-1, le=1 << 40)] = -1
 
 
 class Refused(Message, frozen=True, tag=42):
@@ -566,6 +568,15 @@ class Steps(Message, frozen=True, tag=78):
     holders: tuple[Id, ...]
 
 
+class Wish(Message, frozen=True, tag=82):
+    """The run's owner wants this: "pause", "continue", or "steps" (the new number). From the founder, until
+    the log says it. From the leader, `done`: nothing is to be logged for it (any more)."""
+
+    action: Text
+    steps: Count = 0
+    done: bool = False
+
+
 AnyMessage = (
     Slots | Ask | Return | Forward | Backward | Want | Have | Lack | Overflow
     | Claim | Attempt | ReducePart | ReducedPart | Prepared | Applied | Release | Announce | FetchLog
@@ -573,7 +584,7 @@ AnyMessage = (
     | FetchGradient | Gradient | FetchState | StateOffer | FetchPiece | Piece | Report | Got | Route
     | Bargain | Burst | GotBurst | Probe | Probed
     | AskVote | Vote | Append | Appended | TakeOver | Elsewhere
-    | Keep | Holds | Complete | WhoHas | Holders | Behind | Spoilt | KeepGradient | Steps
+    | Keep | Holds | Complete | WhoHas | Holders | Behind | Spoilt | KeepGradient | Steps | Wish
 )  # fmt: skip
 
 #: Messages that may carry a payload, with the bulk lane's priority (lower goes first): input gradients,

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from anabranch.protocol import events as ev
 from anabranch.protocol import messages as msg
 from anabranch.protocol.contacts import Contacts
+from anabranch.protocol.control import Wishes
 from anabranch.protocol.core import Core
 from anabranch.protocol.download import Download, State
 from anabranch.protocol.iteration import Iteration
@@ -83,6 +84,7 @@ class Peer:
         self.router = Router(self.core)
         self.states = StateServer(self.core, lambda: self.replica.t, self._read_checkpoint)
         self.snapshots = Snapshots(self.core, self.states)
+        self.wishes = Wishes(self.core)
         self.joining = Joining(self, stage_wanted)
         self.leadership = Leadership(self)
         self.voter = Voter(
@@ -180,6 +182,9 @@ class Peer:
                 self.core.send(self.core.leader, msg.Report(lines))
             case ev.Stopping(reason):
                 self.leadership.stop(reason)
+            case ev.Wished(action, steps):
+                self.wishes.wish(action, steps)
+                self._repeat()
             case ev.Started():
                 self.joining.start()
                 self.voter.begin()
@@ -281,6 +286,9 @@ class Peer:
         if self._applied is not None:
             self._repeat_at = self.core.now + REPEAT_S
             self.core.send(self.core.leader, self._applied)
+        if self.wishes.open:
+            self._repeat_at = self.core.now + REPEAT_S
+            self.wishes.repeat()
         if self._leaving is not None:
             self.core.send(self.core.leader, msg.Leave(self._leaving))
 
@@ -306,7 +314,8 @@ class Peer:
         elif self.lead is not None and isinstance(
             message,
             msg.Claim | msg.Prepared | msg.Applied | msg.Overflow | msg.Enquire | msg.JoinRequest
-            | msg.Ready | msg.Leave | msg.Report | msg.Holds | msg.WhoHas | msg.Behind | msg.Spoilt,
+            | msg.Ready | msg.Leave | msg.Report | msg.Holds | msg.WhoHas | msg.Behind | msg.Spoilt
+            | msg.Wish,
         ):  # fmt: skip
             refusal = self._to_leader(self.lead, peer, message)
         elif isinstance(message, RaftMessage):
@@ -475,6 +484,12 @@ class Peer:
                 if not self.core.refusals.take(peer, Kind.LINES, self.core.now, len(events)):
                     return "too many lines for the event log"
                 self.core.effects.append(ev.Reported(peer, events))
+            case msg.Wish(done=True) if peer == self.core.me:
+                self.wishes.answered(message)
+            case msg.Wish() if peer != self.core.founder:
+                return "only the run's owner decides that"
+            case msg.Wish():
+                lead.asked.wish = message
             case msg.Holds():
                 lead.keeping.on_holds(peer, message)
             case msg.Spoilt():
@@ -498,10 +513,13 @@ class Peer:
             case (
                 msg.Claim() | msg.Prepared() | msg.Applied() | msg.Overflow() | msg.Ready() | msg.Report()
                 | msg.Holds() | msg.WhoHas() | msg.Behind() | msg.Spoilt() | msg.Leave()
+                | msg.Wish(done=False)
             ) if core.keeps_log(core.me) and len(core.voters) > 1:
                 pass  # it takes me for the leader; it is told who leads, and says it again there
             case msg.Enquire() | msg.JoinRequest():
                 self.leadership.elsewhere(peer)
+            case msg.Wish(done=True) if peer == core.leader:
+                self.wishes.answered(message)
             case msg.Elsewhere() if peer == core.leader:
                 self.joining.elsewhere(message)
             case msg.Pong(_, forward_s, backward_s, bandwidth_bps, price):
@@ -606,6 +624,8 @@ class Peer:
                 self.iteration = None
             case Control("stop", _):
                 self._stop_logged = self.lead.end_reason if self.lead else "the run is over"
+            case Control(action, t):
+                self.core.note("control", action=action, t=t)
         self.core.membership.open(self.committed + 1, self.core.settings.stages)
         if self.lead is not None:
             self.lead.chosen(record, line_hash)
@@ -689,12 +709,14 @@ class Peer:
         t = self.replica.t + 1
         if self.iteration is not None or t < 1 or self.stopped or self.replica.pending:
             return
+        if not core.course.opens(t):
+            return
         if not core.membership.is_live(core.me, core.stage, t):
             return
         stages = range(core.settings.stages + 1)
         if not all(core.membership.live(stage, t) for stage in stages):
             return
-        last = core.settings.steps
+        last = core.steps
         windows = core.settings.windows if core.settings.evaluates(t - 1, last) else 0
         if t > last and (self._closed or not windows or t > last + 1):
             return
@@ -775,6 +797,8 @@ class Peer:
                 self.certify(member),
                 core.voters,
                 self.leadership.skips,
+                core.course.steps,
+                core.course.held,
             ),
         )
 

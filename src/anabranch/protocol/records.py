@@ -157,7 +157,8 @@ class Revoke(Record, frozen=True, tag="revoke"):
 
 
 class Control(Record, frozen=True, tag="control"):
-    """An owner's decision: "stop", "pause", "continue", or "steps" (with the new number)."""
+    """An owner's decision: "stop" (`steps`: the last committed), "pause" (`steps`: the iteration after which
+    no other is opened), "continue", or "steps" (the new number)."""
 
     action: str
     steps: int = 0

@@ -41,6 +41,7 @@ HEADERS = {
 class _Wish(msgspec.Struct):
     action: str
     peer: str = ""
+    steps: int = 0
 
 
 _WISH = msgspec.json.Decoder(_Wish)
@@ -65,8 +66,8 @@ class Owner(Protocol):
     @property
     def actions(self) -> tuple[str, ...]: ...
 
-    def ask(self, action: str, name: str) -> str:
-        """Have `action` done to the peer of this name ("" for the run): why not, or ""."""
+    def ask(self, action: str, name: str, steps: int = 0) -> str:
+        """Have `action` done to the peer of this name ("" for the run): why not, or "". steps: of "steps"."""
 
 
 class PageServer:
@@ -184,7 +185,8 @@ class PageServer:
         return bool(self.owner_secret) and _shows(request, self.owner_secret)
 
     def _act(self, request: Request, writer: asyncio.StreamWriter) -> None:
-        """Do what the owner asks for: {"action": ..., "peer": key of its node, "" for the run}."""
+        """Do what the owner asks for: {"action": ..., "peer": key of its node, "" for the run,
+        "steps": the new number}."""
         if self._owner is None or not self._owns(request):
             return self._answer(writer, 403, b"only the owner of the run may act on it\n")
         try:
@@ -192,7 +194,7 @@ class PageServer:
         except (ValueError, msgspec.DecodeError):
             raise BadRequest from None
         name = self.recording.view.board.get("nodes", wish.peer).get("name", "")
-        why_not = self._owner.ask(wish.action, name)
+        why_not = self._owner.ask(wish.action, name, wish.steps)
         self._answer(writer, 409 if why_not else 200, f"{why_not or 'done'}\n".encode())
 
     def _answer(

@@ -1,10 +1,10 @@
 """The fold: one event after another into what is shown of a run. It never forgets what it must, nor grows.
 
 Sections of the board: "run" (key "": name, run_id, model, parameters, stages, microbatches, tokens, steps, t,
-phase, why, began, eta_s), "nodes" (`crew`), "flow" (key "": `hops`, a list of [column, from, to, source,
-microbatches] of the last committed step, by keys of nodes), "totals" (key "": repairs, doubles, skips,
-removals, rollbacks, joins, refused, computed_s, sent, wasted_s: an estimate, the passes of repaired
-microbatches at who was lost, and of doubles).
+phase, why, began, eta_s, held: the step after which it is paused, or null), "nodes" (`crew`), "flow" (key
+"": `hops`, a list of [column, from, to, source, microbatches] of the last committed step, by keys of nodes),
+"totals" (key "": repairs, doubles, skips, removals, rollbacks, joins, refused, computed_s, sent, wasted_s: an
+estimate, the passes of repaired microbatches at who was lost, and of doubles).
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ class View:
                 self._count("rollbacks")
                 self.crew.take_back(event.t)
                 self.board.set("run", "", t=event.t)
-            case log.Waiting():
+            case log.Controlled():
+                self._controlled(event)
+            case log.Waiting() if self.board.get("run", "").get("held") is None:
                 self.board.set("run", "", phase="waiting", why=without_addresses(plain(event.reason)))
             case log.RunFinished():
                 self.board.set("run", "", phase="finished", why=plain(event.reason), eta_s=0.0)
@@ -103,9 +105,19 @@ class View:
             "run", "", name=plain(event.run, NAME_MAX), run_id=plain(event.run_id, NAME_MAX),
             model=plain(event.model, NAME_MAX), parameters=event.parameters, stages=min(event.stages, 1024),
             microbatches=event.microbatches, tokens=event.tokens_per_iteration, steps=event.steps,
-            t=event.from_iteration, phase="waiting", why="", eta_s=None,
+            t=event.from_iteration, phase="waiting", why="", eta_s=None, held=None,
             began=self.board.get("run", "").get("began") or event.time,
         )  # fmt: skip
+
+    def _controlled(self, event: log.Controlled) -> None:
+        match event.action:
+            case "pause":
+                why = f"by its owner, after step {event.t}"
+                self.board.set("run", "", phase="paused", why=why, held=event.t, eta_s=None)
+            case "continue":
+                self.board.set("run", "", phase="training", why="", held=None)
+            case "steps":
+                self.board.set("run", "", steps=event.t)
 
     def _removed(self, event: log.PeerRemoved) -> None:
         state = self.crew.removed(event)
@@ -144,7 +156,9 @@ class View:
         weight = NEWEST if self._seconds else 1.0
         self._seconds = (1 - weight) * self._seconds + weight * event.seconds
         left = max(0, self.board.get("run", "").get("steps", 0) - event.t)
-        self.board.set("run", "", t=event.t, phase="training", why="", eta_s=round(left * self._seconds, 1))
+        self.board.set("run", "", t=event.t)
+        if self.board.get("run", "").get("held") is None:
+            self.board.set("run", "", phase="training", why="", eta_s=round(left * self._seconds, 1))
         rate = event.tokens / event.seconds if event.seconds > 0 else None
         self.board.set("totals", "", **{name: round(total, 3) for name, total in self._totals.items()})
         self._split_of, self._split_count, self._split = event.t, 0, [0.0] * 4

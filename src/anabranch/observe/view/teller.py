@@ -69,6 +69,8 @@ class Teller:
             case log.Rollback():
                 why = f": {_why(event.reason)}" if event.reason else ""
                 return [("repair", "", f"the run went back to the state after step {event.t}{why}")]
+            case log.Controlled():
+                return [("progress", "", plain(event.words()))]
             case log.RunFinished():
                 return [("progress", "", f"the run ended after step {event.t}: {_why(event.reason)}")]
             case log.Note():

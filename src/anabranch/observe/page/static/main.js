@@ -111,7 +111,8 @@ function showHead() {
   const pill = byId("phase");
   put(pill, word);
   pill.className = `pill ${kind}`;
-  const why = run.phase === "waiting" || run.phase === "finished" ? run.why ?? "" : "";
+  owner.now(run);
+  const why = run.phase !== "training" ? run.why ?? "" : "";
   put(byId("phase-why"), why);
   byId("phase-why").hidden = !why;
 }
@@ -123,6 +124,7 @@ function phase(run) {
   const behind = !page.following;
   const suffix = behind ? " (replay)" : "";
   if (run.phase === "finished") return [`finished${suffix}`, "calm"];
+  if (run.phase === "paused") return [`${run.t < run.held ? "pausing" : "paused"}${suffix}`, "accent"];
   if (run.phase === "waiting") return [`waiting${suffix}`, "warn"];
   const silent = page.live && !behind && page.heardAt ? (performance.now() - page.heardAt) / 1000 : 0;
   if (silent > 20) return [`nothing heard for ${lasting(silent)}`, "warn"];

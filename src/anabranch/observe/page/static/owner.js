@@ -1,21 +1,38 @@
 // What the run's owner may do: buttons that are there only for whoever came with the owner's secret.
 
-import { byId, make } from "./words.js";
+import { byId, make, put } from "./words.js";
 
 const SURE_MS = 3000;
 const WORDS = { kill: "kill", drain: "let it leave", freeze: "freeze", wake: "wake" };
+const ACTION_OF = { stop: "stop", pause: "pause", "more-steps": "steps" };
+const DONE = { pause: "the step in flight is the last for now", continue: "asked for", steps: "asked for", stop: "after this step" };
 
 export class Owner {
   constructor(secret) {
     this.secret = secret;
     this.actions = [];
     byId("stop").addEventListener("click", () => this.surely(byId("stop"), () => this.act("stop", "")));
+    byId("pause").addEventListener("click", () => this.act(this.paused ? "continue" : "pause", ""));
+    byId("more-steps").addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.act("steps", "", null, Number(byId("steps-wanted").value));
+      byId("steps-wanted").blur();
+    });
+  }
+
+  // What the buttons say follows from how the run is.
+  now(run) {
+    this.paused = run.phase === "paused";
+    put(byId("pause"), this.paused ? "let it go on" : "pause");
+    const over = run.phase === "finished";
+    for (const id of ["stop", "pause", "more-steps"]) byId(id).hidden = over || !this.actions.includes(ACTION_OF[id]);
+    const wanted = byId("steps-wanted");
+    if (document.activeElement !== wanted && run.steps) wanted.value = String(run.steps);
   }
 
   // The server says what may be done; nothing where the secret is not the owner's.
   may(actions) {
     this.actions = actions ?? [];
-    byId("stop").hidden = !this.actions.includes("stop");
   }
 
   // The buttons of one peer.
@@ -50,11 +67,11 @@ export class Owner {
     button.textContent = button.words;
   }
 
-  async act(action, peer, button) {
+  async act(action, peer, button, steps = 0) {
     const headers = { Authorization: `Bearer ${this.secret}`, "Content-Type": "application/json" };
-    const answer = await fetch("act", { method: "POST", headers, body: JSON.stringify({ action, peer }) });
+    const answer = await fetch("act", { method: "POST", headers, body: JSON.stringify({ action, peer, steps }) });
     const said = (await answer.text()).trim();
-    byId("act-said").textContent = `${action}: ${said}`;
+    byId("act-said").textContent = `${action}: ${said === "done" ? DONE[action] ?? said : said}`;
     if (button) button.title = said;
   }
 }
