@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.request import urlopen
@@ -13,6 +14,8 @@ import pytest
 
 from anabranch.cli.main import main
 from anabranch.config import RunConfig, render_run_file, with_changes
+from anabranch.net.identity import Identity
+from anabranch.net.ticket import PeerAddress, issue_ticket
 
 COMMAND = [sys.executable, "-m", "anabranch.cli.main"]
 TIMEOUT_S = 60
@@ -88,6 +91,20 @@ def test_join_refuses_bad_input_before_it_dials(
     assert main(["join", "ticket", *arguments]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and error.count("\n") == 1 and words in error
+
+
+def test_a_tickets_words_name_no_folder_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
+    owner = Identity.generate()
+    door = [PeerAddress(owner.peer_id, "127.0.0.1", 1)]
+    expires_at_s = int(time.time()) + 60
+    ticket = issue_ticket(owner, run="../../x", role="relay", expires_at_s=expires_at_s, peers=door)
+    for command in ("join", "watch"):
+        assert main([command, ticket.text]) == 2
+        assert "--home" in capsys.readouterr().err
+    looks_on = issue_ticket(owner, run="x", role="watch", expires_at_s=expires_at_s, peers=door)
+    assert main(["join", looks_on.text]) == 2
+    assert "anabranch watch TICKET" in capsys.readouterr().err
+    assert main(["watch", "anabranch1:damaged"]) == 2
 
 
 def test_two_terminals(tmp_path: Path, run_file: Path, processes: list[subprocess.Popen[str]]) -> None:

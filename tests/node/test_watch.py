@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,10 @@ import pytest
 from local_swarms import PATIENCE_S, created, small_run, swarm_of
 
 from anabranch.cli.main import main
+from anabranch.errors import UserError
+from anabranch.net.ticket import parse_ticket
 from anabranch.node.children import Nursery
+from anabranch.node.onlooking import Onlooking
 from anabranch.node.owner import SwarmOwner
 from anabranch.observe.events import PeerRemoved, RunFinished, Step
 from anabranch.observe.page.follow import PageThread
@@ -110,6 +115,7 @@ def test_a_killed_relay_is_seen_live_in_the_replay_and_in_the_report(
             assert "leads the run" in owner.ask("kill", "data-0") and "no process" in owner.ask("kill", "ada")
             check_live(Page(browser, address), Page(browser, page.owner_address), owner, within_s)
             swarm.until(lambda events: any(isinstance(event, PeerRemoved) for event in events))
+            check_onlooker(swarm.ticket("watch"), tmp_path / "elsewhere", directory.events)
             swarm.stop()
             assert isinstance(swarm.to_the_end()[-1], RunFinished)
             check_replay(Page(browser, address))
@@ -154,6 +160,27 @@ def check_live(seen: Page, mine: Page, owner: SwarmOwner, within_s: float) -> No
     assert mine.text("#stop") == "really stop?"
     mine.close()
     seen.close()
+
+
+def check_onlooker(ticket: str, home: Path, events: Path) -> None:
+    """Who has nothing but a ticket gets the same event log over the network, byte for byte."""
+    looking = Onlooking(parse_ticket(ticket, now_s=time.time()), home, print)
+    with pytest.raises(UserError, match="watched from here already"):
+        Onlooking(parse_ticket(ticket, now_s=time.time()), home, print)
+
+    async def look() -> None:
+        task = asyncio.create_task(looking.run())
+        until = time.monotonic() + PATIENCE_S
+        while b"peer_removed" not in looking.events.read_bytes():
+            assert not task.done() and time.monotonic() < until
+            await asyncio.sleep(0.05)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    with ThreadPoolExecutor() as threads:  # the browser's driver has this thread's event loop
+        threads.submit(asyncio.run, look()).result()
+    shown = looking.events.read_bytes()
+    assert shown == events.read_bytes()[: len(shown)]
 
 
 def check_pause(mine: Page, seen: Page) -> None:

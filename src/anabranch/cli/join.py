@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 import socket
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from anabranch.cli.main import print_error
 from anabranch.config_rules import RANGES, address_problem
 from anabranch.errors import UserError
+
+if TYPE_CHECKING:
+    from anabranch.net.ticket import Ticket
 
 _EPILOG = """\
 examples:
@@ -62,11 +67,13 @@ def run(args: argparse.Namespace) -> int:
     with user_errors():
         _check(args)
         ticket = parse_ticket(args.ticket, now_s=time.time())
+        if ticket.grant.role == "watch":
+            raise UserError("that ticket is for looking on: anabranch watch TICKET; ask for one for relays")
         if ticket.grant.role == "data" and args.corpus is None:
             raise UserError("a data node needs the run's corpus: copy its folder here, name it with --corpus")
         options = JoinOptions(
             ticket,
-            args.home or Path.home() / ".anabranch" / ticket.grant.run,
+            args.home or home_of(ticket),
             args.name,
             args.region,
             args.stage,
@@ -107,3 +114,12 @@ def _check(args: argparse.Namespace) -> None:
         raise UserError(
             f"--corpus {args.corpus}: no corpus is there; copy the `corpus` folder of the run directory"
         )
+
+
+def home_of(ticket: Ticket) -> Path:
+    """Where this machine keeps what belongs to the ticket's run. Raises UserError: a ticket's words are those
+    of a stranger, and no folder elsewhere may be meant by them."""
+    run_id = ticket.grant.run
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", run_id):
+        raise UserError(f"the ticket's run {run_id[:40]!r} is no folder's name: choose a folder with --home")
+    return Path.home() / ".anabranch" / run_id

@@ -181,6 +181,8 @@ def _lead(directory: RunDirectory, quiet: bool, supervised: bool, fault_plan: Pa
         if not quiet:
             print("others join with:\n")
             print(f"  anabranch join {tickets['relay'].text}\n")
+            print("others look on, and do nothing else, with:\n")
+            print(f"  anabranch watch {tickets['watch'].text}\n")
             print(partition_line(directory), flush=True)
 
     def tell(text: str) -> None:

@@ -23,7 +23,7 @@ from anabranch.net.identity import SIGNATURE_BYTES, Identity, verify
 TICKET_PREFIX = "anabranch1:"
 MAX_TICKET_PEERS = 16
 MAX_CREDENTIAL_BYTES = 2048
-ROLES = ("relay", "data")
+ROLES = ("relay", "data", "watch")
 
 _MAX_TICKET_CHARS = 8192
 _CHECK_BYTES = 8
@@ -33,7 +33,7 @@ _CERTIFICATE = b"anabranch membership certificate"
 
 PeerIdText = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}$")]
 RunId = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
-_Role = Annotated[str, msgspec.Meta(pattern="^(relay|data)$")]
+_Role = Annotated[str, msgspec.Meta(pattern="^(relay|data|watch)$")]
 _Seconds = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 

@@ -16,7 +16,7 @@ from anabranch.checkpoint.directory import RunDirectory, write_atomically
 from anabranch.config import RunConfig, load_run_file, render_run_file, with_changes
 from anabranch.errors import UserError
 from anabranch.net.identity import Identity, next_incarnation
-from anabranch.net.ticket import PeerAddress, Ticket, issue_ticket
+from anabranch.net.ticket import ROLES, PeerAddress, Ticket, issue_ticket
 from anabranch.node.machine import TrainingMachine, imported, run_of
 from anabranch.node.voterdisk import VoterDisk
 from anabranch.protocol import founding
@@ -212,12 +212,12 @@ class _NoBatches:
 
 
 def issue_tickets(founded: Founded, host: str, port: int) -> dict[str, Ticket]:
-    """Tickets for relays and for data nodes, kept in tickets.json (readable by the owner alone)."""
+    """Tickets by role (also for those who look on), kept in tickets.json, readable by the owner alone."""
     expires = int(time.time() + founded.run.network.ticket_hours * 3600)
     here = [PeerAddress(founded.identity.peer_id, host, port)]
     tickets = {
         role: issue_ticket(founded.identity, run=founded.run_id, role=role, expires_at_s=expires, peers=here)
-        for role in ("relay", "data")
+        for role in ROLES
     }
     path = founded.directory.path / "tickets.json"
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

@@ -17,6 +17,7 @@ from anabranch.checkpoint.directory import RunDirectory
 from anabranch.errors import UserError
 from anabranch.net.handshake import Credential
 from anabranch.net.transport import Transport
+from anabranch.node.eventfile import piece_of
 from anabranch.node.executor import Computer, Executor
 from anabranch.node.journal import Journal
 from anabranch.node.ledger import Ledger
@@ -200,6 +201,8 @@ class LivePeer:
             case ev.Admitted(_, certificate):
                 if certificate:
                     self.links.credential = certificate
+            case ev.ReadEvents(peer, position):
+                self._loop.create_task(self._read_events(peer, position))
             case ev.ReadCheckpoint(t, stage):
                 self._disk.submit(lambda: self._read_checkpoint(t, stage), self._hand_over)
             case ev.WriteCheckpoint(t, base, stages):
@@ -207,6 +210,11 @@ class LivePeer:
                 self._disk.submit(lambda: self._write_checkpoint(t, base, copies), self._hand_over)
             case ev.Stop(reason, ok):
                 self.finish(Outcome(reason, ok))
+
+    async def _read_events(self, peer: str, position: int) -> None:
+        """On a thread of its own: nobody waits for it, least of all what has to be on disk."""
+        found = await self._loop.run_in_executor(None, piece_of, self.journal.path, position)
+        self.handle(ev.EventsRead(peer, position, *found))
 
     def _hand_over(self, event: object) -> None:
         assert isinstance(event, ev.Event)

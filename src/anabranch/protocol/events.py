@@ -111,6 +111,17 @@ class CheckpointWritten(Event):
 
 
 @dataclass(frozen=True)
+class EventsRead(Event):
+    """Answer to ReadEvents: what the event log has from `position` on, compressed (empty: nothing), and its
+    bytes in all."""
+
+    peer: str
+    position: int
+    data: bytes
+    size: int
+
+
+@dataclass(frozen=True)
 class Wake(Event):
     """The time given by `Peer.deadline` has come (or passed)."""
 
@@ -147,6 +158,22 @@ class Send(Effect):
 class Dial(Effect):
     peer: str
     address: str
+
+
+@dataclass(frozen=True)
+class ReadEvents(Effect):
+    """Read the run's event log from this byte on, for one who looks on; answered by EventsRead."""
+
+    peer: str
+    position: int
+
+
+@dataclass(frozen=True)
+class Showed(Effect):
+    """At an onlooker: these bytes are in the event log from `position` on."""
+
+    position: int
+    data: bytes
 
 
 @dataclass(frozen=True)

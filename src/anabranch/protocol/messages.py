@@ -577,6 +577,21 @@ class Wish(Message, frozen=True, tag=82):
     done: bool = False
 
 
+class Watch(Message, frozen=True, tag=83):
+    """Show me the run's event log from this byte on. Whoever says that only looks on from then on."""
+
+    position: Count
+
+
+class Shown(Message, frozen=True, tag=84):
+    """What the event log has from `position` on, compressed (zlib); empty: nothing new, or not now. It has
+    `size` bytes in all."""
+
+    position: Count
+    data: Annotated[bytes, msgspec.Meta(max_length=1 << 19)]
+    size: Count
+
+
 AnyMessage = (
     Slots | Ask | Return | Forward | Backward | Want | Have | Lack | Overflow
     | Claim | Attempt | ReducePart | ReducedPart | Prepared | Applied | Release | Announce | FetchLog
@@ -585,6 +600,7 @@ AnyMessage = (
     | Bargain | Burst | GotBurst | Probe | Probed
     | AskVote | Vote | Append | Appended | TakeOver | Elsewhere
     | Keep | Holds | Complete | WhoHas | Holders | Behind | Spoilt | KeepGradient | Steps | Wish
+    | Watch | Shown
 )  # fmt: skip
 
 #: Messages that may carry a payload, with the bulk lane's priority (lower goes first): input gradients,

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from anabranch.protocol import events as ev
 from anabranch.protocol import messages as msg
+from anabranch.protocol.audience import ROLE, Audience
 from anabranch.protocol.contacts import Contacts
 from anabranch.protocol.control import Wishes
 from anabranch.protocol.core import Core
@@ -56,7 +57,9 @@ _FROM_PREVIOUS = (msg.Ask, msg.Return, msg.Forward, msg.Want)
 _FROM_STAGE = (msg.ReducePart, msg.ReducedPart)
 _FROM_LEADER = (msg.Attempt, msg.Missing)
 #: Short questions with long answers.
-_COSTLY = (msg.FetchLog, msg.Enquire, msg.JoinRequest, msg.FetchState, msg.FetchGradient, msg.WhoHas)
+_COSTLY = (
+    msg.FetchLog, msg.Enquire, msg.JoinRequest, msg.FetchState, msg.FetchGradient, msg.WhoHas, msg.Watch
+)  # fmt: skip
 
 
 class Peer:
@@ -85,6 +88,7 @@ class Peer:
         self.states = StateServer(self.core, lambda: self.replica.t, self._read_checkpoint)
         self.snapshots = Snapshots(self.core, self.states)
         self.wishes = Wishes(self.core)
+        self.audience = Audience(self.core)
         self.joining = Joining(self, stage_wanted)
         self.leadership = Leadership(self)
         self.voter = Voter(
@@ -185,6 +189,8 @@ class Peer:
             case ev.Wished(action, steps):
                 self.wishes.wish(action, steps)
                 self._repeat()
+            case ev.EventsRead():
+                self.audience.read(event)
             case ev.Started():
                 self.joining.start()
                 self.voter.begin()
@@ -214,6 +220,8 @@ class Peer:
             core.effects.append(ev.HangUp(peer, "too many of its messages were refused; not for a while"))
             return
         self.roles[peer] = role
+        if role == ROLE:
+            return
         self.contacts.link_up(peer)
         self.router.link_down(peer)
         if self.lead is not None:
@@ -234,6 +242,8 @@ class Peer:
         core = self.core
         if refused and peer in core.links:
             return  # the peer has called us in the meantime
+        if self.audience.gone(peer) or self.roles.get(peer) == ROLE:
+            return
         silence = self.contacts.link_down(peer)
         self.router.link_down(peer)
         if self.iteration is not None:
@@ -299,6 +309,10 @@ class Peer:
         costly = isinstance(message, _COSTLY) and peer != self.core.me
         if costly and not self.core.refusals.take(peer, Kind.COSTLY, self.core.now):
             refusal = "asked too often"
+        elif isinstance(message, msg.Watch):
+            refusal = self._watched(peer, message)
+        elif peer in self.audience or self.roles.get(peer) == ROLE:
+            refusal = "it may look on, and nothing else"
         elif isinstance(message, (*_FROM_NEXT, *_FROM_PREVIOUS, *_FROM_BESIDE, *_FROM_STAGE, *_FROM_LEADER)):
             refusal = self._fenced(peer, message, payload)
         elif isinstance(
@@ -325,12 +339,22 @@ class Peer:
         if refusal is not None:
             self._refuse(peer, message, refusal)
 
+    def _watched(self, peer: str, message: msg.Watch) -> str | None:
+        """Somebody looks on. It was taken for a peer on its way in, unless its ticket said so."""
+        if not self.leadership.founder:
+            return "the run's events are with the data node that founded it"
+        refusal = self.audience.asked(peer, message)
+        if peer in self.audience and peer in self.core.links:
+            self.contacts.link_down(peer)
+        return refusal
+
     def _refuse(self, peer: str, message: msg.AnyMessage, reason: str) -> None:
         """Count it; who says too much that is refused is hung up on."""
         core = self.core
         core.refuse(peer, type(message).__name__, reason)
         flood = peer != core.me and not core.refusals.take(peer, Kind.REFUSAL, core.now)
-        if flood and peer in core.links:
+        looks_on = peer in self.audience or self.roles.get(peer) == ROLE
+        if flood and (looks_on or peer in core.links):
             reason = f"too many messages that are refused (the last: {reason})"
             core.note("refused", subject=peer, reason=f"the connection: {reason}", count=1)
             core.refusals.ban(peer, core.now)
