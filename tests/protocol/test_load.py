@@ -32,7 +32,7 @@ class Relay:
 
     def forward(self, peer: str, index: int) -> None:
         fence = self.core.fence(1, "base")
-        message = Forward(fence, index, (peer,), True, False, True)
+        message = Forward(fence, index, (peer,), True, False, True, index)
         assert self.iteration.on_forward(peer, message, b"x") is None
 
     def compute(self) -> None:

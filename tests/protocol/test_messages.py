@@ -13,9 +13,9 @@ from anabranch.protocol.messages import MAX_MESSAGE_BYTES, Fence, MessageError, 
 FENCE = Fence(1, 2, 3, "base")
 EXAMPLES = [
     msg.Slots(FENCE, 4, 2, 1, 0, 2),
-    msg.Forward(FENCE, 5, ("d0", "r1"), True, False, True),
+    msg.Forward(FENCE, 5, ("d0", "r1"), True, False, True, 3),
     msg.Backward(FENCE, 5),
-    msg.Lack(FENCE, 5, True),
+    msg.Lack(FENCE, 5, True, 3),
     msg.Claim(FENCE, 0, (1, 2, 3), {0: 1.5}, {9: 2.5}),
     msg.Attempt(FENCE, 1, msg.AttemptId(1, 2), 3, ("a", "b"), (0, 1, 0)),
     msg.Prepared(FENCE, 1, msg.AttemptId(1, 2), "digest", {"w": 1e-300}),
@@ -92,7 +92,7 @@ def test_oversized_messages_are_refused_on_both_sides() -> None:
         msg.Backward(Fence(1, 2, -3, "b"), 0),
         msg.Backward(Fence(1, 2, 3, "b" * 200), 0),
         msg.Claim(FENCE, 9999, ()),
-        msg.Lack(FENCE, 1 << 40, False),
+        msg.Lack(FENCE, 1 << 40, False, 1),
     ],
 )
 def test_numbers_and_names_out_of_range_are_refused(message: msg.Message) -> None:

@@ -25,8 +25,10 @@ X = torch.ones(1, 8, 16)
 ID = AttemptId(9, 9)
 
 
-def forward(fence: Fence, index: int = 0, path: tuple[str, ...] = ("d0",)) -> msg.Forward:
-    return msg.Forward(fence, index, path, True, False, True)
+def forward(
+    fence: Fence, index: int = 0, path: tuple[str, ...] = ("d0",), train: bool = True, way: int = 9000
+) -> msg.Forward:
+    return msg.Forward(fence, index, path, train, False, True, way)
 
 
 def attempt(fence: Fence, owners: tuple[int, ...], stage: int = 1) -> msg.Attempt:
@@ -50,7 +52,7 @@ FORGERIES: dict[str, tuple[Callable[[Fence], Forged], str | None]] = {
     "not my stage": (lambda f: ("r2.0", msg.ReducePart(f, 1, ID, 0), X), "is not mine"),
     "no activation": (lambda f: ("d0", forward(f), None), "without its activation"),
     "no such microbatch": (lambda f: ("d0", forward(f, 999), X), "no microbatch 999"),
-    "not a window": (lambda f: ("d0", msg.Forward(f, 0, ("d0",), False, False, True), X), "one to train"),
+    "not a window": (lambda f: ("d0", forward(f, train=False), X), "one to train"),
     "far ahead": (lambda f: ("d0", forward(other(f, t=f.t + 5000)), X), "ahead of the last commit"),
     "no path": (lambda f: ("d0", forward(f, 0, ()), X), "a path that is not one"),
     "long path": (lambda f: ("d0", forward(f, 0, ("d0",) * 9), X), "a path that is not one"),
@@ -72,7 +74,7 @@ FORGERIES: dict[str, tuple[Callable[[Fence], Forged], str | None]] = {
     "claim to a relay": (lambda f: ("r1.1", msg.Claim(f, 1, (0,)), None), "I am not the leader"),
     "gradient not asked for": (lambda f: ("r1.1", msg.Gradient(f.t, 1), X), None),
     "piece not asked for": (lambda f: ("r1.1", msg.Piece(1, f.t, 0), X), None),
-    "lack of what is not there": (lambda f: ("r2.0", msg.Lack(f, 77, True), None), None),
+    "lack of what is not there": (lambda f: ("r2.0", msg.Lack(f, 77, True, 1), None), None),
     "slots that fall": (lambda f: ("r2.0", msg.Slots(f, 0, 0, 0, 0, 1), None), None),
 }
 
@@ -117,8 +119,8 @@ def test_a_forward_beyond_its_slots_is_refused_and_told_so() -> None:
         assert iteration is not None
         fence = Fence(1, 1, iteration.t, iteration.base)
         before = len(world.notes)
-        for _ in range(20):
-            node.handle(ev.Received("d0", forward(fence, 5), X))
+        for way in range(9000, 9020):
+            node.handle(ev.Received("d0", forward(fence, 5, way=way), X))
         refused.extend(str(f["reason"]) for _, _, kind, f in world.notes[before:] if kind == "refused")
         world.crash(node.id)  # its account with d0 is void, and one of the forgeries may be in its sums
 

@@ -48,6 +48,31 @@ def test_slots_of_a_newcomer_reach_whom_the_log_has_yet_to_reach() -> None:
     assert not wrong_states(world)
 
 
+def test_replicas_that_all_missed_a_step_do_not_feed_each_other_the_state_before_it() -> None:
+    """Two come that are to serve from the second iteration on, and when the first is committed the only
+    replica that took part dies. What they can fetch from each other is what both have already."""
+    settings = Settings("found", 1, 2, 4, 4, snapshot_every=2)
+    world = counting_world(settings, [Machine("d0", 0), Machine("r1.0", 1), Machine("r2.0", 2)], 0)
+    Invariants(world)
+    for name in ("late.0", "late.1"):
+        world.add(member_of(Machine(name, 2)), "d0", 0.51)
+
+    def committed(node: Node, event: ev.Event) -> bool:
+        return world.history().t == 1 and node.id == "d0"
+
+    def dies(world: World, node: Node) -> None:
+        membership = node.peer.core.membership
+        assert membership.live(2, 1) == ["r2.0"]
+        assert len(membership.live(2, 2)) == 3
+        world.crash("r2.0")
+
+    fault = Fault(world, ("d0",), committed, dies)
+    world.run(until_s=300.0)
+    assert fault.delivered
+    assert world.history().t == 4
+    assert not wrong_states(world)
+
+
 def test_a_gradient_for_what_was_refused_meanwhile() -> None:
     """A repair is asked after further on and found there; then its activation turns out to be none."""
     world = world_of(2)

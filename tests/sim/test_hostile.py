@@ -124,7 +124,7 @@ def test_a_flood_is_hung_up_on_and_its_log_stays_short() -> None:
 
     def flood() -> None:
         for _ in range(5000):
-            world.nodes["r2.0"].handle(ev.Received("r1.1", msg.Want(fence, 1, True)))
+            world.nodes["r2.0"].handle(ev.Received("r1.1", msg.Want(fence, 1, True, 1)))
 
     world.clock.at(1.9, flood)
     world.clock.at(2.0, lambda: world.nodes["d0"].handle(ev.Stopping("over")))

@@ -7,6 +7,7 @@ embedding gradient) and is the *head* of microbatches that end at it (Head: loss
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -44,6 +45,8 @@ from anabranch.protocol.work import Rank
 NEWS = 4
 #: Links are timed in the first iterations, and then in every so many.
 SAMPLED_FIRST, SAMPLED_EVERY = 3, 4
+#: Ways that are remembered of a microbatch from one upstream peer.
+WAYS_KEPT = 16
 
 
 @dataclass
@@ -57,11 +60,12 @@ class Unit:
     received: Payload
     gradient_needed: bool
     granted: str | None
+    way: int
     forward_done: bool = False
     gradient_in: Payload | None = None
     returned: bool = False
     gradient_out: Payload | None = None
-    sent_back_at: float = 0.0
+    sent_back_at: float | None = None
 
 
 class Iteration:
@@ -89,6 +93,7 @@ class Iteration:
         self._manifest = ""
         self.claim_changed = False
         self._sampled: set[tuple[str, bool]] = set()
+        self._came: dict[tuple[str, int], deque[int]] = defaultdict(lambda: deque(maxlen=WAYS_KEPT))
         self.overflow: Overflow | None = None
         prepare = self._embed if core.stage == 0 else None
         self.sender = Sender(core, t, base, prepare, self._gradient_arrived)
@@ -177,15 +182,26 @@ class Iteration:
             return f"microbatch {message.index} of iteration {self.t} is one to train"
         if not message.path or len(message.path) > self.core.settings.stages + 1:
             return "a path that is not one"
+        came = self._came[peer, message.index]
+        if message.way in came:
+            return None  # the same message again
         if not self.ledger.receive(peer):
             return f"forward of microbatch {message.index} without a slot"
+        came.append(message.way)
         known = self.units.get(message.index)
         if known is not None:
             self._tell_slots(self.ledger.release(peer))
-            self._adopt(known, peer, message.gradient_needed)
+            self._adopt(known, peer, message)
             return None
         unit = Unit(
-            message.index, message.train, peer, message.path, payload, message.gradient_needed, peer
+            message.index,
+            message.train,
+            peer,
+            message.path,
+            payload,
+            message.gradient_needed,
+            peer,
+            message.way,
         )
         self.units[message.index] = unit
         self._at_work(peer, 1)
@@ -202,10 +218,10 @@ class Iteration:
         self.core.submit(rank, forward, (payload,), partial(self._forward_done, unit), unit.index)
         return None
 
-    def _adopt(self, unit: Unit, upstream: str, gradient_needed: bool) -> None:
+    def _adopt(self, unit: Unit, upstream: str, message: Forward | Want) -> None:
         """The microbatch has a new upstream; it gets the gradient, at once if there is one."""
-        unit.upstream = upstream
-        unit.gradient_needed = unit.gradient_needed or gradient_needed
+        unit.upstream, unit.way = upstream, message.way
+        unit.gradient_needed = unit.gradient_needed or message.gradient_needed
         if unit.returned:
             self._send_back(unit)
 
@@ -269,8 +285,9 @@ class Iteration:
             self.sender.on_got(peer, message.index)
             return
         unit = self.units.get(message.index)
-        if unit is not None and unit.upstream == peer and unit.sent_back_at > 0.0:
+        if unit is not None and unit.upstream == peer and unit.sent_back_at is not None:
             self.core.costs.delivered(peer, self.core.now - unit.sent_back_at, self.core.now)
+            unit.sent_back_at = None
 
     def _gradient_arrived(self, index: int, payload: Payload | None) -> None:
         """First backward of `index` from the next stage."""
@@ -357,18 +374,21 @@ class Iteration:
         self._finish(unit)
         self._release_slot(unit)
         self.core.refuse(unit.upstream, "Forward", reason)
-        self.core.send(unit.upstream, Lack(self.core.fence(self.t, self.base), unit.index, refused=True))
+        self.lack(unit.upstream, unit.index, unit.way, refused=True)
 
     # --- questions -----------------------------------------------------------------------------
 
     def on_want(self, peer: str, message: Want) -> None:
         unit = self.units.get(message.index)
-        fence = self.core.fence(self.t, self.base)
         if unit is None:
-            self.core.send(peer, Lack(fence, message.index, refused=False))
+            self.lack(peer, message.index, message.way, refused=False)
             return
-        self.core.send(peer, Have(fence, message.index))
-        self._adopt(unit, peer, message.gradient_needed)
+        self.core.send(peer, Have(self.core.fence(self.t, self.base), message.index, message.way))
+        self._adopt(unit, peer, message)
+
+    def lack(self, peer: str, index: int, way: int, refused: bool) -> None:
+        """Tell an upstream peer that what it sent, or asked after, is not here."""
+        self.core.send(peer, Lack(self.core.fence(self.t, self.base), index, refused, way))
 
     # --- membership ----------------------------------------------------------------------------
 
@@ -378,6 +398,8 @@ class Iteration:
     def peer_removed(self, peer: str, stage: int, reason: str) -> None:
         if stage == self.core.previous_stage():
             self._tell_slots(self.ledger.forget(peer))
+            for known in [known for known in self._came if known[0] == peer]:
+                del self._came[known]  # its next process counts anew
         if stage == self.core.next_stage():
             self.sender.peer_removed(peer, reason)
         if stage == 0:

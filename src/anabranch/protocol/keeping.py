@@ -52,6 +52,7 @@ class Keeping:
         self._recent: dict[int, Point] = {}
         self.gradients: dict[str, dict[tuple[int, int], str]] = {}
         self._held: dict[str, dict[tuple[int, int], str]] = {}
+        self._reported: dict[str, int] = {}
         self._refused: set[tuple[str, int]] = set()
         self._spoilt: set[tuple[str, int, int]] = set()
         self._changed = False
@@ -110,6 +111,9 @@ class Keeping:
             self.points.setdefault(t, self._recent[t]).on_disk = True
 
     def on_holds(self, peer: str, message: Holds) -> None:
+        if message.number <= self._reported.get(peer, 0):
+            return
+        self._reported[peer] = message.number
         self._held[peer] = {(held.stage, held.t): held.fingerprint for held in message.states}
         self._refused |= {(peer, held.stage) for held in message.states if not held.fingerprint}
         self.gradients[peer] = {(held.stage, held.t): held.digest for held in message.gradients}
@@ -126,6 +130,7 @@ class Keeping:
             return  # it was given another stage, and holds what it held
         self._held.pop(peer, None)
         self.gradients.pop(peer, None)
+        self._reported.pop(peer, None)
         self._refused = {(other, stage) for other, stage in self._refused if other != peer}
         self._changed = True
 

@@ -176,12 +176,13 @@ class Leader:
         if wrong is not None:
             return wrong
         claims = current.claims.setdefault(message.stage, {})
-        if units - claims.get(peer, frozenset()):
+        known = claims.get(peer, frozenset())
+        if units - known:
             current.progress_at, current.stalls = self.core.now, 0
-        claims[peer] = units
+        claims[peer] = units | known
         if message.stage == 0:
             current.manifest = current.manifest or message.manifest
-            current.losses[peer] = dict(message.losses)
+            current.losses.setdefault(peer, {}).update(message.losses)
             for index, loss in message.evaluations.items():
                 if index not in current.evaluations:
                     current.evaluations[index] = loss
@@ -223,6 +224,7 @@ class Leader:
             return
         if self.core.membership.stage_of(peer) == message.stage:
             self._applied.setdefault(message.stage, {})[peer] = message.fingerprint
+            self.restoring.caught_up(peer)
 
     def on_overflow(self, peer: str, message: Overflow) -> None:
         current = self._current(peer, message.stage, message.fence.t, message.fence.base)

@@ -30,17 +30,25 @@ _GWTF_FROM = {Side.NEXT: gwtf.FROM_NEXT, Side.PREVIOUS: gwtf.FROM_PREVIOUS, Side
 @dataclass
 class Said:
     """What was said over one flow link. cost: last told to the agent (s). pushed: units handed over to the
-    next hop, in all. heard: the greatest such count (or of units handed back) that came from there."""
+    next hop, in all. heard: such a count (or of units handed back) in the newest letter that came from there,
+    which has the number `seq`."""
 
     cost: float
     pushed: int = 0
     heard: int = 0
+    seq: int = -1
+
+    def hears(self, letter: Offer | Answer) -> None:
+        """Remember what is newest; what comes late or twice is older."""
+        if letter.seq >= self.seq:
+            self.seq = letter.seq
+            self.heard = letter.pushed if isinstance(letter, Offer) else letter.returned
 
 
 def contradiction(said: Said, letter: Offer | Answer, stir: int) -> str | None:
-    """Why a letter cannot follow what was said before. (A link delivers in order.) stir: changes heard of."""
+    """Why a letter cannot follow what was said before. stir: changes heard of."""
     count = letter.pushed if isinstance(letter, Offer) else letter.returned
-    if count < said.heard:
+    if letter.seq >= said.seq and count < said.heard:
         return f"a count of {said.heard} that falls to {count}"
     if isinstance(letter, Offer) and letter.recalled > letter.pushed:
         return f"{letter.recalled} units recalled of {letter.pushed}"

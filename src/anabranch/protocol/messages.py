@@ -77,7 +77,8 @@ class Return(Message, frozen=True, tag=3):
 class Forward(Message, frozen=True, tag=4):
     """Payload: the activation. `path` is whom the microbatch came through, data node first. With `repair`
     the receiver first asks the next stage whether somebody there already has it (R5). Without
-    `gradient_needed` the sender already has the input gradient: an empty Backward will do."""
+    `gradient_needed` the sender already has the input gradient: an empty Backward will do. `way` counts
+    what its sender has sent on in this iteration: the same one again is the same message again."""
 
     fence: Fence
     index: Index
@@ -85,6 +86,7 @@ class Forward(Message, frozen=True, tag=4):
     train: bool
     repair: bool
     gradient_needed: bool
+    way: Count
 
 
 class Backward(Message, frozen=True, tag=5):
@@ -96,24 +98,28 @@ class Backward(Message, frozen=True, tag=5):
 
 
 class Want(Message, frozen=True, tag=6):
-    """Do you hold (t, index)? If so I am its upstream now: answer Have, and Backward when it is there."""
+    """Do you hold (t, index)? If so I am its upstream now: answer Have, and Backward when it is there. `way`:
+    on which it left me, or is looked for; the answer repeats it, so that what is late is known."""
 
     fence: Fence
     index: Index
     gradient_needed: bool
+    way: Count
 
 
 class Have(Message, frozen=True, tag=7):
     fence: Fence
     index: Index
+    way: Count
 
 
 class Lack(Message, frozen=True, tag=8):
-    """I do not hold (t, index). `refused`: I got it and did not take it."""
+    """I do not hold (t, index). `refused`: what came on that way I did not take."""
 
     fence: Fence
     index: Index
     refused: bool
+    way: Count
 
 
 class Overflow(Message, frozen=True, tag=9):
@@ -503,9 +509,11 @@ class HeldGradient(msgspec.Struct, array_like=True, frozen=True):
 
 class Holds(Message, frozen=True, tag=71):
     """The snapshots that I hold, my own stage's and those that I was asked to keep, and the gradients of
-    other stages that I keep (cumulative)."""
+    other stages that I keep (all of them). `number` counts these reports: an older one that comes later says
+    nothing."""
 
     states: tuple[Held, ...]
+    number: Count
     gradients: tuple[HeldGradient, ...] = ()
 
 

@@ -419,7 +419,7 @@ class Peer:
             case msg.Forward():
                 refusal = iteration.on_forward(peer, message, payload)
                 if refusal is not None:
-                    core.send(peer, msg.Lack(core.fence(iteration.t, iteration.base), message.index, True))
+                    iteration.lack(peer, message.index, message.way, refused=True)
                 return refusal
             case msg.Backward():
                 return iteration.on_backward(peer, message, payload)
@@ -428,9 +428,9 @@ class Peer:
             case msg.Got():
                 iteration.on_got(peer, message)
             case msg.Have():
-                iteration.sender.on_have(peer, message.index)
+                iteration.sender.on_have(peer, message.index, message.way)
             case msg.Lack():
-                iteration.sender.on_lack(peer, message.index, message.refused)
+                iteration.sender.on_lack(peer, message.index, message.refused, message.way)
             case msg.Attempt():
                 if message.stage != core.stage:
                     return f"stage {message.stage} is not mine"
@@ -461,7 +461,7 @@ class Peer:
                     self._follow(line)
             case msg.Release(fence):
                 self._retained = [kept for kept in self._retained if kept.t > fence.t]
-                if self._applied is not None and self._applied.fence.t <= fence.t:
+                if self._applied is not None and self._applied.fence.base == fence.base:
                     self._applied = None
             case msg.Welcome():
                 self.joining.welcomed(message)
@@ -477,13 +477,16 @@ class Peer:
                 return self.snapshots.gradients.on_keep(message)
             case msg.Steps():
                 return self.joining.told_steps(message)
-            case msg.Complete(t):
+            case msg.Complete(t) if t <= self.committed:  # what is later may have been gone back from
                 self.snapshots.complete(t)
             case msg.Holders():
                 self.joining.told_holders(message)
         return None
 
     def _to_leader(self, lead: Leader, peer: str, message: msg.AnyMessage) -> str | None:
+        member, fence = self.core.membership.members.get(peer), getattr(message, "fence", None)
+        if member is not None and fence is not None and fence.incarnation != member.incarnation:
+            return f"incarnation {fence.incarnation}, not {member.incarnation}"
         match message:
             case msg.Claim():
                 return lead.on_claim(peer, message)

@@ -76,6 +76,10 @@ class Restoring:
                 self.core.send(peer, steps)
         return point
 
+    def caught_up(self, peer: str) -> None:
+        """It has the state after the last step."""
+        self._behind.pop(peer, None)
+
     def removed(self, peer: str) -> None:
         self._behind.pop(peer, None)
         self.safekeeping.removed(peer)

@@ -169,7 +169,7 @@ class Router:
             return _FOREIGN
         wrong = implausible(letter, ahead=message.ahead) or contradiction(said, letter, self._stir)
         if wrong is None:
-            said.heard = letter.pushed if isinstance(letter, Offer) else letter.returned
+            said.hears(letter)
             self._stir = max(self._stir, letter.stir)
             self._give(Received(peer, side, self._data_nodes.only_known(letter, self.core.membership)))
         return wrong

@@ -48,6 +48,7 @@ class Item:
     repair: bool = False
     returned: bool = False
     peer: str | None = None
+    way: int = 0
     asked: set[tuple[str, bool]] = field(default_factory=set)
     finding: set[str] = field(default_factory=set)
     sendable_since: float = math.inf
@@ -56,6 +57,7 @@ class Item:
     sent_at: float = 0.0
     probe_at: float = math.inf
     probes: int = 0
+    timed: bool = False
 
     def bound_for(self) -> Collection[str]:
         """Where it is, or will be as far as is known: what waits for a slot that it asked for is on its way
@@ -89,6 +91,7 @@ class Sender:
         self._prepare = prepare
         self._on_gradient = on_gradient
         self._usual_s = 0.0
+        self._ways = 0
         core.policy.opened(self._peers())
         core.unsent = 0
 
@@ -108,11 +111,11 @@ class Sender:
 
     def find(self, index: int, path: tuple[str, ...], train: bool) -> None:
         """A microbatch that may already be further on: ask before sending."""
-        item = Item(index, train, path, None, leg=Leg.FINDING, repair=True)
+        item = Item(index, train, path, None, leg=Leg.FINDING, repair=True, way=self._another_way())
         self.items[index] = item
         item.finding = {peer for peer in self._peers() if self.core.reachable(peer)}
         for peer in sorted(item.finding):
-            self.core.send(peer, Want(self._fence(), index, gradient_needed=True))
+            self._ask_after(item, peer)
         self._found_nobody(item)
 
     def provide(self, index: int, payload: Payload) -> None:
@@ -158,22 +161,24 @@ class Sender:
         """What was to be sent on cannot be computed."""
         self.items.pop(index, None)
 
-    def on_have(self, peer: str, index: int) -> None:
+    def on_have(self, peer: str, index: int, way: int) -> None:
         item = self.items.get(index)
-        if item is not None and item.leg is Leg.FINDING:
+        if item is not None and item.leg is Leg.FINDING and item.way == way:
             item.peer, item.leg, item.sent_at = peer, Leg.SENT, self.core.now
             item.probe_at = self.core.now + self._patience_s(item)
 
     def on_got(self, peer: str, index: int) -> None:
         """What was sent has arrived: the link was measured."""
         item = self.items.get(index)
-        if item is not None and item.leg is Leg.SENT and item.peer == peer:
+        if item is not None and item.leg is Leg.SENT and item.peer == peer and not item.timed:
+            item.timed = True
             self.core.costs.delivered(peer, self.core.now - item.sent_at, self.core.now)
 
-    def on_lack(self, peer: str, index: int, refused: bool) -> None:
-        """`peer` does not hold `index`: it refused it, or it is still on its way there."""
+    def on_lack(self, peer: str, index: int, refused: bool, way: int) -> None:
+        """`peer` does not hold `index`: it refused it, or it is still on its way there. What it says of an
+        earlier way is settled."""
         item = self.items.get(index)
-        if item is None:
+        if item is None or item.way != way:
             return
         if item.leg is Leg.FINDING:
             item.finding.discard(peer)
@@ -216,7 +221,10 @@ class Sender:
         for index in indices:
             item = self.items.get(index)
             if item is not None and item.leg is Leg.SENT and item.peer is not None:
-                self.core.send(item.peer, Want(self._fence(), index, gradient_needed=not item.returned))
+                self._ask_after(item, item.peer)
+
+    def _ask_after(self, item: Item, peer: str) -> None:
+        self.core.send(peer, Want(self._fence(), item.index, not item.returned, item.way))
 
     def _forget_asks(self, peer: str) -> None:
         for item in self.items.values():
@@ -319,7 +327,7 @@ class Sender:
             if item.leg is Leg.SENT and not item.returned and item.peer and self.core.now >= item.probe_at:
                 item.probes += 1
                 item.probe_at = self.core.now + self._patience_s(item)
-                self.core.send(item.peer, Want(self._fence(), item.index, gradient_needed=True))
+                self._ask_after(item, item.peer)
 
     def deadline(self) -> float:
         return min(map(self._due, self.items.values()), default=math.inf)
@@ -340,11 +348,18 @@ class Sender:
         return max(PROBE_FLOOR_S, PROBE_FACTOR * self._usual_s) * 2.0 ** min(item.probes, 6)
 
     def _transmit(self, item: Item, peer: str) -> None:
-        item.leg, item.sent_at = Leg.SENT, self.core.now
+        item.leg, item.sent_at, item.timed = Leg.SENT, self.core.now, False
+        item.way = self._another_way()
         if not item.returned:
             item.probe_at = self.core.now + self._patience_s(item)
-        message = Forward(self._fence(), item.index, item.path, item.train, item.repair, not item.returned)
+        message = Forward(
+            self._fence(), item.index, item.path, item.train, item.repair, not item.returned, item.way
+        )
         self.core.send(peer, message, item.payload)
+
+    def _another_way(self) -> int:
+        self._ways += 1
+        return self._ways
 
     def _give_back(self) -> None:
         """Hand back what answered an Ask of something that has found another way since."""

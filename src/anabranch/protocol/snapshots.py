@@ -32,6 +32,7 @@ class Snapshots:
         self.downloads: dict[Key, Download] = {}
         self._orders: dict[Key, Keep] = {}
         self._no_room: set[Key] = set()
+        self._reports = 0
 
     # --- one's own -----------------------------------------------------------------------------
 
@@ -64,7 +65,7 @@ class Snapshots:
             return "I do not serve yet"  # it was for my last process
         if key in self.states.pinned or key in self._no_room:
             self.report()
-        elif key not in self.downloads:
+        elif key not in self.downloads and order.t >= self.complete_t:
             self._orders[key] = order
             self._pull_next()
         return None
@@ -111,11 +112,12 @@ class Snapshots:
             return
         held = [Held(s.stage, s.t, s.fingerprint) for _, s in sorted(self.states.pinned.items())]
         held += [Held(stage, t, "") for stage, t in sorted(self._no_room)]
-        self.core.send(self.core.leader, Holds(tuple(held), self.gradients.held()))
+        self._reports += 1
+        self.core.send(self.core.leader, Holds(tuple(held), self._reports, self.gradients.held()))
 
     def complete(self, t: int) -> None:
         """Every stage's state after t is held by enough peers: older ones go."""
-        self.complete_t = t
+        self.complete_t = max(t, self.complete_t)
         for key in [key for key in self.states.pinned if key[1] < t]:
             del self.states.pinned[key]
         self._no_room = {key for key in self._no_room if key[1] >= t}

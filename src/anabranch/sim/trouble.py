@@ -9,24 +9,32 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 #: Seconds after which a dial that nobody answers is given up.
 DIAL_S = 10.0
 
 
+@dataclass(frozen=True)
+class Disorder:
+    """duplicated: the probability that a message arrives twice. shaken_s: messages arrive up to so much
+    later, past any order. whose: on the links of these peers (None: on all)."""
+
+    duplicated: float
+    shaken_s: float
+    whose: frozenset[str] | None = None
+
+
 class Trouble:
     """Pairs of peers are (from, to); times are virtual seconds.
 
-    slow: factor on the delays of the link of two peers. duplicated: the probability that a message arrives
-    twice. shaken_s: messages arrive up to so much later, past any order. lag_s: payloads between two peers
-    come up to so much later, in order. gone: peers whose machine vanished.
+    slow: factor on the delays of the link of two peers. disorders: those of the moment. gone: peers whose
+    machine vanished.
     """
 
     def __init__(self, draw: random.Random) -> None:
         self.slow: dict[frozenset[str], float] = {}
-        self.duplicated = 0.0
-        self.shaken_s = 0.0
-        self.lag_s: dict[frozenset[str], float] = {}
+        self.disorders: list[Disorder] = []
         self.gone: set[str] = set()
         self._draw = draw
         self._holes: dict[tuple[str, str], float] = {}
@@ -45,18 +53,14 @@ class Trouble:
     def factor(self, *ends: str) -> float:
         return self.slow.get(frozenset(ends), 1.0)
 
-    def late_s(self, ends: frozenset[str]) -> float:
-        """By how much a payload lags behind."""
-        return self._draw.uniform(0.0, self.lag_s[ends]) if ends in self.lag_s else 0.0
-
-    @property
-    def disorder(self) -> bool:
-        return self.duplicated > 0.0 or self.shaken_s > 0.0
-
-    def arrivals(self, planned: float) -> list[float]:
-        """When a message arrives that would arrive at `planned`: later, or twice."""
-        copies = 2 if self._draw.random() < self.duplicated else 1
-        return [planned + self._draw.uniform(0.0, self.shaken_s) for _ in range(copies)]
+    def arrivals(self, ends: frozenset[str], planned: float) -> list[float]:
+        """When a message arrives that would arrive at `planned`: later, or twice. Empty: in order, once."""
+        times: list[float] = []
+        for disorder in self.disorders:
+            if disorder.whose is None or not disorder.whose.isdisjoint(ends):
+                copies = 2 if self._draw.random() < disorder.duplicated else 1
+                times += [planned + self._draw.uniform(0.0, disorder.shaken_s) for _ in range(copies)]
+        return times
 
     def dialled_at(self, one: str, other: str, now: float, trip_s: float) -> float:
         """When a connection stands that `one` dials now; infinite: it is given up first."""

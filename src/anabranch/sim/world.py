@@ -24,7 +24,7 @@ from anabranch.protocol.settings import Settings
 from anabranch.protocol.tasks import Payload, Task
 from anabranch.sim.clock import Clock
 from anabranch.sim.node import Computer, Disk, Link, Node
-from anabranch.sim.trouble import DIAL_S, Trouble
+from anabranch.sim.trouble import DIAL_S, Disorder, Trouble
 from anabranch.sim.violation import Violation
 
 
@@ -142,8 +142,9 @@ class World:
             if link.carries(sender.id) and receiver.links.get(sender.id) is link:
                 receiver.handle(ev.Received(sender.id, decoded, payload))
 
-        arrival = link.arrival(sender.id, payload is not None, planned)
-        for at in self.trouble.arrivals(planned) if self.trouble.disorder else (arrival,):
+        times = self.trouble.arrivals(link.ends, planned) if self.trouble.disorders else []
+        for at in times or [link.arrival(sender.id, payload is not None, planned)]:
+            link.quiet_at = max(link.quiet_at, at)
             self._at(at, deliver)
 
     def _bulk_s(self, sender: str, receiver: str, message: AnyMessage, size: int, bulky: bool) -> float:
@@ -151,7 +152,7 @@ class World:
         ends = frozenset((sender, receiver))
         bulk_s = self.model.bulk_s * self.trouble.factor(*ends)
         if bulky:
-            return bulk_s + self.trouble.late_s(ends)
+            return bulk_s
         padding_bytes = len(message.padding) if isinstance(message, Burst) else 0
         return bulk_s * padding_bytes / max(1, self.settings.activation_bytes)
 
@@ -270,15 +271,14 @@ class World:
 
         self.clock.after(seconds, recover)
 
-    def disorder(self, duplicated: float, shaken_s: float, seconds: float) -> None:
-        """For a while messages arrive twice with a probability, and up to so much later, past any order."""
-        trouble = self.trouble
-        trouble.duplicated, trouble.shaken_s = duplicated, shaken_s
-
-        def settle() -> None:
-            trouble.duplicated = trouble.shaken_s = 0.0
-
-        self.clock.after(seconds, settle)
+    def disorder(
+        self, duplicated: float, shaken_s: float, seconds: float, whose: Collection[str] | None = None
+    ) -> None:
+        """For a while messages arrive twice with a probability, and up to so much later, past any order: on
+        the links of some peers, or on all."""
+        disorder = Disorder(duplicated, shaken_s, None if whose is None else frozenset(whose))
+        self.trouble.disorders.append(disorder)
+        self.clock.after(seconds, lambda: self.trouble.disorders.remove(disorder))
 
     def jump_clock(self, peer: str, seconds: float) -> None:
         """Set a peer's clock forward, or (negative) back."""

@@ -117,7 +117,8 @@ def _payload(dice: random.Random) -> object:
 
 def _forward(dice: random.Random, target: Node) -> tuple[msg.AnyMessage, object]:
     path = dice.choice([(), ("d0",), ("x",) * 12])
-    message = msg.Forward(_fence(dice, target), _index(dice), path, True, dice.random() < 0.5, True)
+    repair, way = dice.random() < 0.5, dice.choice([0, 1, _HUGE])
+    message = msg.Forward(_fence(dice, target), _index(dice), path, True, repair, True, way)
     return message, _payload(dice)
 
 
@@ -190,8 +191,8 @@ def _slots(dice: random.Random, target: Node) -> tuple[msg.AnyMessage, object]:
     fence = _fence(dice, target)
     choices: list[msg.AnyMessage] = [
         msg.Ask(fence, _index(dice), dice.random() < 0.5),
-        msg.Want(fence, dice.choice([0, 1, _HUGE]), True),
-        msg.Have(fence, _index(dice)),
+        msg.Want(fence, dice.choice([0, 1, _HUGE]), True, dice.choice([0, _HUGE])),
+        msg.Have(fence, _index(dice), dice.choice([0, 1, 2])),
         msg.Got(fence, _index(dice), dice.random() < 0.5),
     ]
     return dice.choice(choices), None

@@ -18,8 +18,8 @@ from anabranch.sim.trials import hostile
 if TYPE_CHECKING:
     from anabranch.sim.trials.trial import Trial
 
-#: How long payloads lag behind (s).
-REORDER_S = 5.0
+#: How long the messages of a peer come twice, or in any order (s).
+DISORDER_S = 5.0
 #: (trial, victim) -> (what was done, in words; seconds until it is over), or None if it cannot be done now.
 Strike = Callable[["Trial", Node], "tuple[str, float] | None"]
 
@@ -129,27 +129,24 @@ def one_way(trial: Trial, victim: Node) -> tuple[str, float] | None:
 
 
 def duplication(trial: Trial, victim: Node) -> tuple[str, float] | None:
-    """A connection delivers once. What is said twice is what both ends repeat on a new one."""
-    others = [other for other in sorted(victim.links) if trial.world.cut(victim.id, other)]
-    if not others:
-        return None
-    return f"all {len(others)} links of {victim.id} are replaced, and what may be lost is said again", 0.0
+    """Every message comes once or twice. Or what is said twice is what both ends repeat on a new link."""
+    if trial.dice.random() < 0.3:
+        others = [other for other in sorted(victim.links) if trial.world.cut(victim.id, other)]
+        if not others:
+            return None
+        told = f"all {len(others)} links of {victim.id} are replaced, and what may be lost is said again"
+        return told, 0.0
+    share = trial.dice.choice([0.3, 1.0])
+    trial.world.disorder(share, trial.dice.choice([0.0, 0.1]), DISORDER_S, [victim.id])
+    return f"of what {victim.id} says and hears {share:.0%} comes twice for {DISORDER_S:g} s", DISORDER_S
 
 
 def reordering(trial: Trial, victim: Node) -> tuple[str, float] | None:
-    """Each lane of a link is in order; but one can overtake the other."""
-    lag_s = trial.world.trouble.lag_s
-    pairs = [frozenset((victim.id, other)) for other in sorted(victim.links)]
+    """Messages overtake each other, on the same lane too."""
     late_s = trial.dice.choice([0.02, 0.1, 0.5])
-    lag_s.update(dict.fromkeys(pairs, late_s))
-
-    def heal() -> None:
-        for pair in pairs:
-            lag_s.pop(pair, None)
-
-    trial.world.clock.after(REORDER_S, heal)
-    whose = f"payloads from and to {victim.id}"
-    return f"for {REORDER_S:g} s {whose} are overtaken by messages {late_s:g} s younger", REORDER_S
+    trial.world.disorder(0.0, late_s, DISORDER_S, [victim.id])
+    what = f"what {victim.id} says and hears comes in any order, up to {late_s:g} s late"
+    return f"{what}, for {DISORDER_S:g} s", DISORDER_S
 
 
 def clock_jump(trial: Trial, victim: Node) -> tuple[str, float] | None:
