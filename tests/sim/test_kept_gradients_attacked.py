@@ -264,6 +264,6 @@ def test_a_run_that_is_taken_up_knows_its_base() -> None:
 def test_what_was_kept_of_void_steps_counts_no_longer() -> None:
     keeping = Keeping(Core("d0", 1, 0, GRADIENTS, "d0"))
     held = tuple(msg.HeldGradient(1, t, f"digest {t}") for t in (3, 4, 5))
-    keeping.on_holds("r2.0", msg.Holds((), held))
+    keeping.on_holds("r2.0", msg.Holds((), 1, held))
     keeping.begin(Point(3, ("", "", ""), 3))
     assert keeping.gradients["r2.0"] == {(1, 3): "digest 3"}

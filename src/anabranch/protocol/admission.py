@@ -18,6 +18,7 @@ from anabranch.protocol.backoff import Backoff
 from anabranch.protocol.core import Core
 from anabranch.protocol.events import Dial
 from anabranch.protocol.messages import JoinRequest, Ready, Refused
+from anabranch.protocol.parted import Parted
 from anabranch.protocol.placement import neediest_stage
 from anabranch.protocol.records import Member, Members
 from anabranch.protocol.suspicion import Overdue, Verdict
@@ -56,6 +57,7 @@ class Admission:
         self.core = core
         self._welcome = welcome
         self.ready: dict[str, Member] = {}
+        self.parted = Parted(core)
         self._numerics_class = numerics_class
         self._corpus_fingerprint = corpus_fingerprint
         self._model_hash = model_hash
@@ -133,6 +135,9 @@ class Admission:
             return None
         if message.fingerprint != fingerprint:
             self.remove(peer, f"the state it fetched (after iteration {message.t}) is not the run's")
+        elif far := self.parted.keeps_out(message.apart, self.core.membership.serving(member.stage)):
+            others = " and ".join(other[:8] for other in far)
+            self._wait(f"{peer[:8]} is ready, but cannot reach {others} of its stage to reduce with")
         else:
             self.ready[peer] = member
         return None

@@ -132,6 +132,10 @@ class Core:
     def reachable(self, peer: str) -> bool:
         return peer == self.me or (peer in self.links and peer not in self.suspects)
 
+    def apart(self) -> tuple[str, ...]:
+        """Members of my stage that serve, or will, and that I cannot reach."""
+        return tuple(p for p in self.membership.live(self.stage, 1 << 40) if not self.reachable(p))
+
     def next_stage(self) -> int:
         """The stage after mine on a microbatch's way; after the last comes stage 0 (the head)."""
         return (self.stage + 1) % (self.settings.stages + 1)

@@ -422,7 +422,8 @@ class Iteration:
         self.claim_changed = False
         if self.overflow is not None:
             self.core.send(self.core.leader, self.overflow)
-        if not (self.held or self.evaluations):
+        apart = self.core.apart()
+        if not (self.held or self.evaluations or apart):
             return
         schedule = self.core.schedule
         if self.core.stage == 0 and not self._manifest and schedule is not None and schedule.manifest:
@@ -435,6 +436,7 @@ class Iteration:
             losses,
             dict(self.evaluations),
             self._manifest,
+            apart,
         )
         self.core.send(self.core.leader, claim)
 

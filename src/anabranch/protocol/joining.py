@@ -421,7 +421,7 @@ class Joining:
             self._again_at = float("inf")
             return
         replica = self.peer.replica
-        core.send(core.leader, Ready(replica.t, core.stage, replica.fingerprint))
+        core.send(core.leader, Ready(replica.t, core.stage, replica.fingerprint, core.apart()))
         self._again_at = core.now + REPORT_S * core.dice.uniform(0.75, 1.0)
 
     def _tell_applied(self) -> None:

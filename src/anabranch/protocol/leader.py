@@ -76,7 +76,8 @@ class Round:
     witness: Witness | None = None
     progress_at: float = 0.0
     stalls: int = 0
-    retries: int = 0
+    spread: float = 1.0
+    retries: dict[int, int] = field(default_factory=dict)
 
 
 class Leader:
@@ -180,6 +181,7 @@ class Leader:
         if units - known:
             current.progress_at, current.stalls = self.core.now, 0
         claims[peer] = units | known
+        self.admission.parted.told(peer, message.apart)
         if message.stage == 0:
             current.manifest = current.manifest or message.manifest
             current.losses.setdefault(peer, {}).update(message.losses)
@@ -235,6 +237,7 @@ class Leader:
         """The log removed a member: its claims leave with it; a reduce that needed it is given up."""
         self.keeping.removed(peer)
         self.restoring.removed(peer)
+        self.admission.parted.removed(peer)
         for applied in self._applied.values():
             applied.pop(peer, None)
         current = self.round
@@ -657,32 +660,42 @@ class Leader:
     # --- time ----------------------------------------------------------------------------------
 
     def _patience_s(self, current: Round) -> float:
-        doubled = min(current.stalls, 5) + min(current.retries, 10)
-        return max(STALL_FLOOR_S, STALL_FACTOR * self._step_s) * 2.0**doubled
+        doubled = min(current.stalls, 5) + min(sum(current.retries.values()), 10)
+        return max(STALL_FLOOR_S, STALL_FACTOR * self._step_s) * 2.0**doubled * current.spread
 
     def _stalled(self, current: Round) -> None:
         """Nothing came for long: ask after what is missing, and try a stuck reduce again."""
         if self.core.now < current.progress_at + self._patience_s(current):
             return
-        current.stalls += 1
+        current.spread = self.core.dice.uniform(0.75, 1.0)
         current.progress_at = self.core.now
         lacking: dict[int, tuple[int, ...]] = {}
+        tried = len(current.attempts)
         for stage in range(self.core.settings.stages + 1):
             claims = current.claims.get(stage, {})
             units = missing(self.core.settings.cover(stage), claims) if current.t <= self.last_t else set()
             if units:
                 lacking[stage] = tuple(sorted(units))
-            elif stage in current.attempts and self._prepared(current, stage) is None:
-                text = f"stage {stage}: the reduce of iteration {current.t} is stuck; once more"
-                self.core.note("note", text=text)
-                current.retries += 1
-                current.attempts.pop(stage, None)
-                current.prepared.pop(stage, None)
+            elif (attempt := current.attempts.get(stage)) and self._prepared(current, stage) is None:
+                self._reduce_again(current, attempt)
+        if len(current.attempts) == tried:
+            current.stalls += 1
         if lacking:
             where = ", ".join(f"{len(units)} at stage {stage}" for stage, units in lacking.items())
             self.core.note("waiting", reason=f"iteration {current.t} lacks units: {where}")
         for peer in list(self.core.membership.members):
             self.core.send(peer, Missing(self.core.fence(current.t, current.base), lacking))
+
+    def _reduce_again(self, current: Round, attempt: Attempt) -> None:
+        """A reduce is stuck: once more, without those who keep it from ending."""
+        stage = attempt.stage
+        tries = current.retries[stage] = current.retries.get(stage, 0) + 1
+        text = f"stage {stage}: the reduce of iteration {current.t} is stuck; once more"
+        self.core.note("note", text=text)
+        current.attempts.pop(stage, None)
+        held, prepared = current.claims.get(stage, {}), current.prepared.pop(stage, {})
+        for peer, reason in self.admission.parted.take_out(attempt.members, tries, held, prepared).items():
+            self.admission.remove(peer, reason)
 
     def deadline(self) -> float:
         times = [download.deadline() for download in self.downloads]

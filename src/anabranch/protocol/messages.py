@@ -136,7 +136,8 @@ class Overflow(Message, frozen=True, tag=9):
 
 class Claim(Message, frozen=True, tag=20):
     """Units whose contribution this replica holds (cumulative, R6). At stage 0 with the loss sums (nats)
-    of head units and of evaluation windows, by index, and the hash of the batch."""
+    of head units and of evaluation windows, by index, and the hash of the batch. `apart`: members of its
+    stage that it cannot reach."""
 
     fence: Fence
     stage: StageNumber
@@ -144,6 +145,7 @@ class Claim(Message, frozen=True, tag=20):
     losses: dict[int, float] = {}
     evaluations: dict[int, float] = {}
     manifest: Hash = ""
+    apart: tuple[Id, ...] = ()
 
 
 class AttemptId(msgspec.Struct, array_like=True, frozen=True, order=True):
@@ -277,11 +279,12 @@ class Refused(Message, frozen=True, tag=42):
 
 
 class Ready(Message, frozen=True, tag=43):
-    """My state is that after iteration t (R14)."""
+    """My state is that after iteration t (R14). `apart`: members of my stage that I cannot reach."""
 
     t: Count
     stage: StageNumber
     fingerprint: Hash
+    apart: tuple[Id, ...] = ()
 
 
 class Leave(Message, frozen=True, tag=44):

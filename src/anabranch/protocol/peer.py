@@ -231,6 +231,8 @@ class Peer:
             self.joining.leader_up()
             self.snapshots.report()
             self._repeat()
+        elif core.membership.stage_of(peer) == core.stage:
+            self.joining.applied()  # a joiner may have waited for that link
         self.replica.repeat_parts(peer)
         for download in self._downloads():
             download.link_up(peer)
