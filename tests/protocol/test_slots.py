@@ -161,3 +161,22 @@ def test_what_was_lost_with_a_link_did_not_use_its_slot() -> None:
     assert credit.free == 0
     credit.told(Slots(FENCE, 3, 1, 0, 0, 2))
     assert credit.free == 2
+
+
+def test_who_comes_after_all_was_dealt_out_does_not_wait_for_ever() -> None:
+    """The others have more standing slots than they need, and would keep them."""
+    ledger, before = SlotLedger(2), Credit()
+    assert ledger.deal(["before"]) == ["before"]
+    before.told(ledger.grants["before"].told(FENCE))
+    assert ledger.ask("late", 5, repair=False) == ["before"]
+    before.told(ledger.grants["before"].told(FENCE))
+    assert min(before.free, before.beyond_standing) == 1
+    assert ledger.give_back("before", 1) == ["late"]
+    assert (ledger.grants["before"].total, ledger.grants["late"].total) == (2, 1)
+
+
+def test_an_old_account_gives_no_standing_slot_back() -> None:
+    credit = Credit()
+    for standing in (2, 1, 2):
+        credit.told(Slots(FENCE, 2, 0, 0, 0, standing))
+    assert credit.standing == 1

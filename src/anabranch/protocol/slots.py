@@ -100,13 +100,24 @@ class SlotLedger:
 
     def ask(self, peer: str, index: int, repair: bool) -> list[str]:
         """`peer` wants a slot for `index`; returns the peers whose total rose."""
+        told: list[str] = []
         if peer not in self.grants:
             self.grants[peer] = Grant(0, 0)
+            told = self._ask_back()
         ask = (not repair, index, peer)
         at = bisect.bisect_left(self.asks, ask)
         if self.asks[at : at + 1] != [ask]:
             self.asks.insert(at, ask)
-        return self._serve()
+        return told + self._serve()
+
+    def _ask_back(self) -> list[str]:
+        """Somebody came after all was dealt out: of the slots of whom most stand one is his no longer, and
+        goes to the pool when he does not need it."""
+        richest = max(self.grants, key=lambda peer: (self.grants[peer].standing, peer))
+        if self.pool > 0 or self.grants[richest].standing == 0:
+            return []
+        self.grants[richest].standing -= 1
+        return [richest]
 
     def unlink(self, peer: str) -> list[str]:
         """The link to `peer` broke: slots that it did not use are free for others until it is back."""
@@ -170,15 +181,15 @@ class SlotLedger:
 
 @dataclass
 class Credit:
-    """The sender's side: what one receiver has granted us in this iteration. `stale`: the link broke, and
-    the receiver has not said since what it got of us. others: units that others have there."""
+    """The sender's side: what one receiver has granted us in this iteration. `stale`: the receiver has not
+    said (since the link broke) what it got of us. others: units that others have there."""
 
     total: int = 0
     used: int = 0
     returned: int = 0
     released: int = 0
     standing: int = 0
-    stale: bool = False
+    stale: bool = True
     others: int = 0
 
     @property
@@ -193,9 +204,9 @@ class Credit:
     def told(self, slots: Slots) -> None:
         """The receiver's totals. Its account holds after a break: what was on its way never arrived."""
         if self.stale:
-            self.stale, self.total = False, slots.total
+            self.stale, self.total, self.standing = False, slots.total, slots.standing
             self.used, self.returned, self.released = slots.received, slots.returned, slots.released
         self.total = max(self.total, slots.total)
         self.released = max(self.released, slots.released)
-        self.standing = slots.standing
+        self.standing = min(self.standing, slots.standing)  # it only falls, and this may be an old message
         self.others = slots.others
