@@ -42,11 +42,11 @@ def test_a_door_that_a_dying_process_still_holds_open_is_tried_again_at_once(res
     settings = Settings("run", 1, 2, 4, 12, checkpoint_every=0, min_replicas=2)
     machines = [Machine("d0", 0), *(Machine(f"r{stage}.{n}", stage) for stage in (1, 2) for n in range(2))]
     world = counting_world(settings, machines)
-    fault = Fault(world, ("r1.1",), ended(tasks.WeightGradient, 4), kill())
+    fault = Fault(world, ("r1.0", "r1.1"), ended(tasks.WeightGradient, 4), kill())
     dial, answered = world.dial, []
 
     def dying(node: Node, peer: str) -> None:
-        if peer != "r1.1" or not fault.delivered or len(answered) == resets:
+        if peer not in (victim for _, victim, _ in fault.delivered) or len(answered) == resets:
             dial(node, peer)
         else:
             answered.append(node.id)

@@ -23,6 +23,9 @@ MAX_MESSAGE_BYTES = 1 << 20
 Id = Annotated[str, msgspec.Meta(max_length=128)]
 Hash = Annotated[str, msgspec.Meta(max_length=128)]
 Text = Annotated[str, msgspec.Meta(max_length=2048)]
+#: What a peer says of itself, and others repeat in a text of their own (characters).
+REMARK_MAX = 256
+Remark = Annotated[str, msgspec.Meta(max_length=REMARK_MAX)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 StageNumber = Annotated[int, msgspec.Meta(ge=0, le=4096)]
 Index = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
@@ -290,7 +293,7 @@ class Ready(Message, frozen=True, tag=43):
 class Leave(Message, frozen=True, tag=44):
     """I am going, on purpose."""
 
-    reason: Text
+    reason: Remark
 
 
 class Ping(Message, frozen=True, tag=45):

@@ -201,10 +201,10 @@ class Peer:
     def leave(self, reason: str) -> None:
         """Go, as soon as the leader says that others have what I had."""
         core = self.core
-        self._leaving, self._leave_by = reason, core.now + LEAVE_S
+        self._leaving, self._leave_by = reason[: msg.REMARK_MAX], core.now + LEAVE_S
         if core.leads:
             return  # said to whoever leads next
-        core.send(core.leader, msg.Leave(reason))
+        core.send(core.leader, msg.Leave(self._leaving))
         if core.me not in core.membership.active_from or core.leader not in core.links:
             self._stop(reason, ok=True)
 

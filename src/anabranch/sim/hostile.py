@@ -28,6 +28,8 @@ KINDS: tuple[type[msg.Message], ...] = get_args(msg.AnyMessage)
 #: these kinds are told under others' names and of other epochs only (docs/protocol.md, "What an admitted peer
 #: can do").
 OWN_ACCOUNT = (msg.Claim, msg.ReducePart, msg.ReducedPart, msg.Prepared, msg.Overflow, msg.Applied, msg.Leave)
+#: It can also send a wrong activation or gradient: those of the batch come without one in its own name.
+OWN_TENSORS = (msg.Forward, msg.Backward)
 
 Lie = tuple[msg.Message, Payload | None]
 
@@ -152,6 +154,8 @@ class Hostile:
             message = self._fabricator(node).message(draw.choice(KINDS))
         if self._spoils(node, message):
             return None, None
+        if isinstance(message, OWN_TENSORS) and message.index < self.world.settings.microbatches:
+            payload = None if self._in_its_name(node, message.fence) else payload
         return message, payload if type(message) in msg.PAYLOAD_PRIORITY else None
 
     def _changed(self, node: Node, message: msg.Message) -> msg.Message:
@@ -165,13 +169,15 @@ class Hostile:
 
     def _spoils(self, node: Node, message: msg.Message) -> bool:
         """Whether it might be taken, for it is this member's own account."""
-        member = self.world.leading().peer.core.membership.members.get(self.name)
-        if member is None or not isinstance(message, OWN_ACCOUNT):
+        if not self._is_member() or not isinstance(message, OWN_ACCOUNT):
             return False
-        if isinstance(message, msg.Leave):
-            return True
-        fence: msg.Fence = message.fence  # type: ignore[union-attr]
-        return fence.incarnation == node.member.incarnation
+        return isinstance(message, msg.Leave) or self._in_its_name(node, message.fence)
+
+    def _is_member(self) -> bool:
+        return self.name in self.world.leading().peer.core.membership.members
+
+    def _in_its_name(self, node: Node, fence: msg.Fence) -> bool:
+        return self._is_member() and fence.incarnation == node.member.incarnation
 
     def _mutate(self, node: Node, victim: str) -> None:
         """Bytes of a message are changed on their way: read as another message, or the link breaks."""
