@@ -53,7 +53,7 @@ DEFAULTS: dict[str, object] = {
     "fleet.data_nodes": 2,
     "fleet.voters": 3,
     "evaluation.every": 0,
-    "checkpoint.every": 100_000,
+    "checkpoint.every": 20,
     "snapshots.every": 5,
 }
 POPULATION = 12

@@ -32,6 +32,8 @@ class Contacts:
         self._next_index = 0
         self._dials: dict[str, tuple[float, Backoff]] = {}
         self._known: dict[str, Silence] = {}
+        self.fellows: dict[str, str] = {}
+        """Addresses of those who keep the log with me, by my disk: dialled until I follow the log again."""
         self._none_silent_before = math.inf
         self.witnesses = Witnesses(core, self._ping)
 
@@ -187,13 +189,18 @@ class Contacts:
                 self.reach(peer)
 
     def reach(self, peer: str) -> None:
-        """Dial a member, neighbour or not, unless it is linked or being dialled."""
-        core, member = self.core, self.core.membership.members.get(peer)
+        """Dial a member (neighbour or not) or fellow, unless it is linked or being dialled."""
+        core, address = self.core, self._address(peer)
         if peer == core.me or peer in core.links or peer in self._dials:
             return
-        if member is not None and member.address:
+        if address:
             self._plan_dial(peer)
-            core.effects.append(Dial(peer, member.address))
+            core.effects.append(Dial(peer, address))
+
+    def _address(self, peer: str) -> str:
+        """Where a peer that I have reason to dial listens ("": there is none)."""
+        member = self.core.membership.members.get(peer)
+        return member.address if member is not None else self.fellows.get(peer, "")
 
     def _plan_dial(self, peer: str) -> None:
         """When `peer` is dialled (again): less and less often, for as long as it is a member."""
@@ -204,7 +211,7 @@ class Contacts:
     def redial(self, peer: str) -> None:
         """Plan to dial a member whose link broke, if that is on me."""
         membership = self.core.membership
-        if peer in membership.members and membership.dials(self.core.me, peer):
+        if (peer in membership.members and membership.dials(self.core.me, peer)) or peer in self.fellows:
             self._plan_dial(peer)
 
     def forget(self, peer: str) -> None:
@@ -218,9 +225,9 @@ class Contacts:
         for peer, (at, _) in list(self._dials.items()):
             if core.now < at:
                 continue
-            member = core.membership.members.get(peer)
-            if member is None or peer in core.links:
+            address = self._address(peer)
+            if not address or peer in core.links:
                 del self._dials[peer]
             else:
                 self._plan_dial(peer)
-                core.effects.append(Dial(peer, member.address))
+                core.effects.append(Dial(peer, address))

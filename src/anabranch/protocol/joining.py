@@ -125,6 +125,7 @@ class Joining:
     def leads(self) -> None:
         """This peer leads without having been welcomed: it admits itself."""
         self._led = True
+        self.peer.contacts.fellows = {}
         self.step = Step.REQUESTED
         self._again_at = self._knock_at = float("inf")
 
@@ -219,6 +220,7 @@ class Joining:
         core.stage = welcome.stage
         for member in welcome.members:
             core.membership.restore(member)
+        peer.contacts.fellows = {}
         core.membership.serve(welcome.active_from)
         core.membership.number = welcome.number
         peer.committed = welcome.t

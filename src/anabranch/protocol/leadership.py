@@ -119,20 +119,23 @@ class Leadership:
     # --- my own role ---------------------------------------------------------------------------
 
     def may_lead(self) -> bool:
-        """Whether this peer knows enough to lead: it serves, has what steps are decided by, and the log of
-        the run that it was welcomed to; or it is the founder, comes back, and can take the run up again."""
+        """Whether this peer knows enough to lead: it is a member, has what steps are decided by, and the log
+        of the run that it was welcomed to; or it is the founder that comes back, to take the run up again."""
         core = self.peer.core
         if core.schedule is None:
             return False
         joining = self.peer.joining
         if self.take_up is not None and not joining.done:
             return True
-        return core.me in core.membership.active_from and self.peer.voter.has(*joining.begins_at)
+        return core.me in core.membership.members and self.peer.voter.has(*joining.begins_at)
 
     def became(self, became: Became) -> None:
         """This voter's role changed, or the leader that it knows of."""
         peer, core = self.peer, self.peer.core
         if became.role is Role.LEADER:
+            if peer.lead is None and not self.may_lead():
+                core.note("note", text=f"keeps the log for whoever can lead (term {became.term})")
+                return
             core.leads = became.term
             if peer.lead is None and peer.joining.done:
                 self._take_over()

@@ -194,6 +194,7 @@ class Peer:
             case ev.Started():
                 self.joining.start()
                 self.voter.begin()
+                self.joining.doors |= self.contacts.fellows
             case ev.Wake():
                 pass
         self._tick()
@@ -543,7 +544,7 @@ class Peer:
                 msg.Claim() | msg.Prepared() | msg.Applied() | msg.Overflow() | msg.Ready() | msg.Report()
                 | msg.Holds() | msg.WhoHas() | msg.Behind() | msg.Spoilt() | msg.Leave()
                 | msg.Wish(done=False)
-            ) if core.keeps_log(core.me) and len(core.voters) > 1:
+            ) if self.voter.minds or (core.keeps_log(core.me) and len(core.voters) > 1):
                 pass  # it takes me for the leader; it is told who leads, and says it again there
             case msg.Enquire() | msg.JoinRequest():
                 self.leadership.elsewhere(peer)

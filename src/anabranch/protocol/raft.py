@@ -46,7 +46,8 @@ class Raft:
 
     log: as on disk, with `term` and `vote`. chosen: lines known to be chosen. heartbeat_s: seconds between
     the leader's messages. The owner calls `begin` once, then `receive`, `persisted` and `tick` as things
-    happen, and carries out what `take` returns after each call. `campaigns` is the owner's leave to stand.
+    happen, and carries out what `take` returns after each call. `campaigns`: whether the owner could lead;
+    who could not stands later than others would, for its log may be the longest.
     """
 
     def __init__(
@@ -143,7 +144,8 @@ class Raft:
             case Appended():
                 self._on_appended(message)
             case TakeOver():
-                if message.term == self.term and message.sender == self.leader and self._may_stand():
+                asked = message.term == self.term and message.sender == self.leader
+                if asked and self.campaigns and self._may_stand():
                     self._candidate(forced=True)
         self._flush()
 
@@ -152,7 +154,7 @@ class Raft:
         self._now = max(self._now, now)
         if voter == self.leader and self.role is Role.FOLLOWER:
             self._heard_at = float("-inf")
-            soon = self._now + self._dice.uniform(0.0, self._heartbeat_s)
+            soon = self._now + self._heartbeat_s * (self._dice.uniform(0.0, 1.0) + (not self.campaigns))
             self._election_at = min(self._election_at, soon)
 
     def has_leader(self) -> bool:
@@ -249,7 +251,7 @@ class Raft:
     def _may_stand(self) -> bool:
         """Whoever a change of voters leaves out is still needed until it is chosen: it may have the longest
         log (thesis §4.2.2). Its own vote does not count."""
-        return self.campaigns and self.me in self.log.electors(self.chosen)
+        return self.me in self.log.electors(self.chosen)
 
     def _majority(self, voters: set[str]) -> bool:
         return 2 * len(voters & set(self.log.voters)) > len(self.log.voters)
@@ -257,7 +259,7 @@ class Raft:
     def _wait(self) -> None:
         """Give the leader, or the next candidate, time; longer after each election that elected nobody."""
         patience = self._pace.patience_s * 2.0 ** min(self._failures, 4)
-        self._election_at = self._now + patience * self._dice.uniform(1.0, 2.0)
+        self._election_at = self._now + patience * (self._dice.uniform(1.0, 2.0) + (not self.campaigns))
 
     def _stand(self) -> None:
         """Ask first whether an election would be won: who is cut off must not raise everyone's term."""

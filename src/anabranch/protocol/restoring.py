@@ -156,7 +156,7 @@ class Restoring:
 
     def _move(self, stage: int, t: int, least: int, why: str) -> Members | None:
         """Take a peer from the stage with the most replicas, if it has at least so many: one that keeps the
-        state already, or else the slowest that can be reached."""
+        state already, or else the slowest that can be reached; one that keeps the log only if it must be."""
         if stage == 0:
             return None  # a data node needs the corpus
         membership = self.core.membership
@@ -171,7 +171,8 @@ class Restoring:
         if len(live.get(richest, [])) < least or not willing:
             return None
         keepers = self.keeping.holders(t, stage)
-        peer = max(willing, key=lambda p: (p in keepers, membership.members[p].forward_s, p))
+        votes = self.core.keeps_log
+        peer = max(willing, key=lambda p: (not votes(p), p in keepers, membership.members[p].forward_s, p))
         moved = msgspec.structs.replace(membership.members[peer], stage=stage)
         reason = f"moves to stage {stage}, {why}"
         return Members(membership.number + 1, removed={peer: reason}, joined=(moved,))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from anabranch.flow.dice import Dice
@@ -11,7 +11,7 @@ from anabranch.protocol.events import Persist
 from anabranch.protocol.log import Position
 from anabranch.protocol.messages import Appended
 from anabranch.protocol.raft import Raft
-from anabranch.protocol.records import AnyRecord
+from anabranch.protocol.records import AnyRecord, Members, decode_entry
 from anabranch.protocol.voterlog import VoterLog
 from anabranch.protocol.voting import Became, Chosen, RaftMessage, Role, Send, Write
 
@@ -60,6 +60,8 @@ class Voter:
         self.core = core
         log = VoterLog(kept.lines, kept.start, kept.founders)
         me = voter_id(core.me, kept.nonce)
+        self._addresses = _addresses(kept.lines)
+        self._turn = 0
         alone = log.voters == (me,)
         chosen = log.length if alone else 0
         heartbeat_s = core.settings.heartbeat_s
@@ -113,7 +115,14 @@ class Voter:
     # --- what happens --------------------------------------------------------------------------
 
     def begin(self) -> None:
+        """A voter that comes back has its vote at once, and may be the one that is missing: it looks for the
+        others where its disk says that they listen."""
         self.raft.begin(self.core.now)
+        contacts, raft = self.core.contacts, self.raft
+        fellows = {peer_of(voter) for voter in raft.log.electors(raft.chosen) - {raft.me}}
+        contacts.fellows = {peer: at for peer, at in self._addresses.items() if peer in fellows and at}
+        for peer in contacts.fellows:
+            contacts.reach(peer)
         self._settle()
 
     def receive(self, peer: str, message: RaftMessage) -> str | None:
@@ -148,7 +157,22 @@ class Voter:
     def tick(self) -> None:
         if self.core.now >= self.deadline():
             self.raft.tick(self.core.now)
+            self._give_away()
             self._settle()
+
+    @property
+    def minds(self) -> bool:
+        """Whether this peer was elected only because nobody else had all of the log: it cannot lead."""
+        return self.raft.role is Role.LEADER and not self.core.leads
+
+    def _give_away(self) -> None:
+        """Offer the lead to the others, one after the other, as they have all of the log."""
+        raft = self.raft
+        if self.minds and not raft.busy:
+            heirs = [v for v in raft.log.voters if v != raft.me and raft.caught_up(v)]
+            self._turn += 1
+            if heirs:
+                raft.hand_over(self.core.now, heirs[self._turn % len(heirs)])
 
     def deadline(self) -> float:
         self.raft.campaigns = self._may_lead()
@@ -165,3 +189,9 @@ class Voter:
                     self._on_chosen(line)
                 case Became():
                     self._on_became(effect)
+
+
+def _addresses(lines: Iterable[bytes]) -> dict[str, str]:
+    """Where each peer listened that the log has ever had as a member."""
+    records = (decode_entry(line).record for line in lines)
+    return {m.id: m.address for record in records if isinstance(record, Members) for m in record.joined}

@@ -166,8 +166,8 @@ class Node:
                 world.carry(self, peer, encode(message), payload)
             case ev.Run(task, inputs):
                 self._run(task, inputs)
-            case ev.Dial(peer, _):
-                world.dial(self, peer)
+            case ev.Dial(peer, address):
+                world.dial(self, peer, address)
             case ev.HangUp(peer, reason):
                 world.hang_up(self, peer, reason)
             case ev.BuildStage(stage):

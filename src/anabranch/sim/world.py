@@ -172,8 +172,9 @@ class World:
         if time < math.inf:
             self.clock.at(time, action)
 
-    def dial(self, node: Node, peer: str) -> None:
-        """Connect two peers, as soon as that can be; an answer comes in any case."""
+    def dial(self, node: Node, peer: str, address: str = "") -> None:
+        """Connect two peers, as soon as that can be; an answer comes in any case. address: where the peer is
+        thought to listen ("": where it does)."""
         pair = frozenset((node.id, peer))
         trip_s = self._setup_s(node.id, peer)
         at = self.trouble.dialled_at(node.id, peer, self.clock.now, trip_s)
@@ -184,7 +185,7 @@ class World:
                 return
             if at == math.inf:
                 node.handle(ev.LinkDown(peer, f"no answer within {DIAL_S:.0f} s"))
-            elif other is None or not other.running:
+            elif other is None or not other.running or address not in ("", other.member.address):
                 node.handle(ev.LinkDown(peer, "connection refused", refused=True))
             elif self._blocked.get(pair, 0.0) > self.clock.now:
                 node.handle(ev.LinkDown(peer, "timed out"))

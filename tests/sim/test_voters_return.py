@@ -1,0 +1,108 @@
+"""Voters that died come back with their disks, elsewhere: the log goes on from what any of them had."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from small_swarm import MadeUpBatches, check_equal, small_model, small_run
+
+from anabranch.protocol import events as ev
+from anabranch.protocol.founding import Saved, lead
+from anabranch.protocol.records import Member
+from anabranch.sim.faults import Fault, Moment
+from anabranch.sim.invariants import Invariants
+from anabranch.sim.node import Node
+from anabranch.sim.training import training_world
+from anabranch.sim.world import World
+from anabranch.train.assembly import schedule_of
+
+RUN = small_run(minimum=2, steps=8, checkpoint_every=2)
+
+
+def swarm(seed: int) -> World:
+    world = training_world(RUN, small_model(RUN), MadeUpBatches(RUN), [2, 2], 3, seed, voters=3)
+    Invariants(world)
+    return world
+
+
+def elsewhere(world: World, peer: str) -> Member:
+    """The machine with its disk, behind another address, as a process that only knows the founder's."""
+    former = world.nodes[peer].member
+    return msgspec.structs.replace(former, incarnation=former.incarnation + 1, address=f"{peer}:2")
+
+
+def come_back(world: World, peer: str) -> None:
+    node = world.add(elsewhere(world, peer), "d0", at=world.clock.now)
+    node.peer.joining.doors = {"d0": "d0:1"}
+
+
+def founder_comes_back(world: World) -> None:
+    former = world.nodes["d0"]
+    member = msgspec.structs.replace(former.member, incarnation=2)
+    t = max(world.checkpoints)
+    saved = Saved(t, tuple(world.checkpoints[t][stage][1] for stage in range(3)))
+    schedule = schedule_of(RUN, "batch {}".format, MadeUpBatches(RUN).tokens_per_iteration)
+    kept = former.disk.kept(9)
+    world.add_leader(lead(member, world.settings, schedule, world.genesis, kept, saved), member, former.disk)
+
+
+def leads_three(steps: int) -> Moment:
+    """The peer leads three voters, and so many steps are committed."""
+
+    def moment(node: Node, event: ev.Event) -> bool:
+        raft = node.peer.voter.raft
+        own = node.peer.lead is not None and raft.chosen > raft.log.voters_since
+        return own and len(node.peer.core.voters) == 3 and node.peer.committed >= steps
+
+    return moment
+
+
+def still_votes(world: World, name: str) -> Moment:
+    """Another leads, more of the log is chosen than `name` has on its disk, and `name` is still a voter."""
+
+    def moment(node: Node, event: ev.Event) -> bool:
+        raft, has = node.peer.voter.raft, len(world.nodes[name].disk.lines)
+        return node.peer.lead is not None and raft.chosen > has and f"{name}/0" in raft.log.voters
+
+    return moment
+
+
+def others(world: World) -> tuple[str, ...]:
+    return tuple(peer for peer in world.nodes if peer != "d0")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_voter_finds_the_others_from_its_disk(seed: int) -> None:
+    """The founder is gone for ever. Before it is replaced as a voter, the next leader dies too and is soon
+    back, elsewhere: with its vote, which the third voter needs, the run goes on."""
+    world = swarm(seed)
+    Fault(world, ("d0",), leads_three(3), lambda world, node: world.crash(node.id))
+
+    def strike(world: World, node: Node) -> None:
+        world.crash(node.id)
+        world.clock.after(1.0, lambda: come_back(world, node.id))
+
+    second = Fault(world, others(world), still_votes(world, "d0"), strike)
+    world.run(until_s=900)
+    check_equal(world, RUN)
+    assert second.delivered
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_founder_takes_up_what_it_has_missed(seed: int) -> None:
+    """The founder dies, another leads, and then all die. Those who come back with the longest log serve
+    nothing and cannot lead; the founder can, and has less of the log. Between them nothing is lost."""
+    world = swarm(seed)
+    Fault(world, ("d0",), leads_three(3), lambda world, node: world.crash(node.id))
+
+    def strike(world: World, node: Node) -> None:
+        for peer in others(world):
+            world.crash(peer)
+            world.clock.after(1.0, lambda peer=peer: come_back(world, peer))  # type: ignore[misc]
+        world.clock.after(2.0, lambda: founder_comes_back(world))
+
+    second = Fault(world, others(world), still_votes(world, "d0"), strike)
+    world.run(until_s=900)
+    check_equal(world, RUN)
+    assert second.delivered
+    assert world.nodes["d0"].peer.lead is not None and world.history().term >= 3
