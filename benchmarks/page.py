@@ -132,19 +132,23 @@ def folded(path: Path) -> dict[str, Any]:
 def measured(events: Path, last: int) -> dict[str, Any]:
     figures: dict[str, Any] = {"log_MB": events.stat().st_size / 1e6}
     page = PageThread(events)
-    began = time.monotonic()
-    address = page.start()
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         seen = browser.new_page(viewport={"width": 1440, "height": 900})
+        began = time.monotonic()
+        address = page.start()
         seen.goto(address)
         seen.wait_for_function("() => document.querySelector('#tile-step').textContent !== '0'")
         figures["first_paint_s"] = (
             seen.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime") / 1000
         )
         figures["first_step_shown_s"] = time.monotonic() - began
+        seen.wait_for_function(f"() => document.querySelector('#tile-step').textContent === '{last:,}'")
+        figures["present_shown_s"] = time.monotonic() - began
+        figures["peers_shown"] = seen.text_content("#tile-peers")
         seen.wait_for_function(
-            f"() => document.querySelector('#tile-step').textContent === '{last:,}'", timeout=900_000
+            "() => !document.querySelector('#phase-why').textContent.includes('still being read')",
+            timeout=900_000,
         )
         figures["all_folded_s"] = time.monotonic() - began
         figures["server_peak_MB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -211,7 +215,9 @@ def words(figures: dict[str, Any]) -> str:
         f"A made-up log of {f['nodes']:,} peers in {STAGES} stages, {f['events']:,} events, "
         f"{f['log_MB']:.0f} MB; Chromium without a GPU.",
         "",
-        f"- **First paint** after {f['first_paint_s']:.1f} s, while the log was still being read; goal 2 s.",
+        f"- **First paint** after {f['first_paint_s']:.1f} s, with nothing of the log read before; goal 2 s. The "
+        f"last step, with {f['peers_shown']} peers, its figures and its flow, was there after "
+        f"{f['present_shown_s']:.1f} s, while the past was still being read.",
         f"- All of the log was read and folded after {f['all_folded_s']:.0f} s "
         f"({f['fold_us']:.0f} µs an event); a page that was opened then showed the whole run after "
         f"{f['whole_shown_s']:.1f} s.",

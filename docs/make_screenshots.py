@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
 from playwright.sync_api import sync_playwright
 from rich.console import Console
 
@@ -38,7 +39,8 @@ VOLUNTEERS = (
 )  # fmt: skip
 LATE = ("Olu", "Nairobi", 2)
 KILLED = "Maya"
-STEPS = 60
+#: More than are taken: the run is stopped when all pictures are there, however quick it is.
+STEPS = 300
 RUN: dict[str, Any] = {
     "run.name": "river",
     "run.steps": STEPS,
@@ -85,8 +87,9 @@ def look(browser: Any, address: str, phone: bool, colours: str) -> Any:
 def whole_page(page: Any, path: Path) -> None:
     """All of it at once: what is not in the window is not drawn."""
     width = page.viewport_size["width"]
-    page.set_viewport_size({"width": width, "height": page.evaluate("document.body.scrollHeight") + 20})
-    page.wait_for_timeout(2500)
+    for _ in range(2):  # what comes into the window makes it longer
+        page.set_viewport_size({"width": width, "height": page.evaluate("document.body.scrollHeight") + 20})
+        page.wait_for_timeout(2500)
     page.screenshot(path=path)
 
 
@@ -108,26 +111,29 @@ def main() -> None:
         tickets = json.loads((swarm.directory.path / "tickets.json").read_text("utf-8"))
         joins(swarm, LATE, tickets)
         reads_on(swarm, lambda event: isinstance(event, PeerActive))
-        reads_on(swarm, lambda event: isinstance(event, Step) and event.t >= STEPS - 12)
+        for _ in range(12):  # with all there again
+            reads_on(swarm, lambda event: isinstance(event, Step))
+        terminal(swarm.directory.events, out / "top.svg")
         whole_page(page, out / "watch-dark.png")
         whole_page(look(browser, address, False, "light"), out / "watch-light.png")
         for colours in ("dark", "light"):
             look(browser, address, True, colours).screenshot(path=out / f"watch-phone-{colours}.png")
+        served.close()
+        browser.close()
+        swarm.stop()
         for _ in swarm.events():
             pass
         swarm.end()
-        served.close()
-        browser.close()
-        terminal(swarm.directory.events, out / "top.svg")
+    for picture in out.glob("watch-*.png"):
+        shrunk = Image.open(picture).convert("RGB").quantize(256, dither=Image.Dither.NONE)
+        shrunk.save(picture, optimize=True)
 
 
 def terminal(events: Path, out: Path) -> None:
-    """What `anabranch top` showed some steps after the crash, with the viewer's own fonts."""
+    """What `anabranch top` shows at that moment, with the viewer's own fonts."""
     view = View()
     for event in read_events(events):
         view.take(event)
-        if isinstance(event, Step) and event.t == STEPS - 12:
-            break
     console = Console(record=True, width=80, file=io.StringIO())
     console.print(screen(view, 80, 24))
     picture = console.export_svg(title="anabranch top")

@@ -271,3 +271,60 @@ def test_modules_can_be_joined_and_never_make_markup_of_words() -> None:
             assert MODULES.index(used) < MODULES.index(module), f"{module} comes before {used}"
     assert [name for name, count in names.items() if count > 1] == []
     assert not re.search(r"^(import|export) ", joined_script(), re.MULTILINE)
+
+
+def test_a_long_log_is_shown_at_once_by_its_end_and_then_as_a_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until all is read the true present is there: step, loss, peers, flow; never somebody who is gone."""
+    from anabranch.observe.view import glimpse as module
+
+    monkeypatch.setattr(module, "LONG_BYTES", 1000)
+    monkeypatch.setattr(module, "HEAD_BYTES", 4000)
+    monkeypatch.setattr(module, "TAIL_BYTES", 6000)
+    path = tmp_path / "events.jsonl"
+    count = 200
+    with log.EventLog(path) as file:
+        for event in begin():
+            file.write(event)
+        for t in range(1, count + 1):
+            file.write(step(t, "aabb" if t <= 50 else "aaaa"))
+            if t == 50:
+                file.write(log.PeerRemoved(peer="d0", subject="b", stage=1, reason="Connection refused"))
+    partial = module.glimpse(path)
+    assert partial is not None
+    whole = Recording()
+    for event in log.read_events(path):
+        whole.take(event)
+    run, nodes = partial.view.board.get("run", ""), partial.view.board.state["nodes"].values()
+    assert run["t"] == count and run["name"] == whole.view.board.get("run", "")["name"]
+    assert partial.view.steps.items[-1] == whole.view.steps.items[-1]
+    shown = {node["name"]: (node["stage"], node["state"]) for node in nodes}
+    true = {n["name"]: (n["stage"], n["state"]) for n in whole.view.board.state["nodes"].values()}
+    owners = {peer for units in step(count, "aaaa").owners.values() for peer in units.values()}
+    assert shown and len(shown) == len(owners) and shown.items() <= true.items()
+    assert partial.view.board.get("flow", "")["hops"]
+    times = [line[0] for line in partial.view.story.items]
+    assert times == sorted(times)
+    with page_of(path) as (host, port, _), closing(get(host, port, "/stream")) as answer:
+        for kind, message in messages(answer):
+            if kind == "all" and message["reading"] is None and len(message["steps"][1]) == count:
+                break  # the whole, whatever came before it
+
+
+def test_a_glimpse_of_a_short_or_strange_log_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from anabranch.observe.view import glimpse as module
+
+    path = tmp_path / "events.jsonl"
+    assert module.glimpse(path) is None
+    path.write_bytes(b"{}\n")
+    assert module.glimpse(path) is None
+    monkeypatch.setattr(module, "LONG_BYTES", 0)
+    monkeypatch.setattr(module, "TAIL_BYTES", 2)
+    for strange in (b"{}\n" * 9, b"\xff" * 99, encoded(begin()[0])):
+        path.write_bytes(strange)
+        assert module.glimpse(path) is None
+
+
+def encoded(event: log.Event) -> bytes:
+    return log.encode_event(event) + b"\n"

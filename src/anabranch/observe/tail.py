@@ -8,8 +8,8 @@ import msgspec
 
 from anabranch.observe.events import Event, Unknown, decode_event
 
-#: Bytes that one read takes at most; a line longer than that is no event.
-CHUNK_BYTES = 1 << 20
+#: Bytes that one read takes at most, and that an event may have.
+CHUNK_BYTES, LINE_BYTES = 1 << 17, 1 << 20
 
 
 class Tail:
@@ -17,7 +17,7 @@ class Tail:
 
     def __init__(self, path: Path, position: int = 0) -> None:
         self.path = path
-        self._position = position
+        self.position = position
         self._rest = b""
 
     def read(self) -> list[Event | Unknown]:
@@ -25,13 +25,13 @@ class Tail:
         events (cut off by a crash) are left out. OSError when the file cannot be read."""
         try:
             with open(self.path, "rb") as file:
-                file.seek(self._position)
+                file.seek(self.position)
                 data = file.read(CHUNK_BYTES)
         except FileNotFoundError:
             return []
-        self._position += len(data)
+        self.position += len(data)
         *lines, rest = (self._rest + data).split(b"\n")
-        self._rest = rest if len(rest) <= CHUNK_BYTES else b""
+        self._rest = rest if len(rest) <= LINE_BYTES else b""
         events = []
         for line in lines:
             try:

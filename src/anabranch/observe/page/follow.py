@@ -9,30 +9,49 @@ import time
 from pathlib import Path
 
 from anabranch.errors import UserError
+from anabranch.observe.events import Event, Unknown
 from anabranch.observe.page.server import Owner, PageServer
 from anabranch.observe.tail import Tail
+from anabranch.observe.view.glimpse import glimpse
 from anabranch.observe.view.recording import Recording
 
-#: Seconds between looks at the log, and seconds of folding before others get their turn.
-LOOK_S, SLICE_S = 0.25, 0.02
+#: Seconds between looks at the log; of folding before others get their turn; before a long log is read, so
+#: that whoever opens the page at once gets all of it first.
+LOOK_S, SLICE_S, GRACE_S = 0.25, 0.01, 1.5
 
 
 async def follow(tail: Tail, server: PageServer) -> None:
-    """Fold what is written to the log into the server's recording, for ever."""
-    recording = server.recording
+    """Fold what is written to the log into a recording, and show that, for ever. While a long log is being
+    read, what its end says is shown."""
+    whole, glimpsed = server.recording, None
+    if (partial := await asyncio.to_thread(glimpse, tail.path)) is not None:
+        server.show(partial, reading=0.0)
+        await asyncio.sleep(GRACE_S)
+        glimpsed = Tail(tail.path, tail.path.stat().st_size)
     while True:
         events = tail.read()
-        began = time.monotonic()
-        for event in events:
-            recording.take(event)
-            if time.monotonic() - began > SLICE_S:
-                server.notify()
-                await asyncio.sleep(0)
-                began = time.monotonic()
-        recording.cut()
-        if events:
-            server.notify()
-        await asyncio.sleep(0 if len(events) > 1000 else LOOK_S)
+        await _fold(events, whole)
+        if glimpsed is None or partial is None:
+            server.notify(bool(events))
+        elif events:
+            at, size = tail.position, tail.path.stat().st_size
+            await _fold(glimpsed.read(), partial)
+            server.show(partial, reading=at / max(size, 1))
+        else:
+            glimpsed = None
+            server.show(whole)
+        await asyncio.sleep(0 if events else LOOK_S)
+
+
+async def _fold(events: list[Event | Unknown], recording: Recording) -> None:
+    """Into one recording, in slices."""
+    began = time.monotonic()
+    for event in events:
+        recording.take(event)
+        if time.monotonic() - began > SLICE_S:
+            await asyncio.sleep(0)
+            began = time.monotonic()
+    recording.cut()
 
 
 class PageThread:

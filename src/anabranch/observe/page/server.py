@@ -88,6 +88,8 @@ class PageServer:
         if not secret and not on_loopback(host):
             raise UserError(f"--host {host}: others could read the page there; give --secret, too")
         self.recording = recording
+        self.reading: float | None = None
+        """Which part of the log is read, while what is shown is not all of it."""
         self._host, self._port, self._secret = host, port, secret
         self._owner = owner
         self.owner_secret = secrets.token_hex(16) if owner is not None else ""
@@ -124,10 +126,16 @@ class PageServer:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def notify(self) -> None:
+    def notify(self, grown: bool = True) -> None:
         """The recording has grown."""
-        self._news.set()
-        self._news = asyncio.Event()
+        if grown:
+            self._news.set()
+            self._news = asyncio.Event()
+
+    def show(self, recording: Recording, reading: float | None = None) -> None:
+        """Show this recording from now on. reading: it is not all of the log, of which this part is read."""
+        self.recording, self.reading = recording, reading
+        self.notify()
 
     # --- inside ----------------------------------------------------------------------------------
 
@@ -165,6 +173,8 @@ class PageServer:
             self._answer(writer, 404, b"there is no such page\n")
         elif not self._permitted(request):
             self._answer(writer, 403, b"the secret is missing or wrong\n")
+        elif request.path == "/metrics" and self.reading is not None:
+            self._answer(writer, 503, b"the event log is still being read\n")
         elif request.path == "/metrics":
             text = metrics_text(self.recording.view)
             self._answer(writer, 200, text.encode(), "text/plain; version=0.0.4; charset=utf-8")
@@ -206,17 +216,20 @@ class PageServer:
     async def _stream(self, writer: asyncio.StreamWriter, owns: bool) -> None:
         """The whole recording, then what is new, as it comes, until the reader goes away."""
         writer.write(head(200, {**HEADERS, "Content-Type": "text/event-stream"}))
-        document = self.recording.document()
-        if owns and self._owner is not None:
-            document["actions"] = self._owner.actions
-        _, cursor = self.recording.since(Cursor())
-        await self._send(writer, "all", msgspec.json.encode(document))
+        recording, cursor = None, Cursor()
         while not self._closed and not writer.transport.is_closing():
             news = self._news
-            more, after = self.recording.since(cursor)
-            if after != cursor:
+            if recording is not self.recording:
+                recording = self.recording
+                document = recording.document() | {"reading": self.reading}
+                if owns and self._owner is not None:
+                    document["actions"] = self._owner.actions
+                _, cursor = recording.since(Cursor())
+                await self._send(writer, "all", msgspec.json.encode(document))
+            more, after = recording.since(cursor)
+            if after != cursor or self.reading is not None:
                 cursor = after
-                await self._send(writer, "more", msgspec.json.encode(more))
+                await self._send(writer, "more", msgspec.json.encode(more | {"reading": self.reading}))
                 await asyncio.sleep(LEAST_S)
                 continue
             try:

@@ -16,7 +16,7 @@ const PANELS_MS = 220;
 
 const recording = new Recording();
 const page = {
-  live: false, connected: "connecting", playing: false, following: true, speed: 1, chosen: "", columns: [],
+  live: false, connected: "connecting", reading: null, playing: false, following: true, speed: 1, chosen: "", columns: [],
   dirty: true, first: true, panelsAt: 0, heardAt: 0,
 };
 const sources = new Map();
@@ -113,8 +113,10 @@ function showHead() {
   pill.className = `pill ${kind}`;
   owner.now(run);
   const why = run.phase !== "training" ? run.why ?? "" : "";
-  put(byId("phase-why"), why);
-  byId("phase-why").hidden = !why;
+  const past = page.reading === null ? "" : `The past is still being read (${Math.floor(100 * page.reading)}\u00a0%): this is what the log's end says.`;
+  const words = [why, past].filter(Boolean).join(" ");
+  put(byId("phase-why"), words);
+  byId("phase-why").hidden = !words;
 }
 
 function phase(run) {
@@ -156,8 +158,8 @@ function showRiverWords() {
 function showMap() {
   const { regions, elsewhere } = byRegion(recording);
   byId("map-section").hidden = !regions.size;
-  const away = [...elsewhere].map(([region, peers]) => `${region || "not said"} ${peers.length}`).slice(0, 12);
-  put(byId("map-note"), away.length ? `elsewhere: ${away.join(", ")}` : "");
+  const away = [...elsewhere].map(([region, peers]) => `${peers.length} ${region ? `in ${region}` : "who did not say where"}`).slice(0, 12);
+  put(byId("map-note"), away.length ? `not on the map: ${away.join(", ")}` : "");
   if (onScreen(byId("map"))) drawMap(byId("map"), recording, sources);
   byId("map").setAttribute("aria-label", `Peers by region: ${[...regions].map(([region, peers]) => `${region} ${peers.length}`).join(", ") || "none known"}`);
 }
@@ -223,6 +225,7 @@ function taken(message, fresh) {
   const kept = recording.at;
   recording.take(message, fresh);
   if (message.step_columns) page.columns = message.step_columns;
+  page.reading = message.reading ?? null;
   if (fresh && !page.following) recording.seek(kept);
 }
 

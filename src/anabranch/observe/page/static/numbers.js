@@ -81,7 +81,7 @@ export class Numbers {
     const bar = byId("split");
     if (!bar.children.length) bar.append(...PARTS.map((part) => make("span", { class: part })));
     PARTS.forEach((part, i) => (bar.children[i].style.flexGrow = String(all ? means[i] / all : 0)));
-    const words = PARTS.map((part, i) => `${PART_NAMES[part]} ${all ? Math.round((100 * means[i]) / all) : 0} %`);
+    const words = PARTS.map((part, i) => `${PART_NAMES[part]} ${all ? Math.round((100 * means[i]) / all) : 0}\u00a0%`);
     bar.setAttribute("aria-label", all ? words.join(", ") : "not measured yet");
     put(byId("tile-split"), all ? `${words[0]}, ${words[3].replace("waiting", "wait")}` : "a step");
   }

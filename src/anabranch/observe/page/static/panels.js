@@ -41,7 +41,7 @@ export function showPeers(recording, sources) {
       node.region || "–", node.stage ? `stage ${node.stage}` : "data",
       { text: look.word, class: `state ${look.colour}` },
       { text: node.share ? String(node.share) : "0", class: "n" },
-      { text: node.forward_s ? `${lasting(node.forward_s)} / ${lasting(node.backward_s)}` : "–", class: "n" },
+      { text: `${passed(node.forward_s)} / ${passed(node.backward_s)}`, class: "n" },
       { text: `${Math.round(100 * node.busy)} %`, class: "n" },
       { text: tripRange(node), class: "n" },
     ];
@@ -50,6 +50,11 @@ export function showPeers(recording, sources) {
   const more = present.length - rows.length;
   put(byId("peer-more"), more > 0 ? `and ${whole(more)} more` : "");
   put(byId("peer-count"), whole(present.filter(([, node]) => node.state !== "crashed").length));
+}
+
+// Seconds of a pass; a data node has no backward of its own.
+function passed(seconds) {
+  return seconds ? lasting(seconds) : "–";
 }
 
 function tripRange(node) {
@@ -129,7 +134,7 @@ export function showDetails(recording, key, sources) {
     ["this step", some(node.share, "microbatch", "es")],
     ["in all", `${whole(node.total)} in committed steps`],
     ["can hold", node.capacity ? some(node.capacity, "microbatch", "es") : "–"],
-    ["a microbatch", node.forward_s ? `forward ${lasting(node.forward_s)}, backward ${lasting(node.backward_s)}` : "–"],
+    ["a microbatch", `forward ${passed(node.forward_s)}, backward ${passed(node.backward_s)}`],
     ["computing", `${Math.round(100 * node.busy)} % of the time`],
     ["sent", `${short(node.sent)}B`],
     ["round trips", trips(recording, node)],
