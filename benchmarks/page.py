@@ -215,8 +215,8 @@ def words(figures: dict[str, Any]) -> str:
         f"A made-up log of {f['nodes']:,} peers in {STAGES} stages, {f['events']:,} events, "
         f"{f['log_MB']:.0f} MB; Chromium without a GPU.",
         "",
-        f"- **First paint** after {f['first_paint_s']:.1f} s, with nothing of the log read before; goal 2 s. The "
-        f"last step, with {f['peers_shown']} peers, its figures and its flow, was there after "
+        f"- **First paint** after {f['first_paint_s']:.1f} s, with nothing of the log read before; goal 2 s. "
+        f"The last step, with {f['peers_shown']} peers, its figures and its flow, was there after "
         f"{f['present_shown_s']:.1f} s, while the past was still being read.",
         f"- All of the log was read and folded after {f['all_folded_s']:.0f} s "
         f"({f['fold_us']:.0f} µs an event); a page that was opened then showed the whole run after "
