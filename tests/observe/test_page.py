@@ -328,3 +328,20 @@ def test_a_glimpse_of_a_short_or_strange_log_is_none(tmp_path: Path, monkeypatch
 
 def encoded(event: log.Event) -> bytes:
     return log.encode_event(event) + b"\n"
+
+
+def test_the_dashboard_for_grafana_asks_for_what_is_served_and_for_all_of_it() -> None:
+    board = json.loads((Path(__file__).parents[2] / "docs" / "grafana.json").read_text("utf-8"))
+    expressions = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    asked = {name for expression in expressions for name in re.findall(r"anabranch_\w+", expression)}
+    assert asked == METRICS.keys()
+    for name in asked:  # a counter is looked at by how it grows, a gauge as it is
+        users = [expression for expression in expressions if name in expression]
+        grows = ["rate(" + name in use or "increase(" + name in use for use in users]
+        assert all(grows) if METRICS[name][0] == "counter" else not any(grows)
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+    places = [tuple(panel["gridPos"].values()) for panel in board["panels"]]
+    cells = [(x + i, y + j) for x, y, w, h in places for i in range(w) for j in range(h)]
+    assert len(cells) == len(set(cells)) and max(x for x, _ in cells) < 24
+    inputs = {variable["name"] for variable in board["templating"]["list"]}
+    assert set(re.findall(r"\$\{?(\w+)", json.dumps(board))) == inputs

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from anabranch.cli import outputs
 from anabranch.cli.main import print_error
 from anabranch.config_rules import RANGES, address_problem
 from anabranch.errors import UserError
@@ -47,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="go on trying for so long when the data node cannot be reached (default: 120)",
     )
     parser.add_argument("--home", type=Path, metavar="DIR", help="key and log (default: ~/.anabranch/RUN)")
+    outputs.add_log_format(parser)
     parser.add_argument("--fault-plan", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
     parser.add_argument("--supervised", action="store_true", help=argparse.SUPPRESS)
@@ -58,9 +60,11 @@ def run(args: argparse.Namespace) -> int:
     from anabranch.node.roles import JoinOptions, join
     from anabranch.node.supervised import exit_with_parent, run_async
 
+    to = outputs.Outputs(args.log_format)
+
     def say(text: str) -> None:
         if not args.quiet:
-            print(text, flush=True)
+            to.say(text)
 
     if args.supervised:
         exit_with_parent()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from anabranch.checkpoint.directory import RunDirectory
 from anabranch.cli.main import print_error
+from anabranch.cli.outputs import Outputs
 from anabranch.config import NetworkSection, RunConfig, load_run_file
 from anabranch.errors import UserError
 from anabranch.observe.progress import Advance, progress
@@ -153,25 +154,28 @@ def lead_directory(
     supervised: bool = False,
     fault_plan: Path | None = None,
     page: bool = True,
+    to: Outputs = Outputs(),  # noqa: B008 (it is frozen)
 ) -> int:
-    """Lead the run in a directory until it ends; the exit status. page: serve it, too, unless `quiet`."""
+    """Lead the run in a directory until it ends; the exit status. page: serve it, too, unless `quiet`.
+    to: where what is told goes."""
     directory = RunDirectory.open(path)
     with directory.led():
-        return _lead(directory, quiet, supervised, fault_plan, page)
+        return _lead(directory, quiet, supervised, fault_plan, page, to)
 
 
-def _lead(directory: RunDirectory, quiet: bool, supervised: bool, fault_plan: Path | None, page: bool) -> int:
+def _lead(
+    directory: RunDirectory, quiet: bool, supervised: bool, fault_plan: Path | None, page: bool, to: Outputs
+) -> int:
     from anabranch.net.ticket import Ticket
     from anabranch.node.founding import lead_run
     from anabranch.node.owner import LeaderOwner
     from anabranch.node.roles import advertised, bind_port, lead
     from anabranch.node.supervised import exit_with_parent, run_async
-    from anabranch.observe.console import Console
     from anabranch.observe.events import Event
 
     if supervised:
         exit_with_parent()
-    console = Console()
+    console = to.console()
 
     def on_event(event: Event) -> None:
         if not quiet:
@@ -179,11 +183,9 @@ def _lead(directory: RunDirectory, quiet: bool, supervised: bool, fault_plan: Pa
 
     def on_ready(tickets: dict[str, Ticket]) -> None:
         if not quiet:
-            print("others join with:\n")
-            print(f"  anabranch join {tickets['relay'].text}\n")
-            print("others look on, and do nothing else, with:\n")
-            print(f"  anabranch watch {tickets['watch'].text}\n")
-            print(partition_line(directory), flush=True)
+            to.say(f"others join with:\n\n  anabranch join {tickets['relay'].text}\n")
+            to.say(f"others look on, no more, with:\n\n  anabranch watch {tickets['watch'].text}\n")
+            to.say(partition_line(directory))
 
     def tell(text: str) -> None:
         if not quiet:
@@ -195,13 +197,14 @@ def _lead(directory: RunDirectory, quiet: bool, supervised: bool, fault_plan: Pa
     steps = founded.peer.core.steps
     if founded.history.stopped and founded.history.t >= steps:
         raise UserError(f"{directory}: all {steps} steps are committed; there is nothing to resume")
-    with page_beside(directory, tell, LeaderOwner(directory.path), wanted=page and not quiet):
+    owner = LeaderOwner(directory.path)
+    with to.beside(directory), page_beside(directory, tell, owner, wanted=page and not quiet):
         outcome = run_async(lead(founded, network, port, on_event, on_ready, tell, fault_plan))
     committed = founded.peer.committed
     if not quiet:
         if committed < founded.peer.core.steps:
-            print(f"continue with: anabranch resume {directory.path}")
-        print(f"run directory: {directory.path}", flush=True)
+            to.say(f"continue with: anabranch resume {directory.path}")
+        to.say(f"run directory: {directory.path}")
     if not outcome.ok:
         print_error(outcome.reason)
     return 0 if outcome.ok else 1

@@ -8,11 +8,13 @@ import os
 from pathlib import Path
 
 from anabranch.checkpoint.directory import RunDirectory
+from anabranch.cli import outputs
 from anabranch.errors import UserError
 
 _EPILOG = """\
 examples:
   anabranch report runs/tiny --html tiny.html
+  anabranch report runs/tiny --tensorboard tb        the figures for TensorBoard, too
 
 The file holds the page of `anabranch watch` with the whole run to be played again: river, numbers, story,
 people. It opens from disk in a browser and asks for nothing from any network.
@@ -26,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--html", type=Path, metavar="FILE", help="file to write (default: RUN_DIR/report.html)"
     )
+    outputs.add_writers(parser)
     parser.add_argument("--json", action="store_true", help="print what was written as JSON")
 
 
@@ -39,10 +42,15 @@ def run(args: argparse.Namespace) -> int:
     if not directory.events.exists():
         raise UserError(f"{directory.events} is not there; the run has not begun")
     recording = Recording()
+    scribe = outputs.Outputs(tensorboard=args.tensorboard, wandb=args.wandb).scribe(directory)
     with progress("reading the events", None, unit="events") as advance:
         for event in read_events(directory.events):
             recording.take(event)
+            if scribe is not None:
+                scribe.take(event)
             advance(1)
+    if scribe is not None:
+        scribe.close()
     out: Path = args.html or directory.path / "report.html"
     try:
         out.write_text(report_html(recording), encoding="utf-8")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from anabranch.cli import outputs
+
 _EPILOG = """\
 examples:
   anabranch resume runs/tiny            lead it again and wait for peers to join (prints a new ticket)
@@ -22,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--local", action="store_true", help="start the relays on this machine, too")
     parser.add_argument("--no-verify", action="store_true", help="with --local: do not verify at the end")
     parser.add_argument("--no-page", action="store_true", help="do not serve the page of the run")
+    outputs.add_arguments(parser)
     # The leading process of a local swarm is started with these.
     parser.add_argument("--quiet", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--supervised", action="store_true", help=argparse.SUPPRESS)
@@ -33,11 +36,12 @@ def run(args: argparse.Namespace) -> int:
     from anabranch.cli.leading import lead_directory, user_errors
 
     with user_errors():
+        to = outputs.Outputs.of(args)
         if not args.quiet:
-            print(f"run directory: {args.run_dir}", flush=True)
+            to.say(f"run directory: {args.run_dir}")
         if not args.local:
             return lead_directory(
-                args.run_dir, args.quiet, args.supervised, args.fault_plan, not args.no_page
+                args.run_dir, args.quiet, args.supervised, args.fault_plan, not args.no_page, to
             )
 
         from anabranch.cli.train import train_directory
@@ -49,4 +53,4 @@ def run(args: argparse.Namespace) -> int:
         with directory.led():  # the leading process will hold it; what it needs must not be touched before
             pass
         with Nursery(config.compute.threads) as nursery:
-            return train_directory(args.run_dir, nursery, not args.no_verify, page=not args.no_page)
+            return train_directory(args.run_dir, nursery, not args.no_verify, page=not args.no_page, to=to)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from anabranch.cli import outputs
+
 _EPILOG = """\
 examples:
   anabranch init run.toml && anabranch start run.toml
@@ -24,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="default: runs/NAME")
     parser.add_argument("--no-page", action="store_true", help="do not serve the page of the run")
+    outputs.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -33,5 +36,6 @@ def run(args: argparse.Namespace) -> int:
     with user_errors():
         config = load_run_file(args.run_file)
         path = args.run_dir or Path("runs") / config.run.name
-        print(f"run directory: {path}", flush=True)
-        return lead_directory(create(config, path).path, page=not args.no_page)
+        to = outputs.Outputs.of(args)
+        to.say(f"run directory: {path}")
+        return lead_directory(create(config, path).path, page=not args.no_page, to=to)

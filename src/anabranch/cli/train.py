@@ -11,6 +11,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from anabranch.cli import outputs
+from anabranch.cli.outputs import Outputs
+
 if TYPE_CHECKING:
     from anabranch.config import RunConfig
     from anabranch.net.wan.places import Place
@@ -52,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--no-page", action="store_true", help="do not serve the page of the run")
     parser.add_argument("--no-verify", action="store_true", help="do not verify at the end")
+    outputs.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -71,12 +75,13 @@ def run(args: argparse.Namespace) -> int:
         emulated_network(args.network, config) as places,
         Nursery(config.compute.threads) as nursery,
     ):
-        print(f"run directory: {path}", flush=True)
+        to = Outputs.of(args)
+        to.say(f"run directory: {path}")
         if places is not None:
             where = (f"{name} in {place.region}" for name, place in places.items())
-            print(f"emulated network: {', '.join(where)}", flush=True)
-        print(partition_line(create(config, path)), flush=True)
-        return train_directory(path, nursery, not args.no_verify, places, page=not args.no_page)
+            to.say(f"emulated network: {', '.join(where)}")
+        to.say(partition_line(create(config, path)))
+        return train_directory(path, nursery, not args.no_verify, places, not args.no_page, to)
 
 
 @contextmanager
@@ -116,22 +121,22 @@ def train_directory(
     verify: bool = True,
     places: dict[str, Place] | None = None,
     page: bool = False,
+    to: Outputs = Outputs(),  # noqa: B008 (it is frozen)
 ) -> int:
     """Run the local swarm of a run directory until it ends; then show what came of it. places: of an emulated
-    network, where each process runs. page: serve it, too."""
+    network, where each process runs. page: serve it, too. to: where what is told goes."""
     from anabranch.checkpoint.directory import RunDirectory
     from anabranch.cli.leading import page_beside
-    from anabranch.cli.main import print_error
+    from anabranch.cli.main import main, print_error
     from anabranch.config import load_run_file
     from anabranch.node.owner import SwarmOwner
     from anabranch.node.swarm import Interrupted, LeaderFailed, LocalSwarm
-    from anabranch.observe.console import Console
     from anabranch.observe.events import RunFinished
 
     directory = RunDirectory.open(path)
     config = load_run_file(directory.run_file)
     swarm = LocalSwarm(directory, config, nursery, places=places)
-    console = Console(config.run.steps)
+    console = to.console(config.run.steps)
     begin = time.monotonic()
     finished = False
     with _stopping(swarm, console) as stopping, ExitStack() as beside:
@@ -142,6 +147,7 @@ def train_directory(
             stopping.poll()
 
         try:
+            beside.enter_context(to.beside(directory))
             beside.enter_context(page_beside(directory, console.say, owner, wanted=page))
             swarm.start()
             for event in swarm.events(poll):
@@ -155,15 +161,18 @@ def train_directory(
             console.say("stopped before the first step")
         except LeaderFailed as failure:
             print_error(str(failure))
-            print(f"{_what_next(path, False, places is not None)}\nrun directory: {path}", flush=True)
+            to.say(f"{_what_next(path, False, places is not None)}\nrun directory: {path}")
             return 1
         finally:
             nursery.close()
     if swarm.stopping:
-        print(f"{_what_next(path, finished, places is not None)}\nrun directory: {path}")
+        to.say(f"{_what_next(path, finished, places is not None)}\nrun directory: {path}")
         return 0
     console.say(f"trained in {time.monotonic() - begin:.0f} s")
-    return _show(path, console, verify)
+    jobs = ["--jobs", str(min(2, os.cpu_count() or 1))]
+    if to.json:
+        return main(["verify", str(path), "--json", *jobs]) if verify else 0
+    return _show(path, console, jobs if verify else None)
 
 
 def _what_next(path: Path, finished: bool, emulated: bool) -> str:
@@ -217,8 +226,8 @@ def _stopping(swarm: LocalSwarm, console: Console) -> Iterator[_Stopping]:
             signal.signal(number, handler)
 
 
-def _show(path: Path, console: Console, verify: bool) -> int:
-    """Held-out loss before and after, a sample, the plots, and the proof."""
+def _show(path: Path, console: Console, verify: list[str] | None) -> int:
+    """Held-out loss before and after, a sample, the plots, and the proof (with these options, if wanted)."""
     from anabranch.cli.main import main
 
     first, last = console.first_evaluation, console.last_evaluation
@@ -231,6 +240,6 @@ def _show(path: Path, console: Console, verify: bool) -> int:
     main(["generate", str(path), "--prompt", PROMPT, "--tokens", str(SAMPLE_TOKENS)])
     print()
     main(["plot", str(path)])
-    status = main(["verify", str(path), "--jobs", str(min(2, os.cpu_count() or 1))]) if verify else 0
+    status = main(["verify", str(path), *verify]) if verify is not None else 0
     print(f"run directory: {path}", flush=True)
     return status
