@@ -8,7 +8,7 @@ from small_swarm import MadeUpBatches, check_equal, small_model, small_run
 
 from anabranch.protocol import events as ev
 from anabranch.protocol.founding import Saved, lead
-from anabranch.protocol.records import Member
+from anabranch.protocol.records import Member, Rollback, decode_entry
 from anabranch.sim.faults import Fault, Moment
 from anabranch.sim.invariants import Invariants
 from anabranch.sim.node import Node
@@ -106,3 +106,29 @@ def test_the_founder_takes_up_what_it_has_missed(seed: int) -> None:
     check_equal(world, RUN)
     assert second.delivered
     assert world.nodes["d0"].peer.lead is not None and world.history().term >= 3
+
+
+def test_a_founder_that_leads_again_knows_its_checkpoint() -> None:
+    """It dies, comes back while others go on, and is given the lead. When a stage is then lost, the run goes
+    back to the checkpoint of the founder's directory, not to the beginning."""
+    world = swarm(1)
+
+    def strike(world: World, node: Node) -> None:
+        world.crash("d0")
+        world.clock.after(1.0, lambda: founder_comes_back(world))
+
+    def again(node: Node, event: ev.Event) -> bool:
+        return node.id == "d0" and node.peer.lead is not None and node.member.incarnation == 2
+
+    def stage_lost(world: World, node: Node) -> None:
+        for peer in ("r1.0", "r1.1"):
+            world.crash(peer)
+            world.clock.after(2.0, lambda peer=peer: come_back(world, peer))  # type: ignore[misc]
+
+    Fault(world, ("d0",), leads_three(3), strike)
+    lost = Fault(world, ("d0",), again, stage_lost)
+    world.run(until_s=900)
+    check_equal(world, RUN)
+    assert lost.delivered
+    points = [r.t for line in world.log if isinstance(r := decode_entry(line).record, Rollback)]
+    assert points == [2]

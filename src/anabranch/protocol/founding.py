@@ -9,6 +9,7 @@ import msgspec
 
 from anabranch.protocol.admission import Admission
 from anabranch.protocol.history import History, fold
+from anabranch.protocol.keeping import Point
 from anabranch.protocol.leader import Leader
 from anabranch.protocol.peer import Peer
 from anabranch.protocol.records import AnyRecord, Control, Genesis, Member, Members, Rollback, Voters
@@ -67,6 +68,9 @@ def lead(
 
     if peer.voter.raft.log.voters != (peer.voter.raft.me,):
         peer.leadership.comes_back(take_up, len(kept.lines))
+        if saved is not None and saved.t <= history.t:
+            step = _adam_step(history, saved.t)
+            peer.leadership.has_checkpoint(Point(saved.t, saved.fingerprints, step, on_disk=True))
         doors = {m.id: m.address for m in history.membership.members.values() if m.id != member.id}
         peer.joining.doors = {door: address for door, address in doors.items() if address}
         peer.core.leader = min(peer.joining.doors, default="")
@@ -102,7 +106,7 @@ def _taken_up(history: History, genesis: Genesis, member: Member, saved: Saved |
         records.append(Members(number, removed=gone))
     t = saved.t if saved is not None else 0
     if t < history.t:
-        step = next((commit.adam_step for commit in history.commits if commit.t == t), 0)
+        step = _adam_step(history, t)
         fingerprints = saved.fingerprints if saved is not None else genesis.fingerprints
         reason = f"taken up from the checkpoint of iteration {t}"
         records.append(Rollback(t, step, reason, fingerprints))
@@ -110,6 +114,11 @@ def _taken_up(history: History, genesis: Genesis, member: Member, saved: Saved |
         records.append(Control("continue"))
     records.append(Members(number + 1, joined=(msgspec.structs.replace(member, stage=0),)))
     return records
+
+
+def _adam_step(history: History, t: int) -> int:
+    """The optimizer's step count after iteration t."""
+    return next((commit.adam_step for commit in history.commits if commit.t == t), 0)
 
 
 def _take_up(peer: Peer, leader: Leader, history: History, saved: Saved | None) -> None:

@@ -48,6 +48,7 @@ class Leadership:
         self.fingerprints: tuple[str, ...] = ()
         self.skips = 0
         self._points: dict[int, Point] = {}
+        self._checkpoint: Point | None = None
         self.take_up: Callable[[Sequence[bytes]], None] | None = None
         self._on_disk, self._caught_up = 0, False
         self._before: list[bytes] = []
@@ -58,6 +59,11 @@ class Leadership:
         last process had, and told of (but for the last, perhaps)."""
         self.take_up = take_up
         self._on_disk = max(0, on_disk - 1)
+
+    def has_checkpoint(self, point: Point) -> None:
+        """The run's directory is here, with the state of every stage: if I lead again, the run can go back to
+        it."""
+        self._checkpoint = point
 
     # --- the log -------------------------------------------------------------------------------
 
@@ -71,6 +77,8 @@ class Leadership:
                 self.fingerprints = record.fingerprints
             case Rollback(t):
                 self._points = {at: point for at, point in self._points.items() if at < t}
+                if self._checkpoint is not None and self._checkpoint.t > t:
+                    self._checkpoint = None
                 self._points[t] = Point(t, record.fingerprints, record.adam_step)
                 self.adam_step, self.fingerprints, self.skips = record.adam_step, record.fingerprints, 0
             case Commit():
@@ -163,7 +171,10 @@ class Leadership:
         lead = peer.lead = Leader(core, peer.voter, core.schedule, admission, self.founder)
         fingerprints = self.fingerprints if peer.committed else genesis.fingerprints
         initial = peer.joining.began_as == genesis.fingerprints[core.stage]
-        lead.keeping.inherit(self._points, Point(0, genesis.fingerprints, 0, initial=initial))
+        points = dict(self._points)
+        if self._checkpoint is not None and self._checkpoint.t <= peer.committed:
+            points[self._checkpoint.t] = self._checkpoint
+        lead.keeping.inherit(points, Point(0, genesis.fingerprints, 0, initial=initial))
         lead.take_over(peer.committed, peer.base, self.adam_step, fingerprints, self.skips, peer._closed)
         if self._stop_wanted is not None:
             lead.stop(self._stop_wanted)
