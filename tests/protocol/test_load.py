@@ -9,7 +9,8 @@ from anabranch.protocol.iteration import Iteration
 from anabranch.protocol.messages import Forward, Slots
 from anabranch.protocol.records import Member, Members
 from anabranch.protocol.settings import Settings
-from anabranch.protocol.tasks import Result
+from anabranch.protocol.tasks import Forward as ForwardTask
+from anabranch.protocol.tasks import InputGradient, Result, Task, WeightGradient
 
 
 class Relay:
@@ -30,18 +31,19 @@ class Relay:
         sends = [effect for effect in effects if isinstance(effect, Send)]
         return {send.peer: send.message.others for send in sends if isinstance(send.message, Slots)}
 
-    def forward(self, peer: str, index: int) -> None:
+    def forward(self, peer: str, index: int, gradient_needed: bool = True) -> None:
         fence = self.core.fence(1, "base")
-        message = Forward(fence, index, (peer,), True, False, True, index)
+        message = Forward(fence, index, (peer,), True, not gradient_needed, gradient_needed, index)
         assert self.iteration.on_forward(peer, message, b"x") is None
 
-    def compute(self) -> None:
+    def compute(self) -> Task:
         """The next task."""
         job = self.core.queue.next()
         assert job is not None
         then = self.core.queue.finish(job[0])
         assert then is not None
         then(Result(outputs=(b"y",)))
+        return job[0]
 
 
 def test_what_others_have_here_is_told_and_taken_back() -> None:
@@ -82,3 +84,25 @@ def test_the_units_of_a_peer_that_lost_its_link_do_not_count_below_nothing() -> 
     relay.iteration.sender.on_backward("a", 0, b"z")
     relay.compute()
     assert relay.iteration.ledger.grants["a"].at_work == 0
+
+
+def test_what_nobody_upstream_waits_for_is_computed_last() -> None:
+    """A contribution that died with its holder is redone when there is nothing else to do."""
+    relay = Relay()
+    for index, needed in ((0, False), (1, True), (2, False), (3, True)):
+        relay.forward("a", index, needed)
+    computed = [relay.compute() for _ in range(2)]
+    for index in (1, 3):
+        relay.iteration.sender.on_backward("a", index, b"z")
+    computed += [relay.compute() for _ in range(6)]
+    for index in (0, 2):
+        relay.iteration.sender.on_backward("a", index, b"z")
+    computed += [relay.compute() for _ in range(4)]
+    forward, gradient, weights = (
+        [getattr(task, "index", getattr(task, "unit", -1)) for task in computed if isinstance(task, kind)]
+        for kind in (ForwardTask, InputGradient, WeightGradient)
+    )
+    assert forward == [1, 3, 0, 2]
+    assert gradient == [1, 3, 0, 2]
+    assert weights == [1, 3, 0, 2]
+    assert [type(task) for task in computed[2:6]] == [InputGradient] * 2 + [WeightGradient] * 2

@@ -136,6 +136,19 @@ def test_repairs_are_served_first_and_then_the_lowest_index() -> None:
     assert ledger.release("a") == ["b"]  # then 2
 
 
+def test_a_slot_that_its_peer_does_not_need_is_lent_to_who_asks_and_comes_back() -> None:
+    ledger = SlotLedger(4)
+    ledger.deal(["a", "b"])
+    assert all(map(ledger.receive, "aabb"))
+    assert ledger.ask("b", 1, repair=False) == []
+    assert ledger.release("a") == ["a"]  # it has no other slot left: its own comes first
+    assert ledger.release("a") == ["b"]
+    assert (ledger.grants["a"].held, ledger.grants["b"].held) == (1, 3)
+    assert ledger.receive("b")
+    assert ledger.release("b") == ["a"]
+    assert (ledger.grants["a"].held, ledger.grants["b"].held) == (2, 2)
+
+
 def test_a_forward_without_a_slot_is_refused() -> None:
     ledger = SlotLedger(2)
     ledger.deal(["a", "b"])

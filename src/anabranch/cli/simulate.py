@@ -98,6 +98,7 @@ def _plot(
     """Bars of all policies; of each that is the protocol's the iteration of seed 0 with most crashes."""
     from anabranch.flow.policy import POLICIES
     from anabranch.observe.timeline import draw_bars, draw_timeline, trace
+    from anabranch.sim.phases import PHASES
     from anabranch.sim.scenario import fleet_of
     from anabranch.sim.simulate import Simulation
     from anabranch.sim.spans import Spans
@@ -122,7 +123,8 @@ def _plot(
             row = max(rows, key=lambda row: row.crashes)
             nodes = sorted(fleet.hosts, key=lambda name: (fleet.hosts[name].stage, name))
             title = f"{policy}, iteration {row.t}: {row.seconds:.1f} s, {row.crashes} crashes"
-            draw_timeline(spans.of(row.t), nodes, title, folder / f"timeline-{policy}.svg")
+            phases = {name[:-2]: row.phases[name] for name in PHASES}
+            draw_timeline(spans.of(row.t), nodes, title, folder / f"timeline-{policy}.svg", phases)
             (folder / f"timeline-{policy}.json").write_text(trace(spans.of(row.t), nodes), "utf-8")
     except OSError as error:
         raise UserError(f"--plot {folder}: {error.strerror}") from None
@@ -171,17 +173,34 @@ _COLUMNS = {
     "messages": ("messages", "{:.0f}", 1.0),
     "control kB": ("message_bytes", "{:.0f}", 1e-3),
 }
+#: The same, of the protocol's own policies: phases of an iteration, and what a relay computes in it.
+_PHASES = {
+    "  fill s": "fill_s",
+    "  steady s": "steady_s",
+    "  drain s": "drain_s",
+    "  reduce s": "reduce_s",
+    "  forward s": "forward_s",
+    "  input gradient s": "input_gradient_s",
+    "  weight gradient s": "weight_gradient_s",
+    "  step s": "step_s",
+}
 
 
 def report(found: Sequence[Summary]) -> str:
     """The same for people: mean, and half of the 95 % interval where there are several seeds."""
+    from anabranch.flow.policy import POLICIES
+
     rows = [["per iteration", *(each.policy for each in found)]]
-    for column, (key, form, factor) in _COLUMNS.items():
+    columns = dict(_COLUMNS)
+    if any(each.policy in POLICIES for each in found):
+        columns |= {name: (key, "{:.2f}", 1.0) for name, key in _PHASES.items()}
+    for column, (key, form, factor) in columns.items():
         cells = []
         for each in found:
             figure = each.figures[key]
             text = form.format(factor * figure.mean)
-            cells.append(f"{text} ± {form.format(factor * figure.half)}" if each.seeds > 1 else text)
+            text = f"{text} ± {form.format(factor * figure.half)}" if each.seeds > 1 else text
+            cells.append(text if key not in _PHASES.values() or each.policy in POLICIES else "–")
         rows.append([column, *cells])
     rows.append(["clairvoyant s", *(f"{each.figures['bound_s'].mean:.2f}" for each in found)])
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]

@@ -51,9 +51,15 @@ class Span:
     text: str = ""
 
 
-def draw_timeline(spans: Sequence[Span], nodes: Sequence[str], title: str, out: Path) -> None:
-    """One row per node in this order: computing above, sending and being gone below. OSError if `out` cannot
-    be written."""
+def draw_timeline(
+    spans: Sequence[Span],
+    nodes: Sequence[str],
+    title: str,
+    out: Path,
+    phases: Mapping[str, float] | None = None,
+) -> None:
+    """One row per node in this order: computing above, sending and being gone below. phases: seconds of each
+    part of the whole, in order. OSError if `out` cannot be written."""
     begin = min((span.begin_s for span in spans), default=0.0)
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(11, 0.6 + 0.32 * len(nodes)), layout="constrained")
@@ -67,10 +73,17 @@ def draw_timeline(spans: Sequence[Span], nodes: Sequence[str], title: str, out: 
                 ]
                 low, height = (row + 0.22, 0.16) if kind in ("sending", "gone") else (row - 0.38, 0.56)
                 axes.broken_barh(bars, (low, height), facecolors=colour, edgecolor="none")
+        end = 0.0
+        for phase, seconds in (phases or {}).items():
+            axes.axvline(end, color=INK, linewidth=0.6, linestyle=":")
+            if seconds:
+                middle, label = end + seconds / 2, f"{phase} {seconds:.1f} s"
+                axes.text(middle, -0.62, label, ha="center", va="bottom", fontsize=8)
+            end += seconds
         axes.set_yticks(range(len(nodes)), nodes, fontsize=8)
         axes.set_ylim(len(nodes) - 0.4, -0.6)
         axes.set_xlabel("seconds")
-        axes.set_title(title, loc="left", fontsize=11)
+        axes.set_title(title, loc="left", fontsize=11, pad=18 if phases else None)
         axes.grid(True, axis="x", color=GRID)
         axes.spines[["top", "right", "left"]].set_visible(False)
         used = {span.kind for span in spans}

@@ -67,6 +67,12 @@ class Unit:
     gradient_out: Payload | None = None
     sent_back_at: float | None = None
 
+    def rank(self, usual: Rank) -> Rank:
+        """Of a task. What upstream does not wait for comes last: a contribution that died with its holder."""
+        if not self.train:
+            return Rank.EVALUATION
+        return usual if self.gradient_needed else Rank.REDO
+
 
 class Iteration:
     """The microbatches of iteration t at this node."""
@@ -214,7 +220,7 @@ class Iteration:
         if message.repair:
             self.sender.find(unit.index, (*unit.path, self.core.me), unit.train)
         forward = ForwardTask(self.t, unit.index, unit.train)
-        rank = Rank.FORWARD if unit.train else Rank.EVALUATION
+        rank = unit.rank(Rank.FORWARD)
         self.core.submit(rank, forward, (payload,), partial(self._forward_done, unit), unit.index)
         return None
 
@@ -311,7 +317,7 @@ class Iteration:
     def _input_gradient(self, unit: Unit) -> None:
         task = InputGradient(self.t, unit.index)
         then = partial(self._input_gradient_done, unit)
-        self.core.submit(Rank.GRADIENT, task, (unit.gradient_in,), then, unit.index)
+        self.core.submit(unit.rank(Rank.GRADIENT), task, (unit.gradient_in,), then, unit.index)
 
     def _input_gradient_done(self, unit: Unit, result: Result) -> None:
         if result.error:

@@ -92,6 +92,7 @@ class Sender:
         self._on_gradient = on_gradient
         self._usual_s = 0.0
         self._ways = 0
+        self._due_at: float | None = None
         core.policy.opened(self._peers())
         core.unsent = 0
 
@@ -112,6 +113,7 @@ class Sender:
     def find(self, index: int, path: tuple[str, ...], train: bool) -> None:
         """A microbatch that may already be further on: ask before sending."""
         item = Item(index, train, path, None, leg=Leg.FINDING, repair=True, way=self._another_way())
+        self._due_at = None
         self.items[index] = item
         item.finding = {peer for peer in self._peers() if self.core.reachable(peer)}
         for peer in sorted(item.finding):
@@ -141,6 +143,7 @@ class Sender:
             return f"backward of microbatch {index} without its gradient"
         item.returned = True
         item.probe_at = math.inf
+        self._due_at = None
         self.core.policy.returned(index)
         if item.peer is None or item.leg is not Leg.SENT:
             item.peer, item.leg = peer, Leg.SENT
@@ -160,11 +163,13 @@ class Sender:
     def forget(self, index: int) -> None:
         """What was to be sent on cannot be computed."""
         self.items.pop(index, None)
+        self._due_at = None
 
     def on_have(self, peer: str, index: int, way: int) -> None:
         item = self.items.get(index)
         if item is not None and item.leg is Leg.FINDING and item.way == way:
             item.peer, item.leg, item.sent_at = peer, Leg.SENT, self.core.now
+            self._due_at = None
             item.probe_at = self.core.now + self._patience_s(item)
 
     def on_got(self, peer: str, index: int) -> None:
@@ -234,9 +239,10 @@ class Sender:
 
     def pump(self) -> None:
         """Send what can be sent, repairs first, then in index order; ask where there is no slot."""
+        self._due_at = None
         waiting = sorted(
             (item for item in self.items.values() if item.leg is Leg.WAITING),
-            key=lambda item: (not item.repair, item.index),
+            key=lambda item: (item.returned, not item.repair, item.index),
         )
         outstanding: Counter[str] = Counter()
         for item in self.items.values():
@@ -323,6 +329,7 @@ class Sender:
         """Send what was held back long enough; ask after microbatches that take much longer than usual."""
         if any(self.core.now >= item.held_until for item in self.items.values() if item.leg is Leg.WAITING):
             self.pump()
+        self._due_at = None
         for item in self.items.values():
             if item.leg is Leg.SENT and not item.returned and item.peer and self.core.now >= item.probe_at:
                 item.probes += 1
@@ -330,7 +337,9 @@ class Sender:
                 self._ask_after(item, item.peer)
 
     def deadline(self) -> float:
-        return min(map(self._due, self.items.values()), default=math.inf)
+        if self._due_at is None:
+            self._due_at = min(map(self._due, self.items.values()), default=math.inf)
+        return self._due_at
 
     @staticmethod
     def _due(item: Item) -> float:

@@ -35,6 +35,11 @@ class Grant:
         return self.total - self.released - self.returned
 
     @property
+    def lacks(self) -> bool:
+        """Whether it has fewer slots than are its own: one was lent to somebody else."""
+        return self.linked and self.held < self.standing
+
+    @property
     def unused(self) -> int:
         return self.total - self.received - self.returned
 
@@ -52,6 +57,7 @@ class SlotLedger:
     repair_free: bool = True
     grants: dict[str, Grant] = field(default_factory=dict)
     asks: list[tuple[bool, int, str]] = field(default_factory=list)
+    _spare: int = 0
 
     def deal(self, upstream: list[str], plan: Mapping[str, int] | None = None) -> list[str]:
         """Deal the capacity: slots for the plan's units from each upstream peer, but at most half of it, and
@@ -65,7 +71,7 @@ class SlotLedger:
             planned -= 1
         rest = self.capacity - planned - (1 if planned else 0)
         each = rest // len(upstream) if upstream else 0
-        self.pool = self.capacity - planned - each * len(upstream)
+        self.pool = self._spare = self.capacity - planned - each * len(upstream)
         self.grants = {peer: Grant(share + each, share + each) for peer, share in shares.items()}
         return list(upstream)
 
@@ -117,6 +123,7 @@ class SlotLedger:
         if self.pool > 0 or self.grants[richest].standing == 0:
             return []
         self.grants[richest].standing -= 1
+        self._spare += 1
         return [richest]
 
     def unlink(self, peer: str) -> list[str]:
@@ -157,7 +164,7 @@ class SlotLedger:
         self.pool += slots
 
     def _reuse(self, grant: Grant, peer: str) -> list[str]:
-        if grant.linked and grant.held < grant.standing:
+        if grant.lacks and not (self.asks and grant.unused):
             grant.total += 1
             return [peer]
         self._put_back(1)
@@ -176,6 +183,13 @@ class SlotLedger:
             self.asks.pop(0)
             self.grants[peer].total += 1
             told.append(peer)
+        while not self.asks and self.pool > self._spare:
+            lender = next((peer for peer, grant in self.grants.items() if grant.lacks), None)
+            if lender is None:
+                break
+            self.pool -= 1
+            self.grants[lender].total += 1
+            told.append(lender)
         return told
 
 

@@ -1,8 +1,9 @@
 """The queue of a peer's one worker: what is computed next.
 
 Order: the step itself (reduce, apply, state transfer), then losses and input gradients, then forwards,
-then weight gradients (they fill the gaps), then held-out windows, then checks of states for others; within a
-class the lowest (iteration, index) first (DESIGN §3.4).
+then weight gradients (they fill the gaps), then what died with its holder and nobody upstream waits for,
+then held-out windows, then checks of states for others; within a class the lowest (iteration, index) first
+(DESIGN §3.4).
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ class Rank(IntEnum):
     GRADIENT = 1
     FORWARD = 2
     WEIGHTS = 3
-    EVALUATION = 4
-    BACKGROUND = 5
+    REDO = 4
+    EVALUATION = 5
+    BACKGROUND = 6
 
 
 #: Work that belongs to no iteration that is open.

@@ -10,6 +10,7 @@ from anabranch.sim.algebra import wrong_states
 from anabranch.sim.churn import Churn
 from anabranch.sim.modelled import ModelledWorld, member_of, settings_of
 from anabranch.sim.node import Node
+from anabranch.sim.phases import Phases
 from anabranch.sim.scenario import Fleet, Regions, Scenario, fleet_of
 from anabranch.sim.tape import Outcome, Tape
 from anabranch.sim.trials.effort import Effort
@@ -47,6 +48,7 @@ class Simulation:
         self.leader = world.nodes[world.genesis.leader]
         self.churn = Churn(world.clock, fleet.scenario.churn, self.tape.relays, seed, self._crash, self._back)
         self._effort = Effort(world)
+        self._phases = Phases(self.leader, fleet.scenario.model.stages)
         self.crashed: list[tuple[str, float]] = []
         """Relay, when."""
         self._lost_s = 0.0
@@ -69,6 +71,7 @@ class Simulation:
     def _watch(self, node: Node, event: ev.Event) -> None:
         if isinstance(event, ev.Finished) and node.peer.core.stage:
             self.tape.add("busy_s", event.result.seconds)
+        self._phases.look(node, event, self.world.clock.now)
         for line in self.world.log[self._log_read :]:
             record = decode_entry(line).record
             if isinstance(record, Rollback):
@@ -96,6 +99,7 @@ class Simulation:
                 "message_bytes": world.sent.message_bytes,
                 "payload_bytes": world.sent.payload_bytes,
             },
+            self._phases.end(world.clock.now, len(self.tape.relays)),
         )
         self.churn.opened(record.t + 1, row.seconds)
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from anabranch.sim.clairvoyant import Available, bound_s, download_s
 from anabranch.sim.clock import Clock
+from anabranch.sim.phases import COMPUTED, PHASES
 from anabranch.sim.scenario import Fleet
 
 VERSION = 1
@@ -24,7 +26,8 @@ class Row(msgspec.Struct):
     can beat with the relays that were alive (`clairvoyant`). computed_s, wasted_s: of all nodes, in all and
     of those whose result entered no step. busy, alive: relay seconds of computing, and of being there.
     communicating_s: mean over the relays that something they sent was under way. twice: contributions that a
-    stage's gradient has more than once. messages: small ones."""
+    stage's gradient has more than once. messages: small ones. phases: of the iteration, and what a relay
+    computed in it on average (`sim.phases`); empty for systems that are modelled."""
 
     t: int
     seconds: float
@@ -41,6 +44,7 @@ class Row(msgspec.Struct):
     messages: int
     message_bytes: float
     payload_bytes: float
+    phases: dict[str, float] = {}
 
 
 class Outcome(msgspec.Struct):
@@ -90,7 +94,11 @@ class Tape:
             self._able_at[relay] = self.clock.now + download_s(self.fleet, relay)
 
     def commit(
-        self, t: int, members: Mapping[int, Sequence[str]], totals: Mapping[str, float] | None = None
+        self,
+        t: int,
+        members: Mapping[int, Sequence[str]],
+        totals: Mapping[str, float] | None = None,
+        phases: Mapping[str, float] | None = None,
     ) -> Row:
         """Step t is taken. members: stage -> replicas whose sums are in it. totals: sums that were kept
         elsewhere."""
@@ -113,7 +121,8 @@ class Tape:
         sums["communicating_s"] /= max(1, len(self.relays))
         counts = {stage: len(names) for stage, names in members.items()}
         bound = bound_s(self.fleet, Available(shares, counts))
-        row = Row(t=t, seconds=seconds, bound_s=bound, alive_s=sum(alive.values()), **sums)
+        alive_s, phases = sum(alive.values()), dict(phases or {})
+        row = Row(t=t, seconds=seconds, bound_s=bound, alive_s=alive_s, phases=phases, **sums)
         self.rows.append(row)
         self._before, self._begun_at = dict(self.totals), now
         self._missed_s = dict.fromkeys(self.relays, 0.0)
@@ -124,6 +133,10 @@ _COUNTS = ("crashes", "spared", "recoveries", "twice", "messages")
 _SUMS = (
     *_COUNTS, "computed_s", "wasted_s", "busy_s", "communicating_s", "message_bytes", "payload_bytes"
 )  # fmt: skip
+
+
+def _phase(name: str, rows: Sequence[Row], microbatches: int, tokens: int) -> float:
+    return statistics.mean(row.phases.get(name, 0.0) for row in rows)
 
 
 #: What is reported: name -> a run's figure from its counted rows, given microbatches and tokens of each.
@@ -144,6 +157,7 @@ FIGURES: dict[str, Callable[[Sequence[Row], int, int], float]] = {
     "messages": lambda rows, m, n: _mean(rows, "messages"),
     "message_bytes": lambda rows, m, n: _mean(rows, "message_bytes"),
     "payload_bytes": lambda rows, m, n: _mean(rows, "payload_bytes"),
+    **{name: partial(_phase, name) for name in (*PHASES, *COMPUTED)},
 }
 
 

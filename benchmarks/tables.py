@@ -1,0 +1,326 @@
+"""The tables that settle how anabranch compares: two models × equal and unequal machines × churn 0, 10, 20 %,
+and what each part of it brings.
+
+    nice python benchmarks/tables.py --seeds 5 --processes 1
+
+Everything is virtual time and follows from the seeds. Each cell is kept in build/tables/ under a hash of its
+scenario and of the program that made it, so a run that was broken off goes on where it was; with `--minutes`
+it begins no further seed after so long, and prints what it has. Rewrites the sections `tables` and `ablation`
+of docs/results.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import msgspec
+
+import anabranch
+from anabranch.net.wan.profile import wan10
+from anabranch.sim.scenario import Scenario, as_values, fleet_of, load_scenario
+from anabranch.sim.simulate import simulate
+from anabranch.sim.tape import Estimate, Outcome, Summary, estimate, summary
+from report import table, write_section
+
+CACHE = Path(__file__).resolve().parent.parent / "build" / "tables"
+MODELS = {"LLaMA-like": "llama-350m", "GPT-like": "gpt2-350m"}
+FLEETS = {"equal": "wan10", "unequal": "wan10-mixed"}
+CHURN = (0.0, 0.1, 0.2)
+OURS = "auction"
+#: Seconds between pings: half of what a simulated run costs is small talk.
+HEARTBEAT_S = 5.0
+POLICIES = (OURS, "gwtf", "swarm-published", "swarm-tuned", "restart")
+#: How a column of the result is printed.
+COLUMNS = {
+    "iteration s": ("iteration_s", "{:.1f}", 1.0),
+    "s/microbatch": ("seconds_per_microbatch", "{:.3f}", 1.0),
+    "tokens/s": ("tokens_per_s", "{:.0f}", 1.0),
+    "sending s": ("communicating_s", "{:.1f}", 1.0),
+    "wasted %": ("wasted_share", "{:.1f}", 100.0),
+    "wasted s": ("wasted_s", "{:.1f}", 1.0),
+    "over bound": ("over_bound", "{:.2f}", 1.0),
+}
+#: What is left out or changed -> policy, changes of the scenario.
+ABLATION: dict[str, tuple[str, dict[str, Any]]] = {
+    "nothing: auction, dispatch, slots, repair": (OURS, {}),
+    "flow: no plan and no prices, nearest free peer (`greedy`)": ("greedy", {}),
+    "dispatch: the published flow, followed as planned (`gwtf`)": ("gwtf", {}),
+    "flow and dispatch: replica = index mod replicas (`static`)": ("static", {}),
+    "routing: SWARM's queues by virtual time (`swarm`)": ("swarm", {}),
+    "routing and recovery: SWARM's, tuned (`swarm-tuned`)": ("swarm-tuned", {}),
+    "recovery: best static arrangement, restarted (`restart`)": ("restart", {}),
+    "capacity: half of the places": (OURS, {"fleet.capacity": 0.5}),
+    "capacity: twice the places": (OURS, {"fleet.capacity": 2.0}),
+    "admission: a batch of 16, which fits at once": (OURS, {"model.microbatches": 16}),
+    "admission: a batch of 96": (OURS, {"model.microbatches": 96}),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A scenario by name with changes, under a policy."""
+
+    scenario: str
+    policy: str
+    changes: tuple[tuple[str, Any], ...]
+
+    def load(self) -> Scenario:
+        changes = dict(self.changes)
+        factor = changes.pop("fleet.capacity", None)
+        if factor is not None:
+            changes["fleet.capacity"] = scaled_capacity(load_scenario(self.scenario, changes), factor)
+        return load_scenario(self.scenario, changes)
+
+
+def scaled_capacity(scenario: Scenario, factor: float) -> list[int]:
+    """The scenario's capacities times a factor; of what memory holds where it gives none."""
+    given = scenario.fleet.capacity
+    if not given:
+        hosts = fleet_of(scenario, wan10(), 0).hosts.values()
+        given = tuple(sorted({host.capacity for host in hosts if host.stage}))
+    return [max(1, round(factor * each)) for each in given]
+
+
+def cell(scenario: str, policy: str, changes: Mapping[str, Any]) -> Cell:
+    return Cell(scenario, policy, tuple(sorted(changes.items())))
+
+
+def common(crash: float, iterations: int) -> dict[str, Any]:
+    return {"churn.crash": crash, "run.iterations": iterations, "run.heartbeat_s": HEARTBEAT_S}
+
+
+def main_cell(model: str, fleet: str, crash: float, policy: str, iterations: int) -> Cell:
+    return cell(FLEETS[fleet], policy, {"model.size": MODELS[model], **common(crash, iterations)})
+
+
+def ablation_cell(row: str, crash: float, iterations: int) -> Cell:
+    policy, changes = ABLATION[row]
+    return cell("wan10-mixed", policy, common(crash, iterations) | changes)
+
+
+# --- running ------------------------------------------------------------------------------------------
+
+
+@cache
+def program() -> str:
+    """Hash of all that a simulated run is made of."""
+    root = Path(anabranch.__file__).parent
+    digest = hashlib.sha256()
+    for room in ("flow", "protocol", "sim", "train/sizes.py", "net/wan"):
+        place = root / room
+        for path in sorted(place.rglob("*.*")) if place.is_dir() else [place]:
+            if path.suffix in (".py", ".json", ".toml"):
+                digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+def path_of(each: Cell, seed: int) -> Path:
+    key = msgspec.json.encode([program(), as_values(each.load()), each.policy, seed])
+    return CACHE / f"{hashlib.sha256(key).hexdigest()[:24]}.json"
+
+
+def outcome_of(each: Cell, seed: int) -> Outcome:
+    """From the cache, or run now."""
+    path = path_of(each, seed)
+    if path.exists():
+        return msgspec.json.decode(path.read_bytes(), type=Outcome)
+    outcome = simulate(each.load(), wan10(), each.policy, seed)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(".part")
+    unfinished.write_bytes(msgspec.json.encode(outcome))
+    unfinished.replace(path)
+    return outcome
+
+
+def _run(trial: tuple[Cell, int]) -> None:
+    outcome_of(*trial)
+
+
+def run_all(cells: Iterable[Cell], seeds: int, processes: int, minutes: float) -> int:
+    """Seed by seed, all cells each; returns how many seeds are complete."""
+    cells, begun = list(dict.fromkeys(cells)), time.monotonic()
+    with ProcessPoolExecutor(processes) as pool:
+        for seed in range(seeds):
+            missing = [each for each in cells if not path_of(each, seed).exists()]
+            if missing and minutes and time.monotonic() - begun > 60.0 * minutes:
+                return seed
+            for done, _ in enumerate(pool.map(_run, [(each, seed) for each in missing]), 1):
+                print(f"seed {seed}: {done} of {len(missing)}", file=sys.stderr, flush=True)
+    return seeds
+
+
+def summary_of(each: Cell, seeds: int) -> Summary:
+    outcomes = [outcome_of(each, seed) for seed in range(seeds)]
+    return summary(outcomes, fleet_of(each.load(), wan10(), 0))
+
+
+# --- telling ------------------------------------------------------------------------------------------
+
+
+def text(figure: Estimate, form: str = "{:.2f}", factor: float = 1.0) -> str:
+    mean = form.format(factor * figure.mean)
+    return f"{mean} ± {form.format(factor * figure.half)}" if figure.half else mean
+
+
+def quotient(ours: Cell, theirs: Cell, seeds: int, figure: str = "iteration_s") -> Estimate:
+    """Ours over theirs, of each seed, then the mean: the crashes are the same draws."""
+
+    def of(each: Cell, seed: int) -> float | None:
+        outcome = outcome_of(each, seed)
+        warm_up = each.load().run.warm_up
+        rows = outcome.rows[warm_up:]
+        if outcome.failure or not rows:
+            return None
+        return fmean(row.seconds if figure == "iteration_s" else row.bound_s for row in rows)
+
+    pairs = [(of(ours, seed), of(theirs, seed)) for seed in range(seeds)]
+    return estimate([one / other for one, other in pairs if one is not None and other is not None])
+
+
+def goal(what: str, found: Estimate, most: float) -> str:
+    met = "met" if found.mean <= most else "not met"
+    return f"| {what} | {text(found)} | {most:.2f} | {met} |"
+
+
+def goals(seeds: int, iterations: int) -> list[str]:
+    """Each target over all settings it speaks of, the worst one named by its figure."""
+    lines = ["| target (iteration time, ours over theirs) | worst setting | at most | |", "|---|---|---|---|"]
+
+    def worst(policy: str, churn: Sequence[float]) -> Estimate:
+        found = [
+            quotient(
+                main_cell(model, fleet, crash, OURS, iterations),
+                main_cell(model, fleet, crash, policy, iterations),
+                seeds,
+            )
+            for model, fleet, crash in product(MODELS, FLEETS, churn)
+        ]
+        return max(found, key=lambda each: each.mean)
+
+    def worst_over_bound(crash: float) -> Estimate:
+        cells = [main_cell(model, fleet, crash, OURS, iterations) for model, fleet in product(MODELS, FLEETS)]
+        found = [summary_of(each, seeds).figures["over_bound"] for each in cells]
+        return max(found, key=lambda each: each.mean)
+
+    def most_wasted() -> Estimate:
+        cells = [
+            main_cell(model, fleet, crash, OURS, iterations)
+            for model, fleet, crash in product(MODELS, FLEETS, CHURN)
+        ]
+        found = [summary_of(each, seeds).figures["wasted_share"] for each in cells]
+        worst_share = max(found, key=lambda each: each.mean)
+        return Estimate(100 * worst_share.mean, 100 * worst_share.half)
+
+    lines += [
+        goal("SWARM as published, with churn", worst("swarm-published", CHURN[1:]), 0.50),
+        goal("SWARM tuned, without churn", worst("swarm-tuned", CHURN[:1]), 0.75),
+        goal("SWARM tuned, with churn", worst("swarm-tuned", CHURN[1:]), 0.60),
+        goal("throughput 1.3× of SWARM tuned (time 0.77)", worst("swarm-tuned", CHURN), 1 / 1.3),
+        goal("`gwtf`", worst("gwtf", CHURN), 1.0),
+        goal("best static arrangement, without churn", worst("restart", CHURN[:1]), 1.05),
+        goal("clairvoyant bound, without churn", worst_over_bound(0.0), 1.3),
+        goal("clairvoyant bound, 20 % churn", worst_over_bound(0.2), 1.5),
+        goal("wasted GPU time, % of computed", most_wasted(), 1.0),
+    ]
+    return lines
+
+
+def tables(seeds: int, iterations: int) -> str:
+    scenario = load_scenario("wan10")
+    model, fleet = scenario.model, scenario.fleet
+    lines = [
+        "### Two models, equal and unequal machines, churn",
+        "",
+        f"{seeds} seeds, mean ± half of the 95 % interval; {iterations} iterations, the first "
+        f"{scenario.run.warm_up} not counted. Ten regions, {fleet.data_nodes} data nodes, {fleet.relays} "
+        f"relays over {model.stages} stages, {model.microbatches} microbatches of {model.rows}×"
+        f"{model.sequence} tokens. `auction` (with dispatch) and `gwtf` route for the real protocol, with "
+        "its recovery; the others are models of other systems on the same machines, links and crashes, with "
+        "the same sums to reduce (docs/simulate.md, which says where they are favoured: SWARM's are not "
+        "bounded by memory). All run on the same placement, so *SWARM tuned with our placement* is "
+        "`swarm-tuned`: no policy moves anybody yet. `restart` is DT-FM's arrangement, found centrally, and "
+        "begun anew at each crash.",
+        "",
+    ]
+    for name, machines in product(MODELS, FLEETS):
+        rows = []
+        for crash, policy in product(CHURN, POLICIES):
+            each = summary_of(main_cell(name, machines, crash, policy, iterations), seeds)
+            figures = [text(each.figures[key], form, factor) for key, form, factor in COLUMNS.values()]
+            rows.append([f"{100 * crash:.0f} %", policy, *figures, f"{each.seeds} of {seeds}"])
+        lines += [f"**{name} ({MODELS[name]}), {machines} machines (`{FLEETS[machines]}`)**", ""]
+        lines += [table(["churn", "policy", *COLUMNS, "finished"], rows), ""]
+    lines += [*goals(seeds, iterations), ""]
+    return "\n".join(lines)
+
+
+def ablation(seeds: int, iterations: int) -> str:
+    head = ["left out or changed", "s/microbatch, 0 %", "over all", "s/microbatch, 10 %", "over all"]
+    rows = []
+    for row in ABLATION:
+        cells = [row]
+        for crash in (0.0, 0.1):
+            figures = [
+                summary_of(ablation_cell(each, crash, iterations), seeds).figures["seconds_per_microbatch"]
+                for each in (row, next(iter(ABLATION)))
+            ]
+            cells += [text(figures[0], "{:.3f}"), f"{figures[0].mean / figures[1].mean:.2f}"]
+        rows.append(cells)
+    return "\n".join(
+        [
+            "### What each part brings",
+            "",
+            f"`wan10-mixed`, LLaMA-like, {seeds} seeds, {iterations} iterations; each row leaves out or "
+            "changes one thing; *over all* is its time over the first row's. Placement is not in it: who "
+            "serves which stage is the scenario's, and nobody moves yet. A bigger batch spreads fill, drain "
+            "and reduce over more.",
+            "",
+            table(head, rows),
+        ]
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--seeds", type=int, default=5, help="at most so many (default: 5)")
+    parser.add_argument("--iterations", type=int, default=8)
+    parser.add_argument("--minutes", type=float, default=0.0, help="begin no further seed after so long")
+    both = ("tables", "ablation")
+    parser.add_argument("--sections", nargs="+", default=list(both), choices=both)
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--dry", action="store_true", help="leave docs/results.md as it is")
+    args = parser.parse_args()
+    n = args.iterations
+    parts: dict[str, tuple[list[Cell], Callable[[int, int], str]]] = {
+        "tables": (
+            [main_cell(m, f, c, p, n) for m, f, c, p in product(MODELS, FLEETS, CHURN, POLICIES)],
+            tables,
+        ),
+        "ablation": ([ablation_cell(row, c, n) for row, c in product(ABLATION, CHURN[:2])], ablation),
+    }
+    for name in args.sections:
+        cells, tell = parts[name]
+        seeds = run_all(cells, args.seeds, args.processes, args.minutes)
+        if not seeds:
+            print(f"{name}: no seed is complete: run it again, it goes on where it was", file=sys.stderr)
+            return 1
+        if args.dry:
+            print(tell(seeds, n))
+        else:
+            write_section(name, tell(seeds, n))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
