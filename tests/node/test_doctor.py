@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
+import queue
 import socket
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +16,8 @@ from local_swarms import small_run
 
 from anabranch.cli.main import main
 from anabranch.config import render_run_file
-from anabranch.node import doctor
+from anabranch.node import doctor, reach
+from anabranch.node.sounding import Answering, Far, Seen, SoundingError
 
 
 def examined(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, dict[str, str]]]:
@@ -67,3 +73,92 @@ def test_little_room_is_doubtful_and_none_is_too_little() -> None:
     for found, verdict in ((1 << 40, "green"), (2 << 30, "yellow"), (1 << 20, "red")):
         check = doctor._amount("disk", found, doctor.DISK_BYTES, "free", "make room")
         assert (check.verdict, check.repair) == (verdict, "" if verdict == "green" else "make room")
+
+
+@pytest.fixture
+def answering() -> Iterator[str]:
+    """HOST:PORT/CODE of a machine that answers."""
+    ports: queue.Queue[int] = queue.Queue()
+    loop = asyncio.new_event_loop()
+
+    async def serve() -> None:
+        ports.put(await Answering("c0de").start("127.0.0.1", 0))
+
+    def run() -> None:
+        loop.run_until_complete(serve())
+        loop.run_forever()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    yield f"127.0.0.1:{ports.get(timeout=20)}/c0de"
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+
+
+def test_a_machine_that_answers_tells_of_the_link_the_clock_and_the_router(
+    answering: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    address = answering.partition("/")[0]
+    _, checks = examined(capsys, "--peer", answering)
+    for way in ("up", "down"):
+        assert checks[f"peer {address} {way}"]["found"].endswith("Mbit/s")
+    assert "ms" in checks[f"peer {address}"]["found"]
+    assert checks["clock against peers"]["verdict"] == "green"
+    assert checks["NAT"]["verdict"] == "green" and checks["dialled back"]["verdict"] == "green"
+    status, checks = examined(capsys, "--peer", f"{address}/wrong")
+    assert status == 1 and "the code is wrong" in checks[f"peer {address}"]["found"]
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        far = Far.parse(answering)
+        assert far is not None and not far.dials_back(closed.getsockname()[1])
+
+
+def test_nonsense_is_not_answered_and_nonsense_answers_are_not_believed(answering: str) -> None:
+    host, _, rest = answering.partition(":")
+    port = int(rest.partition("/")[0])
+    for words in (b"\n", b"\xff\xff\n", b"c0de\n", b"c0de dial x\n", b"c0de dial 99999999\n", b"x" * 70000):
+        with socket.create_connection((host, port), timeout=20) as raw:
+            raw.sendall(words)
+            with contextlib.suppress(ConnectionResetError):
+                assert raw.recv(100) in (b"", b"{}\n")
+    with socket.create_server(("127.0.0.1", 0)) as liar:
+        far = Far("127.0.0.1", liar.getsockname()[1], "c0de")
+
+        def lie() -> None:
+            for said in (b"[1]\n", b'{"time": "x"}\n', b"\xff\n", b"\n" * 5000):
+                connection, _ = liar.accept()
+                with connection:
+                    connection.recv(100)
+                    connection.sendall(said)
+
+        thread = threading.Thread(target=lie)
+        thread.start()
+        for _ in range(4):
+            with pytest.raises(SoundingError):
+                far.hello()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("sees", "ports", "words", "verdict"),
+    [
+        (["10.0.0.1"], [1], "none", "green"),
+        (["203.0.113.9"], [1], "shows with a second", "yellow"),
+        (["203.0.113.9", "203.0.113.9"], [7, 7], "endpoint-independent", "yellow"),
+        (["203.0.113.9", "203.0.113.9"], [7, 8], "another port for each peer", "yellow"),
+    ],
+)
+def test_the_kind_of_router_follows_from_what_others_see(
+    monkeypatch: pytest.MonkeyPatch, sees: list[str], ports: list[int], words: str, verdict: str
+) -> None:
+    monkeypatch.setattr(reach, "_own_address", lambda far: "10.0.0.1")
+    seen = [(Far(f"192.0.2.{at}", 1, "c"), Seen(0.01, 0.0, host, 1)) for at, host in enumerate(sees)]
+    told = {far.host: Seen(0.01, 0.0, see.host, port) for (far, see), port in zip(seen, ports, strict=True)}
+    monkeypatch.setattr(Far, "hello", lambda far, own_port=0: told[far.host])
+    check = reach._nat(seen)
+    assert words in check.found and check.verdict == verdict
+
+
+def test_a_clock_is_judged_by_who_agrees_best() -> None:
+    for differences, verdict in (([0.1, 900.0], "green"), ([-20.0], "yellow"), ([900.0, 800.0], "red")):
+        assert reach._clocks(differences).verdict == verdict

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
+import secrets
 import sys
 from dataclasses import asdict
 from pathlib import Path
+
+from anabranch.errors import UserError
 
 _EPILOG = """\
 examples:
@@ -14,10 +18,12 @@ examples:
   anabranch doctor run.toml                         and how quickly it computes each stage of a run
   anabranch doctor --host 0.0.0.0 --port 7700       could others dial it there?
   anabranch doctor --peer my.host:7700              can it reach a run's data node?
+  anabranch doctor --answer --host 0.0.0.0          answer other machines' doctors; it prints an address
+  anabranch doctor --peer my.host:7701/CODE         ... the link to such a machine, and how that one sees us
 
 Each line is green, yellow (it may do) or red (it will not do), with the repair. The exit status is 1 if one
-is red. Nothing is sent anywhere but to the peers that are named. It cannot find out what a router in between
-lets through, nor how quick the links are: peers measure those when they work.
+is red. Nothing is sent anywhere but to the peers that are named. Bandwidth, clock, router (NAT) and whether
+this machine can be dialled are found out with a machine that answers; the kind of NAT needs two of them.
 """
 
 _COLOURS = {"green": "\033[32m", "yellow": "\033[33m", "red": "\033[31m"}
@@ -29,13 +35,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_file", nargs="?", type=Path, metavar="RUN.toml", help="measure its stages, too")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     parser.add_argument("--port", type=int, default=0, help="port to listen on (default: a free one)")
-    parser.add_argument("--peer", action="append", default=[], metavar="HOST:PORT", help="dial this, too")
+    parser.add_argument(
+        "--peer", action="append", default=[], metavar="HOST:PORT[/CODE]",
+        help="dial this, too; with the code of one that answers, measure the link",
+    )  # fmt: skip
+    parser.add_argument("--answer", action="store_true", help="answer the doctors of other machines")
     parser.add_argument("--json", action="store_true", help="print the checks as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.answer:
+        return _answer(args.host, args.port)
     from anabranch.config import load_run_file
-    from anabranch.node.doctor import RED, examine
+    from anabranch.node.checks import RED
+    from anabranch.node.doctor import examine
     from anabranch.observe.stepline import wants_colour
 
     config = load_run_file(args.run_file) if args.run_file else None
@@ -51,3 +64,27 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps([asdict(check) for check in checks]))
     return 1 if any(check.verdict == RED for check in checks) else 0
+
+
+def _answer(host: str, port: int) -> int:
+    """Answer other machines' doctors until Ctrl+C."""
+    from anabranch.node.sounding import Answering
+
+    code = secrets.token_hex(4)
+
+    async def serve() -> None:
+        answering = Answering(code)
+        try:
+            found = await answering.start(host, port)
+        except (OSError, OverflowError) as error:
+            where = f"{host} port {port}"
+            raise UserError(f"cannot listen on {where}: {error}; choose another --port or --host") from None
+        print(f"on another machine: anabranch doctor --peer YOUR.ADDRESS:{found}/{code}", flush=True)
+        print("Ctrl+C ends it; a question takes at most two seconds and 16 MiB", flush=True)
+        await asyncio.Event().wait()
+
+    try:
+        asyncio.run(serve())
+    except KeyboardInterrupt:
+        print()
+    return 0

@@ -10,12 +10,11 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from anabranch.config import RunConfig
-
-GREEN, YELLOW, RED = "green", "yellow", "red"
+from anabranch.node.checks import GREEN, RED, YELLOW, Check
+from anabranch.node.reach import sound
 
 PYTHON = (3, 10)
 #: Bytes of free disk and memory below which it is doubtful, and below which it fails.
@@ -27,16 +26,6 @@ FILES = 1024
 SLOW_S, PATIENCE_S = 0.3, 5.0
 #: A clock before this day (unix seconds, 2026-01-01) is wrong; tickets and certificates have an end.
 EARLIEST_S = 1_767_225_600
-
-
-@dataclass(frozen=True)
-class Check:
-    """One line: what was looked at, how it is (GREEN, YELLOW, RED), what was found, what to do."""
-
-    name: str
-    verdict: str
-    found: str
-    repair: str = ""
 
 
 def examine(run: RunConfig | None, folder: Path, host: str, port: int, peers: list[str]) -> Iterator[Check]:
@@ -53,7 +42,9 @@ def examine(run: RunConfig | None, folder: Path, host: str, port: int, peers: li
     yield _listening(host, port)
     yield _reachability(host)
     for peer in peers:
-        yield _peer(peer)
+        if "/" not in peer:
+            yield _peer(peer)
+    yield from sound([peer for peer in peers if "/" in peer], host, port)
     if run is not None and torch_found.verdict != RED:
         yield from speeds(run)
 
