@@ -21,7 +21,7 @@ from anabranch.protocol.messages import JoinRequest, Ready, Refused
 from anabranch.protocol.parted import Parted
 from anabranch.protocol.placement import neediest_stage
 from anabranch.protocol.records import Member, Members
-from anabranch.protocol.suspicion import Overdue, Verdict
+from anabranch.protocol.suspicion import LAST, Overdue, Verdict
 
 #: Seconds between attempts to reach a member that stays one though it is out of reach.
 REACH_AGAIN_S = 8.0
@@ -58,6 +58,8 @@ class Admission:
         self._welcome = welcome
         self.ready: dict[str, Member] = {}
         self.parted = Parted(core)
+        self.worth_s: Callable[[str], float] = _for_ever
+        """How long the last replica of a stage is worth waiting for."""
         self._numerics_class = numerics_class
         self._corpus_fingerprint = corpus_fingerprint
         self._model_hash = model_hash
@@ -213,7 +215,7 @@ class Admission:
                 continue
             # A lost link is one patience of silence already.
             overdue = contacts.overdue(peer, now - lost.since + lost.patience_s, lost.patience_s)
-            if overdue.verdict is Verdict.GONE and not self._waits_for(peer):
+            if overdue.verdict is Verdict.GONE and not self._waits_for(overdue):
                 self.remove(peer, f"{lost.reason}, and it did not come back: {overdue}")
                 continue
             if overdue.verdict is not Verdict.GONE:
@@ -224,7 +226,7 @@ class Admission:
 
     def silent(self, overdue: Overdue) -> None:
         """A linked member is silent for longer than its history explains."""
-        if overdue.verdict is Verdict.GONE and not self._waits_for(overdue.peer):
+        if overdue.verdict is Verdict.GONE and not self._waits_for(overdue):
             self.remove(overdue.peer, str(overdue))
         elif overdue.verdict is Verdict.CUT_OFF:
             self._doubt(overdue)
@@ -236,9 +238,12 @@ class Admission:
         else:
             self._wait(f"no connection to {overdue.peer[:8]}, which others hear: {overdue.account}")
 
-    def _waits_for(self, peer: str) -> bool:
+    def _waits_for(self, overdue: Overdue) -> bool:
         """Whether a member that seems gone is waited for."""
+        peer = overdue.peer
         if not self._last_of_its_stage(peer):
+            return False
+        if overdue.silence_s >= max(LAST * overdue.patience_s, self.worth_s(peer)):
             return False
         stage = self.core.membership.stage_of(peer)
         self._wait(f"{peer[:8]}, the last replica of stage {stage}, is out of reach: waiting for it")
@@ -292,6 +297,10 @@ class Admission:
             later = [peer for peer in serving if earlier.get(peer, active_from + 1) > active_from]
             return Members(number, active_from=dict.fromkeys(later, active_from)) if later else None
         return None
+
+
+def _for_ever(peer: str) -> float:
+    return math.inf
 
 
 def _same(one: Member, other: Member | None) -> bool:

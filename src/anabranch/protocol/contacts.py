@@ -15,6 +15,8 @@ from anabranch.protocol.witnesses import Witnesses
 #: Seconds between attempts to reach a member (doubling to the maximum, with jitter).
 REDIAL_S = 0.5
 REDIAL_MAX_S = 8.0
+#: Seconds without a link to anybody who keeps the log after which a member dials them itself.
+SEEK_S = 8.0
 #: Heartbeats whose answers are still waited for.
 PINGS_KEPT = 32
 
@@ -35,6 +37,7 @@ class Contacts:
         self.fellows: dict[str, str] = {}
         """Addresses of those who keep the log with me, by my disk: dialled until I follow the log again."""
         self._none_silent_before = math.inf
+        self._alone_since = math.inf
         self.witnesses = Witnesses(core, self._ping)
 
     def deadline(self) -> float:
@@ -65,6 +68,7 @@ class Contacts:
         if core.now >= self._ping_at:
             self._ping_at = core.now + core.settings.heartbeat_s
             self._ping(*core.links)
+            self._seek()
         self._dial_again()
         self.witnesses.tick()
         if core.now < self._none_silent_before:
@@ -173,6 +177,11 @@ class Contacts:
         sent_at = self._pings.get(message.number)
         return None if sent_at is None else self.core.now - sent_at
 
+    def outdated(self, peer: str) -> bool:
+        """Whether the link to a peer is one to a former process: a copy of its key, or a ghost (I7)."""
+        known = self.core.membership.incarnations.get(peer, 0)
+        return self.core.linked_incarnation.get(peer, known) < known
+
     # --- dialling ------------------------------------------------------------------------------
 
     def connect(self) -> None:
@@ -186,6 +195,18 @@ class Contacts:
             log = peer == core.leader or core.keeps_log(peer) or core.keeps_log(core.me)
             wanted = member.stage in near or log
             if wanted and core.membership.dials(core.me, peer):
+                self.reach(peer)
+
+    def _seek(self) -> None:
+        """Whoever is linked to nobody who keeps the log dials them, even if that were on them: it may have
+        been removed meanwhile, and then nobody dials it any more."""
+        core = self.core
+        if core.leads or any(map(core.keeps_log, core.links)):
+            self._alone_since = math.inf
+            return
+        self._alone_since = min(core.now, self._alone_since)
+        if core.now >= self._alone_since + SEEK_S:
+            for peer in filter(core.keeps_log, core.membership.members):
                 self.reach(peer)
 
     def reach(self, peer: str) -> None:

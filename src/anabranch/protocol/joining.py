@@ -118,9 +118,12 @@ class Joining:
     # --- the steps -----------------------------------------------------------------------------
 
     def start(self) -> None:
-        """The leader builds its stage when the log has admitted it; others wait for the link."""
+        """The leader builds its stage when the log has admitted it; others wait for the link, and do not wait
+        for one door's answer before they knock at the next."""
         if self.peer.lead is not None:
             self.leads()
+        elif self.doors:
+            self._knock_at = self.peer.core.now + KNOCK_S
 
     def leads(self) -> None:
         """This peer leads without having been welcomed: it admits itself."""
@@ -235,7 +238,7 @@ class Joining:
         self.step = Step.BUILDING
         core.effects.append(Admitted(welcome.stage, welcome.certificate))
         core.effects.append(BuildStage(welcome.stage))
-        peer.contacts.connect()
+        peer.connect()
 
     def _built(self, fingerprint: str) -> None:
         lead = self.peer.lead

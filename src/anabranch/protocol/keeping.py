@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from anabranch.protocol.core import Core
@@ -23,6 +23,13 @@ ORDER_AGAIN_S = 10.0
 SOURCES_NAMED = 8
 #: Iterations that a checkpoint on its way to disk may be old.
 RECENT_KEPT = 64
+
+
+Among = Callable[[str], bool]
+
+
+def _anybody(peer: str) -> bool:
+    return True
 
 
 @dataclass
@@ -75,8 +82,9 @@ class Keeping:
         self._changed = True
 
     def inherit(self, points: Mapping[int, Point], first: Point) -> None:
-        """What a leader that succeeds another knows from the log; who holds what, everybody says again."""
-        self.points = {0: first} | dict(points)
+        """What a leader that succeeds another knows from the log; who holds what, everybody says again.
+        first: where the run began."""
+        self.points = {**points, 0: first}
         self._logged = set(self.points)
         self._changed = True
 
@@ -148,16 +156,16 @@ class Keeping:
             peers.append(self.core.me)
         return sorted(p for p in peers if (p, stage, t) not in self._spoilt)
 
-    def has(self, t: int, stage: int) -> bool:
-        """Whether the state of the stage after t can be had."""
+    def has(self, t: int, stage: int, among: Among = _anybody) -> bool:
+        """Whether the state of the stage after t can be had, from those `among` is true of."""
         point = self.points.get(t)
-        return point is not None and (point.initial or bool(self.holders(t, stage)))
+        return point is not None and (point.initial or any(map(among, self.holders(t, stage))))
 
-    def newest(self, before: int) -> Point | None:
+    def newest(self, before: int, among: Among = _anybody) -> Point | None:
         """The last point before an iteration whose state can be had for every stage."""
         stages = range(self.core.settings.stages + 1)
         for t in sorted(self.points, reverse=True):
-            if t < before and all(self.has(t, stage) for stage in stages):
+            if t < before and all(self.has(t, stage, among) for stage in stages):
                 return self.points[t]
         return None
 

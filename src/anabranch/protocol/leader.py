@@ -101,6 +101,7 @@ class Leader:
         self.asked = Asked(core)
         self.keeping = Keeping(core)
         self.restoring = Restoring(core, self.admission, self.keeping)
+        self.admission.worth_s = lambda peer: self.restoring.worth_s(peer, self.t, self._step_s)
         self.t = 0
         self.base = ""
         self.adam_step = 0

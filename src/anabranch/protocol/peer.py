@@ -220,6 +220,10 @@ class Peer:
         if core.refusals.banned(peer, core.now):
             core.effects.append(ev.HangUp(peer, "too many of its messages were refused; not for a while"))
             return
+        if self.contacts.outdated(peer):
+            core.effects.append(ev.HangUp(peer, "another process of this peer has been admitted since"))
+            self.contacts.redial(peer)
+            return
         self.roles[peer] = role
         if role == ROLE:
             return
@@ -260,6 +264,14 @@ class Peer:
         for download in self._downloads():
             download.link_down(peer)
         self.contacts.redial(peer)
+
+    def connect(self) -> None:
+        """Who is a member has changed: hang up on former processes, dial the neighbours."""
+        for peer in [peer for peer in self.core.links if self.contacts.outdated(peer)]:
+            reason = "another process of this peer has been admitted"
+            self.core.effects.append(ev.HangUp(peer, reason))
+            self._link_down(peer, reason, refused=False)
+        self.contacts.connect()
 
     # --- time ----------------------------------------------------------------------------------
 
@@ -372,6 +384,8 @@ class Peer:
         if fence.epoch != core.settings.epoch:
             return f"epoch {fence.epoch}, not {core.settings.epoch}"
         if member is not None and fence.incarnation != member.incarnation:
+            if member.incarnation < fence.incarnation == core.linked_incarnation.get(peer):
+                return self._keep_early(peer, message, payload, fence.t)  # the log has yet to tell of it
             return f"incarnation {fence.incarnation}, not {member.incarnation}"
         iteration = self.iteration
         if iteration is None or fence.t > iteration.t:
@@ -386,7 +400,8 @@ class Peer:
         if fence.base != iteration.base:
             return f"iteration {fence.t} on another base"
         if member is None:
-            return "not a member"
+            # One that is admitted finds those whom the log has yet to tell of it.
+            return self._keep_early(peer, message, payload, fence.t) if peer in core.links else "not a member"
         return self._current(iteration, peer, member.stage, message, payload)
 
     def _keep_early(
@@ -726,7 +741,7 @@ class Peer:
             core.note("peer_active", subject=peer, from_iteration=t)
         self.joining.members_changed(record)
         self.router.members_changed()
-        self.contacts.connect()
+        self.connect()
         if record.active_from and self.iteration is not None:
             self._take_early(self.iteration)
             self.iteration.sender.pump()

@@ -155,8 +155,18 @@ class Restoring:
         return len(live) == 1 and len(self._members(stage)) == 1 and self._most_live.get(stage, 0) > 1
 
     def _move(self, stage: int, t: int, least: int, why: str) -> Members | None:
-        """Take a peer from the stage with the most replicas, if it has at least so many: one that keeps the
-        state already, or else the slowest that can be reached; one that keeps the log only if it must be."""
+        """Take a peer from the stage with the most replicas, if it has at least so many."""
+        peer = self._movable(stage, t, least)
+        if peer is None:
+            return None
+        membership = self.core.membership
+        moved = msgspec.structs.replace(membership.members[peer], stage=stage)
+        reason = f"moves to stage {stage}, {why}"
+        return Members(membership.number + 1, removed={peer: reason}, joined=(moved,))
+
+    def _movable(self, stage: int, t: int, least: int) -> str | None:
+        """Whom the stage with the most replicas can spare: one that keeps the state already, or else the
+        slowest that can be reached; one that keeps the log only if it must be."""
         if stage == 0:
             return None  # a data node needs the corpus
         membership = self.core.membership
@@ -172,10 +182,23 @@ class Restoring:
             return None
         keepers = self.keeping.holders(t, stage)
         votes = self.core.keeps_log
-        peer = max(willing, key=lambda p: (not votes(p), p in keepers, membership.members[p].forward_s, p))
-        moved = msgspec.structs.replace(membership.members[peer], stage=stage)
-        reason = f"moves to stage {stage}, {why}"
-        return Members(membership.number + 1, removed={peer: reason}, joined=(moved,))
+        return max(willing, key=lambda p: (not votes(p), p in keepers, membership.members[p].forward_s, p))
+
+    def worth_s(self, peer: str, t: int, step_s: float) -> float:
+        """How long the last replica of a stage is worth waiting for: not longer than it takes to do again
+        what is lost with it (as who rents buys when the rent has cost the price); for ever where nobody
+        could take its place, or what there is to go back to is with those who are out of reach. step_s: what
+        a step takes."""
+
+        def in_reach(other: str) -> bool:
+            return other != peer and self.core.reachable(other)
+
+        stage = self.core.membership.stage_of(peer)
+        if stage is None or self.core.settings.snapshot_every == 0:
+            return math.inf
+        point = self.keeping.newest(t + 1, in_reach)
+        heirs = any(map(in_reach, self._members(stage))) or self._movable(stage, t, 2) is not None
+        return (t + 1 - point.t) * step_s if point is not None and heirs else math.inf
 
     def deadline(self) -> float:
         """When a lost stage is due for its next step."""

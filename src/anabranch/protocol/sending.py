@@ -222,11 +222,19 @@ class Sender:
         self.pump()
 
     def recheck(self, indices: list[int]) -> None:
-        """The leader misses these at the next stage: ask after each."""
+        """The leader misses these at the next stage: ask after each, and once more for what was asked."""
         for index in indices:
             item = self.items.get(index)
-            if item is not None and item.leg is Leg.SENT and item.peer is not None:
-                self._ask_after(item, item.peer)
+            if item is None:
+                continue
+            asked = sorted(item.finding) if item.leg is Leg.FINDING else []
+            if item.leg is Leg.SENT and item.peer is not None:
+                asked = [item.peer]
+            elif item.leg is Leg.WAITING:
+                item.asked.clear()
+            for peer in asked:
+                self._ask_after(item, peer)
+        self.pump()
 
     def _ask_after(self, item: Item, peer: str) -> None:
         self.core.send(peer, Want(self._fence(), item.index, not item.returned, item.way))

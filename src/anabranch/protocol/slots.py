@@ -105,16 +105,19 @@ class SlotLedger:
         return told
 
     def ask(self, peer: str, index: int, repair: bool) -> list[str]:
-        """`peer` wants a slot for `index`; returns the peers whose total rose."""
+        """`peer` wants a slot for `index`; returns the peers whose total rose. One that asks again is told in
+        any case: it may not know what it has."""
         told: list[str] = []
         if peer not in self.grants:
             self.grants[peer] = Grant(0, 0)
             told = self._ask_back()
         ask = (not repair, index, peer)
         at = bisect.bisect_left(self.asks, ask)
-        if self.asks[at : at + 1] != [ask]:
+        again = self.asks[at : at + 1] == [ask]
+        if not again:
             self.asks.insert(at, ask)
-        return told + self._serve()
+        told += self._serve()
+        return told if peer in told or not again else [*told, peer]
 
     def _ask_back(self) -> list[str]:
         """Somebody came after all was dealt out: of the slots of whom most stand one is his no longer, and

@@ -137,7 +137,7 @@ class ModelledWorld(World):
         link = sender.links.get(peer)
         if link is None or not link.open:
             return
-        decoded, receiver = msg.decode(message), self.nodes[peer]
+        decoded, receiver = msg.decode(message), link.nodes[peer]
         size = self.payload_bytes(sender, decoded)
         self.sent.payloads += 1
         self.sent.payload_bytes += size

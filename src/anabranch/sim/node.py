@@ -24,10 +24,11 @@ class Computer(Protocol):
 
 
 class Link:
-    """One connection between two peers. `cut_by` is who died; what it sent before may still arrive."""
+    """One connection between two processes. `cut_by` is who died; what it sent before may still arrive."""
 
-    def __init__(self, ends: frozenset[str]) -> None:
-        self.ends = ends
+    def __init__(self, one: Node, other: Node) -> None:
+        self.ends = frozenset((one.id, other.id))
+        self.nodes = {one.id: one, other.id: other}
         self.open = True
         self.cut_by: str | None = None
         self.quiet_at = 0.0
@@ -79,6 +80,8 @@ class Node:
         self.computer: Computer | None = None
         self.stopped: tuple[str, bool] | None = None
         self.links: dict[str, Link] = {}
+        self.seen: dict[str, int] = {}
+        """The highest incarnation of each peer that was linked: a lower one is not let in."""
         self.disk = Disk()
         self.log_read = 0
         """Lines of its log that the world has seen chosen."""
@@ -138,15 +141,23 @@ class Node:
         self.handle(ev.Persisted(number))
 
     def link_up(self, link: Link, peer: str, incarnation: int) -> None:
-        if peer in self.links:
-            self.link_down(self.links[peer], peer, "replaced by a new connection")
+        former = self.links.get(peer)
+        if former is not None:
+            self.world.replace(self, peer, former)
         self.links[peer] = link
+        self.seen[peer] = max(incarnation, self.seen.get(peer, 0))
         self.handle(ev.LinkUp(peer, incarnation))
 
     def link_down(self, link: Link, peer: str, reason: str) -> None:
         if self.links.get(peer) is link:
             del self.links[peer]
             self.handle(ev.LinkDown(peer, reason))
+
+    def end(self, reason: str, ok: bool) -> None:
+        """The process ends by itself."""
+        self.stopped = (reason, ok)
+        for peer in sorted(self.links):
+            self.world.hang_up(self, peer, "the process ended")
 
     def _plan_wake(self) -> None:
         deadline = self.peer.deadline() - self._clock_ahead_s
@@ -192,9 +203,7 @@ class Node:
             case ev.Note(kind, fields):
                 world.notes.append((world.clock.now, self.id, kind, dict(fields)))
             case ev.Stop(reason, ok):
-                self.stopped = (reason, ok)
-                for peer in sorted(self.links):
-                    world.hang_up(self, peer, "the process ended")
+                self.end(reason, ok)
 
     def _run(self, task: Task, inputs: tuple[Payload, ...]) -> None:
         assert self.computer is not None

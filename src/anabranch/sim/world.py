@@ -133,10 +133,9 @@ class World:
         link = sender.links.get(peer)
         if link is None or not link.open:
             return
-        decoded = decode(message)
+        decoded, receiver = decode(message), link.nodes[peer]
         bulk_s = self._bulk_s(sender.id, peer, decoded, len(message), payload is not None)
         planned = self._arrival(sender.id, peer, self._delay(sender.id, peer) + bulk_s)
-        receiver = self.nodes[peer]
 
         def deliver() -> None:
             if link.carries(sender.id) and receiver.links.get(sender.id) is link:
@@ -189,8 +188,13 @@ class World:
                 node.handle(ev.LinkDown(peer, "connection refused", refused=True))
             elif self._blocked.get(pair, 0.0) > self.clock.now:
                 node.handle(ev.LinkDown(peer, "timed out"))
+            elif node.member.incarnation < other.seen.get(node.id, 0):
+                reason = "refused: its key runs on another machine"
+                node.handle(ev.LinkDown(peer, reason))
+                if peer == self.genesis.leader:
+                    node.end(reason, ok=False)
             else:
-                link = Link(pair)
+                link = Link(node, other)
                 other.link_up(link, node.id, node.member.incarnation)
                 node.link_up(link, peer, other.member.incarnation)
 
@@ -201,13 +205,20 @@ class World:
         link = node.links.pop(peer, None)
         if link is None:
             return
-        other = self.nodes[peer]
 
         def closed() -> None:
             link.open = False
-            other.link_down(link, node.id, f"closed by the peer: {reason}")
+            link.nodes[peer].link_down(link, node.id, f"closed by the peer: {reason}")
 
         self._at(max(link.quiet_at, self._arrival(node.id, peer, self._delay(node.id, peer))), closed)
+
+    def replace(self, node: Node, peer: str, link: Link) -> None:
+        """There is a newer connection to the peer: this one is closed, at once."""
+        reason, far = "replaced by a new connection", link.nodes[peer]
+        link.open = False
+        node.link_down(link, peer, reason)
+        at = self._arrival(node.id, peer, self._delay(node.id, peer))
+        self._at(at, lambda: far.link_down(link, node.id, f"closed by the peer: {reason}"))
 
     # --- faults --------------------------------------------------------------------------------
 
@@ -222,7 +233,7 @@ class World:
             if self.random.random() < 0.5:
                 link.cut_by = peer
                 at = max(at, link.quiet_at)
-            far = self.nodes[other]
+            far = link.nodes[other]
 
             def reset(far: Node = far, link: Link = link) -> None:
                 far.link_down(link, peer, "connection reset")
@@ -238,7 +249,7 @@ class World:
             return False
         link.open = False
         for end, far in ((one, other), (other, one)):
-            node = self.nodes[end]
+            node = link.nodes[end]
 
             def broken(node: Node = node, far: str = far) -> None:
                 node.link_down(link, far, "connection timed out")

@@ -17,12 +17,17 @@ def unmet(world: World, t: int) -> list[str]:
     lead = leader.peer.lead
     if lead is None:
         return []  # somebody should lead
-    restorable = lead is not None and lead.keeping.newest(t + 1) is not None
+    restorable = lead.keeping.newest(t + 1, lambda peer: world.nodes[peer].running) is not None
     for stage in range(world.settings.stages + 1):
-        if not (restorable and stage) and not any(_holds(world, n, stage, t) for n in world.nodes.values()):
+        there = restorable and (stage > 0 or any(map(_is_data_node, world.nodes.values())))
+        if not there and not any(_holds(world, n, stage, t) for n in world.nodes.values()):
             what = f"a live replica, or a complete snapshot, of stage {stage}"
             missing.append(what if stage else "a live data node")
     return missing
+
+
+def _is_data_node(node: Node) -> bool:
+    return node.running and node.member.stage == 0
 
 
 def _electable(world: World, node: Node) -> bool:

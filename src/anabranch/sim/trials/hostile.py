@@ -73,7 +73,7 @@ def _stranger(trial: Trial, target: Node) -> str:
         node = Node(world, peer, Member(STRANGER, -1, 1, "", 1), 1.0)
         node.alive = False
         world.nodes[STRANGER] = node
-    target.link_up(Link(frozenset((STRANGER, target.id))), STRANGER, 1)
+    target.link_up(Link(world.nodes[STRANGER], target), STRANGER, 1)
     return STRANGER
 
 

@@ -170,8 +170,8 @@ def corrupt_bytes(trial: Trial, victim: Node) -> tuple[str, float] | None:
 
 
 def copied_key(trial: Trial, victim: Node) -> tuple[str, float] | None:
-    """A second process with the same key starts elsewhere, while the first goes on."""
-    trial.again(victim)
+    """A second process with the same key starts elsewhere, on a disk of its own, while the first goes on."""
+    trial.again(victim, without_disk=True)
     return f"a second process starts with the key of {victim.id}", 0.0
 
 
