@@ -14,9 +14,9 @@ from anabranch.sim.trials.strikes import next_life
 from anabranch.sim.world import World
 
 
-def swarm(*replicas: int, data_nodes: int = 1, **settings: object) -> World:
+def swarm(*replicas: int, data_nodes: int = 1, steps: int = 8, **settings: object) -> World:
     """Stages of so many replicas."""
-    options = Settings("run", 1, len(replicas), 4, 8, snapshot_every=2, **settings)  # type: ignore[arg-type]
+    options = Settings("run", 1, len(replicas), 4, steps, snapshot_every=2, **settings)  # type: ignore[arg-type]
     machines = [Machine(f"d{n}", 0) for n in range(data_nodes)]
     machines += [Machine(f"r{s}.{n}", s) for s, count in enumerate(replicas, 1) for n in range(count)]
     return counting_world(options, machines)
@@ -148,7 +148,7 @@ def test_who_was_removed_while_it_was_cut_off_hears_of_it() -> None:
 
 
 def test_a_dead_door_does_not_keep_a_joiner_from_the_next() -> None:
-    world = swarm(1)
+    world = swarm(1, steps=40)
     doors = [Machine(f"a{n}", 1) for n in range(3)]
 
     def joins(world: World, node: Node) -> None:
