@@ -5,8 +5,8 @@ and what each part of it brings.
 
 Everything is virtual time and follows from the seeds. Each cell is kept in build/tables/ under a hash of its
 scenario and of the program that made it, so a run that was broken off goes on where it was; with `--minutes`
-it begins no further seed after so long, and prints what it has. Rewrites the sections `tables` and `ablation`
-of docs/results.md.
+it begins no further seed after so long, and prints what it has. Rewrites the sections `tables`, `ablation`
+and `phases` of docs/results.md.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import msgspec
 
 import anabranch
 from anabranch.net.wan.profile import wan10
+from anabranch.sim.phases import COMPUTED, PHASES
 from anabranch.sim.scenario import Scenario, as_values, fleet_of, load_scenario
 from anabranch.sim.simulate import simulate
 from anabranch.sim.tape import Estimate, Outcome, Summary, estimate, summary
@@ -291,13 +292,36 @@ def ablation(seeds: int, iterations: int) -> str:
     )
 
 
+def phases(seeds: int, iterations: int) -> str:
+    """Where the seconds of our iterations go."""
+    columns = ("iteration_s", "bound_s", *PHASES, *COMPUTED)
+    rows = []
+    for fleet, crash in product(FLEETS, CHURN):
+        figures = summary_of(main_cell("LLaMA-like", fleet, crash, OURS, iterations), seeds).figures
+        cells = [text(figures["iteration_s"], "{:.1f}"), *(f"{figures[key].mean:.1f}" for key in columns[1:])]
+        rows.append([fleet, f"{100 * crash:.0f} %", *cells])
+    head = ["machines", "churn", *(key.replace("_", " ") for key in columns)]
+    return "\n".join(
+        [
+            "### Where the seconds of an iteration go",
+            "",
+            f"`{OURS}`, LLaMA-like, {seeds} seeds, {iterations} iterations. *fill*: until the last stage's "
+            "first forward begins; *steady*: until the last forward ends; *drain*: until every stage's cover "
+            "is settled; *reduce*: until the step; they make up the iteration. The last four columns: what a "
+            "relay computes on average.",
+            "",
+            table(head, rows),
+        ]
+    )
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--seeds", type=int, default=5, help="at most so many (default: 5)")
     parser.add_argument("--iterations", type=int, default=8)
     parser.add_argument("--minutes", type=float, default=0.0, help="begin no further seed after so long")
-    both = ("tables", "ablation")
-    parser.add_argument("--sections", nargs="+", default=list(both), choices=both)
+    every = ("tables", "ablation", "phases")
+    parser.add_argument("--sections", nargs="+", default=list(every), choices=every)
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--dry", action="store_true", help="leave docs/results.md as it is")
     args = parser.parse_args()
@@ -308,6 +332,7 @@ def main() -> int:
             tables,
         ),
         "ablation": ([ablation_cell(row, c, n) for row, c in product(ABLATION, CHURN[:2])], ablation),
+        "phases": ([main_cell("LLaMA-like", f, c, OURS, n) for f, c in product(FLEETS, CHURN)], phases),
     }
     for name in args.sections:
         cells, tell = parts[name]

@@ -11,7 +11,7 @@ import pytest
 
 from anabranch.cli.main import main
 from anabranch.errors import UserError
-from anabranch.net.wan.profile import wan10
+from anabranch.net.wan.profile import find_profile, shipped_profiles, wan10
 from anabranch.protocol import tasks
 from anabranch.sim.churn import crashes
 from anabranch.sim.clairvoyant import Available, bound_s
@@ -119,7 +119,7 @@ def test_pictures_show_each_node_and_who_crashed(tmp_path: Path, capsys: pytest.
 
 
 def test_every_shipped_scenario_loads() -> None:
-    assert set(shipped_scenarios()) == {"volunteers", "wan10", "wan10-mixed"}
+    assert set(shipped_scenarios()) == {"fleet64", "volunteers", "wan10", "wan10-mixed"}
     for name in shipped_scenarios():
         fleet = fleet_of(load_scenario(name), wan10(), 0)
         assert all(host.capacity >= 1 for host in fleet.hosts.values())
@@ -127,6 +127,17 @@ def test_every_shipped_scenario_loads() -> None:
     assert len({host.capacity for host in mixed.hosts.values()}) > 2
     homes = fleet_of(load_scenario("volunteers"), wan10(), 0)
     assert len({host.line.up_bps for host in homes.hosts.values()}) > 2
+
+
+@pytest.mark.parametrize("profile", shipped_profiles())
+def test_sixty_four_devices_in_every_shipped_network(profile: str) -> None:
+    fleet = fleet_of(load_scenario("fleet64", {"network.profile": profile}), find_profile(profile), 0)
+    assert len(fleet.hosts) == 64
+    assert len(fleet.stage(1)) == 8
+    inside, regions = find_profile(profile).same_region, {host.region for host in fleet.hosts.values()}
+    ways = [fleet.way("d0", other) for other in fleet.hosts]
+    assert regions == set(find_profile(profile).regions)
+    assert (inside.delay_s, inside.rate_bps) == min((way.latency_s, way.bandwidth_bps) for way in ways)
 
 
 @pytest.mark.parametrize(

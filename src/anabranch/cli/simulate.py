@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = _EPILOG
     parser.add_argument(
-        "scenario", metavar="SCENARIO", help="wan10, wan10-mixed, volunteers or a file (docs/formats.md)"
+        "scenario", metavar="SCENARIO", help="wan10, wan10-mixed, fleet64, volunteers or a file (formats.md)"
     )
     parser.add_argument("--policy", nargs="+", default=["auction"], metavar="P", help="(default: auction)")
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help="0 to N-1 (default: 1)")

@@ -66,13 +66,20 @@ class Profile:
 
 def wan10() -> Profile:
     """Ten regions of the earth, measured; see the file's "source"."""
-    text = resources.files(__package__).joinpath("wan10.json").read_text("utf-8")
-    return parse_profile(text, "wan10.json")
+    return find_profile("wan10")
+
+
+def shipped_profiles() -> tuple[str, ...]:
+    folder = resources.files("anabranch.net.wan")
+    return tuple(sorted(entry.name[:-5] for entry in folder.iterdir() if entry.name.endswith(".json")))
 
 
 def find_profile(name: str) -> Profile:
-    """The shipped profile `wan10` by its name, any other by the path of its file. Raises WanError."""
-    return wan10() if name == "wan10" else load_profile(Path(name))
+    """A shipped profile by its name, any other by the path of its file. Raises WanError."""
+    if name not in shipped_profiles():
+        return load_profile(Path(name))
+    where = f"{name}.json"
+    return parse_profile(resources.files("anabranch.net.wan").joinpath(where).read_text("utf-8"), where)
 
 
 def load_profile(path: Path) -> Profile:
