@@ -41,6 +41,7 @@ COMMANDS: dict[str, Command] = {
     "route": Command("anabranch.cli.route", "solve a routing instance by any policy"),
     "simtest": Command("anabranch.cli.simtest", "simulated swarms under faults; checks every invariant"),
     "chaos": Command("anabranch.cli.chaos", "kill, freeze and replace real processes while they train"),
+    "profile": Command("anabranch.cli.profile", "this machine as a device for simulate"),
     "simulate": Command("anabranch.cli.simulate", "how long an iteration takes on a fleet, under churn"),
     "plot": Command("anabranch.cli.plot", "draw loss and throughput of a run as PNG and SVG"),
 }

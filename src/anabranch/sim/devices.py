@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from anabranch.config_rules import Range
@@ -32,10 +33,10 @@ STATE_BYTES = MASTER_BYTES + MOMENTS_BYTES
 WIDTHS = {"fp32": 4, "fp16": 2}
 #: What a figure of a device may be: from a small computer to a rack.
 RANGES = {
-    "fp32_flops_per_s": Range(1e9, 1e16),
-    "fp16_flops_per_s": Range(1e9, 1e17),
+    "fp32_flops_per_s": Range(1e8, 1e16),
+    "fp16_flops_per_s": Range(1e7, 1e17),
     "memory_bytes": Range(1e8, 1e13),
-    "memory_bytes_per_s": Range(1e9, 1e15),
+    "memory_bytes_per_s": Range(1e8, 1e15),
 }
 
 
@@ -185,6 +186,21 @@ def shipped_devices() -> Mapping[str, Device]:
     """The devices of the package, by name."""
     text = resources.files("anabranch.sim").joinpath("devices.json").read_text("utf-8")
     return parse_devices(text, "devices.json")
+
+
+def read_devices(path: Path) -> Mapping[str, Device]:
+    """The devices of a file. Raises UserError with file, key and what is allowed."""
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = (error.strerror if isinstance(error, OSError) else "") or error
+        raise UserError(f"{path}: cannot be read: {why}") from None
+    return parse_devices(text, str(path))
+
+
+def known_devices(more: str) -> Mapping[str, Device]:
+    """Those of the package, and of a file where one is named."""
+    return {**shipped_devices(), **(read_devices(Path(more)) if more else {})}
 
 
 def parse_devices(text: str, where: str) -> Mapping[str, Device]:

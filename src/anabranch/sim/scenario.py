@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from anabranch.config_rules import Range
 from anabranch.errors import UserError
-from anabranch.sim.devices import WIDTHS, Machine, Work, shipped_devices
+from anabranch.sim.devices import WIDTHS, Machine, Work, known_devices
 from anabranch.sim.links import Line, Way
 from anabranch.train.sizes import named_size, size_names
 
@@ -41,12 +41,14 @@ class ModelPart:
 
 @dataclass(frozen=True)
 class FleetPart:
-    """device: of each machine, by its seed one of these. achieved: share of the published peak. speed:
-    factor, drawn for each relay. capacity: microbatches, drawn for each relay; none: from its memory."""
+    """device: of each machine, by its seed one of these. devices: a file of further ones. achieved: share of
+    the peak. speed: factor, drawn for each relay. capacity: microbatches, drawn for each relay; none: from
+    its memory."""
 
     data_nodes: int = 2
     relays: int = 16
     device: tuple[str, ...] = ("t4",)
+    devices: str = ""
     achieved: float = 0.4
     speed: tuple[float, ...] = (1.0,)
     capacity: tuple[int, ...] = ()
@@ -214,11 +216,11 @@ def _together(scenario: Scenario, where: str) -> None:
     if fleet.relays < model.stages:
         least = f"at least one for each of {model.stages} stages"
         raise UserError(f"{where}: fleet.relays = {fleet.relays}: {least}")
+    devices = known_devices(fleet.devices)
     for name in fleet.device:
-        if name not in shipped_devices():
-            known = ", ".join(shipped_devices())
-            raise UserError(f"{where}: fleet.device: there is no {name!r}; there are {known}")
-        machine = Machine(shipped_devices()[name], scenario.work)
+        if name not in devices:
+            raise UserError(f"{where}: fleet.device: there is no {name!r}; there are {', '.join(devices)}")
+        machine = Machine(devices[name], scenario.work)
         if not fleet.capacity and machine.capacity(1) < 1:
             raise UserError(f"{where}: fleet.device: a stage of {model.size} does not fit into a {name}")
     if run.warm_up >= run.iterations:
@@ -286,7 +288,7 @@ def fleet_of(scenario: Scenario, regions: Regions, seed: int) -> Fleet:
     places: list[str] = []
     while len(places) < len(names):
         places += dice.sample(regions.regions, len(regions.regions))
-    devices, hosts = shipped_devices(), {}
+    devices, hosts = known_devices(part.devices), {}
     for (name, stage), region in zip(names, places, strict=False):
         device = devices[dice.choice(part.device)]
         speed = dice.choice(part.speed) if stage else 1.0
