@@ -133,6 +133,7 @@ def killed_by_button(mine: Page, seen: Page, owner: SwarmOwner, name: str) -> fl
     killed = time.monotonic()
     seen.until(row_says(name, "gone"))
     seen.until(story_says(f"{name} is gone from stage {name[6]}"))
+    seen.until(f"() => document.querySelector('#spoken').textContent.includes('{name}')")
     return time.monotonic() - killed
 
 
@@ -150,6 +151,7 @@ def check_live(seen: Page, mine: Page, owner: SwarmOwner) -> int:
     for key in ("ArrowRight", "ArrowRight", "ArrowDown"):
         mine.page.keyboard.press(key)
     assert mine.text("#details-name") == "relay-1.1"
+    assert mine.text("#spoken").startswith("relay-1.1. place")  # for screen readers
     seen_s = killed_by_button(mine, seen, owner, "relay-1.1")
     step = int(seen.text("#tile-step").replace(",", ""))
     shown = "document.querySelector('#tile-step').textContent.replaceAll(',', '')"

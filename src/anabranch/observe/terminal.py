@@ -140,7 +140,9 @@ def _story(view: View, width: int, room: int) -> list[Text]:
     began = float(view.board.get("run", "").get("began") or 0.0)
     for time, subject, _, text in reversed(view.story.items[-room:] if room > 0 else []):
         at = f" {duration(float(time) - began):>8}  "
-        broken = _wrapped(str(text), width - len(at))[:2]
+        broken = _wrapped(str(text), width - len(at))
+        if len(broken) > 2:
+            broken = [broken[0], f"{broken[1][: width - len(at) - 2]} …"]
         said = [Text(at if first == 0 else " " * len(at), "bright_black") for first in range(len(broken))]
         for line, words in zip(said, broken, strict=True):
             line.append(words, style=_SUBJECTS.get(str(subject), ""))

@@ -31,12 +31,14 @@ async def follow(tail: Tail, server: PageServer) -> None:
     while True:
         events = tail.read()
         await _fold(events, whole)
+        if not events or glimpsed is None:
+            whole.cut()  # more often than the run's own time asks for: not while there is much to read
         if glimpsed is None or partial is None:
             server.notify(bool(events))
         elif events:
-            at, size = tail.position, tail.path.stat().st_size
             await _fold(glimpsed.read(), partial)
-            server.show(partial, reading=at / max(size, 1))
+            partial.cut()
+            server.show(partial, reading=tail.position / max(tail.path.stat().st_size, 1))
         else:
             glimpsed = None
             server.show(whole)
@@ -51,7 +53,6 @@ async def _fold(events: list[Event | Unknown], recording: Recording) -> None:
         if time.monotonic() - began > SLICE_S:
             await asyncio.sleep(0)
             began = time.monotonic()
-    recording.cut()
 
 
 class PageThread:

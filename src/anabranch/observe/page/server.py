@@ -18,10 +18,10 @@ from anabranch.observe.page.http import HEAD_MAX, BadRequest, Request, head, rea
 from anabranch.observe.page.metrics import metrics_text
 from anabranch.observe.view.recording import Cursor, Recording
 
-#: Connections at once; seconds between two messages of a stream, at least and (heartbeats) at most; seconds
-#: that a slow reader is waited for; bytes that may wait for it.
+#: Connections at once; seconds between two messages of a stream, at least (also while a long log is read) and
+#: at most (heartbeats); seconds that a slow reader is waited for; bytes that may wait for it.
 CONNECTIONS_MAX = 64
-LEAST_S, BEAT_S = 0.2, 5.0
+LEAST_S, READING_S, BEAT_S = 0.2, 1.0, 5.0
 PATIENCE_S, BUFFER_BYTES = 60.0, 1 << 20
 
 POLICY = (
@@ -230,7 +230,7 @@ class PageServer:
             if after != cursor or self.reading is not None:
                 cursor = after
                 await self._send(writer, "more", msgspec.json.encode(more | {"reading": self.reading}))
-                await asyncio.sleep(LEAST_S)
+                await asyncio.sleep(LEAST_S if self.reading is None else READING_S)
                 continue
             try:
                 await asyncio.wait_for(news.wait(), BEAT_S)

@@ -4,7 +4,7 @@ import { drawMarks, onScreen } from "./chart.js";
 import { Owner } from "./owner.js";
 import { drawMap, byRegion } from "./map.js";
 import { Numbers } from "./numbers.js";
-import { showDetails, showPeers, showPeople, Story } from "./panels.js";
+import { showDetails, showPeers, showPeople, speak, Story } from "./panels.js";
 import { Recording, unpacked } from "./record.js";
 import { River } from "./river.js";
 import { readStream } from "./stream.js";
@@ -24,6 +24,7 @@ const redraw = () => (page.dirty = true);
 const river = new River(byId("river"), (key) => {
   page.chosen = key;
   showChosen();
+  if (key && document.activeElement === byId("river")) speak(`${byId("details-name").textContent}. ${byId("details-facts").innerText}`);
 });
 const secret = new URLSearchParams(location.hash.slice(1)).get("secret") ?? "";
 const owner = new Owner(secret);
@@ -177,7 +178,7 @@ function showPanels() {
   numbers.show(recording, page.columns);
   showPeers(recording, sources);
   if (onScreen(byId("people-rows")) || page.first) showPeople(recording);
-  story.show(recording);
+  story.show(recording, page.live && page.following);
   showRiverWords();
   showMap();
   page.first = false;

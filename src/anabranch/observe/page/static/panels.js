@@ -84,6 +84,7 @@ export function showPeople(recording) {
 export class Story {
   constructor() {
     this.off = new Set();
+    this.spoken = Infinity; // what happened before the page was opened is not told aloud
     this.list = byId("story-lines");
     const chips = byId("story-subjects");
     for (const [subject, word] of Object.entries(SUBJECTS)) {
@@ -98,7 +99,7 @@ export class Story {
     byId("story-search").addEventListener("input", () => this.show(this.recording));
   }
 
-  show(recording) {
+  show(recording, following = false) {
     this.recording = recording;
     const words = byId("story-search").value.toLowerCase();
     const lines = [];
@@ -106,6 +107,9 @@ export class Story {
       const line = recording.lists.story[i];
       if (!this.off.has(line[1]) && (!words || line[3].toLowerCase().includes(words))) lines.push(line);
     }
+    const newest = recording.lists.story[recording.count("story") - 1];
+    if (following && newest && newest[0] > this.spoken && ["trouble", "repair"].includes(newest[1])) speak(newest[3]);
+    if (newest) this.spoken = this.spoken === Infinity ? newest[0] : Math.max(this.spoken, newest[0]);
     const first = lines.length ? `${lines[0][0]} ${lines[0][3]} ${lines.length}` : "none";
     if (first === this.first) return;
     this.first = first;
@@ -125,12 +129,13 @@ export function showDetails(recording, key, sources) {
   panel.hidden = !node;
   if (!node) return;
   const look = lookOf(node, recording.hops.length > 0);
+  const why = node.why || (look.word === "idle" ? whyIdle(recording, key, node) : "");
   const name = byId("details-name");
   const title = node.region ? `${node.name} in ${node.region}` : node.name;
   put(name, title);
   const facts = [
     ["place", node.stage ? `relay of stage ${node.stage}` : "data node"],
-    ["state", node.why ? `${look.word}: ${node.why}` : look.word],
+    ["state", why ? `${look.word}: ${why}` : look.word],
     ["this step", some(node.share, "microbatch", "es")],
     ["in all", `${whole(node.total)} in committed steps`],
     ["can hold", node.capacity ? some(node.capacity, "microbatch", "es") : "–"],
@@ -146,6 +151,25 @@ export function showDetails(recording, key, sources) {
   if (list.made === text) return;
   list.made = text;
   list.replaceChildren(...facts.flatMap(([term, value]) => [make("dt", {}, term), make("dd", {}, value)]));
+}
+
+// Why the last step had no work for a peer that serves, as far as can be told from here.
+function whyIdle(recording, key, node) {
+  const count = recording.count("steps");
+  const stepped = count ? recording.lists.steps[count - 1][0] : 0;
+  if (node.since >= stepped - 1e-3) return "it came after the last step had begun";
+  const others = Object.entries(recording.section("nodes")).filter(([other, { stage, state }]) =>
+    other !== key && stage === node.stage && state === "active").map(([, other]) => other);
+  if (others.length >= (recording.run.microbatches ?? Infinity)) return `its stage has ${others.length + 1} replicas for ${some(recording.run.microbatches, "microbatch", "es")}`;
+  const pass = ({ forward_s, backward_s }) => forward_s + backward_s;
+  const quicker = others.filter((other) => pass(other) && pass(other) < pass(node));
+  if (quicker.length) return `${some(quicker.length, "other")} of its stage ${quicker.length === 1 ? "is" : "are"} quicker and had room`;
+  return "the flow went past it in the last step";
+}
+
+// For those who do not see the page: what is chosen, and what goes wrong or is mended while it is live.
+export function speak(text) {
+  put(byId("spoken"), text);
 }
 
 function trips(recording, node) {
