@@ -129,6 +129,11 @@ class Core:
     def keeps_log(self, peer: str) -> bool:
         return any(voter.partition("/")[0] == peer for voter in self.voters)
 
+    def admitted(self) -> bool:
+        """Whether this process is a member, as far as the log was followed."""
+        member = self.membership.members.get(self.me)
+        return member is not None and member.incarnation == self.incarnation
+
     def reachable(self, peer: str) -> bool:
         return peer == self.me or (peer in self.links and peer not in self.suspects)
 

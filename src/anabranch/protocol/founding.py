@@ -125,7 +125,9 @@ def _take_up(peer: Peer, leader: Leader, history: History, saved: Saved | None) 
     fingerprints = saved.fingerprints if saved is not None else leader_genesis(history).fingerprints
     leader.restore(history.t, history.base, history.adam_step, fingerprints)
     peer.position = history.position
-    peer.base = history.base
+    peer.base, peer.committed = history.base, history.t
+    peer.leadership.adam_step, peer.leadership.fingerprints = history.adam_step, fingerprints
+    peer.core.voters = peer.voter.raft.log.voters
     peer.core.course = history.course
     peer.core.taken.begun(history.t, history.base)
     for former in history.membership.members.values():

@@ -128,9 +128,14 @@ class Joining:
     def leads(self) -> None:
         """This peer leads without having been welcomed: it admits itself."""
         self._led = True
-        self.peer.contacts.fellows = {}
         self.step = Step.REQUESTED
         self._again_at = self._knock_at = float("inf")
+
+    def led_in_vain(self) -> None:
+        """The lead was lost before the log had admitted this peer: it is a stranger again."""
+        self._led = False
+        self.step = Step.STRANGER
+        self._again_at, self._knock_at = float("inf"), self.peer.core.now + KNOCK_S
 
     def leader_up(self) -> None:
         self._asks.reset()
@@ -243,9 +248,8 @@ class Joining:
     def _built(self, fingerprint: str) -> None:
         lead = self.peer.lead
         self._initial = fingerprint
-        if lead is not None:
-            self._announced = Announced(lead.t, lead.base, lead.fingerprints[self.peer.core.stage])
-            lead.keeping.begun_with(lead.t, fingerprint == self._announced.fingerprint)
+        if lead is not None and fingerprint == self.genesis.fingerprints[self.peer.core.stage]:
+            lead.keeping.begun_as_seeded()
         if fingerprint and fingerprint == self._announced.fingerprint:
             self._have_state(self._announced.t, self._announced.base, fingerprint)
         else:
@@ -441,8 +445,10 @@ class Joining:
         if core.me in record.active_from:
             self._again_at = float("inf")
             self._tell_applied()
-        leads = self.peer.lead is not None and self.step is Step.REQUESTED
-        if leads and any(member.id == core.me for member in record.joined):
+        lead = self.peer.lead if self.step is Step.REQUESTED else None
+        if lead is not None and any(member.id == core.me for member in record.joined):
+            self.peer.contacts.fellows = {}
+            self._announced = Announced(lead.t, lead.base, lead.fingerprints[0])
             self.step = Step.BUILDING
             core.effects.append(BuildStage(0))
 

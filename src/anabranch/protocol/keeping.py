@@ -96,10 +96,9 @@ class Keeping:
             self._logged.add(point.t)
             self._changed = True
 
-    def begun_with(self, t: int, initial: bool) -> None:
-        """The leader's stage is built; `initial`: its state after t is what the seed gives, so anyone can
-        make every stage's."""
-        if t == 0 and initial:
+    def begun_as_seeded(self) -> None:
+        """The leader's stage is built, and the run's first state is what the seed gives: anyone can make it."""
+        if 0 in self.points:
             self.points[0].initial, self.points[0].on_disk = True, False
 
     def released(self, t: int, fingerprints: tuple[str, ...], adam_step: int) -> None:

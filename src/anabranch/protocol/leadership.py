@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from anabranch.protocol.admission import Admission
 from anabranch.protocol.keeping import Point
 from anabranch.protocol.leader import Leader
+from anabranch.protocol.log import Position
+from anabranch.protocol.membership import Membership
 from anabranch.protocol.messages import Applied, Elsewhere, Ping
 from anabranch.protocol.records import (
     AnyRecord,
@@ -100,16 +102,18 @@ class Leadership:
         if self.take_up is None or self._caught_up:
             return
         entry = decode_entry(line)
-        if peer.joining.done and entry.index >= peer.joining.begins_at[0]:
+        follows = peer.joining.done and entry.index >= peer.joining.begins_at[0]
+        if follows and core.admitted():
             self._caught_up, self._before = True, []
             return
-        if not peer.joining.done:
+        if follows or not peer.joining.done:
             self._before.append(line)
+        if follows:
+            return  # it has not admitted itself yet, and may have to begin anew
         if entry.index >= self._on_disk:
             self._tell(entry.record, entry_hash(line))
         if core.leads and entry.term == core.leads and not peer.joining.done:
             self.take_up(self._before)
-            self._caught_up, self._before = True, []
             peer.joining.leads()
             core.note("note", text=f"takes the run up again, and leads it from term {core.leads} on")
 
@@ -152,6 +156,10 @@ class Leadership:
         if core.leads:
             core.note("note", text=f"no longer leads the log (term {became.term})")
             core.leads, core.leader, peer.lead = 0, "", None
+            if self.take_up is not None and not core.admitted():
+                peer.joining.led_in_vain()
+                peer.position, peer.committed, peer.base = Position(), 0, ""
+                core.membership, core.voters = Membership(), ()
         if became.leader:
             self._led_by(peer_of(became.leader), became.term)
 

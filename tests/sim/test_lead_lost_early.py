@@ -1,0 +1,91 @@
+"""A peer leads before it serves, or before it has admitted itself: it may lose the lead there, or the state that
+it builds may come late, and the run goes on all the same."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from anabranch.protocol import events as ev
+from anabranch.protocol.founding import Saved, lead
+from anabranch.protocol.joining import Step
+from anabranch.protocol.schedule import Schedule, StepParameters
+from anabranch.protocol.settings import Settings
+from anabranch.sim.algebra import Machine, counting_world, wrong_states
+from anabranch.sim.faults import Fault, Moment
+from anabranch.sim.invariants import Invariants
+from anabranch.sim.node import Node
+from anabranch.sim.world import World
+
+LONG = Settings("long", 1, 2, 6, 12, checkpoint_every=3, min_replicas=2, voters=3)
+
+
+def swarm(seed: int, data_nodes: int = 3) -> World:
+    stages = {f"d{i}": 0 for i in range(data_nodes)} | {f"r{s}.{i}": s for s in (1, 2) for i in range(2)}
+    world = counting_world(LONG, [Machine(name, stage) for name, stage in stages.items()], seed)
+    Invariants(world)
+    return world
+
+
+def check_counted(world: World) -> None:
+    assert [commit.t for commit in world.history().commits] == list(range(1, LONG.steps + 1))
+    assert wrong_states(world) == {}
+
+
+def leads_three(steps: int) -> Moment:
+    def moment(node: Node, event: ev.Event) -> bool:
+        raft = node.peer.voter.raft
+        own = node.peer.lead is not None and raft.chosen > raft.log.voters_since
+        return own and len(node.peer.core.voters) == 3 and node.peer.committed >= steps
+
+    return moment
+
+
+def come_back(world: World, peer: str, door: str, after_s: float) -> None:
+    def start() -> None:
+        member = world.nodes[peer].member
+        member = msgspec.structs.replace(member, incarnation=member.incarnation + 1)
+        world.add(member, door, at=world.clock.now)
+
+    world.clock.after(after_s, start)
+
+
+def founder_comes_back(world: World, after_s: float) -> None:
+    def start() -> None:
+        former = world.nodes["d0"]
+        member = msgspec.structs.replace(former.member, incarnation=former.member.incarnation + 1)
+        t = max(world.checkpoints)
+        saved = Saved(t, tuple(world.checkpoints[t][stage][1] for stage in range(3)))
+        schedule = Schedule("batch {}".format, lambda t, a, n: StepParameters(1.0, 1e-3, 1.0, 1.0), 6, 1)
+        peer = lead(member, world.settings, schedule, world.genesis, former.disk.kept(9), saved)
+        world.add_leader(peer, member, former.disk)
+
+    world.clock.after(after_s, start)
+
+
+@pytest.mark.parametrize("left", [2, 1, 0])
+def test_the_founder_loses_the_lead_while_it_takes_the_run_up(left: int) -> None:
+    """All had died. The founder is elected, and is cut off when so many of the records with which it takes
+    the run up are still to be logged: when it is back it begins anew."""
+    world = swarm(1)
+    others = tuple(peer for peer in world.nodes if peer != "d0")
+
+    def all_die(world: World, node: Node) -> None:
+        for peer in world.nodes:
+            world.crash(peer)
+        for peer in others:
+            come_back(world, peer, "d0", 1.0)
+        founder_comes_back(world, 2.0)
+
+    first = Fault(world, ("d0",), leads_three(4), all_die)
+
+    def takes_up(node: Node, event: ev.Event) -> bool:
+        lead = node.peer.lead
+        return node.member.incarnation == 2 and lead is not None and len(lead.opening) == left
+
+    second = Fault(world, ("d0",), takes_up, lambda w, node: w.partition(["d0"], 25.0))
+    world.run(until_s=900)
+    check_counted(world)
+    assert first.delivered and second.delivered
+    founder = world.nodes["d0"].peer
+    assert founder.replica.t == LONG.steps and founder.core.voters
