@@ -11,9 +11,9 @@ from raft_world import Disk, Machine, RaftWorld, Trouble, Violation
 
 from anabranch.flow.dice import Dice
 from anabranch.protocol.log import LogError, Position
-from anabranch.protocol.messages import Append, AskVote
-from anabranch.protocol.raft import Raft
-from anabranch.protocol.records import Control, NoOp, Voters, decode_entry
+from anabranch.protocol.messages import Append, Appended, AskVote
+from anabranch.protocol.raft import Follower, Raft
+from anabranch.protocol.records import Control, Entry, NoOp, Voters, decode_entry, encode_entry
 from anabranch.protocol.voterlog import VoterLog
 from anabranch.protocol.voting import Became, Chosen, Role, Send, Write
 
@@ -297,6 +297,44 @@ def test_a_learner_begins_where_the_leader_still_has_lines(monkeypatch: pytest.M
     assert raft.caught_up("p3/0")
     learner = world.machines["p3"]
     assert learner.disk.base > 0 and learner.disk.lines[-1] == world.chosen[learner.disk.length - 1]
+
+
+def test_a_log_that_ends_before_the_lines_that_are_kept_is_asked_after_with_heartbeats_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It copied a few lines, and was away for more than are kept: it cannot be taught, and is not flooded."""
+    monkeypatch.setattr("anabranch.protocol.voterlog.LINES_KEPT", 8)
+    world = RaftWorld(12, 3, 1)
+    leader, learner = elected(world), world.machines["p3"]
+    raft = raft_of(leader)
+    raft.teach("p3/0")
+    world.run(world.now + 5.0)
+    world.isolate(learner)
+    world.run(world.now + 60.0)
+    assert 0 < learner.disk.length < raft.log.start.index and not raft.lags("p3/0")
+    raft._followers["p3/0"] = Follower(raft.log.length, world.now)  # as a leader that never heard of it
+    world.calm()
+    answers: list[Appended] = []
+    monkeypatch.setattr(raft, "_on_appended", lambda m: (answers.append(m), Raft._on_appended(raft, m)))
+    world.run(world.now + 10.0)
+    told = [message for message in answers if message.sender == "p3/0"]
+    assert len(told) < 100 and raft.lags("p3/0") and not raft.caught_up("p3/0")
+    assert not any(raft.lags(voter) for voter in ("p0/0", "p1/0", "p2/0"))
+
+
+def test_who_was_replaced_as_a_voter_is_not_heeded_by_one_that_comes_back() -> None:
+    """All but the last change of voters are chosen, whatever a disk says of what is."""
+    source = VoterLog(voters=("p/0",))
+    changes = [("p/0", "q/0"), ("p/0", "q/0", "z/0"), ("p/0", "q/0"), ("p/0", "q/0", "s/0"), ("q/0", "s/0")]
+    for ids in changes:
+        position = source.position
+        source.append(encode_entry(Entry(position.index, 1, position.previous, Voters(ids))))
+    again = VoterLog(source.since(0), voters=("p/0",))
+    assert again.electors(0) == {"p/0", "q/0", "s/0"}
+    again.cut(4)  # the last change was never chosen
+    assert again.electors(0) == {"p/0", "q/0", "s/0"} and again.electors(4) == {"p/0", "q/0", "s/0"}
+    again.cut(3)
+    assert again.electors(0) == {"p/0", "q/0", "z/0"} and again.electors(3) == {"p/0", "q/0"}
 
 
 def test_a_learner_takes_up_no_log_in_the_middle_of_what_may_yet_be_cut() -> None:

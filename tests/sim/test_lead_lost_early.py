@@ -1,5 +1,5 @@
-"""A peer leads before it serves, or before it has admitted itself: it may lose the lead there, or the state that
-it builds may come late, and the run goes on all the same."""
+"""A peer leads before it serves, or before it has admitted itself: it may lose the lead there, or what it
+builds may come late, and the run goes on all the same."""
 
 from __future__ import annotations
 
@@ -89,3 +89,52 @@ def test_the_founder_loses_the_lead_while_it_takes_the_run_up(left: int) -> None
     assert first.delivered and second.delivered
     founder = world.nodes["d0"].peer
     assert founder.replica.t == LONG.steps and founder.core.voters
+
+
+def build_slowly(world: World, node: Node, late_s: float) -> None:
+    """Its stage is built so many seconds after it leads."""
+    handle, held = node.handle, []
+
+    def late(event: ev.Event) -> None:
+        held.append(event) if isinstance(event, ev.StageBuilt) else handle(event)
+        if held and node.peer.lead is not None:
+            built = held.pop()
+            world.clock.after(late_s, lambda: handle(built))
+
+    node.handle = late  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(("how", "late_s"), [("crash", 0.0), ("hand over", 0.0), ("hand over", 10.0)])
+@pytest.mark.parametrize("least", [0, 3], ids=["from the first state", "later"])
+def test_a_voter_that_is_back_leads_while_it_builds_its_stage(least: int, how: str, late_s: float) -> None:
+    """It is a member and has the log: it leads before it has a state, builds, fetches it and serves."""
+    world = swarm(2)
+
+    def strike(world: World, node: Node) -> None:
+        world.crash("d1")
+        come_back(world, "d1", "d0", 0.1)
+        world.watchers.append(slow)
+
+    def slow(node: Node, event: ev.Event) -> None:
+        if node.id == "d1" and node.running and isinstance(event, ev.Started):
+            build_slowly(world, node, late_s)
+
+    def builds(node: Node, event: ev.Event) -> bool:
+        peer = node.peer
+        caught_up = world.nodes["d0"].peer.voter.raft.caught_up("d1/0") and peer.voter.raft.campaigns
+        return node.member.incarnation == 2 and peer.joining.step is Step.BUILDING and caught_up
+
+    def takes_over(world: World, node: Node) -> None:
+        world.nodes["d0"].peer.voter.hand_over("d1/0")
+
+    first = Fault(world, ("d0",), leads_three(least), strike)
+    second = Fault(world, ("d1",), builds, takes_over)
+    third = Fault(
+        world,
+        ("d1",),
+        lambda node, event: node.peer.lead is not None and node.member.incarnation == 2,
+        lambda world, node: world.crash("d0") if how == "crash" else None,
+    )
+    world.run(until_s=900)
+    check_counted(world)
+    assert first.delivered and second.delivered and third.delivered

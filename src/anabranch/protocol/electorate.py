@@ -70,9 +70,12 @@ def change(core: Core, voter: Voter) -> Voters | None:
     candidates = [
         Candidate(name, members[peer].stage, membership.order[peer], peer == core.founder)
         for name, peer in disks.items()
-        if peer in membership.active_from and members[peer].address and core.reachable(peer)
+        if peer in membership.active_from
+        and members[peer].address
+        and core.reachable(peer)
+        and not raft.lags(name)
     ]
-    kept = [raft.me] + [v for v in raft.log.voters if v in disks and v != raft.me]
+    kept = [raft.me] + [v for v in raft.log.voters if v in disks and v != raft.me and not raft.lags(v)]
     count = size(len(membership.active_from), core.settings.voters)
     target = wanted(kept, candidates, max(count, len(kept)))
     for name in target:

@@ -97,7 +97,7 @@ class Keeping:
             self._changed = True
 
     def begun_as_seeded(self) -> None:
-        """The leader's stage is built, and the run's first state is what the seed gives: anyone can make it."""
+        """The leader's stage is built, and its first state is what the seed gives: anyone can make it."""
         if 0 in self.points:
             self.points[0].initial, self.points[0].on_disk = True, False
 

@@ -31,11 +31,13 @@ from anabranch.protocol.voting import (
 @dataclass
 class Follower:
     """What the leader knows of another copy. `match` lines of it are certain (and on its disk) once `sure`;
-    until then `match` is where it looks next, `back` lines further back each time."""
+    until then `match` is where it looks next, `back` lines further back each time. lags: it ended before
+    what the leader still keeps."""
 
     match: int
     heard_at: float
     sure: bool = False
+    lags: bool = False
     back: int = 1
     sent: int = 0
     round: int = 0
@@ -209,6 +211,11 @@ class Raft:
         known = self._followers.get(learner)
         return known is not None and known.sure and known.match >= self.chosen
 
+    def lags(self, learner: str) -> bool:
+        """Whether a learner's log ends before the first line that is still kept here: it cannot be taught."""
+        known = self._followers.get(learner)
+        return known is not None and known.lags
+
     def heard_at(self, voter: str) -> float:
         """When this leader last heard of a voter."""
         known = self._followers.get(voter)
@@ -236,6 +243,14 @@ class Raft:
         self._going_until = self._now + self._pace.patience_s
         self._hand_over()
         self._flush()
+
+    def stand_anew(self, now: float) -> None:
+        """Have the leader elected anew: its owner could not lead, and can now."""
+        self._now = max(self._now, now)
+        if self.role is Role.LEADER:
+            self._follow(self.term, "")
+            self._candidate(forced=True)
+            self._flush()
 
     def _hand_over(self) -> None:
         ready = [v for v, f in self._followers.items() if f.sure and f.match == self.log.length]
@@ -462,12 +477,14 @@ class Raft:
         self._readable()
         if message.matches and message.length <= self.log.length:
             known.match = max(known.match, message.length) if known.sure else message.length
-            known.sure, known.back = True, 1
+            known.sure, known.lags, known.back = True, False, 1
             self._choose()
             self._hand_over()
             if known.sent <= known.match < self.log.length:
                 self._replicate(message.sender)
-        elif not message.matches and not known.sure:
+        elif not message.matches and message.length < self.log.start.index:
+            known.lags = True  # it is asked again with the next heartbeat
+        elif not message.matches and not known.sure and known.match > self.log.start.index:
             known.match = max(0, min(message.length, known.match - known.back))
             known.back *= 2
             self._replicate(message.sender)

@@ -168,7 +168,9 @@ class Voter:
     def _give_away(self) -> None:
         """Offer the lead to the others, one after the other, as they have all of the log."""
         raft = self.raft
-        if self.minds and not raft.busy:
+        if self.minds and self._may_lead():
+            raft.stand_anew(self.core.now)
+        elif self.minds and not raft.busy:
             heirs = [v for v in raft.log.voters if v != raft.me and raft.caught_up(v)]
             self._turn += 1
             if heirs:

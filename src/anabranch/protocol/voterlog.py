@@ -56,8 +56,11 @@ class VoterLog:
 
     def electors(self, chosen: int) -> set[str]:
         """Who votes by the last change among the first `chosen` lines, or by a later one that may yet be
-        cut."""
-        since = max((i for i, _ in self._voters if i < chosen), default=self._voters[0][0])
+        cut. That is the last one only: each is chosen before the next is proposed (thesis §4.1), whatever a
+        voter that comes back knows to be chosen."""
+        sure = [index for index, _ in self._voters if index < chosen]
+        earlier = [index for index, ids in self._voters if set(ids) != set(self.voters)]
+        since = max([self._voters[0][0], *sure, *earlier])
         return {voter for index, ids in self._voters if index >= since for voter in ids}
 
     def term_of(self, index: int) -> int:
