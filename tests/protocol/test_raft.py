@@ -315,7 +315,12 @@ def test_a_log_that_ends_before_the_lines_that_are_kept_is_asked_after_with_hear
     raft._followers["p3/0"] = Follower(raft.log.length, world.now)  # as a leader that never heard of it
     world.calm()
     answers: list[Appended] = []
-    monkeypatch.setattr(raft, "_on_appended", lambda m: (answers.append(m), Raft._on_appended(raft, m)))
+
+    def counted(message: Appended) -> None:
+        answers.append(message)
+        Raft._on_appended(raft, message)
+
+    monkeypatch.setattr(raft, "_on_appended", counted)
     world.run(world.now + 10.0)
     told = [message for message in answers if message.sender == "p3/0"]
     assert len(told) < 100 and raft.lags("p3/0") and not raft.caught_up("p3/0")
