@@ -180,6 +180,9 @@ class FleetSection:
     """Replicas that every stage must have before the first iteration opens (min_replicas)."""
     capacity: int = 0
     """Microbatches that a node can hold at once; 0 means measured from its memory."""
+    recompute: float = 0.0
+    """Further microbatches, as a share of that, of which a relay keeps only what came: it computes their
+    forward again when the gradient is there."""
     voters: int = 1
     """How many peers may keep the commit log at most (an odd number is used): 1, the data node that leads,
     or 3, or 5 above fifty peers. With three the run outlives any one of them."""

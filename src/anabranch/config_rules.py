@@ -78,6 +78,7 @@ RANGES: dict[str, Range] = {
     "fleet.relays_per_stage": _COUNT,
     "fleet.minimum": _COUNT,
     "fleet.capacity": _NATURAL,
+    "fleet.recompute": Range(0, 16),
     "fleet.voters": Range(1, 5),
     "fleet.boundary_budget_bytes": _COUNT,
     "compute.threads": Range(1, 1024),

@@ -16,14 +16,14 @@ from anabranch.protocol.tasks import InputGradient, Result, Task, WeightGradient
 class Relay:
     """`r` of capacity 12, whose upstream peers are `a`, `b` and `c`."""
 
-    def __init__(self) -> None:
-        self.core = Core("r", 1, 1, Settings("x", 1, 1, 20, 1), "a")
+    def __init__(self, capacity: int = 12, recompute: float = 0.0) -> None:
+        self.core = Core("r", 1, 1, Settings("x", 1, 1, 20, 1, recompute=recompute), "a")
         stages = {"a": 0, "b": 0, "c": 0, "r": 1}
         members = tuple(Member(peer, stage, 1, "", 12) for peer, stage in stages.items())
         self.core.membership.apply(Members(1, joined=members, active_from=dict.fromkeys(stages, 1)))
         for peer in "abc":
             self.core.links[peer] = Silence(0.0, 1.0)
-        self.iteration = Iteration(self.core, 1, "base", 12, 0, True)
+        self.iteration = Iteration(self.core, 1, "base", capacity, 0, True)
 
     def told(self) -> dict[str, int]:
         """What each peer was told last, since this was asked last."""
@@ -106,3 +106,26 @@ def test_what_nobody_upstream_waits_for_is_computed_last() -> None:
     assert gradient == [1, 3, 0, 2]
     assert weights == [1, 3, 0, 2]
     assert [type(task) for task in computed[2:6]] == [InputGradient] * 2 + [WeightGradient] * 2
+
+
+def test_beyond_its_capacity_a_relay_keeps_only_what_came() -> None:
+    """One more than the capacity is kept, for the repair slot; of the others the forward is computed again,
+    and nothing of them waits."""
+    relay = Relay(capacity=3, recompute=1.0)
+    for index in range(6):
+        relay.forward("abc"[index % 3], index)
+    forwards = [relay.compute() for _ in range(6)]
+    assert [task.keep for task in forwards if isinstance(task, ForwardTask)] == [True] * 4 + [False] * 2
+    for index in (4, 5, 0):
+        relay.iteration.sender.on_backward("a", index, b"z")
+    done = [relay.compute() for _ in range(6)]
+    assert [(type(task), getattr(task, "index", getattr(task, "unit", -1))) for task in done] == [
+        (InputGradient, 0),
+        (InputGradient, 4),
+        (WeightGradient, 4),
+        (InputGradient, 5),
+        (WeightGradient, 5),
+        (WeightGradient, 0),
+    ]
+    assert [task.again for task in done if isinstance(task, InputGradient)] == [False, True, True]
+    assert relay.iteration.held == {0, 4, 5}

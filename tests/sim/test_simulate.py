@@ -74,6 +74,20 @@ def test_the_same_seed_gives_the_same_rows_and_another_does_not() -> None:
     assert simulate(scenario, wan10(), "auction", 4).rows != first.rows
 
 
+@pytest.mark.parametrize("crash", [0.0, 0.3])
+def test_a_forward_computed_again_makes_room_where_memory_is_short(crash: float) -> None:
+    """Whole numbers check that each step counts each microbatch once."""
+    short = {"fleet.capacity": [1], "churn.crash": crash, "model.microbatches": 16}
+    kept, again = (
+        simulate(small(short | {"fleet.recompute": more}), wan10(), "auction", 0) for more in (0.0, 4.0)
+    )
+    assert not kept.failure and not again.failure
+    computed = [sum(row.computed_s for row in outcome.rows) for outcome in (kept, again)]
+    took = [sum(row.seconds for row in outcome.rows) for outcome in (kept, again)]
+    assert crash or computed[1] > computed[0], "some forwards are computed twice"
+    assert took[1] < 0.9 * took[0]
+
+
 def test_crashes_are_drawn_alike_for_everybody_and_as_often_as_said() -> None:
     relays = [f"r{n}" for n in range(16)]
     drawn = [crashes(1, t, reversed(relays), 0.1) for t in range(2000)]

@@ -52,6 +52,23 @@ def test_recount_subtracts_a_relay_unit_exactly_and_disturbs_nothing() -> None:
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt"])
+def test_a_forward_that_was_not_kept_and_is_computed_again_gives_the_same_bits(architecture: str) -> None:
+    run = small_run(architecture)
+    kept, again = worker_of(run, 1), worker_of(run, 1)
+    x, dy = activation(run, 1), activation(run, 101, 1e-3)
+    (y,) = done(kept.run(tasks.Forward(1, 1, train=True), (x,))).outputs
+    (y_again,) = done(again.run(tasks.Forward(1, 1, train=True, keep=False), (x,))).outputs
+    assert bits_equal(y, y_again)
+    assert "no forward" in again.run(tasks.InputGradient(1, 1), (dy,)).error
+    (dx,) = done(kept.run(tasks.InputGradient(1, 1), (dy,))).outputs
+    (dx_again,) = done(again.run(tasks.InputGradient(1, 1, again=True), (dy, x))).outputs
+    assert bits_equal(dx, dx_again) and dx.any()
+    for worker in (kept, again):
+        done(worker.run(tasks.WeightGradient(1, 1)))
+    assert bits_equal(sums(kept), sums(again)) and sums(kept).any()
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt"])
 def test_recount_subtracts_head_and_embed_units_exactly(architecture: str) -> None:
     run = small_run(architecture)
     worker = worker_of(run, 0)

@@ -43,6 +43,8 @@ from anabranch.protocol.work import Rank
 
 #: Of so many units of others at a peer one more or less is not told.
 NEWS = 4
+#: An index before all others: what is computed next of its rank.
+NEXT = -1
 #: Links are timed in the first iterations, and then in every so many.
 SAMPLED_FIRST, SAMPLED_EVERY = 3, 4
 #: Ways that are remembered of a microbatch from one upstream peer.
@@ -51,7 +53,8 @@ WAYS_KEPT = 16
 
 @dataclass
 class Unit:
-    """A microbatch that was sent to us. `granted` is whose slot it occupies until it is done."""
+    """A microbatch that was sent to us. `granted` is whose slot it occupies until it is done; kept: whether
+    its activations are."""
 
     index: int
     train: bool
@@ -61,6 +64,7 @@ class Unit:
     gradient_needed: bool
     granted: str | None
     way: int
+    kept: bool = True
     forward_done: bool = False
     gradient_in: Payload | None = None
     returned: bool = False
@@ -103,7 +107,8 @@ class Iteration:
         self.overflow: Overflow | None = None
         prepare = self._embed if core.stage == 0 else None
         self.sender = Sender(core, t, base, prepare, self._gradient_arrived)
-        self.ledger = SlotLedger(capacity)
+        self._room = capacity + 1  # with the repair slot
+        self.ledger = SlotLedger(core.settings.slots(core.stage, capacity))
         upstream = core.membership.live(core.previous_stage(), t)
         self._tell_slots(self.ledger.deal(upstream, plan))
         batch = core.settings.microbatches if admits else 0
@@ -209,6 +214,7 @@ class Iteration:
             peer,
             message.way,
         )
+        unit.kept = self._has_room()
         self.units[message.index] = unit
         self._at_work(peer, 1)
         self._sample(peer, message.index, backward=False)
@@ -219,10 +225,15 @@ class Iteration:
             return None
         if message.repair:
             self.sender.find(unit.index, (*unit.path, self.core.me), unit.train)
-        forward = ForwardTask(self.t, unit.index, unit.train)
+        forward = ForwardTask(self.t, unit.index, unit.train, unit.kept)
         rank = unit.rank(Rank.FORWARD)
         self.core.submit(rank, forward, (payload,), partial(self._forward_done, unit), unit.index)
         return None
+
+    def _has_room(self) -> bool:
+        """Whether the activations of one more microbatch can be kept until its weight gradient is added."""
+        kept = sum(unit.kept and unit.granted is not None for unit in self.units.values())
+        return kept < self._room
 
     def _adopt(self, unit: Unit, upstream: str, message: Forward | Want) -> None:
         """The microbatch has a new upstream; it gets the gradient, at once if there is one."""
@@ -315,9 +326,10 @@ class Iteration:
             self._release_slot(unit)
 
     def _input_gradient(self, unit: Unit) -> None:
-        task = InputGradient(self.t, unit.index)
+        task = InputGradient(self.t, unit.index, again=not unit.kept)
         then = partial(self._input_gradient_done, unit)
-        self.core.submit(unit.rank(Rank.GRADIENT), task, (unit.gradient_in,), then, unit.index)
+        inputs = (unit.gradient_in,) if unit.kept else (unit.gradient_in, unit.received)
+        self.core.submit(unit.rank(Rank.GRADIENT), task, inputs, then, unit.index)
 
     def _input_gradient_done(self, unit: Unit, result: Result) -> None:
         if result.error:
@@ -344,8 +356,13 @@ class Iteration:
         self.core.send(unit.upstream, message, payload)
 
     def _weight_gradient(self, unit: Unit, name: int) -> None:
-        task = WeightGradient(self.t, name)
-        self.core.submit(Rank.WEIGHTS, task, (), partial(self._added, unit, name), unit.index)
+        task, then = WeightGradient(self.t, name), partial(self._added, unit, name)
+        if not unit.kept and self._has_room():
+            unit.kept = True
+        if unit.kept:
+            self.core.submit(Rank.WEIGHTS, task, (), then, unit.index)
+        else:
+            self.core.submit(Rank.GRADIENT, task, (), then, NEXT)
 
     def _added(self, unit: Unit, name: int, result: Result) -> None:
         if result.error:

@@ -19,6 +19,8 @@ class Settings:
     voters: how many peers may keep the log at most.
     redo: how a lost stage comes back: "replay" (all stages go back to a snapshot), or "gradients" (it alone,
     by the gradients that others kept). blocks: of the model, at stages 1 to S (empty: one each).
+    recompute: slots of a peer beyond its capacity, as a share of it: of those microbatches it keeps only what
+    came, and computes the forward again when the gradient is there.
     policy, returns: how microbatches find their way, and whether each ends at the data node where it began.
     """
 
@@ -42,6 +44,7 @@ class Settings:
     voters: int = 1
     redo: str = "replay"
     blocks: tuple[int, ...] = ()
+    recompute: float = 0.0
 
     def evaluates(self, t: int, last: int) -> bool:
         """Whether the state after iteration t is evaluated (by windows that travel with t + 1)."""
@@ -52,6 +55,10 @@ class Settings:
     def snapshots_at(self, t: int) -> bool:
         """Whether the state after iteration t is copied aside, at every stage."""
         return self.snapshot_every > 0 and t % self.snapshot_every == 0
+
+    def slots(self, stage: int, capacity: int) -> int:
+        """Of a peer that can keep the activations of so many microbatches."""
+        return capacity + (int(capacity * self.recompute) if stage else 0)
 
     def cover(self, stage: int) -> frozenset[int]:
         return full_cover(stage, self.microbatches)

@@ -49,11 +49,13 @@ class Embed(Task):
 class Forward(Task):
     """A relay's blocks. inputs (activation,) -> outputs (activation,).
 
-    With `train` the worker keeps the graph under `index` until InputGradient or Discard.
+    With `train` and `keep` the worker keeps the graph under `index` until InputGradient or Discard; with
+    `train` alone it keeps nothing, and computes as if it did.
     """
 
     index: int
     train: bool
+    keep: bool = True
 
 
 @dataclass(frozen=True)
@@ -74,10 +76,12 @@ class Head(Task):
 class InputGradient(Task):
     """inputs (gradient of the stage's output,) -> outputs (gradient of the stage's input,).
 
-    Frees the graph; what the weight gradient needs waits in the store under `index`.
+    Frees the graph; what the weight gradient needs waits in the store under `index`. With `again` nothing was
+    kept, and the forward is computed again first: inputs (gradient, activation received).
     """
 
     index: int
+    again: bool = False
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from anabranch.protocol.tasks import Payload, Result, Task
+from anabranch.protocol.tasks import Payload, Result, Task, WeightGradient
 
 Then = Callable[[Result], None]
 
@@ -86,7 +86,7 @@ class WorkQueue:
     @property
     def adding(self) -> bool:
         """Whether a weight gradient is being added right now."""
-        return self.running is not None and self.running.rank == Rank.WEIGHTS
+        return self.running is not None and isinstance(self.running.task, WeightGradient)
 
     @property
     def waiting(self) -> int:

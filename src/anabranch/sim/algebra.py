@@ -171,13 +171,16 @@ class Counter:
 
     def run(self, task: Task, inputs: tuple[Payload, ...] = ()) -> Result:
         match task:
+            case tasks.InputGradient(_, index, True) if len(inputs) == 2 and _numbers(inputs[1:]):
+                self._graphs[index] = _number(inputs[1])
+                return self.run(tasks.InputGradient(task.t, index), inputs[:1])
             case tasks.Forward() | tasks.Head() | tasks.InputGradient() if not _numbers(inputs):
                 return Result(error="what was received is not one number")
             case tasks.Embed(t, index):
                 return Result(outputs=(embedded(self.state, t, index),))
-            case tasks.Forward(_, index, train):
+            case tasks.Forward(_, index, train, keep):
                 x = _number(inputs[0])
-                if train:
+                if train and keep:
                     self._graphs[index] = x
                 return Result(outputs=(activated(self.state, self.stage, x),))
             case tasks.Head(_, index, train):

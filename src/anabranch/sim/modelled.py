@@ -103,6 +103,8 @@ class ModelledWorld(World):
         if isinstance(task, tasks.WeightGradient) and stage == 0 and task.unit % 2:
             kind = tasks.Embed  # the gradients of an embedding's rows: as many bytes as the rows
         seconds = machine.seconds(stage, kind, members) * node.slowness
+        if isinstance(task, tasks.InputGradient) and task.again:
+            seconds += machine.seconds(stage, tasks.Forward) * node.slowness
         self._computing[node.id] = (self.clock.now, seconds)
         return seconds
 
@@ -216,6 +218,7 @@ def settings_of(fleet: Fleet, policy: str) -> Settings:
         snapshot_every=_snapshots_every(work, model.microbatches),
         snapshot_copies=COPIES,
         snapshot_budget_bytes=1 << 62,
+        recompute=scenario.fleet.recompute,
     )
 
 

@@ -43,7 +43,7 @@ class ModelPart:
 class FleetPart:
     """device: of each machine, by its seed one of these. devices: a file of further ones. achieved: share of
     the peak. speed: factor, drawn for each relay. capacity: microbatches, drawn for each relay; none: from
-    its memory."""
+    its memory. recompute: slots beyond that, as a share of it, whose forward is computed again."""
 
     data_nodes: int = 2
     relays: int = 16
@@ -52,6 +52,7 @@ class FleetPart:
     achieved: float = 0.4
     speed: tuple[float, ...] = (1.0,)
     capacity: tuple[int, ...] = ()
+    recompute: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,7 @@ RANGES = {
     "fleet.achieved": Range(0.01, 1.0),
     "fleet.speed": Range(0.01, 100.0),
     "fleet.capacity": Range(1, 1024),
+    "fleet.recompute": Range(0.0, 16.0),
     "network.up_bps": Range(1e5, 1e13),
     "network.down_bps": Range(1e5, 1e13),
     "network.loss": Range(0.0, 0.2),

@@ -56,6 +56,7 @@ def settings_of(run: RunConfig, run_id: str, model: ModelConfig, epoch: int = 1)
         snapshot_budget_bytes=run.snapshots.budget_bytes,
         voters=run.fleet.voters,
         redo=run.snapshots.redo,
+        recompute=run.fleet.recompute,
         blocks=tuple(len(spec.blocks) for spec in partition(model, run.pipeline, batch.sequence)[1:]),
     )
 

@@ -135,7 +135,12 @@ class Worker:
 
     def _forward(self, task: tasks.Forward, inputs: Sequence[Tensor]) -> Result:
         x = self._received("activation", inputs)
-        return _outputs(self._stage.forward(task.index, x) if task.train else self._stage.evaluate(x))
+        if not task.train:
+            return _outputs(self._stage.evaluate(x))
+        y = self._stage.forward(task.index, x)
+        if not task.keep:
+            self._stage.discard(task.index)
+        return _outputs(y)
 
     def _head(self, task: tasks.Head, inputs: Sequence[Tensor]) -> Result:
         x = self._received("activation", inputs)
@@ -146,7 +151,9 @@ class Worker:
         return replace(_outputs(dx), loss_sum=loss_sum, tokens=targets.numel())
 
     def _input_gradient(self, task: tasks.InputGradient, inputs: Sequence[Tensor]) -> Result:
-        dy = self._received("gradient", inputs)
+        dy = self._received("gradient", inputs, 1 + task.again)
+        if task.again:
+            self._stage.forward(task.index, self._received("activation", inputs[1:]))
         try:
             return _outputs(self._stage.input_gradient(task.index, dy))
         except KeyError:

@@ -45,6 +45,10 @@ class Restart(Pipelines):
 
             self.clock.after(self.told_s(path[0]), admitted)
 
+    def _places(self, host: str) -> int:
+        """Those whose forward would be computed again count as kept, in this system's favour."""
+        return int(self.fleet.hosts[host].capacity * (1.0 + self.fleet.scenario.fleet.recompute))
+
     def _arranged(self) -> list[Path]:
         """A path for each microbatch of the batch."""
         hosts = self.fleet.hosts
@@ -82,7 +86,7 @@ class Restart(Pipelines):
         self.forward_to(microbatch, sender, path[len(microbatch.path)])
 
     def room(self, microbatch: Microbatch, host: str) -> None:
-        if self._held[host] < self.fleet.hosts[host].capacity:
+        if self._held[host] < self._places(host):
             self._held[host] += 1
             super().room(microbatch, host)
         else:
