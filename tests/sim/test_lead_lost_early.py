@@ -105,7 +105,9 @@ def build_slowly(world: World, node: Node, late_s: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("least", "how", "late_s"), [(3, "crash", 0.0), (0, "hand over", 0.0)], ids=["later", "from the first state"]
+    ("least", "how", "late_s"),
+    [(3, "crash", 0.0), (0, "hand over", 0.0)],
+    ids=["later", "from the first state"],
 )
 def test_a_voter_that_is_back_leads_while_it_builds_its_stage(least: int, how: str, late_s: float) -> None:
     """It is a member and has the log: it leads before it has a state, builds, fetches it and serves."""
