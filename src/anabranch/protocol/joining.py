@@ -139,6 +139,7 @@ class Joining:
 
     def leader_up(self) -> None:
         self._asks.reset()
+        self.peer.wishes.repeat()
         if self.step in (Step.STRANGER, Step.ENQUIRED):
             self._enquire()
         elif self.step is Step.REQUESTED and self._request is not None:
