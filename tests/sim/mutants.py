@@ -1,9 +1,15 @@
 """Deliberate breakages of the protocol. Each is put in place by patching, from here only, and has the names
-of the invariants one of which must catch it."""
+of the invariants one of which must catch it.
+
+    python tests/sim/mutants.py [--seeds A:B] [NAME ...]
+
+runs them, each until it is caught, and prints the seed and the invariant.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import argparse
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import msgspec
@@ -19,14 +25,19 @@ from anabranch.protocol.membership import Membership
 from anabranch.protocol.peer import Peer
 from anabranch.protocol.raft import Raft
 from anabranch.protocol.replica import Replica
+from anabranch.protocol.routing import Router
 from anabranch.protocol.sending import Item, Sender
-from anabranch.protocol.slots import Grant, SlotLedger
+from anabranch.protocol.slots import Credit, Grant, SlotLedger
 from anabranch.protocol.tasks import Payload, Result, WeightGradient, embed_unit
 from anabranch.protocol.voter import Kept
 from anabranch.protocol.voting import Role
 from anabranch.protocol.work import WorkQueue
 from anabranch.sim.node import Disk
+from anabranch.sim.trials.outcome import Outcome
+from anabranch.sim.trials.runner import run_seed
 
+#: Seeds within which each must be caught.
+SEEDS = 2000
 Patch = pytest.MonkeyPatch
 
 
@@ -141,6 +152,34 @@ def deltas_instead_of_totals(patch: Patch) -> None:
     patch.setattr(Iteration, "send_claim", only_new)
 
 
+def slots_by_deltas(patch: Patch) -> None:
+    """A receiver says how many slots have come since it last said so, and the sender adds them up."""
+    told, account = Grant.told, Credit.told
+
+    def only_new(self: Grant, *args: object) -> msg.Slots:
+        slots = told(self, *args)  # type: ignore[arg-type]
+        before = getattr(self, "said", 0)
+        self.said = slots.total  # type: ignore[attr-defined]
+        return msgspec.structs.replace(slots, total=max(0, slots.total - before))
+
+    def added_up(self: Credit, slots: msg.Slots) -> None:
+        account(self, msgspec.structs.replace(slots, total=self.total + slots.total))
+
+    patch.setattr(Grant, "told", only_new)
+    patch.setattr(Credit, "told", added_up)
+
+
+def ghost_flow_kept(patch: Patch) -> None:
+    """The plan goes on counting on a neighbour whose connection is gone."""
+
+    def link_down(self: Router, peer: str) -> None:
+        self.probes.link_down(peer)
+        for key in [key for key in self.neighbours if key[0] == peer]:
+            del self.neighbours[key]
+
+    patch.setattr(Router, "link_down", link_down)
+
+
 def stale_base_served(patch: Patch) -> None:
     """A replica that has missed a step goes on as if it had taken it."""
 
@@ -172,7 +211,23 @@ def slot_granted_twice(patch: Patch) -> None:
 
 
 def late_result_accepted(patch: Patch) -> None:
-    """What was under way when an iteration ended still counts."""
+    """A gradient of the iteration before is taken for one of the iteration that is open."""
+    fenced = Peer._fenced
+
+    def unfenced(self: Peer, peer: str, message: msg.AnyMessage, payload: Payload | None) -> str | None:
+        iteration = self.iteration
+        if iteration is not None and isinstance(message, msg.Backward):
+            fence = message.fence
+            if fence.t == iteration.t - 1:
+                now = msgspec.structs.replace(fence, t=iteration.t, base=iteration.base)
+                message = msgspec.structs.replace(message, fence=now)
+        return fenced(self, peer, message, payload)
+
+    patch.setattr(Peer, "_fenced", unfenced)
+
+
+def late_work_done(patch: Patch) -> None:
+    """What was still to be computed when an iteration ended is computed, and counts."""
     patch.setattr(WorkQueue, "drop", lambda self, t: None)
 
 
@@ -296,10 +351,13 @@ MUTANTS: dict[str, Mutant] = {
     "boundaries dropped": Mutant(boundaries_dropped, "churn20", ("I4",)),
     "an old incarnation reduces": Mutant(old_incarnation_reduces, "hostile", ("I1", "I3")),
     "commit with one PREPARED": Mutant(one_prepared_is_enough, "calm", ("I4",)),
-    "deltas instead of cumulative totals": Mutant(deltas_instead_of_totals, "calm", ("I4",)),
+    "deltas instead of cumulative totals": Mutant(deltas_instead_of_totals, "partition", ("I4",)),
+    "slots by deltas": Mutant(slots_by_deltas, "partition", ("I5",)),
+    "a ghost flow kept": Mutant(ghost_flow_kept, "churn20", ("I5",)),
     "a stale base served": Mutant(stale_base_served, "partition", ("I2", "I3")),
     "a slot granted twice": Mutant(slot_granted_twice, "calm", ("I5",)),
     "a late result accepted": Mutant(late_result_accepted, "partition", ("I1", "I3", "I7")),
+    "late work done": Mutant(late_work_done, "partition", ("I1", "I3", "I7")),
     "a repair slot used by admission": Mutant(repair_slot_for_admission, "calm", ("I5",)),
     "a joiner serving before its fingerprint is checked": Mutant(joiner_unchecked, "churn20", ("I2", "I3")),
     "claims of the removed": Mutant(removed_still_claims, "churn20", ("I1", "I3", "I4")),
@@ -312,3 +370,34 @@ MUTANTS: dict[str, Mutant] = {
     "an amnesiac voter": Mutant(amnesiac_voter, "churn20", ("I4",)),
     "anybody leads": Mutant(anybody_leads, "hostile", ("I4", "I7")),
 }
+
+
+def caught(name: str, seeds: Iterable[int]) -> Outcome | None:
+    """The first seed that catches the mutant by one of the invariants that should; None if it survives."""
+    mutant = MUTANTS[name]
+    with pytest.MonkeyPatch.context() as patch:
+        mutant.breaks(patch)
+        for seed in seeds:
+            outcome = run_seed(seed, mutant.profile)
+            if outcome.invariant in mutant.caught_by:
+                return outcome
+    return None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help="default: all of them")
+    parser.add_argument("--seeds", default=f"0:{SEEDS}", metavar="A:B")
+    args = parser.parse_args()
+    first, last = map(int, args.seeds.split(":"))
+    survivors = 0
+    for name in args.names or MUTANTS:
+        outcome = caught(name, range(first, last))
+        survivors += outcome is None
+        where = "SURVIVES" if outcome is None else f"seed {outcome.seed:4}  {outcome.violation}"
+        print(f"{name:52} {MUTANTS[name].profile:10} {where}", flush=True)
+    return survivors
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

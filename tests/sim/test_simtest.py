@@ -26,7 +26,8 @@ CHEAP = 6
 @pytest.mark.parametrize("profile", PROFILES)
 def test_cheap_seeds_of_every_profile(profile: str) -> None:
     drawn = (draw(seed, profile) for seed in range(120))
-    cheap = [each.seed for each in drawn if len(each.machines) <= CHEAP and not each.torch][:12]
+    small = (each for each in drawn if len(each.machines) <= CHEAP and not each.torch)
+    cheap = [each.seed for each in small if not each.first_t][:12]
     outcomes = [run_seed(seed, profile) for seed in cheap]
     for outcome in outcomes:
         assert not outcome.violation, (outcome.seed, outcome.violation)

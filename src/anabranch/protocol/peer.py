@@ -56,6 +56,15 @@ _FROM_BESIDE = (msg.Got,)
 _FROM_PREVIOUS = (msg.Ask, msg.Return, msg.Forward, msg.Want)
 _FROM_STAGE = (msg.ReducePart, msg.ReducedPart)
 _FROM_LEADER = (msg.Attempt, msg.Missing)
+_FENCED = (*_FROM_NEXT, *_FROM_PREVIOUS, *_FROM_BESIDE, *_FROM_STAGE, *_FROM_LEADER)
+_LEADERS_ALONE = (
+    msg.Announce, msg.Release, msg.Welcome, msg.Refused, msg.About,
+    msg.Keep, msg.KeepGradient, msg.Complete, msg.Holders, msg.Steps,
+)  # fmt: skip
+_TO_LEADER = (
+    msg.Claim, msg.Prepared, msg.Applied, msg.Overflow, msg.Enquire, msg.JoinRequest,
+    msg.Ready, msg.Leave, msg.Report, msg.Holds, msg.WhoHas, msg.Behind, msg.Spoilt, msg.Wish,
+)  # fmt: skip
 #: Short questions with long answers.
 _COSTLY = (
     msg.FetchLog, msg.Enquire, msg.JoinRequest, msg.FetchState, msg.FetchGradient, msg.WhoHas, msg.Watch
@@ -328,24 +337,15 @@ class Peer:
             refusal = self._watched(peer, message)
         elif peer in self.audience or self.roles.get(peer) == ROLE:
             refusal = "it may look on, and nothing else"
-        elif isinstance(message, (*_FROM_NEXT, *_FROM_PREVIOUS, *_FROM_BESIDE, *_FROM_STAGE, *_FROM_LEADER)):
+        elif isinstance(message, _FENCED):
             refusal = self._fenced(peer, message, payload)
-        elif isinstance(
-            message,
-            msg.Announce | msg.Release | msg.Welcome | msg.Refused | msg.About
-            | msg.Keep | msg.KeepGradient | msg.Complete | msg.Holders | msg.Steps,
-        ):  # fmt: skip
+        elif isinstance(message, _LEADERS_ALONE):
             any_voter = isinstance(message, msg.Announce) and self.core.keeps_log(peer)
             if peer == self.core.leader or any_voter:
                 refusal = self._from_leader(message)
             else:
                 refusal = "only the leader says that"
-        elif self.lead is not None and isinstance(
-            message,
-            msg.Claim | msg.Prepared | msg.Applied | msg.Overflow | msg.Enquire | msg.JoinRequest
-            | msg.Ready | msg.Leave | msg.Report | msg.Holds | msg.WhoHas | msg.Behind | msg.Spoilt
-            | msg.Wish,
-        ):  # fmt: skip
+        elif self.lead is not None and isinstance(message, _TO_LEADER):
             refusal = self._to_leader(self.lead, peer, message)
         elif isinstance(message, RaftMessage):
             refusal = self.voter.receive(peer, message)

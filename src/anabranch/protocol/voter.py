@@ -155,7 +155,7 @@ class Voter:
             self.raft.leader_lost(self.raft.leader, self.core.now)
 
     def tick(self) -> None:
-        if self.core.now >= self.deadline():
+        if self.core.now >= self.raft.deadline() and self.core.now >= self.deadline():
             self.raft.tick(self.core.now)
             self._give_away()
             self._settle()

@@ -204,8 +204,9 @@ class Witnesses:
                 core.send(asker, Probed(number, subject, link is not None, False, silence_s))
 
     def deadline(self) -> float:
-        first = min((since for _, since in self._questions.values()), default=math.inf)
-        return first + self._patience_s()
+        if not self._questions:
+            return math.inf
+        return min(since for _, since in self._questions.values()) + self._patience_s()
 
 
 def _words(probed: Probed, since_s: float) -> str:

@@ -23,21 +23,25 @@ def check_bounds(node: Node) -> int:
     peer, core = node.peer, node.peer.core
     settings = core.settings
     exist = settings.microbatches + settings.windows
-    senders = len(core.membership.incarnations.keys() | core.links.keys()) + 1
-    sizes = {
-        "messages of iterations to come": (len(peer._early), EARLY_MAX * senders),
-        "iterations whose boundaries are kept": (len(peer._retained), RETAINED_MAX),
-        "waiting tasks": (core.queue.waiting, TASKS_PER_MICROBATCH * exist + TASKS_BESIDES),
-        "early parts of a reduce": (len(peer.replica._early), 2 * senders),
-        "steps to take": (len(peer.replica.pending), PENDING_MAX),
-        "messages to itself": (len(core.to_self), 0),
-    }
+    seen = core.membership.incarnations
+    senders = len(seen) + sum(peer not in seen for peer in core.links) + 1
+    sizes = [
+        ("messages of iterations to come", len(peer._early), EARLY_MAX * senders),
+        ("iterations whose boundaries are kept", len(peer._retained), RETAINED_MAX),
+        ("waiting tasks", core.queue.waiting, TASKS_PER_MICROBATCH * exist + TASKS_BESIDES),
+        ("early parts of a reduce", len(peer.replica._early), 2 * senders),
+        ("steps to take", len(peer.replica.pending), PENDING_MAX),
+        ("messages to itself", len(core.to_self), 0),
+    ]
     iteration = peer.iteration
     if iteration is not None:
-        sizes["microbatches received"] = (len(iteration.units), exist)
-        sizes["microbatches to send on"] = (len(iteration.sender.items), exist)
-        sizes["asks for a slot"] = (len(iteration.ledger.asks), 2 * exist * len(iteration.ledger.grants))
-    for what, (size, most) in sizes.items():
+        asks = 2 * exist * len(iteration.ledger.grants)
+        sizes += [
+            ("microbatches received", len(iteration.units), exist),
+            ("microbatches to send on", len(iteration.sender.items), exist),
+            ("asks for a slot", len(iteration.ledger.asks), asks),
+        ]
+    for what, size, most in sizes:
         if size > most:
             raise Violation("I5", f"{node.id} has {size} {what}; at most {most} are allowed")
     return _capacity(node, iteration) if iteration is not None else 0
@@ -52,6 +56,27 @@ def _capacity(node: Node, iteration: Iteration) -> int:
     if max(held, promised) > capacity:
         raise Violation("I5", f"{node.id} holds {held}, promised {promised}; its capacity is {capacity}")
     return held
+
+
+def check_account(world: World, sender: Node, receiver: str) -> None:
+    """Nobody believes to have more slots of a receiver than that has granted it."""
+    there, here = world.nodes.get(receiver), sender.peer.iteration
+    if there is None or here is None or there.links.get(sender.id) is not sender.links.get(receiver):
+        return
+    granting = there.peer.iteration
+    if granting is None or (granting.t, granting.base) != (here.t, here.base):
+        return
+    credit, grant = here.sender.credits.get(receiver), granting.ledger.grants.get(sender.id)
+    if credit is not None and grant is not None and not credit.stale and credit.total > grant.total:
+        text = f"{sender.id} counts {credit.total} slots of {receiver}, which granted {grant.total}"
+        raise Violation("I5", text)
+
+
+def check_plan(node: Node, peer: str) -> None:
+    """A plan's units on a connection end with it."""
+    agent = node.peer.router.agent
+    if agent is not None and any(peer in (held.previous, held.next) for held in agent.held()):
+        raise Violation("I5", f"{node.id} plans with {peer}, whose connection is gone: a ghost flow")
 
 
 def cycle(world: World) -> list[str] | None:

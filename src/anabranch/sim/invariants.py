@@ -14,7 +14,7 @@ from anabranch.protocol import events as ev
 from anabranch.protocol import messages as msg
 from anabranch.protocol import tasks
 from anabranch.protocol.records import Commit, Genesis, Rollback, StageCommit, decode_entry, entry_hash
-from anabranch.sim.bounds import check_bounds, cycle
+from anabranch.sim.bounds import check_account, check_bounds, check_plan, cycle
 from anabranch.sim.node import Node
 from anabranch.sim.violation import Violation
 from anabranch.sim.world import World
@@ -79,6 +79,10 @@ class Invariants:
             self._repair_slot(node, event)
         if isinstance(event, ev.Finished):
             self._finished(node, event)
+        elif isinstance(event, ev.Received) and isinstance(event.message, msg.Slots):
+            check_account(self.world, node, event.peer)
+        elif isinstance(event, ev.LinkUp | ev.LinkDown):
+            check_plan(node, event.peer)
         self._one_history(node)
         if len(self.world.log) > self._log_read:
             self._read_log()

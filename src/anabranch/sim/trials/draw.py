@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from anabranch.flow.problem import Return
 from anabranch.protocol.settings import Settings
 from anabranch.sim.algebra import Machine
-from anabranch.sim.trials.kinds import KINDS, PROFILES, Profile, Role
+from anabranch.sim.trials.kinds import KINDS, PROFILES, Profile, Role, rarity
 from anabranch.sim.trials.phases import OF_DATA_NODES
 from anabranch.sim.world import Model
 
@@ -16,6 +16,8 @@ from anabranch.sim.world import Model
 NODES_MAX = 40
 #: One seed in so many computes with tensors.
 TORCH_EVERY = 20
+#: One seed in so many computes slowly, and faults wait: by then a plan of the flow stands.
+PLANNED_EVERY, PLANNED_STEPS, PLANNED_TASK_S = 7, 6, 0.2
 #: One-way delays (s) that a swarm's messages take.
 _LATENCIES = ((0.001, 0.005), (0.001, 0.01), (0.001, 0.02), (0.005, 0.05), (0.02, 0.2))
 _COMPUTING = ("Forward", "Head", "InputGradient", "WeightGradient")
@@ -35,7 +37,7 @@ class Aim:
 
 @dataclass(frozen=True)
 class Drawn:
-    """slow: (one, other, factor) on the delays of a pair of machines."""
+    """slow: (one, other, factor) on the delays of a pair of machines. first_t: steps before any fault."""
 
     seed: int
     profile: Profile
@@ -45,6 +47,7 @@ class Drawn:
     model: Model
     slow: tuple[tuple[str, str, float], ...]
     aims: tuple[Aim, ...]
+    first_t: int = 0
 
     def describe(self) -> str:
         settings, relays = self.settings, [m for m in self.machines if m.stage]
@@ -70,7 +73,9 @@ def draw(seed: int, profile_name: str) -> Drawn:
     profile = PROFILES[profile_name]
     dice = random.Random(f"{profile_name} {seed}")
     torch = seed % TORCH_EVERY == TORCH_EVERY // 2 + 1
-    aims = _aims(profile, dice)
+    planned = seed % PLANNED_EVERY == PLANNED_EVERY // 2
+    first_t = PLANNED_STEPS if planned and profile.kinds else 0
+    aims = _aims(profile, dice, first_t)
     machines = _machines(dice, aims, torch)
     stages = max(machine.stage for machine in machines)
     windows = dice.choice([0, 0, 2])
@@ -85,27 +90,31 @@ def draw(seed: int, profile_name: str) -> Drawn:
         evaluate_every=dice.choice([1, 2, 3]),
         checkpoint_every=dice.choice([0, 0, 2, 3]),
         min_replicas=1,
-        policy=dice.choice(["auction", "greedy", "static"]),
+        policy="auction" if planned else dice.choice(["auction", "greedy", "static"]),
         returns=dice.choice(returns),
         activation_bytes=1024,
+        heartbeat_s=dice.choice([1.0, 2.0, 2.0]),
         snapshot_every=2 + seed % 4,
         voters=1 if seed % 4 == 3 else 3,
         redo="gradients" if seed // 4 % 3 == 1 else "replay",
     )
-    latency = dice.choice(_LATENCIES)
-    task_s = dict.fromkeys(_COMPUTING, dice.choice([0.005, 0.01, 0.03]))
+    latency = _LATENCIES[0] if planned else dice.choice(_LATENCIES)
+    computing_s = PLANNED_TASK_S if planned else dice.choice([0.005, 0.01, 0.03])
+    task_s = dict.fromkeys(_COMPUTING, computing_s)
     model = Model(latency, dice.choice([0.0, 0.002, 0.01]), {**task_s, "Embed": 0.002})
-    return Drawn(seed, profile, torch, settings, machines, model, _regions(dice, machines), aims)
+    return Drawn(seed, profile, torch, settings, machines, model, _regions(dice, machines), aims, first_t)
 
 
-def _aims(profile: Profile, dice: random.Random) -> tuple[Aim, ...]:
-    """Faults aimed at cells of the matrix, each as often as any other."""
+def _aims(profile: Profile, dice: random.Random, first_t: int) -> tuple[Aim, ...]:
+    """Faults aimed at cells of the matrix, so that over all profiles each is hit about as often."""
     cells = profile.cells()
+    weights = [rarity(kind, phase) for kind, phase in cells]
     aims = []
     for _ in range(dice.randint(*profile.faults)):
-        kind, phase = dice.choice(cells)
+        ((kind, phase),) = dice.choices(cells, weights)
         delay_s = dice.choice([0.0, 0.0, dice.uniform(0.0, 0.01)])
-        aims.append(Aim(kind, phase, dice.choice([0, 1, 1, 2, 3]), dice.choice([0, 1, 3, 8]), delay_s))
+        after_t = first_t + dice.choice([0, 1, 1, 2, 3])
+        aims.append(Aim(kind, phase, after_t, dice.choice([0, 1, 3, 8]), delay_s))
     return tuple(aims)
 
 

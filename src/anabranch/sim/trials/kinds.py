@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from anabranch.sim.trials.phases import ELECTION, OF_DATA_NODES, OF_RELAYS, PHASES
+from anabranch.sim.trials.phases import ELECTION, LOSS, OF_DATA_NODES, OF_RELAYS, PHASES
 
 
 class Role(Enum):
@@ -97,6 +97,17 @@ def reachable(kind: str, phase: str) -> bool:
     if phase in OF_DATA_NODES:
         return roles != _RELAY
     return phase not in OF_RELAYS or Role.RELAY in roles
+
+
+#: Phases in which a victim is seldom met before the aim settles for another.
+_SELDOM_MET = {ELECTION: 3.0, LOSS: 1.5}
+
+
+def rarity(kind: str, phase: str) -> float:
+    """How much more often a cell is to be aimed at: few profiles draw its kind, its phase is seldom met."""
+    drawn = [profile for profile in PROFILES.values() if kind in profile.kinds]
+    share = sum(sum(profile.faults) / len(profile.cells()) for profile in drawn)
+    return _SELDOM_MET.get(phase, 1.0) / share
 
 
 def matrix_cells() -> set[tuple[str, str]]:

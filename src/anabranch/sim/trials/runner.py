@@ -14,11 +14,19 @@ from anabranch.sim.trials.trial import Trial
 CHUNK = 8
 
 
+#: New objects between two looks for garbage: a seed makes many, and leaves few circles.
+NEW_OBJECTS = 100_000
+
+
 def run_seed(seed: int, profile: str = "") -> Outcome:
     """One seed; without a profile, of its own one."""
-    outcome = Trial(draw(seed, profile or profile_of(seed))).run()
-    gc.collect(0)
-    return outcome
+    usual = gc.get_threshold()
+    gc.set_threshold(NEW_OBJECTS)
+    try:
+        return Trial(draw(seed, profile or profile_of(seed))).run()
+    finally:
+        gc.set_threshold(*usual)
+        gc.collect(0)
 
 
 def run_seeds(seeds: Iterable[int], profile: str = "", jobs: int = 1) -> Iterator[Outcome]:

@@ -137,7 +137,7 @@ def duplication(trial: Trial, victim: Node) -> tuple[str, float] | None:
         told = f"all {len(others)} links of {victim.id} are replaced, and what may be lost is said again"
         return told, 0.0
     share = trial.dice.choice([0.3, 1.0])
-    trial.world.disorder(share, trial.dice.choice([0.0, 0.1]), DISORDER_S, [victim.id])
+    trial.world.disorder(share, trial.dice.choice([0.0, 0.1, 1.0]), DISORDER_S, [victim.id])
     return f"of what {victim.id} says and hears {share:.0%} comes twice for {DISORDER_S:g} s", DISORDER_S
 
 

@@ -26,8 +26,8 @@ from anabranch.sim.violation import Violation
 STEPS_AFTER, QUIET_S = 3, 400.0
 #: ... and after so many it is looked whether progress is promised at all.
 LOOK_S = 90.0
-#: An aim that finds no victim in its phase strikes whoever there is after so many seconds, or lapses.
-SETTLE_FOR_S, LAPSE_S = 15.0, 30.0
+#: An aim that finds no victim in its phase in so many seconds, or steps, strikes whoever there is, or lapses.
+SETTLE_FOR_S, SETTLE_FOR_STEPS, LAPSE_S = 15.0, 8, 30.0
 #: Events of a seed, at most: more go round in a circle.
 EVENTS_MAX = 200_000
 #: Iterations in which the churn of a profile goes on.
@@ -130,7 +130,7 @@ class Trial:
                 for node in sorted(self.world.nodes.values(), key=lambda node: node.id):
                     if waiting.tried(self, node):
                         break
-        if self._churning:
+        if self._churning and self._t >= self.drawn.first_t:
             self._churning -= 1
             self._churn()
 
@@ -144,6 +144,11 @@ class Trial:
         node = self.world.nodes[name]
         if self.eligible("crash", node):
             self.strike("crash", node)
+
+    @property
+    def steps(self) -> int:
+        """The last committed iteration."""
+        return self._t
 
     def eligible(self, kind: str, node: Node) -> bool:
         """Whether a fault of this kind may hit this peer now."""
@@ -228,38 +233,47 @@ class _Waiting:
 
     def __init__(self, aim: Aim) -> None:
         self.aim = aim
-        self._skip = aim.skip
+        self._skip, self._delay_s = aim.skip, aim.delay_s
         self._since: float | None = None
+        self._since_t = 0
         self._struck = False
 
     def tried(self, trial: Trial, node: Node) -> bool:
         """Look at this peer, which has just handled an event; whether the aim is done with."""
         now = trial.world.clock.now
         if self._since is None:
-            self._since = now
+            self._since, self._since_t = now, trial.steps
             if self.aim.phase == DOWNLOAD:
                 trial.newcomer(trial.dice.randint(1, trial.world.settings.stages))
             elif self.aim.phase == ELECTION:
                 trial.without_a_leader()
         if self._struck:
             return False
-        waited = now - self._since
-        if waited > LAPSE_S:
+        if now - self._since > LAPSE_S:
             trial.lapse(self)
             return True
-        if waited < SETTLE_FOR_S and phase_of(node, trial.invariants.t) != self.aim.phase:
-            return False
-        if not trial.eligible(self.aim.kind, node):
+        waited = self._waited(trial)
+        if not self._meets(trial, node) or not trial.eligible(self.aim.kind, node):
             return False
         self._skip -= 1
-        if self._skip >= 0 and waited < SETTLE_FOR_S / 2:
+        if self._skip >= 0 and waited < 0.5:
             return False
         self._struck = True
-        trial.world.clock.after(self.aim.delay_s, lambda: self._now(trial, node))
+        trial.world.clock.after(self._delay_s, lambda: self._now(trial, node))
         return False
 
+    def _waited(self, trial: Trial) -> float:
+        """Share of its patience that is over."""
+        since = self._since or 0.0
+        steps = (trial.steps - self._since_t) / SETTLE_FOR_STEPS
+        return max((trial.world.clock.now - since) / SETTLE_FOR_S, steps)
+
+    def _meets(self, trial: Trial, node: Node) -> bool:
+        return self._waited(trial) >= 1.0 or phase_of(node, trial.invariants.t) == self.aim.phase
+
     def _now(self, trial: Trial, node: Node) -> None:
-        if trial.eligible(self.aim.kind, node) and trial.strike(self.aim.kind, node):
+        meets = self._meets(trial, node) and trial.eligible(self.aim.kind, node)
+        if meets and trial.strike(self.aim.kind, node):
             trial.lapse(self)
         else:
-            self._struck = False
+            self._struck, self._delay_s = False, 0.0
