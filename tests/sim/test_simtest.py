@@ -20,7 +20,7 @@ from anabranch.sim.trials.tally import report, tally
 from anabranch.sim.trials.trial import STEPS_AFTER, Trial
 
 #: A seed of at most so many machines costs little.
-CHEAP = 6
+CHEAP = 5
 
 
 @pytest.mark.parametrize("profile", PROFILES)
@@ -36,7 +36,7 @@ def test_cheap_seeds_of_every_profile(profile: str) -> None:
     assert delivered >= len(outcomes) if profile != "calm" else delivered == 0
 
 
-@pytest.mark.parametrize("seed", [11, 31])
+@pytest.mark.parametrize("seed", [11, 51])
 def test_seeds_with_tensors(seed: int) -> None:
     outcome = run_seed(seed)
     assert outcome.torch
@@ -57,7 +57,7 @@ def test_a_seed_means_the_same_in_every_process() -> None:
     """Sets and dictionaries of names are hashed anew in each."""
     program = (
         "from anabranch.sim.trials.runner import run_seed; import msgspec;"
-        "o = run_seed(117, 'storm'); o.wall_s = 0.0; print(msgspec.json.encode(o).decode())"
+        "o = run_seed(105, 'storm'); o.wall_s = 0.0; print(msgspec.json.encode(o).decode())"
     )
     command = [sys.executable, "-c", program]
     path = ":".join(sys.path)
@@ -69,7 +69,7 @@ def test_a_seed_means_the_same_in_every_process() -> None:
 
 
 def test_the_command_says_what_it_did(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["simtest", "--seeds", "0:4", "--jobs", "1", "--json"]) == 0
+    assert main(["simtest", "--seeds", "4:8", "--jobs", "1", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["version"] == 1
     assert found["seeds"] == 4
