@@ -193,11 +193,12 @@ def test_a_newcomer_serves_at_once_when_its_stage_has_lost_all_others() -> None:
     assert world.history().commits[committed].stages[2].members == ("fresh",)
 
 
-def test_a_frozen_last_replica_is_waited_for() -> None:
+@pytest.mark.parametrize(("frozen_s", "removed"), [(12.0, 0), (90.0, 1)], ids=["for a while", "not for ever"])
+def test_a_frozen_last_replica_is_waited_for(frozen_s: float, removed: int) -> None:
     run = small_run(minimum=1, steps=4)
     world = world_of(run, [1, 2], seed=10)
-    fault = Fault(world, ("r1.0",), faults.added_in_mid_backward(2), lambda w, n: w.freeze(n.id, 90.0))
-    finish(world, run, fault, removed=0)
+    fault = Fault(world, ("r1.0",), faults.added_in_mid_backward(2), lambda w, n: w.freeze(n.id, frozen_s))
+    finish(world, run, fault, removed=removed)
 
 
 def test_a_cut_off_last_replica_is_waited_for() -> None:
@@ -206,7 +207,7 @@ def test_a_cut_off_last_replica_is_waited_for() -> None:
 
     def isolate(world: World, node: Node) -> None:
         for other in list(node.links):
-            world.cut(node.id, other, 60.0)
+            world.cut(node.id, other, 12.0)
 
     fault = Fault(world, ("r1.0",), faults.received(msg.Backward, 2), isolate)
     finish(world, run, fault, removed=0)

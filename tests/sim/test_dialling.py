@@ -45,9 +45,9 @@ def test_a_door_that_a_dying_process_still_holds_open_is_tried_again_at_once(res
     fault = Fault(world, ("r1.0", "r1.1"), ended(tasks.WeightGradient, 4), kill())
     dial, answered = world.dial, []
 
-    def dying(node: Node, peer: str) -> None:
+    def dying(node: Node, peer: str, address: str = "") -> None:
         if peer not in (victim for _, victim, _ in fault.delivered) or len(answered) == resets:
-            dial(node, peer)
+            dial(node, peer, address)
         else:
             answered.append(node.id)
             world.clock.after(0.001, lambda: node.handle(ev.LinkDown(peer, "connection reset")))
