@@ -73,8 +73,11 @@ def test_no_ghost_survives_trouble(
     assert not world.disagreements()
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("family", ["A", "E"])
+@pytest.mark.parametrize(
+    ("family", "policy"),
+    [("A", policy) for policy in POLICIES]
+    + [pytest.param("E", policy, marks=pytest.mark.soak if policy == "gwtf" else ()) for policy in POLICIES],
+)
 def test_reaches_the_maximum_flow_between_complete_stages(policy: str, family: str) -> None:
     instance = FAMILIES[family].draw(3)
     world = make_world(instance, policy, 3)

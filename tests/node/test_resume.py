@@ -52,8 +52,8 @@ def test_ctrl_c_and_resume_from_the_command_line(
     """SIGINT to `anabranch train` ends the swarm after its step; `resume --local` takes the rest."""
     run = small_run(
         texts,
-        run__steps=40,
-        evaluation__every=20,
+        run__steps=24,
+        evaluation__every=12,
         checkpoint__every=1000,
         batch__microbatches=4,
         pipeline__stages=1,
@@ -88,16 +88,16 @@ def test_ctrl_c_and_resume_from_the_command_line(
         time.sleep(0.02)
     directory = RunDirectory.open(path)
     stopped_at = history_of(directory).t
-    assert 0 < stopped_at < 40
+    assert 0 < stopped_at < 24
     # Stopped cleanly, the last step is on disk: nothing has to be taken again.
     assert directory.latest_checkpoint() == stopped_at
 
     again = ["resume", str(path), "--local", "--no-verify"]
     assert main(again) == 0
     assert f"from step {stopped_at}" in capfd.readouterr().out
-    check_exact(directory, steps=40)
+    check_exact(directory, steps=24)
     assert not events_of(directory.events, Rollback)
-    assert steps_of(list(events_of(directory.events, Step))) == list(range(1, 41))
+    assert steps_of(list(events_of(directory.events, Step))) == list(range(1, 25))
     # A run that is complete is left alone.
     capfd.readouterr()
     assert main(again) == 2

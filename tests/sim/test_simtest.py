@@ -20,14 +20,14 @@ from anabranch.sim.trials.tally import report, tally
 from anabranch.sim.trials.trial import STEPS_AFTER, Trial
 
 #: A seed of at most so many machines costs little.
-CHEAP = 5
+CHEAP = 4
 
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_cheap_seeds_of_every_profile(profile: str) -> None:
     drawn = (draw(seed, profile) for seed in range(120))
     small = (each for each in drawn if len(each.machines) <= CHEAP and not each.torch)
-    cheap = [each.seed for each in small if not each.first_t][:12]
+    cheap = [each.seed for each in small if not each.first_t][:8]
     outcomes = [run_seed(seed, profile) for seed in cheap]
     for outcome in outcomes:
         assert not outcome.violation, (outcome.seed, outcome.violation)
@@ -36,9 +36,8 @@ def test_cheap_seeds_of_every_profile(profile: str) -> None:
     assert delivered >= len(outcomes) if profile != "calm" else delivered == 0
 
 
-@pytest.mark.parametrize("seed", [31, 51])
-def test_seeds_with_tensors(seed: int) -> None:
-    outcome = run_seed(seed)
+def test_a_seed_with_tensors() -> None:
+    outcome = run_seed(51)
     assert outcome.torch
     assert not outcome.violation
 
@@ -69,7 +68,7 @@ def test_a_seed_means_the_same_in_every_process() -> None:
 
 
 def test_the_command_says_what_it_did(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["simtest", "--seeds", "6:8", "--jobs", "1", "--json"]) == 0
+    assert main(["simtest", "--seeds", "15:17", "--jobs", "1", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["version"] == 1
     assert found["seeds"] == 2
