@@ -113,6 +113,7 @@ def main() -> None:
     result = json.loads(args.result.read_text("utf-8")) if args.result else stormed(options)
     setting = result["setting"]
     command = [".venv/bin/anabranch", "chaos", "--minutes", f"{setting['minutes']:g}"]
+    command += ["--calm-minutes", f"{setting['calm_minutes']:g}"]
     command += ["--seed", str(setting["seed"]), *(["--wan", setting["wan"]] if setting["wan"] else [])]
     write_section(args.section, body(result), shlex.join([*command, "--json"]))
 
