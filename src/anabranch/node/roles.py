@@ -7,6 +7,7 @@ import contextlib
 import ipaddress
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -42,13 +43,24 @@ STOP_S = 60.0
 OnEvent = Callable[[Event], None]
 
 
+#: Ports that this process was given and does not listen on yet, or does beside these.
+_held: list[socket.socket] = []
+
+
 def bind_port(host: str, port: int) -> int:
-    """A free port on the host, if `port` is 0."""
+    """A free port on the host, if `port` is 0. On Linux, where a second socket of the same process may listen
+    on it, it is held until the process ends: nobody else is given it before this one listens."""
     if port:
         return port
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
+    probe = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    probe.bind((host, 0))
+    found = int(probe.getsockname()[1])
+    if sys.platform == "linux":
+        _held.append(probe)
+    else:
+        probe.close()
+    return found
 
 
 def reachable_address(host: str, port: int, leader_host: str) -> str:
