@@ -57,7 +57,13 @@ def check_survived(swarm: Swarm, directory: RunDirectory, dead: str) -> None:
 
 @pytest.mark.parametrize(
     ("moment", "added"),
-    [("mid_backward", 1), ("mid_backward", 2), ("mid_backward", 4), ("reducing", 1), ("prepared", 1)],
+    [
+        ("mid_backward", 1),
+        pytest.param("mid_backward", 2, marks=pytest.mark.soak),
+        ("mid_backward", 4),
+        ("reducing", 1),
+        ("prepared", 1),
+    ],
 )
 def test_a_relay_that_kills_itself(
     tmp_path: Path, run: RunConfig, nursery: Nursery, moment: str, added: int

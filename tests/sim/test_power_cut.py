@@ -64,7 +64,7 @@ def next_life(run: RunConfig, former: World, incarnation: int) -> World:
 
 
 @pytest.mark.parametrize("checkpoint_every", [0, 1, 2])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, 1, pytest.param(2, marks=pytest.mark.soak)])
 def test_taken_up_again(seed: int, checkpoint_every: int) -> None:
     run = small_run(minimum=2, steps=5, checkpoint_every=checkpoint_every, evaluate_every=1)
     draw = random.Random(seed * 10 + checkpoint_every)
@@ -101,7 +101,7 @@ def test_lost_before_the_first_step() -> None:
     assert check_equal(again, run).rolled_back == 0
 
 
-@pytest.mark.parametrize("late_s", [0.0, 30.0])
+@pytest.mark.parametrize("late_s", [0.0, pytest.param(30.0, marks=pytest.mark.soak)])
 def test_three_voters_come_back(late_s: float) -> None:
     """All die at once. The founder is elected when another voter is back, perhaps much later, and takes the
     run up from its checkpoint; the log goes on from what any of them had."""
