@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from returning import founder_comes_back, leads_three
 
 from anabranch.protocol import events as ev
-from anabranch.protocol.founding import Saved, lead
 from anabranch.protocol.joining import Step
-from anabranch.protocol.schedule import Schedule, StepParameters
 from anabranch.protocol.settings import Settings
 from anabranch.sim.algebra import Machine, counting_world, wrong_states
-from anabranch.sim.faults import Fault, Moment
+from anabranch.sim.faults import Fault
 from anabranch.sim.invariants import Invariants
 from anabranch.sim.node import Node
 from anabranch.sim.world import World
@@ -32,33 +31,11 @@ def check_counted(world: World) -> None:
     assert wrong_states(world) == {}
 
 
-def leads_three(steps: int) -> Moment:
-    def moment(node: Node, event: ev.Event) -> bool:
-        raft = node.peer.voter.raft
-        own = node.peer.lead is not None and raft.chosen > raft.log.voters_since
-        return own and len(node.peer.core.voters) == 3 and node.peer.committed >= steps
-
-    return moment
-
-
 def come_back(world: World, peer: str, door: str, after_s: float) -> None:
     def start() -> None:
         member = world.nodes[peer].member
         member = msgspec.structs.replace(member, incarnation=member.incarnation + 1)
         world.add(member, door, at=world.clock.now)
-
-    world.clock.after(after_s, start)
-
-
-def founder_comes_back(world: World, after_s: float) -> None:
-    def start() -> None:
-        former = world.nodes["d0"]
-        member = msgspec.structs.replace(former.member, incarnation=former.member.incarnation + 1)
-        t = max(world.checkpoints)
-        saved = Saved(t, tuple(world.checkpoints[t][stage][1] for stage in range(3)))
-        schedule = Schedule("batch {}".format, lambda t, a, n: StepParameters(1.0, 1e-3, 1.0, 1.0), 6, 1)
-        peer = lead(member, world.settings, schedule, world.genesis, former.disk.kept(9), saved)
-        world.add_leader(peer, member, former.disk)
 
     world.clock.after(after_s, start)
 
@@ -75,7 +52,7 @@ def test_the_founder_loses_the_lead_while_it_takes_the_run_up(left: int) -> None
             world.crash(peer)
         for peer in others:
             come_back(world, peer, "d0", 1.0)
-        founder_comes_back(world, 2.0)
+        world.clock.after(2.0, lambda: founder_comes_back(world))
 
     first = Fault(world, ("d0",), leads_three(4), all_die)
 

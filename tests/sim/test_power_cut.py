@@ -6,6 +6,7 @@ import random
 
 import msgspec
 import pytest
+from returning import founder_comes_back
 from small_swarm import MadeUpBatches, check_equal, small_model, small_run
 
 from anabranch.config import RunConfig
@@ -119,16 +120,12 @@ def test_three_voters_come_back(late_s: float) -> None:
         world.clock.after(1.0, come_back)
 
     def come_back() -> None:
-        schedule = schedule_of(run, "batch {}".format, MadeUpBatches(run).tokens_per_iteration)
         for peer, node in list(world.nodes.items()):
-            member = msgspec.structs.replace(node.member, incarnation=2)
-            if peer != "d0":
+            if peer == "d0":
+                founder_comes_back(world)
+            else:
+                member = msgspec.structs.replace(node.member, incarnation=2)
                 world.clock.after(late_s + world.random.uniform(0.0, 0.5), lambda m=member: start(m))
-                continue
-            t = max(world.checkpoints)
-            saved = Saved(t, tuple(world.checkpoints[t][stage][1] for stage in range(3)))
-            founder = lead(member, world.settings, schedule, world.genesis, node.disk.kept(9), saved)
-            world.add_leader(founder, member, node.disk)
 
     def start(member: Member) -> None:
         world.add(member, "d0", at=world.clock.now)

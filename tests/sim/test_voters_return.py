@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from returning import founder_comes_back, leads_three
 from small_swarm import MadeUpBatches, check_equal, small_model, small_run
 
 from anabranch.protocol import events as ev
-from anabranch.protocol.founding import Saved, lead
 from anabranch.protocol.records import Member, Rollback, decode_entry
 from anabranch.sim.faults import Fault, Moment
 from anabranch.sim.invariants import Invariants
 from anabranch.sim.node import Node
 from anabranch.sim.training import training_world
 from anabranch.sim.world import World
-from anabranch.train.assembly import schedule_of
 
 RUN = small_run(minimum=2, steps=8, checkpoint_every=2)
 
@@ -34,27 +33,6 @@ def elsewhere(world: World, peer: str) -> Member:
 def come_back(world: World, peer: str) -> None:
     node = world.add(elsewhere(world, peer), "d0", at=world.clock.now)
     node.peer.joining.doors = {"d0": "d0:1"}
-
-
-def founder_comes_back(world: World) -> None:
-    former = world.nodes["d0"]
-    member = msgspec.structs.replace(former.member, incarnation=2)
-    t = max(world.checkpoints)
-    saved = Saved(t, tuple(world.checkpoints[t][stage][1] for stage in range(3)))
-    schedule = schedule_of(RUN, "batch {}".format, MadeUpBatches(RUN).tokens_per_iteration)
-    kept = former.disk.kept(9)
-    world.add_leader(lead(member, world.settings, schedule, world.genesis, kept, saved), member, former.disk)
-
-
-def leads_three(steps: int) -> Moment:
-    """The peer leads three voters, and so many steps are committed."""
-
-    def moment(node: Node, event: ev.Event) -> bool:
-        raft = node.peer.voter.raft
-        own = node.peer.lead is not None and raft.chosen > raft.log.voters_since
-        return own and len(node.peer.core.voters) == 3 and node.peer.committed >= steps
-
-    return moment
 
 
 def still_votes(world: World, name: str) -> Moment:
