@@ -49,7 +49,7 @@ COLUMNS = {
     "tokens/s": ("tokens_per_s", "{:.0f}", 1.0),
     "sending s": ("communicating_s", "{:.1f}", 1.0),
     "wasted %": ("wasted_share", "{:.1f}", 100.0),
-    "wasted s": ("wasted_s", "{:.1f}", 1.0),
+    "died %": ("died_share", "{:.1f}", 100.0),
     "over bound": ("over_bound", "{:.2f}", 1.0),
 }
 #: What is left out or changed -> policy, changes of the scenario.

@@ -12,6 +12,8 @@ from anabranch.net.wan.profile import wan10
 from anabranch.protocol import tasks
 from anabranch.sim.scenario import Fleet, fleet_of, load_scenario
 from anabranch.sim.tape import Outcome
+from anabranch.sim.yardsticks.memory import Room, input_places, places
+from anabranch.sim.yardsticks.pipelines import Microbatch
 from anabranch.sim.yardsticks.restart import Restart
 from anabranch.sim.yardsticks.swarm import Swarm, Wiring
 
@@ -65,6 +67,97 @@ def test_one_microbatch_takes_what_its_way_takes() -> None:
     assert rows[0].seconds == pytest.approx(done + max(steps), rel=1e-9)
     applied = data.seconds(0, tasks.Apply)
     assert rows[1].seconds == pytest.approx(rows[0].seconds + applied, rel=1e-9)
+
+
+def pipeline(**changes: object) -> Fleet:
+    """One data node, two stages of one relay."""
+    return fleet(fleet__relays=2, fleet__data_nodes=1, run__iterations=1, run__warm_up=0, **changes)
+
+
+def test_whoever_finds_a_relay_full_waits_until_a_gradient_is_added() -> None:
+    """Room for one microbatch: the second starts where the first one's weight gradient ends."""
+    alone = pipeline(model__microbatches=2, fleet__capacity=[1])
+    data, one, two = (alone.hosts[name].machine for name in ("d0", "r1.0", "r2.0"))
+    size = alone.scenario.work.activation_bytes
+
+    def hop(sender: str, receiver: str) -> float:
+        return alone.way(sender, receiver).seconds(size)
+
+    first = data.seconds(0, tasks.Embed) + hop("d0", "r1.0")
+    through = one.seconds(1, tasks.Forward) + hop("r1.0", "r2.0") + two.seconds(2, tasks.Forward)
+    through += hop("r2.0", "d0") + data.seconds(0, tasks.Head) + hop("d0", "r2.0")
+    through += two.seconds(2, tasks.InputGradient)
+    kinds = (tasks.Freeze, tasks.SumPart, tasks.Assemble)
+    step = max(sum(host.machine.seconds(host.stage, k) for k in kinds) for host in alone.hosts.values())
+    whole = through + one.seconds(1, tasks.InputGradient) + one.seconds(1, tasks.WeightGradient)
+    for kind, policy, before in (
+        (Restart, "restart", hop("r2.0", "r1.0")),
+        # Its backward call has the weight gradient too: the gradient goes on after that.
+        (Swarm, "swarm-tuned", hop("r2.0", "r1.0") + two.seconds(2, tasks.WeightGradient)),
+    ):
+        added = first + 2 * (whole + before)
+        home = hop("r1.0", "d0") - (one.seconds(1, tasks.WeightGradient) if kind is Restart else 0.0)
+        row = kind(alone, policy, 0).run().rows[0]
+        assert row.seconds == pytest.approx(added + max(home, 0.0) + step, rel=1e-9)
+
+
+def test_beyond_memory_the_forward_is_computed_again() -> None:
+    """Of three microbatches at a relay the activations of two are kept (its own place, and the one of the
+    repair slot); as published none."""
+    roomy, short = (pipeline(model__microbatches=3, fleet__capacity=[c], fleet__recompute=r)
+                    for c, r in ((3, 0.0), (1, 2.0)))  # fmt: skip
+    relays = roomy.stage(1) + roomy.stage(2)
+    forwards = sum(relay.machine.seconds(relay.stage, tasks.Forward) for relay in relays)
+    for kind, policy in ((Restart, "restart"), (Swarm, "swarm-tuned")):
+        least, more = (kind(each, policy, 0).run().rows[0].computed_s for each in (roomy, short))
+        assert more - least == pytest.approx(forwards, rel=1e-9)
+    published = Swarm(short, "swarm-published", 0).run().rows[0].computed_s
+    assert published - least == pytest.approx(3 * forwards, rel=1e-9)
+
+
+@pytest.mark.parametrize(("capacity", "recompute"), [(1, 0.0), (4, 0.0), (2, 5.0), (3, 0.5)])
+def test_as_published_the_same_bytes_hold_more_inputs(capacity: int, recompute: float) -> None:
+    work = fleet().scenario.work
+    ours = (capacity + 1) * work.kept_bytes(1) + int(capacity * recompute) * work.activation_bytes
+    inputs = input_places(work, 1, capacity, recompute)
+    theirs = work.kept_bytes(1) + (inputs - 1) * work.activation_bytes
+    assert theirs <= ours < theirs + work.activation_bytes
+    assert inputs > places(capacity, recompute) == capacity + int(capacity * recompute)
+
+
+def test_no_relay_holds_more_than_its_places() -> None:
+    """... and one repair, whoever crashes."""
+    most: dict[str, int] = {}
+
+    class Watched(Swarm):
+        def _forward(self, microbatch: Microbatch, host: str) -> None:
+            super()._forward(microbatch, host)
+            most[host] = max(most.get(host, 0), len(self.rooms[host].held))
+
+    scarce = fleet(3, churn__crash=0.3, fleet__capacity=[2])
+    outcome = Watched(scarce, "swarm-tuned", 3).run()
+    assert total([outcome], "recoveries") > 0
+    assert set(most.values()) <= {2, 3}
+
+
+def test_repairs_go_before_others_and_have_one_place_more() -> None:
+    room: Room[str] = Room(1, 2)
+    entered: list[str] = []
+
+    def enter(who: str, index: int, repairs: bool = False) -> None:
+        room.enter(who, index, lambda: entered.append(who), repairs)
+
+    enter("a", 5)
+    enter("late", 9)
+    enter("early", 7)
+    enter("repair", 8, repairs=True)
+    assert entered == ["a", "repair"]
+    assert room.keeps_activations_of("a") and not room.keeps_activations_of("repair")
+    room.leave("a")
+    assert entered == ["a", "repair"]
+    room.leave("repair")
+    room.leave("early")
+    assert entered == ["a", "repair", "early", "late"]
 
 
 def test_a_crash_makes_restart_do_the_whole_iteration_again() -> None:

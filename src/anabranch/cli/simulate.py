@@ -166,6 +166,7 @@ _COLUMNS = {
     "sending s": ("communicating_s", "{:.1f}", 1.0),
     "GPU busy %": ("utilisation", "{:.1f}", 100.0),
     "wasted %": ("wasted_share", "{:.2f}", 100.0),
+    "died %": ("died_share", "{:.2f}", 100.0),
     "wasted s": ("wasted_s", "{:.1f}", 1.0),
     "crashes": ("crashes", "{:.2f}", 1.0),
     "recoveries": ("recoveries", "{:.1f}", 1.0),

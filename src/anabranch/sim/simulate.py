@@ -94,6 +94,7 @@ class Simulation:
             {
                 "computed_s": effort.computed_s + self._lost_s,
                 "wasted_s": effort.wasted_s + self._lost_s,
+                "died_s": effort.died_s + self._lost_s,
                 "communicating_s": under_way_s,
                 "messages": world.sent.messages,
                 "message_bytes": world.sent.message_bytes,
@@ -113,6 +114,7 @@ class Simulation:
             self.tape.add("spared")
             return False
         self._lost_s += self.world.unfinished_s(relay)
+        self._effort.crashed(relay)
         self.tape.down(relay)
         self.crashed.append((relay, self.world.clock.now))
         self.world.crash(relay)

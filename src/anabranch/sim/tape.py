@@ -24,7 +24,8 @@ STUDENT_MANY = 2.1
 class Row(msgspec.Struct):
     """One iteration. Seconds are virtual. seconds: from the step before to this one. bound_s: what no policy
     can beat with the relays that were alive (`clairvoyant`). computed_s, wasted_s: of all nodes, in all and
-    of those whose result entered no step. busy, alive: relay seconds of computing, and of being there.
+    of those whose result entered no step; died_s: of the wasted, what was computed by processes that died
+    with it. busy, alive: relay seconds of computing, and of being there.
     communicating_s: mean over the relays that something they sent was under way. twice: contributions that a
     stage's gradient has more than once. messages: small ones. phases: of the iteration, and what a relay
     computed in it on average (`sim.phases`); empty for systems that are modelled."""
@@ -45,6 +46,7 @@ class Row(msgspec.Struct):
     message_bytes: float
     payload_bytes: float
     phases: dict[str, float] = {}
+    died_s: float = 0.0
 
 
 class Outcome(msgspec.Struct):
@@ -131,7 +133,8 @@ class Tape:
 
 _COUNTS = ("crashes", "spared", "recoveries", "twice", "messages")
 _SUMS = (
-    *_COUNTS, "computed_s", "wasted_s", "busy_s", "communicating_s", "message_bytes", "payload_bytes"
+    *_COUNTS, "computed_s", "wasted_s", "died_s", "busy_s", "communicating_s", "message_bytes",
+    "payload_bytes",
 )  # fmt: skip
 
 
@@ -150,6 +153,7 @@ FIGURES: dict[str, Callable[[Sequence[Row], int, int], float]] = {
     "utilisation": lambda rows, m, n: _share(rows, "busy_s", "alive_s"),
     "wasted_s": lambda rows, m, n: _mean(rows, "wasted_s"),
     "wasted_share": lambda rows, m, n: _share(rows, "wasted_s", "computed_s"),
+    "died_share": lambda rows, m, n: _share(rows, "died_s", "computed_s"),
     "crashes": lambda rows, m, n: _mean(rows, "crashes"),
     "spared": lambda rows, m, n: _mean(rows, "spared"),
     "recoveries": lambda rows, m, n: _mean(rows, "recoveries"),

@@ -1,4 +1,5 @@
-"""What was computed, and what of it was wasted: seconds whose result did not enter a committed step."""
+"""What was computed, and what of it was wasted: seconds whose result did not enter a committed step. Of these
+`died_s` went with a process that died; the rest the protocol let come to nothing."""
 
 from __future__ import annotations
 
@@ -20,13 +21,20 @@ class Effort:
         self.world = world
         self.computed_s = 0.0
         self.wasted_s = 0.0
+        self.died_s = 0.0
         self._spent: dict[int, dict[tuple[int, int, str], float]] = defaultdict(lambda: defaultdict(float))
+        self._dead: dict[int, dict[tuple[int, int, str], float]] = defaultdict(dict)
         self._last: Delivered | None = None
         self._log_read = self._notes_read = 0
         world.watchers.append(self)
 
     def struck(self, fault: Delivered) -> None:
         self._last = fault
+
+    def crashed(self, peer: str) -> None:
+        """Its process is gone, with what it had computed in iterations that are not committed."""
+        for t, spent in self._spent.items():
+            self._dead[t] |= {key: seconds for key, seconds in spent.items() if key[2] == peer}
 
     def __call__(self, node: Node, event: ev.Event) -> None:
         if isinstance(event, ev.Finished):
@@ -68,8 +76,10 @@ class Effort:
             for unit, owner in enumerate(entry.owners)
         }
         for t in [t for t in self._spent if t <= record.t]:
+            dead = self._dead.pop(t, {})
             for key, seconds in self._spent.pop(t).items():
                 if t < record.t or key not in useful:
                     self.wasted_s += seconds
+                    self.died_s += dead.get(key, 0.0)
                     if self._last is not None:
                         self._last.wasted_s += seconds

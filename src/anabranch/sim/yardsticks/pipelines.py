@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from anabranch.protocol import tasks
 from anabranch.protocol.work import Rank
-from anabranch.sim.scenario import Fleet
+from anabranch.sim.scenario import Fleet, Host
+from anabranch.sim.yardsticks.memory import Room, places
 from anabranch.sim.yardsticks.yard import BACKWARD, FORWARD, Yard
 
 Kinds = tuple[type[tasks.Task], ...]
@@ -35,8 +36,33 @@ class Pipelines(Yard):
     def __init__(self, fleet: Fleet, policy: str, seed: int) -> None:
         super().__init__(fleet, policy, seed)
         self.attempts: list[Microbatch] = []
+        self.rooms: dict[str, Room[Microbatch]] = {}
         self.reducing = 0
         self._reduced = 0
+        self.empty_rooms()
+
+    # --- memory --------------------------------------------------------------------------------
+
+    def room_of(self, host: Host) -> Room[Microbatch]:
+        """What a relay can hold (`memory`)."""
+        recompute = self.fleet.scenario.fleet.recompute
+        return Room(places(host.capacity, recompute), host.capacity + 1)
+
+    def empty_rooms(self) -> None:
+        """Nobody holds anything: a new iteration, or a new beginning."""
+        self.rooms = {host.id: self.room_of(host) for host in self.fleet.hosts.values() if host.stage}
+
+    def leave(self, microbatch: Microbatch, *hosts: str) -> None:
+        """It holds no place there any more."""
+        for host in hosts:
+            if host in self.rooms:
+                self.rooms[host].leave(microbatch)
+
+    def _crash(self, relay: str) -> bool:
+        crashed = super()._crash(relay)
+        if crashed:
+            self.rooms[relay] = self.room_of(self.fleet.hosts[relay])
+        return crashed
 
     # --- what a subclass says ------------------------------------------------------------------
 
@@ -86,10 +112,9 @@ class Pipelines(Yard):
         if self.fleet.hosts[host].stage == 0:
             self._compute(microbatch, host, Rank.GRADIENT, (tasks.Head,), self._headed)
         else:
-            self.room(microbatch, host)
+            self.rooms[host].enter(microbatch, microbatch.index, lambda: self._forward(microbatch, host))
 
-    def room(self, microbatch: Microbatch, host: str) -> None:
-        """The activation is there: compute (a subclass may let it wait for memory)."""
+    def _forward(self, microbatch: Microbatch, host: str) -> None:
         self._compute(microbatch, host, Rank.FORWARD, (tasks.Forward,), self.forward_done)
 
     def _headed(self, microbatch: Microbatch, host: str) -> None:
@@ -101,15 +126,16 @@ class Pipelines(Yard):
         size = self.fleet.scenario.work.activation_bytes
         self.send(sender, receiver, size, BACKWARD, lambda: self.gradient_arrived(microbatch, receiver))
 
-    def gradient_arrived(self, microbatch: Microbatch, host: str, more: Kinds = ()) -> None:
-        """more: what is computed before the gradient."""
+    def gradient_arrived(self, microbatch: Microbatch, host: str) -> None:
+        """The forward is computed again first where its activations were not kept."""
         if microbatch.over:
             return
         if self.fleet.hosts[host].stage == 0:
             microbatch.returned = True
             self.added(microbatch)
             return
-        kinds = (*more, *self.backward)
+        again: Kinds = () if self.rooms[host].keeps_activations_of(microbatch) else (tasks.Forward,)
+        kinds = (*again, *self.backward)
         self._compute(microbatch, host, Rank.GRADIENT, kinds, self._gradient_done)
 
     def _gradient_done(self, microbatch: Microbatch, host: str) -> None:
@@ -121,6 +147,7 @@ class Pipelines(Yard):
 
     def _add(self, microbatch: Microbatch, host: str) -> None:
         microbatch.added.add(host)
+        self.leave(microbatch, host)
         self.added(microbatch)
 
     def _compute(self, microbatch: Microbatch, host: str, rank: Rank, kinds: Kinds, then) -> None:  # type: ignore[no-untyped-def]

@@ -8,7 +8,6 @@ best case of a system that restarts). Whoever returns takes part from the next i
 
 from __future__ import annotations
 
-import heapq
 from itertools import pairwise
 
 from anabranch.flow.problem import DataNode, Instance, Path, Relay, link_cost
@@ -18,13 +17,11 @@ from anabranch.sim.yardsticks.pipelines import Microbatch, Pipelines
 
 
 class Restart(Pipelines):
-    """Each relay holds at most its capacity of microbatches; the others wait for room, in order."""
+    """Microbatches wait for room, in order."""
 
     def __init__(self, fleet: Fleet, policy: str, seed: int) -> None:
         super().__init__(fleet, policy, seed)
         self._plan: list[Path] = []
-        self._held: dict[str, int] = {}
-        self._waiting: dict[str, list[tuple[int, Microbatch]]] = {}
         self._begun = 0
 
     def begin(self) -> None:
@@ -33,8 +30,7 @@ class Restart(Pipelines):
 
     def _start(self) -> None:
         self._plan = self._arranged()
-        self._held = dict.fromkeys(self.workers, 0)
-        self._waiting = {name: [] for name in self.workers}
+        self.empty_rooms()
         self._begun += 1
         begun = self._begun
         for index, path in enumerate(self._plan):
@@ -44,10 +40,6 @@ class Restart(Pipelines):
                     self.admit(Microbatch(index, source))
 
             self.clock.after(self.told_s(path[0]), admitted)
-
-    def _places(self, host: str) -> int:
-        """Those whose forward would be computed again count as kept, in this system's favour."""
-        return int(self.fleet.hosts[host].capacity * (1.0 + self.fleet.scenario.fleet.recompute))
 
     def _arranged(self) -> list[Path]:
         """A path for each microbatch of the batch."""
@@ -84,20 +76,6 @@ class Restart(Pipelines):
     def onward(self, microbatch: Microbatch, sender: str) -> None:
         path = self._plan[microbatch.index]
         self.forward_to(microbatch, sender, path[len(microbatch.path)])
-
-    def room(self, microbatch: Microbatch, host: str) -> None:
-        if self._held[host] < self._places(host):
-            self._held[host] += 1
-            super().room(microbatch, host)
-        else:
-            heapq.heappush(self._waiting[host], (microbatch.index, microbatch))
-
-    def _add(self, microbatch: Microbatch, host: str) -> None:
-        super()._add(microbatch, host)
-        if self.fleet.hosts[host].stage:
-            self._held[host] -= 1
-            if self._waiting[host]:
-                self.room(heapq.heappop(self._waiting[host])[1], host)
 
     def added(self, microbatch: Microbatch) -> None:
         """All contributions of all microbatches: of each relay on its path, and the head."""

@@ -11,7 +11,8 @@ it twice.
 the forward anew (its activations are not kept); a microbatch whose way back is broken starts again at its
 data node (as in GWTF's comparison). `swarm-tuned`: 60 s, 2 s, activations kept, and the way back goes on at
 any other live replica, which gets the input from the peer before and computes this one stage anew; only where
-that peer is gone too the microbatch starts again. Neither has slots, so no memory bounds what is under way.
+that peer is gone too the microbatch starts again. Neither has slots: what finds a relay without memory waits
+at its door (`memory`), and the deadline of its call goes on.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from dataclasses import dataclass
 
 from anabranch.flow.dice import Dice
 from anabranch.protocol import tasks
-from anabranch.sim.scenario import Fleet
+from anabranch.sim.scenario import Fleet, Host
+from anabranch.sim.yardsticks.memory import Room, input_places
 from anabranch.sim.yardsticks.pipelines import Kinds, Microbatch, Pipelines
 from anabranch.sim.yardsticks.yard import BACKWARD, FORWARD
 
@@ -96,8 +98,8 @@ class Swarm(Pipelines):
     late: Kinds = ()
 
     def __init__(self, fleet: Fleet, policy: str, seed: int) -> None:
-        super().__init__(fleet, policy, seed)
         self.rules = RULES[policy]
+        super().__init__(fleet, policy, seed)
         self.known: set[str] = {relay for names in self.serving.values() for relay in names}
         self._wiring = {name: Wiring(Dice(seed, at)) for at, name in enumerate(fleet.hosts)}
         self._calls: dict[Microbatch, _Call] = {}
@@ -105,6 +107,12 @@ class Swarm(Pipelines):
         self._taken: set[Microbatch] = set()
         self._extra = self._admitted = 0
         self.clock.after(self.rules.refresh_s, self._look)
+
+    def room_of(self, host: Host) -> Room[Microbatch]:
+        if not self.rules.recompute:
+            return super().room_of(host)
+        scenario = self.fleet.scenario
+        return Room(input_places(scenario.work, host.stage, host.capacity, scenario.fleet.recompute), 0)
 
     def _look(self) -> None:
         """Who is there, new processes among them."""
@@ -119,6 +127,7 @@ class Swarm(Pipelines):
         for old in self.attempts:
             old.over = True
         self.attempts, self._calls, self._inputs, self._taken = [], {}, {}, set()
+        self.empty_rooms()
         self._extra = self._admitted = 0
         t = self.t
         for index in range(self.microbatches):
@@ -205,16 +214,16 @@ class Swarm(Pipelines):
     def _retry(self, microbatch: Microbatch, call: _Call) -> None:
         self.tape.add("recoveries")
         del self._calls[microbatch]
+        self.leave(microbatch, call.receiver)
         if call.receiver in microbatch.path:
             microbatch.path.remove(call.receiver)
         self.onward(microbatch, call.sender)
 
     # --- backward ------------------------------------------------------------------------------
 
-    def gradient_arrived(self, microbatch: Microbatch, host: str, more: Kinds = ()) -> None:
+    def gradient_arrived(self, microbatch: Microbatch, host: str) -> None:
         self._taken.add(microbatch)
-        more = (tasks.Forward,) if self.rules.recompute and self.fleet.hosts[host].stage else more
-        super().gradient_arrived(microbatch, host, more)
+        super().gradient_arrived(microbatch, host)
 
     def back(self, microbatch: Microbatch, sender: str) -> None:
         to = self.before(microbatch, sender)
@@ -247,7 +256,11 @@ class Swarm(Pipelines):
             here[which] = True
             if all(here):
                 self._inputs.pop(microbatch, None)
-                self.gradient_arrived(microbatch, there, (tasks.Forward,))
+                self._taken.add(microbatch)
+                self.rooms[there].enter(microbatch, microbatch.index, taken_up, repairs=True)
+
+        def taken_up() -> None:
+            self.gradient_arrived(microbatch, there)
 
         self.send(sender, there, size, BACKWARD, lambda: both(0))
         self.send(upstream, there, size, FORWARD, lambda: both(1))
@@ -256,6 +269,7 @@ class Swarm(Pipelines):
         if not microbatch.over:
             microbatch.over = True
             self._calls.pop(microbatch, None)
+            self.leave(microbatch, *self.rooms)
             self.tape.add("recoveries")
             self.admit(Microbatch(microbatch.index, microbatch.source))
 

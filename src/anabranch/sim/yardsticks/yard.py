@@ -8,6 +8,7 @@ of its connections, a state that is downloaded never is too old, and nobody fall
 from __future__ import annotations
 
 import heapq
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -102,6 +103,9 @@ class Yard:
         self.data_nodes = [host.id for host in fleet.stage(0)]
         self.serving = {stage: {host.id for host in fleet.stage(stage)} for stage in range(self.stages + 1)}
         self.t = 0
+        self._computed_in: dict[str, float] = defaultdict(float)
+        """By the processes that there are, in this iteration."""
+        self._died_s = 0.0
         self.downloads: dict[str, list[str]] = {}
         self.ready: set[str] = set()
         self._churn = Churn(
@@ -152,7 +156,11 @@ class Yard:
         tape.add("twice", self.counted_twice())
         computed_s = tape.totals["computed_s"]
         wasted_s = computed_s - self._computed_before - self.useful_s()
-        tape.add("wasted_s", wasted_s if wasted_s > ROUNDING_S else 0.0)
+        wasted_s = wasted_s if wasted_s > ROUNDING_S else 0.0
+        tape.add("wasted_s", wasted_s)
+        tape.add("died_s", min(wasted_s, self._died_s))
+        self._died_s = 0.0
+        self._computed_in.clear()
         self._computed_before = computed_s
         row = tape.commit(
             self.t, members, {"communicating_s": sum(under_way_s.get(relay, 0.0) for relay in tape.relays)}
@@ -169,6 +177,7 @@ class Yard:
         """Somebody computed so long: a microbatch, or for the step."""
         if not of_the_step:
             self.tape.add("computed_s", seconds)
+            self._computed_in[host.id] += seconds
         if host.stage:
             self.tape.add("busy_s", seconds)
 
@@ -219,6 +228,7 @@ class Yard:
             return False
         self.tape.down(relay)
         worker.crash()
+        self._died_s += self._computed_in.pop(relay, 0.0)
         for other in self.workers:
             if other != relay:
                 for sender, count in self.traffic.drop(relay, other).items():

@@ -1,0 +1,182 @@
+"""Which stage a joiner is given, against trying every stage and solving each exactly.
+
+    nice python benchmarks/joining.py --studies 3 --fleets 20
+
+Two parts. *The join study* (REFERENCE: 100 nodes, 11 stages, capacities 10 to 50, link costs 1 to 100, 20
+candidates): capacity is what a node passes at once, so to the rule it is a speed. Each candidate is put into
+every stage, and the least-cost maximum flow solved exactly; what counts is the cost per microbatch, twice the
+mean path and the slowest aggregation over the flow. *Ten regions* (`wan10`, `wan10-mixed`): a seventeenth
+relay joins; what counts is the clairvoyant bound of an iteration with it at each stage, its reduce included.
+Regret: what the rule's stage costs over the best one, less one. Rewrites the section `joining`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from statistics import fmean, quantiles
+
+from anabranch.flow.oracle import solve
+from anabranch.flow.problem import DataNode, Instance, Relay
+from anabranch.net.wan.profile import wan10
+from anabranch.protocol import tasks
+from anabranch.protocol.placement import neediest_stage
+from anabranch.protocol.records import Member
+from anabranch.sim.clairvoyant import Available, bound_s
+from anabranch.sim.devices import Machine, known_devices
+from anabranch.sim.links import Line
+from anabranch.sim.scenario import Fleet, Host, fleet_of, load_scenario
+from report import table, write_section
+
+GOAL = 0.03
+STAGES, RELAYS, CANDIDATES = 11, 99, 20
+CAPACITY, COST = (10, 50), (1, 100)
+FLEETS = ("wan10", "wan10-mixed")
+
+
+@dataclass(frozen=True)
+class Regret:
+    """rule, random: of the rule's stage, and the mean over all stages, over the best one, less one."""
+
+    rule: float
+    random: float
+
+
+def regret(chosen: int, stages: int, cost: Callable[[int], float]) -> Regret:
+    costs = {stage: cost(stage) for stage in range(1, stages + 1)}
+    best = min(costs.values())
+    return Regret(costs[chosen] / best - 1.0, fmean(costs.values()) / best - 1.0)
+
+
+# --- the join study -----------------------------------------------------------------------------------
+
+
+def study(seed: int, candidates: int) -> list[Regret]:
+    """One random swarm, and each candidate alone."""
+    dice = random.Random(f"join study {seed}")
+    # Two relays at least in each stage, the others anywhere.
+    stage_of = [1 + n % STAGES for n in range(2 * STAGES)]
+    stage_of += [dice.randint(1, STAGES) for _ in range(RELAYS - len(stage_of))]
+    relays = [Relay(f"r{n}", stage, dice.randint(*CAPACITY)) for n, stage in enumerate(stage_of)]
+    aggregation = max(dice.randint(*COST) for _ in relays)
+    links = _Links(dice)
+
+    def cost(stage: int, candidate: Relay, its_aggregation: int) -> float:
+        known = [*relays, replace(candidate, stage=stage)]
+        solution = solve(links.instance(known))
+        return (2.0 * solution.cost / solution.flow + max(aggregation, its_aggregation)) / solution.flow
+
+    found = []
+    for number in range(candidates):
+        candidate = Relay(f"candidate {number}", 1, dice.randint(*CAPACITY))
+        its_aggregation = dice.randint(*COST)
+        chosen = neediest_stage(map(_as_member, relays), (1,) * STAGES)
+        found.append(regret(chosen, STAGES, lambda stage: cost(stage, candidate, its_aggregation)))  # noqa: B023
+    return found
+
+
+def _as_member(relay: Relay) -> Member:
+    """Its capacity is what it passes at once: a speed."""
+    return Member(relay.id, relay.stage, 1, "", 1 << 20, forward_s=1e-3 / relay.capacity)
+
+
+class _Links:
+    """Costs between any two nodes, drawn when they are first asked for."""
+
+    def __init__(self, dice: random.Random) -> None:
+        self._dice = dice
+        self._costs: dict[tuple[str, str], float] = {}
+
+    def instance(self, relays: Sequence[Relay]) -> Instance:
+        layers = [["data"]] + [[r.id for r in relays if r.stage == s] for s in range(1, STAGES + 1)]
+        layers.append(["data"])
+        hops = [(a, b) for before, after in pairwise(layers) for a in before for b in after]
+        for hop in hops:
+            self._costs.setdefault(hop, float(self._dice.randint(*COST)))
+        demand = sum(relay.capacity for relay in relays)
+        links = {hop: self._costs[hop] for hop in hops}
+        return Instance(STAGES, "any", (DataNode("data", demand),), tuple(relays), links)
+
+
+# --- ten regions --------------------------------------------------------------------------------------
+
+
+def ten_regions(name: str, seed: int) -> Regret:
+    """A machine like the others of the fleet, in one of the regions."""
+    scenario = load_scenario(name)
+    fleet = fleet_of(scenario, wan10(), seed)
+    dice, part = random.Random(f"joiner {seed}"), scenario.fleet
+    device = known_devices(part.devices)[dice.choice(part.device)]
+    machine = Machine(device, scenario.work, part.achieved, dice.choice(part.speed))
+    line = Line(scenario.network.up_bps[0], scenario.network.down_bps[0])
+    capacity = dice.choice(part.capacity) if part.capacity else machine.capacity(1)
+    joiner = Host("joiner", 1, dice.choice(wan10().regions), max(1, capacity), machine, line)
+    stages = scenario.model.stages
+    blocks = [scenario.work.blocks(stage) for stage in range(1, stages + 1)]
+    chosen = neediest_stage([_host_as_member(host, fleet) for host in fleet.hosts.values()], blocks)
+
+    def cost(stage: int) -> float:
+        hosts = {**fleet.hosts, joiner.id: replace(joiner, stage=stage)}
+        return bound_s(replace(fleet, hosts=hosts), Available({}, {}))
+
+    return regret(chosen, stages, cost)
+
+
+def _host_as_member(host: Host, fleet: Fleet) -> Member:
+    """As it offers itself: with the seconds of a block's forward and backward."""
+    work, machine = fleet.scenario.work, host.machine
+    forward_s = machine.seconds(1, tasks.Forward) / work.blocks(1)
+    backward_s = (machine.microbatch_s(1) - machine.seconds(1, tasks.Forward)) / work.blocks(1)
+    capacity = int(host.capacity * (1.0 + fleet.scenario.fleet.recompute))
+    return Member(
+        host.id, host.stage, 1, "", capacity, host.id, host.region, "", forward_s, backward_s=backward_s
+    )
+
+
+def row(name: str, found: Sequence[Regret]) -> list[str]:
+    rule, other = [each.rule for each in found], [each.random for each in found]
+    best = sum(each < 1e-9 for each in rule) / len(rule)
+    tail = quantiles(rule, n=20)[-1]
+    met = "met" if fmean(rule) <= GOAL else "**not met**"
+    cells = [f"{100 * fmean(rule):.2f} %", f"{100 * tail:.1f} %", f"{100 * max(rule):.1f} %"]
+    return [name, str(len(rule)), *cells, f"{100 * best:.0f} %", f"{100 * fmean(other):.1f} %", met]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--studies", type=int, default=3, help="random swarms of the join study (default: 3)")
+    parser.add_argument("--candidates", type=int, default=CANDIDATES)
+    parser.add_argument("--fleets", type=int, default=20, help="seeds of each ten-region fleet (default: 20)")
+    parser.add_argument("--dry", action="store_true", help="leave docs/results.md as it is")
+    args = parser.parse_args()
+    found = [each for seed in range(args.studies) for each in study(seed, args.candidates)]
+    rows = [row("join study", found)]
+    for name in FLEETS:
+        rows.append(row(f"`{name}`", [ten_regions(name, seed) for seed in range(args.fleets)]))
+    head = ["swarm", "joiners", "mean regret", "95 %", "most", "best stage", "any stage", "goal 3 %"]
+    text = "\n".join(
+        [
+            "### The stage that a joiner is given",
+            "",
+            f"Join study: {args.studies} random swarms of {RELAYS + 1} nodes over {STAGES} stages, "
+            f"{args.candidates} candidates each, cost per microbatch of the exact least-cost maximum flow. "
+            "Ten regions: a seventeenth relay, clairvoyant bound of an iteration. *Regret*: over the best of "
+            "all stages, less one; *best stage*: how often it is the rule's; *any stage*: mean regret of a "
+            "stage drawn at random.",
+            "",
+            table(head, rows),
+        ]
+    )
+    if args.dry:
+        print(text)
+    else:
+        write_section("joining", text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
