@@ -19,6 +19,7 @@ from anabranch.observe.view.model import EVALUATIONS_MAX, STEPS_MAX, STORY_MAX
 from anabranch.observe.view.recording import FRAMES_MAX, Recording
 from anabranch.observe.view.teller import SUBJECTS
 from anabranch.protocol import records
+from anabranch.sim.machines import MachinePart
 from anabranch.sim.scenario import RANGES, Scenario
 from anabranch.sim.scenario import keys as scenario_keys
 from anabranch.sim.tape import FIGURES, Row, Summary
@@ -85,6 +86,15 @@ def test_every_key_of_a_scenario_is_listed_with_its_default_and_range() -> None:
         default = getattr(getattr(Scenario(), part), name)
         _, _, said, allowed, _, _ = row(key, "Scenario").split("|")
         assert said.strip() == f"`{json.dumps(default)}`", key
+        if key in RANGES:
+            assert allowed.strip() == f"{RANGES[key].low:g} … {RANGES[key].high:g}", key
+
+
+def test_every_key_of_a_machine_is_listed_with_its_default_and_range() -> None:
+    for field in dataclasses.fields(MachinePart):
+        key = f"machines.{field.name}"
+        _, _, said, allowed, _, _ = row(key, "Scenario").split("|")
+        assert said.strip() == f"`{json.dumps(field.default)}`", key
         if key in RANGES:
             assert allowed.strip() == f"{RANGES[key].low:g} … {RANGES[key].high:g}", key
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -150,16 +150,20 @@ OF_A_MICROBATCH = (
 
 @dataclass(frozen=True)
 class Machine:
-    """A device at work. achieved: the share of its peak that it reaches; speed: its own factor."""
+    """A device at work. achieved: the share of its peak that it reaches; speed: its own factor. measured:
+    task -> seconds at that speed, where they are known better."""
 
     device: Device
     work: Work
     achieved: float = 1.0
     speed: float = 1.0
+    measured: Mapping[type[tasks.Task], float] = field(default_factory=dict)
 
     def seconds(self, stage: int, task: type[tasks.Task], members: int = 1) -> float:
         """Of one task at a stage; `members`: replicas in the stage's reduce."""
         work = self.work
+        if task in self.measured:
+            return self.measured[task] / self.speed
         if task in OF_A_MICROBATCH:
             load = work.load(stage, task)
         else:

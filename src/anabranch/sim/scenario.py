@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 import typing
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from importlib import resources
@@ -13,8 +14,10 @@ from typing import Any, Protocol
 
 from anabranch.config_rules import Range
 from anabranch.errors import UserError
-from anabranch.sim.devices import WIDTHS, Machine, Work, known_devices
+from anabranch.sim.devices import WIDTHS, Device, Machine, Work, known_devices
 from anabranch.sim.links import Line, Way
+from anabranch.sim.machines import RANGES as MACHINE_RANGES
+from anabranch.sim.machines import MachinePart, problem, staged
 from anabranch.train.sizes import named_size, size_names
 
 if sys.version_info >= (3, 11):
@@ -88,11 +91,13 @@ class RunPart:
 
 @dataclass(frozen=True)
 class Scenario:
-    """Everything but policy and seed."""
+    """Everything but policy and seed. machines: those of the fleet, where they are named; what `fleet` says
+    of relays is not used then."""
 
     name: str = "scenario"
     model: ModelPart = field(default_factory=ModelPart)
     fleet: FleetPart = field(default_factory=FleetPart)
+    machines: tuple[MachinePart, ...] = ()
     network: NetworkPart = field(default_factory=NetworkPart)
     churn: ChurnPart = field(default_factory=ChurnPart)
     run: RunPart = field(default_factory=RunPart)
@@ -104,6 +109,7 @@ class Scenario:
 
 
 RANGES = {
+    **MACHINE_RANGES,
     "model.stages": Range(1, 64),
     "model.rows": Range(1, 4096),
     "model.sequence": Range(2, 1 << 20),
@@ -133,6 +139,18 @@ def shipped_scenarios() -> tuple[str, ...]:
 def load_scenario(name: str, changes: Mapping[str, Any] | None = None) -> Scenario:
     """A shipped scenario by its name, any other by the path of its file; `changes`: dotted key -> value.
     Raises UserError with file, key and what is allowed."""
+    data, where = read_scenario(name)
+    for dotted, value in (changes or {}).items():
+        part, _, key = dotted.partition(".")
+        section = data.setdefault(part, {})
+        if not key or not isinstance(section, dict):
+            raise UserError(f"--set {dotted}: write it as section.key=value, e.g. churn.crash=0.1")
+        section[key] = value
+    return parse_scenario(data, where)
+
+
+def read_scenario(name: str) -> tuple[dict[str, Any], str]:
+    """What a scenario's file says, unchecked, and the name for messages. Raises UserError."""
     if name in shipped_scenarios():
         where = f"{name}.toml"
         text = resources.files("anabranch.sim").joinpath("scenarios").joinpath(where).read_text("utf-8")
@@ -144,16 +162,9 @@ def load_scenario(name: str, changes: Mapping[str, Any] | None = None) -> Scenar
             known = ", ".join(shipped_scenarios())
             raise UserError(f"{name}: cannot be read ({error}); shipped scenarios: {known}") from None
     try:
-        data = tomllib.loads(text)
+        return tomllib.loads(text), where
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{where}: not TOML: {error}") from None
-    for dotted, value in (changes or {}).items():
-        part, _, key = dotted.partition(".")
-        section = data.setdefault(part, {})
-        if not key or not isinstance(section, dict):
-            raise UserError(f"--set {dotted}: write it as section.key=value, e.g. churn.crash=0.1")
-        section[key] = value
-    return parse_scenario(data, where)
 
 
 def parse_scenario(data: Mapping[str, Any], where: str) -> Scenario:
@@ -166,6 +177,9 @@ def parse_scenario(data: Mapping[str, Any], where: str) -> Scenario:
     for section, content in data.items():
         if section == "anabranch":
             continue
+        if section == "machines":
+            scenario = replace(scenario, machines=_machines(content, where))
+            continue
         if section not in parts or section == "name" or not isinstance(content, Mapping):
             known = ", ".join(name for name in parts if name != "name")
             raise UserError(f"{where}: [{section}] is no section of a scenario; there are {known}")
@@ -175,13 +189,21 @@ def parse_scenario(data: Mapping[str, Any], where: str) -> Scenario:
     return scenario
 
 
-def _part(kind: type, section: str, content: Mapping[str, Any], where: str) -> Any:
-    hints, default = typing.get_type_hints(kind), kind()
+def _machines(content: Any, where: str) -> tuple[MachinePart, ...]:
+    if not isinstance(content, list) or not all(isinstance(each, Mapping) for each in content):
+        raise UserError(f"{where}: machines must be tables: write [[machines]] and their keys below")
+    return tuple(
+        _part(MachinePart, "machines", each, where, f"machines[{at}]") for at, each in enumerate(content)
+    )
+
+
+def _part(kind: type, section: str, content: Mapping[str, Any], where: str, place: str = "") -> Any:
+    hints, default, place = typing.get_type_hints(kind), kind(), place or section
     values: dict[str, Any] = {}
     for key, value in content.items():
         if key not in hints:
-            raise UserError(f"{where}: {section}.{key} is no key; [{section}] has {', '.join(hints)}")
-        label = f"{where}: {section}.{key}"
+            raise UserError(f"{where}: {place}.{key} is no key; [{section}] has {', '.join(hints)}")
+        label = f"{where}: {place}.{key}"
         many = isinstance(getattr(default, key), tuple)
         if many and not (isinstance(value, list) and (value or key == "capacity")):
             raise UserError(f"{label} must be a list, not {value!r}")
@@ -215,15 +237,19 @@ def _together(scenario: Scenario, where: str) -> None:
     blocks = named_size(model.size).blocks
     if model.stages > blocks:
         raise UserError(f"{where}: model.stages = {model.stages}: {model.size} has {blocks} blocks")
-    if fleet.relays < model.stages:
+    if fleet.relays < model.stages and not scenario.machines:
         least = f"at least one for each of {model.stages} stages"
         raise UserError(f"{where}: fleet.relays = {fleet.relays}: {least}")
+    sentence = problem(scenario.machines, model.stages) if scenario.machines else ""
+    if sentence:
+        raise UserError(f"{where}: {sentence}")
     devices = known_devices(fleet.devices)
-    for name in fleet.device:
+    named = [(f"machines[{at}].device", each.device) for at, each in enumerate(scenario.machines)]
+    for key, name in named or [("fleet.device", each) for each in fleet.device]:
         if name not in devices:
-            raise UserError(f"{where}: fleet.device: there is no {name!r}; there are {', '.join(devices)}")
+            raise UserError(f"{where}: {key}: there is no {name!r}; there are {', '.join(devices)}")
         machine = Machine(devices[name], scenario.work)
-        if not fleet.capacity and machine.capacity(1) < 1:
+        if not named and not fleet.capacity and machine.capacity(1) < 1:
             raise UserError(f"{where}: fleet.device: a stage of {model.size} does not fit into a {name}")
     if run.warm_up >= run.iterations:
         raise UserError(f"{where}: run.warm_up = {run.warm_up}: less than run.iterations = {run.iterations}")
@@ -279,29 +305,52 @@ class Fleet:
     def stage(self, stage: int) -> list[Host]:
         return [host for host in self.hosts.values() if host.stage == stage]
 
+    def places(self, host: Host) -> int:
+        """Microbatches that a relay takes at once, those included whose forward it computes again."""
+        return host.capacity + int(host.capacity * self.scenario.fleet.recompute)
+
 
 def fleet_of(scenario: Scenario, regions: Regions, seed: int) -> Fleet:
     """Relays are dealt to the stages in turn; regions as evenly as they come out, who gets which by the seed,
-    as devices, speeds and capacities."""
-    dice, part, work = random.Random(f"fleet {seed}"), scenario.fleet, scenario.work
-    names = [(f"d{number}", 0) for number in range(part.data_nodes)]
-    stages = scenario.model.stages
-    names += [(f"r{1 + n % stages}.{n // stages}", 1 + n % stages) for n in range(part.relays)]
+    as devices, speeds and capacities. Machines that are named are where and what they are. Raises UserError
+    for a region that the network does not have."""
+    dice, part, stages = random.Random(f"fleet {seed}"), scenario.fleet, scenario.model.stages
+    named = staged(scenario.machines, stages)
+    drawn: list[tuple[int, MachinePart | None]] = [(1 + n % stages, None) for n in range(part.relays)]
+    data = [] if any(not stage for stage, _ in named) else [(0, None)] * part.data_nodes
+    every = [*data, *(named or drawn)]
     places: list[str] = []
-    while len(places) < len(names):
+    while len(places) < len(every):
         places += dice.sample(regions.regions, len(regions.regions))
-    devices, hosts = known_devices(part.devices), {}
-    for (name, stage), region in zip(names, places, strict=False):
-        device = devices[dice.choice(part.device)]
-        speed = dice.choice(part.speed) if stage else 1.0
-        machine = Machine(device, work, part.achieved, speed)
-        capacity = machine.capacity(stage)
-        if stage and part.capacity:
-            capacity = dice.choice(part.capacity)
-        capacity = max(1, min(capacity, 1024))
-        line = Line(dice.choice(scenario.network.up_bps), dice.choice(scenario.network.down_bps))
-        hosts[name] = Host(name, stage, region, capacity, machine, line)
+    devices, hosts, count = known_devices(part.devices), {}, Counter[int]()
+    for (stage, one), region in zip(every, places, strict=False):
+        name = f"r{stage}.{count[stage]}" if stage else f"d{count[stage]}"
+        count[stage] += 1
+        if one is None:
+            hosts[name] = _drawn(scenario, devices, dice, name, stage, region)
+            continue
+        if one.region and one.region not in regions.regions:
+            known = ", ".join(regions.regions)
+            raise UserError(f"machines: {one.region!r} is no region of the network; there are {known}")
+        machine = Machine(devices[one.device], scenario.work, part.achieved, one.speed, one.measured())
+        line, name = Line(one.up_bps, one.down_bps), one.name or name
+        capacity = one.capacity or max(1, min(machine.capacity(stage), 1024))
+        hosts[name] = Host(name, stage, one.region or region, capacity, machine, line)
     return Fleet(scenario, hosts, regions)
+
+
+def _drawn(
+    scenario: Scenario, devices: Mapping[str, Device], dice: random.Random, name: str, stage: int, region: str
+) -> Host:
+    part = scenario.fleet
+    device = devices[dice.choice(part.device)]
+    speed = dice.choice(part.speed) if stage else 1.0
+    machine = Machine(device, scenario.work, part.achieved, speed)
+    capacity = machine.capacity(stage)
+    if stage and part.capacity:
+        capacity = dice.choice(part.capacity)
+    line = Line(dice.choice(scenario.network.up_bps), dice.choice(scenario.network.down_bps))
+    return Host(name, stage, region, max(1, min(capacity, 1024)), machine, line)
 
 
 def as_values(scenario: Scenario) -> dict[str, Any]:
@@ -312,4 +361,5 @@ def as_values(scenario: Scenario) -> dict[str, Any]:
 def keys() -> list[str]:
     """All dotted keys."""
     hints = typing.get_type_hints(Scenario)
-    return [f"{part}.{key.name}" for part in hints if part != "name" for key in fields(hints[part])]
+    parts = [part for part in hints if part not in ("name", "machines")]
+    return [f"{part}.{key.name}" for part in parts for key in fields(hints[part])]

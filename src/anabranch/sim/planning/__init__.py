@@ -1,0 +1,1 @@
+"""What a fleet should be asked to do: stages, microbatches, placement, capacity (`anabranch plan`)."""

@@ -1,0 +1,75 @@
+"""A plan as a run file that `anabranch start` and `anabranch train` take."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from anabranch.config import (
+    RunConfig,
+    check_fleet_holds,
+    config_from_dict,
+    config_to_dict,
+    render_run_file,
+)
+from anabranch.errors import ConfigError, UserError
+from anabranch.sim.planning.search import Plan
+from anabranch.train.partition import partition
+from anabranch.train.sizes import model_config, named_size
+
+#: What a scenario calls the precision of computing and wire -> what a run file does.
+DTYPES = {"fp32": "fp32", "fp16": "bf16"}
+#: Boundaries of one microbatch that a peer keeps until the step is released.
+KEPT = 4
+
+
+def run_config(plan: Plan) -> RunConfig:
+    """The run, checked by all rules of a run file. The vocabulary is that of the named size: a tokenizer may
+    have fewer ids. Raises UserError where a rule forbids the plan."""
+    scenario = plan.scenario
+    model, shape = scenario.model, named_size(scenario.model.size)
+    data_nodes = sum(part.role == "data" for part in scenario.machines)
+    fewest = min(data_nodes, *plan.replicas)
+    kept = -(-model.microbatches // fewest) * KEPT * scenario.work.activation_bytes
+    changes: dict[str, dict[str, Any]] = {
+        "run": {
+            "name": _name(f"{model.size}-{scenario.name}"),
+            "numerics": "mixed" if len({part.device for part in scenario.machines}) > 1 else "strict",
+        },
+        "model": {"size": model.size, "vocab_size": shape.vocab_size},
+        "batch": {"microbatches": model.microbatches, "rows": model.rows, "sequence": model.sequence},
+        "pipeline": {"stages": model.stages},
+        "fleet": {
+            "data_nodes": data_nodes,
+            "relays": sum(plan.replicas),
+            "relays_per_stage": list(plan.replicas),
+            "minimum": min(plan.replicas),
+            "recompute": scenario.fleet.recompute,
+            "boundary_budget_bytes": max(RunConfig().fleet.boundary_budget_bytes, kept),
+        },
+        "compute": {"dtype": DTYPES[model.dtype]},
+    }
+    values = config_to_dict(RunConfig())
+    for section, keys in changes.items():
+        values[section] |= keys
+    try:
+        config = config_from_dict(values, "the plan")
+        partition(model_config(config.model, config.data.vocab_size), config.pipeline, model.sequence)
+        check_fleet_holds(config, scenario.work.activation_bytes)
+    except ConfigError as error:
+        raise UserError(str(error)) from None
+    return config
+
+
+def run_file(plan: Plan) -> str:
+    """Its text, with a line of what is expected of it in front."""
+    model = plan.scenario.model
+    head = (
+        f"# Planned for {plan.scenario.name}: {plan.iteration_s:.1f} s an iteration of "
+        f"{model.microbatches * model.rows * model.sequence} tokens, {plan.tokens_per_s:.0f} tokens/s.\n"
+    )
+    return head + render_run_file(run_config(plan))
+
+
+def _name(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text)[:100].lstrip(".-") or "planned"

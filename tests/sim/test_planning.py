@@ -1,0 +1,198 @@
+"""`anabranch plan`: what it recommends, that the run file holds, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from anabranch.cli.main import main
+from anabranch.cli.plan import load_fleet
+from anabranch.config import load_run_file, relays_by_stage
+from anabranch.errors import UserError
+from anabranch.net.wan.profile import wan10
+from anabranch.sim.planning.estimate import estimate
+from anabranch.sim.planning.search import Plan, improve, named_fleet, plans
+from anabranch.sim.scenario import fleet_of, load_scenario, parse_scenario
+
+FLEET = """
+[anabranch]
+version = 1
+[model]
+size = "llama-tiny"
+rows = 8
+sequence = 128
+microbatches = 4
+[fleet]
+achieved = 0.01
+[[machines]]
+role = "data"
+device = "t4"
+region = "London"
+price_per_hour = 0.5
+[[machines]]
+name = "quick"
+count = 2
+device = "v100"
+region = "London"
+price_per_hour = 1.0
+[[machines]]
+count = 3
+device = "t4"
+region = "Sydney"
+[run]
+iterations = 3
+warm_up = 1
+"""
+
+
+def fleet_file(folder: Path, text: str = FLEET) -> str:
+    path = folder / "fleet.toml"
+    path.write_text(text, "utf-8")
+    return str(path)
+
+
+def test_named_machines_are_where_and_what_they_are(tmp_path: Path) -> None:
+    scenario = load_scenario(fleet_file(tmp_path), {"model.stages": 2})
+    fleet = fleet_of(scenario, wan10(), 0)
+    assert list(fleet.hosts) == ["d0", "quick-0", "quick-1", "r1.1", "r2.1", "r1.2"]
+    assert [fleet.hosts[name].region for name in fleet.hosts] == ["London"] * 3 + ["Sydney"] * 3
+    assert {host.machine.device.name for host in fleet.stage(0)} == {"t4"}
+    assert len(fleet.stage(1)) == 3 and len(fleet.stage(2)) == 2
+
+
+def test_measured_seconds_stand_before_a_devices_figures(tmp_path: Path) -> None:
+    text = FLEET + '\n[[machines]]\nname = "mine"\nspeed = 2.0\nforward_s = 3.0\nweight_gradient_s = 1.0\n'
+    fleet = fleet_of(load_scenario(fleet_file(tmp_path, text), {"model.stages": 1}), wan10(), 0)
+    mine, other = fleet.hosts["mine"].machine, fleet.hosts["r1.2"].machine
+    gradient_s = mine.microbatch_s(1) - 2.0
+    assert gradient_s == pytest.approx(other.microbatch_s(1) / 2.0, rel=1.0)  # from its figures
+    assert 0.0 < gradient_s < 0.1
+
+
+def test_the_estimate_is_no_less_than_the_bound_and_near_the_simulated_time(tmp_path: Path) -> None:
+    scenario = load_scenario("wan10", {"run.iterations": 3, "run.warm_up": 1, "model.microbatches": 12})
+    fleet = fleet_of(scenario, wan10(), 0)
+    found = estimate(fleet)
+    assert found.iteration_s >= found.bound_s > 0.0
+    assert found.iteration_s >= found.way_s + found.reduce_s + found.computing_s - 1e-9
+    longer = fleet_of(replace(scenario, model=replace(scenario.model, microbatches=48)), wan10(), 0)
+    assert estimate(longer).computing_s == pytest.approx(4 * found.computing_s, rel=0.05)
+
+
+def test_an_exchange_of_machines_never_makes_an_estimate_worse(tmp_path: Path) -> None:
+    scenario = named_fleet(load_fleet(fleet_file(tmp_path), None, None), wan10())
+    worst = plans(scenario, wan10(), [2])[-1]
+    better = improve(worst, wan10(), 20)
+    assert better.estimated.iteration_s <= worst.estimated.iteration_s
+    assert sorted(part.name for part in better.scenario.machines) == sorted(
+        part.name for part in scenario.machines
+    )
+
+
+def test_every_plan_uses_all_machines_and_the_whole_batch(tmp_path: Path) -> None:
+    found = plans(load_fleet(fleet_file(tmp_path), None, None), wan10())
+    assert {plan.scenario.model.stages for plan in found} == {1, 2, 3}
+    for plan in found:
+        model = plan.scenario.model
+        assert model.rows * model.microbatches == 32
+        assert sum(plan.replicas) == 5 and min(plan.replicas) >= 1
+    times = [plan.estimated.iteration_s for plan in found]
+    assert times == sorted(times)
+
+
+def test_the_run_file_is_one_and_says_what_was_planned(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run.toml"
+    command = ["plan", fleet_file(tmp_path), "--stages", "2", "--simulate", "1", "--iterations", "2"]
+    assert main([*command, "--json", "--out", str(out)]) == 0
+    result = json.loads(capsys.readouterr().out)
+    best, config = result["plans"][0], load_run_file(out)
+    assert out.read_text("utf-8") == result["run_file"]
+    assert config.model.size == "llama-tiny" and config.model.vocab_size == 512
+    assert (config.batch.rows, config.batch.microbatches) == (best["rows"], best["microbatches"])
+    assert list(relays_by_stage(config)) == best["replicas"] and config.pipeline.stages == 2
+    assert config.fleet.recompute == best["recompute"]
+    assert config.run.numerics == "mixed", "two kinds of machines"
+    assert best["simulated_s"] == best["iteration_s"] > 0.0
+    assert best["price_per_hour"] == 2.5
+    tokens = 32 * 128
+    assert best["tokens_per_s"] == pytest.approx(tokens / best["iteration_s"])
+    assert best["price_per_billion_tokens"] == pytest.approx(
+        2.5 / 3600 * best["iteration_s"] * 1e9 / tokens
+    )
+
+
+def test_what_people_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", fleet_file(tmp_path), "--stages", "1", "--simulate", "0"]) == 0
+    told = capsys.readouterr().out
+    assert "llama-tiny on fleet: 5 relays, 1 data node(s); 32 × 128 tokens an iteration" in told
+    assert "2.50 an hour" in told and "[pipeline]" in told and "t4 Sydney" in told
+    free = fleet_file(tmp_path, FLEET.replace("price_per_hour", "# price_per_hour"))
+    out = tmp_path / "run.toml"
+    assert main(["plan", free, "--stages", "3", "--simulate", "0", "--out", str(out)]) == 0
+    assert "an hour" not in capsys.readouterr().out, "no prices, no cost"
+    assert sum(load_run_file(out).fleet.relays_per_stage) == 5
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (("count = 3", "count = 0"), "fleet.toml: machines[2].count = 0 is out of range: at least 1"),
+        (("count = 3", "cuont = 3"), "machines[2].cuont is no key; [machines] has count, name, device"),
+        (('"v100"', '"abacus"'), "machines[1].device: there is no 'abacus'; there are t4"),
+        (('"Sydney"', '"Atlantis"'), "machines: 'Atlantis' is no region of the network; there are Oregon"),
+        (('role = "data"', 'role = "boss"'), "machines[0].role: 'boss' is none of relay, data"),
+        (("price_per_hour = 0.5", "price_per_hour = -1"), "machines[0].price_per_hour = -1.0 is out"),
+        (('"llama-tiny"', '"llama-2t"'), "model.size: there is no 'llama-2t'; there are llama-tiny"),
+        (('"llama-tiny"', '"llama-8b"'), "llama-8b does not fit: in every cut into stages"),
+        (("[[machines]]", "[machines]"), "not TOML"),
+    ],
+)
+def test_wrong_fleets_are_refused_in_one_line(
+    change: tuple[str, str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert change[0] in FLEET
+    assert main(["plan", fleet_file(tmp_path, FLEET.replace(*change)), "--simulate", "0"]) == 2
+    error = capsys.readouterr().err
+    assert says in error and error.count("\n") == 1
+
+
+def test_wrong_options_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for options, says in (
+        (["--simulate", "-1"], "--simulate -1: at least 0"),
+        (["--iterations", "1"], "--iterations 1: at least 2"),
+        (["--stages", "0"], "--stages 0: at least 1"),
+        (["--stages", "9"], "--stages 9: at most 3"),
+        (["--model", "moon"], "model.size: there is no 'moon'"),
+        (["--churn", "2"], "churn.crash = 2.0 is out of range"),
+        (["--out", str(tmp_path / "no" / "run.toml"), "--simulate", "0"], "No such file or directory"),
+    ):
+        assert main(["plan", fleet_file(tmp_path), *options]) == 2
+        assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("machines", "says"),
+    [
+        ([{"name": "a"}, {"name": "a"}], "machines: two of them are called 'a'"),
+        ([{"stage": 3}], "machines[0].stage = 3: at most model.stages = 1"),
+        ([{"role": "data", "stage": 1}], "machines[0].stage: a data node holds none"),
+        ([{"role": "data"}], "machines: 0 relays, at least one for each of model.stages = 1"),
+        ({}, "machines must be tables"),
+    ],
+)
+def test_machines_that_do_not_go_together_are_refused(machines: object, says: str) -> None:
+    data = {"anabranch": {"version": 1}, "model": {"stages": 1}, "machines": machines}
+    with pytest.raises(UserError, match=r"x\.toml") as refused:
+        parse_scenario(data, "x.toml")
+    assert says in str(refused.value)
+
+
+def test_a_failed_simulation_leaves_the_estimate() -> None:
+    scenario = load_scenario("wan10")
+    plan = Plan(scenario, estimate(fleet_of(scenario, wan10(), 0)))
+    assert plan.iteration_s == plan.estimated.iteration_s
