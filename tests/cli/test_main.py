@@ -40,6 +40,11 @@ assert "torch" not in sys.modules
     assert result.returncode == 0, result.stderr
 
 
+def test_python_runs_the_package() -> None:
+    command = [sys.executable, "-m", "anabranch", "--version"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.startswith("anabranch")
+
+
 def test_without_a_command_it_helps(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     shown = capsys.readouterr().out

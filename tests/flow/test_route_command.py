@@ -56,6 +56,12 @@ def test_report_for_people_and_picture(
     assert out.read_bytes() == first
 
 
+def test_the_instance_that_comes_with_the_docs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["route", str(Path(__file__).parents[2] / "docs" / "swarm.json"), "--json", "--oracle"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["flow"] == result["oracle"]["flow"] == 7
+
+
 def test_a_name_is_drawn_as_it_is(tmp_path: Path) -> None:
     """Matplotlib would take what stands between dollars for a formula, and this for a bad one."""
     path = tmp_path / "instance.json"

@@ -8,14 +8,18 @@ import json
 import queue
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from local_swarms import small_run
 
 from anabranch.cli.main import main
 from anabranch.config import render_run_file
+from anabranch.net.identity import Identity
+from anabranch.net.ticket import PeerAddress, issue_ticket
 from anabranch.node import doctor, reach
 from anabranch.node.sounding import Answering, Far, Seen, SoundingError
 
@@ -50,6 +54,21 @@ def test_a_port_that_is_taken_and_a_peer_that_is_not_there_are_red(
     for name in (f"peer {there}", "peer nonsense", "peer 127.0.0.1:x"):
         _, checks = examined(capsys, "--peer", name.removeprefix("peer "))
         assert checks[name]["verdict"] == "red" and checks[name]["repair"]
+
+
+def test_a_ticket_names_whom_to_dial(capsys: pytest.CaptureFixture[str]) -> None:
+    owner = Identity.generate()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        doors = [PeerAddress(owner.peer_id, "127.0.0.1", port), PeerAddress(owner.peer_id, "::1", 1)]
+        words: dict[str, Any] = {"run": "x", "role": "relay", "peers": doors}
+        ticket = issue_ticket(owner, expires_at_s=int(time.time()) + 60, **words)
+        _, checks = examined(capsys, ticket.text)
+    assert checks[f"peer 127.0.0.1:{port}"]["verdict"] != "red"
+    assert checks["peer [::1]:1"]["verdict"] == "red"
+    late = issue_ticket(owner, expires_at_s=int(time.time()) - 60, **words)
+    assert main(["doctor", late.text]) == 2
+    assert "the ticket expired" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

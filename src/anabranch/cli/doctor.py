@@ -7,6 +7,7 @@ import asyncio
 import json
 import secrets
 import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -16,6 +17,7 @@ _EPILOG = """\
 examples:
   anabranch doctor                                  this machine by itself
   anabranch doctor run.toml                         and how quickly it computes each stage of a run
+  anabranch doctor anabranch1:...                   can it reach the run of that ticket?
   anabranch doctor --host 0.0.0.0 --port 7700       could others dial it there?
   anabranch doctor --peer my.host:7700              can it reach a run's data node?
   anabranch doctor --answer --host 0.0.0.0          answer other machines' doctors; it prints an address
@@ -32,7 +34,10 @@ _COLOURS = {"green": "\033[32m", "yellow": "\033[33m", "red": "\033[31m"}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Check this machine for lending or running; each line says what to do."
     parser.epilog = _EPILOG
-    parser.add_argument("run_file", nargs="?", type=Path, metavar="RUN.toml", help="measure its stages, too")
+    parser.add_argument(
+        "run", nargs="?", default="", metavar="RUN.toml|TICKET",
+        help="measure the stages of that run, or dial the peers that the ticket names, too",
+    )  # fmt: skip
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     parser.add_argument("--port", type=int, default=0, help="port to listen on (default: a free one)")
     parser.add_argument(
@@ -47,14 +52,17 @@ def run(args: argparse.Namespace) -> int:
     if args.answer:
         return _answer(args.host, args.port)
     from anabranch.config import load_run_file
+    from anabranch.net.ticket import TICKET_PREFIX
     from anabranch.node.checks import RED
     from anabranch.node.doctor import examine
     from anabranch.observe.stepline import wants_colour
 
-    config = load_run_file(args.run_file) if args.run_file else None
+    by_ticket = args.run.startswith(TICKET_PREFIX)
+    peers = [*args.peer, *_doors(args.run)] if by_ticket else args.peer
+    config = load_run_file(Path(args.run)) if args.run and not by_ticket else None
     coloured = wants_colour(sys.stdout)
     checks = []
-    for check in examine(config, Path.cwd(), args.host, args.port, args.peer):
+    for check in examine(config, Path.cwd(), args.host, args.port, peers):
         checks.append(check)
         if not args.json:
             verdict = f"{check.verdict:<6}"
@@ -64,6 +72,17 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps([asdict(check) for check in checks]))
     return 1 if any(check.verdict == RED for check in checks) else 0
+
+
+def _doors(text: str) -> list[str]:
+    """HOST:PORT of each peer that a ticket names. Raises UserError, e.g. where it has expired."""
+    from anabranch.cli.leading import user_errors
+    from anabranch.net.ticket import parse_ticket
+
+    with user_errors():
+        ticket = parse_ticket(text, now_s=time.time())
+    hosts = [f"[{peer.host}]" if ":" in peer.host else peer.host for peer in ticket.peers]
+    return [f"{host}:{peer.port}" for host, peer in zip(hosts, ticket.peers, strict=True)]
 
 
 def _answer(host: str, port: int) -> int:

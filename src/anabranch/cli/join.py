@@ -24,6 +24,7 @@ examples:
   anabranch join anabranch1:... --name ada --region London
   anabranch join anabranch1:... --host 0.0.0.0 --port 7700 --advertise my.host:7700
 
+Join again in another terminal, for instance for a second GPU, and there are two peers.
 Without --advertise this machine dials the others, so those that it works with must be reachable.
 Ctrl+C leaves cleanly: what this machine was working on is done again by others.
 """
@@ -57,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from anabranch.cli.leading import user_errors
     from anabranch.net.ticket import parse_ticket
+    from anabranch.node.homes import claimed
     from anabranch.node.roles import JoinOptions, join
     from anabranch.node.supervised import exit_with_parent, run_async
 
@@ -75,20 +77,24 @@ def run(args: argparse.Namespace) -> int:
             raise UserError("that ticket is for looking on: anabranch watch TICKET; ask for one for relays")
         if ticket.grant.role == "data" and args.corpus is None:
             raise UserError("a data node needs the run's corpus: copy its folder here, name it with --corpus")
-        options = JoinOptions(
-            ticket,
-            args.home or home_of(ticket),
-            args.name,
-            args.region,
-            args.stage,
-            args.host,
-            args.port,
-            args.advertise,
-            args.corpus,
-            args.fault_plan,
-            args.patience,
-        )
-        outcome = run_async(join(options, say))
+        usual = args.home or home_of(ticket)
+        with claimed(usual, alone=args.home is not None) as home:
+            if home != usual:
+                say(f"another process lends this machine already; this one is a peer of its own, in {home}")
+            options = JoinOptions(
+                ticket,
+                home,
+                args.name,
+                args.region,
+                args.stage,
+                args.host,
+                args.port,
+                args.advertise,
+                args.corpus,
+                args.fault_plan,
+                args.patience,
+            )
+            outcome = run_async(join(options, say))
     if outcome.ok:
         say(outcome.reason)
         return 0

@@ -185,7 +185,7 @@ def _payload_limit(parameters: int, run: RunConfig) -> int:
 
 @dataclass(frozen=True)
 class JoinOptions:
-    """How a volunteer joins."""
+    """How a volunteer joins. `home`: a folder that is this process's alone (`node.homes`)."""
 
     ticket: Ticket
     home: Path
@@ -204,7 +204,6 @@ async def join(options: JoinOptions, say: Callable[[str], None]) -> Outcome:
     """Lend this machine to a run until it is over or the user stops. `say` gets sentences for the user."""
     grant = options.ticket.grant
     leader = _leader_address(options.ticket)
-    options.home.mkdir(parents=True, exist_ok=True, mode=0o700)
     identity = Identity.load_or_create(options.home / "key")
     incarnation = next_incarnation(options.home / "incarnation")
     port = bind_port(options.host, options.port)

@@ -1,0 +1,5 @@
+"""`python -m anabranch` is the command `anabranch`."""
+
+from anabranch.cli.main import main
+
+raise SystemExit(main())
