@@ -88,13 +88,23 @@ class KeptGradients:
         if wait_s is None:
             del self._orders[key]  # the leader orders it again, here or elsewhere, if it still wants it
             return
-        sources = order.message.sources
+        sources = [p for p in order.message.sources if self.core.reachable(p)] or order.message.sources
         first = zlib.crc32(f"{self.core.me} {key}".encode())
         order.asked = sources[(first + order.again.tries) % len(sources)]
-        order.asked_at, order.due = self.core.now, self.core.now + wait_s
+        order.due = self.core.now + wait_s
         self.core.contacts.reach(order.asked)
-        self.core.send(order.asked, FetchGradient(key[1], key[0]))
+        self._fetch(key, order)
         self._hurry(order)
+
+    def _fetch(self, key: Key, order: _Order) -> None:
+        order.asked_at = self.core.now
+        self.core.send(order.asked, FetchGradient(key[1], key[0]))
+
+    def link_up(self, peer: str) -> None:
+        """Sources are not all beside this peer's stage: one is asked as soon as it is linked."""
+        for key, order in self._orders.items():
+            if order.asked == peer:
+                self._fetch(key, order)
 
     def _hurry(self, order: _Order) -> None:
         """Whoever was asked cannot be reached, or is no source any more: ask another soon."""

@@ -248,6 +248,7 @@ class Peer:
         elif core.membership.stage_of(peer) == core.stage:
             self.joining.applied()  # a joiner may have waited for that link
         self.replica.repeat_parts(peer)
+        self.snapshots.gradients.link_up(peer)
         for download in self._downloads():
             download.link_up(peer)
         iteration = self.iteration

@@ -345,6 +345,8 @@ class Replica:
         if following is None or self.core.now < self._fetch_at or self._applying:
             return
         t = following[0].t
+        for keeper in self.keepers:  # they are not all beside my stage
+            self.core.contacts.reach(keeper)
         live = [p for p in self.core.membership.live(self.core.stage, t) if p != self.core.me]
         peers = [peer for peer in [*live, *self.keepers] if self.core.reachable(peer)]
         tries = 4 * (len(peers) + 2) if live or self.keepers else 1

@@ -1,0 +1,63 @@
+"""Keepers of gradients are peers of any stage: whoever needs them is not linked to them all beforehand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from lost_stages import SETTINGS, SOON_S, check_whole, joiner, lose, rollbacks, swarm
+from test_lost_stage import PHASES
+
+from anabranch.protocol.events import Event
+from anabranch.protocol.records import Commit, decode_entry
+from anabranch.sim.node import Node
+from anabranch.sim.world import World
+
+FAR = replace(SETTINGS, stages=4, redo="gradients", snapshot_every=4)
+
+
+def commit_times(world: World) -> list[float]:
+    """Filled in as the world runs."""
+    times: list[float] = []
+    read = 0
+
+    def look(node: Node, event: Event) -> None:
+        nonlocal read
+        while read < len(world.log):
+            if isinstance(decode_entry(world.log[read]).record, Commit):
+                times.append(world.clock.now)
+            read += 1
+
+    world.watchers.append(look)
+    return times
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_no_step_waits_for_a_keeper_that_has_yet_to_be_linked(seed: int) -> None:
+    """The usual step takes half a second, also while strangers come and keep what they are asked to."""
+    world = swarm(seed, settings=FAR)
+    times = commit_times(world)
+    for number in range(3):
+        world.clock.at(1.5 + number, lambda number=number: joiner(world, f"x{number}", 0.0))  # type: ignore[misc]
+    world.run(SOON_S)
+    check_whole(world)
+    assert max(later - earlier for earlier, later in pairwise(times)) < 0.9
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_lost_stage_asks_keepers_that_are_not_beside_it(seed: int) -> None:
+    world = swarm(seed, settings=FAR)
+    times = commit_times(world)
+    fault = lose(world, 4, PHASES["forward"](8))
+
+    def come(node: Node, event: Event) -> None:
+        if fault.delivered and "x" not in world.nodes:
+            joiner(world, "x")
+
+    world.watchers.append(come)
+    world.run(SOON_S)
+    check_whole(world)
+    assert fault.delivered and rollbacks(world) == []
+    at = fault.delivered[0][0]
+    assert min(time for time in times if time > at + 0.2) < at + 3.0
