@@ -43,6 +43,7 @@ COMMANDS: dict[str, Command] = {
     "chaos": Command("anabranch.cli.chaos", "kill, freeze and replace real processes while they train"),
     "profile": Command("anabranch.cli.profile", "this machine as a device for simulate"),
     "simulate": Command("anabranch.cli.simulate", "how long an iteration takes on a fleet, under churn"),
+    "trace": Command("anabranch.cli.trace", "spot preemptions as a churn trace for simulate"),
     "plan": Command("anabranch.cli.plan", "how a fleet should be used: stages, placement, time and cost"),
     "plot": Command("anabranch.cli.plot", "draw loss and throughput of a run as PNG and SVG"),
 }

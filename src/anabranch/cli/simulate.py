@@ -32,6 +32,7 @@ examples:
   anabranch simulate wan10-mixed --set model.size=gpt2-350m --json
   anabranch simulate wan10 --set churn.crash=0.2 --plot pictures
   anabranch simulate my.toml                                    your own machines (docs/simulate.md)
+  anabranch simulate --from runs/tiny                           a run that was: its machines, links and churn
 """
 
 
@@ -42,8 +43,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = _EPILOG
     parser.add_argument(
-        "scenario", metavar="SCENARIO", help="wan10, wan10-mixed, fleet64, volunteers or a file (formats.md)"
-    )
+        "scenario", metavar="SCENARIO", nargs="?", default="",
+        help="wan10, wan10-mixed, fleet64, volunteers, forty or a file (formats.md)",
+    )  # fmt: skip
+    parser.add_argument("--from", type=Path, metavar="RUN_DIR", dest="run_dir",
+                        help="the run there as a scenario, written to RUN_DIR/simulated")  # fmt: skip
     parser.add_argument("--policy", nargs="+", default=["auction"], metavar="P", help="(default: auction)")
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help="0 to N-1 (default: 1)")
     parser.add_argument(
@@ -57,6 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from anabranch.cli.recorded import record
     from anabranch.net.wan.profile import find_profile
     from anabranch.net.wan.shape import WanError
     from anabranch.sim.scenario import as_values, fleet_of, load_scenario
@@ -68,14 +73,20 @@ def run(args: argparse.Namespace) -> int:
             raise UserError(f"--policy {policy}: there are {', '.join(KNOWN_POLICIES)}")
     if args.seeds < 1:
         raise UserError(f"--seeds {args.seeds}: at least 1")
-    scenario = load_scenario(args.scenario, dict(map(_change, args.changes)))
+    if bool(args.scenario) == bool(args.run_dir):
+        raise UserError("name a scenario, or a run with --from: one of them")
+    name, recorded = args.scenario, None
+    if args.run_dir is not None:
+        path, recorded = record(args.run_dir, None)
+        name = str(path)
+    scenario = load_scenario(name, dict(map(_change, args.changes)))
     try:
         regions = find_profile(scenario.network.profile)
     except WanError as error:
         raise UserError(f"network.profile: {error}") from None
     policies = list(dict.fromkeys(args.policy))
-    outcomes = run_all(scenario, policies, range(args.seeds), args.jobs or os.cpu_count() or 1)
     fleet = fleet_of(scenario, regions, 0)
+    outcomes = run_all(scenario, policies, range(args.seeds), args.jobs or os.cpu_count() or 1)
     found = [summary([o for o in outcomes if o.policy == policy], fleet) for policy in policies]
     if args.plot is not None:
         _plot(args.plot, scenario, regions, policies, found)
@@ -89,6 +100,9 @@ def run(args: argparse.Namespace) -> int:
         print(msgspec.json.encode(result).decode())
     else:
         print(report(found))
+        if recorded is not None:
+            took, changes = recorded.iteration_s, len(recorded.trace.changes)
+            print(f"the run itself: {took:.2f} s an iteration, {changes} joins and losses; {name}")
     return 1 if any(each.failures for each in found) else 0
 
 

@@ -57,12 +57,16 @@ class Pulse:
         if now - self._told_at < EVERY_S:
             return
         self._told_at = now
-        trips = {}
+        trips: dict[str, float] = {}
+        rates: dict[str, float] = {}
         for peer in list(core.links)[:TRIPS_MAX]:
             known = core.costs.neighbours.get(peer)
             trip = known.link.latency.round_trip_s() if known is not None else None
             if trip is not None:
                 trips[peer] = round(trip, 6)
+            rate = known.link.out_bps(core.costs.activation_bytes) if known is not None else None
+            if rate is not None:
+                rates[peer] = round(rate)
         me = core.membership.members.get(core.me)
         write(
             Vitals(
@@ -72,6 +76,7 @@ class Pulse:
                 forward_s=core.costs.forward_s,
                 backward_s=core.costs.backward_s,
                 trips=trips,
+                rates=rates,
                 program=__version__,
             )
         )

@@ -256,6 +256,8 @@ class Vitals(Event, frozen=True, kw_only=True):
     """Of one microbatch."""
     trips: dict[str, float] = msgspec.field(default_factory=dict)
     """peer -> round trip (s) of a small message."""
+    rates: dict[str, float] = msgspec.field(default_factory=dict)
+    """peer -> bits per second of what it sends there, as measured."""
     program: str = ""
     """Version of its program."""
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 
 from anabranch.sim.clock import Clock
 from anabranch.sim.scenario import ChurnPart
+from anabranch.sim.trace import LEAVE, NO_TRACE, Change, Trace
 
 
 def crashes(seed: int, t: int, relays: Iterable[str], probability: float) -> list[tuple[float, str]]:
@@ -18,7 +19,8 @@ def crashes(seed: int, t: int, relays: Iterable[str], probability: float) -> lis
 
 
 class Churn:
-    """Carries the crashes out. An iteration is taken to last as long as the one before.
+    """Carries the crashes out. An iteration is taken to last as long as the one before. A trace goes by the
+    clock.
 
     crash(relay): kill it now; False where it is spared. back(relay): its machine begins to join again.
     """
@@ -31,10 +33,23 @@ class Churn:
         seed: int,
         crash: Callable[[str], bool],
         back: Callable[[str], None],
+        trace: Trace = NO_TRACE,
     ) -> None:
         self._clock, self._part, self._seed = clock, part, seed
         self._relays = sorted(relays)
         self._crash, self._back = crash, back
+        self._away = set(trace.absent)
+        for change in trace.changes:
+            clock.at(change.at_s, lambda change=change: self._follow(change))  # type: ignore[misc]
+
+    def _follow(self, change: Change) -> None:
+        """Whoever was spared is there when its machine comes back."""
+        if change.event == LEAVE:
+            if self._crash(change.machine):
+                self._away.add(change.machine)
+        elif change.machine in self._away:
+            self._away.remove(change.machine)
+            self._back(change.machine)
 
     def opened(self, t: int, length_s: float) -> None:
         """Iteration t begins, and lasts about so long."""

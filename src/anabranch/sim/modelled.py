@@ -89,8 +89,11 @@ class ModelledWorld(World):
         schedule = Schedule("batch {}".format, _parameters, settings.microbatches, work.tokens)
         member = member_of(fleet, leader.id)
         self.add_leader(lead(member, settings, schedule, self.genesis), member)
+        if fleet.drift is not None:
+            regions = {host.region for host in fleet.hosts.values()}
+            fleet.drift.begin(self.clock, fleet.hosts, regions, self._way.cache_clear)
         for host in fleet.hosts:
-            if host != leader.id:
+            if host != leader.id and host not in fleet.trace.absent:
                 self.add(member_of(fleet, host), leader.id, at=self.random.uniform(0.0, 0.5))
 
     # --- devices -------------------------------------------------------------------------------
@@ -102,9 +105,10 @@ class ModelledWorld(World):
         machine, stage, kind = self.fleet.hosts[node.id].machine, node.peer.core.stage, type(task)
         if isinstance(task, tasks.WeightGradient) and stage == 0 and task.unit % 2:
             kind = tasks.Embed  # the gradients of an embedding's rows: as many bytes as the rows
-        seconds = machine.seconds(stage, kind, members) * node.slowness
+        seconds = machine.seconds(stage, kind, members)
         if isinstance(task, tasks.InputGradient) and task.again:
-            seconds += machine.seconds(stage, tasks.Forward) * node.slowness
+            seconds += machine.seconds(stage, tasks.Forward)
+        seconds *= node.slowness * self.fleet.slowness(node.id)
         self._computing[node.id] = (self.clock.now, seconds)
         return seconds
 
@@ -204,14 +208,15 @@ def settings_of(fleet: Fleet, policy: str) -> Settings:
     """The protocol's view of a scenario."""
     scenario, work = fleet.scenario, fleet.scenario.work
     model = scenario.model
-    replicas = min(len(fleet.stage(stage)) for stage in range(1, model.stages + 1))
+    there = [host for host in fleet.hosts.values() if host.id not in fleet.trace.absent]
+    replicas = min(sum(host.stage == stage for host in there) for stage in range(1, model.stages + 1))
     return Settings(
         scenario.name,
         1,
         model.stages,
         model.microbatches,
         scenario.run.iterations,
-        min_replicas=replicas,
+        min_replicas=max(1, replicas),
         policy=policy,
         activation_bytes=work.activation_bytes,
         heartbeat_s=scenario.run.heartbeat_s,

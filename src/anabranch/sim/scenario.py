@@ -15,9 +15,11 @@ from typing import Any, Protocol
 from anabranch.config_rules import Range
 from anabranch.errors import UserError
 from anabranch.sim.devices import WIDTHS, Device, Machine, Work, known_devices
+from anabranch.sim.drift import Drift
 from anabranch.sim.links import Line, Way
 from anabranch.sim.machines import RANGES as MACHINE_RANGES
 from anabranch.sim.machines import MachinePart, problem, staged
+from anabranch.sim.trace import NO_TRACE, Trace, read_trace
 from anabranch.train.sizes import named_size, size_names
 
 if sys.version_info >= (3, 11):
@@ -73,11 +75,22 @@ class NetworkPart:
 class ChurnPart:
     """crash: the probability that a relay crashes during an iteration. return_s: seconds until its machine,
     or another like it, begins to join again. spare_last: whether the last serving replica of a stage is
-    spared (GWTF assumes one)."""
+    spared (GWTF assumes one). trace: a file that says who leaves and comes when (`sim.trace`)."""
 
     crash: float = 0.0
     return_s: float = 10.0
     spare_last: bool = True
+    trace: str = ""
+
+
+@dataclass(frozen=True)
+class DriftPart:
+    """Machines and links that lose speed to other work (`sim.drift`): standard deviations, and the seconds
+    after which little of a state is left."""
+
+    speed: float = 0.0
+    links: float = 0.0
+    period_s: float = 600.0
 
 
 @dataclass(frozen=True)
@@ -100,6 +113,7 @@ class Scenario:
     machines: tuple[MachinePart, ...] = ()
     network: NetworkPart = field(default_factory=NetworkPart)
     churn: ChurnPart = field(default_factory=ChurnPart)
+    drift: DriftPart = field(default_factory=DriftPart)
     run: RunPart = field(default_factory=RunPart)
 
     @property
@@ -125,6 +139,9 @@ RANGES = {
     "network.loss": Range(0.0, 0.2),
     "churn.crash": Range(0.0, 0.9),
     "churn.return_s": Range(0.0, 1e6),
+    "drift.speed": Range(0.0, 2.0),
+    "drift.links": Range(0.0, 2.0),
+    "drift.period_s": Range(1.0, 1e6),
     "run.iterations": Range(1, 100_000),
     "run.warm_up": Range(0, 100_000),
     "run.heartbeat_s": Range(0.05, 60.0),
@@ -251,6 +268,8 @@ def _together(scenario: Scenario, where: str) -> None:
         machine = Machine(devices[name], scenario.work)
         if not named and not fleet.capacity and machine.capacity(1) < 1:
             raise UserError(f"{where}: fleet.device: a stage of {model.size} does not fit into a {name}")
+    if scenario.churn.trace and scenario.churn.crash:
+        raise UserError(f"{where}: churn.crash and churn.trace both say who crashes: one of them")
     if run.warm_up >= run.iterations:
         raise UserError(f"{where}: run.warm_up = {run.warm_up}: less than run.iterations = {run.iterations}")
 
@@ -289,15 +308,28 @@ class Host:
 
 @dataclass(frozen=True)
 class Fleet:
-    """A scenario's machines in one seed's places."""
+    """A scenario's machines in one seed's places; who leaves and comes by a trace; what drifts."""
 
     scenario: Scenario
     hosts: Mapping[str, Host]
     regions: Regions
+    trace: Trace = NO_TRACE
+    drift: Drift | None = None
 
     def way(self, sender: str, receiver: str) -> Way:
-        link = self.regions.link(self.hosts[sender].region, self.hosts[receiver].region)
-        return Way(link.delay_s, link.rate_bps, self.scenario.network.loss)
+        ends = self.hosts[sender].region, self.hosts[receiver].region
+        link = self.regions.link(*ends)
+        rate_bps = link.rate_bps if self.drift is None else link.rate_bps * self.drift.rate(*ends)
+        return Way(link.delay_s, rate_bps, self.scenario.network.loss)
+
+    def slowness(self, host: str) -> float:
+        """By how much its tasks take longer now than its machine says."""
+        return 1.0 if self.drift is None else self.drift.slowness(host)
+
+    @property
+    def undisturbed(self) -> Fleet:
+        """The same without drift: at its best."""
+        return replace(self, drift=None)
 
     def line(self, host: str) -> Line:
         return self.hosts[host].line
@@ -336,7 +368,22 @@ def fleet_of(scenario: Scenario, regions: Regions, seed: int) -> Fleet:
         line, name = Line(one.up_bps, one.down_bps), one.name or name
         capacity = one.capacity or max(1, min(machine.capacity(stage), 1024))
         hosts[name] = Host(name, stage, one.region or region, capacity, machine, line)
-    return Fleet(scenario, hosts, regions)
+    part_of = scenario.drift
+    drift = Drift(part_of.speed, part_of.links, part_of.period_s, seed)
+    return Fleet(scenario, hosts, regions, _trace_of(scenario, hosts), drift)
+
+
+def _trace_of(scenario: Scenario, hosts: Mapping[str, Host]) -> Trace:
+    """Raises UserError for a machine that is no relay of this fleet."""
+    path = scenario.churn.trace
+    if not path:
+        return NO_TRACE
+    trace, relays = read_trace(Path(path)), [host.id for host in hosts.values() if host.stage]
+    for at, change in enumerate(trace.changes):
+        if change.machine not in relays:
+            known = f"there are {', '.join(relays[:4])}, ..."
+            raise UserError(f"{path}: changes[{at}].machine: {change.machine!r} is no relay; {known}")
+    return trace
 
 
 def _drawn(

@@ -46,7 +46,8 @@ class Simulation:
         self.tape = Tape(fleet, world.clock)
         self.outcome = Outcome(policy, seed, self.tape.rows)
         self.leader = world.nodes[world.genesis.leader]
-        self.churn = Churn(world.clock, fleet.scenario.churn, self.tape.relays, seed, self._crash, self._back)
+        churn, relays = fleet.scenario.churn, self.tape.relays
+        self.churn = Churn(world.clock, churn, relays, seed, self._crash, self._back, fleet.trace)
         self._effort = Effort(world)
         self._phases = Phases(self.leader, fleet.scenario.model.stages)
         self.crashed: list[tuple[str, float]] = []
@@ -133,7 +134,8 @@ class Simulation:
 
     def _start(self, relay: str) -> None:
         """A new process of the same machine."""
-        incarnation = self.world.nodes[relay].member.incarnation + 1
+        former = self.world.nodes.get(relay)
+        incarnation = former.member.incarnation + 1 if former is not None else 1
         self.world.add(member_of(self.fleet, relay, incarnation), self.leader.id, self.world.clock.now)
 
     def _supervise(self) -> None:

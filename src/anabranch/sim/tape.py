@@ -70,13 +70,13 @@ class Tape:
     """Filled in by whoever drives a run; `commit` ends a row."""
 
     def __init__(self, fleet: Fleet, clock: Clock) -> None:
-        self.fleet, self.clock = fleet, clock
+        self.fleet, self.clock = fleet.undisturbed, clock
         self.rows: list[Row] = []
         self.relays = [host.id for host in fleet.hosts.values() if host.stage]
         self.totals: dict[str, float] = dict.fromkeys(_SUMS, 0)
         self._before = dict(self.totals)
         self._begun_at = 0.0
-        self._down_at: dict[str, float] = {}
+        self._down_at = dict.fromkeys(sorted(fleet.trace.absent), 0.0)
         self._missed_s = dict.fromkeys(self.relays, 0.0)
         self._able_at = dict.fromkeys(self.relays, 0.0)
 

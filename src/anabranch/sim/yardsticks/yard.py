@@ -58,6 +58,7 @@ class Worker:
         """Queue tasks that are computed in one go; returns their seconds."""
         machine, stage = self.host.machine, self.host.stage
         seconds = sum(machine.seconds(stage, kind, members) for kind in kinds)
+        seconds *= self.yard.fleet.slowness(self.host.id)
         self._order += 1
         heapq.heappush(self._jobs, _Job(int(rank), index, self._order, seconds, then))
         self._next()
@@ -108,8 +109,14 @@ class Yard:
         self._died_s = 0.0
         self.downloads: dict[str, list[str]] = {}
         self.ready: set[str] = set()
+        for name in fleet.trace.absent:
+            self.workers[name].alive = False
+            self.serving[fleet.hosts[name].stage].discard(name)
+        if fleet.drift is not None:
+            regions = {host.region for host in fleet.hosts.values()}
+            fleet.drift.begin(self.clock, fleet.hosts, regions, lambda: None)
         self._churn = Churn(
-            self.clock, fleet.scenario.churn, self.tape.relays, seed, self._crash, self._back
+            self.clock, fleet.scenario.churn, self.tape.relays, seed, self._crash, self._back, fleet.trace
         )
 
     @property

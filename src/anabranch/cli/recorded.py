@@ -1,0 +1,42 @@
+"""What `anabranch simulate --from RUN_DIR` writes: the run as a scenario, with its network and its churn."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from anabranch.errors import UserError
+
+if TYPE_CHECKING:
+    from anabranch.sim.recorded import Recorded
+
+#: In the run directory unless told otherwise.
+FOLDER = "simulated"
+FILES = ("scenario.toml", "network.json", "churn.json")
+
+
+def record(run_dir: Path, folder: Path | None) -> tuple[Path, Recorded]:
+    """Write the files; the scenario's path, and what was found. Raises UserError."""
+    from anabranch.checkpoint.directory import RunDirectory
+    from anabranch.config import load_run_file
+    from anabranch.observe.events import read_events
+    from anabranch.sim.recorded import recorded, render_scenario, with_files
+    from anabranch.sim.trace import render_trace
+
+    directory = RunDirectory.open(run_dir)
+    try:
+        found = recorded(read_events(directory.events), load_run_file(directory.run_file), run_dir.name)
+    except OSError as error:
+        raise UserError(f"{directory.events}: cannot be read: {error.strerror}") from None
+    out = folder or directory.path / FOLDER
+    scenario, network, churn = (out / name for name in FILES)
+    trace = str(churn) if found.trace.changes else ""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        network.write_text(json.dumps(found.profile, indent=1) + "\n", "utf-8")
+        churn.write_text(render_trace(found.trace), "utf-8")
+        scenario.write_text(render_scenario(with_files(found.scenario, str(network), trace)), "utf-8")
+    except OSError as error:
+        raise UserError(f"{out}: cannot be written: {error.strerror}") from None
+    return scenario, found

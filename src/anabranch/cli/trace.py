@@ -1,0 +1,71 @@
+"""`anabranch trace`: who leaves and comes when, from a model of spot preemptions."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from anabranch.errors import UserError
+
+_EPILOG = """\
+examples:
+  anabranch trace wan10 --hours 32 --out spot.json
+  anabranch simulate wan10 --set churn.trace=spot.json
+
+In each region bursts come as a Poisson process and take each machine there with a probability; besides, each
+goes alone now and then. Another comes in its place after an exponential time (docs/simulate.md).
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from anabranch.sim.trace import Spot
+
+    spot = Spot()
+    parser.description = "Write a churn trace of spot preemptions for the relays of a scenario (JSON)."
+    parser.epilog = _EPILOG
+    parser.add_argument("scenario", metavar="SCENARIO", help="a shipped scenario or a file")
+    parser.add_argument("--hours", type=float, default=1.0, metavar="H", help="its length (default: 1)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the dice (default: 0)")
+    parser.add_argument("--bursts", type=float, default=spot.bursts_per_hour, metavar="PER_HOUR",
+                        help="a region, an hour (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--share", type=float, default=spot.share, metavar="P",
+                        help="of a region's machines in a burst (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--lone", type=float, default=spot.lone_per_hour, metavar="PER_HOUR",
+                        help="of one machine, alone (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--return-s", type=float, default=spot.return_s, metavar="S",
+                        help="mean until another comes (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write it there")
+
+
+def run(args: argparse.Namespace) -> int:
+    from anabranch.net.wan.profile import find_profile
+    from anabranch.net.wan.shape import WanError
+    from anabranch.sim.scenario import fleet_of, load_scenario
+    from anabranch.sim.trace import Spot, render_trace, spot_trace
+
+    for name, value, high in (("hours", args.hours, 8000.0), ("bursts", args.bursts, 3600.0),
+                              ("share", args.share, 1.0), ("lone", args.lone, 3600.0),
+                              ("return-s", args.return_s, 1e6)):  # fmt: skip
+        low = 0.0 if name in ("bursts", "share", "lone") else 0.001
+        if not low <= value <= high:
+            raise UserError(f"--{name} {value:g}: at least {low:g} and at most {high:g}")
+    scenario = load_scenario(args.scenario)
+    try:
+        regions = find_profile(scenario.network.profile)
+    except WanError as error:
+        raise UserError(f"network.profile: {error}") from None
+    hosts = fleet_of(scenario, regions, 0).hosts.values()
+    relays = {host.id: host.region for host in hosts if host.stage}
+    spot = Spot(args.bursts, args.share, args.lone, args.return_s)
+    trace = spot_trace(relays, args.hours, args.seed, spot)
+    text = render_trace(trace)
+    if args.out is None:
+        print(text, end="")
+        return 0
+    try:
+        args.out.write_text(text, "utf-8")
+    except OSError as error:
+        raise UserError(f"--out {args.out}: {error.strerror}") from None
+    left = sum(change.event == "leave" for change in trace.changes)
+    print(f"{args.out}: {left} preemptions of {len(relays)} relays in {args.hours:g} hours")
+    return 0
