@@ -1,5 +1,5 @@
 """`python -m anabranch` is the command `anabranch`."""
 
-from anabranch.cli.main import main
+from anabranch.cli.main import entry
 
-raise SystemExit(main())
+entry()

@@ -45,6 +45,18 @@ def test_python_runs_the_package() -> None:
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.startswith("anabranch")
 
 
+def test_an_interrupt_while_python_ends_is_not_told() -> None:
+    program = """
+import atexit, os, signal, sys
+from anabranch.cli.main import entry
+atexit.register(lambda: os.kill(os.getpid(), signal.SIGINT))
+sys.argv = ["anabranch"]
+entry()
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
 def test_without_a_command_it_helps(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     shown = capsys.readouterr().out

@@ -9,9 +9,10 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from anabranch import __version__
 from anabranch.errors import UserError
@@ -67,6 +68,14 @@ examples:
 #: Exit status of a program that Ctrl+C ended (128 + SIGINT), and of bad input.
 INTERRUPTED = 130
 BAD_INPUT = 2
+
+
+def entry() -> NoReturn:
+    """What is installed as `anabranch`: `main`; Ctrl+C while Python puts things away does nothing more."""
+    try:
+        sys.exit(main())
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
