@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from anabranch.protocol.core import Core
+from anabranch.protocol.costs import Neighbour
 from anabranch.protocol.detector import Silence
 from anabranch.protocol.events import Send
 from anabranch.protocol.iteration import Iteration
 from anabranch.protocol.messages import Forward, Slots
 from anabranch.protocol.records import Member, Members
+from anabranch.protocol.routing import Router
 from anabranch.protocol.settings import Settings
 from anabranch.protocol.tasks import Forward as ForwardTask
 from anabranch.protocol.tasks import InputGradient, Result, Task, WeightGradient
@@ -129,3 +133,20 @@ def test_beyond_its_capacity_a_relay_keeps_only_what_came() -> None:
     ]
     assert [task.again for task in done if isinstance(task, InputGradient)] == [False, True, True]
     assert relay.iteration.held == {0, 4, 5}
+
+
+def test_all_that_a_microbatch_asks_counts_with_its_weight_gradient() -> None:
+    """A relay's is taken to last as long as its forward; of a head's pass, forward and both gradients, a
+    third."""
+    relay, head = Neighbour(forward_s=1.0, backward_s=1.5), Neighbour(forward_s=2.0)
+    assert (relay.work_s, relay.pass_s) == (3.5, 1.25)
+    assert (head.work_s, head.pass_s) == (3.0, 2.0)
+
+
+def test_the_plan_has_room_where_slots_are() -> None:
+    """Capacity 12, and as much again whose forward is computed again; the batch of 20 fits."""
+    core = Relay(recompute=1.0).core
+    core.membership.members["r"] = msgspec.structs.replace(core.membership.members["r"], forward_s=0.1)
+    assert Router(core)._rebalance() == 20 + 4  # and a quarter to choose by links
+    short = Relay().core
+    assert Router(short)._rebalance() == 12

@@ -16,6 +16,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+#: The mean of forward and backward, of all that a microbatch takes at a peer.
+PASS = 1.0 / 3.0
 #: Nothing is held back for less (s).
 HOLD_MIN_S = 0.001
 #: ... nor for longer than a peer should need for so many times what it has of ours: it may be stuck.
@@ -27,10 +29,10 @@ class Candidate:
     """A live peer of the next stage as the sender sees it.
 
     link_s: seconds for one activation over the link (latency and transfer), both directions averaged.
-    compute_s: its compute seconds per microbatch. outstanding: units sent to it and not yet back. free:
-    whether it has granted a slot that is not used. others: units of others there, by what it said last.
-    price: its cost to go by the flow's prices (s), infinite where there is none. planned: units of the plan
-    that go there.
+    compute_s: all its compute seconds per microbatch, weight gradients included. outstanding: units sent to
+    it and not yet back. free: whether it has granted a slot that is not used. others: units of others there,
+    by what it said last. price: its cost to go by the flow's prices (s), infinite where there is none.
+    planned: units of the plan that go there.
     """
 
     peer: str
@@ -140,7 +142,7 @@ class Dispatch(Forgetful):
         # As in d_ij: half of a pass at the receiver, a pass being the mean of forward and backward. What was
         # sent there and is not back adds to it, so costs are convex in what the peer has, of us and others.
         ahead = candidate.outstanding + (candidate.others if self._load else 0)
-        cost = candidate.link_s + (0.25 + ahead) * candidate.compute_s
+        cost = candidate.link_s + (PASS / 2.0 + ahead) * candidate.compute_s
         if self._price:
             cost += candidate.price if candidate.price < math.inf else unknown
         return cost

@@ -124,8 +124,9 @@ class Admission:
 
     def _neediest_stage(self) -> int:
         settings = self.core.settings
-        members = {**self.core.membership.members, **self._joining}
-        return neediest_stage(members.values(), settings.blocks or (1,) * settings.stages)
+        known = {**self.core.membership.members, **self._joining}.values()
+        members = [msgspec.structs.replace(m, capacity=settings.slots(m.stage, m.capacity)) for m in known]
+        return neediest_stage(members, settings.blocks or (1,) * settings.stages)
 
     def on_ready(self, peer: str, message: Ready, fingerprint: str | None) -> str | None:
         """A joiner has the state after iteration message.t, whose agreed fingerprint is `fingerprint` (None:

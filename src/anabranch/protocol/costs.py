@@ -40,6 +40,13 @@ class Neighbour:
         """`c` of d_ij: forward and backward averaged; forward alone until a backward is known."""
         return (self.forward_s + self.backward_s) / 2.0 if self.backward_s else self.forward_s
 
+    @property
+    def work_s(self) -> float:
+        """Seconds of all that a microbatch asks of it. Weight gradients, of which it tells nothing, take
+        about as long as the forward; at a head, whose forward has the loss's gradient too, half of that."""
+        weights_s = self.forward_s if self.backward_s else self.forward_s / 2.0
+        return self.forward_s + self.backward_s + weights_s
+
     def told_speed(self, forward_s: float, backward_s: float, bandwidth_bps: float, price: float) -> None:
         """What it says of itself; absurd numbers count as none."""
         self.forward_s = forward_s if plausible(forward_s) else 0.0

@@ -256,7 +256,7 @@ class Router:
         if core.me not in data_nodes:
             return 0
         room = [
-            sum(member.capacity for member in serving if member.stage == stage)
+            sum(core.settings.slots(stage, m.capacity) for m in serving if m.stage == stage)
             for stage in range(1, core.settings.stages + 1)
         ]
         return len(split_indices(min([core.settings.microbatches, *room]), data_nodes)[core.me])
@@ -274,9 +274,9 @@ class Router:
         core = self.core
         stage = [core.membership.members[peer] for peer in core.membership.active_from]
         stage = [member for member in stage if member.stage == core.stage]
-        capacity = {member.id: member.capacity for member in stage}
+        capacity = {m.id: core.settings.slots(core.stage, m.capacity) for m in stage}
         if core.me not in capacity or self._published:
-            return core.membership.members[core.me].capacity
+            return core.settings.slots(core.stage, core.membership.members[core.me].capacity)
         pass_s = {member.id: core.costs.pass_s(member.id, core.me) for member in stage}
         if not all(map(plausible, pass_s.values())):
             pass_s = {member.id: member.forward_s for member in stage}

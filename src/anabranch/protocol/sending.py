@@ -317,7 +317,7 @@ class Sender:
                 Candidate(
                     peer,
                     there.hop_s,
-                    there.forward_s + there.backward_s,
+                    there.work_s,
                     outstanding.get(peer, 0),
                     credit is not None and credit.free > 0,
                     credit.others if credit is not None else 0,

@@ -122,10 +122,10 @@ class Simulation:
         return True
 
     def _last(self, node: Node) -> bool:
-        """Whether no other replica of its stage serves."""
-        membership, stage = self.leader.peer.core.membership, node.member.stage
-        serving = membership.live(stage, self._t + 1)
-        return all(peer == node.id or not self.world.nodes[peer].running for peer in serving)
+        """Whether no other replica of its stage serves: is one by the log, and has taken the last step."""
+        membership, stage = self.leader.peer.core.membership, node.peer.core.stage
+        others = [self.world.nodes[peer] for peer in membership.live(stage, self._t + 1) if peer != node.id]
+        return not any(other.running and other.peer.replica.t >= self._t for other in others)
 
     def _back(self, relay: str) -> None:
         if self.leader.stopped is None:
