@@ -183,6 +183,9 @@ class FleetSection:
     recompute: float = 0.0
     """Further microbatches, as a share of that, of which a relay keeps only what came: it computes their
     forward again when the gradient is there."""
+    rebalance: int = 0
+    """Steps for which the same stage must have held the others up before a relay moves there from a stage
+    that can spare it; 0: nobody moves."""
     voters: int = 1
     """How many peers may keep the commit log at most (an odd number is used): 1, the data node that leads,
     or 3, or 5 above fifty peers. With three the run outlives any one of them."""

@@ -79,6 +79,7 @@ RANGES: dict[str, Range] = {
     "fleet.minimum": _COUNT,
     "fleet.capacity": _NATURAL,
     "fleet.recompute": Range(0, 16),
+    "fleet.rebalance": _NATURAL,
     "fleet.voters": Range(1, 5),
     "fleet.boundary_budget_bytes": _COUNT,
     "compute.threads": Range(1, 1024),

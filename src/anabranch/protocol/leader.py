@@ -29,6 +29,7 @@ from anabranch.protocol.messages import (
     Prepared,
     Release,
 )
+from anabranch.protocol.rebalancing import Rebalancing
 from anabranch.protocol.records import (
     AnyRecord,
     Closing,
@@ -101,6 +102,7 @@ class Leader:
         self.asked = Asked(core)
         self.keeping = Keeping(core)
         self.restoring = Restoring(core, self.admission, self.keeping)
+        self.rebalancing = Rebalancing(core)
         self.admission.worth_s = lambda peer: self.restoring.worth_s(peer, self.t, self._step_s)
         self.t = 0
         self.base = ""
@@ -275,9 +277,11 @@ class Leader:
         if self.log.busy:
             return  # that is on its way, or the lead is handed over
         if self._stop_reason is None:
+            settled = quiet and self._released == self.t
             restored = self.restoring.decide(self.t, quiet, self._applied)
-            if restored is not None:
-                self._append(restored)
+            moved = restored or self.rebalancing.decide(self.t, settled)
+            if moved is not None:
+                self._append(moved)
                 return
         if self._stop_reason is not None and self.round is not None and not self.round.claims:
             self.round = None

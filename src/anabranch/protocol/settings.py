@@ -21,6 +21,8 @@ class Settings:
     by the gradients that others kept). blocks: of the model, at stages 1 to S (empty: one each).
     recompute: slots of a peer beyond its capacity, as a share of it: of those microbatches it keeps only what
     came, and computes the forward again when the gradient is there.
+    rebalance: iterations for which the same stage must have held the others up before a relay of another one
+    moves there (0: nobody moves).
     policy, returns: how microbatches find their way, and whether each ends at the data node where it began.
     """
 
@@ -45,6 +47,7 @@ class Settings:
     redo: str = "replay"
     blocks: tuple[int, ...] = ()
     recompute: float = 0.0
+    rebalance: int = 0
 
     def evaluates(self, t: int, last: int) -> bool:
         """Whether the state after iteration t is evaluated (by windows that travel with t + 1)."""

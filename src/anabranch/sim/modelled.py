@@ -223,7 +223,9 @@ def settings_of(fleet: Fleet, policy: str) -> Settings:
         snapshot_every=_snapshots_every(work, model.microbatches),
         snapshot_copies=COPIES,
         snapshot_budget_bytes=1 << 62,
+        blocks=tuple(work.blocks(stage) for stage in range(1, model.stages + 1)),
         recompute=scenario.fleet.recompute,
+        rebalance=scenario.fleet.rebalance,
     )
 
 

@@ -48,7 +48,8 @@ class ModelPart:
 class FleetPart:
     """device: of each machine, by its seed one of these. devices: a file of further ones. achieved: share of
     the peak. speed: factor, drawn for each relay. capacity: microbatches, drawn for each relay; none: from
-    its memory. recompute: slots beyond that, as a share of it, whose forward is computed again."""
+    its memory. recompute: slots beyond that, as a share of it, whose forward is computed again. rebalance:
+    iterations after which a relay moves to the stage that holds the others up (0: never)."""
 
     data_nodes: int = 2
     relays: int = 16
@@ -58,6 +59,7 @@ class FleetPart:
     speed: tuple[float, ...] = (1.0,)
     capacity: tuple[int, ...] = ()
     recompute: float = 0.0
+    rebalance: int = 0
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,7 @@ RANGES = {
     "fleet.speed": Range(0.01, 100.0),
     "fleet.capacity": Range(1, 1024),
     "fleet.recompute": Range(0.0, 16.0),
+    "fleet.rebalance": Range(0, 100_000),
     "network.up_bps": Range(1e5, 1e13),
     "network.down_bps": Range(1e5, 1e13),
     "network.loss": Range(0.0, 0.2),

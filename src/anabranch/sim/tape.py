@@ -154,6 +154,9 @@ FIGURES: dict[str, Callable[[Sequence[Row], int, int], float]] = {
     "wasted_s": lambda rows, m, n: _mean(rows, "wasted_s"),
     "wasted_share": lambda rows, m, n: _share(rows, "wasted_s", "computed_s"),
     "died_share": lambda rows, m, n: _share(rows, "died_s", "computed_s"),
+    "beyond_share": lambda rows, m, n: (
+        _share(rows, "wasted_s", "computed_s") - _share(rows, "died_s", "computed_s")
+    ),
     "crashes": lambda rows, m, n: _mean(rows, "crashes"),
     "spared": lambda rows, m, n: _mean(rows, "spared"),
     "recoveries": lambda rows, m, n: _mean(rows, "recoveries"),

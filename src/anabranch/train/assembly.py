@@ -57,6 +57,7 @@ def settings_of(run: RunConfig, run_id: str, model: ModelConfig, epoch: int = 1)
         voters=run.fleet.voters,
         redo=run.snapshots.redo,
         recompute=run.fleet.recompute,
+        rebalance=run.fleet.rebalance,
         blocks=tuple(len(spec.blocks) for spec in partition(model, run.pipeline, batch.sequence)[1:]),
     )
 
