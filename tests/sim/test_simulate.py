@@ -124,7 +124,9 @@ def test_pictures_show_each_node_and_who_crashed(tmp_path: Path, capsys: pytest.
     assert main([*command, "--set", *changes]) == 0
     assert capsys.readouterr().out
     written = sorted(path.name for path in tmp_path.iterdir())
-    assert written == ["policies.svg", "timeline-auction.json", "timeline-auction.svg"]
+    assert written == [
+        "map-auction.svg", "policies.svg", "throughput.svg", "timeline-auction.json", "timeline-auction.svg"
+    ]  # fmt: skip
     traced = json.loads((tmp_path / "timeline-auction.json").read_text("utf-8"))["traceEvents"]
     kinds = {event.get("cat") for event in traced}
     assert {"forward", "input gradient", "weight gradient", "step", "sending", "gone"} <= kinds

@@ -21,7 +21,7 @@ else:
     import tomli as tomllib  # type: ignore[import-not-found]
 
 if TYPE_CHECKING:
-    from anabranch.sim.scenario import Regions, Scenario
+    from anabranch.sim.scenario import Scenario
     from anabranch.sim.tape import Outcome, Summary
 
 _EPILOG = """\
@@ -55,12 +55,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--jobs", type=int, default=0, metavar="N", help="processes (default: one per core)")
     parser.add_argument(
-        "--plot", type=Path, metavar="DIR", help="bars, and the timeline of an iteration (SVG, trace)"
+        "--plot", type=Path, metavar="DIR", help="bars, throughput, timeline, world map (SVG, trace)"
     )
     parser.add_argument("--json", action="store_true", help="print the result as JSON (docs/formats.md)")
 
 
 def run(args: argparse.Namespace) -> int:
+    from anabranch.cli.pictures import plot
     from anabranch.cli.recorded import record
     from anabranch.net.wan.profile import find_profile
     from anabranch.net.wan.shape import WanError
@@ -89,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     outcomes = run_all(scenario, policies, range(args.seeds), args.jobs or os.cpu_count() or 1)
     found = [summary([o for o in outcomes if o.policy == policy], fleet) for policy in policies]
     if args.plot is not None:
-        _plot(args.plot, scenario, regions, policies, found)
+        plot(args.plot, fleet, found, [each for each in outcomes if each.seed == 0])
     if args.json:
         result = {
             "version": VERSION,
@@ -104,44 +105,6 @@ def run(args: argparse.Namespace) -> int:
             took, changes = recorded.iteration_s, len(recorded.trace.changes)
             print(f"the run itself: {took:.2f} s an iteration, {changes} joins and losses; {name}")
     return 1 if any(each.failures for each in found) else 0
-
-
-def _plot(
-    folder: Path, scenario: Scenario, regions: Regions, policies: Sequence[str], found: Sequence[Summary]
-) -> None:
-    """Bars of all policies; of each that is the protocol's the iteration of seed 0 with most crashes."""
-    from anabranch.flow.policy import POLICIES
-    from anabranch.observe.timeline import draw_bars, draw_timeline, trace
-    from anabranch.sim.phases import PHASES
-    from anabranch.sim.scenario import fleet_of
-    from anabranch.sim.simulate import Simulation
-    from anabranch.sim.spans import Spans
-
-    bars = {
-        each.policy: (figure["iteration_s"].mean, figure["iteration_s"].half, figure["bound_s"].mean)
-        for each in found
-        for figure in (each.figures,)
-    }
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        draw_bars(bars, f"{scenario.name}, {100 * scenario.churn.crash:.0f} % churn", folder / "policies.svg")
-        for policy in policies:
-            if policy not in POLICIES:
-                continue
-            fleet = fleet_of(scenario, regions, 0)
-            simulation = Simulation(fleet, policy, 0)
-            spans = Spans(simulation)
-            rows = simulation.run().rows[scenario.run.warm_up :]
-            if not rows:
-                continue
-            row = max(rows, key=lambda row: row.crashes)
-            nodes = sorted(fleet.hosts, key=lambda name: (fleet.hosts[name].stage, name))
-            title = f"{policy}, iteration {row.t}: {row.seconds:.1f} s, {row.crashes} crashes"
-            phases = {name[:-2]: row.phases[name] for name in PHASES}
-            draw_timeline(spans.of(row.t), nodes, title, folder / f"timeline-{policy}.svg", phases)
-            (folder / f"timeline-{policy}.json").write_text(trace(spans.of(row.t), nodes), "utf-8")
-    except OSError as error:
-        raise UserError(f"--plot {folder}: {error.strerror}") from None
 
 
 def run_all(scenario: Scenario, policies: Sequence[str], seeds: Sequence[int], jobs: int) -> list[Outcome]:

@@ -1,5 +1,5 @@
 """One iteration as a picture: what each node computed and sent when, who crashed; bars of policies side by
-side.
+side, and their throughput over time.
 
 The timeline is also written as a trace that chrome://tracing and Perfetto read.
 """
@@ -27,6 +27,7 @@ COLOURS = {
     "sending": "#7d8590",
     "gone": RED,
 }
+POLICY_COLOURS = (BLUE, ORANGE, GREEN, "#a371f7", "#d4557f", "#1fa3a3", "#b08c1e")
 _STYLE: Any = {
     "svg.hashsalt": "anabranch",
     "svg.fonttype": "path",
@@ -108,6 +109,51 @@ def draw_bars(figures: Mapping[str, tuple[float, float, float]], title: str, out
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(frameon=False, fontsize=8)
+        _save(figure, out)
+
+
+def draw_throughput(
+    lines: Mapping[str, Sequence[tuple[float, float, float, int]]], tokens: int, title: str, out: Path
+) -> None:
+    """lines: policy -> of each iteration its seconds, relays there (mean), the clairvoyant bound (s) and
+    crashes in it. tokens: of an iteration. Above tokens per second over time, below who is there. OSError if
+    `out` cannot be written."""
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(11, 5.2), layout="constrained")
+        upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+        top = max((tokens / row[0] for rows in lines.values() for row in rows), default=1.0)
+        for number, (policy, rows) in enumerate(lines.items()):
+            colour = POLICY_COLOURS[number % len(POLICY_COLOURS)]
+            edges = [0.0]
+            for seconds, *_ in rows:
+                edges.append(edges[-1] + seconds)
+            rates = [tokens / row[0] for row in rows]
+            mean = tokens * len(rows) / edges[-1] if rows else 0.0
+            label = f"{policy}: {mean:,.0f} tokens/s"
+            upper.stairs(rates, edges, baseline=None, color=colour, linewidth=2, label=label)
+            upper.stairs(rates, edges, color=colour, fill=True, alpha=0.08)
+            lower.stairs([row[1] for row in rows], edges, baseline=None, color=colour, linewidth=1.8)
+            struck = [(edges[at] + row[0] / 2, rates[at], row[3]) for at, row in enumerate(rows) if row[3]]
+            for middle, rate, crashes in struck:
+                size = 30 + 25 * crashes
+                upper.scatter(middle, rate, s=size, color=RED, marker="X", zorder=3, linewidths=0)
+            if number == 0:
+                bounds = [tokens / row[2] for row in rows]
+                upper.stairs(bounds, edges, baseline=None, color=INK, ls=":", label="clairvoyant bound")
+                top = max([top, *bounds])
+        upper.scatter([], [], s=55, color=RED, marker="X", label="crashes in an iteration", linewidths=0)
+        upper.set_ylim(0, 1.08 * top)
+        upper.set_ylabel("tokens per second")
+        upper.set_title(title, loc="left", fontsize=11)
+        upper.legend(frameon=False, fontsize=9, ncols=4, loc="lower right", bbox_to_anchor=(1.0, 1.0))
+        lower.set_ylabel("relays there")
+        lower.set_ylim(bottom=0)
+        lower.set_xlabel("seconds")
+        for axes in (upper, lower):
+            axes.grid(True, axis="y", color=GRID)
+            axes.set_axisbelow(True)
+            axes.margins(x=0)
+            axes.spines[["top", "right"]].set_visible(False)
         _save(figure, out)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from anabranch.observe.timeline import Span
 from anabranch.protocol import events as ev
 from anabranch.protocol import tasks
+from anabranch.protocol.records import Commit, decode_entry
+from anabranch.protocol.tasks import embed_unit, head_unit
 from anabranch.sim.node import Node
 from anabranch.sim.simulate import Simulation
 
@@ -39,6 +41,27 @@ class Spans:
             Span(span.node, span.kind, max(begin, span.begin_s), min(end, span.end_s), span.text)
             for span in spans
         ]
+
+    def paths(self, t: int) -> list[list[str]]:
+        """The way of each microbatch of iteration t that is in the step: data node, a relay of each stage,
+        data node."""
+        found: list[list[str]] = []
+        for line in self._simulation.world.log:
+            record = decode_entry(line).record
+            if isinstance(record, Commit) and record.t == t and record.stages:
+                at = [[stage.members[place] for place in stage.owners] for stage in record.stages]
+                found = [
+                    [at[0][embed_unit(index)], *(owners[index] for owners in at[1:]), at[0][head_unit(index)]]
+                    for index in range(len(at[0]) // 2)
+                ]
+        return found
+
+    def crashed(self, t: int) -> set[str]:
+        """Relays that crashed in iteration t."""
+        rows = self._simulation.tape.rows
+        begin = sum(row.seconds for row in rows if row.t < t)
+        end = begin + next(row.seconds for row in rows if row.t == t)
+        return {name for name, at in self._simulation.crashed if begin <= at < end}
 
     def _away_s(self, at: float, end: float) -> float:
         return min(end - at, self._simulation.fleet.scenario.churn.return_s)

@@ -1,0 +1,301 @@
+"""Is the simulator right? A small swarm for real under the emulated ten regions, and in virtual time.
+
+    python benchmarks/sim_vs_real.py [--repetitions 3] [--steps 18] [--warm-up 8] [--write]
+
+Needs Linux, root and /dev/net/tun (network namespaces), and a machine that does nothing else: with the
+defaults about ten minutes. One scenario calibrates: seconds of each task per block of the model come from its
+timings, and one rate, of each process's line, is chosen so that the simulated iteration takes as long as the
+real one (TCP's slow start, encryption and Python are in it). Three others are judged by these figures and the
+network's profile alone: a longer pipeline, more replicas elsewhere, and one whose relay is killed. A
+repetition whose iterations spread by more than a tenth of their mean (standard deviation, without the
+iteration of the crash) is thrown out and counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from anabranch.cli.recorded import record
+from anabranch.config import RunConfig, with_changes
+from anabranch.net.wan.places import emulated, regions_of
+from anabranch.net.wan.profile import wan10
+from anabranch.net.wan.router import available
+from anabranch.node.children import Nursery
+from anabranch.node.founding import create_run
+from anabranch.node.swarm import LocalSwarm, processes_of
+from anabranch.observe.events import Step
+from anabranch.sim.machines import MachinePart
+from anabranch.sim.scenario import ChurnPart, FleetPart, ModelPart, NetworkPart, RunPart, Scenario
+from anabranch.sim.simulate import simulate
+from anabranch.sim.trace import LEAVE, Change, Trace, render_trace
+from report import table, write_section
+
+GOAL, SPREAD = 0.10, 0.10
+SIZE, ROWS, SEQUENCE = "llama-tiny", 2, 128
+#: The relay that is killed, steps after the warm-up and the share of an iteration before it is.
+VICTIM, AFTER, SHARE = "relay-2.1", 2, 0.5
+#: Rates of a process's line that are tried (bits per second), and how often the interval is halved.
+RATES, HALVED = (4e6, 2e9), 7
+PATIENCE_S = 300.0
+SEEDS = 3
+
+
+@dataclass(frozen=True)
+class Setting:
+    name: str
+    relays: tuple[int, ...]
+    microbatches: int
+    crash: bool = False
+
+
+CALIBRATION = Setting("two stages of two", (2, 2), 6)
+JUDGED = (
+    Setting("three stages, 2 1 2", (2, 1, 2), 6),
+    Setting("two stages of three", (3, 3), 9),
+    Setting("two stages of two, a relay killed", (2, 2), 6, crash=True),
+)
+
+
+def run_of(setting: Setting, steps: int, texts: Path) -> RunConfig:
+    return with_changes(RunConfig(), {
+        "run.steps": steps, "run.name": "real", "model.size": SIZE,
+        "data.source": "text", "data.path": str(texts), "data.tokenizer": "bytes",
+        "batch.microbatches": setting.microbatches, "batch.rows": ROWS, "batch.sequence": SEQUENCE,
+        "pipeline.stages": len(setting.relays), "fleet.data_nodes": 1,
+        "fleet.relays_per_stage": list(setting.relays), "fleet.minimum": min(setting.relays),
+        "evaluation.every": 0, "checkpoint.every": 1000, "compute.device": "cpu",
+    })  # fmt: skip
+
+
+# --- for real -----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def real(setting: Setting, steps: int, warm_up: int, nursery: Nursery) -> Iterator[tuple[list[float], Path]]:
+    """Seconds of each iteration, and the run's directory while this is entered."""
+    with tempfile.TemporaryDirectory() as folder:
+        texts = Path(folder) / "texts"
+        texts.mkdir()
+        for number in range(40):
+            (texts / f"{number}.txt").write_text(f"text {number}: the quick brown fox\n" * 400)
+        run = run_of(setting, steps, texts)
+        with emulated(list(processes_of(run)), wan10()) as places:
+            directory = create_run(run, Path(folder) / "run")
+            swarm = LocalSwarm(directory, run, nursery, places=places)
+            try:
+                swarm.start()
+                took = _watched(swarm, setting, warm_up)
+            finally:
+                swarm.kill()
+        yield took, directory.path
+
+
+def _watched(swarm: LocalSwarm, setting: Setting, warm_up: int) -> list[float]:
+    took: list[float] = []
+    kill_at = [0.0]
+    until = time.monotonic() + PATIENCE_S
+
+    def poll() -> None:
+        if kill_at[0] and time.time() >= kill_at[0]:
+            kill_at[0] = 0.0
+            swarm.processes[VICTIM].signal(signal.SIGKILL)
+        if time.monotonic() > until:
+            raise SystemExit(f"{setting.name}: not done in {PATIENCE_S:.0f} s")
+
+    for event in swarm.events(poll):
+        if isinstance(event, Step):
+            took.append(event.seconds)
+            if setting.crash and event.t == warm_up + AFTER:
+                kill_at[0] = event.time + SHARE * statistics.mean(took[warm_up:])
+    return took
+
+
+# --- in virtual time ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """data: the data node. block: a relay with one block. line_bps: of each process."""
+
+    data: MachinePart
+    block: MachinePart
+    line_bps: float = RATES[1]
+
+
+def measured(run_dir: Path) -> Calibrated:
+    """Seconds per block: medians over the relays."""
+    _, found = record(run_dir, None)
+    work = found.scenario.work
+    keys = ("forward_s", "input_gradient_s", "weight_gradient_s", "reduce_s", "apply_s")
+    relays = [part for part in found.scenario.machines if part.role == "relay"]
+    each = {key: [getattr(part, key) / work.blocks(part.stage) for part in relays] for key in keys}
+    data = next(part for part in found.scenario.machines if part.role == "data")
+    return Calibrated(data, replace(relays[0], **{key: statistics.median(each[key]) for key in keys}))
+
+
+def scenario_of(setting: Setting, known: Calibrated, steps: int, warm_up: int) -> Scenario:
+    """The same swarm: places by the same rule, seconds by the number of blocks."""
+    config = run_of(setting, steps, Path("texts"))
+    names = processes_of(config)
+    places = regions_of(list(names), wan10())
+    model = ModelPart(SIZE, len(setting.relays), ROWS, SEQUENCE, setting.microbatches)
+    scenario = Scenario(
+        setting.name, model, FleetPart(), (), NetworkPart(), ChurnPart(spare_last=False),
+        run=RunPart(steps, warm_up),
+    )  # fmt: skip
+    machines = []
+    for name, stage in names.items():
+        blocks = scenario.work.blocks(stage) if stage else 1
+        like = known.block if stage else known.data
+        keys = ("forward_s", "input_gradient_s", "weight_gradient_s", "reduce_s", "apply_s")
+        seconds = {key: blocks * getattr(like, key) for key in keys}
+        machines.append(
+            replace(
+                like, name=name, stage=stage, region=places[name], up_bps=known.line_bps,
+                down_bps=known.line_bps, **seconds,
+            )
+        )  # fmt: skip
+    return replace(scenario, machines=tuple(machines))
+
+
+def predicted(setting: Setting, known: Calibrated, steps: int, warm_up: int, seeds: int = SEEDS) -> float:
+    """Mean seconds of a counted iteration over the seeds."""
+    scenario = scenario_of(setting, known, steps, warm_up)
+    found = []
+    for seed in range(seeds):
+        if not setting.crash:
+            found.append(_mean(scenario, seed, warm_up))
+            continue
+        calm = simulate(scenario, wan10(), "auction", seed).rows
+        before = [row.seconds for row in calm[: warm_up + AFTER]]
+        at_s = sum(before) + SHARE * statistics.mean(before[warm_up:])
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "churn.json"
+            path.write_text(render_trace(Trace("one crash", (Change(at_s, VICTIM, LEAVE),))), "utf-8")
+            struck = replace(scenario, churn=replace(scenario.churn, trace=str(path)))
+            found.append(_mean(struck, seed, warm_up))
+    return statistics.mean(found)
+
+
+def _mean(scenario: Scenario, seed: int, warm_up: int) -> float:
+    outcome = simulate(scenario, wan10(), "auction", seed)
+    if outcome.failure:
+        raise SystemExit(f"{scenario.name}, seed {seed}: {outcome.failure}")
+    return statistics.mean(row.seconds for row in outcome.rows[warm_up:])
+
+
+def calibrate(known: Calibrated, iteration_s: float, steps: int, warm_up: int) -> Calibrated:
+    """The line's rate at which the calibration's simulated iteration takes so long; the interval is halved on
+    a logarithmic scale."""
+    low, high = RATES
+    for _ in range(HALVED):
+        middle = (low * high) ** 0.5
+        slower = predicted(CALIBRATION, replace(known, line_bps=middle), steps, warm_up, 1) > iteration_s
+        low, high = (middle, high) if slower else (low, middle)
+    return replace(known, line_bps=(low * high) ** 0.5)
+
+
+# --- side by side -------------------------------------------------------------------------------------
+
+
+def spread(took: Sequence[float], setting: Setting) -> float:
+    """Standard deviation over mean of the counted iterations, that of the crash apart."""
+    calm = [each for at, each in enumerate(took) if not (setting.crash and at == AFTER)]
+    return statistics.stdev(calm) / statistics.mean(calm)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--repetitions", type=int, default=3, help="of each scenario")
+    parser.add_argument("--steps", type=int, default=18, help="iterations of each repetition")
+    parser.add_argument("--warm-up", type=int, default=8, help="of them, not counted")
+    parser.add_argument("--judged", type=int, default=len(JUDGED), help="scenarios besides the calibration")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/results.md")
+    options = parser.parse_args()
+    reason = available()
+    if reason is not None:
+        raise SystemExit(reason)
+    begun, steps, warm_up = time.monotonic(), options.steps, options.warm_up
+    rows: list[list[str]] = []
+    errors: list[float] = []
+    known: Calibrated | None = None
+    with Nursery(threads=1) as nursery:
+        for setting in (CALIBRATION, *JUDGED[: options.judged]):
+            means, thrown, spreads = [], 0, []
+            for _ in range(options.repetitions):
+                with real(setting, steps, warm_up, nursery) as (took, path):
+                    counted = took[warm_up:]
+                    spreads.append(spread(counted, setting))
+                    if spreads[-1] > SPREAD:
+                        thrown += 1
+                        continue
+                    means.append(statistics.mean(counted))
+                    if known is None:
+                        known = measured(path)
+                print(f"{setting.name}: {means[-1]:.3f} s, spread {100 * spreads[-1]:.1f} %", flush=True)
+            if known is None:
+                raise SystemExit("every repetition of the calibration was thrown out: is the machine quiet?")
+            if setting is CALIBRATION:
+                known = calibrate(known, statistics.mean(means), steps, warm_up)
+            simulated_s = predicted(setting, known, steps, warm_up)
+            rows.append(_row(setting, simulated_s, means, thrown, spreads))
+            if means and setting is not CALIBRATION:
+                errors.append(simulated_s / statistics.mean(means) - 1.0)
+    assert known is not None
+    text = report(rows, errors, known, options, time.monotonic() - begun)
+    if options.write:
+        write_section("sim-vs-real", text)
+    else:
+        print(text)
+    return 0
+
+
+def _row(
+    setting: Setting, simulated_s: float, means: Sequence[float], thrown: int, spreads: Sequence[float]
+) -> list[str]:
+    kept = [setting.name, str(len(means)), str(thrown), f"{100 * statistics.median(spreads):.1f}"]
+    if not means:
+        return [*kept, "–", f"{simulated_s:.3f}", "–"]
+    real_s = statistics.mean(means)
+    range_s = f"{min(means):.3f}–{max(means):.3f}"
+    return [*kept, f"{real_s:.3f} ({range_s})", f"{simulated_s:.3f}", f"{simulated_s / real_s:.3f}"]
+
+
+def report(
+    rows: list[list[str]],
+    errors: Sequence[float],
+    known: Calibrated,
+    options: argparse.Namespace,
+    took_s: float,
+) -> str:
+    head = ["scenario", "kept", "thrown out", "spread %", "measured s", "predicted s", "predicted/measured"]
+    worst = max((abs(error) for error in errors), default=None)
+    verdict = "nothing was judged"
+    if worst is not None:
+        word = "met" if worst <= GOAL and len(errors) == len(JUDGED) else "missed"
+        verdict = f"{len(errors)} of {len(JUDGED)} judged, worst {100 * worst:.1f} %: **{word}**"
+    return "\n".join(
+        [
+            f"Seconds per iteration of a real swarm under the emulated ten regions (`{SIZE}`, {ROWS}×"
+            f"{SEQUENCE} tokens a microbatch, one data node) and in the simulator; {options.steps} "
+            f"iterations, the first {options.warm_up} not counted; {took_s / 60:.0f} minutes. The first "
+            f"scenario calibrates: seconds per block and {known.line_bps / 1e6:.0f} Mbit/s for each "
+            "process's line; the others are judged.",
+            "",
+            table(head, rows),
+            "",
+            f"- Goal: within {100 * GOAL:.0f} %. {verdict}.",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

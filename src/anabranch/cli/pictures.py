@@ -1,0 +1,74 @@
+"""The pictures that `anabranch simulate --plot DIR` draws."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from anabranch.errors import UserError
+
+if TYPE_CHECKING:
+    from anabranch.sim.scenario import Fleet
+    from anabranch.sim.tape import Outcome, Summary
+
+
+def plot(folder: Path, fleet: Fleet, found: Sequence[Summary], outcomes: Sequence[Outcome]) -> None:
+    """Bars of all policies, their throughput over time with seed 0 (whose outcomes these are), and of each
+    that is the protocol's own the iteration of that seed with most crashes: timeline and world map. Raises
+    UserError."""
+    from anabranch.flow.policy import POLICIES
+    from anabranch.observe.timeline import draw_bars, draw_throughput
+
+    scenario = fleet.scenario
+    bars = {
+        each.policy: (figure["iteration_s"].mean, figure["iteration_s"].half, figure["bound_s"].mean)
+        for each in found
+        for figure in (each.figures,)
+    }
+    lines = {
+        each.policy: [
+            (row.seconds, row.alive_s / row.seconds, row.bound_s, row.crashes)
+            for row in each.rows[scenario.run.warm_up :]
+        ]
+        for each in outcomes
+    }
+    churn = "churn as traced" if scenario.churn.trace else f"{100 * scenario.churn.crash:.0f} % churn"
+    title = f"{scenario.name}, {churn}"
+    tokens = scenario.model.microbatches * scenario.work.tokens
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        draw_bars(bars, title, folder / "policies.svg")
+        draw_throughput(lines, tokens, title, folder / "throughput.svg")
+        for policy in bars:
+            if policy in POLICIES:
+                _iteration(folder, fleet, policy)
+    except OSError as error:
+        raise UserError(f"--plot {folder}: {error.strerror}") from None
+
+
+def _iteration(folder: Path, fleet: Fleet, policy: str) -> None:
+    """The iteration with most crashes."""
+    from anabranch.observe.timeline import draw_timeline, trace
+    from anabranch.observe.worldmap import draw_map
+    from anabranch.sim.phases import PHASES
+    from anabranch.sim.scenario import fleet_of
+    from anabranch.sim.simulate import Simulation
+    from anabranch.sim.spans import Spans
+
+    scenario = fleet.scenario
+    simulation = Simulation(fleet_of(scenario, fleet.regions, 0), policy, 0)
+    spans = Spans(simulation)
+    rows = simulation.run().rows[scenario.run.warm_up :]
+    if not rows:
+        return
+    row = max(rows, key=lambda row: row.crashes)
+    nodes = sorted(fleet.hosts, key=lambda name: (fleet.hosts[name].stage, name))
+    title = f"{policy}, iteration {row.t}: {row.seconds:.1f} s, {row.crashes} crashes"
+    phases = {name[:-2]: row.phases[name] for name in PHASES}
+    draw_timeline(spans.of(row.t), nodes, title, folder / f"timeline-{policy}.svg", phases)
+    (folder / f"timeline-{policy}.json").write_text(trace(spans.of(row.t), nodes), "utf-8")
+    hosts = {name: (host.region, host.stage) for name, host in fleet.hosts.items()}
+    paths = spans.paths(row.t)
+    told = f"{scenario.name}: {title}, {len(paths)} microbatches on their ways"
+    draw_map(hosts, paths, spans.crashed(row.t), told, folder / f"map-{policy}.svg")

@@ -1,0 +1,201 @@
+"""The world with one iteration's flow on it: who is where at which stage, which ways the microbatches took,
+who crashed.
+
+Equal Earth projection (Šavrič, Patterson, Jenny, 2018). Ways are arcs that rise to the north: great circles
+would cross at the pole, where nobody could tell them apart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.path import Path as Outline
+
+from anabranch.observe.land import PLACES, Point, outlines
+from anabranch.observe.plots import RED, STAGE_COLOURS
+
+#: Longitude of the middle; degrees between the dots of which the land is made; the latitude at which regions
+#: are drawn of which nobody knows where they are; the latitudes that are shown.
+MIDDLE, DOTS, NOWHERE, SHOWN = 11.0, 1.7, -48.0, (-56.0, 77.0)
+#: The picture has a background of its own: a night map.
+SPACE, SEA, LAND, WORDS = "#0b1622", "#10202f", "#41658a", "#e6edf3"
+#: How far a way rises, as a share of the degrees that it goes, and no further north than.
+RISE, NORTHMOST = 0.2, 74.0
+#: Where a region's name stands, other than below: (horizontal, vertical).
+_BESIDE = {
+    "Ireland": ("right", "center"), "London": ("center", "bottom"), "Frankfurt": ("left", "center"),
+    "Ohio": ("center", "bottom"), "Virginia": ("left", "top"), "Seoul": ("right", "center"),
+    "Tokyo": ("left", "center"), "Oregon": ("right", "center"),
+}  # fmt: skip
+_STYLE: Any = {"svg.hashsalt": "anabranch", "svg.fonttype": "path", "text.color": WORDS}
+_A = (1.340264, -0.081106, 0.000893, 0.003796)
+
+
+def project(point: Point) -> Point:
+    """(longitude, latitude) in degrees -> plane."""
+    longitude = math.radians((point[0] - MIDDLE + 180.0) % 360.0 - 180.0)
+    theta = math.asin(math.sqrt(3.0) / 2.0 * math.sin(math.radians(point[1])))
+    t2 = theta * theta
+    t6 = t2 * t2 * t2
+    slope = _A[0] + 3.0 * _A[1] * t2 + t6 * (7.0 * _A[2] + 9.0 * _A[3] * t2)
+    x = 2.0 * math.sqrt(3.0) * longitude * math.cos(theta) / (3.0 * slope)
+    return x, theta * (_A[0] + _A[1] * t2 + t6 * (_A[2] + _A[3] * t2))
+
+
+def draw_map(
+    hosts: Mapping[str, tuple[str, int]],
+    paths: Sequence[Sequence[str]],
+    crashed: Collection[str],
+    title: str,
+    out: Path,
+) -> None:
+    """hosts: name -> region and stage (0: data nodes). paths: of each microbatch, from data node to data
+    node. OSError if `out` cannot be written."""
+    places = _places({region for region, _ in hosts.values()})
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(12.0, 5.6), layout="constrained")
+        axes = figure.add_subplot()
+        axes.set_aspect("equal")
+        axes.axis("off")
+        if any(region in PLACES for region in places):
+            _draw_land(axes)
+        _draw_ways(axes, hosts, places, paths)
+        _draw_hosts(axes, hosts, places, crashed)
+        low, high = (project((MIDDLE, latitude))[1] for latitude in SHOWN)
+        axes.set_ylim(low, high)
+        axes.set_xlim(project((MIDDLE - 179.0, 0.0))[0], project((MIDDLE + 179.0, 0.0))[0])
+        axes.set_title(title, loc="left", fontsize=12)
+        axes.legend(
+            handles=_legend(hosts, bool(crashed)), loc="lower left", frameon=False, fontsize=9,
+            handlelength=1.0, labelcolor=WORDS,
+        )  # fmt: skip
+        metadata = {"Date": None} if out.suffix == ".svg" else {"Software": None}
+        figure.savefig(out, dpi=160, facecolor=SPACE, metadata=metadata)
+
+
+def _places(regions: Collection[str]) -> dict[str, Point]:
+    """Where they are, as far as that is known; the others in a row in the south."""
+    found = {region: PLACES[region] for region in sorted(regions) if region in PLACES}
+    others = sorted(regions - found.keys())
+    latitude = NOWHERE if found else 20.0
+    for at, region in enumerate(others):
+        found[region] = (MIDDLE - 110.0 + 220.0 * (at + 0.5) / len(others), latitude)
+    return found
+
+
+def _draw_land(axes: Axes) -> None:
+    latitudes = [float(latitude) for latitude in np.linspace(SHOWN[0], SHOWN[1], 40)]
+    rim = [project((MIDDLE - 179.99, latitude)) for latitude in latitudes]
+    rim += [project((MIDDLE + 179.99, latitude)) for latitude in reversed(latitudes)]
+    axes.fill(*zip(*rim, strict=True), color=SEA, linewidth=0, zorder=0)
+    points: list[Point] = []
+    for number, latitude in enumerate(np.arange(SHOWN[0], SHOWN[1], DOTS)):
+        step = DOTS / max(0.2, math.cos(math.radians(latitude)))
+        longitudes = np.arange(-180.0 + 0.5 * step * (number % 2), 180.0, step)
+        points += [(float(longitude), float(latitude)) for longitude in longitudes]
+    land = np.zeros(len(points), dtype=bool)
+    for outline in outlines():
+        land |= Outline(outline).contains_points(points)
+    xs, ys = zip(*(project(point) for point, dry in zip(points, land, strict=True) if dry), strict=True)
+    axes.plot(xs, ys, ".", color=LAND, markersize=2.6, markeredgewidth=0, zorder=1)
+
+
+def _draw_ways(
+    axes: Axes,
+    hosts: Mapping[str, tuple[str, int]],
+    places: Mapping[str, Point],
+    paths: Sequence[Sequence[str]],
+) -> None:
+    """One line for each pair of regions and stage that is reached: as wide as microbatches went there."""
+    count: Counter[tuple[str, str, int]] = Counter()
+    for path in paths:
+        for one, other in pairwise(path):
+            start, end = hosts[one][0], hosts[other][0]
+            if start != end:
+                count[start, end, hosts[other][1]] += 1
+    most = max(count.values(), default=1)
+    bends: dict[frozenset[str], int] = defaultdict(int)
+    for (start, end, stage), number in sorted(count.items(), key=lambda item: (-item[1], item[0])):
+        pair = frozenset((start, end))
+        bends[pair] += 1
+        for xs, ys in _way(places[start], places[end], bends[pair]):
+            width = 0.7 + 4.6 * number / most
+            for more, alpha in ((3.5, 0.10), (0.0, 0.75)):  # a glow, and the way itself
+                axes.plot(
+                    xs, ys, color=_colour(stage), linewidth=width + more, alpha=alpha, zorder=2,
+                    solid_capstyle="round",
+                )  # fmt: skip
+
+
+def _way(start: Point, end: Point, number: int) -> Iterator[tuple[list[float], list[float]]]:
+    """An arc the shorter way round, a little higher for each further way between the same two; in pieces
+    where it leaves the map at one side and comes back at the other."""
+    far = (end[0] - start[0] + 180.0) % 360.0 - 180.0
+    rise = abs(far) * RISE * (1.0 + 0.12 * (number - 1)) + 0.4 * number
+    xs: list[float] = []
+    ys: list[float] = []
+    for share in np.linspace(0.0, 1.0, 120):
+        straight = start[1] + share * (end[1] - start[1])
+        most = min(rise, NORTHMOST - max(start[1], end[1]))
+        x, y = project((start[0] + share * far, straight + most * math.sin(math.pi * share)))
+        if xs and abs(x - xs[-1]) > 1.0:
+            yield xs, ys
+            xs, ys = [], []
+        xs.append(x)
+        ys.append(y)
+    yield xs, ys
+
+
+def _draw_hosts(
+    axes: Axes,
+    hosts: Mapping[str, tuple[str, int]],
+    places: Mapping[str, Point],
+    crashed: Collection[str],
+) -> None:
+    """A dot for each host, around its region; data nodes are squares, who crashed is crossed out."""
+    by_region: dict[str, list[str]] = defaultdict(list)
+    for name, (region, _) in sorted(hosts.items(), key=lambda item: (item[1][1], item[0])):
+        by_region[region].append(name)
+    for region, names in by_region.items():
+        x, y = project(places[region])
+        radius = 0.0 if len(names) == 1 else 0.030 + 0.0055 * len(names)
+        for at, name in enumerate(names):
+            turn = 2.0 * math.pi * at / len(names) + math.pi / 2.0
+            here = (x + radius * math.cos(turn), y + radius * math.sin(turn))
+            stage = hosts[name][1]
+            axes.scatter(*here, s=62 if stage else 74, color=_colour(stage), edgecolors=SPACE,
+                         linewidths=0.8, marker="o" if stage else "s", zorder=4)  # fmt: skip
+            if name in crashed:
+                axes.scatter(*here, s=120, color=RED, marker="x", linewidths=2.6, zorder=5)
+        across, up = _BESIDE.get(region, ("center", "top"))
+        offset = radius + 0.06
+        shift = {"left": offset, "right": -offset, "bottom": offset, "top": -offset, "center": 0.0}
+        axes.text(x + shift[across], y + shift[up], region, fontsize=9.5, ha=across, va=up, weight="bold",
+                  zorder=6)  # fmt: skip
+
+
+def _legend(hosts: Mapping[str, tuple[str, int]], crashed: bool) -> list[Line2D]:
+    stages = sorted({stage for _, stage in hosts.values()})
+    marks = [
+        Line2D([], [], color=_colour(stage), marker="o" if stage else "s", linestyle="-", linewidth=2.5,
+               label=f"stage {stage}, and the way to it" if stage else "data nodes, and the way back")
+        for stage in stages
+    ]  # fmt: skip
+    if crashed:
+        mark = Line2D([], [], color=RED, marker="x", linestyle="", markeredgewidth=2.5, label="crashed")
+        marks.append(mark)
+    return marks
+
+
+def _colour(stage: int) -> str:
+    return STAGE_COLOURS[stage % len(STAGE_COLOURS)]
