@@ -43,7 +43,7 @@ def traced(folder: Path, *changes: Change, **more: Any) -> Scenario:
 
 @pytest.mark.parametrize("policy", ["auction", "restart", "swarm-tuned"])
 def test_a_trace_says_who_leaves_and_who_comes_when(policy: str, tmp_path: Path) -> None:
-    changes = (Change(6.0, "r1.0", LEAVE), Change(6.5, "r1.0", JOIN), Change(7.0, "r1.2", JOIN))
+    changes = (Change(7.5, "r1.0", LEAVE), Change(8.0, "r1.0", JOIN), Change(8.5, "r1.2", JOIN))
     outcome = simulate(traced(tmp_path, *changes, **{"run.iterations": 7}), wan10(), policy, 0)
     assert not outcome.failure
     assert sum(row.crashes for row in outcome.rows) == 1
@@ -54,8 +54,8 @@ def test_a_trace_says_who_leaves_and_who_comes_when(policy: str, tmp_path: Path)
 
 
 def test_who_is_spared_stays_and_does_not_come_twice(tmp_path: Path) -> None:
-    changes = [Change(6.0, f"r2.{n}", LEAVE) for n in range(2)]
-    changes += [Change(7.0, f"r2.{n}", JOIN) for n in range(2)]
+    changes = [Change(7.5, f"r2.{n}", LEAVE) for n in range(2)]
+    changes += [Change(8.5, f"r2.{n}", JOIN) for n in range(2)]
     simulation = Simulation(fleet_of(traced(tmp_path, *changes), wan10(), 0), "auction", 0)
     outcome = simulation.run()
     assert not outcome.failure

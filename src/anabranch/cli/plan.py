@@ -66,13 +66,14 @@ def run(args: argparse.Namespace) -> int:
         regions: Regions = find_profile(scenario.network.profile)
     except WanError as error:
         raise UserError(f"network.profile: {error}") from None
-    _tell("comparing plans")
-    found = plans(scenario, regions, args.stages)
+    found = plans(scenario, regions, args.stages, _tell)
     ranked = found[: max(args.simulate, 5)]
     if args.simulate:
         ranked = []
         for plan in shortlist(found, args.simulate):
-            _tell(f"{len(found)} plans compared; simulating {len(ranked) + 1} of {args.simulate}")
+            model = plan.scenario.model
+            shape = f"{model.stages} stages, {model.microbatches} microbatches of {model.rows} rows"
+            _tell(f"simulating {len(ranked) + 1} of {args.simulate}: {shape}")
             ranked.append(simulated(plan, regions, args.iterations))
         ranked.sort(key=lambda plan: (bool(plan.simulated and plan.simulated.failures), plan.iteration_s))
     text = run_file(ranked[0])
@@ -91,18 +92,19 @@ def run(args: argparse.Namespace) -> int:
         }
         print(msgspec.json.encode(result).decode())
         return 0
+    if args.out is None:
+        print(text)
     print(report(ranked, len(found)))
     if args.out is None:
-        print(f"\nthe run file of the first (--out FILE writes it):\n\n{text}", end="")
+        print("above: the run file of the first (--out FILE writes it)")
     else:
-        print(f"\nwrote {args.out}; next, on a data node: anabranch start {args.out}")
+        print(f"wrote {args.out}; next, on a data node: anabranch start {args.out}")
     return 0
 
 
 def _tell(text: str) -> None:
-    """To whoever waits at a terminal."""
-    if sys.stderr.isatty():
-        print(f"{text} ...", file=sys.stderr, flush=True)
+    """To whoever waits."""
+    print(f"{text} ...", file=sys.stderr, flush=True)
 
 
 def load_fleet(name: str, model: str | None, churn: float | None) -> Scenario:

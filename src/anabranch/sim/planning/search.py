@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from anabranch.errors import UserError
@@ -55,9 +55,15 @@ class Plan:
         return sum(part.price_per_hour for part in self.scenario.machines)
 
 
-def plans(scenario: Scenario, regions: Regions, stages: Sequence[int] = ()) -> list[Plan]:
+def plans(
+    scenario: Scenario,
+    regions: Regions,
+    stages: Sequence[int] = (),
+    tell: Callable[[str], None] = lambda text: None,
+) -> list[Plan]:
     """All plans by estimate, the best first and with the best placements found. stages: only these numbers.
-    Raises UserError where the model does not fit the fleet in any way."""
+    tell: called with what is done so far. Raises UserError where the model does not fit the fleet in any
+    way."""
     fleet = named_fleet(scenario, regions)
     size = scenario.model.size
     most = min(named_size(size).blocks, sum(part.role == "relay" for part in fleet.machines))
@@ -65,6 +71,9 @@ def plans(scenario: Scenario, regions: Regions, stages: Sequence[int] = ()) -> l
         raise UserError(f"--stages {max(stages)}: at most {most}, with these relays and {size}")
     found: list[Plan] = []
     for cut in _cuts(fleet, stages or range(1, most + 1)):
+        stage = found[-1].scenario.model.stages if found else cut.model.stages
+        if found and cut.model.stages != stage:
+            tell(f"{len(found)} plans compared, with up to {stage} of {most} stages")
         found += _with_places(cut, regions)
     if not found:
         raise UserError(
@@ -72,6 +81,7 @@ def plans(scenario: Scenario, regions: Regions, stages: Sequence[int] = ()) -> l
             "than the memory of some machine; name machines with more memory, or a smaller model"
         )
     found.sort(key=lambda plan: plan.estimated.iteration_s)
+    tell(f"{len(found)} plans compared; exchanging machines in the best {min(IMPROVED, len(found))}")
     better = [improve(plan, regions) for plan in found[:IMPROVED]]
     return sorted([*better, *found[IMPROVED:]], key=lambda plan: plan.estimated.iteration_s)
 
