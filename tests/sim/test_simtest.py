@@ -56,7 +56,7 @@ def test_a_seed_means_the_same_in_every_process() -> None:
     """Sets and dictionaries of names are hashed anew in each."""
     program = (
         "from anabranch.sim.trials.runner import run_seed; import msgspec;"
-        "o = run_seed(105, 'storm'); o.wall_s = 0.0; print(msgspec.json.encode(o).decode())"
+        "o = run_seed(105, 'storm'); o.cpu_s = 0.0; print(msgspec.json.encode(o).decode())"
     )
     command = [sys.executable, "-c", program]
     path = ":".join(sys.path)

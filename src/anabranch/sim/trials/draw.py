@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from anabranch.flow.problem import Return
 from anabranch.protocol.settings import Settings
 from anabranch.sim.algebra import Machine
-from anabranch.sim.trials.kinds import KINDS, PROFILES, Profile, Role, rarity
-from anabranch.sim.trials.phases import OF_DATA_NODES
+from anabranch.sim.trials.kinds import KINDS, PROFILES, Profile, Role, of_leading_relays, rarity
+from anabranch.sim.trials.phases import ELECTION, OF_DATA_NODES
 from anabranch.sim.world import Model
 
 #: The most nodes of a drawn swarm.
@@ -33,6 +33,15 @@ class Aim:
     after_t: int
     skip: int
     delay_s: float
+
+    @property
+    def of_leading_relays(self) -> bool:
+        return of_leading_relays(self.kind, self.phase)
+
+    @property
+    def elects(self) -> bool:
+        """Whether its chance comes with an election."""
+        return self.phase == ELECTION or self.of_leading_relays
 
 
 @dataclass(frozen=True)
@@ -72,8 +81,8 @@ def draw(seed: int, profile_name: str) -> Drawn:
     """What this seed means under a profile. The same everywhere."""
     profile = PROFILES[profile_name]
     dice = random.Random(f"{profile_name} {seed}")
-    torch = seed % TORCH_EVERY == TORCH_EVERY // 2 + 1
-    planned = seed % PLANNED_EVERY == PLANNED_EVERY // 2
+    lots = random.Random(f"{profile_name} {seed} lots")  # seed % n would tie them to the profiles' turns
+    torch, planned = lots.random() * TORCH_EVERY < 1.0, lots.random() * PLANNED_EVERY < 1.0
     first_t = PLANNED_STEPS if planned and profile.kinds else 0
     aims = _aims(profile, dice, first_t)
     machines = _machines(dice, aims, torch)
@@ -94,9 +103,9 @@ def draw(seed: int, profile_name: str) -> Drawn:
         returns=dice.choice(returns),
         activation_bytes=1024,
         heartbeat_s=dice.choice([1.0, 2.0, 2.0]),
-        snapshot_every=2 + seed % 4,
-        voters=1 if seed % 4 == 3 else 3,
-        redo="gradients" if seed // 4 % 3 == 1 else "replay",
+        snapshot_every=lots.randint(2, 5),
+        voters=3 if any(aim.elects for aim in aims) else lots.choice([1, 3, 3]),
+        redo=lots.choice(["replay", "replay", "gradients"]),
     )
     latency = _LATENCIES[0] if planned else dice.choice(_LATENCIES)
     computing_s = PLANNED_TASK_S if planned else dice.choice([0.005, 0.01, 0.03])
@@ -126,6 +135,8 @@ def _machines(dice: random.Random, aims: tuple[Aim, ...], torch: bool) -> tuple[
         roles = KINDS[aim.kind].roles
         if Role.LEADER not in roles and (aim.phase in OF_DATA_NODES or Role.RELAY not in roles):
             data_nodes = max(data_nodes, 2)
+    if any(aim.of_leading_relays for aim in aims):
+        data_nodes = 2  # so a relay is the third voter
     shape = dice.choice(["pairs", "pairs", "pairs", "mixed", "mixed", "many", "single"])
     machines = [
         Machine(f"d{n}", 0, dice.choice([4, 8]), dice.choice([1.0, 1.0, 2.0])) for n in range(data_nodes)

@@ -96,18 +96,26 @@ def reachable(kind: str, phase: str) -> bool:
         return roles != _LEADER  # who leads has won
     if phase in OF_DATA_NODES:
         return roles != _RELAY
-    return phase not in OF_RELAYS or Role.RELAY in roles
+    return phase not in OF_RELAYS or roles != _DATA
+
+
+def of_leading_relays(kind: str, phase: str) -> bool:
+    """Whether only a relay that leads can be hit so: one that votes and was elected."""
+    return KINDS[kind].roles == _LEADER and phase in OF_RELAYS
 
 
 #: Phases in which a victim is seldom met before the aim settles for another.
 _SELDOM_MET = {ELECTION: 3.0, LOSS: 1.5}
+#: A relay that leads is met more seldom still.
+_LEADING_RELAY = 6.0
 
 
 def rarity(kind: str, phase: str) -> float:
     """How much more often a cell is to be aimed at: few profiles draw its kind, its phase is seldom met."""
     drawn = [profile for profile in PROFILES.values() if kind in profile.kinds]
     share = sum(sum(profile.faults) / len(profile.cells()) for profile in drawn)
-    return _SELDOM_MET.get(phase, 1.0) / share
+    seldom = _LEADING_RELAY if of_leading_relays(kind, phase) else _SELDOM_MET.get(phase, 1.0)
+    return seldom / share
 
 
 def matrix_cells() -> set[tuple[str, str]]:

@@ -20,7 +20,7 @@ class Delivered(msgspec.Struct):
 
 class Outcome(msgspec.Struct):
     """violation: "" or what was broken, and the invariant's name. unmet: the conditions of I4 that did not
-    hold, where the run could not go on. wall_s: real seconds."""
+    hold, where the run could not go on. cpu_s: seconds of one core that the seed took."""
 
     seed: int
     profile: str
@@ -29,7 +29,7 @@ class Outcome(msgspec.Struct):
     steps: int = 0
     events: int = 0
     virtual_s: float = 0.0
-    wall_s: float = 0.0
+    cpu_s: float = 0.0
     computed_s: float = 0.0
     wasted_s: float = 0.0
     faults: list[Delivered] = []

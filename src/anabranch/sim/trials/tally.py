@@ -69,7 +69,7 @@ def tally(outcomes: Iterable[Outcome], first: int, end: int, profile: str, wall_
     found = Tally(first, end, profile, seeds=len(ordered), wall_s=wall_s)
     found.seeds_by_profile = dict(Counter(outcome.profile for outcome in ordered))
     found.seeds_per_s = len(ordered) / wall_s if wall_s else 0.0
-    found.median_seed_s = statistics.median(o.wall_s for o in ordered) if ordered else 0.0
+    found.median_seed_s = statistics.median(o.cpu_s for o in ordered) if ordered else 0.0
     found.matrix = {phase: {} for phase in PHASES}
     faults: Counter[str] = Counter()
     not_promised: Counter[str] = Counter()
@@ -117,7 +117,7 @@ def report(found: Tally) -> str:
     lines += [
         f"{found.seeds} seeds ({found.with_tensors} with tensors), {found.steps} steps committed, "
         f"{sum(found.faults.values())} faults delivered; {100 * share:.1f} % of the compute was wasted",
-        f"{found.seeds_per_s:.1f} seeds per second; median {found.median_seed_s:.2f} s a seed",
+        f"{found.seeds_per_s:.1f} seeds per second; median {found.median_seed_s:.2f} s of a core a seed",
     ]
     for condition, count in found.not_promised.items():
         lines.append(f"{count} seeds could not go on, for want of {condition}")

@@ -17,7 +17,7 @@ from anabranch.sim.trials.draw import Aim, Drawn
 from anabranch.sim.trials.effort import Effort
 from anabranch.sim.trials.kinds import KINDS, Role
 from anabranch.sim.trials.outcome import Delivered, Outcome
-from anabranch.sim.trials.phases import CHOSEN, DOWNLOAD, ELECTION, phase_of
+from anabranch.sim.trials.phases import CHOSEN, DOWNLOAD, phase_of
 from anabranch.sim.trials.strikes import STRIKES, dice_of, next_life
 from anabranch.sim.violation import Violation
 
@@ -66,7 +66,7 @@ class Trial:
     # --- the run -------------------------------------------------------------------------------
 
     def run(self) -> Outcome:
-        begin, outcome = time.perf_counter(), self.outcome
+        begin, outcome = time.process_time(), self.outcome
         try:
             self._go()
         except Violation as violation:
@@ -74,7 +74,7 @@ class Trial:
         except Exception as error:
             self._violated("I7", f"I7: {type(error).__name__}: {error}")
         outcome.steps, outcome.events = self.invariants.t, self._events
-        outcome.virtual_s, outcome.wall_s = self.world.clock.now, time.perf_counter() - begin
+        outcome.virtual_s, outcome.cpu_s = self.world.clock.now, time.process_time() - begin
         outcome.computed_s, outcome.wasted_s = self.effort.computed_s, self.effort.wasted_s
         return outcome
 
@@ -245,7 +245,7 @@ class _Waiting:
             self._since, self._since_t = now, trial.steps
             if self.aim.phase == DOWNLOAD:
                 trial.newcomer(trial.dice.randint(1, trial.world.settings.stages))
-            elif self.aim.phase == ELECTION:
+            elif self.aim.elects:
                 trial.without_a_leader()
         if self._struck:
             return False

@@ -1,0 +1,142 @@
+"""Seeds of `anabranch simtest` by the thousand, all profiles in turn, and what they came to.
+
+    nice python benchmarks/seeds.py --seeds 0:20000 --minutes 60
+
+Each chunk of seeds is kept in build/seeds/ with the commit that ran it, so a run that was broken off goes on
+where it was; with `--minutes` it begins no further chunk after so long. `--write` runs nothing, and rewrites
+the section `seeds` of docs/results.md from all that is kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from statistics import median, quantiles
+
+import msgspec
+
+from anabranch.sim.trials.kinds import PROFILES, matrix_cells
+from anabranch.sim.trials.outcome import Outcome
+from anabranch.sim.trials.runner import run_seed
+from anabranch.sim.trials.tally import Cell, Tally, report, tally
+from report import table, write_section
+
+HOME = Path(__file__).resolve().parent.parent
+KEPT = HOME / "build" / "seeds"
+#: Seeds of a chunk: as many of each profile.
+CHUNK = 50 * len(PROFILES)
+#: What is asked of 20,000 seeds: deliveries in every cell that can be reached, and seconds of a core a seed.
+ASKED_SEEDS, ASKED_IN_CELL, ASKED_SEED_S = 20_000, 100, 0.25
+#: Cells that are named in the report, from the thinnest on.
+THINNEST = 8
+
+
+class Chunk(msgspec.Struct):
+    """Outcomes of seeds, in order, and the program's commit."""
+
+    commit: str
+    outcomes: list[Outcome]
+
+
+def commit_of_the_program() -> str:
+    """Short hash of what is checked out, with a + where it was changed."""
+    told = subprocess.run(
+        ["git", "describe", "--always", "--dirty=+"], cwd=HOME, capture_output=True, text=True, check=True
+    )
+    return told.stdout.strip()
+
+
+def run_chunk(first: int, end: int, into: Path, commit: str) -> None:
+    path = into / f"{first:06}-{end:06}.json"
+    if path.exists():
+        return
+    outcomes = []
+    for seed in range(first, end):
+        outcome = run_seed(seed)
+        outcomes.append(outcome)
+        if outcome.failed:
+            print(f"seed {seed} {outcome.profile}: {outcome.violation}", flush=True)
+    unfinished = path.with_suffix(".part")
+    unfinished.write_bytes(msgspec.json.encode(Chunk(commit, outcomes)))
+    unfinished.replace(path)
+    cpu_s = [outcome.cpu_s for outcome in outcomes]
+    print(f"{path.stem} {commit}: median {median(cpu_s):.3f} s, sum {sum(cpu_s):.0f} s", flush=True)
+
+
+def kept(into: Path) -> list[Chunk]:
+    return [msgspec.json.decode(path.read_bytes(), type=Chunk) for path in sorted(into.glob("*.json"))]
+
+
+def section(chunks: Iterable[Chunk]) -> str:
+    """The section of docs/results.md."""
+    commits = Counter[str]()
+    outcomes: list[Outcome] = []
+    for chunk in chunks:
+        commits[chunk.commit] += len(chunk.outcomes)
+        outcomes += chunk.outcomes
+    seeds = [outcome.seed for outcome in outcomes]
+    cpu_s = [outcome.cpu_s for outcome in outcomes]
+    found = tally(outcomes, min(seeds), max(seeds) + 1, "", sum(cpu_s))
+    ran = ", ".join(f"`{commit}` {count:,}" for commit, count in commits.items())
+    text = [
+        f"{found.seeds:,} of the seeds {found.first}:{found.end}, by commit of the program: {ran}.",
+        f"**{len(found.failures)} failures.** Seconds of one core that a seed takes: median",
+        f"{median(cpu_s):.2f} ({ASKED_SEED_S} asked for), mean {sum(cpu_s) / len(cpu_s):.2f},",
+        f"95 % at most {quantiles(cpu_s, n=20)[-1]:.2f}.",
+        *_thinnest(found),
+    ]
+    head = ["profile", "seeds", "steps", "faults", "median s", "not promised", "failed"]
+    rows = [_of_profile(name, [o for o in outcomes if o.profile == name]) for name in PROFILES]
+    matrix = f"```text\n{report(found)}\n```"
+    return "\n\n".join(["### Seeds of the simulation", " ".join(text), table(head, rows), matrix])
+
+
+def _of_profile(name: str, outcomes: list[Outcome]) -> list[object]:
+    steps, faults = sum(o.steps for o in outcomes), sum(len(o.faults) for o in outcomes)
+    seconds = f"{median([o.cpu_s for o in outcomes] or [0.0]):.2f}"
+    unmet, failed = sum(bool(o.unmet) for o in outcomes), sum(o.failed for o in outcomes)
+    return [name, len(outcomes), steps, faults, seconds, unmet, failed]
+
+
+def _thinnest(found: Tally) -> list[str]:
+    """How far the rarest cells of the matrix are from what is asked for."""
+    counts = sorted(
+        (found.matrix[phase].get(kind, Cell()).delivered, kind, phase) for kind, phase in matrix_cells()
+    )
+    times = ASKED_SEEDS / found.seeds
+    named = ", ".join(f"{kind} in {phase} {count}" for count, kind, phase in counts[:THINNEST])
+    short = sum(count * times < ASKED_IN_CELL for count, _, _ in counts)
+    return [
+        f"Thinnest of the {len(counts)} cells: {named}.",
+        f"At that rate {ASKED_SEEDS:,} seeds bring at least {counts[0][0] * times:.0f} deliveries to each; "
+        f"{short} cells fall short of {ASKED_IN_CELL}.",
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seeds", default=f"0:{ASKED_SEEDS}", metavar="A:B")
+    parser.add_argument("--minutes", type=float, default=float("inf"))
+    parser.add_argument("--into", type=Path, default=KEPT, help="where chunks are kept")
+    parser.add_argument("--write", action="store_true", help="run nothing, write the section")
+    args = parser.parse_args()
+    if args.write:
+        write_section("seeds", section(kept(args.into)), ".venv/bin/python benchmarks/seeds.py")
+        return 0
+    args.into.mkdir(parents=True, exist_ok=True)
+    first, last = map(int, args.seeds.split(":"))
+    until, commit = time.monotonic() + 60.0 * args.minutes, commit_of_the_program()
+    for begin in range(first, last, CHUNK):
+        if time.monotonic() > until:
+            break
+        run_chunk(begin, min(begin + CHUNK, last), args.into, commit)
+    print(section(kept(args.into)))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
