@@ -256,3 +256,27 @@ def test_a_leader_that_succeeds_another_knows_who_keeps_what(seed: int) -> None:
     assert world.history().t == STEPS
     assert wrong_states(world) == {}
     assert rollbacks(world) == []
+
+
+def test_a_stage_and_the_leader_are_lost_before_anyone_says_that_it_took_the_step() -> None:
+    """The next leader has nobody to say what the stage's state is after the step, but for those who come and
+    were brought up by kept gradients."""
+    world = swarm(0, replicas=2, data_nodes=3, settings=replace(GRADIENTS, voters=3))
+    lost = ("d0", "r1.0", "r1.1")
+
+    def look(node: Node, event: Event) -> None:
+        if world.history().t != 4 or not world.nodes["d0"].alive:
+            return
+        assert all(world.nodes[peer].peer.replica.t < 4 for peer in lost[1:])
+        for peer in lost:
+            world.crash(peer)
+        for number in range(2):
+            joiner(world, f"late{number}", 0.5, stage=1)
+
+    world.watchers.append(look)
+    world.run(SOON_S)
+    assert not any(world.nodes[peer].alive for peer in lost)
+    assert world.history().t == STEPS
+    assert wrong_states(world) == {}
+    assert rollbacks(world) == []
+    assert of_stage(world, 1) == ["late0", "late1"]

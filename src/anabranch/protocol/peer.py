@@ -522,7 +522,8 @@ class Peer:
             case msg.Ready() if peer not in self.core.membership.members:
                 self.core.send(peer, msg.Refused("you are no longer a member of the run: join it again"))
             case msg.Ready():
-                fingerprint = lead.fingerprint_at(message.t, message.stage)
+                agreed = lead.fingerprint_at(message.t, message.stage)
+                fingerprint = agreed or lead.restoring.brought_up(message, lead.t)
                 return lead.admission.on_ready(peer, message, fingerprint)
             case msg.Leave(reason):
                 lead.admission.leave(peer, reason)
@@ -788,7 +789,7 @@ class Peer:
         core = self.core
         self.joining.state_base = base
         if self.iteration is not None and self.iteration.t <= t:
-            self._retained.append(self.iteration)
+            self._retained = [self.iteration]  # C_t was proposed when t - 1 had been released (R11)
             self.iteration = None
         core.queue.drop(t)
         self.states.applied(t)

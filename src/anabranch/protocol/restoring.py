@@ -17,7 +17,7 @@ import msgspec
 from anabranch.protocol.admission import Admission
 from anabranch.protocol.core import Core
 from anabranch.protocol.keeping import Keeping, Point
-from anabranch.protocol.messages import Behind, Holders, WhoHas
+from anabranch.protocol.messages import Behind, Holders, Ready, WhoHas
 from anabranch.protocol.records import Members, Rollback
 from anabranch.protocol.safekeeping import Safekeeping
 
@@ -75,6 +75,14 @@ class Restoring:
             for steps in self.safekeeping.steps(stage, point.t, t):
                 self.core.send(peer, steps)
         return point
+
+    def brought_up(self, message: Ready, t: int) -> str | None:
+        """The fingerprint of a lost stage after t, if `message` may say it: all who could have said so when
+        step t was taken are gone, and kept gradients, whose digests the log has, lead there from a point that
+        all agreed about. None if not."""
+        stage = message.stage
+        lost = message.t == t and stage in self._lost and self.safekeeping.point(stage, t) is not None
+        return message.fingerprint if lost else None
 
     def caught_up(self, peer: str) -> None:
         """It has the state after the last step."""

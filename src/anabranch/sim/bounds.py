@@ -10,7 +10,7 @@ from anabranch.sim.violation import Violation
 from anabranch.sim.world import World
 
 #: Iterations whose boundaries are kept: C_{t+1} is not proposed before t is released (R11).
-RETAINED_MAX = 2
+RETAINED_MAX = 1
 #: Tasks that may wait at once, per microbatch of the iteration; and besides.
 TASKS_PER_MICROBATCH, TASKS_BESIDES = 4, 32
 #: Committed steps that a replica may have yet to take.
@@ -61,7 +61,9 @@ def _capacity(node: Node, iteration: Iteration) -> int:
 def check_account(world: World, sender: Node, receiver: str) -> None:
     """Nobody believes to have more slots of a receiver than that has granted it."""
     there, here = world.nodes.get(receiver), sender.peer.iteration
-    if there is None or here is None or there.links.get(sender.id) is not sender.links.get(receiver):
+    if there is None or here is None or sender.catching_up:
+        return
+    if there.links.get(sender.id) is not sender.links.get(receiver):
         return
     granting = there.peer.iteration
     if granting is None or (granting.t, granting.base) != (here.t, here.base):

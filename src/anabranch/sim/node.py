@@ -87,6 +87,8 @@ class Node:
         """Lines of its log that the world has seen chosen."""
         self._unwritten: list[ev.Persist] = []
         self._backlog: list[ev.Event] | None = None
+        self.catching_up = False
+        """It was frozen and has yet to take in what happened meanwhile: its links are newer than it knows."""
         self._wake_at = float("inf")
         self._clock_ahead_s = 0.0
 
@@ -120,9 +122,11 @@ class Node:
     def thaw(self) -> None:
         """It goes on: its timers first, then what had arrived meanwhile."""
         backlog, self._backlog = self._backlog or [], None
+        self.catching_up = True
         self.handle(ev.Wake())
         for event in backlog:
             self.handle(event)
+        self.catching_up = False
 
     @property
     def frozen(self) -> bool:

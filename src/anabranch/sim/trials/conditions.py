@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from anabranch.protocol.voter import peer_of
 from anabranch.sim.node import Node
 from anabranch.sim.world import World
@@ -19,15 +21,18 @@ def unmet(world: World, t: int) -> list[str]:
         return []  # somebody should lead
     restorable = lead.keeping.newest(t + 1, lambda peer: world.nodes[peer].running) is not None
     for stage in range(world.settings.stages + 1):
-        there = restorable and (stage > 0 or any(map(_is_data_node, world.nodes.values())))
+        there = restorable and _can_be_served(world, stage)
         if not there and not any(_holds(world, n, stage, t) for n in world.nodes.values()):
             what = f"a live replica, or a complete snapshot, of stage {stage}"
             missing.append(what if stage else "a live data node")
     return missing
 
 
-def _is_data_node(node: Node) -> bool:
-    return node.running and node.member.stage == 0
+def _can_be_served(world: World, stage: int) -> bool:
+    """Whether somebody is there for the stage, or can be moved to it: one of two relays of another."""
+    there = Counter(node.peer.core.stage for node in world.nodes.values() if node.running)
+    movable = stage > 0 and any(count > 1 for other, count in there.items() if other)
+    return there[stage] > 0 or movable
 
 
 def _electable(world: World, node: Node) -> bool:
@@ -64,12 +69,13 @@ def _voters_remain(world: World, node: Node) -> bool:
 
 def can_be_lost(world: World, node: Node, t: int) -> bool:
     """Whether another peer of the stage has what would be lost with this one, and takes part in the open
-    iteration, so that it will have the next step, too; and whether most of the voters remain."""
+    iteration, so that it will have the next step, too (where this one does not serve yet: whether another is
+    there); and whether most of the voters remain."""
     stage = node.peer.core.stage
     if not _voters_remain(world, node):
         return False
     if not _serves(world, node):
-        return True
+        return any(o is not node and o.running and o.peer.core.stage == stage for o in world.nodes.values())
     live = world.leading().peer.core.membership.live(stage, t + 1)
     return any(
         other is not node and other.id in live and not other.frozen and _holds(world, other, stage, t)

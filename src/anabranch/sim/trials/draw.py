@@ -116,7 +116,7 @@ def draw(seed: int, profile_name: str) -> Drawn:
 
 def _aims(profile: Profile, dice: random.Random, first_t: int) -> tuple[Aim, ...]:
     """Faults aimed at cells of the matrix, so that over all profiles each is hit about as often."""
-    cells = profile.cells()
+    cells = profile.cells
     weights = [rarity(kind, phase) for kind, phase in cells]
     aims = []
     for _ in range(dice.randint(*profile.faults)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache, cached_property
 
 from anabranch.sim.trials.phases import ELECTION, LOSS, OF_DATA_NODES, OF_RELAYS, PHASES
 
@@ -71,6 +72,7 @@ class Profile:
     faults: tuple[int, int]
     churn: float = 0.0
 
+    @cached_property
     def cells(self) -> list[tuple[str, str]]:
         """(kind, phase) at which this profile aims."""
         return [(kind, phase) for kind in self.kinds for phase in PHASES if reachable(kind, phase)]
@@ -110,10 +112,11 @@ _SELDOM_MET = {ELECTION: 3.0, LOSS: 1.5}
 _LEADING_RELAY = 6.0
 
 
+@cache
 def rarity(kind: str, phase: str) -> float:
     """How much more often a cell is to be aimed at: few profiles draw its kind, its phase is seldom met."""
     drawn = [profile for profile in PROFILES.values() if kind in profile.kinds]
-    share = sum(sum(profile.faults) / len(profile.cells()) for profile in drawn)
+    share = sum(sum(profile.faults) / len(profile.cells) for profile in drawn)
     seldom = _LEADING_RELAY if of_leading_relays(kind, phase) else _SELDOM_MET.get(phase, 1.0)
     return seldom / share
 
