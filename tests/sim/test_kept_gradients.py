@@ -280,3 +280,24 @@ def test_a_stage_and_the_leader_are_lost_before_anyone_says_that_it_took_the_ste
     assert wrong_states(world) == {}
     assert rollbacks(world) == []
     assert of_stage(world, 1) == ["late0", "late1"]
+
+
+def test_the_answer_that_overtakes_the_steps_since_is_not_taken_for_the_last_state() -> None:
+    """Whoever comes for a lost stage is told the steps to take, then that the initial state is where to begin:
+    the other way round it would begin there, and never go on."""
+    world = swarm(0, replicas=1, settings=replace(GRADIENTS, min_replicas=1, snapshot_every=50))
+    overtaken: list[object] = []
+
+    def look(node: Node, event: Event) -> None:
+        if world.history().t == 2 and world.nodes["r1.0"].alive:
+            world.crash("r1.0")
+            joiner(world, "late", 0.5, stage=1)
+        if isinstance(event, Received) and isinstance(event.message, msg.WhoHas) and not overtaken:
+            overtaken.append(event)
+            answer = msg.Holders(1, 0, world.genesis.fingerprints[1], ())
+            world.nodes["late"].handle(Received("d0", answer))
+
+    world.watchers.append(look)
+    world.run(SOON_S)
+    assert overtaken
+    check_whole(world)

@@ -305,7 +305,11 @@ class Joining:
         if own is not None and own.fingerprint == message.fingerprint:
             self._fetched(own)
         elif message.t == 0 and message.fingerprint == self._initial != "":
-            self._begin_anew(self._announced.base)
+            base = self._base_after(0)
+            if base is None:  # it overtook the steps since
+                self._fetch_failed(self._too_old(0))
+            else:
+                self._begin_anew(base)
         elif not message.peers:
             self._fetch_failed(f"nobody has the state of stage {core.stage} after iteration {message.t} yet")
         elif self._wanted_t in (-1, message.t):
