@@ -283,7 +283,7 @@ def test_a_stage_and_the_leader_are_lost_before_anyone_says_that_it_took_the_ste
 
 
 def test_the_answer_that_overtakes_the_steps_since_is_not_taken_for_the_last_state() -> None:
-    """Whoever comes for a lost stage is told the steps to take, then that the initial state is where to begin:
+    """Who comes for a lost stage is told the steps to take, then that the initial state is where to begin:
     the other way round it would begin there, and never go on."""
     world = swarm(0, replicas=1, settings=replace(GRADIENTS, min_replicas=1, snapshot_every=50))
     overtaken: list[object] = []
