@@ -14,6 +14,7 @@ FENCE = Fence(1, 2, 3, "base")
 EXAMPLES = [
     msg.Slots(FENCE, 4, 2, 1, 0, 2),
     msg.Forward(FENCE, 5, ("d0", "r1"), True, False, True, 3),
+    msg.Forward(FENCE, 5, ("d0", "r1"), True, True, True, 4, "r2"),
     msg.Backward(FENCE, 5),
     msg.Lack(FENCE, 5, True, 3),
     msg.Claim(FENCE, 0, (1, 2, 3), {0: 1.5}, {9: 2.5}),

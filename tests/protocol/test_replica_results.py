@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from anabranch.protocol.cells import cells_of
 from anabranch.protocol.core import Core
 from anabranch.protocol.cover import plausible
 from anabranch.protocol.messages import Attempt, AttemptId
@@ -34,7 +35,7 @@ def commit(digest: str) -> Commit:
 def test_a_reduce_that_fails_is_not_prepared(result: Result) -> None:
     made, core, _ = replica()
     attempt = Attempt(core.fence(1, "base"), 1, AttemptId(1, 1), 1, ("a", "b"), (0, 1))
-    made.reduce = Reduce(attempt, 0)
+    made.reduce = Reduce(attempt, 0, cells_of(2, 2))
     made._assembled(made.reduce, result)
     assert made.prepared is None
 

@@ -164,6 +164,17 @@ _PHASES = {
 }
 
 
+#: Kinds of messages that are named; the rest is one figure.
+_NAMED = 8
+
+
+def _kinds(summary: Summary) -> str:
+    """Control messages of a node in an iteration, by kind."""
+    named = [f"{kind} {count:.1f}" for kind, count in list(summary.kinds.items())[:_NAMED]]
+    others = sum(list(summary.kinds.values())[_NAMED:])
+    return f"{sum(summary.kinds.values()):.1f} ({', '.join(named)}, others {others:.1f})"
+
+
 def report(found: Sequence[Summary]) -> str:
     """The same for people: mean, and half of the 95 % interval where there are several seeds."""
     from anabranch.flow.policy import POLICIES
@@ -191,5 +202,6 @@ def report(found: Sequence[Summary]) -> str:
     ]
     seeds, iterations = found[0].seeds, found[0].iterations
     lines.append(f"{seeds} seeds, {iterations} iterations counted" + (": mean ± 95 %" if seeds > 1 else ""))
+    lines += [f"control messages of a node, {each.policy}: {_kinds(each)}" for each in found if each.kinds]
     lines += [f"FAILED {each.policy}, {failure}" for each in found for failure in each.failures]
     return "\n".join(lines)

@@ -276,6 +276,11 @@ class Admission:
     def deadline(self) -> float:
         return min((min(lost.until, lost.dial_at) for lost in self._lost.values()), default=math.inf)
 
+    @property
+    def waiting(self) -> bool:
+        """Whether there may be a change to log."""
+        return bool(self._removals or self._joining or self.ready)
+
     # --- the record ----------------------------------------------------------------------------
 
     def change(self, active_from: int | None) -> Members | None:

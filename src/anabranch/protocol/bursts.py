@@ -64,6 +64,8 @@ class Probes:
     def _wanted(self, peer: str) -> bool:
         core = self.core
         member = core.membership.members.get(peer)
+        if core.near.crowded and peer not in core.near.all(core.stage):
+            return False
         if member is None or member.stage not in (core.previous_stage(), core.next_stage()):
             return False
         link = core.costs.of(peer).link

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Mapping
 
 from anabranch.protocol.backoff import Backoff
 from anabranch.protocol.core import Core
@@ -17,6 +18,8 @@ REDIAL_S = 0.5
 REDIAL_MAX_S = 8.0
 #: Seconds without a link to anybody who keeps the log after which a member dials them itself.
 SEEK_S = 8.0
+#: Heartbeats without a word after which a link that is none to a neighbour may be closed.
+IDLE_HEARTBEATS = 3.0
 #: Heartbeats whose answers are still waited for.
 PINGS_KEPT = 32
 
@@ -34,10 +37,13 @@ class Contacts:
         self._next_index = 0
         self._dials: dict[str, tuple[float, Backoff]] = {}
         self._known: dict[str, Silence] = {}
+        self.hung_up: Callable[[str], object] = self.link_down
+        """What this peer does when it has closed a link by itself."""
         self.fellows: dict[str, str] = {}
         """Addresses of those who keep the log with me, by my disk: dialled until I follow the log again."""
         self._none_silent_before = math.inf
         self._alone_since = math.inf
+        self._listened: dict[str, Silence] | None = None
         self.witnesses = Witnesses(core, self._ping)
 
     def deadline(self) -> float:
@@ -47,7 +53,7 @@ class Contacts:
         times += [at for at, _ in self._dials.values()]
         if core.now < self._none_silent_before:
             return min(*times, self._none_silent_before)
-        for peer, silence in core.links.items():
+        for peer, silence in self._listening().items():
             times.append(max(silence.doubted_at(), self._ask_at(peer, silence)))
             if peer not in core.suspects:
                 times.append(silence.suspected_at())
@@ -67,18 +73,43 @@ class Contacts:
         self._next_index = next_index
         if core.now >= self._ping_at:
             self._ping_at = core.now + core.settings.heartbeat_s
-            self._ping(*core.links)
+            self._ping(*self._listen())
             self._seek()
         self._dial_again()
         self.witnesses.tick()
         if core.now < self._none_silent_before:
             return []
-        self._none_silent_before = min((s.doubted_at() for s in core.links.values()), default=math.inf)
-        overdue = [self._overdue(p, s) for p, s in core.links.items() if core.now >= s.suspected_at()]
-        for peer, silence in core.links.items():
+        links = self._listening()
+        self._none_silent_before = min((s.doubted_at() for s in links.values()), default=math.inf)
+        overdue = [self._overdue(p, s) for p, s in links.items() if core.now >= s.suspected_at()]
+        for peer, silence in links.items():
             if core.now >= max(silence.doubted_at(), self._ask_at(peer, silence)):
                 self.witnesses.ask(peer, silence.patience_s)
         return overdue
+
+    def _listening(self) -> Mapping[str, Silence]:
+        """The links whose silence says something: those over which heartbeats go."""
+        return self.core.links if self._listened is None else self._listened
+
+    def _listen(self) -> Mapping[str, Silence]:
+        """To whom to listen from now on: in a swarm of a size at which not everybody knows everybody, to
+        neighbours, to whom work is shared with, to who keeps the log (who keeps it: to everyone), and to who
+        is no member (yet)."""
+        core, before = self.core, self._listened
+        if not core.near.crowded or core.keeps_log(core.me) or core.me == core.leader:
+            self._listened = None
+            return core.links
+        wanted = {*core.near.all(core.stage), *core.in_use(), core.leader, *self._known_voters()}
+        members = core.membership.members
+        self._listened = {p: s for p, s in core.links.items() if p in wanted or p not in members}
+        for peer, silence in self._listened.items():
+            if before is not None and peer not in before:
+                silence.last_heard = core.now
+                self._not_before(silence)
+        return self._listened
+
+    def _known_voters(self) -> Iterable[str]:
+        return (voter.partition("/")[0] for voter in self.core.voters)
 
     def _ping(self, *peers: str) -> None:
         self._number += 1
@@ -115,7 +146,8 @@ class Contacts:
     def _alone(self, peer: str) -> bool:
         """Whether there are members besides `peer`, and none that I had a link to is heard."""
         core = self.core
-        links = [core.links[other] for other in core.membership.members.keys() & core.links.keys() - {peer}]
+        heard = self._listening()
+        links = [heard[other] for other in core.membership.members.keys() & heard.keys() - {peer}]
         if not links:
             return len(core.membership.members.keys() - {peer, core.me}) > 0
         return all(core.now >= silence.doubted_at() for silence in links)
@@ -131,6 +163,8 @@ class Contacts:
         silence = self._known.pop(peer, None) or Silence(core.now, core.settings.heartbeat_s)
         silence.last_heard = core.now
         core.links[peer] = silence
+        if self._listened is not None:
+            self._listened[peer] = silence  # until it is looked at who is listened to
         self._not_before(silence)
         core.suspects.discard(peer)
         self.witnesses.forget(peer)
@@ -142,6 +176,8 @@ class Contacts:
         self.core.epochs.pop(peer, None)
         self.witnesses.link_down(peer)
         silence = self.core.links.pop(peer, None)
+        if self._listened is not None:
+            self._listened.pop(peer, None)
         if silence is not None and peer in self.core.membership.members:
             self._known[peer] = silence
         if peer not in self.core.membership.members:
@@ -155,8 +191,9 @@ class Contacts:
             return False
         core = self.core
         some = core.now >= self._none_silent_before
-        if some and len(core.links) > 1 and all(core.now >= s.doubted_at() for s in core.links.values()):
-            for link in core.links.values():  # it was I who was cut off
+        links = self._listening() if some else {}
+        if len(links) > 1 and all(core.now >= s.doubted_at() for s in links.values()):
+            for link in links.values():  # it was I who was cut off
                 link.last_heard = core.now
         silent_s, doubted = core.now - silence.last_heard, core.now >= silence.doubted_at()
         silence.heard(core.now)
@@ -190,12 +227,37 @@ class Contacts:
         core = self.core
         if core.me not in core.membership.members:
             return
-        near = {core.stage, core.next_stage(), core.previous_stage()}
-        for peer, member in core.membership.members.items():
-            log = peer == core.leader or core.keeps_log(peer) or core.keeps_log(core.me)
-            wanted = member.stage in near or log
-            if wanted and core.membership.dials(core.me, peer):
+        for peer in self._wanted():
+            if core.membership.dials(core.me, peer):
                 self.reach(peer)
+
+    def _wanted(self) -> Iterable[str]:
+        """Members that I keep links with, in the order of joining."""
+        core, members = self.core, self.core.membership.members
+        if core.keeps_log(core.me):
+            return members
+        keepers = {core.leader, *self._known_voters()}
+        if core.near.crowded:
+            near = core.near.all(core.stage) | keepers
+            return sorted(near & members.keys(), key=core.membership.order.__getitem__)
+        stages = {core.stage, core.next_stage(), core.previous_stage()}
+        return [peer for peer, member in members.items() if member.stage in stages or peer in keepers]
+
+    def trim(self) -> None:
+        """An iteration begins: links to other stages that nobody has used for long, and that are not those of
+        neighbours, are closed."""
+        core, members = self.core, self.core.membership.members
+        listening = self._listen()
+        if listening is core.links:
+            return
+        idle_s = IDLE_HEARTBEATS * core.settings.heartbeat_s
+        for peer, silence in list(core.links.items()):
+            other = members.get(peer)
+            if peer in listening or other is None or other.stage == core.stage:
+                continue
+            if core.now > silence.last_heard + idle_s and not core.keeps_log(peer):
+                core.effects.append(HangUp(peer, "not a neighbour any more"))
+                self.hung_up(peer)
 
     def _seek(self) -> None:
         """Whoever is linked to nobody who keeps the log dials them, even if that were on them: it may have
@@ -231,14 +293,19 @@ class Contacts:
 
     def redial(self, peer: str) -> None:
         """Plan to dial a member whose link broke, if that is on me."""
-        membership = self.core.membership
-        if (peer in membership.members and membership.dials(self.core.me, peer)) or peer in self.fellows:
+        membership, near = self.core.membership, self.core.near
+        mine = peer in membership.members and membership.dials(self.core.me, peer)
+        if mine and near.crowded and peer not in self._wanted():
+            mine = False  # it is dialled when it is needed
+        if mine or peer in self.fellows:
             self._plan_dial(peer)
 
     def forget(self, peer: str) -> None:
         """`peer` is no member any more: it is not dialled, and its history is nobody's."""
         self._dials.pop(peer, None)
         self._known.pop(peer, None)
+        if self._listened is not None:
+            self._listened.pop(peer, None)
         self.witnesses.forget(peer)
 
     def _dial_again(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from anabranch.protocol.detector import Silence
 from anabranch.protocol.events import Effect, Note, Run, Send
 from anabranch.protocol.membership import Membership
 from anabranch.protocol.messages import AnyMessage, Fence
+from anabranch.protocol.neighbours import ALL_TIMES, Neighbours
 from anabranch.protocol.refusals import Refusals
 from anabranch.protocol.schedule import Schedule
 from anabranch.protocol.settings import Settings
@@ -69,6 +70,9 @@ class Core:
     policy: Policy = field(init=False)
     dice: Dice = field(init=False)
     contacts: Contacts = field(init=False)
+    near: Neighbours = field(init=False)
+    in_use: Callable[[], Collection[str]] = tuple
+    """Peers that work is shared with just now, neighbours or not."""
     planned: Callable[[], Mapping[str, int]] = dict
     """Units of the plan by next hop, for a policy that dispatches by them."""
 
@@ -85,6 +89,7 @@ class Core:
         self.settings = settings
         self.policy = make_policy(self.settings.policy, Dice(self.incarnation, zlib.crc32(self.me.encode())))
         self.costs.activation_bytes = settings.activation_bytes
+        self.near = Neighbours(self.me, lambda: self.membership, settings.neighbours, settings.stages)
 
     def send(self, peer: str, message: AnyMessage, payload: Payload | None = None) -> None:
         """To a linked peer, or to myself. A message to a peer without a link is dropped: whatever matters
@@ -138,8 +143,12 @@ class Core:
         return peer == self.me or (peer in self.links and peer not in self.suspects)
 
     def apart(self) -> tuple[str, ...]:
-        """Members of my stage that serve, or will, and that I cannot reach."""
-        return tuple(p for p in self.membership.live(self.stage, 1 << 40) if not self.reachable(p))
+        """Members of my stage that serve, or will, and that I cannot reach; of a large stage those whom I
+        reduce with or keep links with."""
+        fellows = set(self.near.beside(self.stage, self.stage, ALL_TIMES))
+        if self.near.crowded:
+            fellows |= set(self.membership.live(self.stage, ALL_TIMES)).intersection(self.in_use())
+        return tuple(sorted(peer for peer in fellows if not self.reachable(peer)))
 
     def next_stage(self) -> int:
         """The stage after mine on a microbatch's way; after the last comes stage 0 (the head)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from anabranch.protocol.estimates import Compute, LinkCost, Samples, Steady, plausible
@@ -73,9 +73,10 @@ class Costs:
             known = self.neighbours[peer] = Neighbour()
         return known
 
-    def forget_all_but(self, peers: Collection[str]) -> None:
+    def forget(self, gone: Callable[[str], bool]) -> None:
         """Who is neither a member nor linked is forgotten: in a long run most have gone."""
-        self.neighbours = {peer: known for peer, known in self.neighbours.items() if peer in peers}
+        for peer in [peer for peer in self.neighbours if gone(peer)]:
+            del self.neighbours[peer]
 
     def computed(self, kind: str, seconds: float, now: float) -> None:
         """A task of this peer took so long."""

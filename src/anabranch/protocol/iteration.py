@@ -109,7 +109,7 @@ class Iteration:
         self.sender = Sender(core, t, base, prepare, self._gradient_arrived)
         self._room = capacity + 1  # with the repair slot
         self.ledger = SlotLedger(core.settings.slots(core.stage, capacity))
-        upstream = core.membership.live(core.previous_stage(), t)
+        upstream = core.near.beside(core.previous_stage(), core.stage, t)
         self._tell_slots(self.ledger.deal(upstream, plan))
         batch = core.settings.microbatches if admits else 0
         self.training = admits
@@ -155,7 +155,12 @@ class Iteration:
         self.ledger.link(peer)
         if peer in self.ledger.grants:
             self._tell_slots([peer])
-        self.sender.pump()
+        self.sender.link_up(peer)
+
+    @property
+    def partners(self) -> set[str]:
+        """With whom this peer shares the iteration's microbatches."""
+        return {*self.ledger.grants, *self.sender.credits}
 
     def link_down(self, peer: str, reason: str) -> None:
         self._tell_slots(self.ledger.unlink(peer))
@@ -224,7 +229,7 @@ class Iteration:
             self.core.submit(rank, head, (payload,), partial(self._head_done, unit), unit.index)
             return None
         if message.repair:
-            self.sender.find(unit.index, (*unit.path, self.core.me), unit.train)
+            self.sender.find(unit.index, (*unit.path, self.core.me), unit.train, message.lost)
         forward = ForwardTask(self.t, unit.index, unit.train, unit.kept)
         rank = unit.rank(Rank.FORWARD)
         self.core.submit(rank, forward, (payload,), partial(self._forward_done, unit), unit.index)
@@ -436,7 +441,7 @@ class Iteration:
             for assignment in self.assignments:
                 for index in assignment.remove(peer, remaining):
                     if assignment.holder[index] == self.core.me and index not in self.sender.items:
-                        self.sender.find(index, (self.core.me,), self._trains(index))
+                        self.sender.find(index, (self.core.me,), self._trains(index), peer)
 
     # --- claims --------------------------------------------------------------------------------
 

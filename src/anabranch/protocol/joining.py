@@ -27,6 +27,7 @@ from anabranch.protocol.messages import (
     Welcome,
     WhoHas,
 )
+from anabranch.protocol.neighbours import ALL_TIMES
 from anabranch.protocol.records import NO_ENTRY, Genesis, Members, Rollback, entry_hash
 from anabranch.protocol.steps import commit_of
 from anabranch.protocol.tasks import InitState, LoadState, Result
@@ -261,7 +262,9 @@ class Joining:
         it; where no snapshots are kept, from the leader's checkpoint."""
         core = self.peer.core
         self.step = Step.FETCHING
-        live = [p for p in core.membership.live(core.stage, 1 << 40) if p != core.me]
+        live = [p for p in core.membership.live(core.stage, ALL_TIMES) if p != core.me]
+        if self._fetches.tries % 2 == 0:  # of many replicas those who are linked, at first
+            live = [p for p in core.near.beside(core.stage, core.stage, ALL_TIMES) if p != core.me] or live
         # Those who are left of a lost stage may all be behind: the leader knows of kept gradients.
         behind = core.settings.redo == "gradients" and self._fetches.tries % 2 == 1
         if core.settings.snapshot_every and (self._wanted_t >= 0 or not live or behind):

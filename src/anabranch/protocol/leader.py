@@ -46,6 +46,7 @@ from anabranch.protocol.records import (
 from anabranch.protocol.restoring import Restoring
 from anabranch.protocol.schedule import Schedule
 from anabranch.protocol.tasks import head_unit
+from anabranch.protocol.telling import Telling
 from anabranch.protocol.voter import Voter
 
 #: Skipped steps in a row after which the run stops.
@@ -100,6 +101,7 @@ class Leader:
         self.admission = admission
         self.has_directory = has_directory
         self.asked = Asked(core)
+        self.telling = Telling(core)
         self.keeping = Keeping(core)
         self.restoring = Restoring(core, self.admission, self.keeping)
         self.rebalancing = Rebalancing(core)
@@ -271,7 +273,11 @@ class Leader:
             return
         quiet = self.round is None or not any(self.round.claims.values())
         self.admission.let_go(quiet and self._released == self.t)
-        change = self.admission.change(self._active_from()) or self._voters()
+        may_change = self.telling.changes_at() <= self.core.now
+        change: Members | Voters | None = None
+        if may_change:
+            change = self.admission.change(self._active_from())
+        change = change or self._voters()
         if change is not None:
             self._append(change)
         if self.log.busy:
@@ -440,9 +446,11 @@ class Leader:
         """A PREPARED of the stage, if min(2, live) replicas agree on its digest."""
         attempt = current.attempts.get(stage)
         prepared = current.prepared.get(stage, {})
+        if attempt is None or not prepared:
+            return None
         live = self.core.membership.live(stage, current.t)
         agreeing = [prepared[peer] for peer in live if peer in prepared]
-        if attempt is None or len(agreeing) < min(2, len(live)) or not agreeing:
+        if len(agreeing) < min(2, len(live)) or not agreeing:
             return None
         if len({(message.digest, *sorted(message.squares.items())) for message in agreeing}) > 1:
             text = f"stage {stage}: digests of iteration {current.t} differ; reducing again"
@@ -705,6 +713,10 @@ class Leader:
     def deadline(self) -> float:
         times = [download.deadline() for download in self.downloads]
         times += [self.admission.deadline(), self.keeping.deadline(), self.restoring.deadline()]
+        times.append(self.telling.deadline())
+        changes_at = self.telling.changes_at() if self.admission.waiting else 0.0
+        if changes_at > self.core.now:
+            times.append(changes_at)
         if self._checkpoint_at > self.core.now:
             times.append(self._checkpoint_at)
         if self.round is not None and not self.log.busy:
@@ -714,6 +726,7 @@ class Leader:
     def tick(self) -> None:
         self.admission.tick()
         self.keeping.tick()
+        self.telling.tick()
         for download in self.downloads:
             download.tick()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from anabranch.protocol.records import Member, Members
 
@@ -27,14 +27,22 @@ class Membership:
         self.handed_on: list[tuple[str, tuple[str, ...]]] = []
         self.reopened_t = 0
         """The iteration that lost all data nodes that it was opened with."""
+        self.version = 0
+        """Rises with every change of who is a member, or serves."""
         self._seen = 0
+        self._stages: dict[int, set[str]] = {}
         self._live: dict[tuple[int, int], list[str]] = {}
 
-    def apply(self, record: Members) -> None:
+    def _changed(self) -> None:
         self._live.clear()
+        self.version += 1
+
+    def apply(self, record: Members) -> None:
+        self._changed()
         self.number = record.number
         for peer in record.removed:
             self._hand_on(peer)
+            self._leave_stage(peer)
             self.members.pop(peer, None)
             self.active_from.pop(peer, None)
             self.order.pop(peer, None)
@@ -44,7 +52,7 @@ class Membership:
 
     def serve(self, active_from: Mapping[str, int]) -> None:
         """From which iteration members serve."""
-        self._live.clear()
+        self._changed()
         self.active_from.update(active_from)
 
     def open(self, t: int, stages: int) -> None:
@@ -60,7 +68,7 @@ class Membership:
     def rolled_back(self, t: int) -> None:
         """The run goes on from the state after iteration t: whoever served, or was to serve later, serves
         from the next iteration on."""
-        self._live.clear()
+        self._changed()
         self.active_from = {peer: min(since, t + 1) for peer, since in self.active_from.items()}
         self.opening_t, self.opening, self.handed_on = 0, [], []
 
@@ -83,24 +91,36 @@ class Membership:
 
     def restore(self, member: Member) -> None:
         """Enter a member (again); its place in the order of joining is at the end."""
-        self._live.clear()
+        self._changed()
         self._seen += 1
+        self._leave_stage(member.id)
+        self._stages.setdefault(member.stage, set()).add(member.id)
         self.members[member.id] = member
         self.order[member.id] = self._seen
         self.incarnations[member.id] = max(member.incarnation, self.incarnations.get(member.id, 0))
         self.active_from.pop(member.id, None)
+
+    def _leave_stage(self, peer: str) -> None:
+        former = self.members.get(peer)
+        if former is not None:
+            self._stages[former.stage].discard(peer)
 
     def live(self, stage: int, t: int) -> list[str]:
         """Active members of `stage` at iteration t, by id."""
         if (stage, t) not in self._live:
             if len(self._live) > LIVE_KEPT:
                 self._live.clear()
-            self._live[stage, t] = sorted(
-                peer
-                for peer, member in self.members.items()
-                if member.stage == stage and self.active_from.get(peer, t + 1) <= t
-            )
+            since = self.active_from
+            self._live[stage, t] = sorted(p for p in self.of(stage) if since.get(p, t + 1) <= t)
         return list(self._live[stage, t])
+
+    def of(self, stage: int) -> Collection[str]:
+        """Members of `stage`, whether they serve or not, in no order."""
+        return self._stages.get(stage, ())
+
+    def widest(self) -> int:
+        """Members of the stage that has most."""
+        return max(map(len, self._stages.values()), default=0)
 
     def serving(self, stage: int) -> list[str]:
         """Active members of `stage` in the iteration that is open, or is to be opened after a rollback."""

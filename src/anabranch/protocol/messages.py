@@ -81,7 +81,8 @@ class Forward(Message, frozen=True, tag=4):
     """Payload: the activation. `path` is whom the microbatch came through, data node first. With `repair`
     the receiver first asks the next stage whether somebody there already has it (R5). Without
     `gradient_needed` the sender already has the input gradient: an empty Backward will do. `way` counts
-    what its sender has sent on in this iteration: the same one again is the same message again."""
+    what its sender has sent on in this iteration: the same one again is the same message again. `lost`: in
+    whose place the receiver of a repair is, so that it asks those who may have it from there."""
 
     fence: Fence
     index: Index
@@ -90,6 +91,7 @@ class Forward(Message, frozen=True, tag=4):
     repair: bool
     gradient_needed: bool
     way: Count
+    lost: Id = ""
 
 
 class Backward(Message, frozen=True, tag=5):

@@ -91,7 +91,11 @@ class Peer:
         self.position = Position()
         self.stopped = False
         self._time = OwnTime(settings.heartbeat_s)
+        self._due: float | None = None
+        """When something is to be done next, unless an event comes before."""
+        self.core.in_use = self._in_use
         self.contacts = Contacts(self.core)
+        self.contacts.hung_up = lambda peer: self._link_down(peer, "not a neighbour", refused=False)
         self.replica = Replica(self.core, self._on_applied, self._fell_behind)
         self.router = Router(self.core)
         self.states = StateServer(self.core, lambda: self.replica.t, self._read_checkpoint)
@@ -132,20 +136,40 @@ class Peer:
         core.now = self._time.take(now)
         if self.stopped:
             return []
+        talk, told = self._small_talk(event), self.router.told
         self._dispatch(event)
-        self._settle()
+        if not (talk and self._nothing_follows(told)):
+            self._due = None
+            self._tick()
+            self._settle()
         effects, core.effects = core.effects, []
         return effects
 
     def deadline(self) -> float:
         """When `Wake` is wanted next."""
+        if self._due is None:
+            self._due = self._deadline()
+        return self._time.awaits(self._due)
+
+    def _deadline(self) -> float:
         times = [self._repeat_at, self.contacts.deadline(), self.replica.deadline(), self.joining.deadline()]
         times += [self.router.deadline(), self.snapshots.deadline(), self.voter.deadline(), self._leave_by]
         if self.iteration is not None:
             times.append(self.iteration.sender.deadline())
         if self.lead is not None:
             times.append(self.lead.deadline())
-        return self._time.awaits(min(times))
+        return min(times)
+
+    def _small_talk(self, event: ev.Event) -> bool:
+        """Whether the event is a heartbeat, or the answer to one, before anything else is due."""
+        heartbeat = isinstance(event, ev.Received) and isinstance(event.message, msg.Ping | msg.Pong)
+        return heartbeat and self._due is not None and self.core.now < self._due
+
+    def _nothing_follows(self, stir: int) -> bool:
+        """Whether no more came of an event than one answer. stir: `router.told` before."""
+        core = self.core
+        answered = not core.effects or (len(core.effects) == 1 and isinstance(core.effects[0], ev.Send))
+        return answered and not core.to_self and self.router.told == stir
 
     def _settle(self) -> None:
         """Let the consequences play out: messages to myself, the leader's decisions, the next task."""
@@ -206,7 +230,6 @@ class Peer:
                 self.joining.doors |= self.contacts.fellows
             case ev.Wake():
                 pass
-        self._tick()
 
     def leave(self, reason: str) -> None:
         """Go, as soon as the leader says that others have what I had."""
@@ -274,6 +297,15 @@ class Peer:
         for download in self._downloads():
             download.link_down(peer)
         self.contacts.redial(peer)
+
+    def _in_use(self) -> set[str]:
+        """With whom this peer shares work just now."""
+        found = self.iteration.partners if self.iteration is not None else set()
+        if self.replica.reduce is not None:
+            found.update(self.replica.reduce.partners)
+        for download in self._downloads():
+            found.update(download.sources)
+        return found
 
     def connect(self) -> None:
         """Who is a member has changed: hang up on former processes, dial the neighbours."""
@@ -643,9 +675,7 @@ class Peer:
         if not self.joining.done:
             return
         if self.lead is not None:
-            for peer in list(self.core.membership.members):
-                if peer != self.core.me:
-                    self.core.send(peer, msg.Announce((line,)))
+            self.lead.telling.chosen(line)
         self._follow(line)
 
     def _fold(self, record: AnyRecord, line_hash: str) -> None:
@@ -711,7 +741,8 @@ class Peer:
     def _members(self, record: Members) -> None:
         core = self.core
         stages = {peer: core.membership.stage_of(peer) for peer in record.removed}
-        fenced = {peer: member.incarnation for peer, member in core.membership.members.items()}
+        members = core.membership.members
+        fenced = {peer: members[peer].incarnation for peer in record.removed if peer in members}
         core.membership.apply(record)
         moved = {member.id: member.stage for member in record.joined if member.id in record.removed}
         for peer, reason in record.removed.items():
@@ -768,10 +799,11 @@ class Peer:
         if t > last and (self._closed or not windows or t > last + 1):
             return
         capacity = core.membership.members[core.me].capacity
-        plan = self.router.shares(core.membership.live(core.previous_stage(), t))
+        plan = self.router.shares(core.near.beside(core.previous_stage(), core.stage, t))
         iteration = Iteration(core, t, self.joining.state_base, capacity, windows, t <= last, plan)
         self.iteration = iteration
         self.replica.open(iteration)
+        self.contacts.trim()
         self._repeat_at = core.now + REPEAT_S
         self._early.forget(lambda message: message.fence.t < t)  # type: ignore[union-attr]
         self._take_early(iteration)

@@ -1,16 +1,18 @@
 """A replica of a stage: the reduce within the stage, PREPARED, and taking the committed steps (R7–R11).
 
-The reduce is bandwidth-optimal for any number of members: the flat gradient is cut into one part per
-member; each member sends part p of its sum to member p, which adds the parts up, and sends the reduced
-part to all. A newer attempt discards an older one; nothing is consumed by a reduce, so it can be repeated.
+The flat gradient is cut into parts; each member sends each part of its sum to who adds that part up, who
+sends the reduced part back: one part per member, which is bandwidth-optimal, or in a large stage by `cells`.
+A newer attempt discards an older one; nothing is consumed by a reduce, so it can be repeated.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from anabranch.protocol.backoff import Backoff
+from anabranch.protocol.cells import FLAT, Cells, cells_of
 from anabranch.protocol.core import Core
 from anabranch.protocol.iteration import Iteration
 from anabranch.protocol.messages import (
@@ -45,15 +47,32 @@ FETCH_AGAIN = (1.0, 4.0)
 
 @dataclass
 class Reduce:
-    """One attempt at this replica."""
+    """One attempt at this replica. contributions: of members of my cell to the part that I sum; sums: of that
+    part, by cell; reduced: parts."""
 
     message: Attempt
     position: int
+    cells: Cells
     parts: tuple[Payload, ...] = ()
     contributions: dict[int, Payload] = field(default_factory=dict)
+    sums: dict[int, Payload] = field(default_factory=dict)
     reduced: dict[int, Payload] = field(default_factory=dict)
     summed: bool = False
+    added: bool = False
     assembled: bool = False
+
+    def __post_init__(self) -> None:
+        self.cell, self.part = self.cells.of(self.position), self.cells.part(self.position)
+
+    @property
+    def fellows(self) -> range:
+        """Members of my cell."""
+        return self.cells.fellows(self.cell)
+
+    @property
+    def partners(self) -> list[str]:
+        """With whom I exchange parts."""
+        return [self.members[position] for position in sorted(self.cells.partners(self.position))]
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -136,9 +155,13 @@ class Replica:
         for unit in sorted(self._subtracted & mine):
             self._subtracted.discard(unit)
             self._recount(iteration, unit, +1)
-        reduce = Reduce(message, message.members.index(self.core.me))
+        cells = cells_of(len(message.members), FLAT * self.core.settings.neighbours)
+        reduce = Reduce(message, message.members.index(self.core.me), cells)
         self.reduce = reduce
-        freeze = Freeze(iteration.t, len(message.members))
+        for peer in reduce.partners if self.core.near.crowded else ():
+            if self.core.membership.dials(self.core.me, peer):
+                self.core.contacts.reach(peer)
+        freeze = Freeze(iteration.t, reduce.cells.parts)
         self.core.submit(Rank.STEP, freeze, (), lambda result: self._frozen(reduce, result))
 
     def _recount(self, iteration: Iteration, unit: int, sign: int) -> None:
@@ -149,24 +172,29 @@ class Replica:
         if reduce is not self.reduce:
             return
         reduce.parts = result.outputs
-        reduce.contributions[reduce.position] = result.outputs[reduce.position]
-        for position, peer in enumerate(reduce.members):
-            if position != reduce.position:
-                self._send_part(reduce, position, peer)
+        if reduce.part is not None:
+            reduce.contributions[reduce.position] = result.outputs[reduce.part]
+        for part in range(reduce.cells.parts):
+            collector = reduce.cells.collector(reduce.cell, part)
+            if collector != reduce.position:
+                self._send_part(reduce, part, collector, reduce.parts[part])
         early, self._early = self._early, []
         for peer, message, payload in early:
             self.on_part(peer, message, payload)
         self._sum(reduce)
 
-    def _send_part(self, reduce: Reduce, position: int, peer: str) -> None:
+    def _send_part(self, reduce: Reduce, part: int, to: int, payload: Payload) -> None:
+        """A part of my sum, or of my cell's, to a member."""
         message = reduce.message
-        part = ReducePart(self._fence(), message.stage, message.attempt, position)
-        self.core.send(peer, part, reduce.parts[position])
+        self.core.send(
+            reduce.members[to], ReducePart(self._fence(), message.stage, message.attempt, part), payload
+        )
 
-    def _send_reduced(self, reduce: Reduce, peer: str) -> None:
+    def _send_reduced(self, reduce: Reduce, to: int) -> None:
         message = reduce.message
-        part = ReducedPart(self._fence(), message.stage, message.attempt, reduce.position)
-        self.core.send(peer, part, reduce.reduced[reduce.position])
+        assert reduce.part is not None
+        part = ReducedPart(self._fence(), message.stage, message.attempt, reduce.part)
+        self.core.send(reduce.members[to], part, reduce.reduced[reduce.part])
 
     def _fence(self) -> Fence:
         assert self.iteration is not None
@@ -187,17 +215,23 @@ class Replica:
         if peer not in reduce.members:
             return "a part from a peer that is no member of the attempt"
         sender = reduce.members.index(peer)
+        fellow = sender in reduce.fellows
         if isinstance(message, ReducePart):
-            if message.part != reduce.position:
+            if message.part != reduce.part:
                 return "a part that another member sums"
-            if sender not in reduce.contributions:
+            if fellow and sender not in reduce.contributions:
                 reduce.contributions[sender] = payload
                 self._sum(reduce)
+            elif not fellow:
+                if reduce.cells.part(sender) != reduce.part:
+                    return "a part of another cell from a member that does not sum it"
+                reduce.sums.setdefault(reduce.cells.of(sender), payload)
+                self._add_up(reduce)
         else:
-            if message.part != sender:
+            if not fellow or message.part != reduce.cells.part(sender):
                 return "a reduced part from a member that does not own it"
-            if sender not in reduce.reduced:
-                reduce.reduced[sender] = payload
+            if message.part not in reduce.reduced:
+                reduce.reduced[message.part] = payload
                 self._assemble(reduce)
         return None
 
@@ -212,30 +246,55 @@ class Replica:
         self._early.append((peer, message, payload))
 
     def _sum(self, reduce: Reduce) -> None:
-        if reduce.summed or not reduce.parts or len(reduce.contributions) < len(reduce.members):
+        """Of my part, over my cell."""
+        if reduce.summed or not reduce.parts or reduce.part is None:
+            return
+        if len(reduce.contributions) < len(reduce.fellows):
             return
         reduce.summed = True
         assert self.iteration is not None
-        inputs = tuple(reduce.contributions[position] for position in range(len(reduce.members)))
-        self.core.submit(
-            Rank.STEP, SumPart(self.iteration.t), inputs, lambda result: self._summed(reduce, result)
-        )
+        inputs = tuple(reduce.contributions[position] for position in reduce.fellows)
+        if len(reduce.cells.bounds) == 1:
+            task, then = SumPart(self.iteration.t), partial(self._summed, reduce)
+        else:
+            task, then = SumPart(self.iteration.t, whole=False), partial(self._cell_summed, reduce)
+        self.core.submit(Rank.STEP, task, inputs, then)
+
+    def _cell_summed(self, reduce: Reduce, result: Result) -> None:
+        if reduce is not self.reduce or reduce.part is None or self._failed(reduce, result):
+            return
+        reduce.sums[reduce.cell] = result.outputs[0]
+        for cell in range(len(reduce.cells.bounds)):
+            if cell != reduce.cell:
+                to = reduce.cells.collector(cell, reduce.part)
+                self._send_part(reduce, reduce.part, to, result.outputs[0])
+        self._add_up(reduce)
+
+    def _add_up(self, reduce: Reduce) -> None:
+        """My part, over all cells: in their order, so that all who do it have the same bits."""
+        cells = range(len(reduce.cells.bounds))
+        if reduce.added or len(reduce.sums) < len(cells):
+            return
+        reduce.added = True
+        assert self.iteration is not None
+        inputs = tuple(reduce.sums[cell] for cell in cells)
+        self.core.submit(Rank.STEP, SumPart(self.iteration.t), inputs, partial(self._summed, reduce))
 
     def _summed(self, reduce: Reduce, result: Result) -> None:
-        if reduce is not self.reduce:
+        if reduce is not self.reduce or reduce.part is None or self._failed(reduce, result):
             return
-        reduce.reduced[reduce.position] = result.outputs[0]
-        for position, peer in enumerate(reduce.members):
+        reduce.reduced[reduce.part] = result.outputs[0]
+        for position in reduce.fellows:
             if position != reduce.position:
-                self._send_reduced(reduce, peer)
+                self._send_reduced(reduce, position)
         self._assemble(reduce)
 
     def _assemble(self, reduce: Reduce) -> None:
-        if reduce.assembled or len(reduce.reduced) < len(reduce.members):
+        if reduce.assembled or len(reduce.reduced) < reduce.cells.parts:
             return
         reduce.assembled = True
         assert self.iteration is not None
-        inputs = tuple(reduce.reduced[position] for position in range(len(reduce.members)))
+        inputs = tuple(reduce.reduced[part] for part in range(reduce.cells.parts))
         task = Assemble(self.iteration.t)
         self.core.submit(Rank.STEP, task, inputs, lambda result: self._assembled(reduce, result))
 
@@ -243,16 +302,22 @@ class Replica:
         if reduce is not self.reduce:
             return
         message = reduce.message
-        if result.error or result.overflow or not result.digest:
-            # Not PREPARED: the leader will try again, with or without whoever sent what cannot be summed.
-            why = result.error or f"{result.overflow} is not finite"
-            self.core.note("note", text=f"the reduce of iteration {message.fence.t} failed: {why}")
+        if self._failed(reduce, result):
             return
         self.prepared = Prepared(
             self._fence(), message.stage, message.attempt, result.digest, result.squares
         )
         self.repeat_prepared()
         self.advance()
+
+    def _failed(self, reduce: Reduce, result: Result) -> bool:
+        """Whether that is no sum: this replica will not be PREPARED, and the leader tries again, with or
+        without whoever sent what cannot be summed."""
+        if result.outputs or (result.digest and not result.error and not result.overflow):
+            return False
+        why = result.error or f"{result.overflow} is not finite"
+        self.core.note("note", text=f"the reduce of iteration {reduce.message.fence.t} failed: {why}")
+        return True
 
     def repeat_prepared(self) -> None:
         if self.prepared is not None:
@@ -263,9 +328,15 @@ class Replica:
         reduce = self.reduce
         if reduce is None or peer not in reduce.members or not reduce.parts or peer == self.core.me:
             return
-        self._send_part(reduce, reduce.members.index(peer), peer)
-        if reduce.position in reduce.reduced:
-            self._send_reduced(reduce, peer)
+        to = reduce.members.index(peer)
+        cell, part = reduce.cells.of(to), reduce.cells.part(to)
+        if cell == reduce.cell:
+            if part is not None:
+                self._send_part(reduce, part, to, reduce.parts[part])
+            if reduce.part in reduce.reduced:
+                self._send_reduced(reduce, to)
+        elif part is not None and part == reduce.part and reduce.cell in reduce.sums:
+            self._send_part(reduce, part, to, reduce.sums[reduce.cell])
 
     @property
     def attempt(self) -> AttemptId | None:

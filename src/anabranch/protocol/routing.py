@@ -40,6 +40,7 @@ from anabranch.protocol.estimates import plausible
 from anabranch.protocol.letters import NAMES_MAX, DataNodes, Said, contradiction, implausible, unfit
 from anabranch.protocol.membership import split_indices
 from anabranch.protocol.messages import Bargain, Burst, GotBurst, Route
+from anabranch.protocol.neighbours import ALL_TIMES
 
 #: The price of turning a microbatch away must exceed that of every way through the residual graph, which
 #: visits no relay twice: a number of relays, and a link cost, that no swarm exceeds. The median cost of the
@@ -72,6 +73,8 @@ class Router:
         self._first_costs: dict[tuple[str, Side], float] = {}
         self._begin_at = math.inf
         self._stir = 0
+        self.told = 0
+        """Events that the agent was told of."""
         self._data_nodes = DataNodes()
         self._onward: dict[str, int] | None = None
         core.planned = self.onward
@@ -135,7 +138,7 @@ class Router:
     def members_changed(self) -> None:
         """The log says who serves: capacity and demand follow from it."""
         core = self.core
-        core.costs.forget_all_but(core.membership.members.keys() | core.links.keys())
+        core.costs.forget(lambda peer: peer not in core.membership.members and peer not in core.links)
         if self.agent is None:
             return
         me = self.core.membership.members.get(self.core.me)
@@ -198,6 +201,8 @@ class Router:
             return []
         if core.linked_incarnation.get(peer) != member.incarnation:
             return []  # a new process under the name of one that the log has yet to remove
+        if core.near.crowded and peer not in core.near.all(core.stage):
+            return []
         sides = []
         if member.stage == core.previous_stage():
             sides.append(Side.PREVIOUS)
@@ -251,14 +256,12 @@ class Router:
         """Microbatches at once from this data node: its part of the batch, or of what the narrowest stage
         holds where that is less (more would only be turned away)."""
         core = self.core
-        serving = [core.membership.members[peer] for peer in core.membership.active_from]
-        data_nodes = [member.id for member in serving if member.stage == 0]
+        members, live = core.membership.members, core.membership.live
+        data_nodes = live(0, ALL_TIMES)
         if core.me not in data_nodes:
             return 0
-        room = [
-            sum(core.settings.slots(stage, m.capacity) for m in serving if m.stage == stage)
-            for stage in range(1, core.settings.stages + 1)
-        ]
+        slots, relays = core.settings.slots, range(1, core.settings.stages + 1)
+        room = [sum(slots(s, members[peer].capacity) for peer in live(s, ALL_TIMES)) for s in relays]
         return len(split_indices(min([core.settings.microbatches, *room]), data_nodes)[core.me])
 
     def _balance(self) -> None:
@@ -272,8 +275,7 @@ class Router:
         in this run, or when they joined where not all have worked yet. All that it can hold where one knows
         nothing. Passes that have hardly changed are the same passes."""
         core = self.core
-        stage = [core.membership.members[peer] for peer in core.membership.active_from]
-        stage = [member for member in stage if member.stage == core.stage]
+        stage = [core.membership.members[peer] for peer in core.membership.live(core.stage, ALL_TIMES)]
         capacity = {m.id: core.settings.slots(core.stage, m.capacity) for m in stage}
         if core.me not in capacity or self._published:
             return core.settings.slots(core.stage, core.membership.members[core.me].capacity)
@@ -293,6 +295,7 @@ class Router:
         agent = self.agent
         if agent is None:
             return
+        self.told += 1
         sends = agent.handle(event, self.core.now)
         self._onward = None
         for peer, side, letter in sends:

@@ -49,6 +49,7 @@ class Item:
     returned: bool = False
     peer: str | None = None
     way: int = 0
+    lost: str = ""
     asked: set[tuple[str, bool]] = field(default_factory=set)
     finding: set[str] = field(default_factory=set)
     sendable_since: float = math.inf
@@ -110,12 +111,18 @@ class Sender:
             self.items[index] = Item(index, trains(index), (self.core.me,), None)
         self.pump()
 
-    def find(self, index: int, path: tuple[str, ...], train: bool) -> None:
-        """A microbatch that may already be further on: ask before sending."""
+    def find(self, index: int, path: tuple[str, ...], train: bool, lost: str = "") -> None:
+        """A microbatch that may already be further on: ask before sending. lost: from whom it may have gone
+        on; where not everybody is everybody's neighbour its neighbours are dialled and asked too."""
         item = Item(index, train, path, None, leg=Leg.FINDING, repair=True, way=self._another_way())
         self._due_at = None
         self.items[index] = item
         item.finding = {peer for peer in self._peers() if self.core.reachable(peer)}
+        far = self.core.near.beside(self.core.next_stage(), self.core.stage, self.t, lost) if lost else []
+        for peer in far:
+            if self.core.near.crowded and peer not in self.core.suspects:
+                item.finding.add(peer)
+                self.core.contacts.reach(peer)
         for peer in sorted(item.finding):
             self._ask_after(item, peer)
         self._found_nobody(item)
@@ -192,6 +199,13 @@ class Sender:
         certain = refused or item.returned or item.probes > PROBES_ON_THE_WAY
         if certain and item.leg is Leg.SENT and item.peer == peer:
             self._repair(item, "it does not have the microbatch")
+
+    def link_up(self, peer: str) -> None:
+        """The link to `peer` is (back) up."""
+        for item in self.items.values() if self.core.near.crowded else ():
+            if item.leg is Leg.FINDING and peer in item.finding:
+                self._ask_after(item, peer)
+        self.pump()
 
     def link_down(self, peer: str, reason: str) -> None:
         """The link to `peer` broke; what was on its way is lost."""
@@ -306,7 +320,7 @@ class Sender:
 
     def _candidates(self, item: Item, outstanding: Mapping[str, int]) -> list[Candidate]:
         """Whom the item could go to. Under "own" its head is where it came from, while that lives."""
-        peers = [peer for peer in self._peers() if self.core.reachable(peer)]
+        peers = [peer for peer in self._peers() if self.core.reachable(peer)] or self._strangers()
         own = self.core.settings.returns == "own" and self.core.next_stage() == 0
         if own and item.path[0] in peers:
             peers = [item.path[0]]
@@ -356,7 +370,20 @@ class Sender:
         return math.inf if item.returned else item.probe_at
 
     def _peers(self) -> list[str]:
-        return self.core.membership.live(self.core.next_stage(), self.t)
+        """My neighbours at the next stage."""
+        return self.core.near.beside(self.core.next_stage(), self.core.stage, self.t)
+
+    def _strangers(self) -> list[str]:
+        """None of my neighbours is in reach: others of that stage are, and more are dialled."""
+        core = self.core
+        if not core.near.crowded:
+            return []
+        live = core.membership.live(core.next_stage(), self.t)
+        strangers = [peer for peer in live if peer not in core.links]
+        core.dice.shuffle(strangers)
+        for peer in strangers[: core.near.picks]:
+            core.contacts.reach(peer)
+        return [peer for peer in live if core.reachable(peer)]
 
     def _fence(self) -> Fence:
         return self.core.fence(self.t, self.base)
@@ -370,7 +397,14 @@ class Sender:
         if not item.returned:
             item.probe_at = self.core.now + self._patience_s(item)
         message = Forward(
-            self._fence(), item.index, item.path, item.train, item.repair, not item.returned, item.way
+            self._fence(),
+            item.index,
+            item.path,
+            item.train,
+            item.repair,
+            not item.returned,
+            item.way,
+            item.lost,
         )
         self.core.send(peer, message, item.payload)
 
@@ -402,7 +436,7 @@ class Sender:
             phase="redo" if item.returned else item.leg.name.lower(),
             reason=reason,
         )
-        item.repair, item.leg, item.peer = True, Leg.WAITING, None
+        item.repair, item.leg, item.peer, item.lost = True, Leg.WAITING, None, item.peer or ""
         item.sendable_since = item.held_until = math.inf
         item.probe_at = math.inf
         self.pump()

@@ -23,6 +23,8 @@ class Settings:
     came, and computes the forward again when the gradient is there.
     rebalance: iterations for which the same stage must have held the others up before a relay of another one
     moves there (0: nobody moves).
+    neighbours: how many peers of an adjacent stage each peer picks to keep links with (`neighbours`); where
+    no stage has more than twice as many everybody has links with everybody there.
     policy, returns: how microbatches find their way, and whether each ends at the data node where it began.
     """
 
@@ -48,6 +50,7 @@ class Settings:
     blocks: tuple[int, ...] = ()
     recompute: float = 0.0
     rebalance: int = 0
+    neighbours: int = 4
 
     def evaluates(self, t: int, last: int) -> bool:
         """Whether the state after iteration t is evaluated (by windows that travel with t + 1)."""

@@ -113,8 +113,8 @@ class Discard(Task):
 class Freeze(Task):
     """Freeze a copy of the accumulator and cut it for the reduce.
 
-    outputs: `parts` payloads in part order, each a flat integer (exact) or float (fast) vector; part p is
-    what member p of the attempt will sum. The layout is all parameters of the stage in name order,
+    outputs: `parts` payloads in part order, each a flat integer (exact) or float (fast) vector; who sums
+    which is for `cells` to say. The layout is all parameters of the stage in name order,
     flattened; `part_bounds(elements, parts)` says where the cuts lie.
     """
 
@@ -124,8 +124,11 @@ class Freeze(Task):
 
 @dataclass(frozen=True)
 class SumPart(Task):
-    """Sum one part over the members. inputs: that part from every member in member order -> outputs
-    (reduced part in the master dtype,)."""
+    """Sum one part. inputs: that part from every member of a cell in member order, or from every cell
+    -> outputs (reduced part in the master dtype,); of a cell that is not the whole stage (`whole` False) the
+    sum as it is, not rounded."""
+
+    whole: bool = True
 
 
 @dataclass(frozen=True)

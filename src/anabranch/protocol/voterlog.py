@@ -58,6 +58,8 @@ class VoterLog:
         """Who votes by the last change among the first `chosen` lines, or by a later one that may yet be
         cut. That is the last one only: each is chosen before the next is proposed (thesis §4.1), whatever a
         voter that comes back knows to be chosen."""
+        if len(self._voters) == 1:
+            return set(self.voters)
         sure = [index for index, _ in self._voters if index < chosen]
         earlier = [index for index, ids in self._voters if set(ids) != set(self.voters)]
         since = max([self._voters[0][0], *sure, *earlier])

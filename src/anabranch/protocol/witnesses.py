@@ -106,10 +106,13 @@ class Witnesses:
         core, stages = self.core, self.core.settings.stages + 1
         near: list[str] = []
         far: list[str] = []
+        linked = core.near.all(stage, subject) | {core.leader} if core.near.crowded else None
         for peer in sorted(core.links):
             member = core.membership.members.get(peer)
             if member is None or peer == subject or not core.reachable(peer):
                 continue
+            if linked is not None and peer not in linked:
+                continue  # not everybody is everybody's neighbour
             apart = (member.stage - stage) % stages
             (near if apart in (0, 1, stages - 1) or peer == core.leader else far).append(peer)
         return near, far

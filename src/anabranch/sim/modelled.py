@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass, replace
+from collections import Counter
+from dataclasses import dataclass, field, replace
 
 from anabranch.protocol import events as ev
 from anabranch.protocol import messages as msg
@@ -59,9 +60,10 @@ def pieces_of(work: Work, stage: int) -> int:
 
 @dataclass
 class Sent:
-    """What the peers sent so far: small messages and payloads."""
+    """What the peers sent so far: small messages (kinds: by kind) and payloads."""
 
     messages: int = 0
+    kinds: Counter[str] = field(default_factory=Counter)
     message_bytes: int = 0
     payloads: int = 0
     payload_bytes: float = 0.0
@@ -101,11 +103,11 @@ class ModelledWorld(World):
     def task_s(self, node: Node, task: Task) -> float:
         """Seconds that a task takes there now."""
         reduce = node.peer.replica.reduce
-        members = len(reduce.members) if reduce is not None else 1
+        parts = reduce.cells.parts if reduce is not None else 1
         machine, stage, kind = self.fleet.hosts[node.id].machine, node.peer.core.stage, type(task)
         if isinstance(task, tasks.WeightGradient) and stage == 0 and task.unit % 2:
             kind = tasks.Embed  # the gradients of an embedding's rows: as many bytes as the rows
-        seconds = machine.seconds(stage, kind, members)
+        seconds = machine.seconds(stage, kind, parts)
         if isinstance(task, tasks.InputGradient) and task.again:
             seconds += machine.seconds(stage, tasks.Forward)
         seconds *= node.slowness * self.fleet.slowness(node.id)
@@ -133,6 +135,7 @@ class ModelledWorld(World):
     def _bulk_s(self, sender: str, receiver: str, message: msg.AnyMessage, size: int, bulky: bool) -> float:
         """A small message's own bytes (those of payloads are `traffic`'s)."""
         self.sent.messages += 1
+        self.sent.kinds[type(message).__name__] += 1
         self.sent.message_bytes += size
         return 8.0 * size / self._way(sender, receiver).rate_bps
 
@@ -160,12 +163,12 @@ class ModelledWorld(World):
         """Of the tensor that a message's payload stands for."""
         work, stage = self.work, sender.peer.core.stage
         reduce = sender.peer.replica.reduce
-        members = len(reduce.members) if reduce is not None else 1
+        parts = reduce.cells.parts if reduce is not None else 1
         match message:
             case msg.ReducePart():
-                return SUM_BYTES * work.parameters(stage) / members
+                return SUM_BYTES * work.parameters(stage) / parts
             case msg.ReducedPart():
-                return GRADIENT_BYTES * work.parameters(stage) / members
+                return GRADIENT_BYTES * work.parameters(stage) / parts
             case msg.Gradient():
                 return float(GRADIENT_BYTES * work.parameters(stage))
             case msg.Piece(of_stage):
@@ -226,6 +229,7 @@ def settings_of(fleet: Fleet, policy: str) -> Settings:
         blocks=tuple(work.blocks(stage) for stage in range(1, model.stages + 1)),
         recompute=scenario.fleet.recompute,
         rebalance=scenario.fleet.rebalance,
+        neighbours=scenario.fleet.neighbours,
     )
 
 

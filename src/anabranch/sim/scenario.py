@@ -49,7 +49,8 @@ class FleetPart:
     """device: of each machine, by its seed one of these. devices: a file of further ones. achieved: share of
     the peak. speed: factor, drawn for each relay. capacity: microbatches, drawn for each relay; none: from
     its memory. recompute: slots beyond that, as a share of it, whose forward is computed again. rebalance:
-    iterations after which a relay moves to the stage that holds the others up (0: never)."""
+    iterations after which a relay moves to the stage that holds the others up (0: never).
+    neighbours: that each peer picks in an adjacent stage (`protocol.neighbours`)."""
 
     data_nodes: int = 2
     relays: int = 16
@@ -60,6 +61,7 @@ class FleetPart:
     capacity: tuple[int, ...] = ()
     recompute: float = 0.0
     rebalance: int = 0
+    neighbours: int = 4
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,7 @@ RANGES = {
     "fleet.capacity": Range(1, 1024),
     "fleet.recompute": Range(0.0, 16.0),
     "fleet.rebalance": Range(0, 100_000),
+    "fleet.neighbours": Range(1, 64),
     "network.up_bps": Range(1e5, 1e13),
     "network.down_bps": Range(1e5, 1e13),
     "network.loss": Range(0.0, 0.2),

@@ -102,6 +102,7 @@ class Simulation:
                 "payload_bytes": world.sent.payload_bytes,
             },
             self._phases.end(world.clock.now, len(self.tape.relays)),
+            world.sent.kinds,
         )
         self.churn.opened(record.t + 1, row.seconds)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -27,8 +29,9 @@ class Row(msgspec.Struct):
     of those whose result entered no step; died_s: of the wasted, what was computed by processes that died
     with it. busy, alive: relay seconds of computing, and of being there.
     communicating_s: mean over the relays that something they sent was under way. twice: contributions that a
-    stage's gradient has more than once. messages: small ones. phases: of the iteration, and what a relay
-    computed in it on average (`sim.phases`); empty for systems that are modelled."""
+    stage's gradient has more than once. messages: small ones; kinds: the same by kind. phases: of the
+    iteration, and what a relay computed in it on average (`sim.phases`); empty for systems that are
+    modelled."""
 
     t: int
     seconds: float
@@ -47,6 +50,7 @@ class Row(msgspec.Struct):
     payload_bytes: float
     phases: dict[str, float] = {}
     died_s: float = 0.0
+    kinds: dict[str, int] = {}
 
 
 class Outcome(msgspec.Struct):
@@ -75,6 +79,7 @@ class Tape:
         self.relays = [host.id for host in fleet.hosts.values() if host.stage]
         self.totals: dict[str, float] = dict.fromkeys(_SUMS, 0)
         self._before = dict(self.totals)
+        self._kinds: dict[str, int] = {}
         self._begun_at = 0.0
         self._down_at = dict.fromkeys(sorted(fleet.trace.absent), 0.0)
         self._missed_s = dict.fromkeys(self.relays, 0.0)
@@ -101,9 +106,10 @@ class Tape:
         members: Mapping[int, Sequence[str]],
         totals: Mapping[str, float] | None = None,
         phases: Mapping[str, float] | None = None,
+        kinds: Mapping[str, int] | None = None,
     ) -> Row:
         """Step t is taken. members: stage -> replicas whose sums are in it. totals: sums that were kept
-        elsewhere."""
+        elsewhere. kinds: control messages so far, by kind."""
         now, seconds = self.clock.now, self.clock.now - self._begun_at
         self.totals.update(totals or {})
         for relay, at in self._down_at.items():
@@ -124,7 +130,9 @@ class Tape:
         counts = {stage: len(names) for stage, names in members.items()}
         bound = bound_s(self.fleet, Available(shares, counts))
         alive_s, phases = sum(alive.values()), dict(phases or {})
-        row = Row(t=t, seconds=seconds, bound_s=bound, alive_s=alive_s, phases=phases, **sums)
+        sent = {kind: count - self._kinds.get(kind, 0) for kind, count in (kinds or {}).items()}
+        self._kinds = dict(kinds or {})
+        row = Row(t=t, seconds=seconds, bound_s=bound, alive_s=alive_s, phases=phases, kinds=sent, **sums)
         self.rows.append(row)
         self._before, self._begun_at = dict(self.totals), now
         self._missed_s = dict.fromkeys(self.relays, 0.0)
@@ -169,13 +177,15 @@ FIGURES: dict[str, Callable[[Sequence[Row], int, int], float]] = {
 
 
 class Summary(msgspec.Struct):
-    """One policy over its seeds, each iteration after the warm-up counted. figures: as in FIGURES."""
+    """One policy over its seeds, each iteration after the warm-up counted. figures: as in FIGURES. kinds:
+    control messages of a node in an iteration, by kind (empty for systems that are modelled)."""
 
     policy: str
     seeds: int
     iterations: int
     figures: dict[str, Estimate]
     failures: list[str]
+    kinds: dict[str, float] = {}
 
 
 def summary(outcomes: Sequence[Outcome], fleet: Fleet) -> Summary:
@@ -188,7 +198,12 @@ def summary(outcomes: Sequence[Outcome], fleet: Fleet) -> Summary:
         for name, figure in FIGURES.items()
     }
     failures = [f"seed {o.seed}: {o.failure}" for o in outcomes if o.failure]
-    return Summary(outcomes[0].policy, len(counted), sum(map(len, counted)), figures, failures)
+    iterations = sum(map(len, counted))
+    kinds: Counter[str] = Counter()
+    for row in itertools.chain(*counted):
+        kinds.update(row.kinds)
+    of_each = {kind: count / iterations / len(fleet.hosts) for kind, count in kinds.most_common()}
+    return Summary(outcomes[0].policy, len(counted), iterations, figures, failures, of_each)
 
 
 def estimate(values: Sequence[float]) -> Estimate:

@@ -163,7 +163,8 @@ def cut(flat: Tensor, parts: int) -> tuple[Tensor, ...]:
 
 
 def sum_part(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-    """The sum of one part over its members, in the master dtype: the only rounding of an exact reduce.
+    """The sum of one part over its members, in the master dtype: the only rounding of an exact reduce. In the
+    type of the parts it is not rounded.
 
     ValueError unless all are vectors of one length and type.
     """
@@ -178,7 +179,7 @@ def sum_part(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
             total = total + parts[1][begin:end]  # not in place: the parts are not ours
             for part in parts[2:]:
                 total.add_(part[begin:end])
-        result[begin:end] = _in_full(total)
+        result[begin:end] = _in_full(total) if dtype.is_floating_point else total
     return result
 
 

@@ -200,7 +200,7 @@ class Worker:
         length = len(inputs[0]) if inputs and inputs[0].dim() == 1 else -1
         if any(part.dtype != kind or tuple(part.shape) != (length,) for part in inputs) or length < 0:
             raise _Refused(f"the members' parts are not {kind} vectors of one length")
-        return Result(outputs=(exact.sum_part(inputs, self.master),))
+        return Result(outputs=(exact.sum_part(inputs, self.master if task.whole else kind),))
 
     def _assemble(self, task: tasks.Assemble, inputs: Sequence[Tensor]) -> Result:
         gradient = self._flat(torch.cat([part.reshape(-1) for part in inputs]) if inputs else None)

@@ -18,6 +18,8 @@ NODES_MAX = 40
 TORCH_EVERY = 20
 #: One seed in so many computes slowly, and faults wait: by then a plan of the flow stands.
 PLANNED_EVERY, PLANNED_STEPS, PLANNED_TASK_S = 7, 6, 0.2
+#: From this seed on one in so many is a swarm in which not everybody knows everybody, and reduces in cells.
+CROWDED_FROM, CROWDED_EVERY = 50_000, 5
 #: One-way delays (s) that a swarm's messages take.
 _LATENCIES = ((0.001, 0.005), (0.001, 0.01), (0.001, 0.02), (0.005, 0.05), (0.02, 0.2))
 _COMPUTING = ("Forward", "Head", "InputGradient", "WeightGradient")
@@ -106,6 +108,7 @@ def draw(seed: int, profile_name: str) -> Drawn:
         snapshot_every=lots.randint(2, 5),
         voters=3 if any(aim.elects for aim in aims) else lots.choice([1, 3, 3]),
         redo=lots.choice(["replay", "replay", "gradients"]),
+        neighbours=1 if seed >= CROWDED_FROM and seed % CROWDED_EVERY == 0 else Settings.neighbours,
     )
     latency = _LATENCIES[0] if planned else dice.choice(_LATENCIES)
     computing_s = PLANNED_TASK_S if planned else dice.choice([0.005, 0.01, 0.03])

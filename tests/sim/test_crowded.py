@@ -1,0 +1,80 @@
+"""Swarms in which not everybody is everybody's neighbour, and large stages reduce in cells."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from anabranch.protocol import events as ev
+from anabranch.protocol import messages as msg
+from anabranch.protocol.cells import FLAT
+from anabranch.protocol.settings import Settings
+from anabranch.sim.algebra import Machine, counting_world, wrong_states
+from anabranch.sim.faults import Fault, added_in_mid_backward, kill
+from anabranch.sim.node import Node
+from anabranch.sim.world import World
+
+STAGES, REPLICAS, STEPS, PICKS = 2, 9, 3, 2
+
+
+def crowded() -> World:
+    settings = Settings("crowded", 1, STAGES, 18, STEPS, min_replicas=REPLICAS, neighbours=PICKS)
+    machines = [Machine("d0", 0), Machine("d1", 0)]
+    machines += [Machine(f"r{s}.{n}", s) for s in range(1, STAGES + 1) for n in range(REPLICAS)]
+    return counting_world(settings, machines, seed=4)
+
+
+class Heard:
+    """Messages that came, by receiver, kind and sender."""
+
+    def __init__(self, world: World) -> None:
+        self.counts: Counter[tuple[str, str, str]] = Counter()
+        world.watchers.append(self)
+
+    def __call__(self, node: Node, event: ev.Event) -> None:
+        if isinstance(event, ev.Received):
+            self.counts[node.id, type(event.message).__name__, event.peer] += 1
+
+    def senders(self, peer: str, *kinds: type[msg.Message]) -> set[str]:
+        names = {kind.__name__ for kind in kinds}
+        return {sender for receiver, kind, sender in self.counts if receiver == peer and kind in names}
+
+
+def test_a_relay_shares_work_with_its_neighbours_alone_and_every_step_is_right() -> None:
+    world = crowded()
+    heard = Heard(world)
+    near: dict[str, set[str]] = {}
+
+    def look(node: Node, event: ev.Event) -> None:
+        if node.peer.iteration is not None and node.id not in near:
+            assert node.peer.core.near.crowded
+            near[node.id] = node.peer.core.near.all(node.peer.core.stage)
+
+    world.watchers.append(look)
+    world.run()
+    assert not wrong_states(world)
+    assert len(world.history().commits) == STEPS
+    assert REPLICAS > FLAT * PICKS
+    for relay in (peer for peer in world.nodes if peer.startswith("r")):
+        assert heard.senders(relay, msg.Forward, msg.Backward, msg.Slots, msg.Ask) <= near[relay]
+        assert len(near[relay]) < 2 * REPLICAS
+        parts = sum(
+            count
+            for (receiver, kind, _), count in heard.counts.items()
+            if receiver == relay and kind in ("ReducePart", "ReducedPart")
+        )
+        assert parts < STEPS * (REPLICAS - 1), "fewer than half of what all with all would be"
+
+
+def test_a_replacement_finds_who_has_the_microbatch_though_it_is_no_neighbour_of_it() -> None:
+    world = crowded()
+    heard = Heard(world)
+    fault = Fault(world, tuple(f"r1.{n}" for n in range(REPLICAS)), added_in_mid_backward(2), kill())
+    world.watchers.append(fault)
+    world.run()
+    assert fault.delivered
+    assert not wrong_states(world)
+    assert len(world.history().commits) == STEPS
+    repairs = [fields for _, _, kind, fields in world.notes if kind == "repair"]
+    assert repairs
+    assert any(kind == "Have" for _, kind, _ in heard.counts)
+    assert not [fields for _, _, kind, fields in world.notes if kind == "double"]
