@@ -240,6 +240,17 @@ def goals(seeds: int, iterations: int) -> list[str]:
     return lines
 
 
+def quotients(seeds: int, iterations: int) -> str:
+    """Ours over theirs in every setting."""
+    rows = []
+    for name, machines, crash in product(MODELS, FLEETS, CHURN):
+        ours = main_cell(name, machines, crash, OURS, iterations)
+        theirs = [main_cell(name, machines, crash, policy, iterations) for policy in POLICIES[1:]]
+        found = [f"{quotient(ours, each, seeds).mean:.2f}" for each in theirs]
+        rows.append([f"{name}, {machines}", f"{100 * crash:.0f} %", *found])
+    return table(["setting", "churn", *POLICIES[1:]], rows)
+
+
 def tables(seeds: int, iterations: int) -> str:
     scenario = load_scenario("wan10")
     model, fleet = scenario.model, scenario.fleet
@@ -267,6 +278,7 @@ def tables(seeds: int, iterations: int) -> str:
             rows.append([f"{100 * crash:.0f} %", policy, *figures, f"{each.seeds} of {seeds}"])
         lines += [f"**{name} ({MODELS[name]}), {machines} machines (`{FLEETS[machines]}`)**", ""]
         lines += [table(["churn", "policy", *COLUMNS, "finished"], rows), ""]
+    lines += ["Iteration time of `auction` over that of the others:", "", quotients(seeds, iterations), ""]
     lines += [*goals(seeds, iterations), ""]
     return "\n".join(lines)
 
@@ -289,7 +301,7 @@ def ablation(seeds: int, iterations: int) -> str:
             "",
             f"`wan10-mixed`, LLaMA-like, {seeds} seeds, {iterations} iterations; each row leaves out or "
             "changes one thing; *over all* is its time over the first row's. Placement is not in it: who "
-            "serves which stage is the scenario's, and nobody moves yet. A bigger batch spreads fill, drain "
+            "serves which stage is the scenario's, and nobody moves. A bigger batch spreads fill, drain "
             "and reduce over more.",
             "",
             table(head, rows),
