@@ -33,7 +33,8 @@ from anabranch.node.founding import create_run
 from anabranch.node.swarm import LocalSwarm, processes_of
 from anabranch.observe.events import Step
 from anabranch.sim.machines import MachinePart
-from anabranch.sim.scenario import ChurnPart, FleetPart, ModelPart, NetworkPart, RunPart, Scenario
+from anabranch.sim.parts import ChurnPart, FleetPart, ModelPart, NetworkPart, RunPart
+from anabranch.sim.scenario import Scenario
 from anabranch.sim.simulate import simulate
 from anabranch.sim.trace import LEAVE, Change, Trace, render_trace
 from report import table, write_section

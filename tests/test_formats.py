@@ -20,7 +20,8 @@ from anabranch.observe.view.recording import FRAMES_MAX, Recording
 from anabranch.observe.view.teller import SUBJECTS
 from anabranch.protocol import records
 from anabranch.sim.machines import MachinePart
-from anabranch.sim.scenario import RANGES, Scenario
+from anabranch.sim.parts import RANGES
+from anabranch.sim.scenario import Scenario
 from anabranch.sim.scenario import keys as scenario_keys
 from anabranch.sim.tape import FIGURES, Row, Summary
 from anabranch.sim.tape import Outcome as SimulatedRun

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Iterable
 
 from anabranch.sim.clock import Clock
-from anabranch.sim.scenario import ChurnPart
+from anabranch.sim.parts import ChurnPart
 from anabranch.sim.trace import LEAVE, NO_TRACE, Change, Trace
 
 

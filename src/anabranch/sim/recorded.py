@@ -23,14 +23,8 @@ from anabranch.observe.events import (
 )
 from anabranch.protocol.settings import Settings
 from anabranch.sim.machines import MachinePart
-from anabranch.sim.scenario import (
-    ChurnPart,
-    FleetPart,
-    ModelPart,
-    NetworkPart,
-    RunPart,
-    Scenario,
-)
+from anabranch.sim.parts import ChurnPart, FleetPart, ModelPart, NetworkPart, RunPart
+from anabranch.sim.scenario import Scenario
 from anabranch.sim.trace import JOIN, LEAVE, Change, Trace
 
 #: Precision of computing as a run file calls it -> as a scenario does.

@@ -1,0 +1,88 @@
+"""Does what `anabranch plan` recommends pay, and is its arithmetic near what the simulator says?
+
+    python benchmarks/plan.py [--fleets wan10 wan10-mixed forty] [--simulate 2] [--iterations 3] [--write]
+
+For each fleet: the cut that its scenario has (relays dealt in turn), and the best plans by estimate, each run
+in virtual time. All with the protocol's `auction`, seed 0, the first iteration not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+
+from anabranch.net.wan.profile import find_profile
+from anabranch.sim.machines import staged
+from anabranch.sim.planning.estimate import estimate
+from anabranch.sim.planning.search import Plan, named_fleet, plans, shortlist, simulated
+from anabranch.sim.scenario import fleet_of, load_scenario
+from report import table, write_section
+
+
+def compared(name: str, most: int, iterations: int) -> list[Plan]:
+    """The scenario's own cut, then the plans, simulated."""
+    scenario = load_scenario(name)
+    regions = find_profile(scenario.network.profile)
+    fleet = named_fleet(scenario, regions)
+    dealt = staged(fleet.machines, scenario.model.stages)
+    own = replace(fleet, machines=tuple(replace(part, stage=stage) for stage, part in dealt))
+    first = Plan(own, estimate(fleet_of(own, regions, 0)))
+    chosen = [first, *shortlist(plans(scenario, regions), most)]
+    return [simulated(plan, regions, iterations) for plan in chosen]
+
+
+def row(fleet: str, what: str, plan: Plan) -> list[str]:
+    model, more = plan.scenario.model, plan.scenario.fleet.recompute
+    failed = plan.simulated is None or bool(plan.simulated.failures)
+    return [
+        fleet,
+        what,
+        str(model.stages),
+        f"{model.microbatches} of {model.rows}×{model.sequence}",
+        f"{1 + more:g}×" if more else "kept",
+        f"{plan.estimated.iteration_s:.2f}",
+        "failed" if failed else f"{plan.iteration_s:.2f}",
+        "–" if failed else f"{plan.estimated.iteration_s / plan.iteration_s:.2f}",
+        f"{plan.tokens_per_s:.0f}",
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--fleets", nargs="+", default=["wan10", "wan10-mixed", "forty"])
+    parser.add_argument("--simulate", type=int, default=2, help="plans of each fleet")
+    parser.add_argument("--iterations", type=int, default=3, help="of each")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/results.md")
+    options = parser.parse_args()
+    rows, lines, errors = [], [], []
+    for name in options.fleets:
+        own, *found = compared(name, options.simulate, options.iterations)
+        found.sort(key=lambda plan: plan.iteration_s)
+        rows.append(row(name, "as the scenario", own))
+        rows += [row(name, f"plan {at}", plan) for at, plan in enumerate(found, start=1)]
+        print(table(["", *["-"] * 8], rows), flush=True)
+        errors += [abs(plan.estimated.iteration_s / plan.iteration_s - 1.0) for plan in (own, *found)]
+        gain = own.iteration_s / found[0].iteration_s
+        lines.append(f"- `{name}`: the recommended plan is **{gain:.2f} times** as quick as the scenario.")
+    lines.append(
+        f"- The estimate is off the simulated time by {100 * sum(errors) / len(errors):.0f} % on average, by "
+        f"{100 * max(errors):.0f} % at most ({len(errors)} plans)."
+    )
+    head = [
+        "fleet", "", "stages", "microbatches", "activations", "estimated s", "simulated s",
+        "estimated/simulated", "tokens/s",
+    ]  # fmt: skip
+    text = (
+        "`anabranch plan`: seconds of an iteration by its arithmetic and in virtual time (`auction`, seed 0, "
+        f"{options.iterations} iterations, the first not counted), without churn.\n\n{table(head, rows)}\n\n"
+        + "\n".join(lines)
+    )
+    if options.write:
+        write_section("plan", text)
+    else:
+        print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
