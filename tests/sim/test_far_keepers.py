@@ -9,8 +9,11 @@ import pytest
 from lost_stages import SETTINGS, SOON_S, check_whole, joiner, lose, rollbacks, swarm
 from test_lost_stage import PHASES
 
+from anabranch.protocol import tasks
 from anabranch.protocol.events import Event
 from anabranch.protocol.records import Commit, decode_entry
+from anabranch.sim.algebra import Machine, member_of
+from anabranch.sim.faults import ended
 from anabranch.sim.node import Node
 from anabranch.sim.world import World
 
@@ -61,3 +64,25 @@ def test_a_lost_stage_asks_keepers_that_are_not_beside_it(seed: int) -> None:
     assert fault.delivered and rollbacks(world) == []
     at = fault.delivered[0][0]
     assert min(time for time in times if time > at + 0.2) < at + 3.0
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_stage_that_took_a_step_is_brought_up_to_it_under_another_leader(seed: int) -> None:
+    """The leader is frozen when all of a stage dies after a step. Whoever leads next has not heard of that
+    stage what the state after the step has to be: those say so who take it again by kept gradients."""
+    settings = replace(SETTINGS, redo="gradients", snapshot_every=2, voters=3)
+    world = swarm(seed, data_nodes=3, settings=settings)
+    fault = lose(world, 2, ended(tasks.Apply, 5))
+    struck: list[float] = []
+
+    def freeze(node: Node, event: Event) -> None:
+        if fault.delivered and not struck:
+            struck.append(world.clock.now)
+            world.freeze("d0", 12.0)
+            world.add(member_of(Machine("x", 2)), "d1", world.clock.now + 0.5)
+
+    world.watchers.append(freeze)
+    world.run(SOON_S)
+    assert struck
+    check_whole(world)
+    assert rollbacks(world) == []

@@ -60,14 +60,6 @@ def test_a_leader_that_is_cut_off_condemns_nobody() -> None:
     assert [f for _, who, kind, f in world.notes if kind == "waiting" and "nobody is heard" in str(f)]
 
 
-def test_a_frozen_peer_is_refuted_and_nothing_is_lost_but_time() -> None:
-    world = swarm(5)
-    world.clock.at(5.0, lambda: world.freeze("r2.1", 6.0))
-    carry_on(world, 11.0)
-    assert world.history().removals == 0
-    assert verdicts(world, "r2.1", Verdict.SUSPECTED) and verdicts(world, "r2.1", Verdict.REFUTED)
-
-
 def test_a_reset_is_acted_on_at_once() -> None:
     world = swarm(6)
     lost: list[float] = []

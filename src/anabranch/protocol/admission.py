@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import msgspec
 
 from anabranch import PROTOCOL_VERSION
+from anabranch.protocol.absent import Absent
 from anabranch.protocol.backoff import Backoff
 from anabranch.protocol.core import Core
 from anabranch.protocol.events import Dial
@@ -68,6 +69,7 @@ class Admission:
         self._removals: dict[str, str] = {}
         self._leaving: dict[str, str] = {}
         self._lost: dict[str, Lost] = {}
+        self.absent = Absent(core, self._lost)
         self._waiting_for = ""
 
     # --- in ------------------------------------------------------------------------------------
@@ -226,8 +228,10 @@ class Admission:
             contacts.witnesses.ask(peer, lost.patience_s)
 
     def silent(self, overdue: Overdue) -> None:
-        """A linked member is silent for longer than its history explains."""
-        if overdue.verdict is Verdict.GONE and not self._waits_for(overdue):
+        """A linked member is silent for longer than its history explains. Where a step waits for it there is
+        no delay once it is silent to all."""
+        gone = overdue.verdict is Verdict.GONE or (overdue.to_all and self.absent.needed(overdue.peer))
+        if gone and not self._waits_for(overdue):
             self.remove(overdue.peer, str(overdue))
         elif overdue.verdict is Verdict.CUT_OFF:
             self._doubt(overdue)

@@ -382,7 +382,9 @@ class Joining:
         core.effects.append(BuildStage(core.stage))
 
     def _base_after(self, t: int) -> str | None:
-        """The base of the state after iteration t, as far as the log was followed."""
+        """The base of the state after iteration t, if the log was followed from there."""
+        if t + 1 < min(self.peer.replica.pending, default=0):
+            return None
         if t == self._announced.t:
             return self._announced.base
         following = self.peer.replica.pending.get(t)

@@ -80,6 +80,8 @@ class Round:
     stalls: int = 0
     spread: float = 1.0
     retries: dict[int, int] = field(default_factory=dict)
+    redone: dict[int, set[str]] = field(default_factory=dict)
+    """By stage: members that this step does without; others do again what they had added."""
 
 
 class Leader:
@@ -186,6 +188,7 @@ class Leader:
         if units - known:
             current.progress_at, current.stalls = self.core.now, 0
         claims[peer] = units | known
+        self.admission.absent.back(peer)
         self.admission.parted.told(peer, message.apart)
         if message.stage == 0:
             current.manifest = current.manifest or message.manifest
@@ -231,6 +234,7 @@ class Leader:
             return
         if self.core.membership.stage_of(peer) == message.stage:
             self._applied.setdefault(message.stage, {})[peer] = message.fingerprint
+            self.admission.absent.back(peer)
             self.restoring.caught_up(peer)
 
     def on_overflow(self, peer: str, message: Overflow) -> None:
@@ -243,6 +247,7 @@ class Leader:
         self.keeping.removed(peer)
         self.restoring.removed(peer)
         self.admission.parted.removed(peer)
+        self.admission.absent.back(peer)
         for applied in self._applied.values():
             applied.pop(peer, None)
         current = self.round
@@ -404,13 +409,19 @@ class Leader:
     def _attempts(self, current: Round) -> None:
         if current.t > self.last_t:
             return
+        anybody_absent = self.admission.absent.anybody
         for stage in range(self.core.settings.stages + 1):
-            if stage in current.attempts:
+            if stage in current.attempts and not anybody_absent:
+                continue
+            members = self.admission.absent.present(stage, current.t)
+            if stage in current.attempts and not self._without(current, stage, members):
                 continue
             cover = self.core.settings.cover(stage)
-            members = self.core.membership.live(stage, current.t)
             claims = {p: u for p, u in current.claims.get(stage, {}).items() if p in members}
-            if not members or missing(cover, claims):
+            if not members:
+                continue
+            if lacking := missing(cover, claims):
+                self._redo(current, stage, members, lacking)
                 continue
             self._attempt_number += 1
             message = Attempt(
@@ -431,6 +442,30 @@ class Leader:
             current.progress_at = self.core.now
             for peer in members:
                 self.core.send(peer, message)
+
+    def _without(self, current: Round, stage: int, members: list[str]) -> bool:
+        """Give up a stage's attempt if it cannot end because of a member that the step does without; whether
+        it is given up."""
+        if set(current.attempts[stage].members) <= set(members) or self._prepared(current, stage):
+            return False
+        current.attempts.pop(stage, None)
+        current.prepared.pop(stage, None)
+        return True
+
+    def _redo(self, current: Round, stage: int, members: list[str], lacking: set[int]) -> None:
+        """What members have added that the step does without, others do again: whoever sent it on sees to
+        that (R6)."""
+        membership, told = self.core.membership, current.redone.setdefault(stage, set())
+        away = set(membership.live(stage, current.t)) - set(members)
+        if away <= told:
+            return
+        told |= away
+        names = " and ".join(peer[:8] for peer in sorted(away))
+        text = f"goes on without {names} of stage {stage}, not heard: {len(lacking)} units go to others"
+        self.core.note("waiting", reason=f"iteration {current.t} {text}")
+        for peer in membership.live(stage - 1, current.t):
+            fence = self.core.fence(current.t, current.base)
+            self.core.send(peer, Missing(fence, {stage: tuple(sorted(lacking))}))
 
     def repeat(self, peer: str) -> None:
         """The link to a peer is (back) up: tell it the attempt that it may have missed."""

@@ -43,6 +43,8 @@ from anabranch.protocol.work import Rank
 #: Seconds a missing gradient is waited for before it is fetched; first and longest wait between two fetches.
 FETCH_AFTER_S = 1.0
 FETCH_AGAIN = (1.0, 4.0)
+#: Steps that are remembered while a state is fetched: an older state is of no use any more.
+PENDING_MAX = 64
 
 
 @dataclass
@@ -100,6 +102,8 @@ class Replica:
         self._applying = False
         self._fetch_at = float("inf")
         self._fetches = Backoff(core.dice, *FETCH_AGAIN)
+        self._lacking: set[str] = set()
+        """Replicas that do not have the gradient of the next step (any more)."""
         self._on_applied = on_applied
         self._on_behind = on_behind
 
@@ -348,6 +352,8 @@ class Replica:
         """C_t was chosen; it is applied in its turn."""
         if record.t > self.t:
             self.pending[record.t] = (record, base)
+            if self.t < 0 and not self.keepers and len(self.pending) > PENDING_MAX:
+                del self.pending[min(self.pending)]
             self.advance()
 
     def advance(self) -> None:
@@ -372,6 +378,7 @@ class Replica:
     def _take(self, task: Task) -> None:
         self._applying = True
         self._fetch_at = float("inf")
+        self._lacking.clear()
         self._fetches.reset()
         self.core.queue.drop(task.t)
         self.core.submit(Rank.STEP, task, (), self._applied)
@@ -401,6 +408,7 @@ class Replica:
         self.pending.clear()
         self._applying = False
         self._fetch_at = float("inf")
+        self._lacking.clear()
         self._fetches.reset()
         self.keepers = ()
         self._drop()
@@ -422,7 +430,8 @@ class Replica:
         peers = [peer for peer in [*live, *self.keepers] if self.core.reachable(peer)]
         tries = 4 * (len(peers) + 2) if live or self.keepers else 1
         self._fetch_at = self.core.now + (self._fetches.next() or FETCH_AFTER_S)
-        if self._fetches.tries > tries:
+        if self._fetches.tries > tries or (peers and self._lacking.issuperset(peers) and not self.keepers):
+            self._lacking.clear()
             self._fetches.reset()
             self._fetch_at = float("inf")
             self.t = -1  # nothing is applied until a whole state is here
@@ -438,6 +447,7 @@ class Replica:
         if following is None or not wanted or self._applying:
             return
         if payload is None:
+            self._lacking.add(peer)
             self._ask_next()
             return
         record = following[0]
@@ -454,8 +464,9 @@ class Replica:
 
     def _ask_next(self) -> None:
         """Whoever was asked for the gradient does not have it. Each step has other keepers: all of them are
-        asked without delay first."""
-        wait_s = 0.0 if self._fetches.tries < len(self.keepers) else FETCH_AFTER_S
+        asked without delay first. So are the replicas: the gradients of the last steps are all that they
+        keep, and who is further behind has to fetch the state."""
+        wait_s = 0.0 if self._fetches.tries < len(self.keepers) or not self.keepers else FETCH_AFTER_S
         self._fetch_at = min(self._fetch_at, self.core.now + wait_s)
 
     def on_fetch_gradient(self, peer: str, message: FetchGradient) -> None:

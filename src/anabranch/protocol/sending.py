@@ -93,6 +93,7 @@ class Sender:
         self._on_gradient = on_gradient
         self._usual_s = 0.0
         self._ways = 0
+        self._missed: set[int] = set()
         self._due_at: float | None = None
         core.policy.opened(self._peers())
         core.unsent = 0
@@ -221,7 +222,7 @@ class Sender:
             if item.leg is Leg.FINDING:
                 item.finding.discard(peer)
                 self._found_nobody(item)
-            elif item.peer == peer and not item.returned:
+            elif item.peer == peer and (not item.returned or item.index in self._missed):
                 self._repair(item, reason)
         self.pump()
 
@@ -236,13 +237,17 @@ class Sender:
         self.pump()
 
     def recheck(self, indices: list[int]) -> None:
-        """The leader misses these at the next stage: ask after each, and once more for what was asked."""
+        """The leader misses these at the next stage: ask after each, and once more for what was asked. What
+        is with a peer that is not heard here either (now, or later in this iteration) is done again."""
+        self._missed.update(indices)
         for index in indices:
             item = self.items.get(index)
             if item is None:
                 continue
             asked = sorted(item.finding) if item.leg is Leg.FINDING else []
-            if item.leg is Leg.SENT and item.peer is not None:
+            if item.leg is Leg.SENT and item.peer is not None and not self.core.reachable(item.peer):
+                self._repair(item, "the leader misses it, and its holder is not heard")
+            elif item.leg is Leg.SENT and item.peer is not None:
                 asked = [item.peer]
             elif item.leg is Leg.WAITING:
                 item.asked.clear()

@@ -4,7 +4,9 @@ The silence of a linked peer is measured in its patience (`detector`). At one pa
 own work goes elsewhere at once. At two there is a verdict: the *link* is bad if somebody else hears the peer,
 and is made anew; the peer is *gone* if somebody answered and nobody hears it; *I* am cut off if nobody
 answers at all. The last two doubts have an end: after LAST patiences a peer that cannot be heard is gone,
-for a member without a link to the leader can take part in nothing.
+for a member without a link to the leader can take part in nothing. When WITNESSED others are linked to it,
+too, and none has heard it since it was first doubted, it is *silent to all*: where a step needs it there is
+nothing more to wait for (`absent`).
 """
 
 from __future__ import annotations
@@ -12,12 +14,15 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple
 
+from anabranch.protocol.detector import DOUBT
 from anabranch.protocol.witnesses import Account
 
 #: Patiences after which there is a verdict, and after which no doubt is left.
 VERDICT = 2.0
 LAST = 5.0
 ROUNDING = 1e-6
+#: So many others have to be linked to a silent peer, and not to hear it, before it is silent to all.
+WITNESSED = 2
 
 
 class Verdict(Enum):
@@ -50,6 +55,12 @@ class Overdue(NamedTuple):
             if self.alone and not self.account.answered:
                 return Verdict.CUT_OFF
         return Verdict.GONE
+
+    @property
+    def to_all(self) -> bool:
+        """Whether the peer is silent to all, as far as can be known."""
+        told = [s for s in self.account.silences_s if s + ROUNDING >= DOUBT * self.patience_s]
+        return self.linked and not self.account.heard and len(told) >= WITNESSED
 
     def __str__(self) -> str:
         what = "silent" if self.linked else "out of reach"

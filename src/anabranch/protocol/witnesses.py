@@ -32,10 +32,12 @@ SILENCE_MAX_S = 1e6
 
 class Account(NamedTuple):
     """What was said of a peer. heard_s: seconds since the witness who heard it last did, infinite if none
-    hears it. answers: witness -> what it said, in words ("" while it has not answered)."""
+    hears it. answers: witness -> what it said, in words ("" while it has not answered). silences_s: for how
+    long those who are linked to it have not heard it."""
 
     heard_s: float
     answers: dict[str, str]
+    silences_s: tuple[float, ...] = ()
 
     @property
     def heard(self) -> bool:
@@ -125,7 +127,8 @@ class Witnesses:
         now, answers = self.core.now, inquiry.answers
         heard = [now - at for probed, at in answers.values() if probed is not None and probed.heard]
         said = {p: "" if probed is None else _words(probed, now - at) for p, (probed, at) in answers.items()}
-        return Account(min(heard, default=math.inf), said)
+        silent = (_silence_s(p, now - at) for p, at in answers.values() if p and p.linked and not p.heard)
+        return Account(min(heard, default=math.inf), said, tuple(silent))
 
     def asked_at(self, subject: str) -> float:
         """When it was last asked after; minus infinity: not since it was heard."""
@@ -217,8 +220,11 @@ def _words(probed: Probed, since_s: float) -> str:
         return "has no link to it"
     if probed.heard:
         return f"heard it {since_s:.1f} s ago"
-    silence_s = min(probed.silence_s, SILENCE_MAX_S) if probed.silence_s >= 0.0 else SILENCE_MAX_S
-    return f"has not heard it for {silence_s + since_s:.1f} s"
+    return f"has not heard it for {_silence_s(probed, since_s):.1f} s"
+
+
+def _silence_s(probed: Probed, since_s: float) -> float:
+    return (min(probed.silence_s, SILENCE_MAX_S) if probed.silence_s >= 0.0 else SILENCE_MAX_S) + since_s
 
 
 def _shuffled(peers: list[str], dice: Dice) -> list[str]:
