@@ -28,6 +28,7 @@ class VoterLog:
         self._hashes: list[str] = []
         self._terms: list[int] = []
         self._voters: list[tuple[int, tuple[str, ...]]] = [(self.start.index - 1, voters)]
+        self._electors: tuple[int, frozenset[str]] | None = None
         for line in lines:
             self.append(line)
 
@@ -54,16 +55,19 @@ class VoterLog:
         """Index of that record."""
         return self._voters[-1][0]
 
-    def electors(self, chosen: int) -> set[str]:
+    def electors(self, chosen: int) -> frozenset[str]:
         """Who votes by the last change among the first `chosen` lines, or by a later one that may yet be
         cut. That is the last one only: each is chosen before the next is proposed (thesis §4.1), whatever a
         voter that comes back knows to be chosen."""
-        if len(self._voters) == 1:
-            return set(self.voters)
+        if self._electors is None or self._electors[0] != chosen:
+            self._electors = chosen, self._electors_by(chosen)
+        return self._electors[1]
+
+    def _electors_by(self, chosen: int) -> frozenset[str]:
         sure = [index for index, _ in self._voters if index < chosen]
         earlier = [index for index, ids in self._voters if set(ids) != set(self.voters)]
         since = max([self._voters[0][0], *sure, *earlier])
-        return {voter for index, ids in self._voters if index >= since for voter in ids}
+        return frozenset(voter for index, ids in self._voters if index >= since for voter in ids)
 
     def term_of(self, index: int) -> int:
         return self._terms[index - self.start.index]
@@ -90,6 +94,7 @@ class VoterLog:
         self._terms.append(entry.term)
         if isinstance(entry.record, Voters | Epoch):
             self._voters.append((entry.index, entry.record.ids))
+            self._electors = None
         return entry
 
     def cut(self, length: int) -> None:
@@ -98,6 +103,7 @@ class VoterLog:
         del self._lines[keep:], self._hashes[keep:], self._terms[keep:]
         while len(self._voters) > 1 and self._voters[-1][0] >= length:
             self._voters.pop()
+        self._electors = None
 
     def forget(self, chosen: int) -> None:
         """Keep no more than LINES_KEPT chosen lines in memory."""
@@ -111,6 +117,7 @@ class VoterLog:
         self.start = Position(index, previous)
         while len(self._voters) > 1 and self._voters[1][0] < index:
             self._voters.pop(0)
+        self._electors = None
 
     def since(self, index: int, end: int | None = None) -> tuple[bytes, ...]:
         """Lines from `index` on (before `end`), as many as fit one message, at least one."""

@@ -25,33 +25,32 @@ def check_bounds(node: Node) -> int:
     exist = settings.microbatches + settings.windows
     seen = core.membership.incarnations
     senders = len(seen) + sum(peer not in seen for peer in core.links) + 1
-    sizes = [
-        ("messages of iterations to come", len(peer._early), EARLY_MAX * senders),
-        ("iterations whose boundaries are kept", len(peer._retained), RETAINED_MAX),
-        ("waiting tasks", core.queue.waiting, TASKS_PER_MICROBATCH * exist + TASKS_BESIDES),
-        ("early parts of a reduce", len(peer.replica._early), 2 * senders),
-        ("steps to take", len(peer.replica.pending), PENDING_MAX),
-        ("messages to itself", len(core.to_self), 0),
-    ]
+    _at_most(node, "messages of iterations to come", len(peer._early), EARLY_MAX * senders)
+    _at_most(node, "iterations whose boundaries are kept", len(peer._retained), RETAINED_MAX)
+    _at_most(node, "waiting tasks", core.queue.waiting, TASKS_PER_MICROBATCH * exist + TASKS_BESIDES)
+    _at_most(node, "early parts of a reduce", len(peer.replica._early), 2 * senders)
+    _at_most(node, "steps to take", len(peer.replica.pending), PENDING_MAX)
+    _at_most(node, "messages to itself", len(core.to_self), 0)
     iteration = peer.iteration
-    if iteration is not None:
-        asks = 2 * exist * len(iteration.ledger.grants)
-        sizes += [
-            ("microbatches received", len(iteration.units), exist),
-            ("microbatches to send on", len(iteration.sender.items), exist),
-            ("asks for a slot", len(iteration.ledger.asks), asks),
-        ]
-    for what, size, most in sizes:
-        if size > most:
-            raise Violation("I5", f"{node.id} has {size} {what}; at most {most} are allowed")
-    return _capacity(node, iteration) if iteration is not None else 0
+    if iteration is None:
+        return 0
+    ledger = iteration.ledger
+    _at_most(node, "microbatches received", len(iteration.units), exist)
+    _at_most(node, "microbatches to send on", len(iteration.sender.items), exist)
+    _at_most(node, "asks for a slot", len(ledger.asks), 2 * exist * len(ledger.grants))
+    return _capacity(node, iteration)
+
+
+def _at_most(node: Node, what: str, size: int, most: int) -> None:
+    if size > most:
+        raise Violation("I5", f"{node.id} has {size} {what}; at most {most} are allowed")
 
 
 def _capacity(node: Node, iteration: Iteration) -> int:
     """Never more units between slot and weight gradient than capacity and the repair slot."""
-    held = sum(1 for unit in iteration.units.values() if unit.granted is not None)
+    held = sum([unit.granted is not None for unit in iteration.units.values()])
     ledger = iteration.ledger
-    promised = sum(grant.held for grant in ledger.grants.values())
+    promised = sum([grant.held for grant in ledger.grants.values()])
     capacity = ledger.capacity + 1
     if max(held, promised) > capacity:
         raise Violation("I5", f"{node.id} holds {held}, promised {promised}; its capacity is {capacity}")
