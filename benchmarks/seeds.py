@@ -28,7 +28,7 @@ from report import table, write_section
 HOME = Path(__file__).resolve().parent.parent
 KEPT = HOME / "build" / "seeds"
 #: Seeds of a chunk: as many of each profile.
-CHUNK = 50 * len(PROFILES)
+CHUNK = 10 * len(PROFILES)
 #: What is asked of 20,000 seeds: deliveries in every cell that can be reached, and seconds of a core a seed.
 ASKED_SEEDS, ASKED_IN_CELL, ASKED_SEED_S = 20_000, 100, 0.25
 #: Cells that are named in the report, from the thinnest on.

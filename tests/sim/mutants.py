@@ -395,6 +395,8 @@ def main() -> int:
         outcome = caught(name, range(first, last))
         survivors += outcome is None
         where = "SURVIVES" if outcome is None else f"seed {outcome.seed:4}  {outcome.violation}"
+        if outcome is not None and run_seed(outcome.seed, outcome.profile).failed:
+            where += " (but this seed fails without it, too)"
         print(f"{name:52} {MUTANTS[name].profile:10} {where}", flush=True)
     return survivors
 
