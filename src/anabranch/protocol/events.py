@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from anabranch.protocol.messages import AnyMessage, Message
+from anabranch.protocol.messages import AnyMessage
 from anabranch.protocol.records import Genesis, Member
 from anabranch.protocol.schedule import Schedule
 from anabranch.protocol.settings import Settings
@@ -150,7 +150,7 @@ class Effect:
 @dataclass(frozen=True)
 class Send(Effect):
     peer: str
-    message: Message
+    message: AnyMessage
     payload: Payload | None = None
 
 

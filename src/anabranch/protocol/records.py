@@ -10,6 +10,7 @@ The *base* of an iteration is the hash of the last Genesis, Commit or Rollback e
 from __future__ import annotations
 
 import hashlib
+from functools import lru_cache
 
 import msgspec
 
@@ -180,6 +181,8 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     record: AnyRecord
 
 
+#: The last lines that were read and hashed: more than one part of a peer asks for the same.
+LINES_CACHED = 64
 _encoder = msgspec.json.Encoder(order="deterministic")
 _decoder = msgspec.json.Decoder(Entry)
 
@@ -189,11 +192,13 @@ def encode_entry(entry: Entry) -> bytes:
     return _encoder.encode(entry)
 
 
+@lru_cache(LINES_CACHED)
 def decode_entry(line: bytes) -> Entry:
     """The entry of one log line. Raises msgspec.ValidationError / DecodeError when it is not one."""
     return _decoder.decode(line)
 
 
+@lru_cache(LINES_CACHED)
 def entry_hash(line: bytes) -> str:
     """Hash that the next entry names as `previous`, and that names a base: 32 hex characters."""
     return hashlib.sha256(line).hexdigest()[:32]

@@ -43,9 +43,10 @@ class Telling:
 
     def _tell(self) -> None:
         lines, self._untold, self._tell_at = tuple(self._untold), [], math.inf
+        told = Announce(lines)
         for peer in list(self.core.membership.members):
             if peer != self.core.me:
-                self.core.send(peer, Announce(lines))
+                self.core.send(peer, told)
 
     def changes_at(self) -> float:
         """When a change of who takes part may be logged: now, or at a later time."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from anabranch.protocol import events as ev
@@ -32,6 +33,8 @@ PIECES_MAX = 32
 #: (as `snapshots.every = 0` of a run file).
 SNAPSHOTS_EVERY = (5, 100)
 COPIES = 2
+#: What every peer notes alike when it follows the log.
+SAME_EVERYWHERE = frozenset({"peer_joined", "peer_active", "peer_removed"})
 
 
 class Sized(algebra.Counter):
@@ -86,6 +89,7 @@ class ModelledWorld(World):
         self._way = functools.cache(fleet.way)
         self.traffic = Traffic(self.clock, self._way, fleet.line)
         self.sent = Sent()
+        self._sized: tuple[msg.AnyMessage | None, int] = (None, 0)
         self._computing: dict[str, tuple[float, float]] = {}
         self.under_way = UnderWay(self.clock)
         schedule = Schedule("batch {}".format, _parameters, settings.microbatches, work.tokens)
@@ -139,15 +143,16 @@ class ModelledWorld(World):
         self.sent.message_bytes += size
         return 8.0 * size / self._way(sender, receiver).rate_bps
 
-    def carry(self, sender: Node, peer: str, message: bytes, payload: Payload | None) -> None:
-        if payload is None:
-            super().carry(sender, peer, message, None)
-            return
+    def send(self, sender: Node, peer: str, message: msg.AnyMessage, payload: Payload | None) -> None:
+        """What is sent is taken to arrive as it is: `simtest` decodes every message."""
         link = sender.links.get(peer)
         if link is None or not link.open:
             return
-        decoded, receiver = msg.decode(message), link.nodes[peer]
-        size = self.payload_bytes(sender, decoded)
+        if payload is None:
+            self._deliver(sender, link, peer, message, self._size(message), None)
+            return
+        receiver = link.nodes[peer]
+        size = self.payload_bytes(sender, message)
         self.sent.payloads += 1
         self.sent.payload_bytes += size
         self.under_way.begin(sender.id)
@@ -155,9 +160,15 @@ class ModelledWorld(World):
         def arrived() -> None:
             self.under_way.end(sender.id)
             if link.open and receiver.links.get(sender.id) is link:
-                receiver.handle(ev.Received(sender.id, decoded, payload))
+                receiver.handle(ev.Received(sender.id, message, payload))
 
-        self.traffic.send(sender.id, peer, size, arrived, msg.PAYLOAD_PRIORITY[type(decoded)])
+        self.traffic.send(sender.id, peer, size, arrived, msg.PAYLOAD_PRIORITY[type(message)])
+
+    def _size(self, message: msg.AnyMessage) -> int:
+        """Bytes of a message; one that goes to many is encoded once."""
+        if self._sized[0] is not message:
+            self._sized = (message, len(msg.encode(message)))
+        return self._sized[1]
 
     def payload_bytes(self, sender: Node, message: msg.AnyMessage) -> float:
         """Of the tensor that a message's payload stands for."""
@@ -174,6 +185,11 @@ class ModelledWorld(World):
             case msg.Piece(of_stage):
                 return STATE_BYTES * work.parameters(of_stage) / pieces_of(work, of_stage)
         return float(work.activation_bytes)
+
+    def note(self, node: Node, kind: str, fields: Mapping[str, object]) -> None:
+        """Who came and went is the same at everybody, and in a large swarm most of all that is noted."""
+        if kind not in SAME_EVERYWHERE:
+            super().note(node, kind, fields)
 
     # --- faults --------------------------------------------------------------------------------
 

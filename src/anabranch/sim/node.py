@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Protocol
 
 from anabranch.protocol import events as ev
 from anabranch.protocol.log import Position
-from anabranch.protocol.messages import encode
 from anabranch.protocol.peer import Peer
 from anabranch.protocol.records import Member, decode_entry
 from anabranch.protocol.tasks import CheckState, InitState, Payload, Result, Snapshot, Task
@@ -178,7 +177,7 @@ class Node:
         world = self.world
         match effect:
             case ev.Send(peer, message, payload):
-                world.carry(self, peer, encode(message), payload)
+                world.send(self, peer, message, payload)
             case ev.Run(task, inputs):
                 self._run(task, inputs)
             case ev.Dial(peer, address):
@@ -205,7 +204,7 @@ class Node:
             case ev.ReadCheckpoint(t, stage):
                 world.clock.after(0.01, lambda: self.handle(world.read_checkpoint(t, stage)))
             case ev.Note(kind, fields):
-                world.notes.append((world.clock.now, self.id, kind, dict(fields)))
+                world.note(self, kind, fields)
             case ev.Stop(reason, ok):
                 self.end(reason, ok)
 

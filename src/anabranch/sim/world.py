@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from anabranch.protocol import events as ev
 from anabranch.protocol.founding import first_door
 from anabranch.protocol.history import History, fold
-from anabranch.protocol.messages import AnyMessage, Burst, decode
+from anabranch.protocol.messages import AnyMessage, Burst, decode, encode
 from anabranch.protocol.peer import Peer
 from anabranch.protocol.records import Genesis, Member
 from anabranch.protocol.schedule import Schedule
@@ -127,14 +127,23 @@ class World:
     def _delay(self, *ends: str) -> float:
         return self.random.uniform(*self.model.latency_s) * self.trouble.factor(*ends)
 
+    def send(self, sender: Node, peer: str, message: AnyMessage, payload: Payload | None) -> None:
+        """Put a message on the wire."""
+        self.carry(sender, peer, encode(message), payload)
+
     def carry(self, sender: Node, peer: str, message: bytes, payload: Payload | None) -> None:
-        """Deliver after a delay, in order on each of a link's two lanes (where there is no trouble); lost if
-        the link breaks."""
+        """Deliver what is on the wire, if the link is there."""
         link = sender.links.get(peer)
-        if link is None or not link.open:
-            return
-        decoded, receiver = decode(message), link.nodes[peer]
-        bulk_s = self._bulk_s(sender.id, peer, decoded, len(message), payload is not None)
+        if link is not None and link.open:
+            self._deliver(sender, link, peer, decode(message), len(message), payload)
+
+    def _deliver(
+        self, sender: Node, link: Link, peer: str, decoded: AnyMessage, size: int, payload: Payload | None
+    ) -> None:
+        """After a delay, in order on each of a link's two lanes (where there is no trouble); lost if the link
+        breaks."""
+        receiver = link.nodes[peer]
+        bulk_s = self._bulk_s(sender.id, peer, decoded, size, payload is not None)
         planned = self._arrival(sender.id, peer, self._delay(sender.id, peer) + bulk_s)
 
         def deliver() -> None:
@@ -301,6 +310,10 @@ class World:
         node = self.nodes[peer]
         node.freeze()
         self.clock.after(seconds, node.thaw)
+
+    def note(self, node: Node, kind: str, fields: Mapping[str, object]) -> None:
+        """A peer has something for the run's log."""
+        self.notes.append((self.clock.now, node.id, kind, dict(fields)))
 
     def read_checkpoint(self, asked_t: int, stage: int) -> ev.CheckpointRead:
         t = asked_t if asked_t >= 0 else max(self.checkpoints, default=-1)
