@@ -106,6 +106,7 @@ class Hostile:
         self._every_s = every_s
         self._end_s = end_s
         self._overheard: deque[msg.Message] = deque(maxlen=OVERHEARD)
+        world.liars.add(name)
         world.watchers.append(self._overhear)
         world.clock.at(begin_s, self._speak)
 

@@ -80,7 +80,8 @@ class Invariants:
         if isinstance(event, ev.Finished):
             self._finished(node, event)
         elif isinstance(event, ev.Received) and isinstance(event.message, msg.Slots):
-            check_account(self.world, node, event.peer)
+            if event.peer not in self.world.liars:
+                check_account(self.world, node, event.peer)
         elif isinstance(event, ev.LinkUp | ev.LinkDown):
             check_plan(node, event.peer)
         self._one_history(node)

@@ -83,6 +83,8 @@ class World:
         self.trouble = Trouble(self.random)
         self.slow = self.trouble.slow
         self.strict = True
+        self.liars: set[str] = set()
+        """What they say of their own slots need not be so."""
         self._blocked: dict[frozenset[str], float] = {}
 
     def add_leader(self, peer: Peer, member: Member, disk: Disk | None = None) -> Node:
