@@ -134,3 +134,10 @@ def test_a_swarm_whose_stages_are_uneven_gets_quicker() -> None:
         return [row.seconds for row in outcome.rows]
 
     assert sum(seconds(2)[-2:]) < 0.85 * sum(seconds(0)[-2:])
+
+
+def test_a_stage_without_anybody_is_not_filled_by_moves() -> None:
+    """That is for `restoring`; a leader that has just taken over looks at such a swarm first of all."""
+    swarm = Swarm([0.01] * 4, [0.01] * 2)
+    swarm.core.membership.apply(Members(2, removed={"r2.0": "crashed", "r2.1": "crashed"}))
+    assert swarm.iterations(AFTER) is None

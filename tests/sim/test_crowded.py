@@ -78,3 +78,34 @@ def test_a_replacement_finds_who_has_the_microbatch_though_it_is_no_neighbour_of
     assert repairs
     assert any(kind == "Have" for _, kind, _ in heard.counts)
     assert not [fields for _, _, kind, fields in world.notes if kind == "double"]
+
+
+def test_who_leaves_a_large_swarm_is_told_so_and_not_sent_away() -> None:
+    """What others are told a moment later it is told at once: then it is no member any more."""
+    world = crowded()
+    leaver = world.nodes["r1.1"]
+    asked: list[float] = []
+
+    def look(node: Node, event: ev.Event) -> None:
+        iteration = leaver.peer.iteration
+        if node is leaver and iteration is not None and iteration.t == 2 and not asked:
+            asked.append(world.clock.now)
+            leaver.handle(ev.Stopping("stopped by its user"))
+
+    world.watchers.append(look)
+    world.run()
+    assert asked and leaver.stopped == ("left: stopped by its user", True)
+    assert not wrong_states(world) and len(world.history().commits) == STEPS
+
+
+def test_nobody_waits_for_ever_for_one_that_cannot_be_reached() -> None:
+    """Most relays cannot be dialled: of those who may have a microbatch some are never linked, or only when
+    the swarm has become small."""
+    settings = Settings("crowded", 1, STAGES, 18, STEPS, min_replicas=REPLICAS, neighbours=PICKS)
+    machines = [Machine("d0", 0), Machine("d1", 0)]
+    machines += [
+        Machine(f"r{s}.{n}", s, reachable=n < 2) for s in range(1, STAGES + 1) for n in range(REPLICAS)
+    ]
+    world = counting_world(settings, machines, seed=0)
+    world.run(300.0)
+    assert not wrong_states(world) and len(world.history().commits) == STEPS

@@ -73,6 +73,8 @@ class Rebalancing:
         relays = self._relays()
         counts = Counter(member.stage for member in relays)
         now = min(self._rates(relays))
+        if now <= 0.0:
+            return None  # a stage without anybody is for `restoring`
         best, peer = now, None
         for member in sorted(relays, key=lambda m: m.id):
             spare = member.stage != self._bottleneck and counts[member.stage] > KEEPS

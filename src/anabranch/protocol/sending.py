@@ -124,6 +124,7 @@ class Sender:
             if self.core.near.crowded and peer not in self.core.suspects:
                 item.finding.add(peer)
                 self.core.contacts.reach(peer)
+                item.probe_at = self.core.now + self._patience_s(item)
         for peer in sorted(item.finding):
             self._ask_after(item, peer)
         self._found_nobody(item)
@@ -203,7 +204,7 @@ class Sender:
 
     def link_up(self, peer: str) -> None:
         """The link to `peer` is (back) up."""
-        for item in self.items.values() if self.core.near.crowded else ():
+        for item in self.items.values():
             if item.leg is Leg.FINDING and peer in item.finding:
                 self._ask_after(item, peer)
         self.pump()
@@ -357,11 +358,15 @@ class Sender:
         if any(self.core.now >= item.held_until for item in self.items.values() if item.leg is Leg.WAITING):
             self.pump()
         self._due_at = None
-        for item in self.items.values():
+        for item in list(self.items.values()):
             if item.leg is Leg.SENT and not item.returned and item.peer and self.core.now >= item.probe_at:
                 item.probes += 1
                 item.probe_at = self.core.now + self._patience_s(item)
                 self._ask_after(item, item.peer)
+            elif item.leg is Leg.FINDING and self.core.now >= item.probe_at:
+                item.probe_at = math.inf
+                item.finding &= self.core.links.keys()  # the others may be out of reach for ever
+                self._found_nobody(item)
 
     def deadline(self) -> float:
         if self._due_at is None:

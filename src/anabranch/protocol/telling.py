@@ -29,8 +29,11 @@ class Telling:
     def chosen(self, line: bytes) -> None:
         """A line was chosen: it is told, or kept for the next message."""
         self._untold.append(line)
-        if self.core.near.crowded and isinstance(decode_entry(line).record, Members):
+        record = decode_entry(line).record if self.core.near.crowded else None
+        if isinstance(record, Members):
             self._tell_at = min(self._tell_at, self.core.now + WITHIN_S)
+            for peer in record.removed:  # no member any more when the others are told
+                self.core.send(peer, Announce(tuple(self._untold)))
         else:
             self._tell()
 
