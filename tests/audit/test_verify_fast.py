@@ -61,7 +61,7 @@ def test_a_wrong_loss_of_a_fast_run_is_beyond_its_bound(tmp_path: Path) -> None:
     assert [distance.of for distance in report.distances if not distance.holds] == ["losses"]
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gpt"])
+@pytest.mark.parametrize("architecture", ["llama", pytest.param("gpt", marks=pytest.mark.soak)])
 def test_fp64_runs_agree_with_the_independent_opinion(architecture: str, tmp_path: Path) -> None:
     run = small_run(
         architecture,

@@ -60,7 +60,7 @@ def check_survived(swarm: Swarm, directory: RunDirectory, dead: str) -> None:
     [
         ("mid_backward", 1),
         pytest.param("mid_backward", 2, marks=pytest.mark.soak),
-        ("mid_backward", 4),
+        pytest.param("mid_backward", 4, marks=pytest.mark.soak),
         ("reducing", 1),
         ("prepared", 1),
     ],

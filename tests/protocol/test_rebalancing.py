@@ -112,6 +112,7 @@ def test_nobody_moves_unless_the_run_wants_that() -> None:
     assert Swarm([0.01] * 4, [0.01] * 2, after=0).iterations(20) is None
 
 
+@pytest.mark.soak
 def test_a_swarm_whose_stages_are_uneven_gets_quicker() -> None:
     """Four relays, three and two: one of the four goes over, and fetches the state."""
     small: dict[str, Any] = {

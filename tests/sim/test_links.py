@@ -78,7 +78,7 @@ def test_a_peers_own_sleep_is_nobodys_silence() -> None:
 
 def test_slow_links_make_nobody_compute_twice() -> None:
     """A microbatch that takes longer than usual is on its way, not lost (I6)."""
-    run = small_run(minimum=2, steps=3)
+    run = small_run(minimum=2, steps=2)
     world = world_of(run, seed=3, times=Model(latency_s=(0.2, 0.9), bulk_s=9.0))
     invariants = Invariants(world)
     world.run(until_s=3000)

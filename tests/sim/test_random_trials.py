@@ -43,14 +43,14 @@ def test_many(kinds: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     ("seed", "policy", "returns"),
     [
-        (14, "static", "own"),
+        pytest.param(14, "static", "own", marks=pytest.mark.soak),
         (17, "auction", "any"),
         (10, "auction", "own"),
-        (102, "greedy", "any"),
-        (105, "auction", "own"),
+        pytest.param(102, "greedy", "any", marks=pytest.mark.soak),
+        pytest.param(105, "auction", "own", marks=pytest.mark.soak),
         (111, "auction", "any"),
         (2005, "gwtf", "own"),
-        (2003, "gwtf", "any"),
+        pytest.param(2003, "gwtf", "any", marks=pytest.mark.soak),
         (2001, "swarm", "any"),
     ],
 )

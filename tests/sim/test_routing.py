@@ -83,7 +83,13 @@ def test_a_swarm_trains_by_any_policy_and_not_one_bit_differs(policy: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("policy", "returns"), [("auction", "any"), ("auction", "own"), ("gwtf", "any"), ("gwtf", "own")]
+    ("policy", "returns"),
+    [
+        pytest.param("auction", "any", marks=pytest.mark.soak),
+        ("auction", "own"),
+        ("gwtf", "any"),
+        pytest.param("gwtf", "own", marks=pytest.mark.soak),
+    ],
 )
 def test_what_is_wanted_stands_and_both_ends_agree(policy: str, returns: str) -> None:
     world = swarm(steps=34, returns=returns, policy=policy)
