@@ -54,7 +54,7 @@ def finish(world: World, run: RunConfig, *planned: Fault, removed: int, sure: bo
     assert invariants.computed
 
 
-@pytest.mark.parametrize("t", [1, 2])
+@pytest.mark.parametrize("t", [1, pytest.param(2, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("name", MOMENTS)
 def test_a_relay_dies(name: str, t: int) -> None:
     run = small_run(minimum=2, steps=3)
@@ -80,7 +80,7 @@ def test_two_of_three_replicas_die_one_after_the_other(name: str) -> None:
     finish(world, run, first, second, removed=2)
 
 
-@pytest.mark.parametrize("t", [2, 3])
+@pytest.mark.parametrize("t", [2, pytest.param(3, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("name", ["first forward", "freeze", "prepared", "chosen"])
 def test_a_data_node_dies(name: str, t: int) -> None:
     run = small_run(minimum=2, steps=4, evaluate_every=1)
