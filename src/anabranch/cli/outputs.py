@@ -1,4 +1,4 @@
-"""Where else a run's story and figures go: structured logs, TensorBoard, Weights & Biases."""
+"""Where else a command's story and figures go: a file, structured logs, TensorBoard, Weights & Biases."""
 
 from __future__ import annotations
 
@@ -10,12 +10,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from anabranch.checkpoint.directory import RunDirectory
+from anabranch.errors import UserError
 
 if TYPE_CHECKING:
     from anabranch.observe.console import Console
     from anabranch.observe.writers import Scribe
 
 TEXT, JSON = "text", "json"
+
+
+def write_out(path: Path, text: str) -> None:
+    """What `--out` names. Raises UserError where it cannot be written."""
+    try:
+        path.write_text(text, "utf-8")
+    except OSError as error:
+        raise UserError(f"--out {path}: {error.strerror}") from None
 
 
 def add_log_format(parser: argparse.ArgumentParser) -> None:

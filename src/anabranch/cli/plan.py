@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from anabranch.cli.outputs import write_out
 from anabranch.errors import UserError
 
 if TYPE_CHECKING:
@@ -78,10 +79,7 @@ def run(args: argparse.Namespace) -> int:
         ranked.sort(key=lambda plan: (bool(plan.simulated and plan.simulated.failures), plan.iteration_s))
     text = run_file(ranked[0])
     if args.out is not None:
-        try:
-            args.out.write_text(text, "utf-8")
-        except OSError as error:
-            raise UserError(f"--out {args.out}: {error.strerror}") from None
+        write_out(args.out, text)
     if args.json:
         result = {
             "version": VERSION,

@@ -6,7 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from anabranch.errors import UserError
+from anabranch.cli.outputs import write_out
 
 _EPILOG = """\
 examples:
@@ -40,9 +40,6 @@ def run(args: argparse.Namespace) -> int:
     if args.out is None:
         print(text, end="")
         return 0
-    try:
-        args.out.write_text(text, "utf-8")
-    except OSError as error:
-        raise UserError(f"--out {args.out}: {error.strerror}") from None
+    write_out(args.out, text)
     print(f"{args.name} is in {args.out}: use it with --set fleet.devices={args.out}")
     return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from anabranch.cli.outputs import write_out
 from anabranch.errors import UserError
 
 _EPILOG = """\
@@ -62,10 +63,7 @@ def run(args: argparse.Namespace) -> int:
     if args.out is None:
         print(text, end="")
         return 0
-    try:
-        args.out.write_text(text, "utf-8")
-    except OSError as error:
-        raise UserError(f"--out {args.out}: {error.strerror}") from None
+    write_out(args.out, text)
     left = sum(change.event == "leave" for change in trace.changes)
     print(f"{args.out}: {left} preemptions of {len(relays)} relays in {args.hours:g} hours")
     return 0

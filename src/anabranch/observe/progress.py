@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -49,7 +50,7 @@ def progress(
         yield meter.advance
 
 
-class _Meter:
+class _Meter(ABC):
     def __init__(
         self, label: str, total: float | None, unit: str, stream: IO[str], now: Callable[[], float]
     ) -> None:
@@ -70,11 +71,11 @@ class _Meter:
         if self.now() - self.began >= QUIET_S:
             self.show()
 
-    def show(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def show(self) -> None: ...
 
-    def finish(self, failed: bool) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def finish(self, failed: bool) -> None: ...
 
 
 class _Lines(_Meter):

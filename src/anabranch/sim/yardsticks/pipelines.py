@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import defaultdict
 from dataclasses import dataclass, field
 
@@ -66,9 +67,9 @@ class Pipelines(Yard):
 
     # --- what a subclass says ------------------------------------------------------------------
 
+    @abstractmethod
     def onward(self, microbatch: Microbatch, sender: str) -> None:
         """Its forward is done at `sender`: send it on (`forward_to`)."""
-        raise NotImplementedError
 
     def back(self, microbatch: Microbatch, sender: str) -> None:
         """Its gradient leaves `sender`: send it to the one before (`back_to`)."""
@@ -79,9 +80,9 @@ class Pipelines(Yard):
         at = -1 if self.fleet.hosts[host].stage == 0 else microbatch.path.index(host)
         return microbatch.path[at - 1]
 
+    @abstractmethod
     def added(self, microbatch: Microbatch) -> None:
         """A contribution was added, or the whole way is done."""
-        raise NotImplementedError
 
     def forward_done(self, microbatch: Microbatch, host: str) -> None:
         self.onward(microbatch, host)

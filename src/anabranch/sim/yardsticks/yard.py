@@ -8,6 +8,7 @@ of its connections, a state that is downloaded never is too old, and nobody fall
 from __future__ import annotations
 
 import heapq
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -91,7 +92,7 @@ class Worker:
         self.yard.clock.after(job.seconds, finished)
 
 
-class Yard:
+class Yard(ABC):
     """A swarm of a modelled system. Subclasses say what an iteration is, and what a crash does to it."""
 
     def __init__(self, fleet: Fleet, policy: str, seed: int) -> None:
@@ -129,13 +130,13 @@ class Yard:
 
     # --- what a system is ----------------------------------------------------------------------
 
+    @abstractmethod
     def begin(self) -> None:
         """Iteration self.t + 1 begins."""
-        raise NotImplementedError
 
+    @abstractmethod
     def lost(self, relay: str) -> None:
         """A serving relay is gone, and its connections are reset."""
-        raise NotImplementedError
 
     def useful_s(self) -> float:
         """Of what was computed in this iteration, what entered the step."""
