@@ -180,6 +180,9 @@ class FleetSection:
     """Replicas that every stage must have before the first iteration opens (min_replicas)."""
     capacity: int = 0
     """Microbatches that a node can hold at once; 0 means measured from its memory."""
+    park: float = 0.0
+    """Further microbatches, as a share of that, whose activations a relay with an accelerator parks in host
+    memory, as far as its free memory goes; a relay that computes on its CPU parks nothing."""
     recompute: float = 0.0
     """Further microbatches, as a share of that, of which a relay keeps only what came: it computes their
     forward again when the gradient is there."""

@@ -78,6 +78,7 @@ RANGES: dict[str, Range] = {
     "fleet.relays_per_stage": _COUNT,
     "fleet.minimum": _COUNT,
     "fleet.capacity": _NATURAL,
+    "fleet.park": Range(0, 16),
     "fleet.recompute": Range(0, 16),
     "fleet.rebalance": _NATURAL,
     "fleet.voters": Range(1, 5),

@@ -56,6 +56,8 @@ class TrainingMachine:
         self.model: ModelConfig | None = None
         self.batches: Batches | None = None
         self.corpus: Corpus | None = None
+        # Microbatches whose activations stay on the device, where those of others are parked.
+        self._resident: int | None = None
 
     def prepare(self, run: RunConfig) -> None:
         """Set the numerics and open the corpus, once."""
@@ -98,12 +100,15 @@ class TrainingMachine:
         from anabranch.train.numerics import numerics_class
 
         assert self.model is not None
+        capacity = run.fleet.capacity or measured_capacity(run, self.model)
+        parked = parked_places(run, self.model, capacity)
+        self._resident = capacity if parked else None
         name, _ = numerics_class(run.compute, run.batch.rows, run.batch.sequence)
         forward_s, backward_s = measured_block_s(run, self.model)
         return msgspec.structs.replace(
             self._me,
             numerics_class=name,
-            capacity=run.fleet.capacity or measured_capacity(run, self.model),
+            capacity=capacity + parked,
             forward_s=forward_s,
             backward_s=backward_s,
         )
@@ -112,7 +117,8 @@ class TrainingMachine:
         from anabranch.train.worker import Worker
 
         assert self.run is not None and self.model is not None
-        worker = Worker(self.run, self.model, stage, self.batches if stage == 0 else None)
+        batches = self.batches if stage == 0 else None
+        worker = Worker(self.run, self.model, stage, batches, resident=self._resident)
         if self.run.model.initial_weights != "seed":
             return worker, ""
         return worker, worker.run(InitState(0)).fingerprint
@@ -124,22 +130,33 @@ def free_host_bytes() -> int:
 
 
 def measured_capacity(run: RunConfig, model: ModelConfig) -> int:
-    """Microbatches whose activations fit in a share of the free memory of this machine."""
+    """Microbatches whose activations fit in a share of the free memory that this machine computes in."""
     import torch
 
     from anabranch.train.numerics import device_of
-    from anabranch.train.sizes import activation_elements_kept
 
     device = device_of(run.compute)
-    if device.type == "cuda":
-        free = torch.cuda.mem_get_info(device)[0]
-    else:
-        free = free_host_bytes()
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_host_bytes()
+    return max(1, min(MOST_CAPACITY, int(free * MEMORY_SHARE) // _held_bytes(run, model)))
+
+
+def parked_places(run: RunConfig, model: ModelConfig, resident: int) -> int:
+    """Microbatches beyond the `resident` ones whose activations wait in host memory (`fleet.park`)."""
+    from anabranch.train.numerics import device_of
+
+    if not run.fleet.park or device_of(run.compute).type == "cpu":
+        return 0
+    fit = int(free_host_bytes() * MEMORY_SHARE) // _held_bytes(run, model)
+    return max(0, min(int(resident * run.fleet.park), fit, MOST_CAPACITY - resident))
+
+
+def _held_bytes(run: RunConfig, model: ModelConfig) -> int:
+    """What a microbatch keeps at the largest stage until its weight gradient is added."""
+    from anabranch.train.sizes import activation_elements_kept
+
     blocks = -(-model.blocks // run.pipeline.stages)
     width = 8 if run.compute.dtype == "fp64" else 4
-    tokens = run.batch.rows * run.batch.sequence
-    each = tokens * blocks * activation_elements_kept(model) * width
-    return max(1, min(MOST_CAPACITY, int(free * MEMORY_SHARE) // max(1, each)))
+    return max(1, run.batch.rows * run.batch.sequence * blocks * activation_elements_kept(model) * width)
 
 
 def measured_block_s(run: RunConfig, model: ModelConfig) -> tuple[float, float]:

@@ -25,6 +25,7 @@ class GPT:
     """The model as functions of its weights; see `train.model.Model`."""
 
     tables: tuple[str, ...] = (EMBEDDING, POSITIONS)
+    constants: tuple[Tensor, ...] = ()
 
     def __init__(self, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
         self.config = config

@@ -36,6 +36,7 @@ class Llama:
         angle = torch.cat((angle, angle), -1)[:, None, :]  # (sequence, 1, head_dim)
         self._cos = angle.cos().to(dtype).to(device)
         self._sin = angle.sin().to(dtype).to(device)
+        self.constants: tuple[Tensor, ...] = (self._cos, self._sin)
 
     def block_shapes(self, block: int) -> dict[str, Shape]:
         c, layer = self.config, f"model.layers.{block}"

@@ -30,6 +30,8 @@ class Model(Protocol):
     config: ModelConfig
     tables: tuple[str, ...]
     """Lookup tables: their gradients come row by row, from `embedding_rows`."""
+    constants: tuple[Tensor, ...]
+    """Tensors on the device that every forward uses and that are no parameters."""
 
     def block_shapes(self, block: int) -> dict[str, Shape]:
         """Names and shapes of a block's parameters (linear weights are (out, in))."""

@@ -18,6 +18,7 @@ from torch import Tensor
 from anabranch.train.exact import Accumulator, Overflow, check_finite
 from anabranch.train.linear import DeferredWeights, PlainWeights, Store
 from anabranch.train.model import Model
+from anabranch.train.parking import Parking
 from anabranch.train.partition import StageSpec
 
 
@@ -58,9 +59,20 @@ class Stage:
         with torch.no_grad():
             return self._finite("activation", self._blocks(PlainWeights(self.weights), x))
 
-    def forward(self, index: int, x: Tensor) -> Tensor:
-        """x -> y, keeping the graph under `index`."""
-        held = self._forward(x)
+    @property
+    def held(self) -> int:
+        """Microbatches whose graph is kept."""
+        return len(self._held)
+
+    def forward(self, index: int, x: Tensor, park: bool = False) -> Tensor:
+        """x -> y, keeping the graph under `index`; with `park` what it saves waits in host memory."""
+        if park:
+            parking = Parking([x, *self.weights.values(), *self.model.constants])
+            with parking.hooks():
+                held = self._forward(x)
+            parking.park()
+        else:
+            held = self._forward(x)
         self._held[index] = held
         return held.y.detach()
 

@@ -63,12 +63,15 @@ class Worker:
         stage: int,
         batches: Batches | None = None,
         initial: Mapping[str, Tensor] | None = None,
+        resident: int | None = None,
     ) -> None:
-        """`initial`: tensors to start from in place of the seed's (`InitState` uses them)."""
+        """initial: tensors to start from in place of the seed's (`InitState` uses them). resident: how many
+        microbatches' activations stay on the device while they wait; those of others are parked."""
         check_shape(run, model)
         self._run = run
         self._batches = batches
         self._initial = initial
+        self._resident = resident
         self.device = device_of(run.compute)
         self.dtype = DTYPES[run.compute.dtype]
         self.master = master_dtype(self.dtype)
@@ -137,7 +140,8 @@ class Worker:
         x = self._received("activation", inputs)
         if not task.train:
             return _outputs(self._stage.evaluate(x))
-        y = self._stage.forward(task.index, x)
+        park = task.keep and self._resident is not None and self._stage.held >= self._resident
+        y = self._stage.forward(task.index, x, park)
         if not task.keep:
             self._stage.discard(task.index)
         return _outputs(y)
