@@ -147,6 +147,7 @@ def as_values(plan: Plan) -> dict[str, Any]:
         "rows": model.rows,
         "sequence": model.sequence,
         "microbatches": model.microbatches,
+        "park": plan.scenario.fleet.park,
         "recompute": plan.scenario.fleet.recompute,
         "replicas": plan.replicas,
         "placement": [dict(each) for each in placement(plan)],
@@ -165,6 +166,13 @@ def per_billion(plan: Plan) -> float:
     return plan.price_per_hour * 1e9 / (3600.0 * plan.tokens_per_s)
 
 
+def _activations(plan: Plan) -> str:
+    """What becomes of them while they wait."""
+    park, again = plan.scenario.fleet.park, plan.scenario.fleet.recompute
+    words = (["parked"] if park else []) + (["recomputed"] if again else [])
+    return f"{', '.join(words)}, {(1 + park) * (1 + again):g}× places" if words else "kept"
+
+
 def report(ranked: Sequence[Plan], considered: int) -> str:
     """For people: the recommended plan and the runners-up, then where the machines go."""
     best = ranked[0]
@@ -178,14 +186,14 @@ def report(ranked: Sequence[Plan], considered: int) -> str:
     head = ["", "stages", "replicas", "microbatches", "activations", "estimate s", "simulated s", "tokens/s"]
     rows = [head + (["per 10⁹ tokens"] if best.price_per_hour else [])]
     for number, plan in enumerate(ranked, start=1):
-        of, more = plan.scenario.model, plan.scenario.fleet.recompute
+        of = plan.scenario.model
         ran = plan.simulated
         row = [
             f"{number}.",
             str(of.stages),
             _short(plan.replicas),
             f"{of.microbatches} of {of.rows}×{of.sequence}",
-            f"recomputed, {1 + more:g}× places" if more else "kept",
+            _activations(plan),
             f"{plan.estimated.iteration_s:.2f}",
             "–" if ran is None else "failed" if ran.failures else f"{plan.iteration_s:.2f}",
             f"{plan.tokens_per_s:.0f}",

@@ -38,11 +38,14 @@ RANGES = {
     "memory_bytes": Range(1e8, 1e13),
     "memory_bytes_per_s": Range(1e8, 1e15),
 }
+#: Figures that a device may lack.
+OPTIONAL = {"host_link_bytes_per_s": Range(1e8, 1e13)}
 
 
 @dataclass(frozen=True)
 class Device:
-    """Peak figures as published; `source` says where."""
+    """Peak figures as published; `source` says where. host_link_bytes_per_s: between its memory and the
+    host's, each way; 0: they are one memory."""
 
     name: str
     source: str
@@ -50,6 +53,7 @@ class Device:
     fp16_flops_per_s: float
     memory_bytes: float
     memory_bytes_per_s: float
+    host_link_bytes_per_s: float = 0.0
 
     def flops_per_s(self, dtype: str) -> float:
         return self.fp32_flops_per_s if dtype == "fp32" else self.fp16_flops_per_s
@@ -220,12 +224,14 @@ def parse_devices(text: str, where: str) -> Mapping[str, Device]:
 
 
 def _device(name: str, raw: Any, where: str) -> Device:
-    if not isinstance(raw, dict) or raw.keys() != RANGES.keys() | {"source"}:
-        raise UserError(f"{where}: must have exactly the keys source, {', '.join(RANGES)}")
+    if not isinstance(raw, dict) or raw.keys() - OPTIONAL.keys() != RANGES.keys() | {"source"}:
+        keys = f"source, {', '.join(RANGES)}, and perhaps {', '.join(OPTIONAL)}"
+        raise UserError(f"{where}: must have exactly the keys {keys}")
     if not isinstance(raw["source"], str) or not raw["source"].strip():
         raise UserError(f"{where}: source: must say where the figures come from")
-    for key, allowed in RANGES.items():
-        value = raw[key]
+    figures = {key: raw[key] for key in (*RANGES, *OPTIONAL) if key in raw}
+    for key, value in figures.items():
+        allowed = (RANGES | OPTIONAL)[key]
         if isinstance(value, bool) or not isinstance(value, int | float) or not allowed.holds(value):
             raise UserError(f"{where}: {key}: {value!r} is not a number of {allowed}")
-    return Device(name, raw["source"], *(float(raw[key]) for key in RANGES))
+    return Device(name, raw["source"], **{key: float(value) for key, value in figures.items()})

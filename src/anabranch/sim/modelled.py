@@ -24,6 +24,7 @@ from anabranch.sim import algebra
 from anabranch.sim.devices import GRADIENT_BYTES, STATE_BYTES, SUM_BYTES, Work
 from anabranch.sim.links import SETUP_TRIPS, Traffic, UnderWay
 from anabranch.sim.node import Computer, Node
+from anabranch.sim.parked import Parked
 from anabranch.sim.scenario import Fleet
 from anabranch.sim.world import World
 
@@ -92,6 +93,7 @@ class ModelledWorld(World):
         self._sized: tuple[msg.AnyMessage | None, int] = (None, 0)
         self._computing: dict[str, tuple[float, float]] = {}
         self.under_way = UnderWay(self.clock)
+        self._parked = Parked(work)
         schedule = Schedule("batch {}".format, _parameters, settings.microbatches, work.tokens)
         member = member_of(fleet, leader.id)
         self.add_leader(lead(member, settings, schedule, self.genesis), member)
@@ -108,12 +110,16 @@ class ModelledWorld(World):
         """Seconds that a task takes there now."""
         reduce = node.peer.replica.reduce
         parts = reduce.cells.parts if reduce is not None else 1
-        machine, stage, kind = self.fleet.hosts[node.id].machine, node.peer.core.stage, type(task)
+        host, stage, kind = self.fleet.hosts[node.id], node.peer.core.stage, type(task)
+        machine = host.machine
         if isinstance(task, tasks.WeightGradient) and stage == 0 and task.unit % 2:
             kind = tasks.Embed  # the gradients of an embedding's rows: as many bytes as the rows
         seconds = machine.seconds(stage, kind, parts)
         if isinstance(task, tasks.InputGradient) and task.again:
             seconds += machine.seconds(stage, tasks.Forward)
+        if host.parked:
+            link = machine.device.host_link_bytes_per_s
+            seconds += self._parked.copy_s(host.id, stage, host.resident, link, task)
         seconds *= node.slowness * self.fleet.slowness(node.id)
         self._computing[node.id] = (self.clock.now, seconds)
         return seconds

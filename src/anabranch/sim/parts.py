@@ -25,8 +25,9 @@ class ModelPart:
 class FleetPart:
     """device: of each machine, by its seed one of these. devices: a file of further ones. achieved: share of
     the peak. speed: factor, drawn for each relay. capacity: microbatches, drawn for each relay; none: from
-    its memory. recompute: slots beyond that, as a share of it, whose forward is computed again. rebalance:
-    iterations after which a relay moves to the stage that holds the others up (0: never).
+    its memory. park: more of them, as a share of it, whose activations wait in host memory, half of which
+    may be used (host_memory_bytes). recompute: slots beyond that, as a share of it, whose forward is computed
+    again. rebalance: iterations after which a relay moves to the stage that holds the others up (0: never).
     neighbours: that each peer picks in an adjacent stage (`protocol.neighbours`)."""
 
     data_nodes: int = 2
@@ -36,6 +37,8 @@ class FleetPart:
     achieved: float = 0.4
     speed: tuple[float, ...] = (1.0,)
     capacity: tuple[int, ...] = ()
+    park: float = 0.0
+    host_memory_bytes: float = 32e9
     recompute: float = 0.0
     rebalance: int = 0
     neighbours: int = 4
@@ -94,6 +97,8 @@ RANGES = {
     "fleet.achieved": Range(0.01, 1.0),
     "fleet.speed": Range(0.01, 100.0),
     "fleet.capacity": Range(1, 1024),
+    "fleet.park": Range(0.0, 16.0),
+    "fleet.host_memory_bytes": Range(1e8, 1e13),
     "fleet.recompute": Range(0.0, 16.0),
     "fleet.rebalance": Range(0, 100_000),
     "fleet.neighbours": Range(1, 64),

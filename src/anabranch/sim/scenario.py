@@ -28,6 +28,8 @@ else:
 
 #: Version of a scenario file.
 SCENARIO_VERSION = 1
+#: Share of a machine's host memory that parked activations may take.
+HOST_SHARE = 0.5
 
 
 @dataclass(frozen=True)
@@ -198,7 +200,8 @@ class Regions(Protocol):
 
 @dataclass(frozen=True)
 class Host:
-    """One machine of the fleet: stage 0 is a data node's."""
+    """One machine of the fleet: stage 0 is a data node's. parked: of its capacity, those microbatches whose
+    activations wait in host memory."""
 
     id: str
     stage: int
@@ -206,6 +209,12 @@ class Host:
     capacity: int
     machine: Machine
     line: Line
+    parked: int = 0
+
+    @property
+    def resident(self) -> int:
+        """Those whose activations stay in the device's memory."""
+        return self.capacity - self.parked
 
 
 @dataclass(frozen=True)
@@ -269,7 +278,7 @@ def fleet_of(scenario: Scenario, regions: Regions, seed: int) -> Fleet:
         machine = Machine(devices[one.device], scenario.work, part.achieved, one.speed, one.measured())
         line, name = Line(one.up_bps, one.down_bps), one.name or name
         capacity = one.capacity or max(1, min(machine.capacity(stage), 1024))
-        hosts[name] = Host(name, stage, one.region or region, capacity, machine, line)
+        hosts[name] = _host(scenario, name, stage, one.region or region, capacity, machine, line)
     part_of = scenario.drift
     drift = Drift(part_of.speed, part_of.links, part_of.period_s, seed)
     return Fleet(scenario, hosts, regions, _trace_of(scenario, hosts), drift)
@@ -299,7 +308,18 @@ def _drawn(
     if stage and part.capacity:
         capacity = dice.choice(part.capacity)
     line = Line(dice.choice(scenario.network.up_bps), dice.choice(scenario.network.down_bps))
-    return Host(name, stage, region, max(1, min(capacity, 1024)), machine, line)
+    return _host(scenario, name, stage, region, max(1, min(capacity, 1024)), machine, line)
+
+
+def _host(
+    scenario: Scenario, name: str, stage: int, region: str, resident: int, machine: Machine, line: Line
+) -> Host:
+    """With what it parks beside the microbatches whose activations are resident."""
+    part, parked = scenario.fleet, 0
+    if stage and machine.device.host_link_bytes_per_s:
+        fit = int(part.host_memory_bytes * HOST_SHARE) // scenario.work.kept_bytes(stage)
+        parked = max(0, min(int(resident * part.park), fit, 1024 - resident))
+    return Host(name, stage, region, resident + parked, machine, line, parked)
 
 
 def as_values(scenario: Scenario) -> dict[str, Any]:

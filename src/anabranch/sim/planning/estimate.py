@@ -119,14 +119,21 @@ def _pass_s(host: Host) -> float:
 
 
 def _again(fleet: Fleet, hosts: Sequence[Host], waits_s: float) -> dict[str, float]:
-    """Seconds per microbatch of forwards that are computed again, because of those in flight so many are
-    beyond the replica's memory."""
-    found = {}
+    """Seconds per microbatch of copies to host memory and of forwards that are computed again, because of
+    those in flight so many are beyond the device's memory."""
+    found, kept = {}, fleet.scenario.work.kept_bytes(hosts[0].stage)
     for host in hosts:
-        flying = min(fleet.places(host), waits_s / host.machine.microbatch_s(host.stage))
-        share = max(0.0, 1.0 - host.capacity / flying) if flying else 0.0
-        found[host.id] = share * host.machine.seconds(host.stage, tasks.Forward)
+        machine, stage = host.machine, host.stage
+        flying = min(fleet.places(host), waits_s / machine.microbatch_s(stage))
+        beyond, again = (_share_beyond(places, flying) for places in (host.resident, host.capacity))
+        found[host.id] = again * machine.seconds(stage, tasks.Forward)
+        if host.parked:
+            found[host.id] += (beyond - again) * 2.0 * kept / machine.device.host_link_bytes_per_s
     return found
+
+
+def _share_beyond(places: int, flying: float) -> float:
+    return max(0.0, 1.0 - places / flying) if flying else 0.0
 
 
 def _carried_s(fleet: Fleet, host: Host) -> float:

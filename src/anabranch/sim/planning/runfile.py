@@ -44,6 +44,7 @@ def run_config(plan: Plan) -> RunConfig:
             "relays": sum(plan.replicas),
             "relays_per_stage": list(plan.replicas),
             "minimum": min(plan.replicas),
+            "park": scenario.fleet.park,
             "recompute": scenario.fleet.recompute,
             "boundary_budget_bytes": max(RunConfig().fleet.boundary_budget_bytes, kept),
         },

@@ -15,8 +15,9 @@ from anabranch.sim.simulate import simulate
 from anabranch.sim.tape import Summary, summary
 from anabranch.train.sizes import named_size
 
-#: Places beyond memory that are tried, as a share of those in it; 0: all activations are kept.
-RECOMPUTE = (0.0, 1.0, 4.0)
+#: Ways to have more places than memory holds activations: (`fleet.park`, `fleet.recompute`), as shares of it.
+#: Each row goes on while places are short.
+MORE_PLACES = (((0.0, 0.0), (0.0, 1.0), (0.0, 4.0)), ((1.0, 0.0), (3.0, 0.0), (3.0, 2.0)))
 #: Plans whose placement is improved; exchanges that are tried on each at most, and in a row without avail.
 IMPROVED, EXCHANGES, IN_VAIN = 5, 60, 20
 #: Plans of the same number of stages among those that are simulated.
@@ -87,16 +88,22 @@ def plans(
 
 
 def _with_places(cut: Scenario, regions: Regions) -> Iterator[Plan]:
-    """The plan whose activations are all kept; and, while places are what is short, such with more of
-    them."""
-    for more in RECOMPUTE:
-        scenario = replace(cut, fleet=replace(cut.fleet, recompute=more))
-        if not _fits(scenario):
-            return
-        plan = Plan(scenario, estimate(fleet_of(scenario, regions, 0)))
-        yield plan
-        if plan.estimated.places_s < max(plan.estimated.computing_s, plan.estimated.lines_s):
-            return
+    """The plan whose activations all stay in the machines' memory; and, while places are what is short, such
+    with more of them."""
+    for row in MORE_PLACES:
+        for park, recompute in row:
+            scenario = replace(cut, fleet=replace(cut.fleet, park=park, recompute=recompute))
+            if not _fits(scenario):
+                return
+            fleet = fleet_of(scenario, regions, 0)
+            if park and not any(host.parked for host in fleet.hosts.values()):
+                return
+            plan = Plan(scenario, estimate(fleet))
+            yield plan
+            if plan.estimated.places_s < max(plan.estimated.computing_s, plan.estimated.lines_s):
+                if not park + recompute:
+                    return
+                break
 
 
 def named_fleet(scenario: Scenario, regions: Regions) -> Scenario:
@@ -117,7 +124,7 @@ def _as_part(scenario: Scenario, host: Host) -> MachinePart:
         device=host.machine.device.name,
         role="relay" if host.stage else "data",
         speed=host.machine.speed,
-        capacity=host.capacity if scenario.fleet.capacity and host.stage else 0,
+        capacity=host.resident if scenario.fleet.capacity and host.stage else 0,
         up_bps=host.line.up_bps,
         down_bps=host.line.down_bps,
     )
