@@ -234,7 +234,8 @@ class Joining:
         core.membership.serve(welcome.active_from)
         core.membership.number = welcome.number
         peer.committed = welcome.t
-        core.voters, core.term = welcome.voters, welcome.term
+        core.voters = welcome.voters
+        peer.leadership.following.admitted(welcome.term)
         core.course = Course(welcome.steps, welcome.held)
         peer.leadership.adam_step, peer.leadership.skips = welcome.adam_step, welcome.skips
         core.membership.open(welcome.t + 1, core.settings.stages)

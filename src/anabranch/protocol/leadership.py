@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from anabranch.protocol.admission import Admission
+from anabranch.protocol.following import Following
 from anabranch.protocol.keeping import Point
 from anabranch.protocol.leader import Leader
 from anabranch.protocol.log import Position
@@ -45,6 +46,7 @@ class Leadership:
 
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
+        self.following = Following(peer.core, self._follows)
         self.founder = False
         self.adam_step = 0
         self.fingerprints: tuple[str, ...] = ()
@@ -151,7 +153,7 @@ class Leadership:
             core.leads = became.term
             if peer.lead is None and peer.joining.done:
                 self._take_over()
-            self._led_by(core.me, became.term)
+            self.following.elected(core.me, became.term)
             return
         if core.leads:
             core.note("note", text=f"no longer leads the log (term {became.term})")
@@ -160,8 +162,12 @@ class Leadership:
                 peer.joining.led_in_vain()
                 peer.position, peer.committed, peer.base = Position(), 0, ""
                 core.membership, core.voters = Membership(), ()
-        if became.leader:
-            self._led_by(peer_of(became.leader), became.term)
+        if not became.leader:
+            return
+        if self._votes():
+            self.following.elected(peer_of(became.leader), became.term)
+        else:
+            self.following.claims(peer_of(became.leader), became.term)
 
     def _take_over(self) -> None:
         """Lead from what the log says; what peers reported to the former leader they report again."""
@@ -208,35 +214,41 @@ class Leadership:
 
     # --- another's -----------------------------------------------------------------------------
 
-    def heard(self, peer: str, message: Ping) -> None:
+    def heard(self, peer: str, message: Ping) -> str | None:
         """A heartbeat says how much of the log a peer has, whether it leads, and its epoch. Only the founder
-        is believed about a new epoch, and only those who keep the log about who leads it; but a member that
-        is cut off from all of them, and keeps no log itself, heeds a member that has more of it."""
+        is believed about a new epoch, and only those who keep the log about who leads it."""
         own, core = self.peer, self.peer.core
         core.epochs[peer] = message.epoch
         if message.epoch > core.settings.epoch > 0 and peer == core.founder:
             reason = f"the run was recovered without this machine's part of the log (epoch {message.epoch})"
             own._stop(f"{reason}: join it again", ok=False)
-            return
-        ahead = message.next_index > own.position.index and own.joining.done
-        keeps = core.keeps_log(peer)
-        heeded = keeps or (ahead and self._lost_the_voters() and peer in core.membership.members)
-        if message.leads > core.term and own.joining.done and heeded:
-            self._led_by(peer, message.leads)
-        if ahead and (peer == core.leader or keeps):
+            return None
+        refusal = None
+        if message.leads and own.joining.done and core.keeps_log(peer) and not self._votes():
+            refusal = self.following.claims(peer, message.leads)
+        if message.next_index > own.position.index and own.joining.done and self.believes(peer):
             own._ask_for_log(peer)
+        return refusal
 
-    def _lost_the_voters(self) -> bool:
-        """Whether the log went on without me: I keep none, and am linked to nobody who does."""
+    def believes(self, peer: str) -> bool:
+        """Whether this peer's lines of the log are taken: those of the leader and of all who keep it. A
+        member that keeps none and is linked to nobody who does (all that it knew may be gone) takes any
+        member's, and learns from them who keeps it now."""
         core = self.peer.core
-        return not core.keeps_log(core.me) and not any(map(core.keeps_log, core.links))
+        if peer == core.leader or core.keeps_log(peer):
+            return True
+        others_may = core.settings.voters > 1 and not core.keeps_log(core.me)
+        alone = others_may and not any(map(core.keeps_log, core.links))
+        return alone and peer in core.membership.members
 
-    def _led_by(self, leader: str, term: int) -> None:
-        """From this term on reports go to this leader; it has to be told all that the last one knew (R9)."""
-        core = self.peer.core
-        if term < core.term or (term == core.term and leader == core.leader):
-            return
-        core.term, core.leader = term, leader
+    def _votes(self) -> bool:
+        """Whether the log as I have it names me as a voter: then my own raft says who leads."""
+        return self.peer.voter.raft.me in self.peer.core.voters
+
+    def _follows(self) -> None:
+        """Another leads, or in another term: what is left of a higher one is void, and it has to be told all
+        that the last one knew (R9)."""
+        self.peer.replica.forget_attempts(self.peer.core.term)
         self.report()
 
     def report(self) -> None:

@@ -373,8 +373,8 @@ class Peer:
         elif isinstance(message, _FENCED):
             refusal = self._fenced(peer, message, payload)
         elif isinstance(message, _LEADERS_ALONE):
-            any_voter = isinstance(message, msg.Announce) and self.core.keeps_log(peer)
-            if peer == self.core.leader or any_voter:
+            lines = isinstance(message, msg.Announce) and self.leadership.believes(peer)
+            if peer == self.core.leader or lines:
                 refusal = self._from_leader(message)
             else:
                 refusal = "only the leader says that"
@@ -584,7 +584,7 @@ class Peer:
         match message:
             case msg.Ping(number):
                 core.send(peer, self._pong(peer, number))
-                self.leadership.heard(peer, message)
+                return self.leadership.heard(peer, message)
             case msg.FetchLog(start):
                 lines = self.voter.since(start)
                 if lines:
@@ -661,6 +661,7 @@ class Peer:
                 self._ask_for_log()
             return
         self.position = position
+        self.leadership.following.line(entry.term)
         if self.core.settings.redo == "gradients":
             self.core.taken.follow(entry.record, line)
         self._fold(entry.record, entry_hash(line))

@@ -140,6 +140,11 @@ class Replica:
         self.resume()
         return None
 
+    def forget_attempts(self, term: int) -> None:
+        """Who announced an attempt of a higher term than this one did not lead."""
+        if self._announced is not None and self._announced.attempt.term > term:
+            self._announced = self.reduce = self.prepared = None
+
     def _owned(self, message: Attempt) -> set[int]:
         position = message.members.index(self.core.me)
         return {unit for unit, owner in enumerate(message.owners) if owner == position}
