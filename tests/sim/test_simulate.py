@@ -110,7 +110,8 @@ def test_the_command_prints_a_table_and_json(capsys: pytest.CaptureFixture[str])
     assert main(["simulate", "wan10", "--policy", "auction", "greedy", "--jobs", "1", "--set", *changes]) == 0
     table = capsys.readouterr().out
     assert "over bound" in table and "clairvoyant s" in table and "greedy" in table
-    assert main(["simulate", "wan10", "--seeds", "2", "--jobs", "1", "--json", "--set", *changes]) == 0
+    twice = ["--set", changes[0], "--set", *changes[1:]]
+    assert main(["simulate", "wan10", "--seeds", "2", "--jobs", "1", "--json", *twice]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["version"] == 1
     assert result["scenario"]["model"]["size"] == "llama-tiny"

@@ -51,8 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--policy", nargs="+", default=["auction"], metavar="P", help="(default: auction)")
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help="0 to N-1 (default: 1)")
     parser.add_argument(
-        "--set", nargs="+", default=[], metavar="KEY=VALUE", dest="changes", help="of the scenario"
-    )
+        "--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", dest="changes",
+        help="of the scenario; may be given several times",
+    )  # fmt: skip
     parser.add_argument("--jobs", type=int, default=0, metavar="N", help="processes (default: one per core)")
     parser.add_argument(
         "--plot", type=Path, metavar="DIR", help="bars, throughput, timeline, world map (SVG, trace)"
