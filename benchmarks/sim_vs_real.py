@@ -7,8 +7,8 @@ defaults about ten minutes. One scenario calibrates: seconds of each task per bl
 timings, and one rate, of each process's line, is chosen so that the simulated iteration takes as long as the
 real one (TCP's slow start, encryption and Python are in it). Three others are judged by these figures and the
 network's profile alone: a longer pipeline, more replicas elsewhere, and one whose relay is killed. A
-repetition whose iterations spread by more than a tenth of their mean (standard deviation, without the
-iteration of the crash) is thrown out and counted.
+repetition whose iterations spread by more than a tenth of their mean (standard deviation, before and after
+the crash apart) is thrown out and counted.
 """
 
 from __future__ import annotations
@@ -208,9 +208,12 @@ def calibrate(known: Calibrated, iteration_s: float, steps: int, warm_up: int) -
 
 
 def spread(took: Sequence[float], setting: Setting) -> float:
-    """Standard deviation over mean of the counted iterations, that of the crash apart."""
-    calm = [each for at, each in enumerate(took) if not (setting.crash and at == AFTER)]
-    return statistics.stdev(calm) / statistics.mean(calm)
+    """Standard deviation over mean of the counted iterations. Those before a crash and those after it, with a
+    relay less, deviate from a mean of their own each; that of the crash is apart."""
+    phases = [took[:AFTER], took[AFTER + 1 :]] if setting.crash else [took]
+    squares = sum((each - statistics.mean(phase)) ** 2 for phase in phases for each in phase)
+    count = sum(map(len, phases))
+    return float((squares / (count - len(phases))) ** 0.5 / (sum(map(sum, phases)) / count))
 
 
 def main() -> int:
