@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: train test lint soak chaos golden fuzz bench bench-flow bench-churn tables setup pictures screenshots clean
+.PHONY: train test lint soak chaos golden fuzz bench bench-flow tables setup pictures screenshots clean
 
 # A local swarm (two data nodes, six relays) trains llama-tiny; then every step is verified.
 train: $(READY)
@@ -41,14 +41,11 @@ bench: $(READY)
 bench-flow: $(READY)
 	$(BIN)/python benchmarks/flow.py
 
-# Throughput kept and compute wasted under churn, in virtual time; about an hour on two cores.
-bench-churn: $(READY)
-	$(BIN)/python benchmarks/churn.py
-
 # Two models, equal and unequal machines, churn, and what each part brings; in virtual time, over an hour on two cores.
 # What was computed is kept in build/tables: broken off, it goes on where it was.
 tables: $(READY)
 	$(BIN)/python benchmarks/tables.py
+	$(BIN)/python benchmarks/churn.py --seeds 5
 
 # The README's pictures, from a finished run: make pictures RUN=runs/tiny
 pictures: $(READY)
