@@ -11,16 +11,16 @@ from anabranch.protocol.settings import Settings
 from anabranch.sim.algebra import Machine, counting_world, wrong_states
 from anabranch.sim.faults import Fault, added_in_mid_backward, kill
 from anabranch.sim.node import Node
-from anabranch.sim.world import World
+from anabranch.sim.world import Model, World
 
 STAGES, REPLICAS, STEPS, PICKS = 2, 9, 3, 2
 
 
-def crowded() -> World:
+def crowded(model: Model | None = None) -> World:
     settings = Settings("crowded", 1, STAGES, 18, STEPS, min_replicas=REPLICAS, neighbours=PICKS)
     machines = [Machine("d0", 0), Machine("d1", 0)]
     machines += [Machine(f"r{s}.{n}", s) for s in range(1, STAGES + 1) for n in range(REPLICAS)]
-    return counting_world(settings, machines, seed=4)
+    return counting_world(settings, machines, 4, model)
 
 
 class Heard:
@@ -42,7 +42,7 @@ class Heard:
 def test_a_relay_shares_work_with_its_neighbours_alone_and_every_step_is_right() -> None:
     world = crowded()
     heard = Heard(world)
-    near: dict[str, set[str]] = {}
+    near: dict[str, frozenset[str]] = {}
 
     def look(node: Node, event: ev.Event) -> None:
         if node.peer.iteration is not None and node.id not in near:
@@ -109,3 +109,33 @@ def test_nobody_waits_for_ever_for_one_that_cannot_be_reached() -> None:
     world = counting_world(settings, machines, seed=0)
     world.run(300.0)
     assert not wrong_states(world) and len(world.history().commits) == STEPS
+
+
+def test_heartbeats_of_a_large_swarm() -> None:
+    """The lower of two neighbours pings most of the time, and both measure their link. Those of one that dies
+    find others with their next heartbeat, not at once: somebody comes or goes all the time."""
+    world = crowded(Model(task_s={"Forward": 1.0, "InputGradient": 1.0, "WeightGradient": 1.0}))
+    heard, dies = Heard(world), "r1.3"
+    relays = [node.peer for node in world.nodes.values() if node.id.startswith("r") and node.id != dies]
+    looked: list[str] = []
+
+    def look() -> None:
+        for peer in relays:
+            core = peer.core
+            assert dies not in core.membership.members
+            assert core.near.all(core.stage) <= core.links.keys()
+            looked.append(core.me)
+
+    world.clock.at(4.0, lambda: world.crash(dies))
+    world.clock.at(8.0, look)
+    world.run()
+    assert len(looked) == len(relays)
+    assert not wrong_states(world) and not [f for _, _, kind, f in world.notes if kind == "suspected"]
+    pairs = [(peer, other) for peer in relays for other in relays if peer.core.me < other.core.me]
+    near = [(one, other) for one, other in pairs if other.core.me in one.core.near.all(one.core.stage)]
+    by_lower = sum(heard.counts[other.core.me, "Ping", one.core.me] for one, other in near)
+    by_higher = sum(heard.counts[one.core.me, "Ping", other.core.me] for one, other in near)
+    assert by_lower > 8 * len(near) and by_higher < 0.5 * by_lower
+    for one, other in near:
+        for peer, beside in ((one, other.core.me), (other, one.core.me)):
+            assert peer.core.costs.of(beside).link.latency.round_trip_s() is not None

@@ -33,19 +33,21 @@ class Absent:
         self._lost = lost
         self._without: set[str] = set()
 
-    @property
-    def anybody(self) -> bool:
-        """Whether there may be somebody to do without."""
-        return bool(self._without or self._lost or self.core.suspects)
+    def silent(self) -> frozenset[str]:
+        """Members that the step may have to do without: who is silent now, or was named in no attempt."""
+        if not (self._without or self._lost or self.core.suspects):
+            return frozenset()
+        return frozenset(self._without | set(filter(self._silent, {*self._lost, *self.core.suspects})))
 
     def present(self, stage: int, t: int) -> list[str]:
         """The members of a stage that its reduce is made of."""
-        live = self.core.membership.live(stage, t)
-        silent = {peer for peer in live if self._silent(peer)} if stage else set()
-        there = [peer for peer in live if peer not in silent and peer not in self._without]
+        live, silent = self.core.membership.live(stage, t), self.silent() if stage else self._without
+        if not silent:
+            return live
+        there = [peer for peer in live if peer not in silent]
         if len(there) < min(2, len(live)) or not there:
             return live
-        self._without |= silent
+        self._without |= silent.intersection(live)
         return there
 
     def needed(self, peer: str) -> bool:

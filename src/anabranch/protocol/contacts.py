@@ -20,6 +20,9 @@ REDIAL_MAX_S = 8.0
 SEEK_S = 8.0
 #: Heartbeats without a word after which a link that is none to a neighbour may be closed.
 IDLE_HEARTBEATS = 3.0
+#: In a large swarm the higher of two ids leaves its ping out where it was pinged since its last one, so often
+#: in a row.
+LEFT_OUT = 3
 #: Heartbeats whose answers are still waited for.
 PINGS_KEPT = 32
 
@@ -39,6 +42,12 @@ class Contacts:
         self._known: dict[str, Silence] = {}
         self.hung_up: Callable[[str], object] = self.link_down
         """What this peer does when it has closed a link by itself."""
+        self.at_beat: Callable[[], object] | None = None
+        """What is to be done with the next heartbeat, once."""
+        self._pinged: set[str] = set()
+        """Who pinged since the last heartbeat."""
+        self._left_out: dict[str, int] = {}
+        """To whom pings were left out, how often in a row."""
         self.fellows: dict[str, str] = {}
         """Addresses of those who keep the log with me, by my disk: dialled until I follow the log again."""
         self._none_silent_before = math.inf
@@ -73,7 +82,10 @@ class Contacts:
         self._next_index = next_index
         if core.now >= self._ping_at:
             self._ping_at = core.now + core.settings.heartbeat_s
-            self._ping(*self._listen())
+            at_beat, self.at_beat = self.at_beat, None
+            if at_beat is not None:
+                at_beat()
+            self._ping(*self._turns(self._listen()))
             self._seek()
         self._dial_again()
         self.witnesses.tick()
@@ -107,6 +119,22 @@ class Contacts:
                 silence.last_heard = core.now
                 self._not_before(silence)
         return self._listened
+
+    def pinged(self, peer: str) -> None:
+        """A peer pings, and is answered."""
+        self._pinged.add(peer)
+
+    def _turns(self, links: Iterable[str]) -> list[str]:
+        """Who is pinged now: all of `links`; in a large swarm not those of lower id who have pinged since the
+        last heartbeat, and so have been heard and answered, unless they were left out often: each end is
+        to measure the link, too."""
+        pinged, self._pinged = self._pinged, set()
+        if not self.core.near.crowded:
+            return list(links)
+        lower = [peer for peer in links if peer in pinged and peer < self.core.me]
+        left_out = {peer: self._left_out.get(peer, 0) + 1 for peer in lower}
+        self._left_out = {peer: times for peer, times in left_out.items() if times <= LEFT_OUT}
+        return [peer for peer in links if peer not in self._left_out]
 
     def _known_voters(self) -> Iterable[str]:
         return (voter.partition("/")[0] for voter in self.core.voters)

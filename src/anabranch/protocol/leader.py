@@ -60,6 +60,10 @@ STALL_FACTOR = 4.0
 LAST_CHECKPOINT = (1.0, 8.0, 6)
 
 
+#: What a stage's attempt follows from: reports of new units, the membership's version, who is silent.
+Look = tuple[int, int, frozenset[str]]
+
+
 @dataclass
 class Round:
     """What is known of iteration t."""
@@ -82,6 +86,19 @@ class Round:
     retries: dict[int, int] = field(default_factory=dict)
     redone: dict[int, set[str]] = field(default_factory=dict)
     """By stage: members that this step does without; others do again what they had added."""
+    reported: dict[int, int] = field(default_factory=dict)
+    """By stage: reports of new units so far."""
+    looked: dict[int, Look] = field(default_factory=dict)
+    """By stage: the look at its cover, or its attempt, after which there was nothing to do."""
+    agreed: dict[int, tuple[tuple[AttemptId, int, int], Prepared | None]] = field(default_factory=dict)
+    """By stage: of which attempt, so many PREPARED and membership it was found who agrees; the answer."""
+
+    def give_up(self, stage: int) -> dict[str, Prepared]:
+        """Forget a stage's attempt; who was PREPARED for it."""
+        self.attempts.pop(stage, None)
+        self.looked.pop(stage, None)
+        self.agreed.pop(stage, None)
+        return self.prepared.pop(stage, {})
 
 
 class Leader:
@@ -115,6 +132,8 @@ class Leader:
         self.round: Round | None = None
         self.finished = False
         self._applied: dict[int, dict[str, str]] = {}
+        self._unchecked: list[tuple[str, int]] = []
+        """Who reported the last step, and is yet to be compared with what was agreed; its stage."""
         self._agreed: dict[int, tuple[str, ...]] = {}
         self._released = 0
         self._attempt_number = 0
@@ -187,6 +206,7 @@ class Leader:
         known = claims.get(peer, frozenset())
         if units - known:
             current.progress_at, current.stalls = self.core.now, 0
+            current.reported[message.stage] = current.reported.get(message.stage, 0) + 1
         claims[peer] = units | known
         self.admission.absent.back(peer)
         self.admission.parted.told(peer, message.apart)
@@ -234,6 +254,7 @@ class Leader:
             return
         if self.core.membership.stage_of(peer) == message.stage:
             self._applied.setdefault(message.stage, {})[peer] = message.fingerprint
+            self._unchecked.append((peer, message.stage))
             self.admission.absent.back(peer)
             self.restoring.caught_up(peer)
 
@@ -259,8 +280,7 @@ class Leader:
             current.prepared.get(stage, {}).pop(peer, None)
             attempt = current.attempts.get(stage)
             if attempt and peer in attempt.members and not self._prepared(current, stage):
-                current.attempts.pop(stage, None)
-                current.prepared.pop(stage, None)
+                current.give_up(stage)
 
     def stop(self, reason: str) -> None:
         """The owner wants the run to end after the present iteration."""
@@ -335,17 +355,18 @@ class Leader:
         open, so it is too late for that one.
         """
         t = self.t + 1
-        live = {s: set(self.core.membership.live(s, t)) for s in range(self.core.settings.stages + 1)}
-        if all(live.values()):
+        membership, stages = self.core.membership, range(self.core.settings.stages + 1)
+        if all(membership.count(stage, t) for stage in stages):
             return t + 1
         ready = self.admission.ready
-        begun = self.core.membership.begun
+        begun = membership.begun
         needed = 1 if begun else self.core.settings.min_replicas
         short = []
-        for stage, peers in live.items():
-            if not peers and begun:
+        for stage in stages:
+            live = membership.count(stage, t)
+            if not live and begun:
                 self.admission.serve_at_once(stage, t)
-            count = len(peers) + sum(1 for member in ready.values() if member.stage == stage)
+            count = live + sum(1 for member in ready.values() if member.stage == stage)
             if count < (1 if stage == 0 else needed):
                 short.append(f"stage {stage} ({count} of {1 if stage == 0 else needed})")
         if not short:
@@ -367,7 +388,7 @@ class Leader:
         if t > self.last_t and (self._closed or not self.core.settings.evaluates(self.t, self.last_t)):
             return
         stages = range(self.core.settings.stages + 1)
-        if all(self.core.membership.live(stage, t) for stage in stages):
+        if all(self.core.membership.count(stage, t) for stage in stages):
             self.round = Round(t, self.base, self.core.now, progress_at=self.core.now)
             if self.schedule.manifest is not None:
                 self.round.manifest = self.schedule.manifest(t)
@@ -400,27 +421,35 @@ class Leader:
         """A replica whose state drifted is removed; it comes back like a joiner (I2)."""
         if self._released < self.t:
             return
-        for stage, applied in self._applied.items():
-            for peer, fingerprint in applied.items():
-                if fingerprint != self.fingerprints[stage]:
-                    reason = f"state after iteration {self.t} differs from its stage's"
-                    self.admission.remove(peer, reason)
+        unchecked, self._unchecked = self._unchecked, []
+        for peer, stage in unchecked:
+            fingerprint = self._applied.get(stage, {}).get(peer)
+            if fingerprint is not None and fingerprint != self.fingerprints[stage]:
+                reason = f"state after iteration {self.t} differs from its stage's"
+                self.admission.remove(peer, reason)
 
     def _attempts(self, current: Round) -> None:
         if current.t > self.last_t:
             return
-        anybody_absent = self.admission.absent.anybody
+        absent, version = self.admission.absent, self.core.membership.version
+        silent = absent.silent()
         for stage in range(self.core.settings.stages + 1):
-            if stage in current.attempts and not anybody_absent:
+            look = (current.reported.get(stage, 0), version, silent)
+            if current.looked.get(stage) == look:
                 continue
-            members = self.admission.absent.present(stage, current.t)
-            if stage in current.attempts and not self._without(current, stage, members):
-                continue
+            members = absent.present(stage, current.t)
+            if stage in current.attempts:
+                if set(current.attempts[stage].members) <= set(members):
+                    current.looked[stage] = look
+                    continue
+                if not self._without(current, stage):
+                    continue
             cover = self.core.settings.cover(stage)
             claims = {p: u for p, u in current.claims.get(stage, {}).items() if p in members}
             if not members:
                 continue
             if lacking := missing(cover, claims):
+                current.looked[stage] = look
                 self._redo(current, stage, members, lacking)
                 continue
             self._attempt_number += 1
@@ -443,13 +472,12 @@ class Leader:
             for peer in members:
                 self.core.send(peer, message)
 
-    def _without(self, current: Round, stage: int, members: list[str]) -> bool:
-        """Give up a stage's attempt if it cannot end because of a member that the step does without; whether
-        it is given up."""
-        if set(current.attempts[stage].members) <= set(members) or self._prepared(current, stage):
+    def _without(self, current: Round, stage: int) -> bool:
+        """Give up a stage's attempt, which cannot end because of a member that the step does without, unless
+        it has ended; whether it is given up."""
+        if self._prepared(current, stage):
             return False
-        current.attempts.pop(stage, None)
-        current.prepared.pop(stage, None)
+        current.give_up(stage)
         return True
 
     def _redo(self, current: Round, stage: int, members: list[str], lacking: set[int]) -> None:
@@ -483,16 +511,21 @@ class Leader:
         prepared = current.prepared.get(stage, {})
         if attempt is None or not prepared:
             return None
+        found = (attempt.attempt, len(prepared), self.core.membership.version)
+        known = current.agreed.get(stage)
+        if known is not None and known[0] == found:
+            return known[1]
         live = self.core.membership.live(stage, current.t)
         agreeing = [prepared[peer] for peer in live if peer in prepared]
+        current.agreed[stage] = (found, None)
         if len(agreeing) < min(2, len(live)) or not agreeing:
             return None
         if len({(message.digest, *sorted(message.squares.items())) for message in agreeing}) > 1:
             text = f"stage {stage}: digests of iteration {current.t} differ; reducing again"
             self.core.note("note", text=text)
-            current.attempts.pop(stage)
-            current.prepared.pop(stage)
+            current.give_up(stage)
             return None
+        current.agreed[stage] = (found, agreeing[0])
         return agreeing[0]
 
     def _safe(self, current: Round, stage: int, prepared: Prepared | None) -> bool:
@@ -740,8 +773,7 @@ class Leader:
         tries = current.retries[stage] = current.retries.get(stage, 0) + 1
         text = f"stage {stage}: the reduce of iteration {current.t} is stuck; once more"
         self.core.note("note", text=text)
-        current.attempts.pop(stage, None)
-        held, prepared = current.claims.get(stage, {}), current.prepared.pop(stage, {})
+        held, prepared = current.claims.get(stage, {}), current.give_up(stage)
         for peer, reason in self.admission.parted.take_out(attempt.members, tries, held, prepared).items():
             self.admission.remove(peer, reason)
 

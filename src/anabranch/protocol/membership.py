@@ -60,7 +60,7 @@ class Membership:
         over the data nodes of the first record after which every stage can serve it (R2). Every peer
         computes the same split, whatever was removed before it came to open the iteration. Where all those
         data nodes were removed, it is opened anew, with whoever serves next."""
-        if t == self.opening_t or not all(self.live(stage, t) for stage in range(stages + 1)):
+        if t == self.opening_t or not all(self.count(stage, t) for stage in range(stages + 1)):
             return
         self.opening_t, self.opening, self.handed_on = t, self.live(0, t), []
         self.begun = True
@@ -107,12 +107,19 @@ class Membership:
 
     def live(self, stage: int, t: int) -> list[str]:
         """Active members of `stage` at iteration t, by id."""
+        return list(self._alive(stage, t))
+
+    def count(self, stage: int, t: int) -> int:
+        """How many they are."""
+        return len(self._alive(stage, t))
+
+    def _alive(self, stage: int, t: int) -> list[str]:
         if (stage, t) not in self._live:
             if len(self._live) > LIVE_KEPT:
                 self._live.clear()
             since = self.active_from
             self._live[stage, t] = sorted(p for p in self.of(stage) if since.get(p, t + 1) <= t)
-        return list(self._live[stage, t])
+        return self._live[stage, t]
 
     def of(self, stage: int) -> Collection[str]:
         """Members of `stage`, whether they serve or not, in no order."""

@@ -72,6 +72,7 @@ class Neighbours:
         self._membership = membership
         self._version: tuple[Membership, int] | None = None
         self._known: dict[tuple[str, int, int], frozenset[str]] = {}
+        self._around: dict[tuple[str, int], frozenset[str]] = {}
         self._crowded = False
 
     def _look(self) -> Membership:
@@ -80,6 +81,7 @@ class Neighbours:
         if self._version is None or self._version != (membership, membership.version):
             self._version = (membership, membership.version)
             self._known.clear()
+            self._around.clear()
             self._crowded = membership.widest() > 2 * self.picks
         return membership
 
@@ -115,10 +117,11 @@ class Neighbours:
         near = self.at(stage, peer or self.me, own, t)
         return [other for other in live if other in near]
 
-    def all(self, own: int, peer: str = "") -> set[str]:
+    def all(self, own: int, peer: str = "") -> frozenset[str]:
         """All neighbours of a peer (me) of the stage `own`: with whom it keeps links."""
-        around = {own, (own - 1) % (self.stages + 1), (own + 1) % (self.stages + 1)}
-        found: set[str] = set()
-        for stage in around:
-            found |= self.at(stage, peer or self.me, own)
-        return found
+        self._look()
+        key = (peer or self.me, own)
+        if key not in self._around:
+            around = {own, (own - 1) % (self.stages + 1), (own + 1) % (self.stages + 1)}
+            self._around[key] = frozenset().union(*(self.at(stage, key[0], own) for stage in around))
+        return self._around[key]

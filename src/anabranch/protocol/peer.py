@@ -46,8 +46,9 @@ from anabranch.protocol.voting import RaftMessage
 
 #: Bases of the run's history that are remembered.
 BASES_KNOWN = 256
-#: Seconds between repetitions of cumulative reports while an iteration is open.
-REPEAT_S = 2.0
+#: Seconds between repetitions of cumulative reports while an iteration is open: of so many members, in
+#: proportion longer of more.
+REPEAT_S, REPEATING = 2.0, 64
 #: Seconds that a peer that wants to go waits until others have taken over.
 LEAVE_S = 45.0
 
@@ -307,6 +308,11 @@ class Peer:
             found.update(download.sources)
         return found
 
+    def _look_around(self) -> None:
+        """Who serves has changed: capacity, demand and neighbours follow."""
+        self.router.members_changed()
+        self.connect()
+
     def connect(self) -> None:
         """Who is a member has changed: hang up on former processes, dial the neighbours."""
         for peer in [peer for peer in self.core.links if self.contacts.outdated(peer)]:
@@ -346,18 +352,23 @@ class Peer:
     def _repeat(self) -> None:
         """Say again what the leader may have missed (all of it is cumulative)."""
         self._repeat_at = float("inf")
+        again_at = self.core.now + self._repeat_s()
         if self.iteration is not None:
-            self._repeat_at = self.core.now + REPEAT_S
+            self._repeat_at = again_at
             self.iteration.send_claim()
             self.replica.repeat_prepared()
         if self._applied is not None:
-            self._repeat_at = self.core.now + REPEAT_S
+            self._repeat_at = again_at
             self.core.send(self.core.leader, self._applied)
         if self.wishes.open:
             self._repeat_at = self.core.now + REPEAT_S
             self.wishes.repeat()
         if self._leaving is not None:
             self.core.send(self.core.leader, msg.Leave(self._leaving))
+
+    def _repeat_s(self) -> float:
+        """Seconds between cumulative reports: the leader hears no more of them in a larger swarm."""
+        return REPEAT_S * max(1.0, len(self.core.membership.members) / REPEATING)
 
     # --- messages ------------------------------------------------------------------------------
 
@@ -583,6 +594,7 @@ class Peer:
         core = self.core
         match message:
             case msg.Ping(number):
+                self.contacts.pinged(peer)
                 core.send(peer, self._pong(peer, number))
                 return self.leadership.heard(peer, message)
             case msg.FetchLog(start):
@@ -774,8 +786,11 @@ class Peer:
         for peer, t in record.active_from.items():
             core.note("peer_active", subject=peer, from_iteration=t)
         self.joining.members_changed(record)
-        self.router.members_changed()
-        self.connect()
+        touched = core.me in record.active_from or any(member.id == core.me for member in record.joined)
+        if touched or not core.near.crowded:
+            self._look_around()
+        else:
+            self.contacts.at_beat = self._look_around  # in a large swarm somebody comes or goes all the time
         if record.active_from and self.iteration is not None:
             self._take_early(self.iteration)
             self.iteration.sender.pump()
@@ -793,7 +808,7 @@ class Peer:
         if not core.membership.is_live(core.me, core.stage, t):
             return
         stages = range(core.settings.stages + 1)
-        if not all(core.membership.live(stage, t) for stage in stages):
+        if not all(core.membership.count(stage, t) for stage in stages):
             return
         last = core.steps
         windows = core.settings.windows if core.settings.evaluates(t - 1, last) else 0
@@ -805,7 +820,7 @@ class Peer:
         self.iteration = iteration
         self.replica.open(iteration)
         self.contacts.trim()
-        self._repeat_at = core.now + REPEAT_S
+        self._repeat_at = core.now + self._repeat_s()
         self._early.forget(lambda message: message.fence.t < t)  # type: ignore[union-attr]
         self._take_early(iteration)
 
@@ -840,7 +855,7 @@ class Peer:
         core, replica = self.core, self.replica
         fence = core.fence(replica.t, self.joining.state_base)
         self._applied = msg.Applied(fence, core.stage, replica.fingerprint, timing)
-        self._repeat_at = core.now + REPEAT_S
+        self._repeat_at = core.now + self._repeat_s()
         core.send(core.leader, self._applied)
 
     def _fell_behind(self, step: int) -> None:

@@ -38,6 +38,8 @@ class Restoring:
         self._behind: dict[str, int] = {}
         self._lost: dict[int, float] = {}
         self._most_live: dict[int, int] = {}
+        self._looked: tuple[int, int] | None = None
+        self._alone: list[int] = []
         self._told = ""
         self._applied: Mapping[int, Collection[str]] = {}
 
@@ -106,14 +108,8 @@ class Restoring:
         membership, self._applied = self.core.membership, applied
         if self.core.settings.snapshot_every == 0 or not membership.begun:
             return None
-        stages = range(self.core.settings.stages + 1)
-        for stage in stages:
-            live = len(membership.live(stage, t + 1))
-            self._most_live[stage] = max(live, self._most_live.get(stage, 0))
-            if self._is_lost(stage, t):
-                self._lost.setdefault(stage, self.core.now)
-            else:
-                self._lost.pop(stage, None)
+        if self._behind or self._looked != (t, membership.version):
+            self._look(t)
         due = [stage for stage, since in self._lost.items() if self.core.now >= since + GRACE_S]
         away = [s for s in due if not self.keeping.has(t, s) and self.safekeeping.point(s, t) is None]
         if away:
@@ -123,11 +119,25 @@ class Restoring:
                 moved = self._move(stage, t, 2, "which lost all its replicas")
                 if moved is not None:
                     return moved
-        if quiet:
-            for stage in stages[1:]:
-                if self._stands_alone(stage, t):
-                    return self._move(stage, t, 3, "which is down to one replica")
+        if quiet and self._alone:
+            return self._move(self._alone[0], t, 3, "which is down to one replica")
         return None
+
+    def _look(self, t: int) -> None:
+        """Which stages are lost, and which stand alone. Where all are served, and nobody is behind, that does
+        not change before the membership does."""
+        membership, all_served = self.core.membership, True
+        for stage in range(self.core.settings.stages + 1):
+            live = membership.count(stage, t + 1)
+            all_served &= live > 0
+            self._most_live[stage] = max(live, self._most_live.get(stage, 0))
+            if self._is_lost(stage, t):
+                self._lost.setdefault(stage, self.core.now)
+            else:
+                self._lost.pop(stage, None)
+        relays = range(1, self.core.settings.stages + 1)
+        self._alone = [stage for stage in relays if self._stands_alone(stage, t)]
+        self._looked = (t, membership.version) if all_served and not self._behind else None
 
     def _is_lost(self, stage: int, t: int) -> bool:
         """Whether nobody can have the stage's state after t, except as a snapshot."""
@@ -159,8 +169,8 @@ class Restoring:
 
     def _stands_alone(self, stage: int, t: int) -> bool:
         """Whether a stage that had several replicas has one, and nobody is on the way to it."""
-        live = self.core.membership.live(stage, t + 1)
-        return len(live) == 1 and len(self._members(stage)) == 1 and self._most_live.get(stage, 0) > 1
+        live = self.core.membership.count(stage, t + 1)
+        return live == 1 and len(self._members(stage)) == 1 and self._most_live.get(stage, 0) > 1
 
     def _move(self, stage: int, t: int, least: int, why: str) -> Members | None:
         """Take a peer from the stage with the most replicas, if it has at least so many."""
