@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import random
+from bisect import bisect_right
 from dataclasses import dataclass
+from itertools import accumulate
 
 from anabranch.flow.problem import Return
 from anabranch.protocol.settings import Settings
 from anabranch.sim.algebra import Machine
-from anabranch.sim.trials.kinds import KINDS, PROFILES, Profile, Role, of_leading_relays, rarity
+from anabranch.sim.trials.kinds import KINDS, PROFILES, Profile, Role, of_leading_relays, weights
 from anabranch.sim.trials.phases import ELECTION, OF_DATA_NODES
 from anabranch.sim.world import Model
 
@@ -18,10 +21,12 @@ NODES_MAX = 40
 TORCH_EVERY = 20
 #: One seed in so many computes slowly, and faults wait: by then a plan of the flow stands.
 PLANNED_EVERY, PLANNED_STEPS, PLANNED_TASK_S = 7, 6, 0.2
-#: From this seed on one in so many is a swarm in which not everybody knows everybody, and reduces in cells.
-CROWDED_FROM, CROWDED_EVERY = 50_000, 5
+#: One seed in so many is a swarm in which not everybody knows everybody, and which reduces in cells.
+CROWDED_EVERY = 8
 #: One-way delays (s) that a swarm's messages take.
 _LATENCIES = ((0.001, 0.005), (0.001, 0.01), (0.001, 0.02), (0.005, 0.05), (0.02, 0.2))
+#: One for each fault of a seed.
+_IRRATIONAL = tuple(map(math.sqrt, (2, 3, 5, 7, 11, 13, 17)))
 _COMPUTING = ("Forward", "Head", "InputGradient", "WeightGradient")
 
 
@@ -85,9 +90,10 @@ def draw(seed: int, profile_name: str) -> Drawn:
     dice = random.Random(f"{profile_name} {seed}")
     lots = random.Random(f"{profile_name} {seed} lots")  # seed % n would tie them to the profiles' turns
     torch, planned = lots.random() * TORCH_EVERY < 1.0, lots.random() * PLANNED_EVERY < 1.0
+    crowded = lots.random() * CROWDED_EVERY < 1.0 and not torch
     first_t = PLANNED_STEPS if planned and profile.kinds else 0
-    aims = _aims(profile, dice, first_t)
-    machines = _machines(dice, aims, torch)
+    aims = _aims(seed, profile, dice, first_t)
+    machines = _machines(dice, aims, torch, crowded)
     stages = max(machine.stage for machine in machines)
     windows = dice.choice([0, 0, 2])
     returns: list[Return] = ["any", "any", "own"]
@@ -108,7 +114,9 @@ def draw(seed: int, profile_name: str) -> Drawn:
         snapshot_every=lots.randint(2, 5),
         voters=3 if any(aim.elects for aim in aims) else lots.choice([1, 3, 3]),
         redo=lots.choice(["replay", "replay", "gradients"]),
-        neighbours=1 if seed >= CROWDED_FROM and seed % CROWDED_EVERY == 0 else Settings.neighbours,
+        recompute=lots.choice([0.0, 0.0, 0.0, 1.0]),
+        rebalance=lots.choice([0, 0, 1]),
+        neighbours=1 if crowded else Settings.neighbours,
     )
     latency = _LATENCIES[0] if planned else dice.choice(_LATENCIES)
     computing_s = PLANNED_TASK_S if planned else dice.choice([0.005, 0.01, 0.03])
@@ -117,20 +125,22 @@ def draw(seed: int, profile_name: str) -> Drawn:
     return Drawn(seed, profile, torch, settings, machines, model, _regions(dice, machines), aims, first_t)
 
 
-def _aims(profile: Profile, dice: random.Random, first_t: int) -> tuple[Aim, ...]:
-    """Faults aimed at cells of the matrix, so that over all profiles each is hit about as often."""
-    cells = profile.cells
-    weights = [rarity(kind, phase) for kind, phase in cells]
+def _aims(seed: int, profile: Profile, dice: random.Random, first_t: int) -> tuple[Aim, ...]:
+    """Faults aimed at cells of the matrix, so that over all profiles each is hit about as often. Not the dice
+    say at which, but a sequence that fills them evenly (Kronecker's: multiples of irrational numbers)."""
+    sums = list(accumulate(weights()[cell] for cell in profile.cells))
     aims = []
-    for _ in range(dice.randint(*profile.faults)):
-        ((kind, phase),) = dice.choices(cells, weights)
+    for number in _IRRATIONAL[: dice.randint(*profile.faults)]:
+        kind, phase = profile.cells[bisect_right(sums, math.fmod(seed * number, 1.0) * sums[-1])]
         delay_s = dice.choice([0.0, 0.0, dice.uniform(0.0, 0.01)])
         after_t = first_t + dice.choice([0, 1, 1, 2, 3])
         aims.append(Aim(kind, phase, after_t, dice.choice([0, 1, 3, 8]), delay_s))
     return tuple(aims)
 
 
-def _machines(dice: random.Random, aims: tuple[Aim, ...], torch: bool) -> tuple[Machine, ...]:
+def _machines(
+    dice: random.Random, aims: tuple[Aim, ...], torch: bool, crowded: bool
+) -> tuple[Machine, ...]:
     """2 to 40 nodes: 1 to 8 stages, 1 to 3 data nodes; the first keeps the log."""
     stages = dice.choice([1, 2, 3] if torch else [1, 1, 1, 2, 2, 2, 3, 3, 4, 6, 8])
     data_nodes = dice.choice([1, 2, 2, 3])
@@ -138,9 +148,12 @@ def _machines(dice: random.Random, aims: tuple[Aim, ...], torch: bool) -> tuple[
         roles = KINDS[aim.kind].roles
         if Role.LEADER not in roles and (aim.phase in OF_DATA_NODES or Role.RELAY not in roles):
             data_nodes = max(data_nodes, 2)
+    if any(aim.elects for aim in aims):
+        data_nodes = max(data_nodes, 2)  # so whoever leads may be away
     if any(aim.of_leading_relays for aim in aims):
         data_nodes = 2  # so a relay is the third voter
     shape = dice.choice(["pairs", "pairs", "pairs", "mixed", "mixed", "many", "single"])
+    shape = "many" if crowded else shape
     machines = [
         Machine(f"d{n}", 0, dice.choice([4, 8]), dice.choice([1.0, 1.0, 2.0])) for n in range(data_nodes)
     ]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from anabranch.protocol import events as ev
 from anabranch.protocol import messages as msg
 from anabranch.protocol.peer import Peer
-from anabranch.protocol.records import Member
+from anabranch.protocol.records import Entry, Member, NoOp, encode_entry
 from anabranch.sim.node import Link, Node
 
 if TYPE_CHECKING:
@@ -205,9 +205,17 @@ def _request(dice: random.Random, target: Node) -> tuple[msg.AnyMessage, object]
     return msg.JoinRequest(member, dice.choice([-1, 1, 4096]), dice.choice([0, 1, 99]), "", ""), None
 
 
-_MAKERS: list[Maker] = [
-    _forward, _backward, _reduce_part, _attempt, _prepared, _leaders_word, _state, _talk, _slots, _request,
+def _line(dice: random.Random, target: Node) -> tuple[msg.AnyMessage, object]:
+    """The next line of the log, well made, which nobody chose."""
+    position = target.peer.position
+    line = encode_entry(Entry(position.index, 1, position.previous, NoOp()))
+    return msg.Announce((line,)), None
+
+
+_OF_MEMBERS: list[Maker] = [
+    _forward, _backward, _reduce_part, _attempt, _prepared, _leaders_word, _state, _talk, _slots,
 ]  # fmt: skip
-#: A member that asks to be admitted says that it has started again; that is its own affair.
-_OF_MEMBERS = [maker for maker in _MAKERS if maker is not _request]
+#: A member that asks to be admitted says that it has started again; that is its own affair. One that votes is
+#: believed about the log.
+_MAKERS: list[Maker] = [*_OF_MEMBERS, _request, _line]
 _FLOODS: list[Maker] = [_talk, _slots, _state, _forward]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cache, cached_property
 
-from anabranch.sim.trials.phases import ELECTION, LOSS, OF_DATA_NODES, OF_RELAYS, PHASES
+from anabranch.sim.trials.phases import ELECTION, OF_DATA_NODES, OF_RELAYS, PHASES
 
 
 class Role(Enum):
@@ -106,19 +106,38 @@ def of_leading_relays(kind: str, phase: str) -> bool:
     return KINDS[kind].roles == _LEADER and phase in OF_RELAYS
 
 
-#: Phases in which a victim is seldom met before the aim settles for another.
-_SELDOM_MET = {ELECTION: 3.0, LOSS: 1.5}
-#: A relay that leads is met more seldom still.
-_LEADING_RELAY = 6.0
+#: Share of the aims at a cell that hit in that phase, by what was seen of some hundred seeds: of those at a
+#: relay that leads; at one that misses a leader; of a fault that hits leaders alone, or data nodes alone; of
+#: one that needs another replica, at what a data node does; and of the others.
+_LEADING_RELAY, _ELECTION, _ONE_ROLE, _LAST_REPLICA, _HITS = 0.25, 0.5, 0.6, 0.6, 0.93
+#: Rounds in which the weights of the cells come to rest.
+_ROUNDS = 25
+
+
+def hits(kind: str, phase: str) -> float:
+    """The share of aims at a cell that hit in that phase."""
+    roles, loses = KINDS[kind].roles, KINDS[kind].loses
+    if of_leading_relays(kind, phase):
+        return _LEADING_RELAY
+    share = _ELECTION if phase == ELECTION else _HITS
+    if roles in (_LEADER, _DATA):
+        return share * _ONE_ROLE
+    return share * (_LAST_REPLICA if loses and phase in OF_DATA_NODES else 1.0)
 
 
 @cache
-def rarity(kind: str, phase: str) -> float:
-    """How much more often a cell is to be aimed at: few profiles draw its kind, its phase is seldom met."""
-    drawn = [profile for profile in PROFILES.values() if kind in profile.kinds]
-    share = sum(sum(profile.faults) / len(profile.cells) for profile in drawn)
-    seldom = _LEADING_RELAY if of_leading_relays(kind, phase) else _SELDOM_MET.get(phase, 1.0)
-    return seldom / share
+def weights() -> dict[tuple[str, str], float]:
+    """How often each cell is aimed at, so that over all profiles each is hit about as often: more where few
+    profiles draw its kind, or few of the aims at it hit. (Iterative proportional fitting.)"""
+    found = {(kind, phase): 1.0 / hits(kind, phase) for kind, phase in sorted(matrix_cells())}
+    for _ in range(_ROUNDS):
+        rates = dict.fromkeys(found, 0.0)
+        for profile in PROFILES.values():
+            together = sum(found[cell] for cell in profile.cells)
+            for cell in profile.cells:
+                rates[cell] += sum(profile.faults) * found[cell] / together * hits(*cell)
+        found = {cell: weight / rates[cell] for cell, weight in found.items()}
+    return found
 
 
 def matrix_cells() -> set[tuple[str, str]]:

@@ -6,7 +6,8 @@ import msgspec
 
 
 class Delivered(msgspec.Struct):
-    """A fault that was really delivered. phase: what the peer was doing at that moment. at_s: virtual time.
+    """A fault that was really delivered. phase: what the peer was doing at that moment; aimed: what it was to
+    be doing ("" for the churn of a profile, which is not aimed). at_s: virtual time.
     repaired: microbatches sent anew until the next fault; wasted_s: compute seconds lost until then."""
 
     kind: str
@@ -16,6 +17,7 @@ class Delivered(msgspec.Struct):
     text: str
     repaired: int = 0
     wasted_s: float = 0.0
+    aimed: str = ""
 
 
 class Outcome(msgspec.Struct):

@@ -164,8 +164,8 @@ class Trial:
             return Role.LEADER
         return Role.RELAY if node.peer.core.stage else Role.DATA
 
-    def strike(self, kind: str, node: Node) -> bool:
-        """Deliver the fault now; False if it could not be."""
+    def strike(self, kind: str, node: Node, aimed: str = "") -> bool:
+        """Deliver the fault now; False if it could not be. aimed: the phase in which it was to hit."""
         phase = phase_of(node, self.invariants.t)
         done = STRIKES[kind](self, node)
         if done is None:
@@ -176,7 +176,7 @@ class Trial:
         self._quiet_t = self._t
         if seconds:
             self.world.clock.after(seconds, self._over)
-        self.outcome.faults.append(Delivered(kind, phase, now, node.id, text))
+        self.outcome.faults.append(Delivered(kind, phase, now, node.id, text, aimed=aimed))
         self.effort.struck(self.outcome.faults[-1])
         self.told.append((now, f"FAULT ({phase}) {text}"))
         return True
@@ -273,7 +273,7 @@ class _Waiting:
 
     def _now(self, trial: Trial, node: Node) -> None:
         meets = self._meets(trial, node) and trial.eligible(self.aim.kind, node)
-        if meets and trial.strike(self.aim.kind, node):
+        if meets and trial.strike(self.aim.kind, node, self.aim.phase):
             trial.lapse(self)
         else:
             self._struck, self._delay_s = False, 0.0
