@@ -58,10 +58,10 @@ def report(seeds: int, iterations: int) -> str:
         "",
         f"{seeds} seeds, mean ± half of the 95 % interval. *kept*: throughput over that of the same policy "
         "without churn. *over bound*: over the clairvoyant bound of the relays that survived. *wasted*: of "
-        "all compute seconds those whose result entered no step; *beyond*: of these, what did not die with its "
-        "process. *recoveries*: microbatches whose way was mended, and *twice*: contributions that are in a "
-        "gradient more than once, per iteration. `auction` and `gwtf` route for the real protocol, with its "
-        "recovery; the others are models of other systems, to which decisions cost nothing "
+        "all compute seconds those whose result entered no step; *beyond*: of these, what did not die with "
+        "its process. *recoveries*: microbatches whose way was mended, and *twice*: contributions that are "
+        "in a gradient more than once, per iteration. `auction` and `gwtf` route for the real protocol, with "
+        "its recovery; the others are models of other systems, to which decisions cost nothing "
         "(docs/simulate.md): `restart` goes back to what was there when the iteration began.",
         "",
     ]
