@@ -33,6 +33,16 @@ def test_a_slow_peer_gets_more_time() -> None:
     assert heard_every(5.0).suspected_at() == 1500.0 + heard_every(5.0).patience_s
 
 
+def test_one_freeze_does_not_make_the_next_one_dear() -> None:
+    """Of a single one nothing is said; of several, what outlasts them."""
+    silence = heard_every(1.0, 30)
+    for gaps, least, most in ((1, 3.9, 4.1), (2, 8.0, 9.0), (3, 8.0, 9.0)):
+        silence.heard(silence.last_heard + 7.0 + gaps / 4.0)
+        for _ in range(10):
+            silence.heard(silence.last_heard + 1.0)
+        assert least <= silence.patience_s <= most, gaps
+
+
 def test_what_is_long_ago_is_forgotten() -> None:
     silence = heard_every(20.0, 50)
     before, now = silence.patience_s, silence.last_heard

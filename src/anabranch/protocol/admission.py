@@ -61,6 +61,8 @@ class Admission:
         self.parted = Parted(core)
         self.worth_s: Callable[[str], float] = _for_ever
         """How long the last replica of a stage is worth waiting for."""
+        self.has_last: Callable[[str], bool] = _unknown
+        """Whether a member has said that it took the last step."""
         self._numerics_class = numerics_class
         self._corpus_fingerprint = corpus_fingerprint
         self._model_hash = model_hash
@@ -261,16 +263,20 @@ class Admission:
 
     def _last_of_its_stage(self, peer: str) -> bool:
         """Whether only this member has its stage's state. It is waited for, as long as it may come back: a
-        frozen process or a cut link loses nothing, its removal would. A member within reach that is to serve
-        later has the state, too."""
+        frozen process or a cut link loses nothing, its removal would. Who serves by the log may still have
+        to fetch the state. A member within reach that is to serve later has the state, too."""
         membership = self.core.membership
         stage = membership.stage_of(peer)
         serving = membership.serving(stage) if stage is not None else []
-        gone = self._removals.keys()
-        later = [
-            p for p in membership.active_from if membership.stage_of(p) == stage and self.core.reachable(p)
+        others = [p for p in serving if p != peer and not self.absent.lacks(p)]
+        if self.has_last(peer):
+            others = [p for p in others if self.has_last(p)]
+        others += [
+            p
+            for p in membership.active_from
+            if p not in serving and membership.stage_of(p) == stage and self.core.reachable(p)
         ]
-        return peer in serving and all(p == peer or p in gone for p in [*serving, *later])
+        return peer in serving and self._removals.keys() >= set(others) - {peer}
 
     def _dial(self, peer: str) -> None:
         address = self.core.membership.members[peer].address
@@ -278,7 +284,8 @@ class Admission:
             self.core.effects.append(Dial(peer, address))
 
     def deadline(self) -> float:
-        return min((min(lost.until, lost.dial_at) for lost in self._lost.values()), default=math.inf)
+        dials = [min(lost.until, lost.dial_at) for lost in self._lost.values()]
+        return min([*dials, self.absent.deadline()])
 
     @property
     def waiting(self) -> bool:
@@ -311,6 +318,10 @@ class Admission:
 
 def _for_ever(peer: str) -> float:
     return math.inf
+
+
+def _unknown(peer: str) -> bool:
+    return False
 
 
 def _same(one: Member, other: Member | None) -> bool:

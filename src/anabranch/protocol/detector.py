@@ -1,8 +1,10 @@
 """Suspicion that adapts to each peer's own history: there is no constant for a user to guess.
 
 A peer is suspected when its silence is longer than three times the 99th percentile of the gaps seen
-between its messages (or its heartbeat, if that is longer: it promises no more), plus one second. Suspicion
-re-routes one's own work; it removes nobody (R3).
+between its messages (or its heartbeat, if that is longer: it promises no more), plus one second. A gap that
+was suspected counts for its own length, not three times, and the longest gap of all says nothing until there
+was another like it: who was frozen once does not hold everyone up for three times as long when it is frozen
+again. Suspicion re-routes one's own work; it removes nobody (R3).
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from collections import deque
 WINDOW = 256
 #: Gaps shorter than this share of a heartbeat are bursts of traffic: they say nothing about silence.
 TELLING = 0.25
-#: Added to the adaptive part (seconds).
+#: Times the 99th percentile of the gaps, and added to it (seconds).
+TIMES = 3.0
 MARGIN_S = 1.0
 #: The share of its patience after which a peer is doubted.
 DOUBT = 0.5
@@ -36,6 +39,8 @@ class Silence:
         self.last_heard = now
         if gap < self._heartbeat_s * TELLING:
             return
+        if gap >= self.patience_s:
+            gap /= TIMES
         if len(self._gaps) == WINDOW:
             oldest = self._gaps[0]
             self._sorted.pop(bisect.bisect_left(self._sorted, oldest))
@@ -44,8 +49,9 @@ class Silence:
         self.patience_s = self._patience_s()
 
     def _patience_s(self) -> float:
-        rank = min(len(self._sorted) - 1, int(0.99 * len(self._sorted)))
-        return 3.0 * max(self._heartbeat_s, self._sorted[rank]) + MARGIN_S
+        count = len(self._sorted)
+        rank = min(max(0, count - 2), int(0.99 * count))
+        return TIMES * max(self._heartbeat_s, self._sorted[rank]) + MARGIN_S
 
     def doubted_at(self) -> float:
         """When others are asked after it, so that they have answered when it is suspected."""

@@ -124,6 +124,8 @@ class Leader:
         self.keeping = Keeping(core)
         self.restoring = Restoring(core, self.admission, self.keeping)
         self.rebalancing = Rebalancing(core)
+        self.admission.has_last = self._has_last
+        self.admission.absent.waits = self._waits_for
         self.admission.worth_s = lambda peer: self.restoring.worth_s(peer, self.t, self._step_s)
         self.t = 0
         self.base = ""
@@ -182,6 +184,7 @@ class Leader:
         self._agreed = {t: fingerprints} if fingerprints else {}
         self._released = t if fingerprints or t == 0 else t - 1
         self._skips, self._closed = skips, closed
+        self.admission.absent.take_over()
         self._open_round()
 
     # --- reports -------------------------------------------------------------------------------
@@ -251,12 +254,30 @@ class Leader:
 
     def on_applied(self, peer: str, message: Applied) -> None:
         if message.fence.t != self.t or message.fence.base != self.base:
+            if self.fingerprint_at(message.fence.t, message.stage) == message.fingerprint:
+                self.admission.absent.has(peer, message.fence.t)
             return
         if self.core.membership.stage_of(peer) == message.stage:
             self._applied.setdefault(message.stage, {})[peer] = message.fingerprint
             self._unchecked.append((peer, message.stage))
             self.admission.absent.back(peer)
             self.restoring.caught_up(peer)
+
+    def _has_last(self, peer: str) -> bool:
+        """Whether a member has said that it has the last step: it took it, or works on the next one."""
+        stage = self.core.membership.stage_of(peer)
+        if stage is None:
+            return False
+        claims = self.round.claims.get(stage, {}) if self.round is not None else {}
+        return peer in self._applied.get(stage, {}) or peer in claims
+
+    def _waits_for(self, stage: int) -> bool:
+        """Whether there is an open step, and something of a stage is not there yet: its reduce, or the step
+        before on enough replicas."""
+        current = self.round
+        if current is None:
+            return False
+        return self._released < self.t or self._prepared(current, stage) is None
 
     def on_overflow(self, peer: str, message: Overflow) -> None:
         current = self._current(peer, message.stage, message.fence.t, message.fence.base)
@@ -485,6 +506,7 @@ class Leader:
         that (R6)."""
         membership, told = self.core.membership, current.redone.setdefault(stage, set())
         away = set(membership.live(stage, current.t)) - set(members)
+        away &= self.admission.absent.without(current.t)
         if away <= told:
             return
         told |= away

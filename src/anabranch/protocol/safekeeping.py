@@ -55,10 +55,12 @@ class Safekeeping:
         self._judge(stage, ordered, held)
         willing = [p for p in candidates(membership, stage) if self.core.reachable(p)]
         fit = [p for p in willing if now >= self._passed_until(p)]
-        able = len({*fit, *held}) or min(1, len(willing))
+        able = len({*fit, *held}) or min(1, len(candidates(membership, stage)))
         wanted = min(self.core.settings.snapshot_copies, able)
         if len(held) >= wanted:
             return True
+        if not willing:
+            return False  # all who could keep it are silent: until one is heard, or they are removed
         if not set(self._sources.setdefault((stage, digest), ())) <= set(sources):
             ordered.clear()  # a source is gone: they are told who has it now
         self._sources[stage, digest] = named = tuple(sources[:SOURCES_NAMED])
