@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from anabranch.flow.agent import PeerUp, Received, Send, Setup, Side, Wake
 from anabranch.flow.auction import AuctionAgent
-from anabranch.flow.auction.line import In, Out
+from anabranch.flow.auction.line import In, Line, Out
 from anabranch.flow.auction.market import Market, Ranking
 from anabranch.flow.auction.messages import Answer, Finding, Offer, Search
 from anabranch.flow.auction.search import Explorer
@@ -77,6 +77,32 @@ def test_a_question_and_its_answer_are_two_letters() -> None:
     assert into.letter(2.0, 0, PRICE).returned == 1
 
 
+def test_an_answer_that_tells_a_new_price_is_not_said_twice() -> None:
+    news: dict[Line, None] = {}
+    into = In("a", 1.0)
+    into.news, into.told = news, PRICE
+    into.receive(Offer(1, 0, True, (), (), 0, 1, 0, 9.0, ()))
+    answer = into.letter(0.1, 0, PRICE + 1.0)
+    assert (answer.seq, answer.price) == (1, PRICE + 1.0)
+    assert into.settled and not news
+
+
+def test_a_lull_is_longer_the_longer_nothing_has_changed_from_outside() -> None:
+    agent = AuctionAgent(Setup("r", 1, 2, capacity=2, relays=3, cost_max=9.0), Dice(0))
+    agent.handle(PeerUp("d", Side.PREVIOUS, 2.0), 0.0)
+    agent.handle(PeerUp("x", Side.NEXT, 4.0), 0.0)
+    agent.handle(Received("x", Side.NEXT, _price(5.0)), 0.1)
+    agent.handle(Wake(), 2.0)
+    agent.handle(Received("d", Side.PREVIOUS, Offer(1, 1, False, (), (), 0, 1, 0, 30.0, ())), 600.0)
+    agent.handle(Wake(), 600.2)
+    answer = Answer(2, 1, False, (), (), 0, 0, 5.0, (), ())
+    agent.handle(Received("x", Side.NEXT, answer), 600.4)
+    for now in (602.0, 611.0):  # acknowledged; what stands has followed
+        agent.handle(Wake(), now)
+    repair_at = agent.deadline()
+    assert repair_at is not None and repair_at > 880.0
+
+
 @given(
     changes=st.lists(
         st.tuples(st.integers(0, 4), st.one_of(st.just(float("inf")), st.integers(0, 9).map(float)))
@@ -141,9 +167,9 @@ def test_a_fall_is_told_only_when_the_price_it_comes_from_is_confirmed() -> None
     agent.handle(Received("x", Side.NEXT, _price(5.0)), 0.1)
     agent.handle(Wake(), 2.0)
     agent.handle(Received("d", Side.PREVIOUS, Offer(1, 1, True, (), (), 0, 1, 0, 30.0, ())), 2.1)
-    agent.handle(Wake(), 2.3)
-    agent.handle(Received("x", Side.NEXT, Answer(2, 1, False, (), (), 0, 0, 1.0, (), ())), 2.5)
-    now, asked = 2.5, 0
+    agent.handle(Wake(), 3.2)
+    agent.handle(Received("x", Side.NEXT, Answer(2, 1, False, (), (), 0, 0, 1.0, (), ())), 3.5)
+    now, asked = 3.5, 0
     for _ in range(20):
         now = max(now, agent.deadline() or now) + 0.01
         for send in agent.handle(Wake(), now):

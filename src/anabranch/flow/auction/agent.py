@@ -32,8 +32,9 @@ from anabranch.flow.auction.standing import Standing
 from anabranch.flow.dice import Dice
 
 TICK_S = 0.1
-#: An acknowledgement with nothing else to say waits so long for something to say.
-LINGER_S = 0.15
+#: An acknowledgement with nothing else to say waits so long for something to say (together with a round trip
+#: it stays below what a question waits for, `line.REPEAT_S`).
+LINGER_S = 1.0
 #: A node speaks once all next hops have told their price and it has met nobody for a while, or so long after
 #: the first price.
 MEET_S, START_S = 0.5, 3.0
@@ -43,6 +44,9 @@ MEET_S, START_S = 0.5, 3.0
 #: then not before something changes from outside, so that raising and lowering end.
 LULL_COLD_S, LULL_S, LULL_MAX_S = 32.0, 4.0, 512.0
 MORE_S, MORE, MORE_MANY = 120.0, 8, 1
+#: A lull lasts at least this share of the time since the last change from outside, or nodes that were left in
+#: peace at first would begin with short ones while others have come to rest.
+LULL_SHARE = 0.5
 #: Units whose previous hop has died wait so long for another to take them over.
 ORPHAN_S = 8.0
 #: A source with excess searches for a way when its price has risen by so many epsilons: from cold, where
@@ -73,6 +77,7 @@ class AuctionAgent:
         self._retry_at = math.inf
         self._retry_s = RETRY_S
         self._lull_s = LULL_COLD_S
+        self._stirred_at = math.inf
         self._further = 0
         self._stir = 0
         self._search_number = setup.incarnation << 32
@@ -89,7 +94,7 @@ class AuctionAgent:
         if isinstance(event, Received):
             self._receive(event, now)
         elif not isinstance(event, Wake) and self._market.ready:
-            self._stirred(self._stir + 1)
+            self._stirred(self._stir + 1, now)
             self._lull_s = min(self._lull_s, LULL_S)
         if isinstance(event, PeerUp):
             self._meet(event, now)
@@ -130,9 +135,10 @@ class AuctionAgent:
 
     # -- events ------------------------------------------------------------------------------------------
 
-    def _stirred(self, stir: int) -> None:
+    def _stirred(self, stir: int, now: float) -> None:
         """Something has changed from outside, here or elsewhere: what is too high may fall again."""
         self._stir = stir
+        self._stirred_at = now
         self._market.stirred = True
         self._lull_s = min(self._lull_s, LULL_MAX_S)
         self._further = 0
@@ -144,7 +150,7 @@ class AuctionAgent:
     def _receive(self, event: Received, now: float) -> None:
         letter = event.message
         if isinstance(letter, Letter) and letter.stir > self._stir:
-            self._stirred(letter.stir)
+            self._stirred(letter.stir, now)
         market = self._market
         if event.side is Side.PREVIOUS and isinstance(letter, Offer):
             source = market.ins.get(event.peer)
@@ -271,6 +277,7 @@ class AuctionAgent:
         self._act_at = math.inf
         if not market.ready and now >= self._start_at:
             self._start_at = math.inf
+            self._stirred_at = now
             market.start()
         market.act()
         if now >= self._repair_at or self._surveying:
@@ -311,6 +318,7 @@ class AuctionAgent:
         market.repair()
 
     def _plan_repair(self, now: float) -> None:
+        self._lull_s = max(self._lull_s, (now - self._stirred_at) * LULL_SHARE)
         if self._lull_s <= LULL_MAX_S:
             self._repair_at = now + self._lull_s
         else:

@@ -13,7 +13,7 @@ from collections.abc import Collection
 from anabranch.flow.agent import Side, UnitId
 from anabranch.flow.auction.messages import Answer, Finding, Letter, Offer, Search
 
-REPEAT_S, REPEAT_MAX_S = 1.5, 12.0
+REPEAT_S, REPEAT_MAX_S = 2.5, 12.0
 
 
 class Line:
@@ -172,7 +172,7 @@ class In(Line):
 
     def letter(self, now: float, stir: int, price: float) -> Answer:
         if self.owes and price != self.told:
-            self.dirty = True  # who asks may be asking for the price
+            self._dirty = True  # who asks may be asking for the price; this letter tells it
         self.told = price
         seq, ack, ask = self.stamp(now, self.owes)
         return Answer(
