@@ -10,8 +10,9 @@ QUICK = {
     "a slot granted twice": 7,
     "an embedding counted twice": 3,
     "a repair slot used by admission": 3,
-    "acknowledged twice": 35,
-    "doubles kept": 32,
+    "acknowledged twice": 14,
+    "claims of the removed": 10,
+    "doubles kept": 26,
     "commit with one PREPARED": 10,
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from anabranch.flow.problem import Return
@@ -46,9 +46,20 @@ class Aim:
         return of_leading_relays(self.kind, self.phase)
 
     @property
+    def of_voting_relays(self) -> bool:
+        """Whether it can hit only a relay that keeps the log."""
+        roles = KINDS[self.kind].roles
+        return self.of_leading_relays or (self.phase == ELECTION and roles == {Role.RELAY})
+
+    @property
     def elects(self) -> bool:
         """Whether its chance comes with an election."""
         return self.phase == ELECTION or self.of_leading_relays
+
+    @property
+    def needs_voters(self) -> bool:
+        """Whether it can hit only where several keep the log."""
+        return self.elects or KINDS[self.kind].roles == {Role.LEADER}
 
 
 @dataclass(frozen=True)
@@ -112,7 +123,7 @@ def draw(seed: int, profile_name: str) -> Drawn:
         activation_bytes=1024,
         heartbeat_s=dice.choice([1.0, 2.0, 2.0]),
         snapshot_every=lots.randint(2, 5),
-        voters=3 if any(aim.elects for aim in aims) else lots.choice([1, 3, 3]),
+        voters=3 if any(aim.needs_voters for aim in aims) else lots.choice([1, 3, 3]),
         redo=lots.choice(["replay", "replay", "gradients"]),
         recompute=lots.choice([0.0, 0.0, 0.0, 1.0]),
         rebalance=lots.choice([0, 0, 1]),
@@ -134,7 +145,9 @@ def _aims(seed: int, profile: Profile, dice: random.Random, first_t: int) -> tup
         kind, phase = profile.cells[bisect_right(sums, math.fmod(seed * number, 1.0) * sums[-1])]
         delay_s = dice.choice([0.0, 0.0, dice.uniform(0.0, 0.01)])
         after_t = first_t + dice.choice([0, 1, 1, 2, 3])
-        aims.append(Aim(kind, phase, after_t, dice.choice([0, 1, 3, 8]), delay_s))
+        skip = dice.choice([0, 1, 3, 8])
+        aim = Aim(kind, phase, after_t, skip, delay_s)
+        aims.append(replace(aim, skip=min(skip, 1)) if aim.elects else aim)  # an election is soon over
     return tuple(aims)
 
 
@@ -148,12 +161,15 @@ def _machines(
         roles = KINDS[aim.kind].roles
         if Role.LEADER not in roles and (aim.phase in OF_DATA_NODES or Role.RELAY not in roles):
             data_nodes = max(data_nodes, 2)
-    if any(aim.elects for aim in aims):
+    if any(aim.needs_voters for aim in aims):
         data_nodes = max(data_nodes, 2)  # so whoever leads may be away
-    if any(aim.of_leading_relays for aim in aims):
-        data_nodes = 2  # so a relay is the third voter
+    if any(aim.phase == ELECTION and KINDS[aim.kind].loses for aim in aims):
+        data_nodes = 3  # so another one may be lost meanwhile
     shape = dice.choice(["pairs", "pairs", "pairs", "mixed", "mixed", "many", "single"])
     shape = "many" if crowded else shape
+    if any(aim.of_voting_relays for aim in aims):
+        data_nodes = 2  # so a relay is the third voter
+        shape = "pairs" if shape == "single" else shape
     machines = [
         Machine(f"d{n}", 0, dice.choice([4, 8]), dice.choice([1.0, 1.0, 2.0])) for n in range(data_nodes)
     ]

@@ -109,7 +109,7 @@ def of_leading_relays(kind: str, phase: str) -> bool:
 #: Share of the aims at a cell that hit in that phase, by what was seen of some hundred seeds: of those at a
 #: relay that leads; at one that misses a leader; of a fault that hits leaders alone, or data nodes alone; of
 #: one that needs another replica, at what a data node does; and of the others.
-_LEADING_RELAY, _ELECTION, _ONE_ROLE, _LAST_REPLICA, _HITS = 0.25, 0.5, 0.6, 0.6, 0.93
+_LEADING_RELAY, _ELECTION, _ONE_ROLE, _LAST_REPLICA, _HITS = 0.35, 0.65, 0.85, 0.85, 0.94
 #: Rounds in which the weights of the cells come to rest.
 _ROUNDS = 25
 

@@ -34,8 +34,10 @@ EVENTS_MAX = 200_000
 CHURN_STEPS = 4
 #: A process that was sent away is started again by its owner after so long.
 START_AGAIN_S = 2.0
-#: A leader that is away for so long is replaced (s).
-AWAY_S = 12.0
+#: A leader that is away for so long is replaced (s); who does not answer for so long is not elected.
+AWAY_S, HUSHED_S = 12.0, 2.0
+#: An election that cannot be brought about is tried again after so long (s).
+ELECT_AGAIN_S = 0.5
 #: Messages per peer that are remembered for a replay.
 HEARD = 60
 
@@ -202,14 +204,34 @@ class Trial:
         self.world.add(member, self.world.leading().id, self.world.clock.now)
         return name
 
-    def without_a_leader(self) -> None:
-        """Whoever leads freezes for long enough that another is elected, if several vote."""
-        leader = self.world.leading()
+    def without_a_leader(self, a_relay_next: bool) -> bool:
+        """Whoever leads freezes for long enough that another is elected, if several vote. Or, for a relay to
+        be next, it starts again later, and the other data nodes do not answer for a while. Whether it could
+        be done."""
+        world, leader = self.world, self.world.leading()
         several = len(leader.peer.core.voters) > 1
-        if several and not leader.frozen and can_be_lost(self.world, leader, self.invariants.t):
-            self.told.append((self.world.clock.now, f"{leader.id}, which leads, freezes for {AWAY_S:g} s"))
-            self._busy_until = max(self._busy_until, self.world.clock.now + AWAY_S)
-            self.world.freeze(leader.id, AWAY_S)
+        if not several or leader.frozen or not can_be_lost(world, leader, self.invariants.t):
+            return False
+        if not a_relay_next:
+            self._freeze(leader, AWAY_S)
+            return True
+        self._tell(f"{leader.id} crashes and starts again {AWAY_S / 2:g} s later", AWAY_S / 2)
+        world.crash(leader.id)
+        world.clock.after(AWAY_S / 2, lambda: self.again(leader))
+        for node in sorted(world.nodes.values(), key=lambda node: node.id):
+            if node.running and not node.frozen and not node.peer.core.stage:
+                self._freeze(node, HUSHED_S)
+        return True
+
+    def _freeze(self, node: Node, seconds: float) -> None:
+        self._tell(f"{node.id} freezes for {seconds:g} s", seconds)
+        self.world.freeze(node.id, seconds)
+
+    def _tell(self, text: str, seconds: float) -> None:
+        """What is done so that an aim has its chance, and how long it lasts."""
+        now = self.world.clock.now
+        self.told.append((now, text))
+        self._busy_until = max(self._busy_until, now + seconds)
 
     def again(self, node: Node, without_disk: bool = False) -> None:
         """The machine's owner starts the process again."""
@@ -237,6 +259,7 @@ class _Waiting:
         self._since: float | None = None
         self._since_t = 0
         self._struck = False
+        self._elect_at = 0.0 if aim.elects else float("inf")
 
     def tried(self, trial: Trial, node: Node) -> bool:
         """Look at this peer, which has just handled an event; whether the aim is done with."""
@@ -245,8 +268,7 @@ class _Waiting:
             self._since, self._since_t = now, trial.steps
             if self.aim.phase == DOWNLOAD:
                 trial.newcomer(trial.dice.randint(1, trial.world.settings.stages))
-            elif self.aim.elects:
-                trial.without_a_leader()
+        self._elect(trial, now)
         if self._struck:
             return False
         if now - self._since > LAPSE_S:
@@ -261,6 +283,15 @@ class _Waiting:
         self._struck = True
         trial.world.clock.after(self._delay_s, lambda: self._now(trial, node))
         return False
+
+    def _elect(self, trial: Trial, now: float) -> None:
+        """Bring about the election that its chance comes with; its patience begins with it."""
+        if now < self._elect_at:
+            return
+        if trial.without_a_leader(self.aim.of_leading_relays):
+            self._elect_at, self._since, self._since_t = float("inf"), now, trial.steps
+        else:
+            self._elect_at = now + ELECT_AGAIN_S
 
     def _waited(self, trial: Trial) -> float:
         """Share of its patience that is over."""
