@@ -226,7 +226,9 @@ def test_a_leader_that_goes_hands_over() -> None:
     world = RaftWorld(7, 3)
     leader = elected(world)
     world.run(world.now + 5.0)
-    raft_of(leader).hand_over(world.now)  # lines on their way come first
+    raft = raft_of(leader)
+    heir = next(voter for voter in raft.log.voters if voter != raft.me)
+    raft.hand_over(world.now, heir)  # lines on their way come first
     world.settle(leader)
     world.run(world.now + 0.5)
     assert world.leader() is not None and world.leader() is not leader

@@ -8,7 +8,7 @@ the peer's own history makes plausible, and others are asked before the verdict 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -26,6 +26,8 @@ from anabranch.protocol.suspicion import LAST, Overdue, Verdict
 
 #: Seconds between attempts to reach a member that stays one though it is out of reach.
 REACH_AGAIN_S = 8.0
+#: A member that wants to go and keeps the log stays so long (s) at most for its vote to be another's.
+VOTE_S = 15.0
 #: The first wait (s) after a dial that failed and was not refused: a process that is dying still holds its
 #: port when its connections are reset.
 DIAL_AGAIN_S = 0.1
@@ -69,7 +71,7 @@ class Admission:
         self.roles = roles
         self._joining: dict[str, Member] = {}
         self._removals: dict[str, str] = {}
-        self._leaving: dict[str, str] = {}
+        self._leaving: dict[str, tuple[str, float]] = {}
         self._lost: dict[str, Lost] = {}
         self.absent = Absent(core, self._lost)
         self._waiting_for = ""
@@ -161,14 +163,22 @@ class Admission:
     def leave(self, peer: str, reason: str) -> None:
         """A member wants to go."""
         if peer in self.core.membership.members:
-            self._leaving[peer] = reason
+            self._leaving.setdefault(peer, (reason, self.core.now + VOTE_S))
         else:
             self._joining.pop(peer, None)
 
+    @property
+    def leaving(self) -> Collection[str]:
+        """Members that want to go."""
+        return self._leaving.keys()
+
     def let_go(self, quiet: bool) -> None:
         """Remove those who want to go, if little is lost with them now (quiet), and not the last of a stage
-        (which is given another replica, or goes in the end without leave)."""
-        for peer, reason in list(self._leaving.items()):
+        (which is given another replica, or goes in the end without leave), nor one that keeps the log before
+        another has its vote, if that can be soon."""
+        for peer, (reason, by) in list(self._leaving.items()):
+            if self.core.keeps_log(peer) and self.core.now < by:
+                continue
             serves = peer in self.core.membership.active_from
             if not serves or (quiet and not self._last_of_its_stage(peer)):
                 self.remove(peer, f"left: {reason}")

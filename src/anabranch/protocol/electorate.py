@@ -62,11 +62,13 @@ def next_voters(
     return tuple(voter for voter in voters if voter != going[0]) if going else None
 
 
-def change(core: Core, voter: Voter) -> Voters | None:
-    """The next change of voters that the leader should log, if there is one. Newcomers are taught first."""
+def change(core: Core, voter: Voter, leaving: Collection[str] = ()) -> Voters | None:
+    """The next change of voters that the leader should log, if there is one. Newcomers are taught first.
+    leaving: members that want to go, and give their vote to others before."""
     membership, raft = core.membership, voter.raft
     members = membership.members
     disks = {voter_id(peer, member.disk): peer for peer, member in members.items() if member.disk}
+    disks = {name: peer for name, peer in disks.items() if peer not in leaving}
     candidates = [
         Candidate(name, members[peer].stage, membership.order[peer], peer == core.founder)
         for name, peer in disks.items()
@@ -76,7 +78,7 @@ def change(core: Core, voter: Voter) -> Voters | None:
         and not raft.lags(name)
     ]
     kept = [raft.me] + [v for v in raft.log.voters if v in disks and v != raft.me and not raft.lags(v)]
-    count = size(len(membership.active_from), core.settings.voters)
+    count = size(len(membership.active_from.keys() - set(leaving)), core.settings.voters)
     target = wanted(kept, candidates, max(count, len(kept)))
     for name in target:
         if name not in raft.log.voters:

@@ -358,7 +358,7 @@ class Leader:
         if not self.has_directory and self._give_back():
             return None
         ending = self.has_directory and self._over()
-        record = None if ending else electorate.change(self.core, self.log)
+        record = None if ending else electorate.change(self.core, self.log, self.admission.leaving)
         if record is None and not self.log.raft.learners:
             self._voters_at = self.core.now + self.core.settings.heartbeat_s / 4.0
         return record

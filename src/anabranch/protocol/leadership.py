@@ -209,8 +209,7 @@ class Leadership:
             if peer.lead.round is None and peer.replica.t < 0:
                 peer._stop(reason, ok=True)
         else:
-            peer.voter.hand_over()
-            peer.leave(reason)
+            peer.leaving.begin(reason)
 
     # --- another's -----------------------------------------------------------------------------
 

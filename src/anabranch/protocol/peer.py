@@ -20,6 +20,7 @@ from anabranch.protocol.iteration import Iteration
 from anabranch.protocol.joining import Joining
 from anabranch.protocol.leader import Leader
 from anabranch.protocol.leadership import Leadership
+from anabranch.protocol.leaving import Leaving
 from anabranch.protocol.log import Known, LogError, Position, follow
 from anabranch.protocol.owntime import OwnTime
 from anabranch.protocol.records import (
@@ -49,8 +50,6 @@ BASES_KNOWN = 256
 #: Seconds between repetitions of cumulative reports while an iteration is open: of so many members, in
 #: proportion longer of more.
 REPEAT_S, REPEATING = 2.0, 64
-#: Seconds that a peer that wants to go waits until others have taken over.
-LEAVE_S = 45.0
 
 _FROM_NEXT = (msg.Slots, msg.Backward, msg.Have, msg.Lack)
 _FROM_BESIDE = (msg.Got,)
@@ -116,8 +115,7 @@ class Peer:
         self._applied: msg.Applied | None = None
         self._stop_logged: str | None = None
         self._closed = False
-        self._leaving: str | None = None
-        self._leave_by = float("inf")
+        self.leaving = Leaving(self)
         self.committed = 0
 
     @property
@@ -154,7 +152,8 @@ class Peer:
 
     def _deadline(self) -> float:
         times = [self._repeat_at, self.contacts.deadline(), self.replica.deadline(), self.joining.deadline()]
-        times += [self.router.deadline(), self.snapshots.deadline(), self.voter.deadline(), self._leave_by]
+        times += [self.router.deadline(), self.snapshots.deadline(), self.voter.deadline()]
+        times.append(self.leaving.deadline())
         if self.iteration is not None:
             times.append(self.iteration.sender.deadline())
         if self.lead is not None:
@@ -231,16 +230,6 @@ class Peer:
                 self.joining.doors |= self.contacts.fellows
             case ev.Wake():
                 pass
-
-    def leave(self, reason: str) -> None:
-        """Go, as soon as the leader says that others have what I had."""
-        core = self.core
-        self._leaving, self._leave_by = reason[: msg.REMARK_MAX], core.now + LEAVE_S
-        if core.leads:
-            return  # said to whoever leads next
-        core.send(core.leader, msg.Leave(self._leaving))
-        if core.me not in core.membership.active_from or core.leader not in core.links:
-            self._stop(reason, ok=True)
 
     def _stop(self, reason: str, ok: bool) -> None:
         self.stopped = True
@@ -331,13 +320,12 @@ class Peer:
             self._repeat()
         if self.iteration is not None and core.now >= self.iteration.sender.deadline():
             self.iteration.sender.tick()
-        if core.now >= self._leave_by:
-            self._stop(f"{self._leaving}; nobody took over in {LEAVE_S:.0f} s", ok=True)
         self.router.tick()
         self.replica.tick()
         self.joining.tick()
         self.snapshots.tick()
         self.voter.tick()
+        self.leaving.tick()
         if self.lead is not None:
             self.lead.tick()
 
@@ -363,8 +351,9 @@ class Peer:
         if self.wishes.open:
             self._repeat_at = self.core.now + REPEAT_S
             self.wishes.repeat()
-        if self._leaving is not None:
-            self.core.send(self.core.leader, msg.Leave(self._leaving))
+        if self.leaving.reason is not None:
+            self._repeat_at = self.core.now + REPEAT_S
+            self.leaving.repeat()
 
     def _repeat_s(self) -> float:
         """Seconds between cumulative reports: the leader hears no more of them in a larger swarm."""
@@ -767,7 +756,7 @@ class Peer:
                     continue
                 if self.lead is not None and self.lead.opening:
                     continue  # it removes its own former process when it takes the run up again
-                left = self._leaving is not None
+                left = self.leaving.reason is not None
                 self._stop(reason if left else f"removed from the run: {reason}", ok=left)
                 return
             if self.iteration is not None and stage is not None:

@@ -211,6 +211,11 @@ class Raft:
         known = self._followers.get(learner)
         return known is not None and known.sure and known.match >= self.chosen
 
+    def matches(self, voter: str) -> int:
+        """How many lines of another copy are certain."""
+        known = self._followers.get(voter)
+        return known.match if known is not None and known.sure else 0
+
     def lags(self, learner: str) -> bool:
         """Whether a learner's log ends before the first line that is still kept here: it cannot be taught."""
         known = self._followers.get(learner)
@@ -234,9 +239,9 @@ class Raft:
         self._flush()
         return ticket
 
-    def hand_over(self, now: float, to: str = "") -> None:
-        """Give the lead to a voter ("": whoever is first) as soon as it has the whole log. Until then, or for
-        as long as a leader may be silent, nothing is proposed."""
+    def hand_over(self, now: float, to: str) -> None:
+        """Give the lead to a voter as soon as it has the whole log. Until then, or for as long as a leader
+        may be silent, nothing is proposed."""
         self._now = max(self._now, now)
         self._going = self.role is Role.LEADER
         self._heir = to
@@ -253,10 +258,10 @@ class Raft:
             self._flush()
 
     def _hand_over(self) -> None:
-        ready = [v for v, f in self._followers.items() if f.sure and f.match == self.log.length]
-        ready = sorted(set(ready) & set(self.log.voters) & ({self._heir} if self._heir else set(ready)))
-        if self._going and ready:
-            self._send(TakeOver(self.me, ready[0], self.term))
+        known = self._followers.get(self._heir)
+        whole = known is not None and known.sure and known.match == self.log.length
+        if self._going and whole and self._heir in self.log.voters:
+            self._send(TakeOver(self.me, self._heir, self.term))
 
     # --- elections -----------------------------------------------------------------------------
 

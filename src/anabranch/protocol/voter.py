@@ -62,6 +62,8 @@ class Voter:
         me = voter_id(core.me, kept.nonce)
         self._addresses = _addresses(kept.lines)
         self._turn = 0
+        self.leaving = False
+        """Whether this peer is on its way out: it leads only if nobody else does."""
         alone = log.voters == (me,)
         chosen = log.length if alone else 0
         heartbeat_s = core.settings.heartbeat_s
@@ -97,8 +99,8 @@ class Voter:
         log = self.raft.log
         return log.start.index > index or log.hash_before(index) == previous
 
-    def hand_over(self, to: str = "") -> None:
-        """Give the lead to a voter ("": any). Without effect where this peer does not lead."""
+    def hand_over(self, to: str) -> None:
+        """Give the lead to a voter. Without effect where this peer does not lead."""
         self.raft.hand_over(self.core.now, to)
         self._settle()
 
@@ -157,7 +159,10 @@ class Voter:
     def tick(self) -> None:
         if self.core.now >= self.raft.deadline() and self.core.now >= self.deadline():
             self.raft.tick(self.core.now)
-            self._give_away()
+            if self.minds and self._may_lead():
+                self.raft.stand_anew(self.core.now)
+            elif self.minds:
+                self.give_away()
             self._settle()
 
     @property
@@ -165,19 +170,24 @@ class Voter:
         """Whether this peer was elected only because nobody else had all of the log: it cannot lead."""
         return self.raft.role is Role.LEADER and not self.core.leads
 
-    def _give_away(self) -> None:
-        """Offer the lead to the others, one after the other, as they have all of the log."""
-        raft = self.raft
-        if self.minds and self._may_lead():
-            raft.stand_anew(self.core.now)
-        elif self.minds and not raft.busy:
-            heirs = [v for v in raft.log.voters if v != raft.me and raft.caught_up(v)]
+    def give_away(self) -> bool:
+        """Offer the lead to the others, one after the other: to members that serve first, among them to the
+        founder, and to who has most of the log. Whether there is anybody to offer it to."""
+        core, raft = self.core, self.raft
+        serves = core.membership.active_from
+
+        def rank(voter: str) -> tuple[bool, bool, int]:
+            peer = peer_of(voter)
+            return peer in serves, peer == core.founder, raft.matches(voter)
+
+        heirs = [v for v in raft.log.voters if v != raft.me and core.reachable(peer_of(v))]
+        if heirs and not raft.busy:
+            self.hand_over(sorted(heirs, key=rank, reverse=True)[self._turn % len(heirs)])
             self._turn += 1
-            if heirs:
-                raft.hand_over(self.core.now, heirs[self._turn % len(heirs)])
+        return bool(heirs)
 
     def deadline(self) -> float:
-        self.raft.campaigns = self._may_lead()
+        self.raft.campaigns = self._may_lead() and not self.leaving
         return self.raft.deadline()
 
     def _settle(self) -> None:
