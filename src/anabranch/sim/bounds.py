@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from anabranch.protocol.core import Core
 from anabranch.protocol.iteration import Iteration
 from anabranch.protocol.refusals import EARLY_MAX
 from anabranch.protocol.sending import Leg
@@ -23,34 +24,52 @@ def check_bounds(node: Node) -> int:
     peer, core = node.peer, node.peer.core
     settings = core.settings
     exist = settings.microbatches + settings.windows
-    seen = core.membership.incarnations
-    senders = len(seen) + sum(peer not in seen for peer in core.links) + 1
-    _at_most(node, "messages of iterations to come", len(peer._early), EARLY_MAX * senders)
-    _at_most(node, "iterations whose boundaries are kept", len(peer._retained), RETAINED_MAX)
-    _at_most(node, "waiting tasks", core.queue.waiting, TASKS_PER_MICROBATCH * exist + TASKS_BESIDES)
-    _at_most(node, "early parts of a reduce", len(peer.replica._early), 2 * senders)
-    _at_most(node, "steps to take", len(peer.replica.pending), PENDING_MAX)
-    _at_most(node, "messages to itself", len(core.to_self), 0)
+    if (early := len(peer._early)) > EARLY_MAX:
+        _at_most(node, "messages of iterations to come", early, EARLY_MAX * _senders(core))
+    if (retained := len(peer._retained)) > RETAINED_MAX:
+        _at_most(node, "iterations whose boundaries are kept", retained, RETAINED_MAX)
+    if (waiting := core.queue.waiting) > TASKS_BESIDES:
+        _at_most(node, "waiting tasks", waiting, TASKS_PER_MICROBATCH * exist + TASKS_BESIDES)
+    if early_parts := len(peer.replica._early):
+        _at_most(node, "early parts of a reduce", early_parts, 2 * _senders(core))
+    if (pending := len(peer.replica.pending)) > PENDING_MAX:
+        _at_most(node, "steps to take", pending, PENDING_MAX)
+    if core.to_self:
+        _at_most(node, "messages to itself", len(core.to_self), 0)
     iteration = peer.iteration
     if iteration is None:
         return 0
+    if (received := len(iteration.units)) > exist:
+        _at_most(node, "microbatches received", received, exist)
+    if (to_send := len(iteration.sender.items)) > exist:
+        _at_most(node, "microbatches to send on", to_send, exist)
     ledger = iteration.ledger
-    _at_most(node, "microbatches received", len(iteration.units), exist)
-    _at_most(node, "microbatches to send on", len(iteration.sender.items), exist)
-    _at_most(node, "asks for a slot", len(ledger.asks), 2 * exist * len(ledger.grants))
+    if asks := len(ledger.asks):
+        _at_most(node, "asks for a slot", asks, 2 * exist * len(ledger.grants))
     return _capacity(node, iteration)
 
 
+def _senders(core: Core) -> int:
+    """From how many processes something may have come."""
+    seen = core.membership.incarnations
+    return len(seen) + sum(peer not in seen for peer in core.links) + 1
+
+
 def _at_most(node: Node, what: str, size: int, most: int) -> None:
+    """The texts are made where there is something to say: this is looked at after every event."""
     if size > most:
         raise Violation("I5", f"{node.id} has {size} {what}; at most {most} are allowed")
 
 
 def _capacity(node: Node, iteration: Iteration) -> int:
     """Never more units between slot and weight gradient than capacity and the repair slot."""
-    held = sum([unit.granted is not None for unit in iteration.units.values()])
+    held = promised = 0
+    for unit in iteration.units.values():
+        if unit.granted is not None:
+            held += 1
     ledger = iteration.ledger
-    promised = sum([grant.held for grant in ledger.grants.values()])
+    for grant in ledger.grants.values():
+        promised += grant.held
     capacity = ledger.capacity + 1
     if max(held, promised) > capacity:
         raise Violation("I5", f"{node.id} holds {held}, promised {promised}; its capacity is {capacity}")

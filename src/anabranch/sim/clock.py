@@ -16,7 +16,7 @@ class Clock:
 
     def at(self, time: float, action: Callable[[], object]) -> None:
         self._count += 1
-        heapq.heappush(self._heap, (max(time, self.now), self._count, action))
+        heapq.heappush(self._heap, (time if time > self.now else self.now, self._count, action))
 
     def after(self, seconds: float, action: Callable[[], object]) -> None:
         self.at(self.now + seconds, action)

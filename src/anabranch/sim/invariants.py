@@ -26,7 +26,7 @@ _TROUBLE = ("suspected", "peer_removed", "refused")
 #: A cycle in the wait-for graph stays, so it is looked for once in so many events.
 CYCLE_EVERY = 64
 #: What says nothing about slots.
-_SMALL_TALK = (msg.Ping, msg.Pong, msg.Route, msg.Report)
+_SMALL_TALK = frozenset({msg.Ping, msg.Pong, msg.Route, msg.Report})
 
 
 class Truth(Protocol):
@@ -74,17 +74,19 @@ class Invariants:
     def __call__(self, node: Node, event: ev.Event) -> None:
         if len(self.world.notes) > self._notes_read:
             self._read_notes()
-        if not (isinstance(event, ev.Received) and isinstance(event.message, _SMALL_TALK)):
+        message = type(event.message) if isinstance(event, ev.Received) else None
+        if message not in _SMALL_TALK:
             self.most_held[node.id] = max(check_bounds(node), self.most_held.get(node.id, 0))
             self._repair_slot(node, event)
-        if isinstance(event, ev.Finished):
-            self._finished(node, event)
-        elif isinstance(event, ev.Received) and isinstance(event.message, msg.Slots):
-            if event.peer not in self.world.liars:
+        if isinstance(event, ev.Received):
+            if message is msg.Slots and event.peer not in self.world.liars:
                 check_account(self.world, node, event.peer)
+        elif isinstance(event, ev.Finished):
+            self._finished(node, event)
         elif isinstance(event, ev.LinkUp | ev.LinkDown):
             check_plan(node, event.peer)
-        self._one_history(node)
+        if node.peer.position.index != self._positions.get(node):
+            self._one_history(node)
         if len(self.world.log) > self._log_read:
             self._read_log()
         self._events += 1
@@ -160,8 +162,6 @@ class Invariants:
     def _one_history(self, node: Node) -> None:
         """I4: whatever any two peers believe to be chosen is the same."""
         position = node.peer.position
-        if position.index == self._positions.get(node):
-            return
         self._positions[node] = position.index
         known = self._chain.setdefault(position.index, position.previous)
         if known != position.previous:

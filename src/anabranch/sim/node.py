@@ -36,9 +36,10 @@ class Link:
     def arrival(self, sender: str, bulk: bool, planned: float) -> float:
         """When a message arrives: in order on each of a link's two lanes."""
         lane = (sender, bulk)
-        self._lanes[lane] = max(planned, self._lanes.get(lane, 0.0))
-        self.quiet_at = max(self.quiet_at, self._lanes[lane])
-        return self._lanes[lane]
+        at = self._lanes[lane] = max(planned, self._lanes.get(lane, 0.0))
+        if at > self.quiet_at:
+            self.quiet_at = at
+        return at
 
     def carries(self, sender: str) -> bool:
         return self.open or self.cut_by == sender
@@ -73,6 +74,7 @@ class Node:
     def __init__(self, world: World, peer: Peer, member: Member, slowness: float) -> None:
         self.world = world
         self.peer = peer
+        self.id = member.id
         self.member = member
         self.slowness = slowness
         self.alive = True
@@ -92,26 +94,24 @@ class Node:
         self._clock_ahead_s = 0.0
 
     @property
-    def id(self) -> str:
-        return self.member.id
-
-    @property
     def running(self) -> bool:
         return self.alive and self.stopped is None
 
     def handle(self, event: ev.Event) -> None:
         """Give the protocol an event and carry out what it answers; watchers look on."""
-        if not self.running:
+        if not self.alive or self.stopped is not None:
             return
         if self._backlog is not None:
             self._backlog.append(event)
             return
-        for effect in self.peer.handle(event, self.world.clock.now + self._clock_ahead_s):
+        world, peer = self.world, self.peer
+        for effect in peer.handle(event, world.clock.now + self._clock_ahead_s):
             self._carry_out(effect)
-        self.world.read_log(self)
-        for watcher in self.world.watchers:
+        if peer.voter.raft.chosen != self.log_read:
+            world.read_log(self)
+        for watcher in world.watchers:
             watcher(self, event)
-        if self.running:
+        if self.alive and self.stopped is None:
             self._plan_wake()
 
     def freeze(self) -> None:

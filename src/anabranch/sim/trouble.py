@@ -48,10 +48,10 @@ class Trouble:
         """The earliest moment at which something gets from one to the other; infinite: never."""
         if sender in self.gone or receiver in self.gone:
             return math.inf
-        return max(now, self._holes.get((sender, receiver), 0.0))
+        return max(now, self._holes.get((sender, receiver), 0.0)) if self._holes else now
 
     def factor(self, *ends: str) -> float:
-        return self.slow.get(frozenset(ends), 1.0)
+        return self.slow.get(frozenset(ends), 1.0) if self.slow else 1.0
 
     def arrivals(self, ends: frozenset[str], planned: float) -> list[float]:
         """When a message arrives that would arrive at `planned`: later, or twice. Empty: in order, once."""

@@ -153,18 +153,19 @@ class World:
                 receiver.handle(ev.Received(sender.id, decoded, payload))
 
         times = self.trouble.arrivals(link.ends, planned) if self.trouble.disorders else []
-        for at in times or [link.arrival(sender.id, payload is not None, planned)]:
+        if not times:
+            self._at(link.arrival(sender.id, payload is not None, planned), deliver)
+        for at in times:
             link.quiet_at = max(link.quiet_at, at)
             self._at(at, deliver)
 
     def _bulk_s(self, sender: str, receiver: str, message: AnyMessage, size: int, bulky: bool) -> float:
         """What a message of so many bytes, or its payload, adds to its delay."""
-        ends = frozenset((sender, receiver))
-        bulk_s = self.model.bulk_s * self.trouble.factor(*ends)
-        if bulky:
-            return bulk_s
         padding_bytes = len(message.padding) if isinstance(message, Burst) else 0
-        return bulk_s * padding_bytes / max(1, self.settings.activation_bytes)
+        if not bulky and not padding_bytes:
+            return 0.0
+        bulk_s = self.model.bulk_s * self.trouble.factor(sender, receiver)
+        return bulk_s if bulky else bulk_s * padding_bytes / max(1, self.settings.activation_bytes)
 
     def _setup_s(self, one: str, other: str) -> float:
         """How long it takes to connect two peers."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import defaultdict, deque
 
 from msgspec import structs
 
@@ -52,7 +52,7 @@ class Trial:
         self.invariants = Invariants(self.world, truth)
         self.world.watchers.append(self._watch)
         self.effort = Effort(self.world)
-        self.heard: dict[str, deque[ev.Received]] = {}
+        self.heard: defaultdict[str, deque[ev.Received]] = defaultdict(lambda: deque(maxlen=HEARD))
         self.told: list[tuple[float, str]] = []
         self.outcome = Outcome(drawn.seed, drawn.profile.name, drawn.torch, len(drawn.machines))
         self._hostile = drawn.profile.name in ("hostile", "storm")
@@ -88,10 +88,12 @@ class Trial:
         clock, slower = self.world.clock, 1.0 + 20.0 * self.drawn.model.latency_s[1]
         look_at = LOOK_S * slower
         while clock.step():
-            quiet = clock.now >= self._busy_until and not self._aims and not self._churning
-            if quiet and self._t >= self._quiet_t + STEPS_AFTER:
-                return
-            if clock.now > max(look_at, max(self._busy_until, self._progress_at) + LOOK_S * slower):
+            if not self._aims and not self._churning and self._t >= self._quiet_t + STEPS_AFTER:
+                if clock.now >= self._busy_until:
+                    return
+            if clock.now > look_at and (
+                clock.now > max(self._busy_until, self._progress_at) + LOOK_S * slower
+            ):
                 look_at = clock.now + LOOK_S * slower
                 if clock.now > max(self._busy_until, self._progress_at) + QUIET_S * slower:
                     break
@@ -118,7 +120,7 @@ class Trial:
         if self._events > EVENTS_MAX:
             raise Violation("I4", f"{EVENTS_MAX} events: the peers go round in a circle")
         if isinstance(event, ev.Received):
-            self.heard.setdefault(node.id, deque(maxlen=HEARD)).append(event)
+            self.heard[node.id].append(event)
         if self.invariants.t != self._t:
             self._t, self._progress_at = self.invariants.t, self.world.clock.now
             self._committed()
