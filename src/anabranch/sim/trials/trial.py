@@ -88,9 +88,9 @@ class Trial:
         clock, slower = self.world.clock, 1.0 + 20.0 * self.drawn.model.latency_s[1]
         look_at = LOOK_S * slower
         while clock.step():
-            if not self._aims and not self._churning and self._t >= self._quiet_t + STEPS_AFTER:
-                if clock.now >= self._busy_until:
-                    return
+            done = not self._aims and not self._churning and self._t >= self._quiet_t + STEPS_AFTER
+            if done and clock.now >= self._busy_until:
+                return
             if clock.now > look_at and (
                 clock.now > max(self._busy_until, self._progress_at) + LOOK_S * slower
             ):
