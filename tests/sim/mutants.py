@@ -29,7 +29,7 @@ from anabranch.protocol.replica import Replica
 from anabranch.protocol.routing import Router
 from anabranch.protocol.sending import Item, Sender
 from anabranch.protocol.slots import Credit, Grant, SlotLedger
-from anabranch.protocol.tasks import Payload, Result, WeightGradient, embed_unit
+from anabranch.protocol.tasks import Payload, Result, WeightGradient, embed_unit, head_unit
 from anabranch.protocol.voter import Kept
 from anabranch.protocol.voting import Role
 from anabranch.protocol.work import WorkQueue
@@ -52,7 +52,8 @@ class Mutant:
 
 
 def settle_anyhow(patch: Patch) -> None:
-    """Whoever claims anything is enough for a cover; what nobody claims the first member is said to own."""
+    """Whoever claims anything is enough for a cover; what nobody claims the first member is said to own, and
+    its loss is none."""
     settle = leader.settle
 
     def settled(cover, claims, members):  # type: ignore[no-untyped-def]
@@ -61,7 +62,12 @@ def settle_anyhow(patch: Patch) -> None:
         return settle(cover, {**claims, first: set(claims.get(first, ())) | (cover - claimed)}, members)
 
     patch.setattr(leader, "missing", lambda cover, claims: set() if any(claims.values()) else {0})
+    def losses(self: Leader, current: Round, heads: msg.Attempt) -> tuple[float, ...]:
+        owners = [heads.members[heads.owners[head_unit(i)]] for i in range(self.core.settings.microbatches)]
+        return tuple(current.losses.get(owner, {}).get(i, 0.0) for i, owner in enumerate(owners))
+
     patch.setattr(leader, "settle", settled)
+    patch.setattr(Leader, "_losses", losses)
 
 
 def cover_unchecked(patch: Patch) -> None:
