@@ -189,3 +189,63 @@ def test_what_others_have_done_is_not_done_again_beside_one_who_is_left_out() ->
     assert cut
     repairs = [fields for at, _, kind, fields in world.notes if kind == "repair" and at > cut[0]]
     assert [fields for fields in repairs if fields["phase"] == "redo"] == []
+
+
+def test_a_removal_that_is_on_its_way_into_the_log_counts_as_one() -> None:
+    """r1.1 is frozen for a moment, r1.0 dies. While the record that removes r1.0 is not chosen yet (the other
+    voters are slow to answer), r1.1 is the last of its stage all the same."""
+    world = swarm(replace(SETTINGS, voters=3, snapshot_every=50), replicas=2, data_nodes=3)
+    world.clock.at(10.0, lambda: world.freeze("r1.1", 5.5))
+    world.clock.at(13.0, lambda: world.crash("r1.0"))
+    for voter in ("d1", "d2"):
+        world.clock.at(13.0, lambda voter=voter: world.lose(voter, "d0", 2.0))  # type: ignore[misc]
+    go_on(world, 30.0)
+    removals = [fields for _, who, kind, fields in world.notes if (who, kind) == ("d0", "peer_removed")]
+    removed = [fields["subject"] for fields in removals]
+    assert "r1.0" in removed
+    assert rollbacks(world) == []
+    assert removed == ["r1.0"]
+
+
+@pytest.mark.soak
+def test_who_wants_to_go_stays_until_another_has_the_state() -> None:
+    """r1.0 and r1.1 are asked to go at once (one machine goes to sleep); r1.2 serves by the log, and is
+    fetching the state."""
+    world = swarm(replace(SETTINGS, snapshot_every=50))
+    left_out(world, 300.0)
+    for name in ("r1.0", "r1.1"):
+        leaves = world.nodes[name]
+        world.clock.at(16.55, lambda leaves=leaves: leaves.handle(ev.Stopping("wanted")))  # type: ignore[misc]
+    go_on(world, 70.0)
+    assert rollbacks(world) == []
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", [2, 3])
+def test_a_new_leader_that_nobody_has_told_anything_loses_no_state(seed: int) -> None:
+    """When it begins to lead r1.0 dies and r1.1 freezes for a moment; r1.2 is fetching the state. Nobody of
+    the stage has said yet what it has: that is no reason to believe that r1.2 has it."""
+    world = swarm(replace(SETTINGS, voters=3, snapshot_every=50), data_nodes=3, seed=seed)
+    left_out(world, 300.0)
+    world.clock.at(17.0, lambda: world.freeze("d0", 12.0))
+    leads: list[str] = []
+
+    def look(node: Node, event: ev.Event) -> None:
+        if not leads and node.id != "d0" and node.peer.lead is not None:
+            leads.append(node.id)
+            world.freeze("r1.1", 7.0)
+            world.crash("r1.0")
+
+    world.watchers.append(look)
+    go_on(world, 60.0)
+    assert leads and not leads[0].startswith("r1")
+    assert rollbacks(world) == []
+
+
+def test_a_leader_that_hears_nobody_for_long_removes_nobody() -> None:
+    """Its router starts again. No step can be taken without the others, and all of them are there: nothing
+    is gained by removing them, and each would have to fetch its state again."""
+    world = swarm(SETTINGS)
+    world.clock.at(10.0, lambda: world.partition(["d0"], 23.0))
+    go_on(world, 36.0)
+    assert world.history().removals == 0

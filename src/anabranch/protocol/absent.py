@@ -74,8 +74,8 @@ class Absent:
         return {peer for peer, since in self._without.items() if since == t}
 
     def lacks(self, peer: str) -> bool:
-        """Whether it may not have the last step."""
-        return peer in self._without
+        """Whether it may not have the last step: it was left out, or has not said anything to this leader."""
+        return peer in self._without or peer in self._unheard
 
     def needed(self, peer: str) -> bool:
         """Whether the step that is open waits for a member."""

@@ -71,6 +71,8 @@ class Admission:
         self.roles = roles
         self._joining: dict[str, Member] = {}
         self._removals: dict[str, str] = {}
+        self._going: set[str] = set()
+        """Whom the last record removes, which may not be chosen yet."""
         self._leaving: dict[str, tuple[str, float]] = {}
         self._lost: dict[str, Lost] = {}
         self.absent = Absent(core, self._lost)
@@ -286,7 +288,7 @@ class Admission:
             for p in membership.active_from
             if p not in serving and membership.stage_of(p) == stage and self.core.reachable(p)
         ]
-        return peer in serving and self._removals.keys() >= set(others) - {peer}
+        return peer in serving and set(others) <= {peer, *self._removals, *self._going}
 
     def _dial(self, peer: str) -> None:
         address = self.core.membership.members[peer].address
@@ -310,7 +312,7 @@ class Admission:
         number = self.core.membership.number + 1
         members = self.core.membership.members
         removed = {peer: reason for peer, reason in self._removals.items() if peer in members}
-        self._removals = {}
+        self._removals, self._going = {}, set(removed)
         if removed:
             return Members(number, removed=removed)
         # Those who ask or report again while the record that answers them is on its way ask for nothing new.

@@ -2,11 +2,11 @@
 
 The silence of a linked peer is measured in its patience (`detector`). At one patience it is suspected: one's
 own work goes elsewhere at once. At two there is a verdict: the *link* is bad if somebody else hears the peer,
-and is made anew; the peer is *gone* if somebody answered and nobody hears it; *I* am cut off if nobody
-answers at all. The last two doubts have an end: after LAST patiences a peer that cannot be heard is gone,
-for a member without a link to the leader can take part in nothing. When WITNESSED others are linked to it,
-too, and none has heard it since it was first doubted, it is *silent to all*: where a step needs it there is
-nothing more to wait for (`absent`).
+and is made anew; the peer is *gone* if somebody answered and nobody hears it; *I* am cut off if nobody is
+heard or answers at all, and judge nobody before somebody is. That others hear it has an end: after LAST
+patiences a peer that cannot be heard is gone, for a member without a link to the leader can take part in
+nothing. When WITNESSED others are linked to it, too, and none has heard it since it was first doubted, it is
+*silent to all*: where a step needs it there is nothing more to wait for (`absent`).
 """
 
 from __future__ import annotations
@@ -49,11 +49,10 @@ class Overdue(NamedTuple):
         patiences = self.silence_s / self.patience_s + ROUNDING
         if patiences < VERDICT:
             return Verdict.SUSPECTED
-        if patiences < LAST:
-            if self.account.heard:
-                return Verdict.BAD_LINK
-            if self.alone and not self.account.answered:
-                return Verdict.CUT_OFF
+        if self.account.heard and patiences < LAST:
+            return Verdict.BAD_LINK
+        if self.alone and not self.account.answered:
+            return Verdict.CUT_OFF
         return Verdict.GONE
 
     @property
