@@ -63,12 +63,22 @@ def test_the_one_whose_move_helps_most_goes() -> None:
     assert Swarm([0.01, 0.02, 0.02], [0.02, 0.02]).iterations(9) == {"r1.1": 2}
 
 
+def test_two_stages_that_are_as_slow_are_helped_together() -> None:
+    """No single move would make the slowest stage any quicker."""
+    assert Swarm([0.01] * 6, [0.01] * 3, [0.01] * 6, [0.01] * 3).iterations(9) == {"r1.0": 2, "r3.0": 4}
+
+
+def test_no_more_move_than_pay() -> None:
+    """A second move would leave every stage with three, as the first does."""
+    assert Swarm([0.01] * 5, [0.01] * 2, [0.01] * 4).iterations(9) == {"r1.0": 2}
+
+
 @pytest.mark.parametrize(
     "stages",
     [
         pytest.param(([0.01] * 3, [0.01] * 2), id="the other stage would be the slowest"),
         pytest.param(([0.001] * 2, [0.01] * 2), id="nobody can be spared"),
-        pytest.param(([0.01] * 12, [0.01] * 10), id="the gain is small"),
+        pytest.param(([0.01] * 24, [0.01] * 22), id="the gain is small"),
     ],
 )
 def test_nobody_moves_in_vain(stages: tuple[Sequence[float], ...]) -> None:

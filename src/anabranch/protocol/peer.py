@@ -782,7 +782,8 @@ class Peer:
             self.contacts.at_beat = self._look_around  # in a large swarm somebody comes or goes all the time
         if record.active_from and self.iteration is not None:
             self._take_early(self.iteration)
-            self.iteration.sender.pump()
+            if any(core.membership.stage_of(peer) == core.next_stage() for peer in record.active_from):
+                self.iteration.sender.pump()
 
     # --- iterations ----------------------------------------------------------------------------
 

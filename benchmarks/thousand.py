@@ -1,0 +1,193 @@
+"""A thousand relays in twelve stages, a tenth of which crash in every iteration, on two cores.
+
+    nice python benchmarks/thousand.py --minutes 20
+
+Simulates `fleet1000` at several sizes, with as much of everything for each relay, and prints what it costs:
+CPU minutes (a simulation is one process), memory, and what control messages a node sends in an iteration. A
+size that takes longer than `--minutes` is broken off after the iteration in which it does, and its twenty
+iterations are extrapolated from those that were done. Rewrites the section `thousand`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import resource
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from statistics import fmean
+
+from anabranch.net.wan.profile import find_profile
+from anabranch.protocol.records import Commit
+from anabranch.sim.scenario import Scenario, fleet_of, load_scenario
+from anabranch.sim.simulate import Simulation
+from report import table, write_section
+
+ITERATIONS, MINUTES, GIB, RATIO = 20, 5.0, 4.0, 1.5
+SIZES = (50, 250, 1000)
+#: Of the kinds of messages so many are listed.
+LISTED = 12
+
+
+class OutOfTime(Exception):
+    """A simulation took longer than it may."""
+
+
+class Timed(Simulation):
+    """Notes when each iteration ends, in seconds of CPU, and gives up after the one that ends too late."""
+
+    def __init__(self, scenario: Scenario, limit_s: float) -> None:
+        super().__init__(fleet_of(scenario, find_profile(scenario.network.profile), 0), "auction", 0)
+        self.limit_s = limit_s
+        self.ends_s = [time.process_time()]
+
+    def _committed(self, record: Commit) -> None:
+        super()._committed(record)
+        self.ends_s.append(time.process_time())
+        if self.ends_s[-1] - self.ends_s[0] > self.limit_s:
+            raise OutOfTime
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of a size. iterations: done. begin_s, iteration_s: CPU seconds before the first is counted, and of each
+    that is. seconds: virtual, of an iteration. messages, kinds, kilobytes: control messages of a node in an
+    iteration."""
+
+    relays: int
+    iterations: int
+    begin_s: float
+    iteration_s: float
+    gib: float
+    seconds: float
+    messages: float
+    kilobytes: float
+    kinds: Mapping[str, float]
+    failure: str
+
+    @property
+    def minutes(self) -> float:
+        """CPU minutes of all iterations, extrapolated where some were not done."""
+        counted = ITERATIONS - min(_warm_up(self.iterations), ITERATIONS)
+        return (self.begin_s + counted * self.iteration_s) / 60.0
+
+
+def _warm_up(iterations: int) -> int:
+    """Iterations that are not counted of so many."""
+    return min(2, iterations - 1)
+
+
+def measure(relays: int, minutes: float) -> Cost:
+    scenario = load_scenario(
+        "fleet1000",
+        {
+            "fleet.relays": relays,
+            "fleet.data_nodes": max(2, relays // 25),
+            "model.microbatches": 8 * relays // 25,
+            "run.iterations": ITERATIONS,
+        },
+    )
+    timed = Timed(scenario, 60.0 * minutes)
+    try:
+        failure = timed.run().failure
+    except OutOfTime:
+        failure = ""
+    rows, ends_s, nodes = timed.tape.rows, timed.ends_s, len(timed.fleet.hosts)
+    if not rows:
+        return Cost(relays, 0, ends_s[-1] - ends_s[0], 0.0, _gib(), 0.0, 0.0, 0.0, {}, failure)
+    skipped = _warm_up(len(rows))
+    counted = rows[skipped:]
+    kinds = Counter[str]()
+    for row in counted:
+        kinds.update(row.kinds)
+    share = 1.0 / nodes / len(counted)
+    return Cost(
+        relays,
+        len(rows),
+        ends_s[skipped] - ends_s[0],
+        (ends_s[len(rows)] - ends_s[skipped]) / len(counted),
+        _gib(),
+        fmean(row.seconds for row in counted),
+        sum(row.messages for row in counted) * share,
+        sum(row.message_bytes for row in counted) * share / 1e3,
+        {kind: count * share for kind, count in kinds.items()},
+        failure,
+    )
+
+
+def _gib() -> float:
+    """Greatest memory of this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20)
+
+
+def text_of(costs: list[Cost]) -> str:
+    first, last = costs[0], costs[-1]
+    rows = [
+        [
+            cost.relays,
+            f"{cost.iterations} of {ITERATIONS}",
+            f"{cost.minutes:.1f}" + ("" if cost.iterations == ITERATIONS else " (extrapolated)"),
+            f"{cost.gib:.2f}",
+            f"{cost.seconds:.1f}",
+            f"{cost.messages:.0f}",
+            f"{cost.messages / first.messages:.2f}",
+            f"{cost.kilobytes:.0f}",
+        ]
+        for cost in costs
+        if cost.iterations
+    ]
+    names = sorted(last.kinds or first.kinds, key=lambda kind: -(last.kinds or first.kinds)[kind])[:LISTED]
+    each = [[kind, *(f"{cost.kinds.get(kind, 0.0):.1f}" for cost in costs)] for kind in names]
+    goals = [
+        (f"{ITERATIONS} iterations within {MINUTES:g} minutes", 0.0 < last.minutes <= MINUTES),
+        (f"{GIB:g} GiB", last.gib <= GIB),
+        (f"at most {RATIO:g} times the messages", last.messages <= RATIO * first.messages),
+    ]
+    met = ", ".join(f"{goal}: {'met' if held and last.iterations else '**not met**'}" for goal, held in goals)
+    failed = [f"{cost.relays} relays: {cost.failure}." for cost in costs if cost.failure]
+    return "\n".join(
+        [
+            "### A thousand relays",
+            "",
+            "`fleet1000`: twelve stages, a tenth of the relays crash in every iteration, everything else in "
+            "proportion to the relays; one seed, one process. *Minutes*: of CPU, of all iterations; "
+            "*iteration*: virtual seconds; *messages*, *kB*: small ones, per node and iteration, the first "
+            f"two not counted; *ratio*: to {first.relays} relays. Goals at {last.relays} relays: {met}.",
+            *failed,
+            "",
+            table(["relays", "iterations", "minutes", "GiB", "iteration s", "messages", "ratio", "kB"], rows),
+            "",
+            table(["messages per node and iteration", *(f"{cost.relays} relays" for cost in costs)], each),
+        ]
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument(
+        "--sizes", type=int, nargs="+", default=list(SIZES), help="relays (default: 50 250 1000)"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=20.0, help="of CPU for each size at most (default: 20)"
+    )
+    parser.add_argument("--dry", action="store_true", help="leave docs/results.md as it is")
+    args = parser.parse_args()
+    costs = []
+    for relays in args.sizes:
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as own:  # whose memory is its own
+            costs.append(own.submit(measure, relays, args.minutes).result())
+        print(costs[-1], file=sys.stderr, flush=True)
+    text = text_of(costs)
+    if args.dry:
+        print(text)
+    else:
+        write_section("thousand", text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
