@@ -317,8 +317,8 @@ def main() -> int:
             f"Share of the optimal throughput over {HOURS:g} hours of spot preemptions ({args.seeds} traces "
             f"each, mean ± half of the 95 % interval), {CASES[0].machines} machines in {CASES[0].stages} "
             f"stages and {REGIONS} regions, iterations of {BATCH} microbatches ({full_s:.0f} s when all are "
-            f"there). {models}. *Optimal*: at each moment the best deal of all who are there, downloads taken "
-            "for nothing. SWARM's own figures, over 32 hours of real T4 preemptions, are 82.7 % without its "
+            f"there). {models}. *Optimal*: at each moment the best deal of all who are there, downloads for "
+            "nothing. SWARM's own figures, over 32 hours of real T4 preemptions, are 82.7 % without its "
             "rule and 95.8 % with it. *All dealt anew at once*: moves cost nothing, and only who comes "
             "downloads. Only placement is simulated; the decisions are the protocol's.",
             "",
