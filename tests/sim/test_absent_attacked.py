@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from lost_stages import rollbacks
+from lost_stages import joiner, rollbacks
 from test_far_keepers import commit_times
 
 from anabranch.protocol import events as ev
@@ -249,3 +249,31 @@ def test_a_leader_that_hears_nobody_for_long_removes_nobody() -> None:
     world.clock.at(10.0, lambda: world.partition(["d0"], 23.0))
     go_on(world, 36.0)
     assert world.history().removals == 0
+
+
+@pytest.mark.soak
+def test_who_fetches_the_state_longer_than_sixteen_steps_serves_in_the_end() -> None:
+    """A stranger over a slow link: when it has the state nobody keeps the gradients since, nor does the
+    leader know any more what the state had to be. It must not fetch it again and again."""
+    world = swarm(SETTINGS, replicas=2)
+    loaded: list[float] = []
+
+    def look(node: Node, event: ev.Event) -> None:
+        if node.id == "x" and isinstance(event, ev.Finished) and isinstance(event.task, tasks.LoadState):
+            loaded.append(world.clock.now)
+
+    for other in ("r1.0", "r1.1"):
+        world.slow[frozenset((other, "x"))] = 800.0
+    world.clock.at(5.0, lambda: joiner(world, "x", 0.0, stage=1))
+    world.watchers.append(look)
+    go_on(world, 130.0)
+    serves = world.nodes["d0"].peer.core.membership.active_from
+    assert "x" in serves, f"fetched the state {len(loaded)} times in {world.history().t} steps"
+
+
+@pytest.mark.soak
+def test_who_was_left_out_for_longer_than_sixteen_steps_comes_back_too() -> None:
+    world = swarm(SETTINGS)
+    left_out(world, 800.0)
+    go_on(world, 140.0)
+    assert any("r1.2" in commit.stages[1].members for commit in world.history().commits[-5:])

@@ -3,7 +3,8 @@
 The reduce of a stage needs min(2, live) replicas. Where so many are left, one that is silent is not waited
 for: the attempt names the others, and what only it had added is redone by them. It stays a member; heard
 again, it takes the steps that it missed, and is named again when it has, or (over a slow link it would come
-too late for ever) as soon as others have given it a later state than it could have by itself. Where too few
+too late for ever) as soon as others have given it a later state than it could have by itself, unless waiting
+for it took more than a tenth of the time lately. Where too few
 are left the step does need it, and its verdict is not put off once it is silent to all. Stage 0 does without
 nobody: who serves an index is for the log to say (R2).
 """
@@ -20,6 +21,8 @@ from anabranch.protocol.core import Core
 BACK_S = 1.0
 #: Members have so long (s) to tell a new leader what they have.
 TOLD_S = 5.0
+#: Steps wait for one that was left out for so large a share of the time at most.
+WAITING_SHARE = 0.1
 
 
 class Since(Protocol):
@@ -37,6 +40,10 @@ class Absent:
         self._lost = lost
         self._without: dict[str, int] = {}
         """Members, and the first iteration that did without each."""
+        self._awaited: dict[str, float] = {}
+        """Since when the steps wait for members that had been left out."""
+        self._not_before: dict[str, float] = {}
+        """When the steps may wait for them once more."""
         self._unheard: set[str] = set()
         self._told_by = math.inf
         self.waits: Callable[[int], bool] = _whatever
@@ -67,6 +74,7 @@ class Absent:
             return live
         for peer in silent.intersection(live):
             self._without.setdefault(peer, t)
+            self._waited(peer)
         return there
 
     def without(self, t: int) -> set[str]:
@@ -74,8 +82,9 @@ class Absent:
         return {peer for peer, since in self._without.items() if since == t}
 
     def lacks(self, peer: str) -> bool:
-        """Whether it may not have the last step: it was left out, or has not said anything to this leader."""
-        return peer in self._without or peer in self._unheard
+        """Whether it may not have the last step: it was left out and is not back, or has not said
+        anything to this leader."""
+        return peer in self._without or peer in self._awaited or peer in self._unheard
 
     def needed(self, peer: str) -> bool:
         """Whether the step that is open waits for a member."""
@@ -86,15 +95,29 @@ class Absent:
         return peer in self.present(stage, membership.opening_t)
 
     def back(self, peer: str) -> None:
-        """It has a part in the open iteration again, or is no member any more."""
+        """It has a part in the open iteration again."""
         self._without.pop(peer, None)
         self._unheard.discard(peer)
+        self._waited(peer)
+
+    def _waited(self, peer: str) -> None:
+        """The steps do not wait for it any more, if they did."""
+        since = self._awaited.pop(peer, None)
+        if since is not None:
+            self._not_before[peer] = self.core.now + (self.core.now - since) / WAITING_SHARE
+
+    def removed(self, peer: str) -> None:
+        """It is no member any more."""
+        self.back(peer)
+        self._not_before.pop(peer, None)
 
     def has(self, peer: str, t: int) -> None:
         """It has the state after t, which is not the last. Whoever left off before t was given it by others:
         the next step waits for it, as for a joiner."""
-        if t > self._without.get(peer, t):
-            self.back(peer)
+        now = self.core.now
+        if t > self._without.get(peer, t) and now >= self._not_before.get(peer, now):
+            del self._without[peer]
+            self._awaited.setdefault(peer, now)
 
     def deadline(self) -> float:
         """When those who have not told a new leader of their state are late."""

@@ -51,8 +51,8 @@ from anabranch.protocol.voter import Voter
 
 #: Skipped steps in a row after which the run stops.
 SKIPS_IN_A_ROW = 3
-#: Iterations whose agreed fingerprints are remembered, for joiners that report a little late.
-AGREED_KEPT = 16
+#: Iterations whose agreed fingerprints are remembered, for those whose state took long to come.
+AGREED_KEPT = 1024
 #: Seconds without progress after which the leader asks after what is missing (grows with the usual step).
 STALL_FLOOR_S = 5.0
 STALL_FACTOR = 4.0
@@ -289,7 +289,7 @@ class Leader:
         self.keeping.removed(peer)
         self.restoring.removed(peer)
         self.admission.parted.removed(peer)
-        self.admission.absent.back(peer)
+        self.admission.absent.removed(peer)
         for applied in self._applied.values():
             applied.pop(peer, None)
         current = self.round

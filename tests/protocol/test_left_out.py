@@ -1,0 +1,50 @@
+"""Whom steps wait for that did without it before, and how often."""
+
+from __future__ import annotations
+
+from anabranch.protocol.absent import WAITING_SHARE, Absent
+from anabranch.protocol.contacts import Contacts
+from anabranch.protocol.core import Core
+from anabranch.protocol.records import Member, Members
+from anabranch.protocol.settings import Settings
+
+
+def stage_of_three() -> tuple[Core, Absent]:
+    core = Core("d", 1, 0, Settings("run", 1, 1, 4, 100), "d")
+    joined = tuple(Member(name, 1, 1, "", 4, name=name) for name in ("a", "b", "c"))
+    core.membership.apply(Members(1, joined=joined))
+    core.membership.apply(Members(2, active_from=dict.fromkeys(("a", "b", "c"), 1)))
+    Contacts(core)
+    return core, Absent(core, {})
+
+
+def test_one_that_was_given_a_later_state_is_waited_for_but_not_again_and_again() -> None:
+    core, absent = stage_of_three()
+    core.suspects.add("c")
+    assert absent.present(1, 5) == ["a", "b"] and absent.lacks("c")
+    core.suspects.clear()
+    absent.has("c", 5)  # so far it could come by itself
+    assert absent.present(1, 8) == ["a", "b"]
+    absent.has("c", 6)
+    assert absent.present(1, 8) == ["a", "b", "c"] and absent.lacks("c")
+    core.now = 20.0
+    absent.back("c")  # they waited for twenty seconds
+    core.suspects.add("c")
+    assert absent.present(1, 9) == ["a", "b"]
+    core.suspects.clear()
+    core.now = 20.0 + 20.0 / WAITING_SHARE - 1.0
+    absent.has("c", 30)
+    assert absent.present(1, 31) == ["a", "b"]
+    core.now += 1.0
+    absent.has("c", 31)
+    assert absent.present(1, 32) == ["a", "b", "c"]
+
+
+def test_whoever_has_said_nothing_to_a_new_leader_is_not_counted_on() -> None:
+    core, absent = stage_of_three()
+    absent.take_over()
+    assert absent.lacks("a") and absent.present(1, 5) == ["a", "b", "c"]
+    absent.back("a")
+    absent.back("b")
+    core.now = absent.deadline()
+    assert absent.present(1, 5) == ["a", "b"] and absent.without(5) == {"c"}
