@@ -61,6 +61,8 @@ class Core:
     leads: int = 0
     epochs: dict[str, int] = field(default_factory=dict)
     voters: tuple[str, ...] = ()
+    _keepers_of: tuple[str, ...] = ()
+    _keepers: frozenset[str] = frozenset()
     schedule: Schedule | None = None
     founder: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
@@ -132,7 +134,10 @@ class Core:
             self.effects.append(Run(job[0], job[1]))
 
     def keeps_log(self, peer: str) -> bool:
-        return any(voter.partition("/")[0] == peer for voter in self.voters)
+        if self._keepers_of is not self.voters:
+            self._keepers_of = self.voters
+            self._keepers = frozenset(voter.partition("/")[0] for voter in self.voters)
+        return peer in self._keepers
 
     def admitted(self) -> bool:
         """Whether this process is a member, as far as the log was followed."""

@@ -49,12 +49,15 @@ class Samples:
         self._kept, self._follow = kept, follow
         self._last = -math.inf
         self._quantiles: dict[tuple[float, float], float | None] = {}
+        self._even = True
+        """No sample has weighed anything but 1."""
 
     def add(self, value: float, now: float, weight: float = 1.0) -> None:
         if not plausible(value):
             self.ignored += 1
             return
         self._quantiles.clear()
+        self._even = self._even and weight == 1.0
         if now - self._last > AGE_S:
             self._forget(len(self._samples) - self._kept)
         self._last = now
@@ -65,6 +68,7 @@ class Samples:
     def replace(self, value: float, weight: float) -> None:
         """The newest sample again, now that more is known about it."""
         self._samples[-1] = (value, weight)
+        self._even = self._even and weight == 1.0
         self._quantiles.clear()
 
     def quantile(self, share: float, heaviest: float = math.inf) -> float | None:
@@ -75,6 +79,9 @@ class Samples:
         return self._quantiles[share, heaviest]
 
     def _quantile(self, share: float, heaviest: float) -> float | None:
+        if self._even and heaviest >= 1.0:
+            values = sorted(self._samples)
+            return values[max(1, math.ceil(share * len(values))) - 1][0] if values else None
         ordered = sorted((value, min(weight, heaviest)) for value, weight in self._samples)
         below, wanted = 0.0, share * sum(weight for _, weight in ordered)
         for value, weight in ordered:

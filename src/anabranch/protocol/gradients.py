@@ -171,10 +171,12 @@ class KeptGradients:
         self._orders = {key: order for key, order in self._orders.items() if not void(key)}
 
     def tick(self) -> None:
+        if not self._orders:
+            return
         for order in self._orders.values():
             self._hurry(order)
         for key in [key for key, order in self._orders.items() if self.core.now >= order.due]:
             self._ask(key)
 
     def deadline(self) -> float:
-        return min((order.due for order in self._orders.values()), default=math.inf)
+        return min([order.due for order in self._orders.values()]) if self._orders else math.inf

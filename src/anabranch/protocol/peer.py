@@ -51,24 +51,26 @@ BASES_KNOWN = 256
 #: proportion longer of more.
 REPEAT_S, REPEATING = 2.0, 64
 
-_FROM_NEXT = (msg.Slots, msg.Backward, msg.Have, msg.Lack)
-_FROM_BESIDE = (msg.Got,)
-_FROM_PREVIOUS = (msg.Ask, msg.Return, msg.Forward, msg.Want)
-_FROM_STAGE = (msg.ReducePart, msg.ReducedPart)
-_FROM_LEADER = (msg.Attempt, msg.Missing)
-_FENCED = (*_FROM_NEXT, *_FROM_PREVIOUS, *_FROM_BESIDE, *_FROM_STAGE, *_FROM_LEADER)
-_LEADERS_ALONE = (
+# Types of messages, by what is asked of their sender: a set says at once whether a type is in it.
+_FROM_NEXT = frozenset({msg.Slots, msg.Backward, msg.Have, msg.Lack})
+_FROM_BESIDE = frozenset({msg.Got})
+_FROM_PREVIOUS = frozenset({msg.Ask, msg.Return, msg.Forward, msg.Want})
+_FROM_STAGE = frozenset({msg.ReducePart, msg.ReducedPart})
+_FROM_LEADER = frozenset({msg.Attempt, msg.Missing})
+_FENCED = _FROM_NEXT | _FROM_PREVIOUS | _FROM_BESIDE | _FROM_STAGE | _FROM_LEADER
+_LEADERS_ALONE = frozenset({
     msg.Announce, msg.Release, msg.Welcome, msg.Refused, msg.About,
     msg.Keep, msg.KeepGradient, msg.Complete, msg.Holders, msg.Steps,
-)  # fmt: skip
-_TO_LEADER = (
+})  # fmt: skip
+_TO_LEADER = frozenset({
     msg.Claim, msg.Prepared, msg.Applied, msg.Overflow, msg.Enquire, msg.JoinRequest,
     msg.Ready, msg.Leave, msg.Report, msg.Holds, msg.WhoHas, msg.Behind, msg.Spoilt, msg.Wish,
-)  # fmt: skip
+})  # fmt: skip
+_HEARTBEATS = frozenset({msg.Ping, msg.Pong})
 #: Short questions with long answers.
-_COSTLY = (
+_COSTLY = frozenset({
     msg.FetchLog, msg.Enquire, msg.JoinRequest, msg.FetchState, msg.FetchGradient, msg.WhoHas, msg.Watch
-)  # fmt: skip
+})  # fmt: skip
 
 
 class Peer:
@@ -162,7 +164,7 @@ class Peer:
 
     def _small_talk(self, event: ev.Event) -> bool:
         """Whether the event is a heartbeat, or the answer to one, before anything else is due."""
-        heartbeat = isinstance(event, ev.Received) and isinstance(event.message, msg.Ping | msg.Pong)
+        heartbeat = isinstance(event, ev.Received) and type(event.message) in _HEARTBEATS
         return heartbeat and self._due is not None and self.core.now < self._due
 
     def _nothing_follows(self, stir: int) -> bool:
@@ -363,24 +365,25 @@ class Peer:
 
     def _receive(self, peer: str, message: msg.AnyMessage, payload: Payload | None) -> None:
         refusal: str | None = None
-        costly = isinstance(message, _COSTLY) and peer != self.core.me
+        kind = type(message)
+        costly = kind in _COSTLY and peer != self.core.me
         if costly and not self.core.refusals.take(peer, Kind.COSTLY, self.core.now):
             refusal = "asked too often"
         elif isinstance(message, msg.Watch):
             refusal = self._watched(peer, message)
         elif peer in self.audience or self.roles.get(peer) == ROLE:
             refusal = "it may look on, and nothing else"
-        elif isinstance(message, _FENCED):
+        elif kind in _FENCED:
             refusal = self._fenced(peer, message, payload)
-        elif isinstance(message, _LEADERS_ALONE):
+        elif kind in _LEADERS_ALONE:
             lines = isinstance(message, msg.Announce) and self.leadership.believes(peer)
             if peer == self.core.leader or lines:
                 refusal = self._from_leader(message)
             else:
                 refusal = "only the leader says that"
-        elif self.lead is not None and isinstance(message, _TO_LEADER):
+        elif self.lead is not None and kind in _TO_LEADER:
             refusal = self._to_leader(self.lead, peer, message)
-        elif isinstance(message, RaftMessage):
+        elif kind not in _HEARTBEATS and isinstance(message, RaftMessage):
             refusal = self.voter.receive(peer, message)
         else:
             refusal = self._plain(peer, message, payload)
@@ -447,18 +450,19 @@ class Peer:
         self, iteration: Iteration, peer: str, stage: int, message: msg.AnyMessage, payload: Payload | None
     ) -> str | None:
         core = self.core
-        if isinstance(message, _FROM_LEADER):
+        kind = type(message)
+        if kind in _FROM_LEADER:
             if peer != core.leader:
                 return "only the leader says that"
         elif not core.membership.is_live(peer, stage, iteration.t):
             return self._keep_early(peer, message, payload, iteration.t)  # the log may say so in a moment
-        if isinstance(message, _FROM_NEXT) and stage != core.next_stage():
+        if kind in _FROM_NEXT and stage != core.next_stage():
             return f"stage {stage} does not follow mine"
-        if isinstance(message, _FROM_PREVIOUS) and stage != core.previous_stage():
+        if kind in _FROM_PREVIOUS and stage != core.previous_stage():
             return f"stage {stage} does not precede mine"
-        if isinstance(message, _FROM_BESIDE) and stage not in (core.previous_stage(), core.next_stage()):
+        if kind in _FROM_BESIDE and stage not in (core.previous_stage(), core.next_stage()):
             return f"stage {stage} is not beside mine"
-        if isinstance(message, _FROM_STAGE) and stage != core.stage:
+        if kind in _FROM_STAGE and stage != core.stage:
             return f"stage {stage} is not mine"
         match message:
             case msg.Slots():
@@ -586,6 +590,12 @@ class Peer:
                 self.contacts.pinged(peer)
                 core.send(peer, self._pong(peer, number))
                 return self.leadership.heard(peer, message)
+            case msg.Pong(_, forward_s, backward_s, bandwidth_bps, price):
+                trip_s = self.contacts.pong(message)
+                core.costs.of(peer).told_speed(forward_s, backward_s, bandwidth_bps, price)
+                if trip_s is not None:
+                    core.costs.answered(peer, trip_s, core.now)
+                self.router.measured(peer)
             case msg.FetchLog(start):
                 lines = self.voter.since(start)
                 if lines:
@@ -602,12 +612,6 @@ class Peer:
                 self.wishes.answered(message)
             case msg.Elsewhere() if peer == core.leader:
                 self.joining.elsewhere(message)
-            case msg.Pong(_, forward_s, backward_s, bandwidth_bps, price):
-                trip_s = self.contacts.pong(message)
-                core.costs.of(peer).told_speed(forward_s, backward_s, bandwidth_bps, price)
-                if trip_s is not None:
-                    core.costs.answered(peer, trip_s, core.now)
-                self.router.measured(peer)
             case msg.Route() | msg.Bargain() | msg.Burst() | msg.GotBurst():
                 return self.router.received(peer, message)
             case msg.FetchGradient():

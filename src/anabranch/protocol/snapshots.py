@@ -150,5 +150,7 @@ class Snapshots:
         self.gradients.tick()
 
     def deadline(self) -> float:
-        times = [download.deadline() for download in self.downloads.values()]
-        return min([self.gradients.deadline(), *times])
+        due = self.gradients.deadline()
+        for download in self.downloads.values():
+            due = min(due, download.deadline())
+        return due
