@@ -365,9 +365,11 @@ class Piece(Message, frozen=True, tag=52):
 
 
 class Report(Message, frozen=True, tag=53):
-    """Events of a peer for the run's event log (JSON objects, one each)."""
+    """Events of a peer for the run's event log (JSON objects, one each): of the sender, or of `origin`, who
+    reported them to it while the founder was away."""
 
     events: tuple[bytes, ...]
+    origin: Id = ""
 
 
 class Got(Message, frozen=True, tag=54):

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from anabranch.protocol import events as ev
 from anabranch.protocol import messages as msg
 from anabranch.protocol.audience import ROLE, Audience
+from anabranch.protocol.clippings import Clippings
 from anabranch.protocol.contacts import Contacts
 from anabranch.protocol.control import Wishes
 from anabranch.protocol.core import Core
@@ -118,6 +119,7 @@ class Peer:
         self._stop_logged: str | None = None
         self._closed = False
         self.leaving = Leaving(self)
+        self.clippings = Clippings(self.core)
         self.committed = 0
 
     @property
@@ -155,7 +157,7 @@ class Peer:
     def _deadline(self) -> float:
         times = [self._repeat_at, self.contacts.deadline(), self.replica.deadline(), self.joining.deadline()]
         times += [self.router.deadline(), self.snapshots.deadline(), self.voter.deadline()]
-        times.append(self.leaving.deadline())
+        times += [self.leaving.deadline(), self.clippings.deadline()]
         if self.iteration is not None:
             times.append(self.iteration.sender.deadline())
         if self.lead is not None:
@@ -328,6 +330,7 @@ class Peer:
         self.snapshots.tick()
         self.voter.tick()
         self.leaving.tick()
+        self.clippings.tick()
         if self.lead is not None:
             self.lead.tick()
 
@@ -563,10 +566,8 @@ class Peer:
                 return lead.admission.on_ready(peer, message, fingerprint)
             case msg.Leave(reason):
                 lead.admission.leave(peer, reason)
-            case msg.Report(events):
-                if not self.core.refusals.take(peer, Kind.LINES, self.core.now, len(events)):
-                    return "too many lines for the event log"
-                self.core.effects.append(ev.Reported(peer, events))
+            case msg.Report():
+                return self._reported(peer, message)
             case msg.Wish(done=True) if peer == self.core.me:
                 self.wishes.answered(message)
             case msg.Wish() if peer != self.core.founder:
@@ -583,9 +584,25 @@ class Peer:
                 lead.restoring.on_behind(peer, message)
         return None
 
+    def _reported(self, peer: str, message: msg.Report) -> str | None:
+        """Lines for the run's event log, which the founder has. It is told by those who keep the log, too, of
+        what others reported while it was away."""
+        core, founder = self.core, self.leadership.founder
+        if not core.refusals.take(peer, Kind.LINES, core.now, len(message.events)):
+            return "too many lines for the event log"
+        if message.origin and not (founder and core.keeps_log(peer)):
+            return "lines of another peer"
+        if founder:
+            core.effects.append(ev.Reported(message.origin or peer, message.events))
+        else:
+            self.clippings.keep(peer, message.events)
+        return None
+
     def _plain(self, peer: str, message: msg.AnyMessage, payload: Payload | None) -> str | None:
         core = self.core
         match message:
+            case msg.Report() if self.leadership.founder and core.keeps_log(peer):
+                return self._reported(peer, message)
             case msg.Ping(number):
                 self.contacts.pinged(peer)
                 core.send(peer, self._pong(peer, number))

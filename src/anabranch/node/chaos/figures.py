@@ -12,6 +12,7 @@ import msgspec
 from anabranch.node.chaos.plan import TARGETS
 from anabranch.node.chaos.storm import Course, Delivered
 from anabranch.node.chaos.waste import Waste
+from anabranch.observe.commits import commit_times
 from anabranch.observe.events import Event, PeerJoined, PeerRemoved, Repair, Rollback, Step, Suspected
 
 #: Version of the JSON result.
@@ -136,7 +137,7 @@ def _explained(subject: str, at: float, course: Course) -> bool:
 
 
 def _recovery(course: Course, events: Sequence[Event], strikes: Sequence[Delivered]) -> Recovery:
-    commits = [event.time for event in events if isinstance(event, Step)]
+    commits = sorted(at for _, at in commit_times(events))
     following = ((struck, bisect_right(commits, struck.at)) for struck in strikes)
     hops = []
     on: dict[str, Delivered] = {}
