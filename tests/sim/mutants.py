@@ -387,7 +387,7 @@ MUTANTS: dict[str, Mutant] = {
     "a ghost flow kept": Mutant(ghost_flow_kept, "churn20", ("I5",)),
     "a stale base served": Mutant(stale_base_served, "partition", ("I2", "I3")),
     "a slot granted twice": Mutant(slot_granted_twice, "calm", ("I5",)),
-    "a late result accepted": Mutant(late_result_accepted, "partition", ("I1", "I3", "I7")),
+    "a late result accepted": Mutant(late_result_accepted, "partition", ("I1", "I3", "I4", "I7")),
     "late work done": Mutant(late_work_done, "partition", ("I1", "I3", "I7")),
     "a repair slot used by admission": Mutant(repair_slot_for_admission, "calm", ("I5",)),
     "a joiner serving before its fingerprint is checked": Mutant(joiner_unchecked, "churn20", ("I2", "I3")),
