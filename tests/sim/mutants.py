@@ -388,7 +388,7 @@ MUTANTS: dict[str, Mutant] = {
     "a stale base served": Mutant(stale_base_served, "partition", ("I2", "I3")),
     "a slot granted twice": Mutant(slot_granted_twice, "calm", ("I5",)),
     "a late result accepted": Mutant(late_result_accepted, "partition", ("I1", "I3", "I4", "I7")),
-    "late work done": Mutant(late_work_done, "partition", ("I1", "I3", "I7")),
+    "late work done": Mutant(late_work_done, "churn20", ("I1", "I3", "I7")),
     "a repair slot used by admission": Mutant(repair_slot_for_admission, "calm", ("I5",)),
     "a joiner serving before its fingerprint is checked": Mutant(joiner_unchecked, "churn20", ("I2", "I3")),
     "claims of the removed": Mutant(removed_still_claims, "churn20", ("I1", "I3")),
