@@ -11,6 +11,7 @@ from local_swarms import PATIENCE_S, Swarm, check_exact, created, history_of, sm
 
 from anabranch.checkpoint.directory import RunDirectory
 from anabranch.node.children import Nursery
+from anabranch.observe.events import Step, Timing, events_of
 from anabranch.protocol.history import fold
 from anabranch.protocol.records import Voters, decode_entry
 
@@ -53,6 +54,10 @@ def test_the_founding_data_node_is_killed_and_comes_back(
     vote = json.loads((directory.peer("data-0") / "vote.json").read_text())
     assert vote["term"] == history.term
     assert steps_of(swarm.seen)
+    # What others saw meanwhile is in the run's event log all the same, with its own times.
+    (away,) = [step.time for step in events_of(directory.events, Step) if step.t == before + 2]
+    took = [timing.time for timing in events_of(directory.events, Timing) if timing.t == before + 2]
+    assert took and min(took) < away
 
 
 def lines_of(directory: RunDirectory) -> list[bytes]:
