@@ -25,7 +25,7 @@ class Node:
         for peer in "ab":
             self.core.links[peer] = Silence(0.0, 1.0)
             self.core.costs.of(peer).forward_s = compute_s
-        self.core.costs.of("b").hop_s = b_hop_s
+        self.core.costs.of("b")._hop_s = b_hop_s
         self.sender = Sender(self.core, 1, "base", None, lambda index, payload: None)
 
     def slots(self, peer: str, total: int, standing: int = 0) -> None:

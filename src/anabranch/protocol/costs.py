@@ -25,15 +25,29 @@ class Neighbour:
     """A peer that microbatches can be sent to, or come from.
 
     forward_s, backward_s: its seconds for a microbatch. price: its cost to go (s), infinite while it knows
-    none. hop_s: seconds of the link alone for one activation, both directions averaged (latency and
-    transfer).
+    none.
     """
 
     link: LinkCost = field(default_factory=_link)
     forward_s: float = 0.0
     backward_s: float = 0.0
     price: float = math.inf
-    hop_s: float = 0.0
+    _hop_s: float = 0.0
+    _measured_bytes: int | None = None
+    """Of an activation, where something was measured since the hop was worked out."""
+
+    @property
+    def hop_s(self) -> float:
+        """Seconds of the link alone for one activation, both directions averaged (latency and transfer); 0
+        before anything was measured."""
+        if self._measured_bytes is not None:
+            self._hop_s = self.link.seconds(self._measured_bytes)
+            self._measured_bytes = None
+        return self._hop_s
+
+    def measured(self, activation_bytes: int) -> None:
+        """Something was learnt of the link. Heartbeats are many, and those who ask for `hop_s` few."""
+        self._measured_bytes = activation_bytes
 
     @property
     def pass_s(self) -> float:
@@ -91,7 +105,7 @@ class Costs:
         """A heartbeat came back after so long."""
         neighbour = self.of(peer)
         neighbour.link.latency.add(trip_s, now)
-        neighbour.hop_s = neighbour.link.seconds(self.activation_bytes)
+        neighbour.measured(self.activation_bytes)
 
     def delivered(self, peer: str, seconds: float, now: float) -> None:
         """An activation or gradient was acknowledged so long after it was handed to the link."""
@@ -99,13 +113,13 @@ class Costs:
         link = neighbour.link
         link.out.add(self.activation_bytes, seconds, now, link.latency.round_trip_s() or 0.0)
         self.bandwidths.add(link.out.bps(self.activation_bytes) or 0.0, now)
-        neighbour.hop_s = link.seconds(self.activation_bytes)
+        neighbour.measured(self.activation_bytes)
 
     def probed(self, peer: str, size_bytes: int, trip_s: float, now: float) -> None:
         """A probe with so much padding was answered."""
         neighbour = self.of(peer)
         neighbour.link.padded.add(size_bytes, trip_s, now)
-        neighbour.hop_s = neighbour.link.seconds(self.activation_bytes)
+        neighbour.measured(self.activation_bytes)
 
     def pass_s(self, peer: str, me: str) -> float:
         """Seconds of a microbatch's forward and backward, averaged, at `peer` or at `me`; 0: not known."""

@@ -197,7 +197,7 @@ class Router:
         """On which sides of this peer `peer` stands, while both serve and are linked."""
         core = self.core
         member, serves = core.membership.members.get(peer), core.membership.active_from
-        if member is None or not {peer, core.me} <= serves.keys() or peer not in core.links:
+        if member is None or peer not in serves or core.me not in serves or peer not in core.links:
             return []
         if core.linked_incarnation.get(peer) != member.incarnation:
             return []  # a new process under the name of one that the log has yet to remove
