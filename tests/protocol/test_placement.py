@@ -8,7 +8,7 @@ from statistics import fmean
 import msgspec
 import pytest
 
-from anabranch.protocol.placement import neediest_stage, pass_s, stage_rates
+from anabranch.protocol.placement import first_passes, neediest_stage, pass_s, stage_rates
 from anabranch.protocol.records import Member
 
 
@@ -38,6 +38,12 @@ def test_the_bottleneck_counts_its_blocks_its_backward_and_its_room() -> None:
     assert stage_rates(tight, (1, 1))[1] == pytest.approx(2.0 / pass_s(tight[0], 1))
     # One place each at the stage before them, for as long as both stages take, is less than that.
     assert neediest_stage([msgspec.structs.replace(m, stage=3 - m.stage) for m in tight], (1, 1)) == 1
+
+
+def test_what_a_joiner_measured_of_a_block_is_told_of_a_stage() -> None:
+    """Before it has worked; the backward that was measured has the weight gradient, too."""
+    assert first_passes(member(1, 0.01, backward_s=0.025), 4) == pytest.approx((0.04, 0.06))
+    assert first_passes(member(1, 0.01), 4) == pytest.approx((0.04, 0.04))
 
 
 def test_nearly_as_good_as_trying_every_stage() -> None:

@@ -104,3 +104,23 @@ def test_a_held_unit_goes_at_once_when_the_better_peer_has_a_slot_or_is_gone() -
             node.slots("a", 1)
         assert node.sent(Forward) == ["b" if gone else "a"]
         assert math.isfinite(node.sender.deadline()), "it is asked after, not held"
+
+
+def test_what_is_done_again_spreads_over_the_replicas() -> None:
+    """Its gradient was back before its holder died: it weighs on who does it again all the same."""
+    node = Node("greedy", compute_s=1.0)
+    node.core.links["c"] = Silence(0.0, 1.0)
+    node.core.membership.apply(
+        Members(2, joined=(Member("c", 1, 1, "", 1, name="c"),), active_from={"c": 1})
+    )
+    node.core.costs.of("c").forward_s = 1.0
+    node.slots("a", 4, 4)
+    for index in range(4):
+        node.sender.submit(index, b"x", ("d",), True)
+        node.sender.on_backward("a", index, b"g")
+    node.slots("b", 4, 4)
+    node.slots("c", 4, 4)
+    node.core.effects.clear()
+    node.lose("a")
+    node.remove("a")
+    assert sorted(node.sent(Forward)) == ["b", "b", "c", "c"]

@@ -43,6 +43,8 @@ from anabranch.protocol.work import Rank
 
 #: Of so many units of others at a peer one more or less is not told.
 NEWS = 4
+#: Whose slots those are that somebody had who was removed: its next process has others.
+GONE = ""
 #: An index before all others: what is computed next of its rank.
 NEXT = -1
 #: Links are timed in the first iterations, and then in every so many.
@@ -151,10 +153,13 @@ class Iteration:
         self._tell_slots(news)
 
     def link_up(self, peer: str) -> None:
-        """The link to a peer is (back) up: tell it what it has of us, ask after what it owes us."""
-        self.ledger.link(peer)
-        if peer in self.ledger.grants:
-            self._tell_slots([peer])
+        """The link to a peer is (back) up: tell it what it has of us, ask after what it owes us. What a last
+        process had is not the next one's, which the log has yet to tell of."""
+        member = self.core.membership.members.get(peer)
+        if member is None or self.core.linked_incarnation.get(peer, 0) <= member.incarnation:
+            self.ledger.link(peer)
+            if peer in self.ledger.grants:
+                self._tell_slots([peer])
         self.sender.link_up(peer)
 
     @property
@@ -425,6 +430,9 @@ class Iteration:
 
     def peer_removed(self, peer: str, stage: int, reason: str) -> None:
         if stage == self.core.previous_stage():
+            for unit in self.units.values():
+                if unit.granted == peer:
+                    unit.granted = GONE
             self._tell_slots(self.ledger.forget(peer))
             for known in [known for known in self._came if known[0] == peer]:
                 del self._came[known]  # its next process counts anew

@@ -24,6 +24,7 @@ from anabranch.protocol.leadership import Leadership
 from anabranch.protocol.leaving import Leaving
 from anabranch.protocol.log import Known, LogError, Position, follow
 from anabranch.protocol.owntime import OwnTime
+from anabranch.protocol.placement import first_passes
 from anabranch.protocol.records import (
     AnyRecord,
     Closing,
@@ -660,10 +661,21 @@ class Peer:
         return None
 
     def _pong(self, peer: str, number: int) -> msg.Pong:
-        costs, member = self.core.costs, self.core.membership.members.get(self.core.me)
-        forward_s = costs.forward_s or (member.forward_s if member is not None else 0.0)
+        costs = self.core.costs
         measured_bps = costs.of(peer).link.out_bps(costs.activation_bytes) or 0.0
-        return msg.Pong(number, forward_s, costs.backward_s, measured_bps, self.router.price())
+        return msg.Pong(number, *self._passes(), measured_bps, self.router.price())
+
+    def _passes(self) -> tuple[float, float]:
+        """Seconds of a microbatch's forward and backward here: as measured in this run, or before both were
+        as this machine measured a block when it joined."""
+        core = self.core
+        measured, member = (core.costs.forward_s, core.costs.backward_s), core.membership.members.get(core.me)
+        if all(measured) or member is None:
+            return measured
+        if core.stage == 0:
+            return measured[0] or member.forward_s, measured[1]
+        blocks = core.settings.blocks
+        return first_passes(member, blocks[core.stage - 1] if blocks else 1)
 
     def _downloads(self) -> list[Download]:
         own = [self.joining.download] if self.joining.download is not None else []

@@ -24,6 +24,13 @@ def pass_s(member: Member, blocks: int) -> float:
     return max(member.forward_s + backward_s, LEAST_S) * blocks
 
 
+def first_passes(member: Member, blocks: int) -> tuple[float, float]:
+    """Seconds of a forward and of an input gradient at a stage of so many blocks, by what a member measured
+    when it joined. A weight gradient takes about as long as a forward, where both are one measurement."""
+    gradient_s = member.backward_s - member.forward_s if member.backward_s > 0.0 else member.forward_s
+    return blocks * member.forward_s, blocks * max(0.0, gradient_s)
+
+
 def stage_rates(members: Iterable[Member], blocks: Sequence[int]) -> list[float]:
     """Microbatches per second that each relay stage can pass; `blocks` of stages 1 to S.
 

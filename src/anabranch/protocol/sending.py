@@ -47,6 +47,7 @@ class Item:
     leg: Leg = Leg.WAITING
     repair: bool = False
     returned: bool = False
+    redoing: bool = False
     peer: str | None = None
     way: int = 0
     lost: str = ""
@@ -65,7 +66,8 @@ class Item:
         there too, so that asks spread over the peers."""
         if self.leg is Leg.WAITING:
             return {peer for peer, _ in self.asked} if self.held_for is None else (self.held_for,)
-        return () if self.returned or self.peer is None else (self.peer,)
+        done = self.returned and not self.redoing
+        return () if done or self.peer is None else (self.peer,)
 
 
 class Sender:
@@ -147,6 +149,7 @@ class Sender:
         if item is None:
             return f"gradient of microbatch {index}, which was never sent"
         if item.returned:
+            item.redoing = False
             return None
         if item.train and payload is None:
             return f"backward of microbatch {index} without its gradient"
@@ -403,7 +406,7 @@ class Sender:
 
     def _transmit(self, item: Item, peer: str) -> None:
         item.leg, item.sent_at, item.timed = Leg.SENT, self.core.now, False
-        item.way = self._another_way()
+        item.way, item.redoing = self._another_way(), item.returned
         if not item.returned:
             item.probe_at = self.core.now + self._patience_s(item)
         message = Forward(

@@ -219,13 +219,23 @@ class ModelledWorld(World):
 
 
 def member_of(fleet: Fleet, name: str, incarnation: int = 1) -> Member:
-    """A machine as it offers itself: with the seconds of a block's forward, as a live one measures them."""
+    """A machine as it offers itself: with the seconds of a block, as a live one measures them."""
     host = fleet.hosts[name]
     work = fleet.scenario.work
     forward_s = host.machine.seconds(1, tasks.Forward) / work.blocks(1)
+    backward_s = host.machine.microbatch_s(1) / work.blocks(1) - forward_s
     address = f"{name}:1"
     return Member(
-        name, host.stage, incarnation, algebra.ONE_CLASS, host.capacity, name, host.region, address, forward_s
+        name,
+        host.stage,
+        incarnation,
+        algebra.ONE_CLASS,
+        host.capacity,
+        name,
+        host.region,
+        address,
+        forward_s,
+        backward_s=backward_s,
     )
 
 
