@@ -25,10 +25,11 @@ from anabranch.flow.oracle import solve
 from anabranch.flow.problem import DataNode, Instance, Relay, link_cost
 from anabranch.net.wan.profile import wan10
 from anabranch.protocol import tasks
-from anabranch.protocol.placement import neediest_stage
+from anabranch.protocol.placement import Batch, best_stage, neediest_stage
 from anabranch.protocol.records import Member
+from anabranch.protocol.ways import Ways
 from anabranch.sim.clairvoyant import Available, bound_s
-from anabranch.sim.devices import Machine, known_devices
+from anabranch.sim.devices import GRADIENT_BYTES, SUM_BYTES, Machine, known_devices
 from anabranch.sim.links import Line
 from anabranch.sim.scenario import Fleet, Host, fleet_of, load_scenario
 from report import table, write_section
@@ -118,7 +119,13 @@ def ten_regions(name: str, seed: int) -> tuple[Regret, Regret]:
     joiner = Host("joiner", 1, dice.choice(wan10().regions), max(1, capacity), machine, line)
     stages = scenario.model.stages
     blocks = [scenario.work.blocks(stage) for stage in range(1, stages + 1)]
-    chosen = neediest_stage([_host_as_member(host, fleet) for host in fleet.hosts.values()], blocks)
+    members = [_host_as_member(host, fleet) for host in fleet.hosts.values()]
+    regions = {host.id: host.region for host in [*fleet.hosts.values(), joiner]}
+    way, work = _told(fleet).between(regions), scenario.work
+    assert way is not None
+    block_bytes = (SUM_BYTES + GRADIENT_BYTES) * work.parameters(1) // work.blocks(1)
+    batch = Batch(scenario.model.microbatches, work.activation_bytes, block_bytes)
+    chosen = best_stage(_host_as_member(joiner, fleet), members, blocks, batch, way)
 
     def joined(stage: int) -> Fleet:
         return replace(fleet, hosts={**fleet.hosts, joiner.id: replace(joiner, stage=stage)})
@@ -131,6 +138,20 @@ def ten_regions(name: str, seed: int) -> tuple[Regret, Regret]:
         return bound_s(joined(stage), Available({}, {}))
 
     return regret(chosen, stages, of_flow), regret(chosen, stages, of_bound)
+
+
+def _told(fleet: Fleet) -> Ways:
+    """What the members have told the leader: of latency to their neighbours, of bandwidth to those of the
+    stages beside theirs, where activations pass."""
+    ways, stages = Ways(), fleet.scenario.model.stages + 1
+    for one in fleet.hosts.values():
+        links = {}
+        for other in fleet.hosts.values():
+            apart, way = (one.stage - other.stage) % stages, fleet.way(one.id, other.id)
+            if other is not one and apart in (0, 1, stages - 1):
+                links[other.id] = (2.0 * way.latency_s, way.rate_bps if apart else 0.0)
+        ways.told(one.id, links)
+    return ways
 
 
 def _as_instance(fleet: Fleet) -> Instance:
@@ -195,8 +216,9 @@ def main() -> int:
             "Ten regions: a seventeenth relay; *flow*: cost per microbatch of the exact flow; *bound*: the "
             "clairvoyant bound of an iteration, with its reduce. *Regret*: over the best of all stages, less "
             "one; *best stage*: how often it is the rule's; *any stage*: mean regret of a stage drawn at "
-            "random. The rule knows computing and room, not links: in ten regions, where a seventeenth relay "
-            "hardly changes the computing, what counts is whom it reduces with and on whose way it lies.",
+            "random. In the join study the rule knows computing and room, in ten regions also links, "
+            "as the leader does: what members measured of neighbours, and for the others, the joiner among "
+            "them, what their regions have with each other, or the middle of all.",
             "",
             table(head, rows),
         ]

@@ -8,8 +8,23 @@ from statistics import fmean
 import msgspec
 import pytest
 
-from anabranch.protocol.placement import first_passes, neediest_stage, pass_s, stage_rates
-from anabranch.protocol.records import Member
+from anabranch import PROTOCOL_VERSION
+from anabranch.protocol.admission import Admission
+from anabranch.protocol.core import Core
+from anabranch.protocol.messages import JoinRequest
+from anabranch.protocol.placement import (
+    Batch,
+    best_stage,
+    first_passes,
+    iteration_s,
+    neediest_stage,
+    pass_s,
+    stage_rates,
+    way_s,
+)
+from anabranch.protocol.records import Member, Members
+from anabranch.protocol.settings import Settings
+from anabranch.protocol.ways import Way, Ways
 
 
 def member(stage: int, forward_s: float, capacity: int = 64, backward_s: float = 0.0) -> Member:
@@ -73,3 +88,92 @@ def test_nearly_as_good_as_trying_every_stage() -> None:
 
 def test_absurd_speeds_are_bounded() -> None:
     assert neediest_stage([member(1, 0.0), member(1, 0.0), member(2, 0.01), member(2, 0.01)], (1, 1)) == 2
+
+
+# --- with links ------------------------------------------------------------------------------------------
+
+NEAR, FAR = (0.02, 1e9), (0.4, 1e7)
+
+
+def told(ways: Ways, members: list[Member], near: dict[str, str]) -> None:
+    """Every member tells of links to all others: near where their regions are the same."""
+    for one in members:
+        others = [other for other in members if other is not one]
+        ways.told(one.id, {o.id: NEAR if near[one.id] == near[o.id] else FAR for o in others})
+
+
+def swarm_of_two() -> list[Member]:
+    """Two stages of two relays each, alike: stage 1 in the east, stage 2 in the west; a data node apart."""
+    regions = {"d0": "middle", "a": "east", "b": "east", "c": "west", "e": "west"}
+    stages = {"d0": 0, "a": 1, "b": 1, "c": 2, "e": 2}
+    return [
+        Member(name, stages[name], 1, "class", 8, name, region, "", 0.01) for name, region in regions.items()
+    ]
+
+
+@pytest.mark.parametrize(("region", "stage"), [("east", 1), ("west", 2)])
+def test_a_joiner_goes_where_it_is_near(region: str, stage: int) -> None:
+    """It has no links yet: they are taken to be like those of its region."""
+    members, ways = swarm_of_two(), Ways()
+    told(ways, members, {member.id: member.region for member in members})
+    joiner = Member("new", 0, 1, "class", 8, "new", region, "", 0.01)
+    way = ways.between({member.id: member.region for member in [*members, joiner]})
+    assert way is not None
+    assert way("new", "a").latency_s == pytest.approx((NEAR if region == "east" else FAR)[0] / 2)
+    assert best_stage(joiner, members, (1, 1), Batch(4, 10**6, 10**8), way) == stage
+
+
+def test_the_leader_heeds_what_it_was_told_and_first_who_is_in_need() -> None:
+    settings = Settings("r", 1, 2, 4, 1, activation_bytes=10**6, block_bytes=10**8)
+    core = Core("d0", 1, 0, settings, "d0")
+    members = swarm_of_two()
+    core.membership.apply(Members(1, joined=tuple(members), active_from=dict.fromkeys("abce", 1)))
+    admission = Admission(core, "class", "", "", lambda member: None, {})
+
+    def given(name: str) -> int:
+        joiner = Member(name, 0, 1, "class", 8, name, "west", "", 0.01)
+        assert admission.on_join(name, JoinRequest(joiner, -1, PROTOCOL_VERSION, "", "")) is None
+        record = admission.change(None)
+        assert record is not None
+        (member,) = record.joined
+        return member.stage
+
+    assert given("first") == 1  # nothing is known of links
+    told(admission.ways, members, {member.id: member.region for member in members})
+    assert given("second") == 2
+    for gone in ("a", "b"):
+        admission.ways.removed(gone)
+    core.membership.apply(Members(2, removed={"a": "gone"}))
+    assert given("third") == 1  # one is left there
+
+
+def test_the_time_of_an_iteration_and_of_a_way() -> None:
+    """By hand: two data nodes are one layer, and the nearer relay is full after three microbatches."""
+    members = [
+        Member("d0", 0, 1, "", 8),
+        Member("near", 1, 1, "", 3, forward_s=0.1, backward_s=0.3),
+        Member("far", 1, 1, "", 8, forward_s=0.1, backward_s=0.3),
+    ]
+    seconds = {"near": 0.5, "far": 1.0}
+
+    def way(one: str, other: str) -> Way:
+        return Way(min(seconds.get(one, 9.0), seconds.get(other, 9.0)), 1e6)
+
+    batch = Batch(4, 0, 10**6)
+    assert way_s(members, (1,), batch, way) == pytest.approx((3 * 1.2 + 2.2) / 16)
+    # Reach 0.5; four at five a second; two halves of 8 megabits at 1 Mbit/s, two latencies of 0.5.
+    assert iteration_s(members, (1,), batch, way) == pytest.approx(0.5 + 0.8 + (2 * 0.5 + 4.0))
+
+
+def test_what_nobody_measured_is_like_the_region_or_the_middle() -> None:
+    ways = Ways()
+    assert ways.between({}) is None
+    ways.told("a", {"b": (0.2, 1e6), "c": (0.4, 0.0), "x": (-1.0, float("nan"))})
+    ways.told("c", {"b": (0.6, 3e6)})
+    regions = {"a": "east", "b": "west", "c": "north", "new": "east", "other": "south", "twin": "south"}
+    way = ways.between(regions)
+    assert way is not None
+    assert way("b", "a") == way("new", "b") == way("a", "b") == Way(0.1, 1e6)
+    assert way("a", "c") == Way(0.2, 2e6)
+    assert way("new", "other") == Way(0.2, 2e6)
+    assert way("other", "twin") == Way(0.1, 3e6)  # one region: the nearest of all

@@ -20,9 +20,10 @@ from anabranch.protocol.core import Core
 from anabranch.protocol.events import Dial
 from anabranch.protocol.messages import JoinRequest, Ready, Refused
 from anabranch.protocol.parted import Parted
-from anabranch.protocol.placement import neediest_stage
+from anabranch.protocol.placement import KEPT_FIRST, Batch, best_stage, neediest_stage, stage_counts
 from anabranch.protocol.records import Member, Members
 from anabranch.protocol.suspicion import LAST, Overdue, Verdict
+from anabranch.protocol.ways import Ways
 
 #: Seconds between attempts to reach a member that stays one though it is out of reach.
 REACH_AGAIN_S = 8.0
@@ -60,6 +61,7 @@ class Admission:
         self.core = core
         self._welcome = welcome
         self.ready: dict[str, Member] = {}
+        self.ways = Ways()
         self.parted = Parted(core)
         self.worth_s: Callable[[str], float] = _for_ever
         """How long the last replica of a stage is worth waiting for."""
@@ -87,7 +89,7 @@ class Admission:
         if reason is not None:
             self.core.send(peer, Refused(reason))
             return reason
-        stage = request.stage if request.stage >= 0 else self._neediest_stage()
+        stage = request.stage if request.stage >= 0 else self._stage_for(request.member)
         member = msgspec.structs.replace(request.member, id=peer, stage=stage)
         known = self.core.membership.members.get(peer)
         if known is not None and known.incarnation < member.incarnation:
@@ -131,11 +133,21 @@ class Admission:
             return f"incarnation {member.incarnation} is older than {seen}, which was seen already"
         return None
 
-    def _neediest_stage(self) -> int:
+    def _stage_for(self, joiner: Member) -> int:
+        """By links, too, where some are known and no stage is in need."""
         settings = self.core.settings
-        known = {**self.core.membership.members, **self._joining}.values()
-        members = [msgspec.structs.replace(m, capacity=settings.slots(m.stage, m.capacity)) for m in known]
-        return neediest_stage(members, settings.blocks or (1,) * settings.stages)
+        blocks = settings.blocks or (1,) * settings.stages
+        known = {**self.core.membership.members, **self._joining}
+        known.pop(joiner.id, None)
+        members = [
+            msgspec.structs.replace(m, capacity=settings.slots(m.stage, m.capacity)) for m in known.values()
+        ]
+        joiner = msgspec.structs.replace(joiner, capacity=settings.slots(1, joiner.capacity))
+        way = self.ways.between({member.id: member.region for member in [*members, joiner]})
+        if way is None or min(stage_counts(members, blocks)) < KEPT_FIRST:
+            return neediest_stage(members, blocks)
+        batch = Batch(settings.microbatches, settings.activation_bytes, settings.block_bytes)
+        return best_stage(joiner, members, blocks, batch, way)
 
     def on_ready(self, peer: str, message: Ready, fingerprint: str | None) -> str | None:
         """A joiner has the state after iteration message.t, whose agreed fingerprint is `fingerprint` (None:

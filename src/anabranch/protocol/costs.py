@@ -136,6 +136,15 @@ class Costs:
         mine_s, theirs_s, like_bps = self.mine.pass_s(), neighbour.pass_s, self.bandwidths.median()
         return neighbour.link.publish_s(self.activation_bytes, now, mine_s, theirs_s, like_bps)
 
+    def links(self) -> dict[str, tuple[float, float]]:
+        """What was measured of each: seconds of a round trip, bits per second of what goes there (0: not)."""
+        found = {}
+        for peer, neighbour in self.neighbours.items():
+            trip_s = neighbour.link.latency.round_trip_s()
+            if trip_s is not None:
+                found[peer] = (trip_s, neighbour.link.out_bps(self.activation_bytes) or 0.0)
+        return found
+
     def bandwidth_known(self) -> bool:
         """Whether it is known how long an activation takes from here (nothing is sent: no time at all)."""
         return not self.activation_bytes or self.bandwidths.median() is not None

@@ -260,6 +260,7 @@ class Leader:
             return
         if self.core.membership.stage_of(peer) == message.stage:
             self._applied.setdefault(message.stage, {})[peer] = message.fingerprint
+            self.admission.ways.told(peer, message.links)
             self._unchecked.append((peer, message.stage))
             self.admission.absent.back(peer)
             self.restoring.caught_up(peer)
@@ -291,6 +292,7 @@ class Leader:
         self.restoring.removed(peer)
         self.admission.parted.removed(peer)
         self.admission.absent.removed(peer)
+        self.admission.ways.removed(peer)
         for applied in self._applied.values():
             applied.pop(peer, None)
         current = self.round

@@ -198,12 +198,14 @@ class Prepared(Message, frozen=True, tag=24):
 
 
 class Applied(Message, frozen=True, tag=25):
-    """I applied C_t (fence.base is C_t's hash); this is my state's fingerprint (R11)."""
+    """I applied C_t (fence.base is C_t's hash); this is my state's fingerprint (R11). links: to whom I have
+    measured how long a round trip takes (s), and how much gets there (bits per second; 0: not known)."""
 
     fence: Fence
     stage: StageNumber
     fingerprint: Hash
     timing: dict[str, float] = {}
+    links: dict[str, tuple[float, float]] = {}
 
 
 class Release(Message, frozen=True, tag=26):

@@ -877,7 +877,7 @@ class Peer:
         """Tell the leader which step was taken last (R9)."""
         core, replica = self.core, self.replica
         fence = core.fence(replica.t, self.joining.state_base)
-        self._applied = msg.Applied(fence, core.stage, replica.fingerprint, timing)
+        self._applied = msg.Applied(fence, core.stage, replica.fingerprint, timing, core.costs.links())
         self._repeat_at = core.now + self._repeat_s()
         core.send(core.leader, self._applied)
 

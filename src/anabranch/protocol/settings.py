@@ -19,6 +19,7 @@ class Settings:
     voters: how many peers may keep the log at most.
     redo: how a lost stage comes back: "replay" (all stages go back to a snapshot), or "gradients" (it alone,
     by the gradients that others kept). blocks: of the model, at stages 1 to S (empty: one each).
+    block_bytes: sums and reduced gradient of one block on the wire (0: not known).
     recompute: slots of a peer beyond its capacity, as a share of it: of those microbatches it keeps only what
     came, and computes the forward again when the gradient is there.
     rebalance: iterations for which the same stage must have held the others up before a relay of another one
@@ -51,6 +52,7 @@ class Settings:
     recompute: float = 0.0
     rebalance: int = 0
     neighbours: int = 4
+    block_bytes: int = 0
 
     def evaluates(self, t: int, last: int) -> bool:
         """Whether the state after iteration t is evaluated (by windows that travel with t + 1)."""

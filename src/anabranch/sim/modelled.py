@@ -262,6 +262,7 @@ def settings_of(fleet: Fleet, policy: str) -> Settings:
         recompute=scenario.fleet.recompute,
         rebalance=scenario.fleet.rebalance,
         neighbours=scenario.fleet.neighbours,
+        block_bytes=(SUM_BYTES + GRADIENT_BYTES) * work.parameters(1) // work.blocks(1),
     )
 
 

@@ -18,7 +18,7 @@ from anabranch.train.binding import master_dtype
 from anabranch.train.model import DTYPES, build, initial_weights, stage_layout, weights_from_tensors
 from anabranch.train.partition import partition
 from anabranch.train.schedule import bias_corrections, clip_factor, learning_rate
-from anabranch.train.sizes import ModelConfig, total_parameters
+from anabranch.train.sizes import ModelConfig, block_parameters, total_parameters
 from anabranch.train.state import StageState
 
 #: Least and greatest number of iterations between snapshots that is chosen for a run.
@@ -37,6 +37,7 @@ def settings_of(run: RunConfig, run_id: str, model: ModelConfig, epoch: int = 1)
     """The protocol's view of a run file."""
     batch = run.batch
     width = torch.empty((), dtype=DTYPES[run.compute.dtype]).element_size()
+    master = torch.empty((), dtype=master_dtype(DTYPES[run.compute.dtype])).element_size()
     return Settings(
         run=run_id,
         epoch=epoch,
@@ -59,7 +60,15 @@ def settings_of(run: RunConfig, run_id: str, model: ModelConfig, epoch: int = 1)
         recompute=run.fleet.recompute,
         rebalance=run.fleet.rebalance,
         blocks=tuple(len(spec.blocks) for spec in partition(model, run.pipeline, batch.sequence)[1:]),
+        block_bytes=block_parameters(model) * (sum_width(run) + master),
     )
+
+
+def sum_width(run: RunConfig) -> int:
+    """Bytes of one parameter's sum."""
+    exact = run.run.reduction == "exact"
+    dtype = torch.int64 if exact else master_dtype(DTYPES[run.compute.dtype])
+    return torch.empty((), dtype=dtype).element_size()
 
 
 def snapshot_interval(run: RunConfig, model: ModelConfig) -> int:

@@ -1,0 +1,80 @@
+"""What is known of the links between members, at the leader: each tells with every step what it measured.
+
+Members measure links to neighbours only, and a joiner has none yet. Between two peers that do not know each
+other a link is taken to be like those between their regions; where nobody measured one of these, like the
+middle of all.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from statistics import median
+
+from anabranch.protocol.estimates import plausible
+
+
+@dataclass(frozen=True)
+class Way:
+    """One direction of a link."""
+
+    latency_s: float
+    bandwidth_bps: float
+
+    def seconds(self, size_bytes: float) -> float:
+        return self.latency_s + 8.0 * size_bytes / self.bandwidth_bps
+
+
+class Ways:
+    """(sender, receiver) -> what the sender measured."""
+
+    def __init__(self) -> None:
+        self._latency_s: dict[tuple[str, str], float] = {}
+        self._bandwidth_bps: dict[tuple[str, str], float] = {}
+
+    def told(self, peer: str, links: Mapping[str, tuple[float, float]]) -> None:
+        """By `peer`: seconds of a round trip, and bits per second of what it sends there (0: not known)."""
+        for other, (trip_s, bandwidth_bps) in links.items():
+            if plausible(trip_s):
+                self._latency_s[peer, other] = trip_s / 2.0
+            if plausible(bandwidth_bps):
+                self._bandwidth_bps[peer, other] = bandwidth_bps
+
+    def removed(self, peer: str) -> None:
+        for table in (self._latency_s, self._bandwidth_bps):
+            for pair in [pair for pair in table if peer in pair]:
+                del table[pair]
+
+    def between(self, regions: Mapping[str, str]) -> Callable[[str, str], Way] | None:
+        """The way from one peer to another; `regions` of all of them. None while nothing is known."""
+        if not self._latency_s or not self._bandwidth_bps:
+            return None
+        latency_s = _filled(self._latency_s, regions, near=min)
+        bandwidth_bps = _filled(self._bandwidth_bps, regions, near=max)
+        return lambda sender, receiver: Way(latency_s(sender, receiver), bandwidth_bps(sender, receiver))
+
+
+def _filled(
+    table: Mapping[tuple[str, str], float],
+    regions: Mapping[str, str],
+    near: Callable[[list[float]], float],
+) -> Callable[[str, str], float]:
+    """What was measured, or else what is likely. near: of all that there is, what two of one region have."""
+    alike: dict[tuple[str, ...], list[float]] = defaultdict(list)
+    for (one, other), value in table.items():
+        if regions.get(one) and regions.get(other):
+            alike[tuple(sorted((regions[one], regions[other])))].append(value)
+    likely = {pair: median(values) for pair, values in alike.items()}
+    every = list(table.values())
+    usual, nearest = median(every), near(every)
+
+    def likeliest(sender: str, receiver: str) -> float:
+        found = table.get((sender, receiver), table.get((receiver, sender)))
+        if found is not None:
+            return found
+        pair = tuple(sorted((regions.get(sender, ""), regions.get(receiver, ""))))
+        one, other = pair
+        return likely.get(pair, nearest if one and one == other else usual)
+
+    return likeliest
