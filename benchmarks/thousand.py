@@ -124,8 +124,14 @@ def _gib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20)
 
 
+def _verdict(held: bool, cost: Cost) -> str:
+    if not cost.iterations:
+        return "**not shown**, no iteration was waited for"
+    return "met" if held else "**not met**"
+
+
 def text_of(costs: list[Cost]) -> str:
-    first, last = costs[0], costs[-1]
+    first, last, done = costs[0], costs[-1], [cost for cost in costs if cost.iterations]
     rows = [
         [
             cost.relays,
@@ -137,17 +143,16 @@ def text_of(costs: list[Cost]) -> str:
             f"{cost.messages / first.messages:.2f}",
             f"{cost.kilobytes:.0f}",
         ]
-        for cost in costs
-        if cost.iterations
+        for cost in done
     ]
     names = sorted(last.kinds or first.kinds, key=lambda kind: -(last.kinds or first.kinds)[kind])[:LISTED]
-    each = [[kind, *(f"{cost.kinds.get(kind, 0.0):.1f}" for cost in costs)] for kind in names]
+    each = [[kind, *(f"{cost.kinds.get(kind, 0.0):.1f}" for cost in done)] for kind in names]
     goals = [
         (f"{ITERATIONS} iterations within {MINUTES:g} minutes", 0.0 < last.minutes <= MINUTES),
         (f"{GIB:g} GiB", last.gib <= GIB),
         (f"at most {RATIO:g} times the messages", last.messages <= RATIO * first.messages),
     ]
-    met = ", ".join(f"{goal}: {'met' if held and last.iterations else '**not met**'}" for goal, held in goals)
+    met = ", ".join(f"{goal}: {_verdict(held, last)}" for goal, held in goals)
     failed = [f"{cost.relays} relays: {cost.failure}." for cost in costs if cost.failure]
     return "\n".join(
         [
@@ -162,7 +167,7 @@ def text_of(costs: list[Cost]) -> str:
             "",
             table(["relays", "iterations", "minutes", "GiB", "iteration s", "messages", "ratio", "kB"], rows),
             "",
-            table(["messages per node and iteration", *(f"{cost.relays} relays" for cost in costs)], each),
+            table(["messages per node and iteration", *(f"{cost.relays} relays" for cost in done)], each),
         ]
     )
 
