@@ -274,7 +274,6 @@ def joiner_unchecked(patch: Patch) -> None:
     def on_ready(self: Admission, peer: str, message: msg.Ready, fingerprint: str | None) -> None:
         member = self.core.membership.members.get(peer)
         if member is not None and peer not in self.core.membership.active_from:
-            self._ready_t[peer] = message.t
             self.ready[peer] = member
 
     patch.setattr(Joining, "_built", built)

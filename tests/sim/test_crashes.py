@@ -176,7 +176,6 @@ def test_a_data_node_removed_before_others_open_the_iteration_loses_no_index() -
     assert not [f for _, _, kind, f in world.notes if kind == "waiting" and "lacks" in str(f)]
 
 
-@pytest.mark.usefixtures("newcomers_later")
 def test_a_newcomer_serves_at_once_when_its_stage_has_lost_all_others() -> None:
     """It was to begin with the iteration after the next, which its stage can no longer reach."""
     run = small_run(minimum=2, steps=5, checkpoint_every=0)
@@ -212,29 +211,3 @@ def test_a_cut_off_last_replica_is_waited_for() -> None:
 
     fault = Fault(world, ("r1.0",), faults.received(msg.Backward, 2), isolate)
     finish(world, run, fault, removed=0)
-
-
-def test_a_newcomer_serves_in_the_open_iteration() -> None:
-    """It has the state that the iteration began with, and its stage lacks contributions yet; the next process
-    of who crashed has nothing of what that one had."""
-    run = small_run(minimum=1, steps=5, microbatches=8)
-    world = world_of(run, [1, 2], seed=12)
-    began: list[tuple[int, int]] = []
-
-    def comes_back(world: World, node: Node) -> None:
-        world.crash("r2.1")
-        world.nodes["r2.0"].slowness = 20.0
-        member = msgspec.structs.replace(node_member("r2.1", 2), incarnation=2)
-        world.clock.after(0.2, lambda: world.add(member, "d0", world.clock.now))
-
-    def watch(node: Node, event: ev.Event) -> None:
-        since = world.nodes["d0"].peer.core.membership.active_from.get("r2.1")
-        incarnation = world.nodes["d0"].peer.core.membership.incarnations.get("r2.1")
-        if since is not None and incarnation == 2 and not began:
-            began.append((since, world.nodes["d0"].peer.replica.t))
-
-    fault = Fault(world, ("r2.1",), faults.received(msg.Forward, 2), comes_back)
-    world.watchers.append(watch)
-    finish(world, run, fault, removed=1)
-    ((since, committed),) = began
-    assert since == committed + 1

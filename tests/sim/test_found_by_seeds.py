@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from anabranch.protocol import events as ev
 from anabranch.protocol import messages as msg
 from anabranch.protocol import tasks
@@ -24,7 +22,6 @@ def world_of(replicas: int, microbatches: int = 4, steps: int = 4, seed: int = 0
     return counting_world(settings, machines, seed)
 
 
-@pytest.mark.usefixtures("newcomers_later")
 def test_slots_of_a_newcomer_reach_whom_the_log_has_yet_to_reach() -> None:
     """The only replica of a stage dies, and one that was to serve later serves at once. It grants slots when
     the stage before has not heard of it; nobody would grant them again."""
@@ -51,7 +48,6 @@ def test_slots_of_a_newcomer_reach_whom_the_log_has_yet_to_reach() -> None:
     assert not wrong_states(world)
 
 
-@pytest.mark.usefixtures("newcomers_later")
 def test_replicas_that_all_missed_a_step_do_not_feed_each_other_the_state_before_it() -> None:
     """Two come that are to serve from the second iteration on, and when the first is committed the only
     replica that took part dies. What they can fetch from each other is what both have already."""

@@ -98,6 +98,7 @@ def test_who_leads_hands_over_to_one_that_can_lead() -> None:
     world, leader = leader_without_founder(3)
     others = sorted(peer for peer in keepers(world) if peer != leader.id)
     world.nodes[others[0]].peer.voter._may_lead = lambda: False
+    until(world, world.clock.now + 1.0)
     assert gone_after(world, ask_to_go(world, leader.id), leader.id) < 15.0
     assert "left" in str(leader.stopped) and world.leading().id == others[1]
     then = world.history().t

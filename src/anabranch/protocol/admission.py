@@ -72,7 +72,6 @@ class Admission:
         self._model_hash = model_hash
         self.roles = roles
         self._joining: dict[str, Member] = {}
-        self._ready_t: dict[str, int] = {}
         self._removals: dict[str, str] = {}
         self._going: set[str] = set()
         """Whom the last record removes, which may not be chosen yet."""
@@ -163,7 +162,6 @@ class Admission:
             others = " and ".join(other[:8] for other in far)
             self._wait(f"{peer[:8]} is ready, but cannot reach {others} of its stage to reduce with")
         else:
-            self._ready_t[peer] = message.t
             self.ready[peer] = member
         return None
 
@@ -202,7 +200,6 @@ class Admission:
     def remove(self, peer: str, reason: str) -> None:
         self._joining.pop(peer, None)
         self.ready.pop(peer, None)
-        self._ready_t.pop(peer, None)
         self._lost.pop(peer, None)
         self._leaving.pop(peer, None)
         if peer in self.core.membership.members and peer != self.core.me:
@@ -321,12 +318,9 @@ class Admission:
 
     # --- the record ----------------------------------------------------------------------------
 
-    def change(
-        self, active_from: int | None, begins: Callable[[Member, int, int], int | None] | None = None
-    ) -> Members | None:
+    def change(self, active_from: int | None) -> Members | None:
         """The next Members record, if there is anything to log. `active_from`: the iteration from which
-        those who are ready serve; None while the run waits for more of them. begins(member, the iteration
-        whose state it reported, active_from): the same of one of them; None while it is waited for."""
+        those who are ready serve; None while the run waits for more of them."""
         number = self.core.membership.number + 1
         members = self.core.membership.members
         removed = {peer: reason for peer, reason in self._removals.items() if peer in members}
@@ -339,17 +333,10 @@ class Admission:
         if joined:
             return Members(number, joined=tuple(joined))
         if self.ready and active_from is not None:
-            earlier, serving = self.core.membership.active_from, {}
-            for peer, member in list(self.ready.items()):
-                t: int | None = active_from
-                if begins is not None:
-                    t = begins(member, self._ready_t.get(peer, -1), active_from)
-                if t is None:
-                    continue
-                del self.ready[peer]
-                if earlier.get(peer, t + 1) > t:
-                    serving[peer] = t
-            return Members(number, active_from=serving) if serving else None
+            serving, self.ready = self.ready, {}
+            earlier = self.core.membership.active_from
+            later = [peer for peer in serving if earlier.get(peer, active_from + 1) > active_from]
+            return Members(number, active_from=dict.fromkeys(later, active_from)) if later else None
         return None
 
 

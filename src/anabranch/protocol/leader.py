@@ -37,7 +37,6 @@ from anabranch.protocol.records import (
     Control,
     Evaluation,
     Genesis,
-    Member,
     Members,
     Rollback,
     StageCommit,
@@ -325,7 +324,7 @@ class Leader:
         may_change = self.telling.changes_at() <= self.core.now
         change: Members | Voters | None = None
         if may_change:
-            change = self.admission.change(self._active_from(), self._begins)
+            change = self.admission.change(self._active_from())
         change = change or self._voters()
         if change is not None:
             self._append(change)
@@ -398,16 +397,6 @@ class Leader:
             return t
         self._wait("waiting for peers of " + ", ".join(short))
         return None
-
-    def _begins(self, member: Member, ready_t: int, active_from: int) -> int | None:
-        """From which iteration somebody who has the state after ready_t serves: a relay from the open one,
-        if its stage lacks contributions yet, once it has the state that this began with."""
-        current = self.round
-        if current is None or active_from <= current.t or current.t > self.last_t or member.stage == 0:
-            return active_from
-        if member.stage in current.attempts:
-            return active_from
-        return current.t if ready_t == self.t else None
 
     def _wait(self, reason: str) -> None:
         if reason != self._waiting_for:
