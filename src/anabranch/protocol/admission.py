@@ -8,7 +8,7 @@ the peer's own history makes plausible, and others are asked before the verdict 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Container, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -27,6 +27,8 @@ from anabranch.protocol.ways import Ways
 
 #: Seconds between attempts to reach a member that stays one though it is out of reach.
 REACH_AGAIN_S = 8.0
+#: Members among whom a joiner's stage is searched by links: a tenth of a second of the leader's time.
+SEARCHED = 64
 #: A member that wants to go and keeps the log stays so long (s) at most for its vote to be another's.
 VOTE_S = 15.0
 #: The first wait (s) after a dial that failed and was not refused: a process that is dying still holds its
@@ -88,15 +90,17 @@ class Admission:
         if reason is not None:
             self.core.send(peer, Refused(reason))
             return reason
-        stage = request.stage if request.stage >= 0 else self._stage_for(request.member)
-        member = msgspec.structs.replace(request.member, id=peer, stage=stage)
-        known = self.core.membership.members.get(peer)
-        if known is not None and known.incarnation < member.incarnation:
-            self.remove(peer, "it came back as a new process")
-        elif known is not None:
+        member = msgspec.structs.replace(request.member, id=peer)  # whom its connection has proved
+        known, asked = self.core.membership.members.get(peer), self._joining.get(peer)
+        if known is not None and known.incarnation >= member.incarnation:
             self._welcome(known)
             return None
-        self._joining[peer] = member
+        if known is not None:
+            self.remove(peer, "it came back as a new process")
+        stage = request.stage
+        if stage < 0:
+            stage = self._stage_for(member) if asked is None else asked.stage
+        self._joining[peer] = msgspec.structs.replace(member, stage=stage)
         return None
 
     def _refusal(self, peer: str, request: JoinRequest) -> str | None:
@@ -133,7 +137,7 @@ class Admission:
         return None
 
     def _stage_for(self, joiner: Member) -> int:
-        """By links, too, where some are known and no stage is in need."""
+        """By links, too, where some are known and no stage is in need, unless they are too many to search."""
         settings = self.core.settings
         blocks = settings.blocks or (1,) * settings.stages
         known = {**self.core.membership.members, **self._joining}
@@ -141,6 +145,8 @@ class Admission:
         members = [
             msgspec.structs.replace(m, capacity=settings.slots(m.stage, m.capacity)) for m in known.values()
         ]
+        if len(members) > SEARCHED or not any(member.stage == 0 for member in members):
+            return neediest_stage(members, blocks)
         joiner = msgspec.structs.replace(joiner, capacity=settings.slots(1, joiner.capacity))
         way = self.ways.between({member.id: member.region for member in [*members, joiner]})
         if way is None or min(stage_counts(members, blocks)) < KEPT_FIRST:
@@ -159,6 +165,7 @@ class Admission:
         if message.fingerprint != fingerprint:
             self.remove(peer, f"the state it fetched (after iteration {message.t}) is not the run's")
         elif far := self.parted.keeps_out(message.apart, self.core.membership.serving(member.stage)):
+            self.ready.pop(peer, None)
             others = " and ".join(other[:8] for other in far)
             self._wait(f"{peer[:8]} is ready, but cannot reach {others} of its stage to reduce with")
         else:
@@ -318,9 +325,10 @@ class Admission:
 
     # --- the record ----------------------------------------------------------------------------
 
-    def change(self, active_from: int | None) -> Members | None:
+    def change(self, active_from: int | None, later: Container[int] = ()) -> Members | None:
         """The next Members record, if there is anything to log. `active_from`: the iteration from which
-        those who are ready serve; None while the run waits for more of them."""
+        those who are ready serve; None while the run waits for more of them. `later`: stages that have
+        begun to reduce in that one, whose newcomers wait for the next."""
         number = self.core.membership.number + 1
         members = self.core.membership.members
         removed = {peer: reason for peer, reason in self._removals.items() if peer in members}
@@ -335,8 +343,9 @@ class Admission:
         if self.ready and active_from is not None:
             serving, self.ready = self.ready, {}
             earlier = self.core.membership.active_from
-            later = [peer for peer in serving if earlier.get(peer, active_from + 1) > active_from]
-            return Members(number, active_from=dict.fromkeys(later, active_from)) if later else None
+            begins = {peer: active_from + (member.stage in later) for peer, member in serving.items()}
+            begins = {peer: t for peer, t in begins.items() if earlier.get(peer, t + 1) > t}
+            return Members(number, active_from=begins) if begins else None
         return None
 
 

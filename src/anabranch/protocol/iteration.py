@@ -135,8 +135,12 @@ class Iteration:
     # --- slots ---------------------------------------------------------------------------------
 
     def _tell_slots(self, peers: list[str]) -> None:
+        """What each has of us. What a former process had is not told to its next one, which the log does not
+        name yet: it would take it for its own."""
         at_work = sum(grant.at_work for grant in self.ledger.grants.values())
         for peer in dict.fromkeys(peers):
+            if self._is_next(peer):
+                continue
             grant = self.ledger.grants[peer]
             fence = self.core.fence(self.t, self.base)
             self.core.send(peer, grant.told(fence, at_work - grant.at_work))
@@ -153,14 +157,17 @@ class Iteration:
         self._tell_slots(news)
 
     def link_up(self, peer: str) -> None:
-        """The link to a peer is (back) up: tell it what it has of us, ask after what it owes us. What a last
-        process had is not the next one's, which the log has yet to tell of."""
-        member = self.core.membership.members.get(peer)
-        if member is None or self.core.linked_incarnation.get(peer, 0) <= member.incarnation:
+        """The link to a peer is (back) up: tell it what it has of us, ask after what it owes us."""
+        if not self._is_next(peer):
             self.ledger.link(peer)
             if peer in self.ledger.grants:
                 self._tell_slots([peer])
         self.sender.link_up(peer)
+
+    def _is_next(self, peer: str) -> bool:
+        """Whether who is linked is a later process than the member of that name."""
+        member = self.core.membership.members.get(peer)
+        return member is not None and self.core.linked_incarnation.get(peer, 0) > member.incarnation
 
     @property
     def partners(self) -> set[str]:

@@ -324,7 +324,9 @@ class Leader:
         may_change = self.telling.changes_at() <= self.core.now
         change: Members | Voters | None = None
         if may_change:
-            change = self.admission.change(self._active_from())
+            active_from, current = self._active_from(), self.round
+            begun = current.attempts if current is not None and current.t == active_from else ()
+            change = self.admission.change(active_from, begun)
         change = change or self._voters()
         if change is not None:
             self._append(change)

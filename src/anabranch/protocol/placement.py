@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import fmean
+from statistics import fmean, median
 
 import msgspec
 
@@ -28,14 +28,22 @@ from anabranch.protocol.ways import Way
 BACKWARD_OF_FORWARD = 2.0
 #: A stage that has fewer members comes before all others.
 KEPT_FIRST = 2
-#: No machine is quicker than this per block (s): a bound on what can be claimed.
-LEAST_S = 1e-6
+#: No machine is quicker than this per block, and none slower (s): bounds on what can be claimed.
+LEAST_S, MOST_S = 1e-6, 1e4
+#: So many times slower than the middle of all is a thin line.
+THIN = 8.0
 
 
 def pass_s(member: Member, blocks: int) -> float:
     """Seconds that one microbatch, forward and backward, takes of a member at a stage of so many blocks."""
-    backward_s = member.backward_s if member.backward_s > 0.0 else BACKWARD_OF_FORWARD * member.forward_s
-    return max(member.forward_s + backward_s, LEAST_S) * blocks
+    forward_s = _forward_s(member)
+    backward_s = member.backward_s if member.backward_s > 0.0 else BACKWARD_OF_FORWARD * forward_s
+    return min(max(forward_s + backward_s, LEAST_S), MOST_S) * blocks
+
+
+def _forward_s(member: Member) -> float:
+    """Of a block, as far as it can be believed."""
+    return min(member.forward_s, MOST_S) if member.forward_s > 0.0 else 0.0
 
 
 def first_passes(member: Member, blocks: int) -> tuple[float, float]:
@@ -115,7 +123,7 @@ def iteration_s(
     members: Sequence[Member], blocks: Sequence[int], batch: Batch, way: Callable[[str, str], Way]
 ) -> float:
     """Of the slowest stage: seconds until it can begin, for the batch at its rate, and for its reduce."""
-    layers, size = _layers(members, blocks), batch.activation_bytes
+    layers, size, thick = _layers(members, blocks), batch.activation_bytes, _thick(members, way)
     reach_s, longest_s = dict.fromkeys(layers[0], 0.0), 0.0
     for stage, rate in enumerate(stage_rates(members, blocks), 1):
         peers, count = layers[stage], blocks[stage - 1]
@@ -123,19 +131,27 @@ def iteration_s(
             peer: min(at + way(before, peer).seconds(size) for before, at in reach_s.items())
             for peer in peers
         }
-        reduce_s = _reduce_s(list(peers), count * batch.block_bytes, way)
+        reduce_s = _reduce_s([peer for peer in peers if peer in thick], count * batch.block_bytes, way)
         longest_s = max(longest_s, min(reach_s.values()) + batch.microbatches / rate + reduce_s)
-        reach_s = {peer: at + count * peers[peer].forward_s for peer, at in reach_s.items()}
+        reach_s = {peer: at + count * _forward_s(peers[peer]) for peer, at in reach_s.items()}
     return longest_s
 
 
 def _reduce_s(peers: Sequence[str], size_bytes: int, way: Callable[[str, str], Way]) -> float:
-    """Sums there and the reduced gradient back, a part of each over every link: the mean over the links."""
-    if len(peers) < 2:
-        return 0.0
-    each = size_bytes / len(peers)
+    """Sums there and the reduced gradient back, a part of each over every link: the middle of the links."""
+    each = size_bytes / max(1, len(peers))
     ways = [way(one, other) for one in peers for other in peers if one != other]
-    return fmean(found.latency_s + found.seconds(each) for found in ways)
+    return median(found.latency_s + found.seconds(each) for found in ways) if ways else 0.0
+
+
+def _thick(members: Iterable[Member], way: Callable[[str, str], Way]) -> frozenset[str]:
+    """Members whose lines are not THIN. Who has a thin one has its whole sum to send in a reduce, whoever
+    comes: counted like others it would draw all who come to its stage."""
+    peers = [member.id for member in members]
+    best = {one: max((way(one, other).bandwidth_bps for other in peers if other != one), default=0.0)
+            for one in peers}  # fmt: skip
+    enough = median(best.values()) / THIN
+    return frozenset(peer for peer, bps in best.items() if bps >= enough)
 
 
 def way_s(

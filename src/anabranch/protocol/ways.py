@@ -14,6 +14,9 @@ from statistics import median
 
 from anabranch.protocol.estimates import plausible
 
+#: A link that is so many times slower or quicker than the middle of all is not believed to be.
+FAR = 1000.0
+
 
 @dataclass(frozen=True)
 class Way:
@@ -34,7 +37,11 @@ class Ways:
         self._bandwidth_bps: dict[tuple[str, str], float] = {}
 
     def told(self, peer: str, links: Mapping[str, tuple[float, float]]) -> None:
-        """By `peer`: seconds of a round trip, and bits per second of what it sends there (0: not known)."""
+        """By `peer`: seconds of a round trip, and bits per second of what it sends there (0: not known). What
+        it told before is outdated."""
+        for table in (self._latency_s, self._bandwidth_bps):
+            for pair in [pair for pair in table if pair[0] == peer]:
+                del table[pair]
         for other, (trip_s, bandwidth_bps) in links.items():
             if plausible(trip_s):
                 self._latency_s[peer, other] = trip_s / 2.0
@@ -52,7 +59,18 @@ class Ways:
             return None
         latency_s = _filled(self._latency_s, regions, near=min)
         bandwidth_bps = _filled(self._bandwidth_bps, regions, near=max)
-        return lambda sender, receiver: Way(latency_s(sender, receiver), bandwidth_bps(sender, receiver))
+        sent_bps: dict[str, list[float]] = defaultdict(list)
+        for (sender, _), value in self._bandwidth_bps.items():
+            sent_bps[sender].append(value)
+
+        def way(sender: str, receiver: str) -> Way:
+            found_bps, own = bandwidth_bps(sender, receiver), sent_bps.get(sender, ())
+            if (sender, receiver) not in self._bandwidth_bps and len(own) > 1:
+                # Its own line is in all that it sends.
+                found_bps = min(found_bps, max(*own, found_bps / FAR))
+            return Way(latency_s(sender, receiver), found_bps)
+
+        return way
 
 
 def _filled(
@@ -60,14 +78,17 @@ def _filled(
     regions: Mapping[str, str],
     near: Callable[[list[float]], float],
 ) -> Callable[[str, str], float]:
-    """What was measured, or else what is likely. near: of all that there is, what two of one region have."""
+    """What was measured between peers of `regions`, or else what is likely. near: of all that there is, what
+    two of one region have. What is FAR from the usual is taken for that far."""
+    table = {pair: value for pair, value in table.items() if pair[0] in regions and pair[1] in regions}
+    usual = median(table.values()) if table else 1.0
+    table = {pair: min(max(value, usual / FAR), usual * FAR) for pair, value in table.items()}
     alike: dict[tuple[str, ...], list[float]] = defaultdict(list)
     for (one, other), value in table.items():
-        if regions.get(one) and regions.get(other):
+        if regions[one] and regions[other]:
             alike[tuple(sorted((regions[one], regions[other])))].append(value)
     likely = {pair: median(values) for pair, values in alike.items()}
-    every = list(table.values())
-    usual, nearest = median(every), near(every)
+    nearest = near([usual, *table.values()])
 
     def likeliest(sender: str, receiver: str) -> float:
         found = table.get((sender, receiver), table.get((receiver, sender)))
