@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from anabranch.protocol.history import History
 from anabranch.protocol.records import Member, Rollback, decode_entry
 from anabranch.protocol.settings import Settings
@@ -16,6 +18,13 @@ STEPS = 10
 EVERY = 3
 #: Virtual seconds within which every run ends.
 SOON_S = 200.0
+#: (t, stage, whether somebody comes) of a stage that is lost.
+LOSSES = [
+    (2, 2, True),
+    pytest.param(6, 1, False, marks=pytest.mark.soak),
+    pytest.param(7, 2, True, marks=pytest.mark.soak),
+    (8, 1, False),
+]
 SETTINGS = Settings("run", 1, 2, 4, STEPS, checkpoint_every=0, min_replicas=2, snapshot_every=EVERY)
 
 

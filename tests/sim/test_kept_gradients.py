@@ -6,7 +6,19 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from lost_stages import EVERY, SETTINGS, SOON_S, STEPS, check_whole, joiner, lose, of_stage, rollbacks, swarm
+from lost_stages import (
+    EVERY,
+    LOSSES,
+    SETTINGS,
+    SOON_S,
+    STEPS,
+    check_whole,
+    joiner,
+    lose,
+    of_stage,
+    rollbacks,
+    swarm,
+)
 from small_swarm import MadeUpBatches, check_equal, small_model, small_run
 from test_lost_stage import PHASES, come_when
 
@@ -29,15 +41,7 @@ def keeps(world: World, node: Node, stage: int) -> bool:
     return node.peer.core.stage != stage and any(s == stage for s, _ in node.peer.snapshots.gradients.kept)
 
 
-@pytest.mark.parametrize(
-    ("t", "stage", "comes"),
-    [
-        (2, 2, True),
-        pytest.param(6, 1, False, marks=pytest.mark.soak),
-        pytest.param(7, 2, True, marks=pytest.mark.soak),
-        (8, 1, False),
-    ],
-)
+@pytest.mark.parametrize(("t", "stage", "comes"), LOSSES)
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_stage_lost_at_any_phase_comes_back_and_nobody_goes_back(
     phase: str, t: int, stage: int, comes: bool

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from lost_stages import EVERY, SOON_S, STEPS, check_whole, joiner, lose, of_stage, rollbacks, swarm
+from lost_stages import EVERY, LOSSES, SOON_S, STEPS, check_whole, joiner, lose, of_stage, rollbacks, swarm
 from small_swarm import MadeUpBatches, check_equal, small_model, small_run
 
 from anabranch.audit.log import read_log
@@ -32,15 +32,7 @@ PHASES: dict[str, Callable[[int], Moment]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("t", "stage", "comes"),
-    [
-        (2, 2, True),
-        pytest.param(6, 1, False, marks=pytest.mark.soak),
-        pytest.param(7, 2, True, marks=pytest.mark.soak),
-        (8, 1, False),
-    ],
-)
+@pytest.mark.parametrize(("t", "stage", "comes"), LOSSES)
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_stage_lost_at_any_phase_is_restored(phase: str, t: int, stage: int, comes: bool) -> None:
     """By a joiner, or by a peer of the other stage where none comes."""

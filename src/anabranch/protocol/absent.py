@@ -4,9 +4,9 @@ The reduce of a stage needs min(2, live) replicas. Where so many are left, one t
 for: the attempt names the others, and what only it had added is redone by them. It stays a member; heard
 again, it takes the steps that it missed, and is named again when it has, or (over a slow link it would come
 too late for ever) as soon as others have given it a later state than it could have by itself, unless waiting
-for it took more than a tenth of the time lately. Where too few
-are left the step does need it, and its verdict is not put off once it is silent to all. Stage 0 does without
-nobody: who serves an index is for the log to say (R2).
+for it took more than a tenth of the time lately. Where too few are left the step does need it, and its
+verdict is not put off once it is silent to all. Stage 0 does without nobody: who serves an index is for the
+log to say (R2).
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from statistics import fmean, median
 
@@ -110,7 +111,7 @@ def best_stage(
     way: Callable[[str, str], Way],
 ) -> int:
     """The stage (1 to S) that a joiner is given where links are known, and every stage has two members."""
-    known = list(members)
+    known, way = list(members), cache(way)
 
     def cost(stage: int) -> tuple[float, int]:
         there = [*known, msgspec.structs.replace(joiner, stage=stage)]

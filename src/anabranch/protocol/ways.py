@@ -55,17 +55,20 @@ class Ways:
 
     def between(self, regions: Mapping[str, str]) -> Callable[[str, str], Way] | None:
         """The way from one peer to another; `regions` of all of them. None while nothing is known."""
-        if not self._latency_s or not self._bandwidth_bps:
+        trips, rates = (
+            {pair: value for pair, value in table.items() if pair[0] in regions and pair[1] in regions}
+            for table in (self._latency_s, self._bandwidth_bps)
+        )
+        if not trips or not rates:
             return None
-        latency_s = _filled(self._latency_s, regions, near=min)
-        bandwidth_bps = _filled(self._bandwidth_bps, regions, near=max)
+        latency_s, bandwidth_bps = _filled(trips, regions, near=min), _filled(rates, regions, near=max)
         sent_bps: dict[str, list[float]] = defaultdict(list)
-        for (sender, _), value in self._bandwidth_bps.items():
+        for (sender, _), value in rates.items():
             sent_bps[sender].append(value)
 
         def way(sender: str, receiver: str) -> Way:
             found_bps, own = bandwidth_bps(sender, receiver), sent_bps.get(sender, ())
-            if (sender, receiver) not in self._bandwidth_bps and len(own) > 1:
+            if (sender, receiver) not in rates and len(own) > 1:
                 # Its own line is in all that it sends.
                 found_bps = min(found_bps, max(*own, found_bps / FAR))
             return Way(latency_s(sender, receiver), found_bps)
@@ -80,15 +83,14 @@ def _filled(
 ) -> Callable[[str, str], float]:
     """What was measured between peers of `regions`, or else what is likely. near: of all that there is, what
     two of one region have. What is FAR from the usual is taken for that far."""
-    table = {pair: value for pair, value in table.items() if pair[0] in regions and pair[1] in regions}
-    usual = median(table.values()) if table else 1.0
+    usual = median(table.values())
     table = {pair: min(max(value, usual / FAR), usual * FAR) for pair, value in table.items()}
     alike: dict[tuple[str, ...], list[float]] = defaultdict(list)
     for (one, other), value in table.items():
         if regions[one] and regions[other]:
             alike[tuple(sorted((regions[one], regions[other])))].append(value)
     likely = {pair: median(values) for pair, values in alike.items()}
-    nearest = near([usual, *table.values()])
+    nearest = near([*table.values()])
 
     def likeliest(sender: str, receiver: str) -> float:
         found = table.get((sender, receiver), table.get((receiver, sender)))

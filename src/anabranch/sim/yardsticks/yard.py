@@ -138,13 +138,13 @@ class Yard(ABC):
     def lost(self, relay: str) -> None:
         """A serving relay is gone, and its connections are reset."""
 
+    @abstractmethod
     def useful_s(self) -> float:
         """Of what was computed in this iteration, what entered the step."""
-        raise NotImplementedError
 
+    @abstractmethod
     def counted_twice(self) -> int:
         """Contributions of this iteration that are in a sum more than once."""
-        raise NotImplementedError
 
     # --- running -------------------------------------------------------------------------------
 
