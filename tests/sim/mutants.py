@@ -15,17 +15,19 @@ from dataclasses import dataclass
 import msgspec
 import pytest
 
-from anabranch.protocol import leader
 from anabranch.protocol import messages as msg
+from anabranch.protocol import reducing
 from anabranch.protocol.admission import Admission
 from anabranch.protocol.iteration import Iteration, Unit
 from anabranch.protocol.joining import Joining
-from anabranch.protocol.leader import Leader, Round
+from anabranch.protocol.leader import Leader
 from anabranch.protocol.membership import Membership
 from anabranch.protocol.peer import Peer
 from anabranch.protocol.raft import Raft
 from anabranch.protocol.records import Members
+from anabranch.protocol.reducing import Reducing
 from anabranch.protocol.replica import Replica
+from anabranch.protocol.round import Round
 from anabranch.protocol.routing import Router
 from anabranch.protocol.sending import Item, Sender
 from anabranch.protocol.slots import Credit, Grant, SlotLedger
@@ -54,20 +56,20 @@ class Mutant:
 def settle_anyhow(patch: Patch) -> None:
     """Whoever claims anything is enough for a cover; what nobody claims the first member is said to own, and
     its loss is none."""
-    settle = leader.settle
+    settle = reducing.settle
 
     def settled(cover, claims, members):  # type: ignore[no-untyped-def]
         claimed = {unit for units in claims.values() for unit in units}
         first = members[0]
         return settle(cover, {**claims, first: set(claims.get(first, ())) | (cover - claimed)}, members)
 
-    patch.setattr(leader, "missing", lambda cover, claims: set() if any(claims.values()) else {0})
-    def losses(self: Leader, current: Round, heads: msg.Attempt) -> tuple[float, ...]:
+    patch.setattr(reducing, "missing", lambda cover, claims: set() if any(claims.values()) else {0})
+    def losses(self: Reducing, current: Round, heads: msg.Attempt) -> tuple[float, ...]:
         owners = [heads.members[heads.owners[head_unit(i)]] for i in range(self.core.settings.microbatches)]
         return tuple(current.losses.get(owner, {}).get(i, 0.0) for i, owner in enumerate(owners))
 
-    patch.setattr(leader, "settle", settled)
-    patch.setattr(Leader, "_losses", losses)
+    patch.setattr(reducing, "settle", settled)
+    patch.setattr(Reducing, "_losses", losses)
 
 
 def cover_unchecked(patch: Patch) -> None:
@@ -92,7 +94,7 @@ def believe(patch: Patch) -> None:
 def prepared_before_the_check(patch: Patch) -> None:
     """The leader orders a reduce of a cover that is not complete; replicas refuse, and nothing goes on."""
     settle_anyhow(patch)
-    patch.setattr(Leader, "_stalled", lambda self, current: None)
+    patch.setattr(Reducing, "stalled", lambda self, current: None)
 
 
 def doubles_kept(patch: Patch) -> None:
@@ -150,10 +152,10 @@ def old_incarnation_reduces(patch: Patch) -> None:
 
 
 def one_prepared_is_enough(patch: Patch) -> None:
-    def prepared(self: Leader, current: Round, stage: int) -> msg.Prepared | None:
+    def prepared(self: Reducing, current: Round, stage: int) -> msg.Prepared | None:
         return next(iter(current.prepared.get(stage, {}).values()), None)
 
-    patch.setattr(Leader, "_prepared", prepared)
+    patch.setattr(Reducing, "prepared", prepared)
 
 
 def deltas_instead_of_totals(patch: Patch) -> None:

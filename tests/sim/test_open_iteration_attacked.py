@@ -140,7 +140,7 @@ def test_who_comes_for_a_settled_stage_does_not_unsettle_it() -> None:
             return
         if any(world.nodes[name].peer.replica.t != current.t - 1 for name in ("n1", "n2")):
             return
-        if lead._prepared(current, 1) is not None and 2 not in current.attempts:
+        if lead.reducing.prepared(current, 1) is not None and 2 not in current.attempts:
             struck.append(world.clock.now)
             world.crash("r2.0")
 

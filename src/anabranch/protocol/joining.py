@@ -459,7 +459,7 @@ class Joining:
         lead = self.peer.lead if self.step is Step.REQUESTED else None
         if lead is not None and any(member.id == core.me for member in record.joined):
             self.peer.contacts.fellows = {}
-            self._announced = Announced(lead.t, lead.base, lead.fingerprints[0])
+            self._announced = Announced(lead.t, lead.base, lead.tip.fingerprints[0])
             self.step = Step.BUILDING
             core.effects.append(BuildStage(0))
 

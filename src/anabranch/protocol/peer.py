@@ -187,7 +187,7 @@ class Peer:
             if self.iteration is not None and self.iteration.claim_changed and not core.queue.adding:
                 self.iteration.send_claim()
             if self.lead is not None and not self.stopped:
-                self.lead.check_parity()
+                self.lead.released.check_parity()
                 self.lead.consider()
             if not core.to_self:
                 return
@@ -217,7 +217,7 @@ class Peer:
                 state = State(stage, t, fingerprint, pieces, hashes) if pieces else None
                 self.states.checkpoint_read(asked_t, state, stage)
             case ev.CheckpointWritten(t) if self.lead is not None:
-                self.lead.checkpoint_written(t)
+                self.lead.checkpoints.written(t)
             case ev.Described() | ev.StageBuilt():
                 self.joining.answered(event)
             case ev.Observed(lines):
@@ -548,13 +548,13 @@ class Peer:
             return f"incarnation {fence.incarnation}, not {member.incarnation}"
         match message:
             case msg.Claim():
-                return lead.on_claim(peer, message)
+                return lead.reports.on_claim(peer, message)
             case msg.Prepared():
-                return lead.on_prepared(peer, message)
+                return lead.reports.on_prepared(peer, message)
             case msg.Applied():
-                lead.on_applied(peer, message)
+                lead.released.on_applied(peer, message)
             case msg.Overflow():
-                lead.on_overflow(peer, message)
+                lead.reports.on_overflow(peer, message)
             case msg.Enquire():
                 self.core.send(peer, msg.About(self.joining.genesis, self._doors()))
             case msg.JoinRequest():
@@ -562,7 +562,7 @@ class Peer:
             case msg.Ready() if peer not in self.core.membership.members:
                 self.core.send(peer, msg.Refused("you are no longer a member of the run: join it again"))
             case msg.Ready():
-                agreed = lead.fingerprint_at(message.t, message.stage)
+                agreed = lead.released.fingerprint_at(message.t, message.stage)
                 fingerprint = agreed or lead.restoring.brought_up(message, lead.t)
                 return lead.admission.on_ready(peer, message, fingerprint)
             case msg.Leave(reason):
@@ -680,7 +680,7 @@ class Peer:
     def _downloads(self) -> list[Download]:
         own = [self.joining.download] if self.joining.download is not None else []
         own += self.snapshots.downloads.values()
-        return own + (self.lead.downloads if self.lead is not None else [])
+        return own + (self.lead.checkpoints.downloads if self.lead is not None else [])
 
     # --- the log -------------------------------------------------------------------------------
 
@@ -909,9 +909,9 @@ class Peer:
                 self.position.previous,
                 lead.base,
                 lead.t,
-                lead.adam_step,
+                lead.tip.adam_step,
                 lead.log.term,
-                lead.fingerprint_at(lead.t, member.stage) or "",
+                lead.released.fingerprint_at(lead.t, member.stage) or "",
                 self.certify(member),
                 core.voters,
                 self.leadership.skips,

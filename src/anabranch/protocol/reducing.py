@@ -1,0 +1,165 @@
+"""A step's reduces, as the log's leader orders them: attempts, who is PREPARED, what is stuck (R6–R8)."""
+
+from __future__ import annotations
+
+from anabranch.protocol.admission import Admission
+from anabranch.protocol.core import Core
+from anabranch.protocol.cover import missing, settle
+from anabranch.protocol.messages import Attempt, AttemptId, Missing, Prepared
+from anabranch.protocol.round import Look, Round
+from anabranch.protocol.tasks import head_unit
+from anabranch.protocol.voter import Voter
+
+#: Seconds without progress after which the leader asks after what is missing (grows with the usual step).
+STALL_FLOOR_S = 5.0
+STALL_FACTOR = 4.0
+
+
+class Reducing:
+    """step_s: what the last step took (s)."""
+
+    def __init__(self, core: Core, log: Voter, admission: Admission) -> None:
+        self.core = core
+        self.log = log
+        self.admission = admission
+        self.step_s = 0.0
+        self._attempt_number = 0
+
+    def attempt(self, current: Round) -> None:
+        """Order a reduce at each stage whose cover is complete."""
+        if current.t > self.core.steps:
+            return
+        version, silent = self.core.membership.version, self.admission.absent.silent()
+        for stage in range(self.core.settings.stages + 1):
+            look = (current.reported.get(stage, 0), version, silent)
+            if current.looked.get(stage) != look:
+                self._look(current, stage, look)
+
+    def _look(self, current: Round, stage: int, look: Look) -> None:
+        """Order a stage's reduce, unless there is one that can still end, or units are lacking."""
+        members = self.admission.absent.present(stage, current.t)
+        if stage in current.attempts:
+            if set(current.attempts[stage].members) <= set(members):
+                current.looked[stage] = look
+                return
+            if not self._without(current, stage):
+                return
+        cover = self.core.settings.cover(stage)
+        claims = {p: u for p, u in current.claims.get(stage, {}).items() if p in members}
+        if not members:
+            return
+        if lacking := missing(cover, claims):
+            current.looked[stage] = look
+            self._redo(current, stage, members, lacking)
+            return
+        self._order(current, stage, members, settle(cover, claims, members))
+
+    def _order(self, current: Round, stage: int, members: list[str], owners: tuple[int, ...]) -> None:
+        self._attempt_number += 1
+        message = Attempt(
+            self.core.fence(current.t, current.base),
+            stage,
+            AttemptId(self.log.term, self._attempt_number),
+            self.core.membership.number,
+            tuple(members),
+            owners,
+        )
+        current.attempts[stage] = message
+        # Kept with the attempt: an owner may be removed after it has prepared.
+        classes = (self.core.membership.members[peer].numerics_class for peer in members)
+        current.classes[stage] = tuple(classes)
+        if stage == 0:
+            current.counted_losses = self._losses(current, message)
+        current.prepared[stage] = {}
+        current.progress_at = self.core.now
+        for peer in members:
+            self.core.send(peer, message)
+
+    def _without(self, current: Round, stage: int) -> bool:
+        """Give up a stage's attempt, which cannot end because of a member that the step does without, unless
+        it has ended; whether it is given up."""
+        if self.prepared(current, stage):
+            return False
+        current.give_up(stage)
+        return True
+
+    def _redo(self, current: Round, stage: int, members: list[str], lacking: set[int]) -> None:
+        """What members have added that the step does without, others do again: whoever sent it on sees to
+        that (R6)."""
+        membership, told = self.core.membership, current.redone.setdefault(stage, set())
+        away = set(membership.live(stage, current.t)) - set(members)
+        away &= self.admission.absent.without(current.t)
+        if away <= told:
+            return
+        told |= away
+        names = " and ".join(peer[:8] for peer in sorted(away))
+        text = f"goes on without {names} of stage {stage}, not heard: {len(lacking)} units go to others"
+        self.core.note("waiting", reason=f"iteration {current.t} {text}")
+        for peer in membership.live(stage - 1, current.t):
+            fence = self.core.fence(current.t, current.base)
+            self.core.send(peer, Missing(fence, {stage: tuple(sorted(lacking))}))
+
+    def prepared(self, current: Round, stage: int) -> Prepared | None:
+        """A PREPARED of the stage, if min(2, live) replicas agree on its digest."""
+        attempt = current.attempts.get(stage)
+        prepared = current.prepared.get(stage, {})
+        if attempt is None or not prepared:
+            return None
+        found = (attempt.attempt, len(prepared), self.core.membership.version)
+        known = current.agreed.get(stage)
+        if known is not None and known[0] == found:
+            return known[1]
+        live = self.core.membership.live(stage, current.t)
+        agreeing = [prepared[peer] for peer in live if peer in prepared]
+        current.agreed[stage] = (found, None)
+        if len(agreeing) < min(2, len(live)) or not agreeing:
+            return None
+        if len({(message.digest, *sorted(message.squares.items())) for message in agreeing}) > 1:
+            text = f"stage {stage}: digests of iteration {current.t} differ; reducing again"
+            self.core.note("note", text=text)
+            current.give_up(stage)
+            return None
+        current.agreed[stage] = (found, agreeing[0])
+        return agreeing[0]
+
+    def _losses(self, current: Round, heads: Attempt) -> tuple[float, ...]:
+        """The loss sum of each microbatch as the owner of (index, head) reported it."""
+        owners = [heads.members[heads.owners[head_unit(i)]] for i in range(self.core.settings.microbatches)]
+        return tuple(current.losses[owner][index] for index, owner in enumerate(owners))
+
+    def patience_s(self, current: Round) -> float:
+        doubled = min(current.stalls, 5) + min(sum(current.retries.values()), 10)
+        return max(STALL_FLOOR_S, STALL_FACTOR * self.step_s) * 2.0**doubled * current.spread
+
+    def stalled(self, current: Round) -> None:
+        """Nothing came for long: ask after what is missing, and try a stuck reduce again."""
+        if self.core.now < current.progress_at + self.patience_s(current):
+            return
+        current.spread = self.core.dice.uniform(0.75, 1.0)
+        current.progress_at = self.core.now
+        lacking: dict[int, tuple[int, ...]] = {}
+        tried = len(current.attempts)
+        for stage in range(self.core.settings.stages + 1):
+            claims = current.claims.get(stage, {})
+            trains = current.t <= self.core.steps
+            if trains and (units := missing(self.core.settings.cover(stage), claims)):
+                lacking[stage] = tuple(sorted(units))
+            elif (attempt := current.attempts.get(stage)) and self.prepared(current, stage) is None:
+                self._reduce_again(current, attempt)
+        if len(current.attempts) == tried:
+            current.stalls += 1
+        if lacking:
+            where = ", ".join(f"{len(units)} at stage {stage}" for stage, units in lacking.items())
+            self.core.note("waiting", reason=f"iteration {current.t} lacks units: {where}")
+        for peer in list(self.core.membership.members):
+            self.core.send(peer, Missing(self.core.fence(current.t, current.base), lacking))
+
+    def _reduce_again(self, current: Round, attempt: Attempt) -> None:
+        """A reduce is stuck: once more, without those who keep it from ending."""
+        stage = attempt.stage
+        tries = current.retries[stage] = current.retries.get(stage, 0) + 1
+        text = f"stage {stage}: the reduce of iteration {current.t} is stuck; once more"
+        self.core.note("note", text=text)
+        held, prepared = current.claims.get(stage, {}), current.give_up(stage)
+        for peer, reason in self.admission.parted.take_out(attempt.members, tries, held, prepared).items():
+            self.admission.remove(peer, reason)
