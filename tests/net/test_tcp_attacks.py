@@ -118,13 +118,18 @@ Attack = Callable[[Peer], Coroutine[Any, Any, None]]
 
 
 def attacked(backend: Backend, attack: Attack, kind: str, *, limits: Limits | None = None) -> None:
-    """Run an attack; it must be counted once, under `kind`, and an honest peer must still get in."""
+    """Run an attack; it must be counted once, under `kind`, and told with a reason (by the link, where it
+    breaks one), and an honest peer must still get in."""
 
     async def scenario(world: World) -> None:
         server = await world.peer("bert", limits=limits or Limits())
+        told: list[tuple[str, str, str]] = []
+        server.transport.on_refused = lambda *refusal: told.append(refusal)
         await attack(server)
         await until(lambda: server.transport.refusals.total() > 0)
         assert dict(server.transport.refusals) == {kind: 1}
+        assert [refusal[:2] for refusal in told] == ([] if kind == errors.FRAME else [(kind, "127.0.0.1")])
+        assert all(reason for _, _, reason in told)
         before = len(server.inboxes)
         honest = await (await world.peer("anna")).dial(server)
         there = await server.incoming(before)

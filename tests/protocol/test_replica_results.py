@@ -58,3 +58,9 @@ def test_a_step_that_cannot_be_taken_is_not_applied() -> None:
 def test_squares_that_no_gradient_has_are_refused(value: float) -> None:
     assert not plausible({"w": value, "v": 1.0})
     assert plausible({"w": 2.0, "v": 0.0})
+
+
+@pytest.mark.parametrize("names", [["w" * 300_000], ["\x00" * 9], [f"{n}" for n in range(9_000)]])
+def test_squares_that_no_line_of_the_log_holds_are_refused(names: list[str]) -> None:
+    assert not plausible(dict.fromkeys(names, 1.0))
+    assert plausible({f"blocks.{n}.attention.wq.weight": 1.0 for n in range(4_000)})

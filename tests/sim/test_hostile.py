@@ -133,3 +133,24 @@ def test_a_flood_is_hung_up_on_and_its_log_stays_short() -> None:
     told = [f for f in refused if f["subject"] == "r1.1"]
     assert any("too many messages that are refused" in str(f["reason"]) for f in told)
     assert len(told) < 60
+
+
+def test_who_sends_bytes_that_are_no_messages_is_not_let_in_for_a_while() -> None:
+    world = HostileTrial(5, "beside").world
+    liar, victim = world.nodes["r1.1"], world.nodes["r2.0"]
+    told: list[tuple[float, bool]] = []
+
+    def garble() -> None:
+        linked = liar.id in victim.links
+        told.append((world.clock.now, linked))
+        if linked:
+            world.cut(liar.id, victim.id)
+            victim.handle(ev.Garbled(liar.id, "not a message"))
+
+    for number in range(24):
+        world.clock.at(3.0 + 0.5 * number, garble)
+    world.clock.at(16.0, lambda: world.nodes["d0"].handle(ev.Stopping("over")))
+    world.run(300.0)
+    assert victim.peer.core.refusals.counts[liar.id]["bytes"] == sum(linked for _, linked in told)
+    assert 4 < sum(linked for _, linked in told) < 10
+    assert world.history().t > 3

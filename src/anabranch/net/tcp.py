@@ -66,6 +66,7 @@ class TcpTransport:
         self._incarnation = incarnation
         self._gate = gate
         self._on_link = on_link
+        self.on_refused: Callable[[str, str, str], None] = lambda kind, host, reason: None
         self._limits = limits or Limits()
         self._unix_time_s = unix_time_s
         self._fence = IncarnationFence()
@@ -167,31 +168,37 @@ class TcpTransport:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                connection, _ = await loop.sock_accept(listener)
+                connection, address = await loop.sock_accept(listener)
             except OSError:
                 # Out of file descriptors, or the caller is gone already: not a reason to stop listening.
                 await asyncio.sleep(0.05)
                 continue
             if len(self._welcoming) >= self._limits.max_pending_handshakes:
-                self._refusals[errors.BUSY] += 1
+                self._refuse(errors.BUSY, address[0], "too many others are being let in just now")
                 connection.close()
                 continue
-            task = loop.create_task(self._welcome(connection))
+            task = loop.create_task(self._welcome(connection, address[0]))
             self._welcoming.add(task)
             task.add_done_callback(self._welcoming.discard)
 
-    async def _welcome(self, connection: socket.socket) -> None:
+    async def _welcome(self, connection: socket.socket, host: str) -> None:
         """One incoming connection, from its first byte to its place in a link."""
+        limit_s = self._limits.handshake_timeout_s
         try:
-            await asyncio.wait_for(self._shake_hands(connection), self._limits.handshake_timeout_s)
+            await asyncio.wait_for(self._shake_hands(connection), limit_s)
         except Refused as refusal:
-            self._refusals[refusal.kind] += 1
+            self._refuse(refusal.kind, host, refusal.reason)
         except asyncio.TimeoutError:
-            self._refusals[errors.TIMEOUT] += 1
+            self._refuse(errors.TIMEOUT, host, f"it did not say who it is within {limit_s:g} s")
         except ssl.SSLError:
-            self._refusals[errors.TLS] += 1
+            self._refuse(errors.TLS, host, "it speaks no TLS 1.3")
         except OSError:
-            self._refusals[errors.VANISHED] += 1
+            self._refuse(errors.VANISHED, host, "it went away before it had said who it is")
+
+    def _refuse(self, kind: str, host: str, reason: str) -> None:
+        """Count a connection that is turned away, and tell of it."""
+        self._refusals[kind] += 1
+        self.on_refused(kind, host, reason)
 
     async def _shake_hands(self, connection: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -246,8 +253,9 @@ class TcpTransport:
         self._on_link(self._link(hello.peer_id, hello.incarnation, credential, found.lane, lane))
 
     def _expire(self, key: tuple[str, bytes]) -> None:
-        self._refusals[errors.TIMEOUT] += 1
-        self._drop_half_open(self._half_open[key])
+        half = self._half_open[key]
+        self._refuse(errors.TIMEOUT, _host(half.lane), "its second connection did not come")
+        self._drop_half_open(half)
 
     def _drop_half_open(self, half: _HalfOpen) -> None:
         half.expiry.cancel()
@@ -377,13 +385,18 @@ async def _bind(host: str, port: int) -> socket.socket:
     return listener
 
 
+def _host(lane: Lane) -> str:
+    """The other end's address; "" if it is gone already."""
+    found = lane.transport.get_extra_info("peername")
+    return str(found[0]) if found else ""
+
+
 def _tune(lane: Lane) -> None:
     """Options of a connected socket. What the kernel does not offer is done without."""
     connection = lane.transport.get_extra_info("socket")
     with contextlib.suppress(OSError):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    peer_host = lane.transport.get_extra_info("peername")[0]
-    if hasattr(socket, "TCP_CONGESTION") and not peer_host.startswith(("127.", "::1")):
+    if hasattr(socket, "TCP_CONGESTION") and not _host(lane).startswith(("127.", "::1")):
         # BBR keeps its rate where a lossy long-distance path halves everyone else's. Within one machine its
         # pacing only costs.
         with contextlib.suppress(OSError):

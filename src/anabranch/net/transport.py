@@ -81,6 +81,10 @@ class Link(Protocol):
         """Bytes that wait to be sent, on both lanes."""
 
     @property
+    def broke_framing(self) -> bool:
+        """Whether the link closed because the other side sent bytes that the framing does not allow."""
+
+    @property
     def closed_reason(self) -> str | None:
         """Why the link closed, as a sentence; None while it is open."""
 
@@ -108,6 +112,9 @@ class Transport(Protocol):
 
     @property
     def peer_id(self) -> str: ...
+
+    on_refused: Callable[[str, str, str], None]
+    """Called for each connection that is turned away: its kind, the caller's host, the reason."""
 
     @property
     def refusals(self) -> Counter[str]:

@@ -9,7 +9,7 @@ from anabranch.net.errors import NetError, Refused
 from anabranch.net.framing import Blob
 from anabranch.net.handshake import Credential
 from anabranch.net.transport import Link, Transport
-from anabranch.protocol.events import Event, LinkDown, LinkUp, Received
+from anabranch.protocol.events import Event, Garbled, LinkDown, LinkUp, Received
 from anabranch.protocol.messages import PAYLOAD_PRIORITY, Message, MessageError, decode, encode
 from anabranch.protocol.tasks import Payload
 
@@ -48,22 +48,27 @@ class Links:
         try:
             message = decode(data)
         except MessageError as error:
-            link.close(str(error))
+            self._garbled(link, str(error))
             return
         payload: Payload | None = None
         if blob is not None:
             if type(message) not in PAYLOAD_PRIORITY:
-                link.close(f"a {type(message).__name__} with a payload")
+                self._garbled(link, f"a {type(message).__name__} with a payload")
                 return
             from anabranch.node.payloads import from_blob
 
             payload = from_blob(blob)
         self._handle(Received(link.peer_id, message, payload))
 
+    def _garbled(self, link: Link, reason: str) -> None:
+        del self._links[link.peer_id]
+        link.close(reason)
+        self._handle(Garbled(link.peer_id, reason))
+
     def _closed(self, link: Link, reason: str) -> None:
         if self._links.get(link.peer_id) is link:
             del self._links[link.peer_id]
-            self._handle(LinkDown(link.peer_id, reason))
+            self._handle((Garbled if link.broke_framing else LinkDown)(link.peer_id, reason))
 
     def send(self, peer: str, message: Message, payload: Payload | None) -> None:
         link = self._links.get(peer)

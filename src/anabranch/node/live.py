@@ -15,6 +15,7 @@ from typing import Protocol
 
 from anabranch.checkpoint.directory import RunDirectory
 from anabranch.errors import UserError
+from anabranch.net.errors import VANISHED
 from anabranch.net.handshake import Credential
 from anabranch.net.transport import Transport
 from anabranch.node.eventfile import piece_of
@@ -28,6 +29,7 @@ from anabranch.node.voterdisk import VoterDisk
 from anabranch.protocol import events as ev
 from anabranch.protocol.peer import Peer
 from anabranch.protocol.records import Genesis
+from anabranch.protocol.refusals import Refusals
 from anabranch.protocol.tasks import Payload, Result, Task
 
 
@@ -72,6 +74,7 @@ class LivePeer:
         self.peer = peer
         self.machine = machine
         self.links = Links(make_transport(self), self.handle, credential)
+        self.links.transport.on_refused = self._turned_away
         self.watchers: list[Callable[[LivePeer, ev.Event], None]] = []
         self.listeners: list[Callable[[ev.Effect], None]] = []
         self.journal = Journal(
@@ -139,6 +142,13 @@ class LivePeer:
         self._plan_wake()
         if not isinstance(event, ev.Observed):
             self.journal.flush()
+
+    def _turned_away(self, kind: str, host: str, reason: str) -> None:
+        """A connection was refused at the door; who vanishes before the handshake is over is only counted."""
+        count = self.links.transport.refusals[kind]
+        if kind != VANISHED and Refusals.telling(count):
+            why = f"a connection from {host}: {reason}"
+            self.journal.note("refused", {"subject": "", "reason": why, "count": count})
 
     def _plan_wake(self) -> None:
         deadline = self.peer.deadline()

@@ -74,7 +74,8 @@ class Console:
             case log.Waiting():
                 self.say(f"{self.name(event.peer)}: {event.reason}")
             case log.Refused() if event.count == 1:
-                self.say(f"{self.name(event.peer)} refused {self.name(event.subject)}: {event.reason}")
+                whom = f"{self.name(event.subject)}: " if event.subject else ""
+                self.say(f"{self.name(event.peer)} refused {whom}{event.reason}")
             case log.Note():
                 # A note of no peer is the supervisor's.
                 self.say(f"{self.name(event.peer)}: {event.text}" if event.peer else event.text)

@@ -19,6 +19,7 @@ from anabranch.protocol.backoff import Backoff
 from anabranch.protocol.core import Core
 from anabranch.protocol.events import Dial
 from anabranch.protocol.messages import JoinRequest, Ready, Refused
+from anabranch.protocol.offers import absurd
 from anabranch.protocol.parted import Parted
 from anabranch.protocol.placement import KEPT_FIRST, Batch, best_stage, neediest_stage, stage_counts
 from anabranch.protocol.records import Member, Members
@@ -129,8 +130,8 @@ class Admission:
                 f"{member.numerics_class[:12]} (same torch build, device model, threads and dtype are "
                 'needed; a run with numerics = "mixed" admits any)'
             )
-        if not 1 <= member.capacity <= 1 << 20:
-            return f"a capacity of {member.capacity} microbatches is not plausible"
+        if (reason := absurd(member)) is not None:
+            return reason
         seen = self.core.membership.incarnations.get(peer, 0)
         if member.incarnation < seen:
             return f"incarnation {member.incarnation} is older than {seen}, which was seen already"

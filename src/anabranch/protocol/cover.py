@@ -32,11 +32,17 @@ def settle(
 
 #: Sums of squares from which the norm is still finite, however many tensors there are.
 MOST_SQUARES = 1e300
+#: Tensors of a stage at most, and bytes of their names: they stand in the log, whose lines fit a message.
+MOST_TENSORS, NAMES_BYTES = 1 << 13, 1 << 18
 
 
 def plausible(squares: Mapping[str, float]) -> bool:
-    """Whether a peer's sums of squares can be added up: none negative, none near the end of the range."""
-    return all(0.0 <= value < MOST_SQUARES / (len(squares) + 1) for value in squares.values())
+    """Whether a peer's sums of squares can be logged and added up: none negative, none near the end of the
+    range, names that a model may have."""
+    if len(squares) > MOST_TENSORS or sum(len(name.encode()) for name in squares) > NAMES_BYTES:
+        return False
+    least_odd = MOST_SQUARES / (len(squares) + 1)
+    return all(name.isprintable() and 0.0 <= value < least_odd for name, value in squares.items())
 
 
 def global_norm(squares: Iterable[Mapping[str, float]]) -> float:

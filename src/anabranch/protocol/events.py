@@ -52,6 +52,11 @@ class LinkDown(Event):
 
 
 @dataclass(frozen=True)
+class Garbled(LinkDown):
+    """The link was closed for what the peer sent: bytes that are no message, or no frame."""
+
+
+@dataclass(frozen=True)
 class Finished(Event):
     """The task that was started came to its end. One task runs at a time."""
 

@@ -36,7 +36,7 @@ from anabranch.protocol.records import (
     Rollback,
     entry_hash,
 )
-from anabranch.protocol.refusals import Early, Kind
+from anabranch.protocol.refusals import GARBLED, Early, Kind
 from anabranch.protocol.replica import Replica
 from anabranch.protocol.routing import Router
 from anabranch.protocol.settings import Settings
@@ -209,6 +209,8 @@ class Peer:
             case ev.LinkUp(peer, incarnation, role):
                 self.core.linked_incarnation[peer] = incarnation
                 self._link_up(peer, role)
+            case ev.Garbled(peer, reason):
+                self._garbled(peer, reason)
             case ev.LinkDown(peer, reason, refused):
                 self._link_down(peer, reason, refused)
             case ev.Persisted(number):
@@ -415,6 +417,14 @@ class Peer:
             core.refusals.ban(peer, core.now)
             core.effects.append(ev.HangUp(peer, reason))
             self._link_down(peer, reason, refused=False)
+
+    def _garbled(self, peer: str, reason: str) -> None:
+        """Its link is closed already. Who does so again and again is not let in for a while."""
+        core = self.core
+        core.refuse(peer, "bytes", reason)
+        if not core.refusals.take(peer, Kind.REFUSAL, core.now, GARBLED):
+            core.refusals.ban(peer, core.now)
+        self._link_down(peer, reason, refused=False)
 
     def _fenced(self, peer: str, message: msg.AnyMessage, payload: Payload | None) -> str | None:
         """A message about an iteration: process it, keep it for later, or say why not."""

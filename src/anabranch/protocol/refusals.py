@@ -17,6 +17,8 @@ from anabranch.protocol.messages import AnyMessage
 BAN_S = 30.0
 #: Peers whose counts are remembered.
 PEERS_KEPT = 4096
+#: Bytes that are no message, which no honest peer sends, count as so many refused messages.
+GARBLED = 64.0
 
 
 class Kind(Enum):

@@ -55,8 +55,9 @@ class Teller:
                 text = f"step {event.t} was skipped: {what} was not finite or out of range"
                 return [("trouble", "", text)]
             case log.Refused() if event.count == 1:
-                who = f"{called(event.peer)} refused {called(event.subject)}"
-                return [("trouble", event.subject, f"{who}: {_why(event.reason)}")]
+                whom = f"{called(event.subject)}: " if event.subject else ""
+                text = f"{called(event.peer)} refused {whom}{_why(event.reason)}"
+                return [("trouble", event.subject or event.peer, text)]
             case log.FaultDelivered():
                 fault, phase = plain(event.fault), plain(event.phase)
                 text = f"a planned fault struck {called(event.peer)}: {fault} at {phase}"
