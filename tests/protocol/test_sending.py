@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import math
 
+from anabranch.protocol.contacts import Contacts
 from anabranch.protocol.core import Core
 from anabranch.protocol.detector import Silence
 from anabranch.protocol.events import Send
 from anabranch.protocol.messages import Ask, Forward, Return, Slots
 from anabranch.protocol.records import Member, Members
-from anabranch.protocol.sending import Sender
+from anabranch.protocol.sending import Leg, Sender
 from anabranch.protocol.settings import Settings
 
 
 class Node:
     """A data node `d` before relays `a` and `b`, whose links are as quick as `b_hop_s` says."""
 
-    def __init__(self, policy: str, b_hop_s: float = 0.0, compute_s: float = 0.0) -> None:
-        self.core = Core("d", 1, 0, Settings("r", 1, 1, 4, 1, policy=policy), "d")
-        members = tuple(
-            Member(name, stage, 1, "", 1, name=name) for name, stage in zip("dab", (0, 1, 1), strict=True)
-        )
-        self.core.membership.apply(Members(1, joined=members, active_from=dict.fromkeys("dab", 1)))
-        for peer in "ab":
+    def __init__(
+        self, policy: str, b_hop_s: float = 0.0, compute_s: float = 0.0, relays: str = "ab", picks: int = 4
+    ) -> None:
+        self.core = Core("d", 1, 0, Settings("r", 1, 1, 4, 1, policy=policy, neighbours=picks), "d")
+        members = tuple(Member(name, int(name != "d"), 1, "", 1, name=name) for name in "d" + relays)
+        self.core.membership.apply(Members(1, joined=members, active_from=dict.fromkeys("d" + relays, 1)))
+        for peer in relays:
             self.core.links[peer] = Silence(0.0, 1.0)
             self.core.costs.of(peer).forward_s = compute_s
         self.core.costs.of("b")._hop_s = b_hop_s
@@ -124,3 +125,19 @@ def test_what_is_done_again_spreads_over_the_replicas() -> None:
     node.lose("a")
     node.remove("a")
     assert sorted(node.sent(Forward)) == ["b", "b", "c", "c"]
+
+
+def test_what_is_prepared_again_has_nothing_due() -> None:
+    """It was asked after in vain, in a swarm where not everybody knows everybody. With a time that is past the
+    peer would be woken at once, again and again, until the activation is computed."""
+    node = Node("greedy", relays="abc", picks=1)
+    sender = node.sender = Sender(node.core, 1, "base", lambda index: None, lambda index, payload: None)
+    Contacts(node.core)
+    sender.find(0, ("d",), True, lost="e")
+    assert math.isfinite(sender.deadline())
+    node.core.now = sender.deadline() + 1.0
+    for peer in sorted(sender.items[0].finding):
+        sender.on_lack(peer, 0, False, sender.items[0].way)
+    node.slots(node.sent(Ask)[-1], 1)
+    assert sender.items[0].leg is Leg.PREPARING
+    assert sender.deadline() == math.inf

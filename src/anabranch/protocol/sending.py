@@ -380,7 +380,7 @@ class Sender:
     def _due(item: Item) -> float:
         if item.leg is Leg.WAITING:
             return item.held_until
-        return math.inf if item.returned else item.probe_at
+        return math.inf if item.returned or item.leg is Leg.PREPARING else item.probe_at
 
     def _peers(self) -> list[str]:
         """My neighbours at the next stage."""
@@ -436,7 +436,7 @@ class Sender:
 
     def _found_nobody(self, item: Item) -> None:
         if item.leg is Leg.FINDING and not item.finding:
-            item.leg = Leg.WAITING
+            item.leg, item.probe_at = Leg.WAITING, math.inf
             self.pump()
 
     def _repair(self, item: Item, reason: str) -> None:
