@@ -128,8 +128,8 @@ def test_what_is_done_again_spreads_over_the_replicas() -> None:
 
 
 def test_what_is_prepared_again_has_nothing_due() -> None:
-    """It was asked after in vain, in a swarm where not everybody knows everybody. With a time that is past the
-    peer would be woken at once, again and again, until the activation is computed."""
+    """It was asked after in vain, in a swarm where not everybody knows everybody. With a time that is past
+    the peer would be woken at once, again and again, until the activation is computed."""
     node = Node("greedy", relays="abc", picks=1)
     sender = node.sender = Sender(node.core, 1, "base", lambda index: None, lambda index, payload: None)
     Contacts(node.core)
