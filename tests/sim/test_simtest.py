@@ -27,7 +27,7 @@ CHEAP = 4
 def test_cheap_seeds_of_every_profile(profile: str) -> None:
     drawn = (draw(seed, profile) for seed in range(120))
     small = (each for each in drawn if len(each.machines) <= CHEAP and not each.torch)
-    cheap = [each.seed for each in small if not each.first_t][:8]
+    cheap = [each.seed for each in small if not each.first_t][:6]
     outcomes = [run_seed(seed, profile) for seed in cheap]
     for outcome in outcomes:
         assert not outcome.violation, (outcome.seed, outcome.violation)
@@ -37,7 +37,7 @@ def test_cheap_seeds_of_every_profile(profile: str) -> None:
 
 
 def test_a_seed_with_tensors() -> None:
-    outcome = run_seed(87)
+    outcome = run_seed(131)
     assert outcome.torch
     assert not outcome.violation
 
@@ -68,7 +68,7 @@ def test_a_seed_means_the_same_in_every_process() -> None:
 
 
 def test_the_command_says_what_it_did(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["simtest", "--seeds", "15:17", "--jobs", "1", "--json"]) == 0
+    assert main(["simtest", "--seeds", "8:10", "--jobs", "1", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["version"] == 1
     assert found["seeds"] == 2

@@ -20,11 +20,19 @@ NODES_MAX = 40
 #: One seed in so many computes with tensors.
 TORCH_EVERY = 20
 #: One seed in so many computes slowly, and faults wait: by then a plan of the flow stands.
-PLANNED_EVERY, PLANNED_STEPS, PLANNED_TASK_S = 7, 6, 0.2
+PLANNED_EVERY, PLANNED_STEPS, PLANNED_TASK_S = 20, 6, 0.2
 #: One seed in so many is a swarm in which not everybody knows everybody, and which reduces in cells.
-CROWDED_EVERY = 8
+CROWDED_EVERY = 50
+#: One seed in so many is a large swarm: small ones find most, at a tenth of the cost.
+LARGE_EVERY = 50
 #: One-way delays (s) that a swarm's messages take.
-_LATENCIES = ((0.001, 0.005), (0.001, 0.01), (0.001, 0.02), (0.005, 0.05), (0.02, 0.2))
+_LATENCIES = ((0.001, 0.005), (0.001, 0.01), (0.001, 0.02), (0.001, 0.02), (0.005, 0.05), (0.02, 0.2))
+#: Stages, and replicas of each (_SHAPES), of a large swarm and of any other.
+_LARGE, _USUAL = (2, 4, 6, 8), (1, 1, 1, 1, 2, 2, 2, 3, 3, 4)
+_LARGE_SHAPES, _USUAL_SHAPES = (
+    ("pairs", "mixed", "many"),
+    ("pairs", "pairs", "pairs", "mixed", "mixed", "single"),
+)
 #: One for each fault of a seed.
 _IRRATIONAL = tuple(map(math.sqrt, (2, 3, 5, 7, 11, 13, 17)))
 _COMPUTING = ("Forward", "Head", "InputGradient", "WeightGradient")
@@ -102,9 +110,10 @@ def draw(seed: int, profile_name: str) -> Drawn:
     lots = random.Random(f"{profile_name} {seed} lots")  # seed % n would tie them to the profiles' turns
     torch, planned = lots.random() * TORCH_EVERY < 1.0, lots.random() * PLANNED_EVERY < 1.0
     crowded = lots.random() * CROWDED_EVERY < 1.0 and not torch
+    large = lots.random() * LARGE_EVERY < 1.0 and not torch and not planned
     first_t = PLANNED_STEPS if planned and profile.kinds else 0
     aims = _aims(seed, profile, dice, first_t)
-    machines = _machines(dice, aims, torch, crowded)
+    machines = _machines(dice, aims, torch, crowded, large)
     stages = max(machine.stage for machine in machines)
     windows = dice.choice([0, 0, 2])
     returns: list[Return] = ["any", "any", "own"]
@@ -112,7 +121,7 @@ def draw(seed: int, profile_name: str) -> Drawn:
         f"seed {seed}",
         1,
         stages,
-        4 if torch else dice.choice([2, 3, 4, 4, 6]),
+        4 if torch else dice.choice([2, 2, 3, 3, 4, 6]),
         10_000,
         windows=3 if torch else windows,
         evaluate_every=dice.choice([1, 2, 3]),
@@ -121,7 +130,7 @@ def draw(seed: int, profile_name: str) -> Drawn:
         policy="auction" if planned else dice.choice(["auction", "greedy", "static"]),
         returns=dice.choice(returns),
         activation_bytes=1024,
-        heartbeat_s=dice.choice([1.0, 2.0, 2.0]),
+        heartbeat_s=dice.choice([1.0, 2.0, 2.0, 2.0]),
         snapshot_every=lots.randint(2, 5),
         voters=3 if any(aim.needs_voters for aim in aims) else lots.choice([1, 3, 3]),
         redo=lots.choice(["replay", "replay", "gradients"]),
@@ -130,7 +139,7 @@ def draw(seed: int, profile_name: str) -> Drawn:
         neighbours=1 if crowded else Settings.neighbours,
     )
     latency = _LATENCIES[0] if planned else dice.choice(_LATENCIES)
-    computing_s = PLANNED_TASK_S if planned else dice.choice([0.005, 0.01, 0.03])
+    computing_s = PLANNED_TASK_S if planned else dice.choice([0.02, 0.05, 0.1])
     task_s = dict.fromkeys(_COMPUTING, computing_s)
     model = Model(latency, dice.choice([0.0, 0.002, 0.01]), {**task_s, "Embed": 0.002})
     return Drawn(seed, profile, torch, settings, machines, model, _regions(dice, machines), aims, first_t)
@@ -144,7 +153,7 @@ def _aims(seed: int, profile: Profile, dice: random.Random, first_t: int) -> tup
     for number in _IRRATIONAL[: dice.randint(*profile.faults)]:
         kind, phase = profile.cells[bisect_right(sums, math.fmod(seed * number, 1.0) * sums[-1])]
         delay_s = dice.choice([0.0, 0.0, dice.uniform(0.0, 0.01)])
-        after_t = first_t + dice.choice([0, 1, 1, 2, 3])
+        after_t = first_t + dice.choice([0, 0, 1, 1, 2, 3])
         skip = dice.choice([0, 1, 3, 8])
         aim = Aim(kind, phase, after_t, skip, delay_s)
         aims.append(replace(aim, skip=min(skip, 1)) if aim.elects else aim)  # an election is soon over
@@ -152,11 +161,11 @@ def _aims(seed: int, profile: Profile, dice: random.Random, first_t: int) -> tup
 
 
 def _machines(
-    dice: random.Random, aims: tuple[Aim, ...], torch: bool, crowded: bool
+    dice: random.Random, aims: tuple[Aim, ...], torch: bool, crowded: bool, large: bool
 ) -> tuple[Machine, ...]:
     """2 to 40 nodes: 1 to 8 stages, 1 to 3 data nodes; the first keeps the log."""
-    stages = dice.choice([1, 2, 3] if torch else [1, 1, 1, 2, 2, 2, 3, 3, 4, 6, 8])
-    data_nodes = dice.choice([1, 2, 2, 3])
+    stages = dice.choice([1, 2, 3] if torch else _LARGE if large else _USUAL)
+    data_nodes = dice.choice([1, 1, 2, 2, 3])
     for aim in aims:
         roles = KINDS[aim.kind].roles
         if Role.LEADER not in roles and (aim.phase in OF_DATA_NODES or Role.RELAY not in roles):
@@ -165,11 +174,12 @@ def _machines(
         data_nodes = max(data_nodes, 2)  # so whoever leads may be away
     if any(aim.phase == ELECTION and KINDS[aim.kind].loses for aim in aims):
         data_nodes = 3  # so another one may be lost meanwhile
-    shape = dice.choice(["pairs", "pairs", "pairs", "mixed", "mixed", "many", "single"])
+    shape = dice.choice(_LARGE_SHAPES if large else _USUAL_SHAPES)
     shape = "many" if crowded else shape
     if any(aim.of_voting_relays for aim in aims):
         data_nodes = 2  # so a relay is the third voter
-        shape = "pairs" if shape == "single" else shape
+    if any(aim.of_voting_relays or KINDS[aim.kind].loses for aim in aims):
+        shape = "pairs" if shape == "single" else shape  # so another replica has what is lost
     machines = [
         Machine(f"d{n}", 0, dice.choice([4, 8]), dice.choice([1.0, 1.0, 2.0])) for n in range(data_nodes)
     ]

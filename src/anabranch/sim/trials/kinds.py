@@ -84,8 +84,8 @@ PROFILES = {
         Profile("calm", (), (0, 0)),
         Profile("churn10", _PROCESSES, (1, 2), churn=0.1),
         Profile("churn20", _PROCESSES, (1, 2), churn=0.2),
-        Profile("storm", tuple(KINDS), (3, 7)),
-        Profile("partition", (*_WIRES, "freeze", "slow node", "clock jump"), (2, 5)),
+        Profile("storm", tuple(KINDS), (2, 6)),
+        Profile("partition", (*_WIRES, "freeze", "slow node", "clock jump"), (2, 4)),
         Profile("hostile", (*_BYTES, "crash", "join"), (2, 5)),
     )
 }

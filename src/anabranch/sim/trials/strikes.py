@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 #: How long the messages of a peer come twice, or in any order (s).
 DISORDER_S = 5.0
+#: How long what is not for good lasts (s): the longest seldom, as all wait for its end.
+_LASTING_S = (0.3, 3.0, 3.0, 8.0, 8.0, 20.0)
 #: (trial, victim) -> (what was done, in words; seconds until it is over), or None if it cannot be done now.
 Strike = Callable[["Trial", Node], "tuple[str, float] | None"]
 
@@ -70,7 +72,7 @@ def join(trial: Trial, victim: Node) -> tuple[str, float] | None:
 
 
 def freeze(trial: Trial, victim: Node) -> tuple[str, float] | None:
-    seconds = trial.dice.choice([0.3, 2.0, 8.0, 20.0])
+    seconds = trial.dice.choice(_LASTING_S)
     trial.world.freeze(victim.id, seconds)
     return f"{victim.id} freezes for {seconds:g} s", seconds
 
@@ -90,7 +92,7 @@ def slow_link(trial: Trial, victim: Node) -> tuple[str, float] | None:
     other = _neighbour(trial, victim)
     if other is None:
         return None
-    seconds = trial.dice.choice([3.0, 10.0, 30.0])
+    seconds = trial.dice.choice([3.0, 3.0, 10.0, 10.0, 30.0])
     trial.world.crawl(victim.id, other, 100.0, seconds)
     return f"the link of {victim.id} and {other} has 1 % of its speed for {seconds:g} s", seconds
 
@@ -105,7 +107,7 @@ def cut(trial: Trial, victim: Node) -> tuple[str, float] | None:
 def partition(trial: Trial, victim: Node) -> tuple[str, float] | None:
     """The victim and some others on one side, the leader (where it is not the victim) on the other; nothing
     passes."""
-    world, seconds = trial.world, trial.dice.choice([0.5, 3.0, 8.0, 20.0])
+    world, seconds = trial.world, trial.dice.choice(_LASTING_S)
     names = sorted(node.id for node in world.nodes.values() if node.running)
     leader = world.leading().id
     island = {victim.id} | {n for n in names if n != leader and trial.dice.random() < 0.3}
@@ -121,7 +123,7 @@ def partition(trial: Trial, victim: Node) -> tuple[str, float] | None:
 
 
 def one_way(trial: Trial, victim: Node) -> tuple[str, float] | None:
-    other, seconds = _neighbour(trial, victim), trial.dice.choice([0.5, 3.0, 8.0, 20.0])
+    other, seconds = _neighbour(trial, victim), trial.dice.choice(_LASTING_S)
     if other is None:
         return None
     trial.world.lose(victim.id, other, seconds)

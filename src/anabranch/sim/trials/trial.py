@@ -26,12 +26,13 @@ from anabranch.sim.violation import Violation
 STEPS_AFTER, QUIET_S = 3, 400.0
 #: ... and after so many it is looked whether progress is promised at all.
 LOOK_S = 90.0
-#: An aim that finds no victim in its phase in so many seconds, or steps, strikes whoever there is, or lapses.
-SETTLE_FOR_S, SETTLE_FOR_STEPS, LAPSE_S = 15.0, 8, 30.0
+#: An aim that finds no victim in its phase in so many seconds, or steps, strikes whoever there is; after
+#: twice as many it lapses.
+SETTLE_FOR_S, SETTLE_FOR_STEPS = 12.0, 8
 #: Events of a seed, at most: more go round in a circle.
 EVENTS_MAX = 200_000
 #: Iterations in which the churn of a profile goes on.
-CHURN_STEPS = 4
+CHURN_STEPS = 3
 #: A process that was sent away is started again by its owner after so long.
 START_AGAIN_S = 2.0
 #: A leader that is away for so long is replaced (s); who does not answer for so long is not elected.
@@ -273,10 +274,10 @@ class _Waiting:
         self._elect(trial, now)
         if self._struck:
             return False
-        if now - self._since > LAPSE_S:
+        waited = self._waited(trial)
+        if waited > 2.0:
             trial.lapse(self)
             return True
-        waited = self._waited(trial)
         if not self._meets(trial, node) or not trial.eligible(self.aim.kind, node):
             return False
         self._skip -= 1
