@@ -41,6 +41,8 @@ CHURN = (0.0, 0.1, 0.2)
 OURS = "auction"
 #: Seconds between pings: half of what a simulated run costs is small talk.
 HEARTBEAT_S = 5.0
+#: Activations of so many times as many microbatches wait in host memory (docs/simulate.md), of all policies.
+PARK = 1.0
 POLICIES = (OURS, "gwtf", "swarm-published", "swarm-tuned", "restart")
 #: How a column of the result is printed.
 COLUMNS = {
@@ -62,6 +64,7 @@ ABLATION: dict[str, tuple[str, dict[str, Any]]] = {
     "routing and recovery: SWARM's, tuned (`swarm-tuned`)": ("swarm-tuned", {}),
     "recovery: best static arrangement, restarted (`restart`)": ("restart", {}),
     "recompute: no places with inputs alone": (OURS, {"fleet.recompute": 0.0}),
+    "parking: no activations in host memory": (OURS, {"fleet.park": 0.0}),
     "capacity: half of the places": (OURS, {"fleet.capacity": 0.5}),
     "capacity: twice the places": (OURS, {"fleet.capacity": 2.0}),
     "admission: a batch of 16, which fits at once": (OURS, {"model.microbatches": 16}),
@@ -99,7 +102,8 @@ def cell(scenario: str, policy: str, changes: Mapping[str, Any]) -> Cell:
 
 
 def common(crash: float, iterations: int) -> dict[str, Any]:
-    return {"churn.crash": crash, "run.iterations": iterations, "run.heartbeat_s": HEARTBEAT_S}
+    run = {"run.iterations": iterations, "run.heartbeat_s": HEARTBEAT_S}
+    return {"churn.crash": crash, "fleet.park": PARK, **run}
 
 
 def main_cell(model: str, fleet: str, crash: float, policy: str, iterations: int) -> Cell:
@@ -265,7 +269,8 @@ def tables(seeds: int, iterations: int) -> str:
         "the same sums to reduce and the same memory per relay (docs/simulate.md, which says where they are "
         "favoured). All run on the same placement, so *SWARM tuned with our placement* is `swarm-tuned`: "
         "nobody moves (`fleet.rebalance` is off). `restart` is DT-FM's arrangement, found centrally, and "
-        "begun anew at each crash. On unequal machines relays have places of which they keep only the input "
+        "begun anew at each crash. Activations of as many microbatches again as a device holds wait in host "
+        "memory (`fleet.park`), and on unequal machines relays have places of which they keep only the input "
         "(`fleet.recompute`). *wasted*: computed and in no step; *died*: of that, by processes that crashed, "
         "before they crashed, which goes with them under any protocol that hands nothing over beforehand.",
         "",
