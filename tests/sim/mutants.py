@@ -270,8 +270,7 @@ def joiner_unchecked(patch: Patch) -> None:
         else:
             assert welcome is not None
             t, base = welcome.t, welcome.base
-        self._announced_base = (t, base)
-        self._have_state(t, base, fingerprint)
+        self.fetching.have(t, base, fingerprint)
 
     def on_ready(self: Admission, peer: str, message: msg.Ready, fingerprint: str | None) -> None:
         member = self.core.membership.members.get(peer)

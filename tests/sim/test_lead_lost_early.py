@@ -8,7 +8,7 @@ import pytest
 from returning import founder_comes_back, leads_three
 
 from anabranch.protocol import events as ev
-from anabranch.protocol.joining import Step
+from anabranch.protocol.fetching import Step
 from anabranch.protocol.settings import Settings
 from anabranch.sim.algebra import Machine, counting_world, wrong_states
 from anabranch.sim.faults import Fault

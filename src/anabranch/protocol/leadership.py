@@ -184,7 +184,7 @@ class Leadership:
         )
         lead = peer.lead = Leader(core, peer.voter, core.schedule, admission, self.founder)
         fingerprints = self.fingerprints if peer.committed else genesis.fingerprints
-        initial = peer.joining.began_as == genesis.fingerprints[core.stage]
+        initial = peer.joining.fetching.initial == genesis.fingerprints[core.stage]
         points = dict(self._points)
         if self._checkpoint is not None and self._checkpoint.t <= peer.committed:
             points[self._checkpoint.t] = self._checkpoint

@@ -545,11 +545,11 @@ class Peer:
             case msg.KeepGradient():
                 return self.snapshots.gradients.on_keep(message)
             case msg.Steps():
-                return self.joining.told_steps(message)
+                return self.joining.fetching.told_steps(message)
             case msg.Complete(t) if t <= self.committed:  # what is later may have been gone back from
                 self.snapshots.complete(t)
             case msg.Holders():
-                self.joining.told_holders(message)
+                self.joining.fetching.told_holders(message)
         return None
 
     def _to_leader(self, lead: Leader, peer: str, message: msg.AnyMessage) -> str | None:
@@ -688,7 +688,8 @@ class Peer:
         return first_passes(member, blocks[core.stage - 1] if blocks else 1)
 
     def _downloads(self) -> list[Download]:
-        own = [self.joining.download] if self.joining.download is not None else []
+        fetched = self.joining.fetching.download
+        own = [fetched] if fetched is not None else []
         own += self.snapshots.downloads.values()
         return own + (self.lead.checkpoints.downloads if self.lead is not None else [])
 
@@ -764,7 +765,7 @@ class Peer:
         self.core.membership.rolled_back(record.t)
         self.states.rolled_back(record.t)
         self.snapshots.rolled_back(record.t)
-        self.joining.roll_back(record, base)
+        self.joining.fetching.roll_back(record, base)
 
     def _forget_work(self, t: int) -> None:
         """Nothing of the iterations after t is of use here any more."""
@@ -781,7 +782,7 @@ class Peer:
         self.snapshots.moved()
         self.core.stage = stage
         self.router = Router(self.core)
-        self.joining.move()
+        self.joining.fetching.move()
 
     def _members(self, record: Members) -> None:
         core = self.core
@@ -895,7 +896,7 @@ class Peer:
         """The gradient of a step that I missed is kept by nobody: fetch the whole state again."""
         self.iteration = None
         self.core.queue.drop(self.committed)
-        self.joining.fell_behind(step)
+        self.joining.fetching.fell_behind(step)
 
     def _read_checkpoint(self, t: int, stage: int) -> bool:
         if self.lead is None or not self.lead.has_directory:

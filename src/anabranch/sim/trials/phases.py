@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from anabranch.protocol import tasks
-from anabranch.protocol.joining import Step
+from anabranch.protocol.fetching import Step
 from anabranch.sim.node import Node
 
 EMBED = "embed"
