@@ -22,8 +22,8 @@ from anabranch.protocol.iteration import Iteration, Unit
 from anabranch.protocol.joining import Joining
 from anabranch.protocol.leader import Leader
 from anabranch.protocol.membership import Membership
-from anabranch.protocol.peer import Peer
 from anabranch.protocol.raft import Raft
+from anabranch.protocol.reception import Reception
 from anabranch.protocol.records import Members
 from anabranch.protocol.reducing import Reducing
 from anabranch.protocol.replica import Replica
@@ -130,9 +130,9 @@ def old_incarnation_reduces(patch: Patch) -> None:
     """A process that starts again takes the place of the former one at once, and what that one said and did
     counts as its own. (That its messages are refused is one of three guards: links to it end, and the next
     process serves from an iteration that the former one had no part in.)"""
-    fenced, apply = Peer._fenced, Membership.apply
+    fenced, apply = Reception.fenced, Membership.apply
 
-    def unfenced(self: Peer, peer: str, message: msg.AnyMessage, payload: Payload | None) -> str | None:
+    def unfenced(self: Reception, peer: str, message: msg.AnyMessage, payload: Payload | None) -> str | None:
         member = self.core.membership.members.get(peer)
         fence: msg.Fence = message.fence  # type: ignore[union-attr]
         if member is not None:
@@ -145,7 +145,7 @@ def old_incarnation_reduces(patch: Patch) -> None:
         apply(self, record)
         self.serve({member.id: served[member.id] for member in record.joined if member.id in served})
 
-    patch.setattr(Peer, "_fenced", unfenced)
+    patch.setattr(Reception, "fenced", unfenced)
     patch.setattr(Membership, "apply", in_its_place)
     patch.setattr(Leader, "removed", lambda self, peer: None)
     believe(patch)
@@ -232,10 +232,10 @@ def slot_granted_twice(patch: Patch) -> None:
 
 def late_result_accepted(patch: Patch) -> None:
     """A gradient of the iteration before is taken for one of the iteration that is open."""
-    fenced = Peer._fenced
+    fenced = Reception.fenced
 
-    def unfenced(self: Peer, peer: str, message: msg.AnyMessage, payload: Payload | None) -> str | None:
-        iteration = self.iteration
+    def unfenced(self: Reception, peer: str, message: msg.AnyMessage, payload: Payload | None) -> str | None:
+        iteration = self.peer.iteration
         if iteration is not None and isinstance(message, msg.Backward):
             fence = message.fence
             if fence.t == iteration.t - 1:
@@ -243,7 +243,7 @@ def late_result_accepted(patch: Patch) -> None:
                 message = msgspec.structs.replace(message, fence=now)
         return fenced(self, peer, message, payload)
 
-    patch.setattr(Peer, "_fenced", unfenced)
+    patch.setattr(Reception, "fenced", unfenced)
 
 
 def late_work_done(patch: Patch) -> None:
@@ -333,13 +333,13 @@ def slots_never_freed(patch: Patch) -> None:
 
 def anybody_leads(patch: Patch) -> None:
     """What only the leader says is believed of anybody."""
-    receive = Peer._receive
+    receive = Reception.receive
 
-    def believe_all(self: Peer, peer: str, message: msg.AnyMessage, payload: Payload | None) -> None:
+    def believe_all(self: Reception, peer: str, message: msg.AnyMessage, payload: Payload | None) -> None:
         words = (msg.Announce, msg.Release, msg.Welcome, msg.Refused, msg.About)
         receive(self, self.core.leader if isinstance(message, words) else peer, message, payload)
 
-    patch.setattr(Peer, "_receive", believe_all)
+    patch.setattr(Reception, "receive", believe_all)
 
 
 def minority_chooses(patch: Patch) -> None:

@@ -56,13 +56,12 @@ class HostileTrial:
     def _let_in(self, world: World) -> None:
         member = Member("stranger", -1, 1, "whole numbers", 4, name="stranger", address="stranger:1")
         node = world.add(member, "d0", at=0.5)
-        node.peer._to_leader = lambda *_: None  # type: ignore[method-assign]
         for at, other in ((1.0, "r1.0"), (1.1, "r2.0"), (1.2, "d1")):
             world.clock.at(at, lambda other=other: world.dial(node, other))  # type: ignore[misc]
 
     def _measure(self, world: World) -> None:
         for name, node in world.nodes.items():
-            self.most_early[name] = max(self.most_early[name], len(node.peer._early))
+            self.most_early[name] = max(self.most_early[name], len(node.peer.reception.early))
 
     def _quiet(self) -> None:
         self.then = self.world.history().t

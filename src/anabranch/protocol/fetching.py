@@ -213,7 +213,7 @@ class Fetching:
             core.send(core.leader, Behind(self.peer.committed, core.stage))
         wait_s = self._again.next()
         if wait_s is None:
-            self.peer._stop(f"{reason}, after {self._again.tries} tries: join again later", ok=False)
+            self.peer.stop(f"{reason}, after {self._again.tries} tries: join again later", ok=False)
         else:
             self.joining.again_at = core.now + wait_s
 
@@ -230,4 +230,4 @@ class Fetching:
         self.joining.report()
         self.joining.tell_applied()
         replica.advance()
-        self.peer._open()
+        self.peer.stepping.open()

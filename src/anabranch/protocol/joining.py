@@ -157,7 +157,7 @@ class Joining:
         self.set_genesis(genesis)
         self._answered()
         if genesis.protocol_version != PROTOCOL_VERSION:
-            self.peer._stop(
+            self.peer.stop(
                 f"the run speaks protocol version {genesis.protocol_version}, this release "
                 f"{PROTOCOL_VERSION}: install the release that the run uses",
                 ok=False,
@@ -236,7 +236,7 @@ class Joining:
         of its stage are gone, the step may not be released yet (R9)."""
         core = self.peer.core
         if self.step is Step.READY and core.me in core.membership.active_from and self.peer.replica.t > 0:
-            self.peer.tell_applied({})
+            self.peer.stepping.tell_applied({})
 
     def members_changed(self, record: Members) -> None:
         core = self.peer.core
@@ -258,7 +258,7 @@ class Joining:
         if wait_s is None:
             asked = "what the run is" if self.step is Step.ENQUIRED else "to be admitted"
             reason = f"the run's leader is linked and did not answer {self._asks.tries} times (asked {asked})"
-            self.peer._stop(f"{reason}: see whether the run goes on, and join again", ok=False)
+            self.peer.stop(f"{reason}: see whether the run goes on, and join again", ok=False)
         else:
             self.again_at = self.peer.core.now + wait_s
 

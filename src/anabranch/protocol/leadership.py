@@ -189,7 +189,8 @@ class Leadership:
         if self._checkpoint is not None and self._checkpoint.t <= peer.committed:
             points[self._checkpoint.t] = self._checkpoint
         lead.keeping.inherit(points, Point(0, genesis.fingerprints, 0, initial=initial))
-        lead.take_over(peer.committed, peer.base, self.adam_step, fingerprints, self.skips, peer._closed)
+        closed = peer.folding.closed
+        lead.take_over(peer.committed, peer.base, self.adam_step, fingerprints, self.skips, closed)
         if self._stop_wanted is not None:
             lead.stop(self._stop_wanted)
         core.note("note", text=f"leads the log from term {core.leads} on")
@@ -207,7 +208,7 @@ class Leadership:
         if peer.lead is not None and self.founder:
             peer.lead.stop(reason)
             if peer.lead.round is None and peer.replica.t < 0:
-                peer._stop(reason, ok=True)
+                peer.stop(reason, ok=True)
         else:
             peer.leaving.begin(reason)
 
@@ -220,13 +221,13 @@ class Leadership:
         core.epochs[peer] = message.epoch
         if message.epoch > core.settings.epoch > 0 and peer == core.founder:
             reason = f"the run was recovered without this machine's part of the log (epoch {message.epoch})"
-            own._stop(f"{reason}: join it again", ok=False)
+            own.stop(f"{reason}: join it again", ok=False)
             return None
         refusal = None
         if message.leads and own.joining.done and core.keeps_log(peer) and not self._votes():
             refusal = self.following.claims(peer, message.leads)
         if message.next_index > own.position.index and own.joining.done and self.believes(peer):
-            own._ask_for_log(peer)
+            own.folding.ask_for_log(peer)
         return refusal
 
     def believes(self, peer: str) -> bool:
@@ -255,8 +256,8 @@ class Leadership:
         peer, core, replica = self.peer, self.peer.core, self.peer.replica
         if replica.t > 0 and replica.t == peer.committed and core.me in core.membership.members:
             fence = core.fence(replica.t, peer.joining.state_base)
-            peer._applied = Applied(fence, core.stage, replica.fingerprint)
-        peer._repeat()
+            peer.stepping.applied = Applied(fence, core.stage, replica.fingerprint)
+        peer.stepping.repeat()
         peer.snapshots.report()
         if core.leader in core.links:
             peer.joining.leader_up()

@@ -36,7 +36,7 @@ class Leaving:
         self.repeat()
         elected = core.keeps_log(core.me) and any(map(core.keeps_log, core.links))  # one of us soon leads
         if core.me not in core.membership.active_from or (core.leader not in core.links and not elected):
-            peer._stop(reason, ok=True)
+            peer.stop(reason, ok=True)
 
     def repeat(self) -> None:
         """Say it to whoever leads (now)."""
@@ -48,14 +48,14 @@ class Leaving:
         if self.reason is None or self.peer.stopped:
             return
         if self.peer.core.now >= self._by:
-            self.peer._stop(f"{self.reason}; nobody took over in {LEAVE_S:.0f} s", ok=True)
+            self.peer.stop(f"{self.reason}; nobody took over in {LEAVE_S:.0f} s", ok=True)
         elif self.peer.core.leads:
             self._hand_over()
 
     def _hand_over(self) -> None:
         """Give the lead away (it is said to the next leader that I go), if there is anybody to take it."""
         if not self.peer.voter.give_away():
-            self.peer._stop(f"{self.reason}; nobody who keeps the log is in reach to take over", ok=True)
+            self.peer.stop(f"{self.reason}; nobody who keeps the log is in reach to take over", ok=True)
 
     def deadline(self) -> float:
         return self._by

@@ -24,9 +24,9 @@ def check_bounds(node: Node) -> int:
     peer, core = node.peer, node.peer.core
     settings = core.settings
     exist = settings.microbatches + settings.windows
-    if (early := len(peer._early)) > EARLY_MAX:
+    if (early := len(peer.reception.early)) > EARLY_MAX:
         _at_most(node, "messages of iterations to come", early, EARLY_MAX * _senders(core))
-    if (retained := len(peer._retained)) > RETAINED_MAX:
+    if (retained := len(peer.stepping.retained)) > RETAINED_MAX:
         _at_most(node, "iterations whose boundaries are kept", retained, RETAINED_MAX)
     if (waiting := core.queue.waiting) > TASKS_BESIDES:
         _at_most(node, "waiting tasks", waiting, TASKS_PER_MICROBATCH * exist + TASKS_BESIDES)
