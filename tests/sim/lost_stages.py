@@ -71,3 +71,10 @@ def check_whole(world: World) -> History:
     serving = {world.nodes[p].peer.core.stage for p in world.nodes if world.nodes[p].alive}
     assert serving == set(range(world.settings.stages + 1))
     return history
+
+
+def go_on(world: World, until_s: float) -> None:
+    """Every state is that of a single machine then."""
+    while world.clock.now < until_s:
+        world.clock.step()
+    assert not wrong_states(world)

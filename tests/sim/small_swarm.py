@@ -21,6 +21,7 @@ from anabranch.config import (
     RunSection,
 )
 from anabranch.protocol.history import History
+from anabranch.sim.training import training_world
 from anabranch.sim.trials.tensors import VOCABULARY, MadeUpBatches
 from anabranch.sim.world import World
 from anabranch.train.binding import master_dtype
@@ -162,3 +163,8 @@ def check_checkpoint(world: World, run: RunConfig, t: int) -> None:
     assert found.keys() == wanted.keys()
     for name, tensor in wanted.items():
         assert torch.equal(found[name].view(torch.uint8), tensor.view(torch.uint8)), name
+
+
+def small_world(run: RunConfig, replicas: list[int], data_nodes: int = 1, seed: int = 0) -> World:
+    """replicas: of each stage."""
+    return training_world(run, small_model(run), MadeUpBatches(run), replicas, data_nodes, seed, capacity=3)

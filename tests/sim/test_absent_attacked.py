@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from lost_stages import joiner, rollbacks
+from lost_stages import go_on, joiner, rollbacks
 from test_far_keepers import commit_times
 
 from anabranch.protocol import events as ev
 from anabranch.protocol import tasks
 from anabranch.protocol.records import Commit, decode_entry
 from anabranch.protocol.settings import Settings
-from anabranch.sim.algebra import Machine, counting_world, wrong_states
+from anabranch.sim.algebra import Machine, counting_world
 from anabranch.sim.invariants import Invariants
 from anabranch.sim.node import Node
 from anabranch.sim.world import Model, World
@@ -42,12 +42,6 @@ def left_out(world: World, crawl: float) -> None:
     world.clock.at(FREEZES_AT, lambda: world.freeze("r1.2", FROZEN_S))
     for other in ("r1.0", "r1.1"):
         world.clock.at(12.0, lambda other=other: world.crawl(other, "r1.2", crawl, 1000.0))  # type: ignore[misc]
-
-
-def go_on(world: World, until_s: float) -> None:
-    while world.clock.now < until_s:
-        world.clock.step()
-    assert not wrong_states(world)
 
 
 def last_of_stage_1(every: int) -> World:

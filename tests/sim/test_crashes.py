@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
-from small_swarm import MadeUpBatches, check_equal, small_model, small_run
+from small_swarm import check_equal, small_run, small_world
 
 from anabranch.config import RunConfig
 from anabranch.protocol import events as ev
@@ -16,7 +16,7 @@ from anabranch.sim import faults
 from anabranch.sim.faults import Fault, Moment, kill
 from anabranch.sim.invariants import Invariants
 from anabranch.sim.node import Node
-from anabranch.sim.training import node_member, training_world
+from anabranch.sim.training import node_member
 from anabranch.sim.world import World
 
 MOMENTS: dict[str, Callable[[int], Moment]] = {
@@ -32,10 +32,6 @@ MOMENTS: dict[str, Callable[[int], Moment]] = {
     "chosen": faults.chosen,
     "applied": lambda t: faults.ended(tasks.Apply, t),
 }
-
-
-def world_of(run: RunConfig, replicas: list[int], data_nodes: int = 1, seed: int = 0) -> World:
-    return training_world(run, small_model(run), MadeUpBatches(run), replicas, data_nodes, seed, capacity=3)
 
 
 def finish(world: World, run: RunConfig, *planned: Fault, removed: int, sure: bool = True) -> None:
@@ -58,7 +54,7 @@ def finish(world: World, run: RunConfig, *planned: Fault, removed: int, sure: bo
 @pytest.mark.parametrize("name", MOMENTS)
 def test_a_relay_dies(name: str, t: int) -> None:
     run = small_run(minimum=2, steps=3)
-    world = world_of(run, [2, 2], seed=t)
+    world = small_world(run, [2, 2], seed=t)
     fault = Fault(world, ("r1.1", "r2.1"), MOMENTS[name](t), kill())
     finish(world, run, fault, removed=1)
 
@@ -66,7 +62,7 @@ def test_a_relay_dies(name: str, t: int) -> None:
 @pytest.mark.parametrize("name", ["mid-backward", "third forward", "sum", "prepared", "chosen"])
 def test_neighbours_die_at_the_same_instant(name: str) -> None:
     run = small_run(stages=4, minimum=2, steps=3)
-    world = world_of(run, [2, 2, 2, 2], data_nodes=2, seed=3)
+    world = small_world(run, [2, 2, 2, 2], data_nodes=2, seed=3)
     fault = Fault(world, ("r2.1",), MOMENTS[name](1), kill("r3.1"))
     finish(world, run, fault, removed=2)
 
@@ -74,7 +70,7 @@ def test_neighbours_die_at_the_same_instant(name: str) -> None:
 @pytest.mark.parametrize("name", ["backward sent", "attempt", "prepared"])
 def test_two_of_three_replicas_die_one_after_the_other(name: str) -> None:
     run = small_run(minimum=3, steps=3)
-    world = world_of(run, [3, 3], seed=4)
+    world = small_world(run, [3, 3], seed=4)
     first = Fault(world, ("r1.0", "r1.1", "r1.2"), MOMENTS[name](1), kill())
     second = Fault(world, ("r1.0", "r1.1", "r1.2"), MOMENTS[name](2), kill())
     finish(world, run, first, second, removed=2)
@@ -84,14 +80,14 @@ def test_two_of_three_replicas_die_one_after_the_other(name: str) -> None:
 @pytest.mark.parametrize("name", ["first forward", "freeze", "prepared", "chosen"])
 def test_a_data_node_dies(name: str, t: int) -> None:
     run = small_run(minimum=2, steps=4, evaluate_every=1)
-    world = world_of(run, [2, 2], data_nodes=3, seed=t)
+    world = small_world(run, [2, 2], data_nodes=3, seed=t)
     fault = Fault(world, ("d2",), MOMENTS[name](t), kill())
     finish(world, run, fault, removed=1)
 
 
 def test_a_data_node_and_the_relay_before_it_die_with_their_windows() -> None:
     run = small_run(minimum=2, steps=3, evaluate_every=1)
-    world = world_of(run, [2, 2], data_nodes=3, seed=8)
+    world = small_world(run, [2, 2], data_nodes=3, seed=8)
     fault = Fault(world, ("d2",), faults.received(msg.Forward, 2, 2), kill("r2.1"))
     finish(world, run, fault, removed=2)
 
@@ -101,7 +97,7 @@ def test_a_window_that_only_the_dead_had_heard_of_is_sent_again() -> None:
     run = small_run(minimum=2, steps=3, evaluate_every=1)
     lost = []
     for seed in range(6):
-        world = world_of(run, [2, 2], data_nodes=3, seed=seed)
+        world = small_world(run, [2, 2], data_nodes=3, seed=seed)
 
         def head_of_window(node: Node, event: ev.Event) -> bool:
             ended = isinstance(event, ev.Finished) and isinstance(event.task, tasks.Head)
@@ -121,7 +117,7 @@ def test_a_window_that_only_the_dead_had_heard_of_is_sent_again() -> None:
 
 def test_a_newcomer_takes_the_place_of_the_dead() -> None:
     run = small_run(minimum=2, steps=6, checkpoint_every=0)
-    world = world_of(run, [2, 2], seed=5)
+    world = small_world(run, [2, 2], seed=5)
     fault = Fault(world, ("r2.1",), faults.added_in_mid_backward(1), kill())
     world.add(node_member("fresh", -1), "d0", at=3.0)
     finish(world, run, fault, removed=1)
@@ -135,7 +131,7 @@ def test_a_newcomer_takes_the_place_of_the_dead() -> None:
 
 def test_a_relay_dies_while_a_newcomer_downloads_from_it() -> None:
     run = small_run(minimum=2, steps=6, checkpoint_every=0)
-    world = world_of(run, [2, 2], seed=6)
+    world = small_world(run, [2, 2], seed=6)
     world.add(node_member("fresh", 1), "d0", at=2.5)
     fault = Fault(world, ("r1.0", "r1.1"), faults.serving_state(), kill())
     finish(world, run, fault, removed=1)
@@ -144,7 +140,7 @@ def test_a_relay_dies_while_a_newcomer_downloads_from_it() -> None:
 
 def test_a_restarted_relay_is_admitted_again() -> None:
     run = small_run(minimum=2, steps=6, checkpoint_every=0)
-    world = world_of(run, [2, 2], seed=7)
+    world = small_world(run, [2, 2], seed=7)
 
     def restart(world: World, node: object) -> None:
         world.crash("r1.1")
@@ -158,7 +154,7 @@ def test_a_restarted_relay_is_admitted_again() -> None:
 def test_a_data_node_removed_before_others_open_the_iteration_loses_no_index() -> None:
     """The split of indices follows the log, not the moment at which a peer comes to open the iteration."""
     run = small_run(minimum=2, steps=4, evaluate_every=1)
-    world = world_of(run, [2, 2], data_nodes=3, seed=1)
+    world = small_world(run, [2, 2], data_nodes=3, seed=1)
 
     def dawdle(slowness: float) -> Callable[[World, Node], None]:
         def strike(world: World, node: Node) -> None:
@@ -179,7 +175,7 @@ def test_a_data_node_removed_before_others_open_the_iteration_loses_no_index() -
 def test_a_newcomer_serves_at_once_when_its_stage_has_lost_all_others() -> None:
     """It was to begin with the iteration after the next, which its stage can no longer reach."""
     run = small_run(minimum=2, steps=5, checkpoint_every=0)
-    world = world_of(run, [2, 2], seed=9)
+    world = small_world(run, [2, 2], seed=9)
     world.add(node_member("fresh", 2), "d0", at=0.6)
 
     def is_about_to_serve(node: Node, event: ev.Event) -> bool:
@@ -196,14 +192,14 @@ def test_a_newcomer_serves_at_once_when_its_stage_has_lost_all_others() -> None:
 @pytest.mark.parametrize(("frozen_s", "removed"), [(12.0, 0), (90.0, 1)], ids=["for a while", "not for ever"])
 def test_a_frozen_last_replica_is_waited_for(frozen_s: float, removed: int) -> None:
     run = small_run(minimum=1, steps=4)
-    world = world_of(run, [1, 2], seed=10)
+    world = small_world(run, [1, 2], seed=10)
     fault = Fault(world, ("r1.0",), faults.added_in_mid_backward(2), lambda w, n: w.freeze(n.id, frozen_s))
     finish(world, run, fault, removed=removed)
 
 
 def test_a_cut_off_last_replica_is_waited_for() -> None:
     run = small_run(minimum=1, steps=4)
-    world = world_of(run, [1, 2], seed=11)
+    world = small_world(run, [1, 2], seed=11)
 
     def isolate(world: World, node: Node) -> None:
         for other in list(node.links):

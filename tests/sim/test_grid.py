@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from small_swarm import MadeUpBatches, check_equal, small_model, small_run
+from small_swarm import check_equal, small_run, small_world
 
-from anabranch.config import RunConfig
 from anabranch.sim.invariants import Invariants
-from anabranch.sim.training import training_world
-from anabranch.sim.world import World
 
 EVEN = {1: [2], 2: [2, 2], 4: [2, 2, 2, 2]}
 UNEVEN = {1: [3], 2: [1, 3], 4: [1, 2, 1, 3]}
-
-
-def world_of(run: RunConfig, replicas: list[int], data_nodes: int, seed: int) -> World:
-    return training_world(run, small_model(run), MadeUpBatches(run), replicas, data_nodes, seed, capacity=3)
 
 
 @pytest.mark.parametrize("replicas", [EVEN, UNEVEN], ids=["even", "uneven"])
@@ -26,7 +19,7 @@ def test_zero_bits_differ(
     architecture: str, stages: int, data_nodes: int, replicas: dict[int, list[int]]
 ) -> None:
     run = small_run(architecture, stages)
-    world = world_of(run, replicas[stages], data_nodes, seed=stages)
+    world = small_world(run, replicas[stages], data_nodes, seed=stages)
     invariants = Invariants(world)
     world.run()
     history = check_equal(world, run)
@@ -40,7 +33,7 @@ def test_zero_bits_differ(
 @pytest.mark.parametrize("policy", ["greedy", pytest.param("static", marks=pytest.mark.soak)])
 def test_the_same_seed_gives_the_same_history(policy: str) -> None:
     run = small_run(policy=policy)
-    worlds = [world_of(run, [2, 2], 2, seed) for seed in (5, 5, 6)]
+    worlds = [small_world(run, [2, 2], 2, seed) for seed in (5, 5, 6)]
     for world in worlds:
         world.run()
     first, again, other = worlds

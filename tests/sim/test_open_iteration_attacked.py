@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import msgspec
+from lost_stages import go_on
 
 from anabranch.protocol import events as ev
 from anabranch.protocol import messages as msg
 from anabranch.protocol import tasks
 from anabranch.protocol.records import Member
 from anabranch.protocol.settings import Settings
-from anabranch.sim.algebra import ONE_CLASS, Machine, counting_world, wrong_states
+from anabranch.sim.algebra import ONE_CLASS, Machine, counting_world
 from anabranch.sim.invariants import Invariants
 from anabranch.sim.node import Node
 from anabranch.sim.world import Model, World
@@ -40,12 +41,6 @@ def again(world: World, peer: str) -> None:
     world.add(
         msgspec.structs.replace(former, incarnation=former.incarnation + 1), "d0", world.clock.now + 0.01
     )
-
-
-def go_on(world: World, until_s: float) -> None:
-    while world.clock.now < until_s:
-        world.clock.step()
-    assert not wrong_states(world)
 
 
 def strike_between(world: World, peer: str, after_s: float) -> list[int]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small_scenario import SMALL
 
 from anabranch.cli.main import main
 from anabranch.errors import UserError
@@ -19,22 +20,11 @@ from anabranch.sim.scenario import Scenario, fleet_of, load_scenario, shipped_sc
 from anabranch.sim.simulate import KNOWN_POLICIES, simulate
 from anabranch.sim.tape import estimate
 
-SMALL = {
-    "model.size": "llama-tiny",
-    "model.stages": 2,
-    "model.rows": 64,
-    "model.sequence": 128,
-    "model.microbatches": 8,
-    "fleet.relays": 5,
-    "fleet.achieved": 0.01,
-    "run.iterations": 5,
-    "run.warm_up": 1,
-    "churn.return_s": 1.0,
-}
+SMALL_CHURN = SMALL | {"churn.return_s": 1.0}
 
 
 def small(changes: Mapping[str, Any] | None = None) -> Scenario:
-    return load_scenario("wan10", SMALL | dict(changes or {}))
+    return load_scenario("wan10", SMALL_CHURN | dict(changes or {}))
 
 
 @pytest.mark.parametrize("policy", KNOWN_POLICIES)
@@ -106,7 +96,7 @@ def test_intervals_are_students() -> None:
 
 
 def test_the_command_prints_a_table_and_json(capsys: pytest.CaptureFixture[str]) -> None:
-    changes = [f"{key}={json.dumps(value)}" for key, value in SMALL.items()]
+    changes = [f"{key}={json.dumps(value)}" for key, value in SMALL_CHURN.items()]
     assert main(["simulate", "wan10", "--policy", "auction", "greedy", "--jobs", "1", "--set", *changes]) == 0
     table = capsys.readouterr().out
     assert "over bound" in table and "clairvoyant s" in table and "greedy" in table
@@ -120,7 +110,7 @@ def test_the_command_prints_a_table_and_json(capsys: pytest.CaptureFixture[str])
 
 
 def test_pictures_show_each_node_and_who_crashed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    changes = [f"{key}={json.dumps(value)}" for key, value in SMALL.items()] + ["churn.crash=0.4"]
+    changes = [f"{key}={json.dumps(value)}" for key, value in SMALL_CHURN.items()] + ["churn.crash=0.4"]
     command = ["simulate", "wan10", "--policy", "auction", "restart", "--jobs", "1", "--plot", str(tmp_path)]
     assert main([*command, "--set", *changes]) == 0
     assert capsys.readouterr().out

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small_scenario import SMALL
 
 from anabranch.checkpoint.directory import RunDirectory
 from anabranch.cli.main import main
@@ -21,18 +22,6 @@ from anabranch.sim.recorded import recorded, render_scenario
 from anabranch.sim.scenario import Scenario, fleet_of, load_scenario
 from anabranch.sim.simulate import Simulation, simulate
 from anabranch.sim.trace import JOIN, LEAVE, Change, Spot, Trace, parse_trace, render_trace, spot_trace
-
-SMALL = {
-    "model.size": "llama-tiny",
-    "model.stages": 2,
-    "model.rows": 64,
-    "model.sequence": 128,
-    "model.microbatches": 8,
-    "fleet.relays": 5,
-    "fleet.achieved": 0.01,
-    "run.iterations": 5,
-    "run.warm_up": 1,
-}
 
 
 def traced(folder: Path, *changes: Change, **more: Any) -> Scenario:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from msgspec import structs
+from small_scenario import SMALL
 
 from anabranch.flow.dice import Dice
 from anabranch.net.wan.profile import wan10
@@ -17,23 +16,12 @@ from anabranch.sim.yardsticks.pipelines import Microbatch
 from anabranch.sim.yardsticks.restart import Restart
 from anabranch.sim.yardsticks.swarm import Swarm, Wiring
 
-SMALL: dict[str, Any] = {
-    "model.size": "llama-tiny",
-    "model.stages": 2,
-    "model.rows": 64,
-    "model.sequence": 128,
-    "model.microbatches": 12,
-    "fleet.relays": 6,
-    "fleet.achieved": 0.01,
-    "run.iterations": 8,
-    "run.warm_up": 1,
-    "churn.return_s": 1.0,
-}
+FLEET = SMALL | {"model.microbatches": 12, "fleet.relays": 6, "run.iterations": 8, "churn.return_s": 1.0}
 
 
 def fleet(seed: int = 0, **changes: object) -> Fleet:
     named = {key.replace("__", "."): value for key, value in changes.items()}
-    return fleet_of(load_scenario("wan10", SMALL | named), wan10(), seed)
+    return fleet_of(load_scenario("wan10", FLEET | named), wan10(), seed)
 
 
 def total(outcomes: list[Outcome], key: str) -> float:

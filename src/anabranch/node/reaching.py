@@ -59,7 +59,7 @@ class Reaching:
             self._live.finish(Outcome(reason, ok=False))
             return
         if self._led():
-            self._lost_at, self._wait_s = None, FIRST_S
+            self._lost_at = None
             return
         now = self._loop.time()
         if self._lost_at is None:

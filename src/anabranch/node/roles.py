@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import signal
 import socket
 import sys
@@ -29,6 +28,7 @@ from anabranch.node.reaching import Reaching
 from anabranch.node.story import Story
 from anabranch.node.voterdisk import VoterDisk
 from anabranch.observe.events import Event, EventLog, RunFinished, RunStarted
+from anabranch.observe.page.server import on_loopback
 from anabranch.protocol import founding
 from anabranch.protocol.peer import Peer
 from anabranch.protocol.records import Member
@@ -66,14 +66,7 @@ def bind_port(host: str, port: int) -> int:
 def reachable_address(host: str, port: int, leader_host: str) -> str:
     """host:port where the others of a run can dial a joiner that listens there; empty where they cannot:
     loopback is each machine's own."""
-    return "" if _loopback(host) and not _loopback(leader_host) else f"{host}:{port}"
-
-
-def _loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    return "" if on_loopback(host) and not on_loopback(leader_host) else f"{host}:{port}"
 
 
 def advertised(network: NetworkSection, port: int) -> str:

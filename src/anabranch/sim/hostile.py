@@ -31,8 +31,6 @@ OWN_ACCOUNT = (msg.Claim, msg.ReducePart, msg.ReducedPart, msg.Prepared, msg.Ove
 #: It can also send a wrong activation or gradient: those of the batch come without one in its own name.
 OWN_TENSORS = (msg.Forward, msg.Backward)
 
-Lie = tuple[msg.Message, Payload | None]
-
 
 class Fabricator:
     """Draws values by type. `words`, `numbers`: true ones, to lie plausibly with."""
