@@ -302,11 +302,16 @@ def load_run_file(path: str | Path) -> RunConfig:
     except UnicodeDecodeError as error:
         where = f"{error.reason} at byte {error.start}"
         raise ConfigError(f"{path}: cannot be read: not UTF-8 text ({where})") from None
+    return config_from_text(text, str(path))
+
+
+def config_from_text(text: str, where: str) -> RunConfig:
+    """`config_from_dict` of TOML. Raises ConfigError."""
     try:
         data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: not valid TOML: {error}") from None
-    return config_from_dict(data, where=str(path))
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ConfigError(f"{where}: not valid TOML: {error}") from None
+    return config_from_dict(data, where)
 
 
 def config_from_dict(data: Mapping[str, Any], where: str = "run file") -> RunConfig:

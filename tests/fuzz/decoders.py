@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import random
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import get_args
 
 import msgspec
+import torch
 
 from anabranch.checkpoint.directory import CHECKPOINT_VERSION, CheckpointManifest, RunDirectory, StageFile
 from anabranch.config import RunConfig, load_run_file, render_run_file
+from anabranch.data.corpus import open_corpus
 from anabranch.errors import ConfigError, UserError
 from anabranch.flow.instances import Family, InstanceError, format_instance, parse_instance
 from anabranch.net.errors import FrameError, Refused, TicketError
@@ -28,12 +32,28 @@ from anabranch.net.framing import (
 from anabranch.net.handshake import Gate, ServerHandshake
 from anabranch.net.identity import Identity
 from anabranch.net.ticket import check_certificate, check_grant, issue_certificate, issue_ticket, parse_ticket
+from anabranch.net.wan.profile import WanError, parse_profile
+from anabranch.node.machine import run_of
 from anabranch.node.payloads import from_blob
+from anabranch.node.voterdisk import VoterDisk
 from anabranch.observe.events import KINDS, Note, Suspected, decode_event, encode_event
 from anabranch.protocol import messages as msg
 from anabranch.protocol.log import LogError, Position, follow
-from anabranch.protocol.records import NO_ENTRY, Control, Entry, Member, Members, Rollback, encode_entry
+from anabranch.protocol.records import (
+    NO_ENTRY,
+    Control,
+    Entry,
+    Genesis,
+    Member,
+    Members,
+    Rollback,
+    encode_entry,
+)
 from anabranch.sim.hostile import Fabricator
+from anabranch.sim.scenario import load_scenario
+from anabranch.sim.trace import parse_trace
+from anabranch.train.layout import Layout
+from anabranch.train.state import SnapshotError, StageState, parse_pieces
 
 OWNER = Identity.from_seed(b"owner".ljust(32))
 NOW_S = 1_800_000_000
@@ -116,6 +136,54 @@ class _Files:
         for stage in directory.manifest(3).stages:
             directory.read_stage(3, stage)
 
+    def corpus_manifest(self, data: bytes) -> None:
+        (self.folder / "manifest.json").write_bytes(data)
+        open_corpus(self.folder)
+
+    def vote(self, data: bytes) -> None:
+        """What a voter keeps, term and vote; and, behind the first line, its log."""
+        vote, _, log = data.partition(b"\n")
+        (self.folder / "vote.json").write_bytes(vote)
+        (self.folder / "log.jsonl").write_bytes(log)
+        VoterDisk(self.folder / "log.jsonl", self.folder / "vote.json").load()
+
+    def scenario(self, data: bytes) -> None:
+        path = self.folder / "scenario.toml"
+        path.write_bytes(data)
+        load_scenario(str(path))
+
+
+#: A stage of two tensors, and its snapshot after step 3.
+LAYOUT = Layout({"w": (2, 3), "b": (3,)})
+
+
+def _snapshot(data: bytes) -> None:
+    """A stage's state, as it comes from a peer in pieces."""
+    pieces = torch.split(torch.frombuffer(bytearray(data), dtype=torch.uint8), 64) if data else ()
+    parse_pieces(3, pieces, LAYOUT, torch.float32, torch.device("cpu"))
+
+
+def _snapshot_bytes() -> bytes:
+    state = StageState.initial(LAYOUT, torch.arange(LAYOUT.elements, dtype=torch.float32))
+    state.t = 3
+    return b"".join(bytes(piece.numpy()) for piece in state.pieces())
+
+
+def _genesis(data: bytes) -> None:
+    """The run file that a joiner is told by the peer at the door."""
+    config = data.decode("utf-8", "replace")
+    run_of(Genesis("r", 1, 1, "", "", config, 1, 1, 1, "", "", "", "", ()))
+
+
+def _trace() -> bytes:
+    events = ((1.0, "leave"), (2.5, "join"))
+    changes = [{"at_s": at, "machine": "r1.0", "event": event} for at, event in events]
+    return json.dumps({"version": 1, "source": "made up", "changes": changes}).encode()
+
+
+def _network() -> bytes:
+    return resources.files("anabranch.net.wan").joinpath("two-centres.json").read_bytes()
+
 
 def _entries() -> tuple[bytes, ...]:
     member = Member("r1.0", 1, 1, "class", 4)
@@ -134,6 +202,42 @@ def _instances() -> tuple[bytes, ...]:
     return tuple(format_instance(family.draw(1)).encode() for family in families)
 
 
+def _corpus_manifest() -> bytes:
+    part = {"documents": 1, "tokens": 2, "text_bytes": 3}
+    names = ("train.tokens", "heldout.tokens", "tokenizer.json")
+    manifest = {
+        "format": "anabranch-corpus", "version": 1, "token_type": "u2", "vocab_size": 300, "separator": 256,
+        "train": part, "held_out": part, "source": {}, "fingerprint": "00",
+        "files": [{"name": name, "size_bytes": 0, "hash": "00"} for name in names],
+    }  # fmt: skip
+    return json.dumps(manifest).encode()
+
+
+def _vote() -> bytes:
+    return b'{"version": 1, "nonce": "1a", "term": 3, "vote": "x"}\n' + _entries()[0] + b"\n"
+
+
+SCENARIO = b"""[anabranch]
+version = 1
+[fleet]
+relays = 4
+device = ["t4"]
+[churn]
+crash = 0.1
+[[machines]]
+count = 2
+stage = 1
+"""
+
+
+#: Deeper than a reader that calls itself can follow.
+NESTED = b"a = " + b"[" * 100_000
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "replace")
+
+
 def decoders() -> dict[str, Decoder]:
     files = _Files()
     manifest = CheckpointManifest(version=CHECKPOINT_VERSION, run_id="r", t=3, base="b", stages={
@@ -149,9 +253,16 @@ def decoders() -> dict[str, Decoder]:
         "tickets": Decoder(_tickets, (TicketError,), (_ticket_text(),)),
         "seals": Decoder(_seals, (), (certificate, grant.text.encode())),
         "hello": Decoder(_hello, (Refused, TicketError), (hello,)),
-        "run-files": Decoder(files.run_file, (ConfigError,), (run, run[:600])),
+        "run-files": Decoder(files.run_file, (ConfigError,), (run, run[:600], NESTED)),
         "manifests": Decoder(files.manifest, (UserError,), (msgspec.json.encode(manifest),)),
         "log-entries": Decoder(lambda data: follow(Position(), data), (LogError,), _entries()),
         "event-lines": Decoder(decode_event, (ValueError, msgspec.DecodeError), _events()),
+        "corpus-manifests": Decoder(files.corpus_manifest, (UserError,), (_corpus_manifest(), NESTED[4:])),
+        "votes": Decoder(files.vote, (UserError, LogError), (_vote(), NESTED[4:])),
+        "snapshots": Decoder(_snapshot, (SnapshotError,), (_snapshot_bytes(),)),
+        "genesis": Decoder(_genesis, (ConfigError,), (run[:600], NESTED)),
+        "scenarios": Decoder(files.scenario, (UserError,), (SCENARIO, NESTED)),
+        "churn-traces": Decoder(lambda data: parse_trace(_text(data), "trace"), (UserError,), (_trace(),)),
+        "networks": Decoder(lambda data: parse_profile(_text(data), "net"), (WanError,), (_network(),)),
         "instances": Decoder(parse_instance, (InstanceError,), _instances()),
     }

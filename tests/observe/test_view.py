@@ -276,3 +276,10 @@ def test_patches_together_do_what_they_do_one_by_one(writes: list[tuple[str, str
     apply(together, whole)
     assert one_by_one == {section: board.state.get(section, {}) for section in one_by_one}
     assert {s: r for s, r in together.items() if r} == {s: r for s, r in one_by_one.items() if r}
+
+
+@pytest.mark.parametrize("host", ["203.0.113.7", "[2001:db8::7]"])
+def test_who_was_turned_away_at_the_door_is_told_without_its_address(host: str) -> None:
+    why = f"a connection from {host}: it speaks no TLS 1.3"
+    view = view_of(log.Refused(time=103.0, peer="b", subject="", reason=why, count=1))
+    assert story(view, "trouble") == ["name-b refused a connection from its address: it speaks no TLS 1.3"]

@@ -310,7 +310,7 @@ def _read_manifest(directory: Path) -> dict[str, Any]:
         raise ConfigError(
             f"there is no corpus in {directory} ({path.name}: {error.strerror}); {_WHAT_NOW}"
         ) from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ConfigError(f"{path} is damaged: it is not JSON; {_WHAT_NOW}") from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise ConfigError(f"{path} is not the manifest of a corpus; {_WHAT_NOW}")

@@ -147,7 +147,7 @@ class LivePeer:
         """A connection was refused at the door; who vanishes before the handshake is over is only counted."""
         count = self.links.transport.refusals[kind]
         if kind != VANISHED and Refusals.telling(count):
-            why = f"a connection from {host}: {reason}"
+            why = f"a connection from {f'[{host}]' if ':' in host else host}: {reason}"
             self.journal.note("refused", {"subject": "", "reason": why, "count": count})
 
     def _plan_wake(self) -> None:

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from anabranch.config import RunConfig, config_from_dict
+from anabranch.config import RunConfig, config_from_text
 from anabranch.node.executor import Computer
 from anabranch.protocol.events import Described
 from anabranch.protocol.records import Genesis, Member
 from anabranch.protocol.tasks import Forward, InitState, InputGradient, WeightGradient
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib  # type: ignore[import-not-found]
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,7 +32,7 @@ MOST_CAPACITY = 1024
 
 def run_of(genesis: Genesis) -> RunConfig:
     """The run file that the genesis carries. Raises ConfigError if it is not one."""
-    return config_from_dict(tomllib.loads(genesis.config), "the run's genesis")
+    return config_from_text(genesis.config, "the run's genesis")
 
 
 class TrainingMachine:

@@ -73,7 +73,7 @@ class VoterDisk:
             return str(state["nonce"]), int(state["term"]), str(state["vote"])
         except FileNotFoundError:
             return None
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise UserError(
                 f"{self._vote} cannot be read: remove it together with {self.log.name} beside it, and this "
                 "machine takes part as one that lost its disk"

@@ -84,7 +84,7 @@ def read_scenario(name: str) -> tuple[dict[str, Any], str]:
             raise UserError(f"{name}: cannot be read ({error}); shipped scenarios: {known}") from None
     try:
         return tomllib.loads(text), where
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise UserError(f"{where}: not TOML: {error}") from None
 
 
