@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from anabranch.flow.auction import AuctionAgent
-from anabranch.flow.instances import FAMILIES, partial_knowledge
+from anabranch.flow.instances import FAMILIES, Family, partial_knowledge
 from anabranch.flow.oracle import solve
 from anabranch.flow.problem import DataNode, Flow, Instance, Relay
 from anabranch.sim.flows import FlowWorld, Weather
@@ -178,6 +178,15 @@ def test_is_close_to_the_optimum_in_few_messages(family: str, over: float) -> No
     assert flow.value == best.flow
     assert flow.cost(instance) <= 1.02 * best.cost
     assert world.counts.total <= 60 * world.neighbour_links
+
+
+@pytest.mark.parametrize("seed", [1, 8, 9])
+def test_two_sources_turn_away_what_is_too_much_at_one_price(seed: int) -> None:
+    """Or the one that turns away at the lower price leaves the cheaper ways to the other."""
+    instance = Family(3, 6, (1, 3), (1, 20), data_nodes=2).draw(seed, 1.5)
+    flow, best = settle(world_of(instance, seed)), solve(instance)
+    assert flow.value == best.flow
+    assert flow.cost(instance) <= 1.01 * best.cost
 
 
 @pytest.mark.parametrize("dear", [1e4, 1e12])

@@ -52,6 +52,9 @@ ORPHAN_S = 8.0
 #: A source with excess searches for a way when its price has risen by so many epsilons: from cold, where
 #: prices have far to go anyhow, and after a change from outside; twice as many each time it has searched.
 SEARCH_EPSILONS, SEARCH_STIRRED, SEARCH_MAX = 25.0, 6.0, 25.0
+#: A source that turns units away at a higher price than it searched with tells the others by another search;
+#: so often, until something changes from outside.
+EVEN = 3
 #: A source that has found a way but no place looks again after so long, doubling: the findings bring fresh
 #: prices along the way, where falls were no longer told.
 RETRY_S, RETRY_MAX_S = 60.0, 2000.0
@@ -83,6 +86,7 @@ class AuctionAgent:
         self._search_number = setup.incarnation << 32
         self._search_level = -math.inf
         self._search_step = SEARCH_EPSILONS
+        self._evened = 0
         self._unheard: set[str] = set()
         self._news: dict[Line, None] = {}
         self._lingering = Times()
@@ -146,6 +150,7 @@ class AuctionAgent:
         self._search_step = SEARCH_STIRRED
         self._search_level = -math.inf
         self._retry_s = RETRY_S
+        self._evened = 0
 
     def _receive(self, event: Received, now: float) -> None:
         letter = event.message
@@ -351,6 +356,7 @@ class AuctionAgent:
                 if market.limit != searches.bound:
                     market.limit = searches.bound
                     self._soon_again()
+                self._even_out(own.search.bound)
         if not market.ready or market.level == math.inf or (own is not None and not own.open):
             return
         if self._search_level == -math.inf:
@@ -359,6 +365,13 @@ class AuctionAgent:
             self._search_step = min(2 * self._search_step, SEARCH_MAX)
             self._search_level = market.level + self._search_step * market.epsilon
             self._search(market.level)
+
+    def _even_out(self, told: float) -> None:
+        """The other sources shall turn away at the same price; they know of `told`."""
+        searches = self._searches
+        if self._setup.returns == "any" and searches.are_many and self._evened < EVEN and searches.bound > told + self._market.epsilon:
+            self._evened += 1
+            self._search(searches.bound)
 
     def _search(self, bound: float) -> None:
         self._search_number += 1

@@ -21,7 +21,7 @@ from anabranch.flow.auction.messages import Answer, Offer
 
 #: Epsilon is the first cost-to-go per hop over this: relative, because a bid war's length is too. Where a
 #: relay has room for more units than it has next hops, there are more messages, and epsilon is coarser.
-FINENESS, FINENESS_MANY = 6.6, 4.0
+FINENESS, FINENESS_MANY = 6.6, 4.3
 #: ... but at least the greatest link cost over this, or costs of zero would make it endless; a single dear
 #: link must not coarsen it, so no more than the median cost to a next hop over half of this.
 FINENESS_MAX = 250.0

@@ -161,6 +161,11 @@ class Searches:
     def own(self) -> Explorer | None:
         return self._explorers.get(self._name)
 
+    @property
+    def are_many(self) -> bool:
+        """Whether other sources have searched, too."""
+        return len(self._explorers) > 1
+
     def read(self, line: In | Out, searches: Iterable[Search], findings: Iterable[Finding]) -> None:
         """What the other end of `line` asks and answers; each is heeded once."""
         for search in searches:
