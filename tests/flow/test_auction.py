@@ -200,6 +200,16 @@ def test_a_single_dear_link_does_not_coarsen_the_rest(dear: float) -> None:
     assert flow.cost(instance) <= 1.02 * best.cost
 
 
+def test_an_epsilon_is_never_lost_in_rounding() -> None:
+    """The relay has next hops that cost next to nothing; its two units both go to the one that takes one."""
+    links = {("d0", "r"): 1.0, ("r", "a"): 1e-45, ("r", "b"): 1e-39, ("r", "c"): 8e8}
+    links |= {("a", "d0"): 1e-45, ("b", "d0"): 32.0, ("c", "d0"): 9e8}
+    relays = (Relay("r", 1, 2), *(Relay(name, 2, 1) for name in "abc"))
+    world = world_of(Instance(2, "any", (DataNode("d0", 2),), relays, links))
+    assert settle(world).value == 2
+    assert world.counts.total < 100
+
+
 def test_bad_links_cost_messages_but_no_flow() -> None:
     instance = FAMILIES["A"].draw(4)
     world = world_of(instance, 4, Weather(loss=0.05, duplicate=0.05, reorder=0.2))

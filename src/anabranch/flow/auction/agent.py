@@ -369,7 +369,8 @@ class AuctionAgent:
     def _even_out(self, told: float) -> None:
         """The other sources shall turn away at the same price; they know of `told`."""
         searches = self._searches
-        if self._setup.returns == "any" and searches.are_many and self._evened < EVEN and searches.bound > told + self._market.epsilon:
+        may = self._setup.returns == "any" and searches.are_many and self._evened < EVEN
+        if may and searches.bound > told + self._market.epsilon:
             self._evened += 1
             self._search(searches.bound)
 

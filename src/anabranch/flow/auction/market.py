@@ -25,6 +25,9 @@ FINENESS, FINENESS_MANY = 6.6, 4.3
 #: ... but at least the greatest link cost over this, or costs of zero would make it endless; a single dear
 #: link must not coarsen it, so no more than the median cost to a next hop over half of this.
 FINENESS_MAX = 250.0
+#: ... and at least so much of the greatest link cost, or it is lost in rounding and two units of one node bid
+#: against each other for ever.
+RESOLUTION = 1e-13
 #: A price that has fallen by less than so many epsilons is not told; likewise a bid.
 HUSH = 1.0
 #: A tenant goes when its unit costs so many epsilons more than it bids: what epsilons on the way explain.
@@ -176,6 +179,7 @@ class Market:
             costs = [line.cost for line in self.outs.values() if line.cost > 0.0]
             if costs:
                 floor = min(floor, 2.0 * statistics.median(costs) / FINENESS_MAX)
+            floor = max(floor, self._scale * RESOLUTION)
             self.epsilon = max(self.level / (hops * fineness), floor)
         if not self._setup.is_data:
             self._set_price()
