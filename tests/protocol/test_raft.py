@@ -10,9 +10,10 @@ import pytest
 from raft_world import Disk, Machine, RaftWorld, Trouble, Violation
 
 from anabranch.flow.dice import Dice
+from anabranch.protocol.copies import Follower
 from anabranch.protocol.log import LogError, Position
 from anabranch.protocol.messages import Append, Appended, AskVote
-from anabranch.protocol.raft import Follower, Raft
+from anabranch.protocol.raft import Raft
 from anabranch.protocol.records import Control, Entry, NoOp, Voters, decode_entry, encode_entry
 from anabranch.protocol.voterlog import VoterLog
 from anabranch.protocol.voting import Became, Chosen, Role, Send, Write
@@ -314,7 +315,7 @@ def test_a_log_that_ends_before_the_lines_that_are_kept_is_asked_after_with_hear
     world.isolate(learner)
     world.run(world.now + 60.0)
     assert 0 < learner.disk.length < raft.log.start.index and not raft.lags("p3/0")
-    raft._followers["p3/0"] = Follower(raft.log.length, world.now)  # as a leader that never heard of it
+    raft._copies.of["p3/0"] = Follower(raft.log.length, world.now)  # as a leader that never heard of it
     world.calm()
     answers: list[Appended] = []
 

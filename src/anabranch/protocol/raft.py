@@ -9,9 +9,8 @@ twice in a term. Nothing that says what the disk holds leaves before the disk ho
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from anabranch.flow.dice import Dice
+from anabranch.protocol.copies import Copies
 from anabranch.protocol.log import LogError, Position
 from anabranch.protocol.messages import Append, Appended, AskVote, TakeOver, Vote
 from anabranch.protocol.pace import Pace
@@ -26,21 +25,6 @@ from anabranch.protocol.voting import (
     Readable,
     Role,
 )
-
-
-@dataclass
-class Follower:
-    """What the leader knows of another copy. `match` lines of it are certain (and on its disk) once `sure`;
-    until then `match` is where it looks next, `back` lines further back each time. lags: it ended before
-    what the leader still keeps."""
-
-    match: int
-    heard_at: float
-    sure: bool = False
-    lags: bool = False
-    back: int = 1
-    sent: int = 0
-    round: int = 0
 
 
 class Raft:
@@ -83,11 +67,8 @@ class Raft:
         self._failures = 0
         self._votes: set[str] = set()
         self._asked_at = 0.0
-        self._followers: dict[str, Follower] = {}
-        self._round = 0
-        self._rounds: dict[int, float] = {}
+        self._copies = Copies()
         self._beat_at = 0.0
-        self._reads: list[int] = []
         self._going = False
         self._going_until = 0.0
         self._heir = ""
@@ -201,30 +182,27 @@ class Raft:
         """Send the log to one that is to become a voter."""
         if learner not in self.learners:
             self.learners.add(learner)
-            if self.role is Role.LEADER and learner not in self._followers:
-                self._followers[learner] = Follower(self.log.start.index, self._now)
+            if self.role is Role.LEADER and learner not in self._copies.of:
+                self._copies.add(learner, self.log.start.index, self._now)
                 self._replicate(learner)
                 self._flush()
 
     def caught_up(self, learner: str) -> bool:
         """Whether a learner's disk has all that is chosen."""
-        known = self._followers.get(learner)
+        known = self._copies.of.get(learner)
         return known is not None and known.sure and known.match >= self.chosen
 
     def matches(self, voter: str) -> int:
         """How many lines of another copy are certain."""
-        known = self._followers.get(voter)
-        return known.match if known is not None and known.sure else 0
+        return self._copies.matches(voter)
 
     def lags(self, learner: str) -> bool:
         """Whether a learner's log ends before the first line that is still kept here: it cannot be taught."""
-        known = self._followers.get(learner)
-        return known is not None and known.lags
+        return self._copies.lags(learner)
 
     def heard_at(self, voter: str) -> float:
         """When this leader last heard of a voter."""
-        known = self._followers.get(voter)
-        return self._now if voter == self.me else known.heard_at if known else float("-inf")
+        return self._now if voter == self.me else self._copies.heard_at(voter)
 
     def read(self, now: float) -> int:
         """Ask whether this voter still leads; Readable with the number returned says so. Nothing comes if it
@@ -233,8 +211,8 @@ class Raft:
         if self.role is not Role.LEADER:
             raise LogError("only the leader answers for the log")
         self._broadcast()
-        self._reads.append(self._round)
-        ticket = self._round
+        ticket = self._copies.round
+        self._copies.reads.append(ticket)
         self._readable()
         self._flush()
         return ticket
@@ -258,8 +236,7 @@ class Raft:
             self._flush()
 
     def _hand_over(self) -> None:
-        known = self._followers.get(self._heir)
-        whole = known is not None and known.sure and known.match == self.log.length
+        whole = self._copies.is_whole(self._heir, self.log.length)
         if self._going and whole and self._heir in self.log.voters:
             self._send(TakeOver(self.me, self._heir, self.term))
 
@@ -350,9 +327,8 @@ class Raft:
         self._enter(term, self.me)
         self._change(Role.LEADER, self.me)
         self._failures = 0
-        self._reads = []
         others = (set(self.log.voters) | self.learners) - {self.me}
-        self._followers = {v: Follower(self.log.length, self._now) for v in sorted(others)}
+        self._copies.begin(others, self.log.length, self._now)
         if self.log.length:
             self._add(NoOp())  # what earlier terms left is chosen with it, and only then (§5.4.2)
         self._broadcast()
@@ -368,7 +344,8 @@ class Raft:
         if term > self.term:
             self._enter(term, "")
         if self.role is Role.LEADER:
-            self._followers, self._reads, self._going = {}, [], False
+            self._copies.end()
+            self._going = False
             self.learners.clear()
             self._wait()
         self._change(Role.FOLLOWER, leader)
@@ -442,62 +419,49 @@ class Raft:
         entry = self.log.append(encode_entry(Entry(position.index, self.term, position.previous, record)))
         if isinstance(record, Voters):
             for voter in record.ids:
-                if voter != self.me and voter not in self._followers:
-                    self._followers[voter] = Follower(self.log.length, self._now)
+                if voter != self.me:
+                    self._copies.add(voter, self.log.length, self._now)
             self.learners -= set(record.ids)
         return entry
 
     def _broadcast(self) -> None:
-        self._round += 1
-        self._rounds[self._round] = self._now
-        self._rounds.pop(self._round - 64, None)
+        self._copies.next_round(self._now)
         self._beat_at = self._now + self._heartbeat_s
-        for voter in sorted(self._followers):
+        for voter in sorted(self._copies.of):
             if voter in self.log.voters or voter in self.learners:
                 self._replicate(voter)
             else:
-                del self._followers[voter]
+                del self._copies.of[voter]
 
     def _replicate(self, voter: str) -> None:
-        known = self._followers[voter]
-        known.match = max(known.match, self.log.start.index)
-        previous = self.log.hash_before(known.match)
-        assert previous is not None
-        lines = self.log.since(known.match) if known.match < self.log.length else ()
-        known.sent = known.match + len(lines)
-        start, chosen = known.match, self.chosen
-        append = Append(self.me, voter, self.term, start, previous, lines, chosen, self._round)
+        start, previous, lines = self._copies.lines_for(voter, self.log)
+        number, chosen = self._copies.round, self.chosen
+        append = Append(self.me, voter, self.term, start, previous, lines, chosen, number)
         self._send(append, promise=False)
 
     def _on_appended(self, message: Appended) -> None:
         if message.term > self.term:
             self._follow(message.term, "")
-        known = self._followers.get(message.sender)
+        known = self._copies.of.get(message.sender)
         if self.role is not Role.LEADER or message.term != self.term or known is None:
             return
-        known.heard_at = self._now
-        if message.round > known.round and message.round in self._rounds:
-            self._pace.trip(self._now - self._rounds[message.round])
-        known.round = max(known.round, message.round)
+        trip_s = self._copies.heard(known, message.round, self._now)
+        if trip_s is not None:
+            self._pace.trip(trip_s)
         self._readable()
         if message.matches and message.length <= self.log.length:
-            known.match = max(known.match, message.length) if known.sure else message.length
-            known.sure, known.lags, known.back = True, False, 1
+            known.has(message.length)
             self._choose()
             self._hand_over()
             if known.sent <= known.match < self.log.length:
                 self._replicate(message.sender)
-        elif not message.matches and message.length < self.log.start.index:
-            known.lags = True  # it is asked again with the next heartbeat
-        elif not message.matches and not known.sure and known.match > self.log.start.index:
-            known.match = max(0, min(message.length, known.match - known.back))
-            known.back *= 2
+        elif not message.matches and known.differs(message.length, self.log.start.index):
             self._replicate(message.sender)
 
     def _choose(self) -> None:
         """The longest prefix that a majority has on disk is chosen, if it ends with this term."""
         voters = self.log.voters
-        lengths = {v: f.match if f.sure else 0 for v, f in self._followers.items()}
+        lengths = {v: f.match if f.sure else 0 for v, f in self._copies.of.items()}
         lengths[self.me] = self._promises.durable
         for length in sorted({lengths.get(v, 0) for v in voters}, reverse=True):
             holders = {v for v in voters if lengths.get(v, 0) >= length}
@@ -525,10 +489,9 @@ class Raft:
     def _readable(self) -> None:
         if not self._own_chosen():
             return
-        answered = {v for v, f in self._followers.items() if self._reads and f.round >= self._reads[0]}
-        while self._reads and self._majority(answered | {self.me}):
-            self._effects.append(Readable(self._reads.pop(0)))
-            answered = {v for v, f in self._followers.items() if self._reads and f.round >= self._reads[0]}
+        reads = self._copies.reads
+        while reads and self._majority(self._copies.answered() | {self.me}):
+            self._effects.append(Readable(reads.pop(0)))
 
     def _send(self, message: RaftMessage, promise: bool = True) -> None:
         self._promises.send(message, promise)
