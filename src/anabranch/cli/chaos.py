@@ -86,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--calm-minutes",
         type=float,
         metavar="M",
-        help="of each run without faults (default: a sixth, at most 2)",
+        help=f"of each run without faults (default: {CALM_SHARE:.0%}%, at most {CALM_MINUTES:g})",
     )
     parser.add_argument("--wan", metavar="PROFILE", help="emulate a wide-area network: wan10, or a JSON file")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="of the faults (default: 1)")
