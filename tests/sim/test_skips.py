@@ -7,9 +7,15 @@ from dataclasses import replace
 import pytest
 from small_swarm import MadeUpBatches, small_model, small_run
 
+from anabranch.protocol import events as ev
+from anabranch.protocol import messages as msg
 from anabranch.protocol import tasks
+from anabranch.protocol.settings import Settings
 from anabranch.protocol.tasks import Payload, Result, Task
-from anabranch.sim.node import Computer
+from anabranch.sim import faults
+from anabranch.sim.algebra import Machine, counting_world
+from anabranch.sim.faults import Fault
+from anabranch.sim.node import Computer, Node
 from anabranch.sim.training import training_world
 from anabranch.sim.world import World
 from anabranch.train.reference import Reference
@@ -110,3 +116,23 @@ def test_numbers_that_really_overflow() -> None:
         reference.step(share)
     assert [commit.verdict for commit in history.commits][-3:] == ["skip"] * 3
     assert len(history.commits) < 8
+
+
+def test_an_overflow_of_a_microbatch_that_is_not_there_is_refused() -> None:
+    """Nobody could compute it again: `verify` would have no witness for the skipped step."""
+    settings = Settings("overflow", 1, 1, 4, 3, min_replicas=2)
+    world = counting_world(settings, [Machine("d0", 0), Machine("r1.0", 1), Machine("r1.1", 1)], 1)
+    told: list[str] = []
+
+    def lie(world: World, leader: Node) -> None:
+        iteration = leader.peer.iteration
+        assert iteration is not None
+        message = msg.Overflow(msg.Fence(1, 1, iteration.t, iteration.base), 1, 1000, "blocks.0.attention.wq")
+        before = len(world.notes)
+        leader.handle(ev.Received("r1.0", message))
+        told.extend(str(fields["reason"]) for _, _, kind, fields in world.notes[before:] if kind == "refused")
+
+    fault = Fault(world, ("d0",), faults.received(msg.Claim, 2), lie)
+    world.run(until_s=300)
+    assert fault.delivered and len(told) == 1 and "no microbatch 1000" in told[0]
+    assert [commit.verdict for commit in world.history().commits] == ["step"] * 3

@@ -135,7 +135,7 @@ class Delivery:
             case msg.Applied():
                 lead.released.on_applied(peer, message)
             case msg.Overflow():
-                lead.reports.on_overflow(peer, message)
+                return lead.reports.on_overflow(peer, message)
             case msg.Enquire():
                 self.core.send(peer, msg.About(self.peer.joining.genesis, self.peer.doors()))
             case msg.JoinRequest():

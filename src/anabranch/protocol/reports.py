@@ -76,7 +76,12 @@ class Reports:
             current.progress_at, current.stalls = self.core.now, 0
         return None
 
-    def on_overflow(self, peer: str, message: Overflow) -> None:
+    def on_overflow(self, peer: str, message: Overflow) -> str | None:
+        """A value was out of range; returns why that is refused, if it is."""
+        settings = self.core.settings
+        if message.index >= settings.microbatches + settings.windows:
+            return f"no microbatch {message.index} in iteration {message.fence.t}"
         current = self.tip.current(peer, message.stage, message.fence.t, message.fence.base)
         if current is not None and current.witness is None:
             current.witness = Witness(peer, message.stage, message.index, message.tensor)
+        return None
