@@ -316,6 +316,8 @@ class Admission:
             self.core.effects.append(Dial(peer, address))
 
     def deadline(self) -> float:
+        if not self._lost:
+            return self.absent.deadline()
         dials = [min(lost.until, lost.dial_at) for lost in self._lost.values()]
         return min([*dials, self.absent.deadline()])
 

@@ -59,7 +59,8 @@ class Contacts:
         """When `tick` wants to be called next."""
         core = self.core
         times = [self._ping_at, self.witnesses.deadline()]
-        times += [at for at, _ in self._dials.values()]
+        if self._dials:
+            times += [at for at, _ in self._dials.values()]
         if core.now < self._none_silent_before:
             return min(*times, self._none_silent_before)
         for peer, silence in self._listening().items():
@@ -70,7 +71,9 @@ class Contacts:
 
     def _not_before(self, silence: Silence) -> None:
         """Keep the moment before which no link needs a look: it may be too early, never too late."""
-        self._none_silent_before = min(self._none_silent_before, silence.doubted_at())
+        doubted_at = silence.doubted_at()
+        if doubted_at < self._none_silent_before:
+            self._none_silent_before = doubted_at
 
     def _ask_at(self, peer: str, silence: Silence) -> float:
         """When others are asked (again) after a silent peer."""
@@ -218,11 +221,11 @@ class Contacts:
         if silence is None:
             return False
         core = self.core
-        some = core.now >= self._none_silent_before
-        links = self._listening() if some else {}
-        if len(links) > 1 and all(core.now >= s.doubted_at() for s in links.values()):
-            for link in links.values():  # it was I who was cut off
-                link.last_heard = core.now
+        if core.now >= self._none_silent_before:
+            links = self._listening()
+            if len(links) > 1 and all(core.now >= s.doubted_at() for s in links.values()):
+                for link in links.values():  # it was I who was cut off
+                    link.last_heard = core.now
         silent_s, doubted = core.now - silence.last_heard, core.now >= silence.doubted_at()
         silence.heard(core.now)
         self._not_before(silence)

@@ -35,7 +35,7 @@ class Silence:
         """Silence (seconds) after which the peer is suspected."""
 
     def heard(self, now: float) -> None:
-        gap = max(0.0, now - self.last_heard)
+        gap = now - self.last_heard
         self.last_heard = now
         if gap < self._heartbeat_s * TELLING:
             return

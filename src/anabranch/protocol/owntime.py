@@ -31,15 +31,16 @@ class OwnTime:
         if clock < self._last:
             self._ahead -= self._last - clock
         else:
-            late = clock - max(self._awaited, self._last)
+            late = clock - (self._awaited if self._awaited > self._last else self._last)
             if late > self._grace_s:
                 self._ahead += late
                 self.slept_s += late
         own = clock - self._ahead
-        if clock >= self._awaited - ROUNDING_S:
-            own = max(own, self._awaited_own)
+        if self._awaited_own > own and clock >= self._awaited - ROUNDING_S:
+            own = self._awaited_own
         self._last, self._awaited = clock, math.inf
-        self.now = max(self.now, own)
+        if own > self.now:
+            self.now = own
         return self.now
 
     def awaits(self, own: float) -> float:

@@ -47,6 +47,8 @@ class Proposing:
             return self._skip(current, current.witness)
         if evaluation is None and self.tip.windows(current):
             return None
+        if not current.attempts:
+            return None  # nobody was asked to prepare anything yet
         prepared = {s: self.reducing.prepared(current, s) for s in range(self.core.settings.stages + 1)}
         messages = [message for message in prepared.values() if message is not None]
         safe = [self._safe(current, stage, message) for stage, message in prepared.items()]

@@ -128,7 +128,9 @@ class Reducing:
         return tuple(current.losses[owner][index] for index, owner in enumerate(owners))
 
     def patience_s(self, current: Round) -> float:
-        doubled = min(current.stalls, 5) + min(sum(current.retries.values()), 10)
+        doubled = min(current.stalls, 5)
+        if current.retries:
+            doubled += min(sum(current.retries.values()), 10)
         return max(STALL_FLOOR_S, STALL_FACTOR * self.step_s) * 2.0**doubled * current.spread
 
     def stalled(self, current: Round) -> None:

@@ -221,5 +221,7 @@ class Restoring:
     def deadline(self) -> float:
         """When a lost stage is due for its next step."""
         now = self.core.now
+        if not self._lost:
+            return self.safekeeping.deadline()
         times = [since + wait for since in self._lost.values() for wait in (GRACE_S, MOVE_AFTER_S)]
         return min((at for at in [*times, self.safekeeping.deadline()] if at > now), default=math.inf)

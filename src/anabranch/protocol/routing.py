@@ -80,7 +80,8 @@ class Router:
         core.planned = self.onward
 
     def deadline(self) -> float:
-        return min(self._agent_due(), self.probes.deadline())
+        agent_due, probe_due = self._agent_due(), self.probes.deadline()
+        return agent_due if agent_due < probe_due else probe_due
 
     def price(self) -> float:
         """Cost to go (s) of one more microbatch that comes here; infinite while nothing is known. At a data

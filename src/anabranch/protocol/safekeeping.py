@@ -100,6 +100,8 @@ class Safekeeping:
 
     def deadline(self) -> float:
         """When what was ordered is due."""
+        if not self._ordered:
+            return math.inf
         due = [at + self._patience_s for orders in self._ordered.values() for at in orders.values()]
         return min((at for at in due if at > self.core.now), default=math.inf)
 

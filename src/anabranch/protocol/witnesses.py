@@ -179,6 +179,8 @@ class Witnesses:
 
     def heard(self, subject: str) -> None:
         """A message of `subject` came: whoever asked after it is told."""
+        if not self._questions:
+            return
         for (asker, about), (number, _) in list(self._questions.items()):
             if about == subject:
                 del self._questions[asker, about]

@@ -71,7 +71,7 @@ def _capacity(node: Node, iteration: Iteration) -> int:
     for grant in ledger.grants.values():
         promised += grant.held
     capacity = ledger.capacity + 1
-    if max(held, promised) > capacity:
+    if held > capacity or promised > capacity:
         raise Violation("I5", f"{node.id} holds {held}, promised {promised}; its capacity is {capacity}")
     return held
 

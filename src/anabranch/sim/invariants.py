@@ -72,25 +72,29 @@ class Invariants:
         world.watchers.append(self)
 
     def __call__(self, node: Node, event: ev.Event) -> None:
-        if len(self.world.notes) > self._notes_read:
+        world = self.world
+        if len(world.notes) > self._notes_read:
             self._read_notes()
-        message = type(event.message) if isinstance(event, ev.Received) else None
+        received = isinstance(event, ev.Received)
+        message = type(event.message) if received else None  # type: ignore[union-attr]
         if message not in _SMALL_TALK:
-            self.most_held[node.id] = max(check_bounds(node), self.most_held.get(node.id, 0))
+            held = check_bounds(node)
+            if held > self.most_held.get(node.id, -1):
+                self.most_held[node.id] = held
             self._repair_slot(node, event)
         if isinstance(event, ev.Received):
-            if message is msg.Slots and event.peer not in self.world.liars:
-                check_account(self.world, node, event.peer)
+            if message is msg.Slots and event.peer not in world.liars:
+                check_account(world, node, event.peer)
         elif isinstance(event, ev.Finished):
             self._finished(node, event)
         elif isinstance(event, ev.LinkUp | ev.LinkDown):
             check_plan(node, event.peer)
         if node.peer.position.index != self._positions.get(node):
             self._one_history(node)
-        if len(self.world.log) > self._log_read:
+        if len(world.log) > self._log_read:
             self._read_log()
         self._events += 1
-        if self._events % CYCLE_EVERY == 0 and (found := cycle(self.world)):
+        if self._events % CYCLE_EVERY == 0 and (found := cycle(world)):
             raise Violation("I5", "they wait for each other: " + " -> ".join(found))
 
     def _read_notes(self) -> None:

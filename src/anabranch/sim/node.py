@@ -36,7 +36,10 @@ class Link:
     def arrival(self, sender: str, bulk: bool, planned: float) -> float:
         """When a message arrives: in order on each of a link's two lanes."""
         lane = (sender, bulk)
-        at = self._lanes[lane] = max(planned, self._lanes.get(lane, 0.0))
+        at = self._lanes.get(lane, 0.0)
+        if planned > at:
+            at = planned
+        self._lanes[lane] = at
         if at > self.quiet_at:
             self.quiet_at = at
         return at

@@ -127,7 +127,9 @@ class World:
     # --- wires ---------------------------------------------------------------------------------
 
     def _delay(self, *ends: str) -> float:
-        return self.random.uniform(*self.model.latency_s) * self.trouble.factor(*ends)
+        least, greatest = self.model.latency_s
+        delay_s = least + (greatest - least) * self.random.random()
+        return delay_s * self.trouble.factor(*ends) if self.slow else delay_s
 
     def send(self, sender: Node, peer: str, message: AnyMessage, payload: Payload | None) -> None:
         """Put a message on the wire."""
@@ -145,16 +147,17 @@ class World:
         """After a delay, in order on each of a link's two lanes (where there is no trouble); lost if the link
         breaks."""
         receiver = link.nodes[peer]
-        bulk_s = self._bulk_s(sender.id, peer, decoded, size, payload is not None)
-        planned = self._arrival(sender.id, peer, self._delay(sender.id, peer) + bulk_s)
+        here, bulky = sender.id, payload is not None
+        bulk_s = self._bulk_s(here, peer, decoded, size, bulky)
+        planned = self._arrival(here, peer, self._delay(here, peer) + bulk_s)
 
         def deliver() -> None:
-            if link.carries(sender.id) and receiver.links.get(sender.id) is link:
-                receiver.handle(ev.Received(sender.id, decoded, payload))
+            if link.carries(here) and receiver.links.get(here) is link:
+                receiver.handle(ev.Received(here, decoded, payload))
 
         times = self.trouble.arrivals(link.ends, planned) if self.trouble.disorders else []
         if not times:
-            self._at(link.arrival(sender.id, payload is not None, planned), deliver)
+            self._at(link.arrival(here, bulky, planned), deliver)
         for at in times:
             link.quiet_at = max(link.quiet_at, at)
             self._at(at, deliver)
