@@ -75,8 +75,7 @@ class Invariants:
         world = self.world
         if len(world.notes) > self._notes_read:
             self._read_notes()
-        received = isinstance(event, ev.Received)
-        message = type(event.message) if received else None  # type: ignore[union-attr]
+        message = type(event.message) if isinstance(event, ev.Received) else None
         if message not in _SMALL_TALK:
             held = check_bounds(node)
             if held > self.most_held.get(node.id, -1):
