@@ -60,6 +60,7 @@ class Reaching:
             return
         if self._led():
             self._lost_at = None
+            self._waits.reset()
             return
         now = self._loop.time()
         if self._lost_at is None:
