@@ -262,7 +262,8 @@ class AuctionAgent:
     # -- what follows ------------------------------------------------------------------------------------
 
     def _soon(self, now: float) -> None:
-        self._act_at = min(self._act_at, now + TICK_S)
+        if now + TICK_S < self._act_at:
+            self._act_at = now + TICK_S
 
     def _due(self) -> float:
         return min(
@@ -393,9 +394,12 @@ class AuctionAgent:
         self._act_at = -math.inf
 
     def _letters(self, now: float) -> list[Send]:
-        speakers = dict(self._news)
-        speakers.update(dict.fromkeys(self._lingering.due(now)))
-        speakers.update(dict.fromkeys(self._repeating.due(now)))
+        speakers = self._news.copy()
+        for times in (self._lingering, self._repeating):
+            if times.least <= now:
+                speakers.update(dict.fromkeys(times.due(now)))
+        if not speakers:
+            return []
         self._news.clear()
         sends: list[Send] = []
         for line in speakers:
@@ -410,7 +414,7 @@ class AuctionAgent:
 
     def _spoken(self, line: Line) -> None:
         self._lingering.drop(line)
-        if line.asks:
+        if line.repeat_at < math.inf:  # it asks
             self._repeating.put(line, line.repeat_at)
         else:
             self._repeating.drop(line)

@@ -32,6 +32,8 @@ class Line:
         self.heard: dict[str, int] = {}
         """Number of the other end's latest search that has been heeded, for each source."""
         self.findings_read: dict[str, Finding] = {}
+        self.read: tuple[tuple[Search, ...], tuple[Finding, ...]] = ((), ())
+        """The searches and findings of the last letter: what is said again needs no heed."""
         self._seq = self._acked = self._covered = 0
         self._seen = self._answered = 0
         self._repeat_s = REPEAT_S
@@ -50,7 +52,7 @@ class Line:
     @property
     def asks(self) -> bool:
         """Whether the other end has yet to acknowledge something that only this end repeats."""
-        return self._seq > self._acked and self._seq > self._covered
+        return self._acked < self._seq > self._covered
 
     @property
     def settled(self) -> bool:
@@ -76,20 +78,22 @@ class Line:
     def stamp(self, now: float, asked: bool) -> tuple[int, int, bool]:
         """(seq, ack, ask) of a letter that leaves now. `asked`: it answers a question (`owes`)."""
         asking = self.asks
-        if self.dirty:
+        if self._dirty:
             self._seq += 1
-            self.dirty = False
+            self._dirty = False
             self._repeat_s = REPEAT_S
-        if asked and self._seen > self._answered and not asking:
-            self._covered = self._seq
-        self._answered = max(self._answered, self._seen)
+        if self._seen > self._answered:
+            if asked and not asking:
+                self._covered = self._seq
+            self._answered = self._seen
         self.owes = False
-        if self.asks:
+        asks = self.asks
+        if asks:
             self.repeat_at = now + self._repeat_s
             self._repeat_s = min(2 * self._repeat_s, REPEAT_MAX_S)
         else:
             self.repeat_at = math.inf
-        return self._seq, self._seen, self.asks
+        return self._seq, self._seen, asks
 
 
 class Out(Line):

@@ -263,9 +263,10 @@ class Market:
             return False
         best, level, second = self.ranking.two()
         if not self._setup.is_data:
-            asked = self._asked(level)
-            if any(asked < line.told - HUSH * self.epsilon for line in self.ins.values()):
-                return True
+            asked, hush = self._asked(level), HUSH * self.epsilon
+            for line in self.ins.values():
+                if asked < line.told - hush:
+                    return True
         if self._dear():
             return True
         return any(bid < line.bid - HUSH * self.epsilon for line, bid in self._lower(best, level, second))
@@ -379,7 +380,12 @@ class Market:
     # -- single moves ------------------------------------------------------------------------------------
 
     def _lowest(self) -> In:
-        return min(self._tenants, key=lambda line: (line.bid, line.peer))
+        least: In | None = None
+        for line in self._tenants:
+            if least is None or line.bid < least.bid or (line.bid == least.bid and line.peer < least.peer):
+                least = line
+        assert least is not None
+        return least
 
     def _push(self, line: Out, count: int, bid: float) -> None:
         before = line.units

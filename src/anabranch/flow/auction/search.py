@@ -166,8 +166,11 @@ class Searches:
         """Whether other sources have searched, too."""
         return len(self._explorers) > 1
 
-    def read(self, line: In | Out, searches: Iterable[Search], findings: Iterable[Finding]) -> None:
+    def read(self, line: In | Out, searches: tuple[Search, ...], findings: tuple[Finding, ...]) -> None:
         """What the other end of `line` asks and answers; each is heeded once."""
+        if (searches, findings) == line.read:
+            return
+        line.read = (searches, findings)
         for search in searches:
             self.bound = max(self.bound, search.bound)
             explorer = self._explorers.get(search.source)
