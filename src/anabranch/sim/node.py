@@ -82,6 +82,8 @@ class Node:
         self.slowness = slowness
         self.alive = True
         self.computer: Computer | None = None
+        self.task_at = 0.0
+        """When its last task began."""
         self.stopped: tuple[str, bool] | None = None
         self.links: dict[str, Link] = {}
         self.seen: dict[str, int] = {}
@@ -214,6 +216,7 @@ class Node:
     def _run(self, task: Task, inputs: tuple[Payload, ...]) -> None:
         assert self.computer is not None
         result = self.computer.run(task, inputs)
+        self.task_at = self.world.clock.now
         # A step may be taken between the request for a snapshot and its turn, and what is checked may be
         # wrong: those who asked are told so.
         if result.error and self.world.strict and not isinstance(task, Snapshot | CheckState):

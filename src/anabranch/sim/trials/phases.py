@@ -15,7 +15,7 @@ ACKNOWLEDGED = "acknowledged"
 REDUCE = "reduce"
 PREPARED = "prepared"
 CHOSEN = "chosen"
-"""C_t is in the log, and not yet applied here."""
+"""C_t is in the log, and not yet applied here (of the leader: it begins at once, `just_chosen`)."""
 APPLY = "apply"
 DOWNLOAD = "download"
 """Fetching, loading or serving a state."""
@@ -66,6 +66,14 @@ def phase_of(node: Node, committed_t: int) -> str:
     if iteration is not None and any(u.returned and u.granted is not None for u in iteration.units.values()):
         return ACKNOWLEDGED
     return IDLE
+
+
+def just_chosen(node: Node) -> bool:
+    """Whether it leads and C_t was chosen in the event that it has just handled: it has told the others, and
+    its own step has begun and computed nothing yet."""
+    running = node.peer.core.queue.running
+    applies = running is not None and _RUNNING.get(type(running.task)) == APPLY
+    return applies and node.peer.lead is not None and node.task_at == node.world.clock.now
 
 
 def _misses_a_leader(node: Node) -> bool:

@@ -17,7 +17,7 @@ from anabranch.sim.trials.draw import Aim, Drawn
 from anabranch.sim.trials.effort import Effort
 from anabranch.sim.trials.kinds import KINDS, Role
 from anabranch.sim.trials.outcome import Delivered, Outcome
-from anabranch.sim.trials.phases import CHOSEN, DOWNLOAD, phase_of
+from anabranch.sim.trials.phases import CHOSEN, DOWNLOAD, just_chosen, phase_of
 from anabranch.sim.trials.strikes import STRIKES, dice_of, next_life
 from anabranch.sim.violation import Violation
 
@@ -171,7 +171,7 @@ class Trial:
 
     def strike(self, kind: str, node: Node, aimed: str = "") -> bool:
         """Deliver the fault now; False if it could not be. aimed: the phase in which it was to hit."""
-        phase = phase_of(node, self.invariants.t)
+        phase = CHOSEN if aimed == CHOSEN and just_chosen(node) else phase_of(node, self.invariants.t)
         done = STRIKES[kind](self, node)
         if done is None:
             return False
@@ -303,6 +303,8 @@ class _Waiting:
         return max((trial.world.clock.now - since) / SETTLE_FOR_S, steps)
 
     def _meets(self, trial: Trial, node: Node) -> bool:
+        if self.aim.phase == CHOSEN and just_chosen(node):
+            return True
         return self._waited(trial) >= 1.0 or phase_of(node, trial.invariants.t) == self.aim.phase
 
     def _now(self, trial: Trial, node: Node) -> None:
