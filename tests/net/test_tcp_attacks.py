@@ -428,6 +428,22 @@ def test_more_callers_than_can_be_heard_at_once(backend: Backend) -> None:
     backend.run(scenario)
 
 
+def test_one_address_keeps_nobody_else_out(backend: Backend) -> None:
+    async def scenario(world: World) -> None:
+        server = await world.peer("bert", limits=Limits(max_pending_of_host=2))
+        opened = []
+        for number, host in enumerate(["127.0.0.1"] * 3 + ["127.0.0.2"] * 3):
+            there = (server.host, server.port)
+            opened.append(await asyncio.open_connection(*there, local_addr=(host, 0)))
+            if number % 3 == 2:  # two of each address are listened to
+                assert await soon(opened[-1][0].read()) == b""
+                assert dict(server.transport.refusals) == {errors.BUSY: 1 + number // 3}
+        for _, writer in opened:
+            writer.transport.abort()
+
+    backend.run(scenario)
+
+
 # Past the door: an admitted peer that does not keep to the framing.
 
 

@@ -74,7 +74,8 @@ class TcpTransport:
         self._server_context = _server_context(identity)
         self._client_context = _client_context()
         self._listeners: list[tuple[socket.socket, asyncio.Task[None]]] = []
-        self._welcoming: set[asyncio.Task[None]] = set()
+        self._welcoming: dict[asyncio.Task[None], str] = {}
+        """Callers that have not said yet who they are, and from which address."""
         self._half_open: dict[tuple[str, bytes], _HalfOpen] = {}
         self._links: set[LaneLink] = set()
         self._closing: set[asyncio.Task[None]] = set()
@@ -173,13 +174,22 @@ class TcpTransport:
                 # Out of file descriptors, or the caller is gone already: not a reason to stop listening.
                 await asyncio.sleep(0.05)
                 continue
-            if len(self._welcoming) >= self._limits.max_pending_handshakes:
-                self._refuse(errors.BUSY, address[0], "too many others are being let in just now")
+            why = self._busy(address[0])
+            if why:
+                self._refuse(errors.BUSY, address[0], why)
                 connection.close()
                 continue
             task = loop.create_task(self._welcome(connection, address[0]))
-            self._welcoming.add(task)
-            task.add_done_callback(self._welcoming.discard)
+            self._welcoming[task] = address[0]
+            task.add_done_callback(self._welcoming.pop)
+
+    def _busy(self, host: str) -> str:
+        """Why a connection from `host` cannot even be looked at; empty: it can."""
+        if len(self._welcoming) >= self._limits.max_pending_handshakes:
+            return "too many others are being let in just now"
+        if [*self._welcoming.values()].count(host) >= self._limits.max_pending_of_host:
+            return "too many connections from this address are waiting to be let in"
+        return ""
 
     async def _welcome(self, connection: socket.socket, host: str) -> None:
         """One incoming connection, from its first byte to its place in a link."""

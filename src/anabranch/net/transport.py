@@ -35,6 +35,8 @@ class Limits:
     """Payloads are sent in pieces of this size (at most `framing.MAX_CHUNK_BYTES`)."""
     handshake_timeout_s: float = 10.0
     max_pending_handshakes: int = 128
+    max_pending_of_host: int = 64
+    """Of these, from one address: nobody alone keeps all others out."""
     shutdown_timeout_s: float = 2.0
     """How long a closing link tries to send what it still holds, its reason included."""
 
