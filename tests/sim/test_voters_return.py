@@ -13,6 +13,7 @@ from anabranch.sim.faults import Fault, Moment
 from anabranch.sim.invariants import Invariants
 from anabranch.sim.node import Node
 from anabranch.sim.training import training_world
+from anabranch.sim.trials.strikes import next_life
 from anabranch.sim.world import World
 
 RUN = small_run(minimum=2, steps=8, checkpoint_every=2)
@@ -110,3 +111,29 @@ def test_a_founder_that_leads_again_knows_its_checkpoint() -> None:
     assert lost.delivered
     points = [r.t for line in world.log if isinstance(r := decode_entry(line).record, Rollback)]
     assert points == [2]
+
+
+def test_two_voters_who_lost_their_link_find_each_other() -> None:
+    """The founder is frozen, and removed without hearing of it; it still has its vote. Before another has it,
+    the process that leads is replaced by one with another disk: all are linked with that one, and it has no
+    vote. The two who have one are not linked, and nobody dials who was removed."""
+    world = swarm(0)
+
+    def freeze(world: World, node: Node) -> None:
+        world.freeze("d0", 12.0)
+        world.slow.update({frozenset(("d0", peer)): 1000.0 for peer in others(world)})
+
+    def removed(node: Node, event: ev.Event) -> bool:
+        raft, knows = node.peer.voter.raft, "d0" not in node.peer.core.membership.members
+        return knows and {raft.me, "d0/0"} <= set(raft.log.voters) and node.peer.lead is None
+
+    def strike(world: World, node: Node) -> None:
+        world.slow.clear()
+        leads = world.nodes[node.peer.core.leader]
+        world.add(next_life(leads, without_disk=True), "d0", world.clock.now)
+
+    Fault(world, ("d0",), leads_three(3), freeze)
+    replaced = Fault(world, others(world), removed, strike)
+    world.run(until_s=300)
+    check_equal(world, RUN)
+    assert replaced.delivered

@@ -163,7 +163,17 @@ class Voter:
                 self.raft.stand_anew(self.core.now)
             elif self.minds:
                 self.give_away()
+            if self.raft.role not in (Role.LEADER, Role.FOLLOWER):
+                self._look_for_votes()
             self._settle()
+
+    def _look_for_votes(self) -> None:
+        """It wants to be elected: whoever has a vote is dialled. That a peer that keeps the log is linked says
+        nothing: it may have come back with another disk, and have no vote. And who was removed is dialled by
+        nobody else, but has its vote until another has it."""
+        raft = self.raft
+        for voter in sorted(raft.log.electors(raft.chosen) - {raft.me}):
+            self.core.contacts.reach(peer_of(voter))
 
     @property
     def minds(self) -> bool:
