@@ -168,9 +168,9 @@ class Voter:
             self._settle()
 
     def _look_for_votes(self) -> None:
-        """It wants to be elected: whoever has a vote is dialled. That a peer that keeps the log is linked says
-        nothing: it may have come back with another disk, and have no vote. And who was removed is dialled by
-        nobody else, but has its vote until another has it."""
+        """It wants to be elected: whoever has a vote is dialled. That a peer that keeps the log is linked
+        says nothing: it may have come back with another disk, and have no vote. And who was removed is
+        dialled by nobody else, but has its vote until another has it."""
         raft = self.raft
         for voter in sorted(raft.log.electors(raft.chosen) - {raft.me}):
             self.core.contacts.reach(peer_of(voter))
