@@ -9,6 +9,8 @@ from small_swarm import MadeUpBatches, check_equal, small_model, small_run
 
 from anabranch.protocol import events as ev
 from anabranch.protocol.records import Member, Rollback, decode_entry
+from anabranch.protocol.settings import Settings
+from anabranch.sim.algebra import Machine, counting_world, wrong_states
 from anabranch.sim.faults import Fault, Moment
 from anabranch.sim.invariants import Invariants
 from anabranch.sim.node import Node
@@ -137,3 +139,23 @@ def test_two_voters_who_lost_their_link_find_each_other() -> None:
     world.run(until_s=300)
     check_equal(world, RUN)
     assert replaced.delivered
+
+
+@pytest.mark.parametrize("seed", [1, 4, 5])
+def test_a_founder_that_is_back_before_another_leads_is_let_in(seed: int) -> None:
+    """By the log its former process still serves when the next leader is elected, and in a swarm of many a
+    change waits for others. The lead is not for the new process until it is a member: offered again and
+    again, it would keep the leader from letting it in."""
+    machines = [Machine("d0", 0), Machine("d1", 0), *(Machine(f"r1.{n}", 1) for n in range(5))]
+    world = counting_world(Settings("back", 1, 1, 4, 6, voters=3, neighbours=1), machines, seed)
+    Invariants(world)
+
+    def strike(world: World, node: Node) -> None:
+        world.crash("d0")
+        world.clock.after(0.1, lambda: world.add(next_life(node), others(world)[0], world.clock.now))
+
+    struck = Fault(world, ("d0",), leads_three(3), strike)
+    world.run(until_s=300)
+    assert struck.delivered
+    assert world.history().t == 6
+    assert not wrong_states(world)

@@ -38,6 +38,9 @@ from anabranch.protocol.voter import Voter
 
 #: Skipped steps in a row after which the run stops.
 SKIPS_IN_A_ROW = 3
+#: Seconds between two offers of the lead to the founder: an offer that it does not take stops the leader for
+#: one patience, so it must not be the only thing that the leader does.
+OFFER_AGAIN_S = 30.0
 
 
 class Leader:
@@ -78,6 +81,8 @@ class Leader:
         self._stop_logged = False
         self._closed = False
         self._voters_at = 0.0
+        self._offer_at = 0.0
+        """When the founder may be offered the lead (again)."""
         self._waiting_for = ""
 
     @property
@@ -220,10 +225,18 @@ class Leader:
         return record
 
     def _give_back(self) -> bool:
-        """The run's directory is with its founder: once that serves and votes again, it leads."""
-        founder, active_from = self.core.founder, self.core.membership.active_from
-        serves = founder in active_from and (active_from[founder] <= self.t + 1 or self.tip.over)
-        return serves and self.log.hand_over_to(founder)
+        """The run's directory is with its founder: once that serves and votes again, it leads. A process that
+        the log does not know yet could not take it; and between two offers others have their turn."""
+        core, founder = self.core, self.core.founder
+        member, begins = core.membership.members.get(founder), core.membership.active_from.get(founder)
+        if member is None or begins is None or core.now < self._offer_at:
+            return False
+        known = core.linked_incarnation.get(founder) == member.incarnation
+        serves = begins <= self.t + 1 or self.tip.over
+        offered = known and serves and self.log.hand_over_to(founder)
+        if offered:
+            self._offer_at = core.now + OFFER_AGAIN_S
+        return offered
 
     def _active_from(self) -> int | None:
         """From which iteration those who are ready may serve; None while the run waits to begin.
