@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from anabranch.protocol import events as ev
-from anabranch.protocol.founding import Saved, lead
 from anabranch.sim.faults import Moment
 from anabranch.sim.node import Node
-from anabranch.sim.world import World
 
 
 def leads_three(steps: int) -> Moment:
@@ -20,15 +16,3 @@ def leads_three(steps: int) -> Moment:
         return own and len(node.peer.core.voters) == 3 and node.peer.committed >= steps
 
     return moment
-
-
-def founder_comes_back(world: World) -> None:
-    """Its next process, with its disk and its newest checkpoint."""
-    former = world.nodes["d0"]
-    member = msgspec.structs.replace(former.member, incarnation=former.member.incarnation + 1)
-    t = max(world.checkpoints)
-    saved = Saved(t, tuple(world.checkpoints[t][stage][1] for stage in range(world.settings.stages + 1)))
-    assert world.schedule is not None
-    kept = former.disk.kept(9)
-    peer = lead(member, world.settings, world.schedule, world.genesis, kept, saved)
-    world.add_leader(peer, member, former.disk)

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from returning import founder_comes_back, leads_three
+from returning import leads_three
 
 from anabranch.protocol import events as ev
 from anabranch.protocol.fetching import Step
 from anabranch.protocol.settings import Settings
 from anabranch.sim.algebra import Machine, counting_world, wrong_states
 from anabranch.sim.faults import Fault
+from anabranch.sim.founder import founder_comes_back
 from anabranch.sim.invariants import Invariants
 from anabranch.sim.node import Node
 from anabranch.sim.world import World

@@ -6,13 +6,13 @@ import random
 
 import msgspec
 import pytest
-from returning import founder_comes_back
 from small_swarm import MadeUpBatches, check_equal, small_model, small_run
 
 from anabranch.config import RunConfig
 from anabranch.protocol.founding import Saved, lead
 from anabranch.protocol.history import fold
 from anabranch.protocol.records import Member
+from anabranch.sim.founder import founder_comes_back
 from anabranch.sim.invariants import Invariants
 from anabranch.sim.node import Node
 from anabranch.sim.training import node_member, training_world

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from returning import founder_comes_back, leads_three
+from returning import leads_three
 from small_swarm import MadeUpBatches, check_equal, small_model, small_run
 
 from anabranch.protocol import events as ev
@@ -12,6 +12,7 @@ from anabranch.protocol.records import Member, Rollback, decode_entry
 from anabranch.protocol.settings import Settings
 from anabranch.sim.algebra import Machine, counting_world, wrong_states
 from anabranch.sim.faults import Fault, Moment
+from anabranch.sim.founder import founder_comes_back
 from anabranch.sim.invariants import Invariants
 from anabranch.sim.node import Node
 from anabranch.sim.training import training_world

@@ -108,7 +108,7 @@ class World:
         before has its disk again, unless `member.disk` names another."""
         former = self.nodes.get(member.id)
         disk = former.disk if former is not None and former.disk.nonce == member.disk else Disk(member.disk)
-        kept = disk.kept(zlib.crc32(f"{self.seed} {member.id} {member.incarnation}".encode()))
+        kept = disk.kept(self.seed_of(member))
         peer = Peer(member.id, member.incarnation, leader, self.settings, member.stage, kept)
         peer.leadership.founder = member.id == self.genesis.leader
         peer.joining.doors = {i: n.member.address for i, n in self.nodes.items() if n.member.address}
@@ -123,6 +123,10 @@ class World:
 
         self.clock.at(at, begin)
         return node
+
+    def seed_of(self, member: Member) -> int:
+        """Of the dice of one process."""
+        return zlib.crc32(f"{self.seed} {member.id} {member.incarnation}".encode())
 
     # --- wires ---------------------------------------------------------------------------------
 

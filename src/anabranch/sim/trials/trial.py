@@ -9,6 +9,7 @@ from msgspec import structs
 
 from anabranch.protocol import events as ev
 from anabranch.protocol.records import Member
+from anabranch.sim.founder import founder_comes_back
 from anabranch.sim.invariants import Invariants
 from anabranch.sim.node import Node
 from anabranch.sim.trials.build import build
@@ -237,7 +238,10 @@ class Trial:
         self._busy_until = max(self._busy_until, now + seconds)
 
     def again(self, node: Node, without_disk: bool = False) -> None:
-        """The machine's owner starts the process again."""
+        """The machine's owner starts the process again: that of the founder as `resume` does."""
+        if node.id == self.world.genesis.leader and not without_disk:
+            founder_comes_back(self.world)
+            return
         member = next_life(self.world.nodes[node.id], without_disk)
         self.world.add(member, self.world.leading().id, self.world.clock.now, node.slowness)
 
