@@ -209,7 +209,9 @@ class Invariants:
 
     def _prepared(self, commit: Commit, stage: int, entry: StageCommit) -> None:
         """I4: C_t is proposed only when min(2, live) replicas can take the step, so that one may be lost."""
-        live = self.world.leading().peer.core.membership.live(stage, commit.t)
+        awake = [node for node in self.world.nodes.values() if node.running and not node.frozen]
+        reader = max(awake, key=lambda node: node.peer.position.index)  # not one that led until it froze
+        live = reader.peer.core.membership.live(stage, commit.t)
         prepared = self._assembled.get((commit.t, stage, entry.digest), set())
         if len(prepared & set(live)) < min(2, len(live)):
             who = ", ".join(sorted(prepared)) or "nobody"
