@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from anabranch.addresses import on_loopback
 from anabranch.checkpoint.directory import RunDirectory
 from anabranch.config_rules import RANGES
 from anabranch.errors import UserError
@@ -51,7 +52,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from anabranch.net.ticket import TICKET_PREFIX
     from anabranch.observe.page.follow import PageThread
-    from anabranch.observe.page.server import on_loopback
 
     if not RANGES["network.port"].holds(args.port):
         raise UserError(f"--port {args.port}: it must be {RANGES['network.port']}")

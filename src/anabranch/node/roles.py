@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from anabranch.addresses import on_loopback
 from anabranch.config import NetworkSection, RunConfig
 from anabranch.errors import UserError
 from anabranch.net.errors import ListenError
@@ -28,7 +29,6 @@ from anabranch.node.reaching import Reaching
 from anabranch.node.story import Story
 from anabranch.node.voterdisk import VoterDisk
 from anabranch.observe.events import Event, EventLog, RunFinished, RunStarted
-from anabranch.observe.page.server import on_loopback
 from anabranch.protocol import founding
 from anabranch.protocol.peer import Peer
 from anabranch.protocol.records import Member

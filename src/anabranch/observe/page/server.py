@@ -6,12 +6,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
-import ipaddress
 import secrets
 from typing import Protocol
 
 import msgspec
 
+from anabranch.addresses import on_loopback
 from anabranch.errors import UserError
 from anabranch.observe.page.files import served
 from anabranch.observe.page.http import HEAD_MAX, BadRequest, Request, head, read_request
@@ -50,14 +50,6 @@ _WISH = msgspec.json.Decoder(_Wish)
 def _shows(request: Request, secret: str) -> bool:
     given = request.headers.get("authorization", "").removeprefix("Bearer ")
     return hmac.compare_digest(given.encode(), secret.encode())
-
-
-def on_loopback(host: str) -> bool:
-    """Whether only this machine can connect to an address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 class Owner(Protocol):

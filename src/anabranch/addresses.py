@@ -1,0 +1,13 @@
+"""What an address says by itself."""
+
+from __future__ import annotations
+
+import ipaddress
+
+
+def on_loopback(host: str) -> bool:
+    """Whether only this machine can connect to an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
