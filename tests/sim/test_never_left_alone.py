@@ -10,7 +10,6 @@ from anabranch.sim.algebra import Machine, counting_world, member_of, wrong_stat
 from anabranch.sim.faults import Fault
 from anabranch.sim.invariants import Invariants
 from anabranch.sim.node import Link, Node
-from anabranch.sim.trials.strikes import next_life
 from anabranch.sim.world import World
 
 
@@ -34,7 +33,7 @@ def test_who_is_linked_to_a_former_process_looks_for_the_present_one() -> None:
 
     def copied(world: World, node: Node) -> None:
         ghost.append(world.nodes["r1.0"])
-        world.add(next_life(node, without_disk=True), "d0", world.clock.now)
+        world.add(node.next_life(without_disk=True), "d0", world.clock.now)
 
     def joined(world: World, node: Node) -> None:
         late = world.add(member_of(Machine("late", 1)), "d0", world.clock.now)
@@ -54,7 +53,7 @@ def test_the_former_process_is_not_let_in_again() -> None:
     first = world.nodes["r1.0"]
 
     def copied(world: World, node: Node) -> None:
-        world.add(next_life(first, without_disk=True), "d0", world.clock.now)
+        world.add(first.next_life(without_disk=True), "d0", world.clock.now)
 
     Fault(world, ("d0",), at_step(2), copied)
     world.run(300.0)

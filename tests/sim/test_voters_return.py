@@ -16,7 +16,6 @@ from anabranch.sim.founder import founder_comes_back
 from anabranch.sim.invariants import Invariants
 from anabranch.sim.node import Node
 from anabranch.sim.training import training_world
-from anabranch.sim.trials.strikes import next_life
 from anabranch.sim.world import World
 
 RUN = small_run(minimum=2, steps=8, checkpoint_every=2)
@@ -133,7 +132,7 @@ def test_two_voters_who_lost_their_link_find_each_other() -> None:
     def strike(world: World, node: Node) -> None:
         world.slow.clear()
         leads = world.nodes[node.peer.core.leader]
-        world.add(next_life(leads, without_disk=True), "d0", world.clock.now)
+        world.add(leads.next_life(without_disk=True), "d0", world.clock.now)
 
     Fault(world, ("d0",), leads_three(3), freeze)
     replaced = Fault(world, others(world), removed, strike)
@@ -153,7 +152,7 @@ def test_a_founder_that_is_back_before_another_leads_is_let_in(seed: int) -> Non
 
     def strike(world: World, node: Node) -> None:
         world.crash("d0")
-        world.clock.after(0.1, lambda: world.add(next_life(node), others(world)[0], world.clock.now))
+        world.clock.after(0.1, lambda: world.add(node.next_life(), others(world)[0], world.clock.now))
 
     struck = Fault(world, ("d0",), leads_three(3), strike)
     world.run(until_s=300)

@@ -195,7 +195,7 @@ class Fetching:
     def _too_old(self, t: int) -> str:
         core = self.peer.core
         text = f"the state of stage {core.stage} that there is is that after iteration {t}, which is too old"
-        if not any(peer != core.me for peer in core.membership.live(core.stage, 1 << 40)):
+        if not any(peer != core.me for peer in core.membership.live(core.stage, ALL_TIMES)):
             text += (
                 "; no replica of the stage is left: unless one comes back, stop the run where it is led "
                 "and go on with `anabranch resume`"

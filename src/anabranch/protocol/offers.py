@@ -4,12 +4,11 @@ there is refused at the door (I7)."""
 from __future__ import annotations
 
 from anabranch.protocol.estimates import plausible
+from anabranch.protocol.messages.fields import COUNT_MAX
 from anabranch.protocol.records import Member
 
 #: Most microbatches at once that a machine can be believed to hold.
 MOST_CAPACITY = 1 << 20
-#: The greatest number that others can repeat in their messages (`messages.Count`).
-MOST_INCARNATION = 1 << 40
 #: Longest texts (bytes) of a member. An address is a host's name, a colon and a port; the disk's name stands
 #: behind the peer's id in that of a voter (`messages.Id`).
 TEXT_BYTES = {"name": 128, "region": 128, "numerics_class": 128, "disk": 48, "address": 260}
@@ -22,7 +21,7 @@ def absurd(member: Member) -> str | None:
     for name, seconds in (("forward", member.forward_s), ("backward", member.backward_s)):
         if seconds != 0.0 and not plausible(seconds):  # in the log, JSON, there is no number for some
             return f"a {name} of {seconds:g} seconds is not plausible"
-    if not 0 <= member.incarnation <= MOST_INCARNATION:
+    if not 0 <= member.incarnation <= COUNT_MAX:  # others repeat it in messages
         return f"an incarnation of {member.incarnation} is not plausible"
     for what, most in TEXT_BYTES.items():
         text = getattr(member, what)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from anabranch.protocol.founding import Saved, lead
 from anabranch.sim.node import Node
 from anabranch.sim.world import World
@@ -12,7 +10,7 @@ from anabranch.sim.world import World
 def founder_comes_back(world: World) -> Node:
     """It joins whoever leads; where nobody does it can be elected, and takes the run up again."""
     former = world.nodes[world.genesis.leader]
-    member = msgspec.structs.replace(former.member, incarnation=former.member.incarnation + 1)
+    member = former.next_life()
     saved = None
     if world.checkpoints:
         t = max(world.checkpoints)

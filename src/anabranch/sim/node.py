@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
+from msgspec import structs
+
 from anabranch.protocol import events as ev
 from anabranch.protocol.log import Position
 from anabranch.protocol.peer import Peer
@@ -97,6 +99,11 @@ class Node:
         """It was frozen and has yet to take in what happened meanwhile: its links are newer than it knows."""
         self._wake_at = float("inf")
         self._clock_ahead_s = 0.0
+
+    def next_life(self, without_disk: bool = False) -> Member:
+        """The same machine as a new process."""
+        disk = f"{self.member.disk}+" if without_disk else self.member.disk
+        return structs.replace(self.member, incarnation=self.member.incarnation + 1, disk=disk)
 
     @property
     def running(self) -> bool:

@@ -15,7 +15,11 @@ Text = Annotated[str, msgspec.Meta(max_length=2048)]
 #: What a peer says of itself, and others repeat in a text of their own (characters).
 REMARK_MAX = 256
 Remark = Annotated[str, msgspec.Meta(max_length=REMARK_MAX)]
-Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
+#: The greatest number that a message can have.
+COUNT_MAX = 1 << 40
+Count = Annotated[int, msgspec.Meta(ge=0, le=COUNT_MAX)]
+#: ... or -1: none.
+CountOrNone = Annotated[int, msgspec.Meta(ge=-1, le=COUNT_MAX)]
 StageNumber = Annotated[int, msgspec.Meta(ge=0, le=4096)]
 Index = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
 

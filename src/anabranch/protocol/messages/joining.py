@@ -6,7 +6,16 @@ from typing import Annotated
 
 import msgspec
 
-from anabranch.protocol.messages.fields import Count, Hash, Id, Message, Remark, StageNumber, Text
+from anabranch.protocol.messages.fields import (
+    Count,
+    CountOrNone,
+    Hash,
+    Id,
+    Message,
+    Remark,
+    StageNumber,
+    Text,
+)
 from anabranch.protocol.records import Genesis, Member
 
 
@@ -50,7 +59,7 @@ class Welcome(Message, frozen=True, tag=41):
     voters: tuple[Id, ...] = ()
     skips: Count = 0
     steps: Count = 0
-    held: Annotated[int, msgspec.Meta(ge=-1, le=1 << 40)] = -1
+    held: CountOrNone = -1
 
 
 class Refused(Message, frozen=True, tag=42):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import msgspec
 
-from anabranch.protocol.messages.fields import Count, Hash, Id, Message, StageNumber
+from anabranch.protocol.messages.fields import Count, CountOrNone, Hash, Id, Message, StageNumber
 
 
 class FetchGradient(Message, frozen=True, tag=47):
@@ -27,14 +25,14 @@ class FetchState(Message, frozen=True, tag=49):
     """Offer me the state of `stage`: after iteration t, or with t = -1 your latest."""
 
     stage: StageNumber
-    t: Annotated[int, msgspec.Meta(ge=-1, le=1 << 40)]
+    t: CountOrNone
 
 
 class StateOffer(Message, frozen=True, tag=50):
     """State after t in `pieces` pieces, each with its hash; pieces = 0: I do not have it."""
 
     stage: StageNumber
-    t: Annotated[int, msgspec.Meta(ge=-1, le=1 << 40)]
+    t: CountOrNone
     fingerprint: Hash
     pieces: Count
     hashes: tuple[Hash, ...] = ()
@@ -99,7 +97,7 @@ class WhoHas(Message, frozen=True, tag=73):
     """Who has the state of `stage` after iteration t (-1: after the last one)? Answered by Holders."""
 
     stage: StageNumber
-    t: Annotated[int, msgspec.Meta(ge=-1, le=1 << 40)]
+    t: CountOrNone
 
 
 class Holders(Message, frozen=True, tag=74):

@@ -15,7 +15,7 @@ ACKNOWLEDGED = "acknowledged"
 REDUCE = "reduce"
 PREPARED = "prepared"
 CHOSEN = "chosen"
-"""C_t is in the log, and not yet applied here (of the leader: it begins at once, `just_chosen`)."""
+"""C_t is in the log, and not yet applied here (of the leader: it begins at once, `phase_for`)."""
 APPLY = "apply"
 DOWNLOAD = "download"
 """Fetching, loading or serving a state."""
@@ -68,7 +68,12 @@ def phase_of(node: Node, committed_t: int) -> str:
     return IDLE
 
 
-def just_chosen(node: Node) -> bool:
+def phase_for(node: Node, committed_t: int, aimed: str) -> str:
+    """The phase of a peer for a fault that is aimed at one: of two that it is in at this moment, that one."""
+    return CHOSEN if aimed == CHOSEN and _just_chosen(node) else phase_of(node, committed_t)
+
+
+def _just_chosen(node: Node) -> bool:
     """Whether it leads and C_t was chosen in the event that it has just handled: it has told the others, and
     its own step has begun and computed nothing yet."""
     running = node.peer.core.queue.running

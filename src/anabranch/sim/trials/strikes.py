@@ -7,11 +7,8 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from msgspec import structs
-
 from anabranch.protocol import events as ev
 from anabranch.protocol.messages import MessageError, decode, encode
-from anabranch.protocol.records import Member
 from anabranch.sim.node import Node
 from anabranch.sim.trials import hostile
 
@@ -201,13 +198,6 @@ STRIKES: dict[str, Strike] = {
     "replay": hostile.replay,
     "copied key": copied_key,
 }
-
-
-def next_life(node: Node, without_disk: bool = False) -> Member:
-    """The same machine as a new process."""
-    member = node.member
-    disk = f"{member.disk}+" if without_disk else member.disk
-    return structs.replace(member, incarnation=member.incarnation + 1, disk=disk)
 
 
 def _neighbour(trial: Trial, victim: Node) -> str | None:

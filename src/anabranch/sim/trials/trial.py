@@ -18,8 +18,8 @@ from anabranch.sim.trials.draw import Aim, Drawn
 from anabranch.sim.trials.effort import Effort
 from anabranch.sim.trials.kinds import KINDS, Role
 from anabranch.sim.trials.outcome import Delivered, Outcome
-from anabranch.sim.trials.phases import CHOSEN, DOWNLOAD, just_chosen, phase_of
-from anabranch.sim.trials.strikes import STRIKES, dice_of, next_life
+from anabranch.sim.trials.phases import CHOSEN, DOWNLOAD, phase_for
+from anabranch.sim.trials.strikes import STRIKES, dice_of
 from anabranch.sim.violation import Violation
 
 #: Steps that must be committed after the last fault is over, and the virtual seconds that each is given (more
@@ -172,7 +172,7 @@ class Trial:
 
     def strike(self, kind: str, node: Node, aimed: str = "") -> bool:
         """Deliver the fault now; False if it could not be. aimed: the phase in which it was to hit."""
-        phase = CHOSEN if aimed == CHOSEN and just_chosen(node) else phase_of(node, self.invariants.t)
+        phase = phase_for(node, self.invariants.t, aimed)
         done = STRIKES[kind](self, node)
         if done is None:
             return False
@@ -242,7 +242,7 @@ class Trial:
         if node.id == self.world.genesis.leader and not without_disk:
             founder_comes_back(self.world)
             return
-        member = next_life(self.world.nodes[node.id], without_disk)
+        member = self.world.nodes[node.id].next_life(without_disk)
         self.world.add(member, self.world.leading().id, self.world.clock.now, node.slowness)
 
     def _supervise(self) -> None:
@@ -307,9 +307,8 @@ class _Waiting:
         return max((trial.world.clock.now - since) / SETTLE_FOR_S, steps)
 
     def _meets(self, trial: Trial, node: Node) -> bool:
-        if self.aim.phase == CHOSEN and just_chosen(node):
-            return True
-        return self._waited(trial) >= 1.0 or phase_of(node, trial.invariants.t) == self.aim.phase
+        phase = self.aim.phase
+        return self._waited(trial) >= 1.0 or phase_for(node, trial.invariants.t, phase) == phase
 
     def _now(self, trial: Trial, node: Node) -> None:
         meets = self._meets(trial, node) and trial.eligible(self.aim.kind, node)
