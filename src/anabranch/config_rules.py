@@ -27,6 +27,9 @@ class Range:
     open_high: bool = False
 
     def holds(self, value: float) -> bool:
+        """No range holds NaN."""
+        if math.isnan(value):
+            return False
         if self.low is not None and (value < self.low or (self.open_low and value == self.low)):
             return False
         return self.high is None or not (value > self.high or (self.open_high and value == self.high))

@@ -111,7 +111,7 @@ def test_shares_are_reported_beside_those_that_are_fair(
         (["--loss", "1"], "--loss 1: give a share of at least 0 and less than 1"),
         (["--loss", "nan"], "--loss nan"),
         (["--churn", "-1"], "--churn -1"),
-        (["--policy", "greedy", "--churn", "99"], "99 relays cannot crash"),
+        (["--policy", "greedy", "--churn", "99"], "instance.json has 40 relays"),
         (["--plot", "flow.txt"], "--plot flow.txt"),
         (["--delay", "uniform:0.01,3600"], "--delay uniform:0.01,3600: write it as"),
         (["--plot", "no/such/folder/flow.svg"], "--plot no/such/folder/flow.svg: there is no folder no/such"),

@@ -100,6 +100,7 @@ def test_the_command_prints_a_table_and_json(capsys: pytest.CaptureFixture[str])
     assert main(["simulate", "wan10", "--policy", "auction", "greedy", "--jobs", "1", "--set", *changes]) == 0
     table = capsys.readouterr().out
     assert "over bound" in table and "clairvoyant s" in table and "greedy" in table
+    assert table.startswith("wan10: llama-tiny, ") and "\n1 seed, " in table
     twice = ["--set", changes[0], "--set", *changes[1:]]
     assert main(["simulate", "wan10", "--seeds", "2", "--jobs", "1", "--json", *twice]) == 0
     result = json.loads(capsys.readouterr().out)
@@ -161,11 +162,17 @@ def test_sixty_four_devices_in_every_shipped_network(profile: str) -> None:
         ({"model.dtype": "fp8"}, "model.dtype: 'fp8' is none of fp32, fp16"),
         ({"fleet.relays": 3}, "fleet.relays = 3: at least one for each of 6 stages"),
         ({"fleet.device": ["abacus"]}, "fleet.device: there is no 'abacus'; there are t4"),
-        ({"fleet.device": []}, "fleet.device must be a list"),
+        ({"fleet.device": []}, 'fleet.device must be a list such as ["t4"], not []'),
+        ({"fleet.device": "t4"}, """fleet.device must be a list such as ["t4"], not 't4'"""),
+        ({"fleet.devices": "none.json"}, "wan10.toml: fleet.devices: none.json: cannot be read: No such"),
+        ({"churn.crash": float("nan")}, "wan10.toml: churn.crash = nan is out of range: at least 0.0"),
+        ({"network.up_bps": [float("inf")]}, "network.up_bps = inf is out of range: at least 100000.0"),
         ({"model.size": "llama-8b"}, "a stage of llama-8b does not fit into a t4"),
         ({"network.up_bps": [1000]}, "network.up_bps = 1000.0 is out of range: at least 100000.0"),
         ({"run.warm_up": 12}, "run.warm_up = 12: less than run.iterations = 12"),
         ({"anabranch.version": 2}, "anabranch.version must be 1"),
+        ({"anabranch.version": True}, "anabranch.version must be 1"),
+        ({"anabranch.verzion": 1}, "wan10.toml: anabranch.verzion is no key; [anabranch] has version"),
     ],
 )
 def test_wrong_scenarios_are_refused_by_file_key_and_range(change: dict[str, Any], says: str) -> None:
@@ -174,12 +181,58 @@ def test_wrong_scenarios_are_refused_by_file_key_and_range(change: dict[str, Any
     assert says in str(refused.value)
 
 
+#: A stage fits into the first relay and not into the second; then one in a region that is not there.
+SMALL_MACHINE = """\
+[anabranch]
+version = 1
+[model]
+size = "llama-1b"
+stages = 1
+[[machines]]
+device = "h100"
+[[machines]]
+device = "t4"
+"""
+NO_REGION = SMALL_MACHINE.replace('device = "t4"', 'device = "h100"\nregion = "Atlantis"')
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (SMALL_MACHINE, "machines[1].device: a stage of llama-1b does not fit into a t4"),
+        (NO_REGION, "machines[1].region: 'Atlantis' is no region of the network; there are Oregon"),
+        (f"{SMALL_MACHINE}[network]\nprofile = 'moon'\n", "network.profile: moon: cannot be read: No such"),
+        (f"{SMALL_MACHINE}[churn]\ntrace = 'no.json'\n", "churn.trace: no.json: cannot be read: No such"),
+    ],
+)
+def test_what_a_scenario_names_is_refused_by_its_file_and_key(
+    text: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(text, "utf-8")
+    assert main(["simulate", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert f"{path}: {says}" in error and error.count("\n") == 1
+
+
+def test_a_folder_for_pictures_that_cannot_be_is_refused_before_anything_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("anabranch.cli.simulate.run_all", lambda *_: pytest.fail("it ran"))
+    (tmp_path / "file").write_text("", "utf-8")
+    assert main(["simulate", "wan10", "--plot", str(tmp_path / "file")]) == 2
+    assert capsys.readouterr().err == f"error: --plot {tmp_path / 'file'}: File exists\n"
+    assert main(["simulate", "wan10", "--jobs", "-1"]) == 2
+    assert "--jobs -1: at least 0" in capsys.readouterr().err
+
+
 def test_wrong_command_lines_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "no/such.toml"]) == 2
-    assert "no/such.toml: cannot be read" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "no/such.toml: cannot be read: No such file or directory; shipped scenarios: fleet1000" in error
     assert main(["simulate", "wan10", "--policy", "guess"]) == 2
     assert "--policy guess: there are auction" in capsys.readouterr().err
     assert main(["simulate", "wan10", "--set", "network.profile=moon.json"]) == 2
-    assert "network.profile: moon.json: cannot be read" in capsys.readouterr().err
+    assert "wan10.toml: network.profile: moon.json: cannot be read" in capsys.readouterr().err
     assert main(["simulate", "wan10", "--set", "churn"]) == 2
     assert "write it as section.key=value" in capsys.readouterr().err

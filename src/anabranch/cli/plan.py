@@ -16,7 +16,7 @@ from anabranch.errors import UserError
 
 if TYPE_CHECKING:
     from anabranch.sim.planning.search import Plan
-    from anabranch.sim.scenario import Regions, Scenario
+    from anabranch.sim.scenario import Scenario
 
 _EPILOG = """\
 examples:
@@ -51,8 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from anabranch.net.wan.profile import find_profile
-    from anabranch.net.wan.shape import WanError
+    from anabranch.cli.fleets import open_fleet
     from anabranch.sim.planning.runfile import run_file
     from anabranch.sim.planning.search import plans, shortlist, simulated
 
@@ -63,10 +62,9 @@ def run(args: argparse.Namespace) -> int:
     if any(stages < 1 for stages in args.stages):
         raise UserError(f"--stages {min(args.stages)}: at least 1")
     scenario = load_fleet(args.fleet, args.model, args.churn)
-    try:
-        regions: Regions = find_profile(scenario.network.profile)
-    except WanError as error:
-        raise UserError(f"network.profile: {error}") from None
+    if args.out is not None and not args.out.parent.is_dir():
+        raise UserError(f"--out {args.out}: there is no folder {args.out.parent}")
+    regions = open_fleet(scenario, args.fleet).regions
     found = plans(scenario, regions, args.stages, _tell)
     ranked = found[: max(args.simulate, 5)]
     if args.simulate:

@@ -87,6 +87,8 @@ def run(args: argparse.Namespace) -> int:
         instance = parse_instance(_read(args.instance))
     except InstanceError as error:
         raise UserError(f"{args.instance}: {error}") from None
+    if args.churn > len(instance.relays):
+        raise UserError(f"--churn {args.churn}: {args.instance} has {len(instance.relays)} relays")
     result = route(
         instance, args.policy, seed=args.seed, weather=weather, churn=args.churn, oracle=args.oracle
     )

@@ -21,7 +21,7 @@ else:
     import tomli as tomllib  # type: ignore[import-not-found]
 
 if TYPE_CHECKING:
-    from anabranch.sim.scenario import Scenario
+    from anabranch.sim.scenario import Fleet, Scenario
     from anabranch.sim.tape import Outcome, Summary
 
 _EPILOG = """\
@@ -35,6 +35,11 @@ examples:
   anabranch simulate --from runs/tiny                           a run that was: its machines, links and churn
 """
 
+_POLICIES = (
+    "the protocol's own: auction, gwtf, swarm, greedy, static; other systems modelled: swarm-published, "
+    "swarm-tuned, restart (default: auction)"
+)
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
@@ -44,11 +49,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EPILOG
     parser.add_argument(
         "scenario", metavar="SCENARIO", nargs="?", default="",
-        help="wan10, wan10-mixed, fleet64, volunteers, forty or a file (formats.md)",
+        help="wan10, wan10-mixed, fleet64, fleet1000, volunteers, forty or a file (docs/formats.md)",
     )  # fmt: skip
     parser.add_argument("--from", type=Path, metavar="RUN_DIR", dest="run_dir",
                         help="the run there as a scenario, written to RUN_DIR/simulated")  # fmt: skip
-    parser.add_argument("--policy", nargs="+", default=["auction"], metavar="P", help="(default: auction)")
+    parser.add_argument("--policy", nargs="+", default=["auction"], metavar="P", help=_POLICIES)
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help="0 to N-1 (default: 1)")
     parser.add_argument(
         "--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", dest="changes",
@@ -62,11 +67,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from anabranch.cli.fleets import open_fleet, shown
     from anabranch.cli.pictures import plot
     from anabranch.cli.recorded import record
-    from anabranch.net.wan.profile import find_profile
-    from anabranch.net.wan.shape import WanError
-    from anabranch.sim.scenario import as_values, fleet_of, load_scenario
+    from anabranch.sim.scenario import as_values, load_scenario, misfit
     from anabranch.sim.simulate import KNOWN_POLICIES
     from anabranch.sim.tape import VERSION, summary
 
@@ -75,6 +79,8 @@ def run(args: argparse.Namespace) -> int:
             raise UserError(f"--policy {policy}: there are {', '.join(KNOWN_POLICIES)}")
     if args.seeds < 1:
         raise UserError(f"--seeds {args.seeds}: at least 1")
+    if args.jobs < 0:
+        raise UserError(f"--jobs {args.jobs}: at least 0, which is one per core")
     if bool(args.scenario) == bool(args.run_dir):
         raise UserError("name a scenario, or a run with --from: one of them")
     name, recorded = args.scenario, None
@@ -82,12 +88,16 @@ def run(args: argparse.Namespace) -> int:
         path, recorded = record(args.run_dir, None)
         name = str(path)
     scenario = load_scenario(name, dict(map(_change, args.changes)))
-    try:
-        regions = find_profile(scenario.network.profile)
-    except WanError as error:
-        raise UserError(f"network.profile: {error}") from None
+    fleet = open_fleet(scenario, name)
+    sentence = misfit(scenario)
+    if sentence:
+        raise UserError(f"{shown(name)}: {sentence}")
     policies = list(dict.fromkeys(args.policy))
-    fleet = fleet_of(scenario, regions, 0)
+    if args.plot is not None:
+        try:
+            args.plot.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"--plot {args.plot}: {error.strerror}") from None
     outcomes = run_all(scenario, policies, range(args.seeds), args.jobs or os.cpu_count() or 1)
     found = [summary([o for o in outcomes if o.policy == policy], fleet) for policy in policies]
     if args.plot is not None:
@@ -101,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
         }
         print(msgspec.json.encode(result).decode())
     else:
-        print(report(found))
+        print(f"{heading(fleet)}\n{report(found)}")
         if recorded is not None:
             took, changes = recorded.iteration_s, len(recorded.trace.changes)
             print(f"the run itself: {took:.2f} s an iteration, {changes} joins and losses; {name}")
@@ -176,6 +186,17 @@ def _kinds(summary: Summary) -> str:
     return f"{sum(summary.kinds.values()):.1f} ({', '.join(named)}, others {others:.1f})"
 
 
+def heading(fleet: Fleet) -> str:
+    """What an iteration is, and who takes part."""
+    scenario, model = fleet.scenario, fleet.scenario.model
+    data = len(fleet.stage(0))
+    churn = "churn as traced" if scenario.churn.trace else f"{100 * scenario.churn.crash:g} % churn"
+    return (
+        f"{scenario.name}: {model.size}, {model.microbatches} microbatches of {model.rows}×{model.sequence} "
+        f"tokens; {len(fleet.hosts) - data} relays over {model.stages} stages, {data} data nodes, {churn}"
+    )
+
+
 def report(found: Sequence[Summary]) -> str:
     """The same for people: mean, and half of the 95 % interval where there are several seeds."""
     from anabranch.flow.policy import POLICIES
@@ -202,7 +223,8 @@ def report(found: Sequence[Summary]) -> str:
         for row in rows
     ]
     seeds, iterations = found[0].seeds, found[0].iterations
-    lines.append(f"{seeds} seeds, {iterations} iterations counted" + (": mean ± 95 %" if seeds > 1 else ""))
+    counted = f"{seeds} seed{'' if seeds == 1 else 's'}, {iterations} iterations counted"
+    lines.append(counted + (": mean ± 95 %" if seeds > 1 else ""))
     lines += [f"control messages of a node, {each.policy}: {_kinds(each)}" for each in found if each.kinds]
     lines += [f"FAILED {each.policy}, {failure}" for each in found for failure in each.failures]
     return "\n".join(lines)

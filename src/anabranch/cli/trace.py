@@ -39,9 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from anabranch.net.wan.profile import find_profile
-    from anabranch.net.wan.shape import WanError
-    from anabranch.sim.scenario import fleet_of, load_scenario
+    from anabranch.cli.fleets import open_fleet
+    from anabranch.sim.scenario import load_scenario
     from anabranch.sim.trace import Spot, render_trace, spot_trace
 
     for name, value, high in (("hours", args.hours, 8000.0), ("bursts", args.bursts, 3600.0),
@@ -51,11 +50,7 @@ def run(args: argparse.Namespace) -> int:
         if not low <= value <= high:
             raise UserError(f"--{name} {value:g}: at least {low:g} and at most {high:g}")
     scenario = load_scenario(args.scenario)
-    try:
-        regions = find_profile(scenario.network.profile)
-    except WanError as error:
-        raise UserError(f"network.profile: {error}") from None
-    hosts = fleet_of(scenario, regions, 0).hosts.values()
+    hosts = open_fleet(scenario, args.scenario).hosts.values()
     relays = {host.id: host.region for host in hosts if host.stage}
     spot = Spot(args.bursts, args.share, args.lone, args.return_s)
     trace = spot_trace(relays, args.hours, args.seed, spot)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 
@@ -24,6 +25,8 @@ def gauge(device_name: str) -> dict[str, float | str]:
     from anabranch.node.machine import free_host_bytes
     from anabranch.train.numerics import device_of
 
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device_name):
+        raise UserError(f"--device {device_name}: must be auto, cpu, cuda or cuda:N")
     try:
         device = device_of(ComputeSection(device=device_name))
         torch.zeros(1, device=device)

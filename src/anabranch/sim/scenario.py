@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import sys
 import typing
@@ -81,7 +82,8 @@ def read_scenario(name: str) -> tuple[dict[str, Any], str]:
             text = Path(name).read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             known = ", ".join(shipped_scenarios())
-            raise UserError(f"{name}: cannot be read ({error}); shipped scenarios: {known}") from None
+            why = (error.strerror if isinstance(error, OSError) else "") or error
+            raise UserError(f"{name}: cannot be read: {why}; shipped scenarios: {known}") from None
     try:
         return tomllib.loads(text), where
     except (tomllib.TOMLDecodeError, RecursionError) as error:
@@ -92,8 +94,12 @@ def parse_scenario(data: Mapping[str, Any], where: str) -> Scenario:
     """Check and build. Raises UserError with file, key and what is allowed."""
     parts = typing.get_type_hints(Scenario)
     header = data.get("anabranch")
-    if not isinstance(header, Mapping) or header.get("version") != SCENARIO_VERSION:
+    version = header.get("version") if isinstance(header, Mapping) else None
+    if type(version) is not int or version != SCENARIO_VERSION:
         raise UserError(f"{where}: anabranch.version must be {SCENARIO_VERSION}")
+    odd = next((key for key in data["anabranch"] if key != "version"), None)
+    if odd is not None:
+        raise UserError(f"{where}: anabranch.{odd} is no key; [anabranch] has version")
     scenario = Scenario(name=Path(where).stem)
     for section, content in data.items():
         if section == "anabranch":
@@ -127,7 +133,8 @@ def _part(kind: type, section: str, content: Mapping[str, Any], where: str, plac
         label = f"{where}: {place}.{key}"
         many = isinstance(getattr(default, key), tuple)
         if many and not (isinstance(value, list) and (value or key == "capacity")):
-            raise UserError(f"{label} must be a list, not {value!r}")
+            example = json.dumps(getattr(default, key) or (8,))
+            raise UserError(f"{label} must be a list such as {example}, not {value!r}")
         sample = (typing.get_args(hints[key]) or (hints[key],))[0]
         given = [_value(one, sample, f"{section}.{key}", label) for one in (value if many else [value])]
         values[key] = tuple(given) if many else given[0]
@@ -164,7 +171,10 @@ def _together(scenario: Scenario, where: str) -> None:
     sentence = problem(scenario.machines, model.stages) if scenario.machines else ""
     if sentence:
         raise UserError(f"{where}: {sentence}")
-    devices = known_devices(fleet.devices)
+    try:
+        devices = known_devices(fleet.devices)
+    except UserError as error:
+        raise UserError(f"{where}: fleet.devices: {error}") from None
     named = [(f"machines[{at}].device", each.device) for at, each in enumerate(scenario.machines)]
     for key, name in named or [("fleet.device", each) for each in fleet.device]:
         if name not in devices:
@@ -273,8 +283,9 @@ def fleet_of(scenario: Scenario, regions: Regions, seed: int) -> Fleet:
             hosts[name] = _drawn(scenario, devices, dice, name, stage, region)
             continue
         if one.region and one.region not in regions.regions:
-            known = ", ".join(regions.regions)
-            raise UserError(f"machines: {one.region!r} is no region of the network; there are {known}")
+            at = next(at for at, part in enumerate(scenario.machines) if part.region == one.region)
+            known, odd = ", ".join(regions.regions), f"machines[{at}].region: {one.region!r}"
+            raise UserError(f"{odd} is no region of the network; there are {known}")
         machine = Machine(devices[one.device], scenario.work, part.achieved, one.speed, one.measured())
         line, name = Line(one.up_bps, one.down_bps), one.name or name
         capacity = one.capacity or max(1, min(machine.capacity(stage), 1024))
@@ -293,7 +304,8 @@ def _trace_of(scenario: Scenario, hosts: Mapping[str, Host]) -> Trace:
     for at, change in enumerate(trace.changes):
         if change.machine not in relays:
             known = f"there are {', '.join(relays[:4])}, ..."
-            raise UserError(f"{path}: changes[{at}].machine: {change.machine!r} is no relay; {known}")
+            where = f"churn.trace: {path}: changes[{at}].machine"
+            raise UserError(f"{where}: {change.machine!r} is no relay; {known}")
     return trace
 
 
@@ -320,6 +332,18 @@ def _host(
         fit = int(part.host_memory_bytes * HOST_SHARE) // scenario.work.kept_bytes(stage)
         parked = max(0, min(int(resident * part.park), fit, 1024 - resident))
     return Host(name, stage, region, resident + parked, machine, line, parked)
+
+
+def misfit(scenario: Scenario) -> str:
+    """The first named relay whose stage does not fit into it, as a sentence; "": none. A capacity that is
+    given is believed."""
+    model, devices = scenario.model, known_devices(scenario.fleet.devices)
+    for stage, one in staged(scenario.machines, model.stages):
+        if stage and not one.capacity and Machine(devices[one.device], scenario.work).capacity(stage) < 1:
+            alike = [part.device == one.device and not part.capacity for part in scenario.machines]
+            what = f"a stage of {model.size} does not fit into a {one.device}"
+            return f"machines[{alike.index(True)}].device: {what}, with model.stages = {model.stages}"
+    return ""
 
 
 def as_values(scenario: Scenario) -> dict[str, Any]:

@@ -57,7 +57,7 @@ def read_trace(path: Path) -> Trace:
     except (OSError, UnicodeDecodeError) as error:
         why = (error.strerror if isinstance(error, OSError) else "") or error
         raise UserError(f"churn.trace: {path}: cannot be read: {why}") from None
-    return parse_trace(text, str(path))
+    return parse_trace(text, f"churn.trace: {path}")
 
 
 def parse_trace(text: str, where: str) -> Trace:
