@@ -136,7 +136,7 @@ def configured(run_file: Path | None, population: int | None) -> RunConfig:
     config = load_run_file(run_file) if run_file else with_changes(RunConfig(), DEFAULTS)
     changes: dict[str, object] = {"run.steps": STEPS}
     # The founder listens on the same port when it comes back, so that tickets hold.
-    changes["network.port"] = config.network.port or _free_port(config.network.host)
+    changes["network.port"] = config.network.port or free_port(config.network.host)
     changes["optimizer.decay_steps"] = config.optimizer.decay_steps or config.run.steps
     minimum = config.fleet.minimum
     if population is not None or run_file is None:
@@ -146,7 +146,7 @@ def configured(run_file: Path | None, population: int | None) -> RunConfig:
     return with_changes(config, {"fleet.minimum": max(minimum, min(relays_by_stage(config)))})
 
 
-def _free_port(host: str) -> int:
+def free_port(host: str) -> int:
     """A port that is free, and that the kernel gives to no connection meanwhile. Raises UserError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for _ in range(PORT_TRIES):
