@@ -12,18 +12,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from local_swarms import PATIENCE_S, small_run
+from local_swarms import PATIENCE_S, history_of, small_run
 
+from anabranch.checkpoint.directory import RunDirectory
 from anabranch.cli.main import main
 from anabranch.config import render_run_file
+from anabranch.net.wan.router import available
 from anabranch.node.chaos.plan import plan
-from anabranch.observe.events import FaultDelivered, events_of
+from anabranch.observe.events import FaultDelivered, PeerJoined, events_of
+
+REASON = available()
 
 
-def storm(path: Path, texts: Path, capfd: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
+def storm(
+    path: Path, texts: Path, capfd: pytest.CaptureFixture[str], *options: str, voters: int = 1
+) -> dict[str, Any]:
     """The result of `anabranch chaos` on six relays over two stages, and two data nodes."""
     run = small_run(
         texts,
+        fleet__voters=voters,
         run__steps=40,
         fleet__data_nodes=2,
         fleet__relays_per_stage=[3, 3],
@@ -67,6 +74,25 @@ def test_longer_storms(tmp_path: Path, texts: Path, capfd: pytest.CaptureFixture
     assert result["same_as_calm"] is True
     assert sum(result["faults"]["delivered"].values()) >= 50
     assert result["throughput_kept"] > 0
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(REASON is not None, reason=str(REASON))
+def test_a_storm_between_ten_regions(tmp_path: Path, texts: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Three voters; whoever comes in another's place has its place in the emulated network, too."""
+    options = ["--wan", "wan10", "--minutes", "0.5", "--faults-per-minute", "24", "--calm-minutes", "0"]
+    result = storm(tmp_path / "storm", texts, capfd, *options, voters=3)
+    delivered = result["faults"]["delivered"]
+    assert delivered["stage killed"] == 1 and delivered["relay killed"] >= 3
+    assert result["steps"] > 0 and result["steps_after_last_fault"] >= 3
+    assert result["verify"]["exact"] and "zero bits differ" in result["verify"]["text"]
+    directory = RunDirectory.open(tmp_path / "storm" / "run")
+    addresses = [member.address for member in history_of(directory).membership.members.values()]
+    assert all(address.startswith("10.77.") for address in addresses), addresses
+    joined = [event for event in events_of(directory.events, PeerJoined) if event.name != "data-0"]
+    strangers = {event.region for event in joined if event.name.startswith("relay-x")}
+    assert strangers and strangers <= {event.region for event in joined[:7]}
+    assert len({event.region for event in joined}) == 7
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.soak)])
