@@ -97,20 +97,19 @@ def test_little_room_is_doubtful_and_none_is_too_little() -> None:
 @pytest.fixture
 def answering() -> Iterator[str]:
     """HOST:PORT/CODE of a machine that answers."""
-    ports: queue.Queue[int] = queue.Queue()
-    loop = asyncio.new_event_loop()
+    started: queue.Queue[tuple[int, asyncio.AbstractEventLoop, asyncio.Event]] = queue.Queue()
 
     async def serve() -> None:
-        ports.put(await Answering("c0de").start("127.0.0.1", 0))
+        machine, over = Answering("c0de"), asyncio.Event()
+        started.put((await machine.start("127.0.0.1", 0), asyncio.get_running_loop(), over))
+        await over.wait()
+        await machine.close()
 
-    def run() -> None:
-        loop.run_until_complete(serve())
-        loop.run_forever()
-
-    thread = threading.Thread(target=run, daemon=True)
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
     thread.start()
-    yield f"127.0.0.1:{ports.get(timeout=20)}/c0de"
-    loop.call_soon_threadsafe(loop.stop)
+    port, loop, over = started.get(timeout=20)
+    yield f"127.0.0.1:{port}/c0de"
+    loop.call_soon_threadsafe(over.set)
     thread.join()
 
 
@@ -130,6 +129,29 @@ def test_a_machine_that_answers_tells_of_the_link_the_clock_and_the_router(
         closed.bind(("127.0.0.1", 0))
         far = Far.parse(answering)
         assert far is not None and not far.dials_back(closed.getsockname()[1])
+
+
+def test_it_closes_with_those_who_are_still_asking() -> None:
+    """One that sends nothing, one in the middle of its bytes, one that reads nothing of what it asked for."""
+
+    async def asked_and_closed() -> None:
+        before, asking = asyncio.all_tasks(), []
+        machine = Answering("c0de")
+        port = await machine.start("127.0.0.1", 0)
+        for words in (b"", b"c0de up\n" + bytes(1000), b"c0de down\n"):
+            asking.append(await asyncio.open_connection("127.0.0.1", port, limit=1))
+            asking[-1][1].write(words)
+        while len(asyncio.all_tasks() - before) < len(asking):
+            await asyncio.sleep(0.01)
+        await machine.close()
+        assert asyncio.all_tasks() == before
+        for reader, writer in asking:
+            with contextlib.suppress(ConnectionResetError):
+                while await reader.read(1 << 16):
+                    pass
+            writer.close()
+
+    asyncio.run(asyncio.wait_for(asked_and_closed(), 20))
 
 
 def test_nonsense_is_not_answered_and_nonsense_answers_are_not_believed(answering: str) -> None:

@@ -100,7 +100,10 @@ def _answer(host: str, port: int) -> int:
             raise UserError(f"cannot listen on {where}: {error}; choose another --port or --host") from None
         print(f"on another machine: anabranch doctor --peer YOUR.ADDRESS:{found}/{code}", flush=True)
         print("Ctrl+C ends it; a question takes at most two seconds and 16 MiB", flush=True)
-        await asyncio.Event().wait()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await answering.close()
 
     try:
         asyncio.run(serve())

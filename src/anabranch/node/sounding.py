@@ -34,7 +34,7 @@ class Answering:
 
     def __init__(self, code: str) -> None:
         self._code = code
-        self._busy = 0
+        self._asking: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
 
     async def start(self, host: str, port: int) -> int:
@@ -43,19 +43,31 @@ class Answering:
         return int(self._server.sockets[0].getsockname()[1])
 
     async def close(self) -> None:
-        if self._server is not None:
-            self._server.close()
+        """Answer nobody any more; whoever is still asking is broken off."""
+        if self._server is None:
+            return
+        self._server.close()
+        for task in self._asking:
+            task.cancel()
+        await asyncio.gather(*self._asking)
+        await self._server.wait_closed()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._busy += 1
+        task = asyncio.current_task()
+        assert task is not None
+        self._asking.add(task)
         try:
-            if self._busy <= AT_ONCE:
+            if len(self._asking) <= AT_ONCE:
                 await asyncio.wait_for(self._answer(reader, writer), PATIENCE_S)
-        except (OSError, ValueError, asyncio.IncompleteReadError, asyncio.TimeoutError):
-            pass  # it went away, or asks what nobody asks
-        finally:
-            self._busy -= 1
             writer.close()
+            await asyncio.wait_for(writer.wait_closed(), PATIENCE_S)
+        except (OSError, ValueError, asyncio.IncompleteReadError, asyncio.TimeoutError):
+            pass  # it went away, asks what nobody asks, or does not read what it asked for
+        except asyncio.CancelledError:
+            pass  # by `close`, which waits for this
+        finally:
+            self._asking.discard(task)
+            writer.transport.abort()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         line = await reader.readline()
