@@ -84,6 +84,16 @@ def test_urgent_payloads_overtake_and_lose_nothing() -> None:
     assert net.run() == pytest.approx({"gradient": 1.5, "state": 3.0}, abs=TINY)
 
 
+def test_what_is_told_of_a_line_is_by_priority_and_without_gaps() -> None:
+    net, told = Net(Way(0.0, 8e6)), []
+    net.traffic.watch = lambda *what: told.append(what)
+    net.send("state", "a", "b", 2 * MB, priority=4)
+    net.clock.at(0.5, lambda: net.send("gradient", "a", "b", MB))
+    net.clock.at(0.6, lambda: net.send("another", "a", "b", MB))
+    net.run()
+    assert told == [("a", "b", 0.0, 0.5, 4), ("a", "b", 0.5, 2.5, 0), ("a", "b", 2.5, 4.0, 4)]
+
+
 def test_what_is_dropped_never_arrives_and_its_share_is_free() -> None:
     net = Net(Way(0.0, 8e6), {"a": Line(up_bps=8e6)})
     net.send("lost", "a", "b", MB)

@@ -121,8 +121,18 @@ def test_pictures_show_each_node_and_who_crashed(tmp_path: Path, capsys: pytest.
     ]  # fmt: skip
     traced = json.loads((tmp_path / "timeline-auction.json").read_text("utf-8"))["traceEvents"]
     kinds = {event.get("cat") for event in traced}
-    assert {"forward", "input gradient", "weight gradient", "step", "sending", "gone"} <= kinds
+    assert {"forward", "input gradient", "weight gradient", "step"} <= kinds
+    assert {"sending", "reduce", "state", "gone", "joining", "repair"} <= kinds
+    words = (tmp_path / "timeline-auction.svg").read_text("utf-8")
+    for word in ("sending for the reduce", "back, not yet serving", "crash", "repair: from who was lost"):
+        assert f"<!-- {word}" in words, word
     computing: dict[int, float] = {}
+    names = {event["pid"]: event["args"]["name"] for event in traced if event["name"] == "process_name"}
+    gone = [event for event in traced if event.get("cat") == "gone"]
+    for event in (event for event in traced if event.get("cat") == "repair"):
+        lost = [e for e in gone if names[e["pid"]] == event["args"]["lost with"] and e["ts"] <= event["ts"]]
+        assert lost, "what is repaired was with one that is gone"
+        assert names[event["pid"]] != event["args"]["lost with"]
     for event in sorted((e for e in traced if e["ph"] == "X" and not e["tid"]), key=lambda e: e["ts"]):
         assert event["ts"] >= computing.get(event["pid"], 0.0) - 1.0, "a node computes one thing at a time"
         computing[event["pid"]] = event["ts"] + event["dur"]

@@ -64,10 +64,12 @@ def _iteration(folder: Path, fleet: Fleet, policy: str) -> None:
         return
     row = max(rows, key=lambda row: row.crashes)
     nodes = sorted(fleet.hosts, key=lambda name: (fleet.hosts[name].stage, name))
-    title = f"{policy}, iteration {row.t}: {row.seconds:.1f} s, {row.crashes} crashes"
+    crashes = f"{row.crashes} crash{'' if row.crashes == 1 else 'es'}"
+    title = f"{policy}, iteration {row.t}: {row.seconds:.1f} s, {crashes}"
     phases = {name[:-2]: row.phases[name] for name in PHASES}
-    draw_timeline(spans.of(row.t), nodes, title, folder / f"timeline-{policy}.svg", phases)
-    (folder / f"timeline-{policy}.json").write_text(trace(spans.of(row.t), nodes), "utf-8")
+    happened, repairs, begin_s = spans.of(row.t), spans.repairs(row.t), spans.time_of(row.t)[0]
+    draw_timeline(happened, nodes, title, folder / f"timeline-{policy}.svg", phases, repairs, begin_s)
+    (folder / f"timeline-{policy}.json").write_text(trace(happened, nodes, repairs), "utf-8")
     hosts = {name: (host.region, host.stage) for name, host in fleet.hosts.items()}
     paths = spans.paths(row.t)
     told = f"{scenario.name}: {title}, {len(paths)} microbatches on their ways"

@@ -75,6 +75,8 @@ class _Lane:
         self.most_bps = way.rate_bps
         self.rate_bps = 0.0
         self.since = self.begun_at = 0.0
+        self.told: int | None = None
+        """Priority of what has been going since begun_at."""
         self.plan = 0
         self.waiting: list[_Payload] = []
 
@@ -114,8 +116,9 @@ class Traffic:
         self._up: dict[str, dict[_Lane, None]] = {}
         self._down: dict[str, dict[_Lane, None]] = {}
         self._order = 0
-        self.watch: Callable[[str, str, float, float], None] | None = None
-        """Called with (sender, receiver, begun, ended) when a lane becomes empty."""
+        self.watch: Callable[[str, str, float, float, int], None] | None = None
+        """Called with (sender, receiver, begun, ended, priority) when a lane becomes empty, and when payloads
+        of another priority begin to go."""
 
     def send(
         self,
@@ -132,11 +135,13 @@ class Traffic:
         if lane is not None:
             lane.advance(self.clock.now)
             heapq.heappush(lane.waiting, payload)
+            self._tell(lane)
             self._plan(lane)
             return
         lane = self._lanes[sender, receiver] = _Lane(sender, receiver, self._way(sender, receiver))
-        lane.since = lane.begun_at = self.clock.now
+        lane.since = self.clock.now
         lane.waiting.append(payload)
+        self._tell(lane)
         self._up.setdefault(sender, {})[lane] = None
         self._down.setdefault(receiver, {})[lane] = None
         self._share(self._together(lane))
@@ -163,8 +168,8 @@ class Traffic:
         del self._lanes[lane.sender, lane.receiver]
         del self._up[lane.sender][lane], self._down[lane.receiver][lane]
         lane.plan += 1
-        if self.watch is not None:
-            self.watch(lane.sender, lane.receiver, lane.begun_at, self.clock.now)
+        lane.waiting.clear()
+        self._tell(lane)
         together.remove(lane)
         self._share(together)
 
@@ -184,9 +189,19 @@ class Traffic:
         payload = heapq.heappop(lane.waiting)
         self.clock.after(lane.way.latency_s, payload.arrived)
         if lane.waiting:
+            self._tell(lane)
             self._plan(lane)
         else:
             self._end(lane)
+
+    def _tell(self, lane: _Lane) -> None:
+        """Of what has gone until now, if something else goes next."""
+        now, goes = self.clock.now, lane.waiting[0].priority if lane.waiting else None
+        if goes == lane.told:
+            return
+        if self.watch is not None and lane.told is not None and now > lane.begun_at:
+            self.watch(lane.sender, lane.receiver, lane.begun_at, now, lane.told)
+        lane.begun_at, lane.told = now, goes
 
     def _together(self, lane: _Lane) -> list[_Lane]:
         """The lanes whose rates may depend on this one's, over lines too narrow for all of theirs."""

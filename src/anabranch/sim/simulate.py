@@ -52,6 +52,8 @@ class Simulation:
         self._phases = Phases(self.leader, fleet.scenario.model.stages)
         self.crashed: list[tuple[str, float]] = []
         """Relay, when."""
+        self.returned: list[tuple[str, float]] = []
+        """Relay, when its machine, or another like it, began to join again."""
         self._lost_s = 0.0
         self._t = self._log_read = self._notes_read = 0
         world.watchers.append(self._watch)
@@ -131,6 +133,7 @@ class Simulation:
     def _back(self, relay: str) -> None:
         if self.leader.stopped is None:
             self.tape.up(relay)
+            self.returned.append((relay, self.world.clock.now))
             self._start(relay)
 
     def _start(self, relay: str) -> None:
