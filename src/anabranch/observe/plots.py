@@ -35,8 +35,8 @@ INK, GRID = "#7d8590", "#7d859040"
 BLUE, ORANGE, GREEN, RED = "#3b8eea", "#e0812b", "#2fa35b", "#e5484d"
 #: Replicas of a stage, from stage 0 on; repeated for more.
 STAGE_COLOURS = (
-    ORANGE, BLUE, GREEN, "#a371f7", "#d4557f", "#1fa3a3", "#b08c1e", "#7fb8ff", "#86c440", "#c98b6b", "#e08fd0",
-    "#5f7fa8", "#c7b84a",
+    ORANGE, BLUE, GREEN, "#a371f7", "#d4557f", "#1fa3a3", "#b08c1e", "#7fb8ff", "#86c440", "#c98b6b",
+    "#e08fd0", "#5f7fa8", "#c7b84a",
 )  # fmt: skip
 #: Colour and letter of what is marked above the throughput.
 MARKS = {"fault": (RED, "v"), "repair": (GREEN, "o"), "redo": (ORANGE, "s"), "skip": ("#a371f7", "X")}
