@@ -14,10 +14,11 @@ from anabranch.cli.main import main
 from anabranch.errors import UserError
 from anabranch.net.wan.profile import find_profile, shipped_profiles, wan10
 from anabranch.protocol import tasks
+from anabranch.protocol.reducing import STALL_FLOOR_S
 from anabranch.sim.churn import crashes
 from anabranch.sim.clairvoyant import Available, bound_s
 from anabranch.sim.scenario import Scenario, fleet_of, load_scenario, shipped_scenarios
-from anabranch.sim.simulate import KNOWN_POLICIES, simulate
+from anabranch.sim.simulate import KNOWN_POLICIES, Simulation, simulate
 from anabranch.sim.tape import estimate
 
 SMALL_CHURN = SMALL | {"churn.return_s": 1.0}
@@ -246,3 +247,14 @@ def test_wrong_command_lines_are_refused(capsys: pytest.CaptureFixture[str]) -> 
     assert "wan10.toml: network.profile: moon.json: cannot be read" in capsys.readouterr().err
     assert main(["simulate", "wan10", "--set", "churn"]) == 2
     assert "write it as section.key=value" in capsys.readouterr().err
+
+
+def test_the_first_reduce_of_large_stages_is_not_taken_to_be_stuck() -> None:
+    """Nobody knows yet how long a step takes: what came before the first reduce says how long it may take."""
+    large = {"model.size": "llama-1b", "model.microbatches": 16, "run.iterations": 2, "run.warm_up": 1}
+    simulation = Simulation(fleet_of(load_scenario("wan10", large), wan10(), 0), "auction", 0)
+    assert not simulation.run().failure
+    first, second = simulation.tape.rows
+    assert second.phases["reduce_s"] > 2.0 * STALL_FLOOR_S  # the least patience would be over
+    assert not [fields for _, _, _, fields in simulation.world.notes if "stuck" in str(fields)]
+    assert first.payload_bytes < 1.05 * second.payload_bytes  # nothing is sent again

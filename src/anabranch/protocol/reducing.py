@@ -65,6 +65,7 @@ class Reducing:
             owners,
         )
         current.attempts[stage] = message
+        current.worked_s = current.worked_s or self.core.now - current.opened_at
         # Kept with the attempt: an owner may be removed after it has prepared.
         classes = (self.core.membership.members[peer].numerics_class for peer in members)
         current.classes[stage] = tuple(classes)
@@ -131,7 +132,9 @@ class Reducing:
         doubled = min(current.stalls, 5)
         if current.retries:
             doubled += min(sum(current.retries.values()), 10)
-        return max(STALL_FLOOR_S, STALL_FACTOR * self.step_s) * 2.0**doubled * current.spread
+        # Where no step is known yet, a reduce may take as long as what came before the first one.
+        usual_s = STALL_FACTOR * self.step_s or current.worked_s
+        return max(STALL_FLOOR_S, usual_s) * 2.0**doubled * current.spread
 
     def stalled(self, current: Round) -> None:
         """Nothing came for long: ask after what is missing, and try a stuck reduce again."""

@@ -29,6 +29,8 @@ class Round:
     manifest: str = ""
     witness: Witness | None = None
     progress_at: float = 0.0
+    worked_s: float = 0.0
+    """Until the first stage's cover was complete."""
     stalls: int = 0
     spread: float = 1.0
     retries: dict[int, int] = field(default_factory=dict)
