@@ -206,10 +206,10 @@ class AuctionAgent:
             self._opened += 1
             line = In(event.peer, event.cost, self._opened)
             line.news = self._news
-            market.ins[event.peer] = line
             # At a data node the price is known to be nothing; a relay tells it once it has one.
             line.told = 0.0 if self._setup.is_data else math.inf
             line.dirty = market.ready and market.price < line.told
+            market.meet(line)
         elif event.side is Side.NEXT:
             if event.peer in market.outs:
                 self._lose(PeerDown(event.peer, event.side), now)
@@ -407,6 +407,7 @@ class AuctionAgent:
                 offer = line.letter(now, self._stir)
                 sends.append(Send(line.peer, Side.NEXT, self._labels.mark(line, offer)))
             elif isinstance(line, In):
+                self._market.telling(line)
                 answer = line.letter(now, self._stir, self._market.price)
                 sends.append(Send(line.peer, Side.PREVIOUS, self._labels.mark(line, answer)))
             self._spoken(line)

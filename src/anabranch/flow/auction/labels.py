@@ -68,19 +68,23 @@ class Labels:
             if self._grants.offered(line, offer):
                 self._stir(now)
             return
-        if self.active and self._rooms is not None:
+        if not self.active:
+            return
+        if self._rooms is not None:
             self._rooms.offered(line, offer)
             self._recheck = True
         mix = Counter(dict(offer.mix))
-        if self.active and mix != self._mixes.get(line):
+        if mix != self._mixes.get(line):
             self._mixes[line] = mix
             self._stir(now)
 
     def answered(self, line: Out, answer: Answer, now: float) -> None:
-        if self.active and self._moves is not None and self._moves.answered(line, answer):
+        if not self.active:
+            return
+        if self._moves is not None and self._moves.answered(line, answer):
             self._stir(now)
         rates = {(given, taken): cost for given, taken, cost in answer.exchanges}
-        if self.active and not self._last and rates != self._rates.get(line):
+        if not self._last and rates != self._rates.get(line):
             self._rates[line] = rates
             self._stir(now)
 

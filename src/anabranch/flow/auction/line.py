@@ -104,24 +104,18 @@ class Out(Line):
         self.to_data = to_data
         self.price = price
         """Its price as last told: a lower bound, as prices rise in silence and fall aloud."""
+        self.level = cost + price
+        """Cost to go of one more unit over this link (the market keeps it up to date)."""
         self.fresh = to_data
         """Whether the price was told after the last lull."""
         self.pushed = self.returned = self.recalled = 0
+        self.units = 0
+        """Units placed there (the market counts them): what has been recalled is as good as returned."""
         self.bid = -math.inf
         self.wants: dict[UnitId, int] = {}
         """Unit -> the version of this end's state that first wants it."""
         self.whole: frozenset[UnitId] = frozenset()
         self.stale: frozenset[UnitId] = frozenset()
-
-    @property
-    def level(self) -> float:
-        """Cost to go of one more unit over this link."""
-        return self.cost + self.price
-
-    @property
-    def units(self) -> int:
-        """Units placed there; what has been recalled is as good as returned."""
-        return self.pushed - max(self.returned, self.recalled)
 
     def want(self, unit: UnitId) -> None:
         self.wants[unit] = self._seq + 1

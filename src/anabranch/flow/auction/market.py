@@ -9,9 +9,9 @@ otherwise take by messages, up to where the unit would leave (`docs/flow.md`).
 
 from __future__ import annotations
 
-import heapq
 import math
 import statistics
+from bisect import bisect_left, insort
 from collections.abc import Iterable
 from itertools import islice
 
@@ -38,53 +38,36 @@ MOVE_COLD, MOVE = 7.0, 4.0
 
 
 class Ranking:
-    """The next hops by cost to go: a heap whose outdated entries go when they come up."""
+    """The next hops that lead anywhere, sorted by cost to go."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, str, Out]] = []
-        self._lines: set[Out] = set()
+        self._sorted: list[tuple[float, str, Out]] = []
+        self._level: dict[Out, float] = {}
+        """By which level each of them is sorted."""
         self._two: tuple[Out | None, float, float] | None = None
         """What `two` found last; nothing once a level has changed."""
 
     def put(self, line: Out) -> None:
-        """`line` is new or its level has changed."""
-        self._two = None
-        self._lines.add(line)
-        if line.level < math.inf:
-            heapq.heappush(self._heap, (line.level, line.peer, line))
-            if len(self._heap) > 4 * len(self._lines) + 16:
-                self._heap = [(each.level, each.peer, each) for each in self._lines if each.level < math.inf]
-                heapq.heapify(self._heap)
+        """`line` is new, or its cost or its price has changed."""
+        level = line.level = line.cost + line.price
+        self.remove(line)
+        if level < math.inf:
+            insort(self._sorted, (level, line.peer, line))
+            self._level[line] = level
 
     def remove(self, line: Out) -> None:
         self._two = None
-        self._lines.discard(line)
-        self._heap = [entry for entry in self._heap if entry[2] is not line]
-        heapq.heapify(self._heap)
+        level = self._level.pop(line, None)
+        if level is not None:
+            del self._sorted[bisect_left(self._sorted, (level, line.peer))]
 
     def two(self) -> tuple[Out | None, float, float]:
         """(best next hop, its level, the second best level); infinite where there is none."""
         if self._two is None:
-            self._two = self._find()
+            first = self._sorted[:2]
+            level, _, best = first[0] if first else (math.inf, "", None)
+            self._two = (best, level, first[1][0] if len(first) > 1 else math.inf)
         return self._two
-
-    def _find(self) -> tuple[Out | None, float, float]:
-        best = self._top()
-        if best is None:
-            return None, math.inf, math.inf
-        entry = heapq.heappop(self._heap)
-        second = self._top()
-        while second is best:
-            heapq.heappop(self._heap)
-            second = self._top()
-        heapq.heappush(self._heap, entry)
-        return best, best.level, second.level if second is not None else math.inf
-
-    def _top(self) -> Out | None:
-        heap = self._heap
-        while heap and heap[0][0] != heap[0][2].level:
-            heapq.heappop(heap)
-        return heap[0][2] if heap else None
 
 
 class Market:
@@ -95,6 +78,7 @@ class Market:
 
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
+        self._is_data = setup.is_data
         self.capacity = setup.capacity
         self.demand = setup.demand
         scale = setup.cost_max if setup.cost_max > 0 else 1.0
@@ -115,27 +99,27 @@ class Market:
         self.stirred = False
         """Whether something has changed from outside, here or elsewhere, since the start."""
         self._tenants: dict[In, None] = {}
+        self._low: In | None = None
+        """What `_lowest` found last; nothing once a tenant has changed."""
         self._guests: dict[Out, None] = {}
         self._mark = -math.inf
         self._looked_at = math.inf
         """The greatest price since previous hops were last looked through for those who think it higher."""
         self._arrived = 0
         self._taken = False
-        self._placed = 0
+        self.placed = 0
+        self._most_told: float | None = None
+        """What `most_told` found last; nothing once that may have fallen."""
 
     # -- what is here ------------------------------------------------------------------------------------
 
     @property
     def arrived(self) -> int:
-        return self.demand if self._setup.is_data else self._arrived
-
-    @property
-    def placed(self) -> int:
-        return self._placed
+        return self.demand if self._is_data else self._arrived
 
     @property
     def surplus(self) -> int:
-        return self.arrived - self._placed
+        return (self.demand if self._is_data else self._arrived) - self.placed
 
     @property
     def tenants(self) -> Iterable[In]:
@@ -181,15 +165,21 @@ class Market:
                 floor = min(floor, 2.0 * statistics.median(costs) / FINENESS_MAX)
             floor = max(floor, self._scale * RESOLUTION)
             self.epsilon = max(self.level / (hops * fineness), floor)
-        if not self._setup.is_data:
+        if not self._is_data:
             self._set_price()
             self.tell_lower()
+
+    def meet(self, line: In) -> None:
+        """A previous hop is new."""
+        self.ins[line.peer] = line
+        self._most_told = None
 
     def offered(self, line: In, offer: Offer) -> None:
         gained = offer.pushed - line.pushed
         line.pushed = offer.pushed
         line.bid = offer.bid
         line.recalled = offer.recalled
+        self._low = None
         if gained:
             self._arrived += gained
             self._taken = True
@@ -201,9 +191,8 @@ class Market:
 
     def answered(self, line: Out, answer: Answer) -> None:
         if answer.returned != line.returned:
-            before = line.units
             line.returned = answer.returned
-            self._recount(line, before)
+            self._recount(line)
         if answer.price != line.price:
             # A price that falls may leave bids and prices here too high.
             self.moved = self.moved or answer.price < line.price
@@ -216,15 +205,16 @@ class Market:
         self.moved = True
         if self.ready and self._arrived > capacity:
             self._keep_capacity()
-            self.withdraw(self._placed - self._arrived)
+            self.withdraw(self.placed - self._arrived)
 
     def lost_in(self, line: In) -> None:
         self._arrived -= line.units
         self._tenants.pop(line, None)
+        self._low = self._most_told = None
         self.moved = True
 
     def lost_out(self, line: Out) -> None:
-        self._placed -= line.units
+        self.placed -= line.units
         self._guests.pop(line, None)
         self.ranking.remove(line)
         self.moved = True
@@ -235,11 +225,11 @@ class Market:
         """Take in, hand back and place, raising prices; lines that have news are left `dirty`."""
         if not self.ready:
             return
-        if not self._setup.is_data:
+        if not self._is_data:
             self._keep_capacity()
         self._place()
         self.level = self.ranking.two()[1]
-        if not self._setup.is_data:
+        if not self._is_data:
             self._set_price()
             if not self._taken:
                 self.tell_lower()  # nobody has come yet: the first prices are still on their way
@@ -262,11 +252,8 @@ class Market:
         if not self.ready:
             return False
         best, level, second = self.ranking.two()
-        if not self._setup.is_data:
-            asked, hush = self._asked(level), HUSH * self.epsilon
-            for line in self.ins.values():
-                if asked < line.told - hush:
-                    return True
+        if not self._is_data and self._asked(level) < self.most_told - HUSH * self.epsilon:
+            return True
         if self._dear():
             return True
         return any(bid < line.bid - HUSH * self.epsilon for line, bid in self._lower(best, level, second))
@@ -279,7 +266,7 @@ class Market:
         best, self.level, second = self.ranking.two()
         self._move_over()
         self._lower_bids(best, second)
-        if not self._setup.is_data:
+        if not self._is_data:
             if not self.full:
                 self._mark = -math.inf
             self._set_price()
@@ -302,7 +289,7 @@ class Market:
     def _place(self) -> None:
         while (surplus := self.surplus) > 0:
             best, level, second = self.ranking.two()
-            low = None if self._setup.is_data else self._lowest()
+            low = None if self._is_data else self._lowest()
             most = self.limit if low is None else low.bid
             if best is None or level > most or (low is None and level >= most):
                 if low is None:
@@ -314,9 +301,9 @@ class Market:
     def _keep_content(self) -> None:
         """A unit that costs more than its tenant would pay goes back; its tail waits for another."""
         slack = CONTENT * self.epsilon
-        while self._guests and (self._setup.is_data or self._tenants):
+        while self._guests and (self._is_data or self._tenants):
             dear = max(self._guests, key=lambda guest: (guest.level, guest.peer))
-            if self._setup.is_data:
+            if self._is_data:
                 if dear.level <= self.limit + slack * (self._setup.stages + 1):
                     return
                 self._take_back(dear, dear.units)
@@ -347,7 +334,7 @@ class Market:
         if not self._guests:
             return
         most = self.limit
-        if not self._setup.is_data:
+        if not self._is_data:
             most = self._lowest().bid if self._tenants else math.inf
         for line in self._guests:
             other = second if line is best else level
@@ -377,36 +364,53 @@ class Market:
             if self.price < line.told - hush:
                 line.dirty = True
 
+    @property
+    def most_told(self) -> float:
+        """The highest price that any previous hop has been told last."""
+        if self._most_told is None:
+            self._most_told = max((line.told for line in self.ins.values()), default=-math.inf)
+        return self._most_told
+
+    def telling(self, line: In) -> None:
+        """This previous hop is about to be told the price."""
+        most = self._most_told
+        if most is not None:
+            if self.price >= most:
+                self._most_told = self.price
+            elif line.told >= most:
+                self._most_told = None
+
     # -- single moves ------------------------------------------------------------------------------------
 
     def _lowest(self) -> In:
-        least: In | None = None
-        for line in self._tenants:
-            if least is None or line.bid < least.bid or (line.bid == least.bid and line.peer < least.peer):
-                least = line
-        assert least is not None
+        least = self._low
+        if least is None:
+            for line in self._tenants:
+                if least is None or (line.bid, line.peer) < (least.bid, least.peer):
+                    least = line
+            assert least is not None
+            self._low = least
         return least
 
     def _push(self, line: Out, count: int, bid: float) -> None:
-        before = line.units
         line.pushed += count
         if line.recalled < line.returned:
             line.recalled = line.returned
         line.bid = bid
         line.dirty = not line.to_data or line.dirty
-        self._recount(line, before)
+        self._recount(line)
 
     def _take_back(self, line: Out, count: int) -> None:
-        before = line.units
         line.recalled = max(line.recalled, line.returned) + count
         line.dirty = not line.to_data or line.dirty
-        self._recount(line, before)
+        self._recount(line)
 
-    def _recount(self, line: Out, before: int) -> None:
-        after = line.units
-        self._placed += after - before
+    def _recount(self, line: Out) -> None:
+        before = line.units
+        units = line.units = line.pushed - max(line.returned, line.recalled)
+        self.placed += units - before
         self.moved = True
-        if after:
+        if units:
             self._guests[line] = None
         else:
             self._guests.pop(line, None)
@@ -418,3 +422,4 @@ class Market:
         line.dirty = True
         if not line.units:
             del self._tenants[line]
+            self._low = None
