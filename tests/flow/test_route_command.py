@@ -52,6 +52,10 @@ def test_report_for_people_and_picture(
     assert text.startswith("greedy: 7 of 11 microbatches") and "optimum: 7 microbatches" in text
     first = out.read_bytes()
     assert b"<svg" in first
+    # Matplotlib writes each text as a comment before its outlines.
+    assert b"<!-- greedy: 7 of 11 microbatches, cost " in first and b"<!-- stage 8 -->" in first
+    # Four of five relays of a stage have places that no path takes: they are pale.
+    assert first.count(b"opacity: 0.3\"") > 8
     assert main(arguments) == 0
     assert out.read_bytes() == first
 
@@ -66,8 +70,11 @@ def test_a_name_is_drawn_as_it_is(tmp_path: Path) -> None:
     """Matplotlib would take what stands between dollars for a formula, and this for a bad one."""
     path = tmp_path / "instance.json"
     text = format_instance(FAMILIES["A"].draw(1)).replace('"s1r1"', json.dumps("$\\frac{$"))
+    text = text.replace('"s2r1"', f'"{"long" * 20}"')
     path.write_text(text, encoding="utf-8")
     assert main(["route", str(path), "--policy", "static", "--plot", str(tmp_path / "flow.svg")]) == 0
+    assert "<!-- longlonglonglonglo… -->" not in (drawn := (tmp_path / "flow.svg").read_text("utf-8"))
+    assert "<!-- longlonglonglongl… -->" in drawn
 
 
 def test_every_key_of_a_result_is_in_the_formats() -> None:

@@ -98,7 +98,8 @@ def run(args: argparse.Namespace) -> int:
         stage = instance.stage
         capacity = {relay.id: relay.capacity for relay in instance.relays}
         try:
-            draw_flow(instance.stages, stage, capacity, result.paths, args.plot)
+            title = _report(result).splitlines()[0]
+            draw_flow(instance.stages, stage, capacity, result.paths, args.plot, title)
         except OSError as error:
             raise UserError(f"--plot {args.plot}: {error.strerror}") from None
     admitted, fair = _admitted(instance, result), fairest(instance) if args.oracle else None

@@ -18,6 +18,8 @@ from anabranch.observe.plots import INK, STAGE_COLOURS
 #: Width of a node in columns; gaps between nodes, which hold their names: units of flow, or if that is more
 #: the share of the tallest column's units.
 NODE_WIDTH, GAP, GAP_SHARE = 0.12, 0.6, 0.025
+#: Of a name so many letters have room above its node.
+NAME_LENGTH = 18
 _STYLE: Any = {"svg.hashsalt": "anabranch", "svg.fonttype": "path", "text.color": INK}
 
 
@@ -27,10 +29,12 @@ def draw_flow(
     capacity: Mapping[str, int],
     paths: Sequence[Sequence[str]],
     out: Path,
+    title: str = "",
 ) -> None:
     """Write the picture to `out` (its suffix is the format). `stage` names all nodes; data nodes have 0.
 
-    Data nodes are drawn at both ends. OSError when `out` cannot be written.
+    Data nodes are drawn at both ends; of a relay the places that no path takes are pale. OSError when `out`
+    cannot be written.
     """
     columns = _columns(stages, stage, capacity, paths)
     gap = max(GAP, GAP_SHARE * max(sum(size for _, size in column) for column in columns))
@@ -40,7 +44,10 @@ def draw_flow(
         figure.patch.set_alpha(0.0)
         axes = figure.add_subplot()
         axes.axis("off")
-        places = _place_nodes(axes, columns, tallest, gap, stage)
+        taken = Counter(node for path in paths for node in path)
+        places = _place_nodes(axes, columns, tallest, gap, stage, taken)
+        if title:
+            axes.set_title(title, loc="left", fontsize=10, parse_math=False)
         _draw_ribbons(axes, places, paths)
         for at in range(stages + 2):
             label = "data" if at in (0, stages + 1) else f"stage {at}"
@@ -64,7 +71,12 @@ def _columns(
 
 
 def _place_nodes(
-    axes: Axes, columns: list[list[tuple[str, float]]], tallest: float, gap: float, stage: Mapping[str, int]
+    axes: Axes,
+    columns: list[list[tuple[str, float]]],
+    tallest: float,
+    gap: float,
+    stage: Mapping[str, int],
+    taken: Counter[str],
 ) -> dict[tuple[int, str], float]:
     """Draw the nodes, centred in their columns; returns the upper edge of each."""
     colours = _colours([name for name, level in stage.items() if level == 0])
@@ -74,9 +86,14 @@ def _place_nodes(
         for name, size in column:
             places[at, name] = top
             colour = colours.get(name, INK)
-            corner = (at - NODE_WIDTH / 2, top - size)
-            axes.add_patch(Rectangle(corner, NODE_WIDTH, size, facecolor=colour, edgecolor="none", alpha=0.8))
-            axes.text(at, top + 0.1, name, ha="center", va="bottom", fontsize=6, parse_math=False)
+            used = size if stage[name] == 0 else min(size, taken[name])
+            for low, high, alpha in ((top - used, top, 0.8), (top - size, top - used, 0.3)):
+                if high > low:
+                    box = Rectangle((at - NODE_WIDTH / 2, low), NODE_WIDTH, high - low)
+                    box.set(facecolor=colour, edgecolor="none", alpha=alpha)
+                    axes.add_patch(box)
+            label = name if len(name) <= NAME_LENGTH else f"{name[: NAME_LENGTH - 1]}…"
+            axes.text(at, top + 0.1, label, ha="center", va="bottom", fontsize=6.5, parse_math=False)
             top -= size + gap
     return places
 
