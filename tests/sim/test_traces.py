@@ -221,10 +221,13 @@ def test_the_command_simulates_a_run_that_was(tmp_path: Path, capsys: pytest.Cap
     assert main(["simulate", "--from", str(directory.path), "--jobs", "1"]) == 0
     told = capsys.readouterr().out
     assert "the run itself: 10.00 s an iteration, 3 joins and losses" in told
+    assert told.startswith("mine: llama-tiny, 4 microbatches of ")
     out = directory.path / "simulated"
     load_profile(out / "network.json")
     scenario = load_scenario(str(out / "scenario.toml"))
     assert len(scenario.machines) == 4 and scenario.churn.trace == str(out / "churn.json")
+    moved = directory.path.rename(tmp_path / "moved") / "simulated"
+    assert load_scenario(str(moved / "scenario.toml")).churn.trace == str(moved / "churn.json")
     assert main(["simulate"]) == 2
     assert "name a scenario, or a run with --from" in capsys.readouterr().err
     assert main(["simulate", "--from", str(tmp_path / "none")]) == 2

@@ -31,12 +31,12 @@ def record(run_dir: Path, folder: Path | None) -> tuple[Path, Recorded]:
         raise UserError(f"{directory.events}: cannot be read: {error.strerror}") from None
     out = folder or directory.path / FOLDER
     scenario, network, churn = (out / name for name in FILES)
-    trace = str(churn) if found.trace.changes else ""
+    trace = churn.name if found.trace.changes else ""
     try:
         out.mkdir(parents=True, exist_ok=True)
         network.write_text(json.dumps(found.profile, indent=1) + "\n", "utf-8")
         churn.write_text(render_trace(found.trace), "utf-8")
-        scenario.write_text(render_scenario(with_files(found.scenario, str(network), trace)), "utf-8")
+        scenario.write_text(render_scenario(with_files(found.scenario, network.name, trace)), "utf-8")
     except OSError as error:
         raise UserError(f"{out}: cannot be written: {error.strerror}") from None
     return scenario, found

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,6 +89,8 @@ def run(args: argparse.Namespace) -> int:
         path, recorded = record(args.run_dir, None)
         name = str(path)
     scenario = load_scenario(name, dict(map(_change, args.changes)))
+    if recorded is not None:
+        scenario = replace(scenario, name=recorded.scenario.name)
     fleet = open_fleet(scenario, name)
     sentence = misfit(scenario)
     if sentence:

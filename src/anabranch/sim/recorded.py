@@ -255,7 +255,7 @@ def _keys(part: Any) -> list[str]:
 
 
 def with_files(scenario: Scenario, profile: str, trace: str) -> Scenario:
-    """The same with the paths of its files."""
+    """The same with its files, as it names them."""
     return replace(
         scenario,
         network=replace(scenario.network, profile=profile),

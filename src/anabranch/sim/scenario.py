@@ -29,6 +29,8 @@ else:
 
 #: Version of a scenario file.
 SCENARIO_VERSION = 1
+#: Keys that name a file: (section, key).
+FILES = (("fleet", "devices"), ("network", "profile"), ("churn", "trace"))
 #: Share of a machine's host memory that parked activations may take.
 HOST_SHARE = 0.5
 
@@ -72,7 +74,8 @@ def load_scenario(name: str, changes: Mapping[str, Any] | None = None) -> Scenar
 
 
 def read_scenario(name: str) -> tuple[dict[str, Any], str]:
-    """What a scenario's file says, unchecked, and the name for messages. Raises UserError."""
+    """What a scenario's file says, unchecked, and the name for messages. Files that it names are looked for
+    beside it first. Raises UserError."""
     if name in shipped_scenarios():
         where = f"{name}.toml"
         text = resources.files("anabranch.sim").joinpath("scenarios").joinpath(where).read_text("utf-8")
@@ -85,9 +88,16 @@ def read_scenario(name: str) -> tuple[dict[str, Any], str]:
             why = (error.strerror if isinstance(error, OSError) else "") or error
             raise UserError(f"{name}: cannot be read: {why}; shipped scenarios: {known}") from None
     try:
-        return tomllib.loads(text), where
+        data = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise UserError(f"{where}: not TOML: {error}") from None
+    for section, key in FILES:
+        part = data.get(section)
+        value = part.get(key) if isinstance(part, dict) else None
+        beside = Path(name).parent / value if isinstance(value, str) else None
+        if where == name and beside is not None and beside.is_file():
+            data[section][key] = str(beside)
+    return data, where
 
 
 def parse_scenario(data: Mapping[str, Any], where: str) -> Scenario:
