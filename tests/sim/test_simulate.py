@@ -149,6 +149,7 @@ def test_every_shipped_scenario_loads() -> None:
     assert len({host.capacity for host in mixed.hosts.values()}) > 2
     homes = fleet_of(load_scenario("volunteers"), wan10(), 0)
     assert len({host.line.up_bps for host in homes.hosts.values()}) > 2
+    assert all(host.machine.device.name.startswith("rtx") for host in homes.hosts.values()), "of homes"
 
 
 @pytest.mark.parametrize("profile", shipped_profiles())

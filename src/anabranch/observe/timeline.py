@@ -219,7 +219,7 @@ def draw_throughput(
         upper.set_title(title, loc="left", fontsize=11)
         figure.legend(frameon=False, fontsize=9, ncols=3, loc="outside lower center")
         lower.set_ylabel("relays there")
-        lower.set_ylim(bottom=0)
+        lower.set_ylim(0.0, 1.15 * max((row[1] for rows in lines.values() for row in rows), default=1.0))
         lower.set_xlabel("seconds")
         for axes in (upper, lower):
             axes.grid(True, axis="y", color=GRID)
