@@ -24,10 +24,13 @@ def goals(outcomes: Sequence[Outcome]) -> str:
     lines = [
         *_flow_lines(mine),
         *_cost_lines("from cold", _group(calm)),
-        *_message_lines(_group(calm)),
+        *_message_lines("", _group(calm)),
         *_repair_lines(calm),
         *_size_lines([outcome for outcome in mine if outcome.trial.setting == "size"]),
     ]
+    for setting, when in (("rough", "over bad links"), ("third", "where each knows a third")):
+        groups = _group(outcome for outcome in mine if outcome.trial.setting == setting)
+        lines += [*_cost_lines(when, groups), *_message_lines(f" {when}", groups)]
     return "\n".join(f"- {line}" for line in lines)
 
 
@@ -79,13 +82,13 @@ def _cost_lines(when: str, groups: dict[str, list[Outcome]] | dict[str, list[Fix
     ]
 
 
-def _message_lines(groups: dict[str, list[Outcome]]) -> list[str]:
+def _message_lines(when: str, groups: dict[str, list[Outcome]]) -> list[str]:
     links = {key: mean(one.per_link for one in group) for key, group in groups.items()}
     few = {key: value for key, value in links.items() if key[0] not in MANY}
     many = {key: value for key, value in links.items() if key[0] in MANY}
     return [
-        *at_most("messages per link on A, B, C, E, mean,", LINK_FEW, few, ".1f"),
-        *at_most("messages per link on D, F, mean,", LINK_MANY, many, ".1f"),
+        *at_most(f"messages per link on A, B, C, E{when}, mean,", LINK_FEW, few, ".1f"),
+        *at_most(f"messages per link on D, F{when}, mean,", LINK_MANY, many, ".1f"),
     ]
 
 
