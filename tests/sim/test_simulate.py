@@ -17,6 +17,7 @@ from anabranch.protocol import tasks
 from anabranch.protocol.reducing import STALL_FLOOR_S
 from anabranch.sim.churn import crashes
 from anabranch.sim.clairvoyant import Available, bound_s
+from anabranch.sim.node import Node
 from anabranch.sim.scenario import Scenario, fleet_of, load_scenario, shipped_scenarios
 from anabranch.sim.simulate import KNOWN_POLICIES, Simulation, simulate
 from anabranch.sim.tape import estimate
@@ -79,6 +80,26 @@ def test_a_forward_computed_again_makes_room_where_memory_is_short(crash: float)
     took = [sum(row.seconds for row in outcome.rows) for outcome in (kept, again)]
     assert crash or computed[1] > computed[0], "some forwards are computed twice"
     assert took[1] < 0.9 * took[0]
+
+
+def test_a_connection_takes_three_round_trips(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = Simulation(fleet_of(small(), wan10(), 0), "auction", 0).world
+    dialled: dict[str, float] = {}
+    dial = world.dial
+
+    def told(node: Node, peer: str, address: str = "") -> None:
+        dialled.setdefault(node.id, world.clock.now)
+        dial(node, peer, address)
+
+    monkeypatch.setattr(world, "dial", told)
+    joined: dict[str, float] = {}
+    while len(joined) < len(world.nodes) - 1:
+        assert world.clock.step()
+        for name, node in world.nodes.items():
+            if "d0" in node.links:
+                joined.setdefault(name, world.clock.now)
+    for name, at in joined.items():
+        assert at - dialled[name] == pytest.approx(6 * world.fleet.way(name, "d0").latency_s, abs=1e-9), name
 
 
 def test_crashes_are_drawn_alike_for_everybody_and_as_often_as_said() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from anabranch.sim.drift import Drift
 from anabranch.sim.recorded import recorded, render_scenario
 from anabranch.sim.scenario import Scenario, fleet_of, load_scenario
 from anabranch.sim.simulate import Simulation, simulate
+from anabranch.sim.spans import Spans
 from anabranch.sim.trace import JOIN, LEAVE, Change, Spot, Trace, parse_trace, render_trace, spot_trace
 
 
@@ -40,6 +42,19 @@ def test_a_trace_says_who_leaves_and_who_comes_when(policy: str, tmp_path: Path)
     # Four relays are there until one leaves; in the end all five.
     assert outcome.rows[0].alive_s == pytest.approx(4 * outcome.rows[0].seconds)
     assert outcome.rows[-1].alive_s == pytest.approx(5 * outcome.rows[-1].seconds)
+
+
+def test_the_timeline_shows_who_was_away_as_long_as_the_trace_says(tmp_path: Path) -> None:
+    changes = (Change(7.5, "r1.0", LEAVE), Change(8.0, "r1.0", JOIN), Change(8.5, "r1.2", JOIN))
+    simulation = Simulation(fleet_of(traced(tmp_path, *changes), wan10(), 0), "auction", 0)
+    spans = Spans(simulation)
+    rows = simulation.run().rows
+    away: dict[tuple[str, str], float] = defaultdict(float)
+    for span in (span for row in rows for span in spans.of(row.t)):
+        away[span.node, span.kind] += span.end_s - span.begin_s
+    assert away["r1.0", "gone"] == pytest.approx(0.5)
+    assert away["r1.2", "gone"] == pytest.approx(8.5)
+    assert away["r1.0", "joining"] > 0.0 and away["r2.0", "gone"] == 0.0
 
 
 def test_who_is_spared_stays_and_does_not_come_twice(tmp_path: Path) -> None:
