@@ -189,6 +189,15 @@ def test_two_sources_turn_away_what_is_too_much_at_one_price(seed: int) -> None:
     assert flow.cost(instance) <= 1.01 * best.cost
 
 
+@pytest.mark.parametrize("seed", [36, 76])
+def test_a_source_without_excess_tells_what_its_dearest_unit_costs(seed: int) -> None:
+    """Or another turns units away that would have cost less than those."""
+    instance = Family(3, 6, (1, 3), (1, 20), data_nodes=2).draw(seed, 1.5)
+    flow, best = settle(world_of(instance, seed)), solve(instance)
+    assert flow.value == best.flow
+    assert flow.cost(instance) <= 1.01 * best.cost
+
+
 @pytest.mark.parametrize("dear", [1e4, 1e12])
 def test_a_single_dear_link_does_not_coarsen_the_rest(dear: float) -> None:
     """Epsilon follows the costs that a node has to choose from, not the greatest there is."""

@@ -322,6 +322,8 @@ class AuctionAgent:
         else:
             self._further += 1
         market.repair()
+        if self._setup.is_data:
+            self._tell_dearest()
 
     def _plan_repair(self, now: float) -> None:
         self._lull_s = max(self._lull_s, (now - self._stirred_at) * LULL_SHARE)
@@ -374,6 +376,16 @@ class AuctionAgent:
         if may and searches.bound > told + self._market.epsilon:
             self._evened += 1
             self._search(searches.bound)
+
+    def _tell_dearest(self) -> None:
+        """At rest and without excess: nobody shall turn a unit away that costs less than our dearest."""
+        market, searches = self._market, self._searches
+        own = searches.own
+        if self._setup.returns != "any" or market.surplus > 0 or own is None or not own.open:
+            return
+        if searches.others_closed:
+            searches.bound = max(searches.bound, market.dearest)
+            self._even_out(own.search.bound)
 
     def _search(self, bound: float) -> None:
         self._search_number += 1

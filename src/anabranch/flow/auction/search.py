@@ -166,6 +166,12 @@ class Searches:
         """Whether other sources have searched, too."""
         return len(self._explorers) > 1
 
+    @property
+    def others_closed(self) -> bool:
+        """Whether another source's search has found no way from here: it turns units away."""
+        others = (explorer for source, explorer in self._explorers.items() if source != self._name)
+        return any(explorer.done and not explorer.open for explorer in others)
+
     def read(self, line: In | Out, searches: tuple[Search, ...], findings: tuple[Finding, ...]) -> None:
         """What the other end of `line` asks and answers; each is heeded once."""
         if (searches, findings) == line.read:
