@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,22 @@ def test_a_generated_trace_has_bursts_by_region_and_the_rates_of_its_model() -> 
     assert spot_trace(regions, 1.0, 1, Spot(bursts_per_hour=0.0, lone_per_hour=0.0)).changes == ()
 
 
+def test_machines_at_home_go_in_the_evening_of_their_region() -> None:
+    at_home = Spot(bursts_per_hour=0.0, lone_per_hour=0.0, return_s=60.0, evening_per_hour=2.0, begin_h=12.0)
+    regions = {f"m{n}": ("London", "Tokyo", "Oregon", "attic")[n % 4] for n in range(40)}
+    left = [change for change in spot_trace(regions, 24.0, 0, at_home).changes if change.event == LEAVE]
+    assert len(left) == pytest.approx(40 * 5 * 2.0, rel=0.15)
+    hours: dict[str, list[float]] = defaultdict(list)
+    for change in left:
+        hours[regions[change.machine]].append((12.0 + change.at_s / 3600.0) % 24.0)
+    assert min(hours["attic"]) >= 18.0 and max(hours["attic"]) < 23.0
+    assert min(hours["London"]) >= 18.0 and max(hours["London"]) < 23.5
+    assert min(hours["Tokyo"]) > 8.0 and max(hours["Tokyo"]) < 14.0, "nine hours before London"
+    # Nothing else is drawn otherwise for it.
+    calm, later = (spot_trace(regions, 24.0, 0, replace(Spot(), begin_h=begin)) for begin in (0.0, 3.0))
+    assert calm.changes == later.changes
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -132,12 +149,17 @@ def test_the_command_writes_a_trace_that_simulate_takes(
 ) -> None:
     out = tmp_path / "spot.json"
     assert main(["trace", "wan10", "--hours", "32", "--out", str(out)]) == 0
-    assert "preemptions of 16 relays in 32 hours" in capsys.readouterr().out
+    assert "times one of 16 relays leaves in 32 h" in capsys.readouterr().out
     assert fleet_of(load_scenario("wan10", {"churn.trace": str(out)}), wan10(), 0).trace.changes
     assert main(["trace", "wan10"]) == 0
     assert json.loads(capsys.readouterr().out)["version"] == 1
     assert main(["trace", "wan10", "--share", "2"]) == 2
     assert "--share 2: at least 0 and at most 1" in capsys.readouterr().err
+    assert main(["trace", "wan10", "--begin", "25"]) == 2
+    assert "--begin 25: at least 0 and at most 24" in capsys.readouterr().err
+    evening = ["--bursts", "0", "--evening", "2", "--begin", "18"]
+    assert main(["trace", "volunteers", "--hours", "3", *evening]) == 0
+    assert "evening_per_hour 2, begin_h 18" in json.loads(capsys.readouterr().out)["source"]
 
 
 def test_drift_has_the_spread_and_memory_that_it_is_said_to_have() -> None:

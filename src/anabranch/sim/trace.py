@@ -14,11 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from anabranch.errors import UserError
+from anabranch.observe.land import PLACES
 
 TRACE_VERSION = 1
 LEAVE, JOIN = "leave", "join"
 #: A trace is no longer than this (s): a year.
 LONGEST_S = 3.2e7
+#: An evening, in hours of the day.
+EVENING_H = (18.0, 23.0)
 
 
 @dataclass(frozen=True, order=True)
@@ -110,14 +113,18 @@ def render_trace(trace: Trace) -> str:
 class Spot:
     """A model of spot machines. In each region bursts come as a Poisson process (`bursts_per_hour`), and take
     each of its machines with probability `share`: most preemptions are of several machines of a zone at once
-    (Thorpe et al., Bamboo, NSDI 2023). Besides, each machine goes alone at `lone_per_hour`. Another in its
-    place comes after an exponential time of mean `return_s`, and never before `least_s`."""
+    (Thorpe et al., Bamboo, NSDI 2023). Besides, each machine goes alone at `lone_per_hour`, and one at home
+    at `evening_per_hour` from 18 to 23 o'clock by the sun of its region, when its owner wants it. Another in
+    its place comes after an exponential time of mean `return_s`, and never before `least_s`. It is `begin_h`
+    o'clock (UTC) when the trace begins."""
 
     bursts_per_hour: float = 0.15
     share: float = 0.3
     lone_per_hour: float = 0.03
     return_s: float = 1200.0
     least_s: float = 60.0
+    evening_per_hour: float = 0.0
+    begin_h: float = 0.0
 
 
 def spot_trace(regions: Mapping[str, str], hours: float, seed: int, spot: Spot = Spot()) -> Trace:
@@ -131,6 +138,9 @@ def spot_trace(regions: Mapping[str, str], hours: float, seed: int, spot: Spot =
             strikes += [(at_s, machine) for machine in there if dice.random() < spot.share]
     for machine in sorted(regions):
         strikes += [(at_s, machine) for at_s in _poisson(dice, spot.lone_per_hour, end_s)]
+    for machine in sorted(regions) if spot.evening_per_hour else ():
+        at_home = _poisson(dice, spot.evening_per_hour, end_s)
+        strikes += [(at_s, machine) for at_s in at_home if _is_evening(regions[machine], spot.begin_h, at_s)]
     changes, back_s = [], dict.fromkeys(regions, -math.inf)
     for at_s, machine in sorted(strikes):
         if at_s <= back_s[machine]:
@@ -140,6 +150,12 @@ def spot_trace(regions: Mapping[str, str], hours: float, seed: int, spot: Spot =
     words = ", ".join(f"{key} {value:g}" for key, value in asdict(spot).items())
     source = f"generated: spot preemptions of {len(regions)} machines, {hours:g} h, seed {seed}; {words}"
     return Trace(source, tuple(sorted(changes)))
+
+
+def _is_evening(region: str, begin_h: float, at_s: float) -> bool:
+    """By the sun; where nobody knows where a region is, at Greenwich."""
+    longitude = PLACES.get(region, (0.0, 0.0))[0]
+    return EVENING_H[0] <= (begin_h + at_s / 3600.0 + longitude / 15.0) % 24.0 < EVENING_H[1]
 
 
 def _poisson(dice: random.Random, per_hour: float, end_s: float) -> list[float]:
