@@ -84,8 +84,8 @@ def test_a_voter_without_an_heir_goes_all_the_same() -> None:
     assert gone_after(world, ask_to_go(world, leaver), leaver) < 40.0
 
 
-def leader_without_founder(seed: int) -> tuple[World, Node]:
-    world = swarm(seed, data_nodes=3)
+def leader_without_founder(seed: int, data_nodes: int = 3) -> tuple[World, Node]:
+    world = swarm(seed, data_nodes=data_nodes)
     world.crash("d0")
     until(world, world.clock.now + 6.0)
     leader = world.leading()
@@ -114,3 +114,58 @@ def test_who_leads_knows_at_once_that_nobody_can_take_over() -> None:
         world.clock.step()
     assert gone_after(world, ask_to_go(world, leader.id), leader.id) < 3.0
     assert "nobody" in str(leader.stopped)
+
+
+def test_a_vote_stays_while_another_voter_is_dead() -> None:
+    """Nobody else could vote when one voter dies and another wants to go: its vote is not taken before
+    the dead one's, or those who live would be no majority ever again."""
+    world = swarm(5, replicas=2, data_nodes=3)
+    dies, leaves = (peer for peer in keepers(world) if peer != "d0")
+    for node in world.nodes.values():
+        if node.id not in keepers(world):
+            world.partition([node.id], 4.0)
+    world.freeze(dies, 60.0)
+    gone_after(world, ask_to_go(world, leaves), leaves)
+    then = world.history().t
+    assert until(world, world.clock.now + 8.0) > then
+
+
+def test_who_leads_goes_though_the_founder_is_just_back() -> None:
+    """The log does not know the founder's new process yet, and of the other voters nobody else is awake: it
+    is let in first, and takes the lead then."""
+    settings = replace(SETTINGS, neighbours=1)
+    machines = [Machine(f"d{n}", 0) for n in range(3)]
+    machines += [Machine(f"r{stage}.{n}", stage) for stage in (1, 2) for n in range(5)]
+    world = counting_world(settings, machines, 6, SLOW)
+    Invariants(world)
+    until(world, BEGINS_AT)
+    world.crash("d0")
+    world.clock.after(0.1, lambda: world.add(world.nodes["d0"].next_life(), "d1", world.clock.now))
+    while world.clock.now < BEGINS_AT + 20.0 and not any(
+        node.peer.lead is not None for node in world.nodes.values() if node.id != "d0" and not node.stopped
+    ):
+        world.clock.step()
+    leader = world.leading()
+    third = next(peer for peer in keepers(world) if peer not in ("d0", leader.id))
+    world.freeze(third, 60.0)
+    assert gone_after(world, ask_to_go(world, leader.id), leader.id) < 15.0
+    assert "left" in str(leader.stopped)
+    then = world.history().t
+    assert until(world, world.clock.now + 8.0) > then
+
+
+def test_all_voters_go_at_once_and_others_keep_the_log() -> None:
+    world, _ = leader_without_founder(7, data_nodes=5)
+    leavers = keepers(world)
+    assert gone_after(world, ask_to_go(world, *leavers), *leavers) < 40.0
+    assert all("left" in str(world.nodes[peer].stopped) for peer in leavers)
+    assert not set(leavers) & set(keepers(world)) and len(keepers(world)) == 3
+    then = world.history().t
+    assert until(world, world.clock.now + 8.0) > then
+
+
+def test_all_go_at_once() -> None:
+    """Nobody stays: nobody waits for an heir either."""
+    world, _ = leader_without_founder(8)
+    everybody = [node.id for node in world.nodes.values() if node.stopped is None and node.id != "d0"]
+    assert gone_after(world, ask_to_go(world, *everybody), *everybody) < 12.0

@@ -159,3 +159,21 @@ def test_a_founder_that_is_back_before_another_leads_is_let_in(seed: int) -> Non
     assert struck.delivered
     assert world.history().t == 6
     assert not wrong_states(world)
+
+
+def test_a_founder_that_nobody_can_dial_leads_again() -> None:
+    """It comes back behind another router, and dials out only."""
+    machines = [Machine("d0", 0), Machine("d1", 0), *(Machine(f"r1.{n}", 1) for n in range(3))]
+    world = counting_world(Settings("back", 1, 1, 4, 40, voters=3), machines, 1)
+    Invariants(world)
+
+    def strike(world: World, node: Node) -> None:
+        world.crash("d0")
+        back = msgspec.structs.replace(node.next_life(), address="")
+        world.clock.after(6.0, lambda: world.add(back, "d1", world.clock.now))
+
+    struck = Fault(world, ("d0",), leads_three(3), strike)
+    world.run(until_s=300)
+    assert struck.delivered and world.nodes["d0"].member.address == ""
+    assert world.history().t == 40 and world.nodes["d0"].peer.lead is not None
+    assert not wrong_states(world)

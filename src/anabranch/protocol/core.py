@@ -144,6 +144,11 @@ class Core:
         member = self.membership.members.get(self.me)
         return member is not None and member.incarnation == self.incarnation
 
+    def knows_process(self, peer: str) -> bool:
+        """Whether the process that is linked is the one that the log has as a member."""
+        member = self.membership.members.get(peer)
+        return member is not None and self.linked_incarnation.get(peer) == member.incarnation
+
     def reachable(self, peer: str) -> bool:
         return peer == self.me or (peer in self.links and peer not in self.suspects)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -33,10 +32,10 @@ def wanted(kept: Sequence[str], candidates: Collection[Candidate], count: int) -
     """`kept` vote and still can; up to `count` in all, data nodes come first, then relays, of stages that
     have no voter before the others. The founder is always among them, in the place of the last of `kept` if
     need be (the first keeps its place). An even number bears no more losses than the odd one below it: nobody
-    is added to make one."""
+    but the founder, who is to lead, is added to make one."""
     chosen = list(kept)
     returned = [c.voter for c in candidates if c.founder and c.voter not in kept]
-    if returned and len(chosen) > 1:
+    if returned:
         chosen[max(1, count - 1) :] = returned
     stages = {candidate.stage for candidate in candidates if candidate.voter in chosen}
     rest = [candidate for candidate in candidates if candidate.voter not in chosen]
@@ -45,26 +44,43 @@ def wanted(kept: Sequence[str], candidates: Collection[Candidate], count: int) -
         rest.remove(best)
         stages.add(best.stage)
         chosen.append(best.voter)
-    return chosen if len(chosen) % 2 or len(chosen) <= len(kept) else chosen[:-1]
+    even = len(chosen) % 2 == 0 and len(chosen) > max(len(kept), 1 + len(returned))
+    return chosen[:-1] if even else chosen
 
 
 def next_voters(
-    voters: Sequence[str], target: Sequence[str], ready: Collection[str]
+    voters: Sequence[str], target: Sequence[str], ready: Collection[str], heard: Collection[str]
 ) -> tuple[str, ...] | None:
-    """One step from `voters` to `target`; None if there is nothing to do, or if those who are to come are not
-    `ready` (have not the whole log yet). Newcomers come before others go."""
+    """One step from `voters` to `target`; None if there is nothing to do, if those who are to come are not
+    `ready` (have not the whole log yet), or if of those who would vote then no majority was `heard` a moment
+    ago. Newcomers come before others go, and who is not heard goes first."""
     coming = [voter for voter in target if voter not in voters]
     if any(voter not in ready for voter in coming):
         return None
+    going = sorted((voter for voter in voters if voter not in target), key=lambda voter: voter in heard)
     if coming:
-        return (*voters, coming[0])
-    going = [voter for voter in voters if voter not in target]
-    return tuple(voter for voter in voters if voter != going[0]) if going else None
+        following = (*voters, coming[0])
+    elif going:
+        following = tuple(voter for voter in voters if voter != going[0])
+    else:
+        return None
+    return following if majority(following, heard) else None
 
 
-def change(core: Core, voter: Voter, leaving: Collection[str] = ()) -> Voters | None:
-    """The next change of voters that the leader should log, if there is one. Newcomers are taught first.
-    leaving: members that want to go, and give their vote to others before."""
+def majority(voters: Collection[str], heard: Collection[str]) -> bool:
+    return 2 * sum(voter in heard for voter in voters) > len(voters)
+
+
+def heard(core: Core, voter: Voter) -> set[str]:
+    """Who of the voters and learners answered the leader a moment ago: two of its heartbeats."""
+    raft, recently = voter.raft, core.now - 2.0 * core.settings.heartbeat_s
+    known = {*raft.log.voters, *raft.learners}
+    return {name for name in known if core.reachable(peer_of(name)) and raft.heard_at(name) >= recently}
+
+
+def target(core: Core, voter: Voter, leaving: Collection[str] = ()) -> list[str]:
+    """Who should keep the log, the leader first. leaving: members that want to go, and give their vote to
+    others before. The founder alone keeps it for a swarm that is too small to bear a loss."""
     membership, raft = core.membership, voter.raft
     members = membership.members
     disks = {voter_id(peer, member.disk): peer for peer, member in members.items() if member.disk}
@@ -73,17 +89,25 @@ def change(core: Core, voter: Voter, leaving: Collection[str] = ()) -> Voters | 
         Candidate(name, members[peer].stage, membership.order[peer], peer == core.founder)
         for name, peer in disks.items()
         if peer in membership.active_from
-        and members[peer].address
+        and (members[peer].address or peer == core.founder)
         and core.reachable(peer)
         and not raft.lags(name)
     ]
     kept = [raft.me] + [v for v in raft.log.voters if v in disks and v != raft.me and not raft.lags(v)]
     count = size(len(membership.active_from.keys() - set(leaving)), core.settings.voters)
-    target = wanted(kept, candidates, max(count, len(kept)))
-    for name in target:
+    if count == 1 and len(kept) == 2 and core.me == core.founder:
+        return [raft.me]
+    return wanted(kept, candidates, max(count, len(kept)))
+
+
+def change(core: Core, voter: Voter, leaving: Collection[str] = ()) -> Voters | None:
+    """The next change of voters that the leader should log, if there is one. Newcomers are taught first."""
+    raft, names = voter.raft, target(core, voter, leaving)
+    for name in names:
         if name not in raft.log.voters:
             raft.teach(name)
-    following = next_voters(raft.log.voters, target, [name for name in target if raft.caught_up(name)])
+    ready = [name for name in names if raft.caught_up(name)]
+    following = next_voters(raft.log.voters, names, ready, heard(core, voter))
     if following is None or raft.change_problem(following):
         return None
     return Voters(following)
@@ -92,11 +116,10 @@ def change(core: Core, voter: Voter, leaving: Collection[str] = ()) -> Voters | 
 def fewer(core: Core, voter: Voter) -> Voters | None:
     """One voter less, until the leader is the only one: the dead ones first, and only while all that remain
     were heard a moment ago (of two voters none may be lost)."""
-    raft, recently = voter.raft, core.now - 2.0 * core.settings.heartbeat_s
+    raft, alive = voter.raft, heard(core, voter)
     others = [v for v in raft.log.voters if v != raft.me]
-    heard = {v: raft.heard_at(v) if core.reachable(peer_of(v)) else -math.inf for v in others}
-    going = min(heard, key=lambda v: heard[v], default=None)
-    if going is None or any(at < recently for v, at in heard.items() if v != going):
+    going = min(others, key=lambda v: (v in alive, raft.heard_at(v)), default=None)
+    if going is None or any(v not in alive for v in others if v != going):
         return None
     following = tuple(v for v in raft.log.voters if v != going)
     return None if raft.change_problem(following) else Voters(following)

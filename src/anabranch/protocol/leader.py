@@ -225,15 +225,14 @@ class Leader:
         return record
 
     def _give_back(self) -> bool:
-        """The run's directory is with its founder: once that serves and votes again, it leads. A process that
-        the log does not know yet could not take it; and between two offers others have their turn."""
+        """The run's directory is with its founder: once that serves and votes again, it leads. Between two
+        offers others have their turn."""
         core, founder = self.core, self.core.founder
-        member, begins = core.membership.members.get(founder), core.membership.active_from.get(founder)
-        if member is None or begins is None or core.now < self._offer_at:
+        begins = core.membership.active_from.get(founder)
+        if begins is None or core.now < self._offer_at:
             return False
-        known = core.linked_incarnation.get(founder) == member.incarnation
         serves = begins <= self.t + 1 or self.tip.over
-        offered = known and serves and self.log.hand_over_to(founder)
+        offered = serves and self.log.hand_over_to(founder)
         if offered:
             self._offer_at = core.now + OFFER_AGAIN_S
         return offered

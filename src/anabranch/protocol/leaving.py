@@ -4,8 +4,10 @@ it had, its vote too (R9, R14)."""
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
+from anabranch.protocol.electorate import heard, majority, target
 from anabranch.protocol.messages import REMARK_MAX, Leave
 
 if TYPE_CHECKING:
@@ -13,6 +15,10 @@ if TYPE_CHECKING:
 
 #: Seconds that a peer that wants to go waits until others have taken over.
 LEAVE_S = 45.0
+#: Seconds after which it goes where nobody is linked who could let it go.
+ALONE_S = 3.0
+#: Seconds that a leader that wants to go leads on after an offer of its lead that was not taken.
+OFFER_AGAIN_S = 2.0
 
 
 class Leaving:
@@ -22,21 +28,28 @@ class Leaving:
         self.peer = peer
         self.reason: str | None = None
         self._by = math.inf
+        self._offer_at = 0.0
+        self._linked_at = 0.0
 
     def begin(self, reason: str) -> None:
         """Go, as soon as the leader says that others have what I had."""
         peer, core = self.peer, self.peer.core
         if self.reason is None:
-            self._by = core.now + LEAVE_S
+            self._by, self._linked_at = core.now + LEAVE_S, core.now
         self.reason = reason[:REMARK_MAX]
         peer.voter.leaving = True
         if core.leads:
             self._hand_over()
             return
         self.repeat()
-        elected = core.keeps_log(core.me) and any(map(core.keeps_log, core.links))  # one of us soon leads
+        elected = core.keeps_log(core.me) and self._linked()  # one of us soon leads
         if core.me not in core.membership.active_from or (core.leader not in core.links and not elected):
             peer.stop(reason, ok=True)
+
+    def _linked(self) -> bool:
+        """Whether there is anybody who could say that I may go."""
+        core = self.peer.core
+        return core.leader in core.links or any(map(core.keeps_log, core.links))
 
     def repeat(self) -> None:
         """Say it to whoever leads (now)."""
@@ -51,11 +64,31 @@ class Leaving:
             self.peer.stop(f"{self.reason}; nobody took over in {LEAVE_S:.0f} s", ok=True)
         elif self.peer.core.leads:
             self._hand_over()
+        elif self._linked():
+            self._linked_at = self.peer.core.now
+        elif self.peer.core.now >= self._linked_at + ALONE_S:
+            self.peer.stop(f"{self.reason}; nobody who keeps the log is in reach", ok=True)
 
     def _hand_over(self) -> None:
-        """Give the lead away (it is said to the next leader that I go), if there is anybody to take it."""
-        if not self.peer.voter.give_away():
+        """Give the lead away (it is said to the next leader that I go). Until somebody can take it this peer
+        leads: one that is back is let in, and votes go to those who stay."""
+        voter, lead, core = self.peer.voter, self.peer.lead, self.peer.core
+        going = lead.admission.leaving if lead is not None else ()
+        if not voter.heirs(going) and not self._has_successors(going):
             self.peer.stop(f"{self.reason}; nobody who keeps the log is in reach to take over", ok=True)
+        elif voter.raft.hands_over:
+            self._offer_at = core.now + OFFER_AGAIN_S
+        elif core.now >= self._offer_at:
+            voter.give_away(going)
+
+    def _has_successors(self, going: Collection[str]) -> bool:
+        """Whether somebody who stays can be made to keep the log."""
+        core, voter = self.peer.core, self.peer.voter
+        if core.settings.voters == 1 or not majority(voter.raft.log.voters, heard(core, voter)):
+            return False
+        return any(name != voter.raft.me for name in target(core, voter, going))
 
     def deadline(self) -> float:
-        return self._by
+        if self.reason is None or self.peer.core.leads or self._linked():
+            return self._by
+        return min(self._by, self._linked_at + ALONE_S)

@@ -152,6 +152,11 @@ class Raft:
         """Whether nothing should be proposed now: lines wait to be chosen, or the lead is handed over."""
         return self._going or self.chosen < self.log.length
 
+    @property
+    def hands_over(self) -> bool:
+        """Whether the lead was offered to another voter that has not taken it yet."""
+        return self._going
+
     def propose(self, record: AnyRecord, now: float) -> Entry:
         """Add a record to the log. Raises LogError where this voter may not."""
         self._now = max(self._now, now)

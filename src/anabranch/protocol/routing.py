@@ -200,7 +200,7 @@ class Router:
         member, serves = core.membership.members.get(peer), core.membership.active_from
         if member is None or peer not in serves or core.me not in serves or peer not in core.links:
             return []
-        if core.linked_incarnation.get(peer) != member.incarnation:
+        if not core.knows_process(peer):
             return []  # a new process under the name of one that the log has yet to remove
         if core.near.crowded and peer not in core.near.all(core.stage):
             return []

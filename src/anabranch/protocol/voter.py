@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
 from anabranch.flow.dice import Dice
@@ -105,14 +105,21 @@ class Voter:
         self._settle()
 
     def hand_over_to(self, peer: str) -> bool:
-        """Give the lead to a peer if it can take it; whether it can."""
+        """Give the lead to a peer if it can take it; whether it can. A process that the log does not know yet
+        cannot."""
         raft = self.raft
-        for voter in raft.log.voters:
-            can = peer_of(voter) == peer and voter != raft.me and self.core.reachable(peer)
+        for voter in self.heirs():
+            can = peer_of(voter) == peer and self.core.knows_process(peer)
             if can and raft.caught_up(voter) and not raft.busy:
                 self.hand_over(voter)
                 return True
         return False
+
+    def heirs(self, going: Collection[str] = ()) -> list[str]:
+        """The other voters in reach. going: peers that want to go, and take no lead."""
+        voters, core = self.raft.log.voters, self.core
+        others = [voter for voter in voters if voter != self.raft.me and peer_of(voter) not in going]
+        return [voter for voter in others if core.reachable(peer_of(voter))]
 
     # --- what happens --------------------------------------------------------------------------
 
@@ -180,9 +187,9 @@ class Voter:
         """Whether this peer was elected only because nobody else had all of the log: it cannot lead."""
         return self.raft.role is Role.LEADER and not self.core.leads
 
-    def give_away(self) -> bool:
+    def give_away(self, going: Collection[str] = ()) -> None:
         """Offer the lead to the others, one after the other: to members that serve first, among them to the
-        founder, and to who has most of the log. Whether there is anybody to offer it to."""
+        founder, and to who has most of the log."""
         core, raft = self.core, self.raft
         serves = core.membership.active_from
 
@@ -190,11 +197,10 @@ class Voter:
             peer = peer_of(voter)
             return peer in serves, peer == core.founder, raft.matches(voter)
 
-        heirs = [v for v in raft.log.voters if v != raft.me and core.reachable(peer_of(v))]
+        heirs = self.heirs(going)
         if heirs and not raft.busy:
             self.hand_over(sorted(heirs, key=rank, reverse=True)[self._turn % len(heirs)])
             self._turn += 1
-        return bool(heirs)
 
     def deadline(self) -> float:
         self.raft.campaigns = self._may_lead() and not self.leaving
