@@ -31,8 +31,8 @@ def size(serving: int, most: int) -> int:
 def wanted(kept: Sequence[str], candidates: Collection[Candidate], count: int) -> list[str]:
     """`kept` vote and still can; up to `count` in all, data nodes come first, then relays, of stages that
     have no voter before the others. The founder is always among them, in the place of the last of `kept` if
-    need be (the first keeps its place). An even number bears no more losses than the odd one below it: nobody
-    but the founder, who is to lead, is added to make one."""
+    need be (the first keeps its place). Nobody but the founder, who is to lead, is added to make an even
+    number."""
     chosen = list(kept)
     returned = [c.voter for c in candidates if c.founder and c.voter not in kept]
     if returned:
@@ -80,7 +80,8 @@ def heard(core: Core, voter: Voter) -> set[str]:
 
 def target(core: Core, voter: Voter, leaving: Collection[str] = ()) -> list[str]:
     """Who should keep the log, the leader first. leaving: members that want to go, and give their vote to
-    others before. The founder alone keeps it for a swarm that is too small to bear a loss."""
+    others before. An even number bears no more losses than the odd one below it: one goes, of two the one
+    that is not the founder."""
     membership, raft = core.membership, voter.raft
     members = membership.members
     disks = {voter_id(peer, member.disk): peer for peer, member in members.items() if member.disk}
@@ -94,10 +95,17 @@ def target(core: Core, voter: Voter, leaving: Collection[str] = ()) -> list[str]
         and not raft.lags(name)
     ]
     kept = [raft.me] + [v for v in raft.log.voters if v in disks and v != raft.me and not raft.lags(v)]
+    if any(peer_of(v) in leaving for v in raft.log.voters):  # while its vote is there to take them out
+        kept = [v for v in kept if core.reachable(peer_of(v))]
     count = size(len(membership.active_from.keys() - set(leaving)), core.settings.voters)
-    if count == 1 and len(kept) == 2 and core.me == core.founder:
+    names = wanted(kept, candidates, max(count, len(kept)))
+    if len(names) == 2 and core.me == core.founder:
         return [raft.me]
-    return wanted(kept, candidates, max(count, len(kept)))
+    if len(names) % 2 == 0 and len(names) > 2:
+        alive = heard(core, voter)
+        spare = [name for name in names[1:] if peer_of(name) != core.founder]
+        names.remove(min(reversed(spare), key=lambda name: name in alive))
+    return names
 
 
 def change(core: Core, voter: Voter, leaving: Collection[str] = ()) -> Voters | None:

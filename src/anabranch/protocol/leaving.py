@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 LEAVE_S = 45.0
 #: Seconds after which it goes where nobody is linked who could let it go.
 ALONE_S = 3.0
+#: Seconds that a leader that wants to go waits for a link that has just broken.
+BROKEN_S = 1.5
 #: Seconds that a leader that wants to go leads on after an offer of its lead that was not taken.
 OFFER_AGAIN_S = 2.0
 
@@ -74,9 +76,14 @@ class Leaving:
         leads: one that is back is let in, and votes go to those who stay."""
         voter, lead, core = self.peer.voter, self.peer.lead, self.peer.core
         going = lead.admission.leaving if lead is not None else ()
-        if not voter.heirs(going) and not self._has_successors(going):
+        if voter.heirs(going) or self._has_successors(going):
+            self._linked_at = core.now
+        elif core.now < self._linked_at + BROKEN_S:
+            return  # a link that has just broken is dialled again
+        else:
             self.peer.stop(f"{self.reason}; nobody who keeps the log is in reach to take over", ok=True)
-        elif voter.raft.hands_over:
+            return
+        if voter.raft.hands_over:
             self._offer_at = core.now + OFFER_AGAIN_S
         elif core.now >= self._offer_at:
             voter.give_away(going)
@@ -89,6 +96,8 @@ class Leaving:
         return any(name != voter.raft.me for name in target(core, voter, going))
 
     def deadline(self) -> float:
-        if self.reason is None or self.peer.core.leads or self._linked():
+        if self.reason is not None and self.peer.core.leads:
+            return min(self._by, self._linked_at + BROKEN_S)
+        if self.reason is None or self._linked():
             return self._by
         return min(self._by, self._linked_at + ALONE_S)
