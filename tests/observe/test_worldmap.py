@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
 from pathlib import Path
 
@@ -10,7 +12,7 @@ from matplotlib.path import Path as Outline
 
 from anabranch.net.wan.profile import wan10
 from anabranch.observe.land import PLACES, outlines
-from anabranch.observe.worldmap import MIDDLE, draw_map, project
+from anabranch.observe.worldmap import LARGEST, MIDDLE, RING, around, draw_map, project
 
 
 def test_every_region_of_wan10_has_a_place_on_land_or_at_a_coast() -> None:
@@ -39,3 +41,11 @@ def test_hosts_ways_and_crashes_are_in_the_picture(tmp_path: Path) -> None:
     assert sizes[0] < sizes[1] < sizes[2]
     draw_map({"d0": ("a", 0), "r1": ("b", 1)}, [["d0", "r1", "d0"]], [], "nowhere", tmp_path / "map.png")
     assert (tmp_path / "map.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("count", [1, 2, RING, RING + 1, 100])
+def test_hosts_of_a_region_stand_apart_and_within_their_disc(count: int) -> None:
+    places = [around(at, count, LARGEST) for at in range(count)]
+    assert all(math.hypot(*place) <= LARGEST + 1e-9 for place in places)
+    apart = min((math.dist(a, b) for a, b in itertools.combinations(places, 2)), default=1.0)
+    assert apart > 1.3 * LARGEST / math.sqrt(count) * (0.5 if count <= RING else 1.0)

@@ -31,6 +31,8 @@ MIDDLE, DOTS, NOWHERE, SHOWN = 11.0, 1.7, -48.0, (-56.0, 77.0)
 SPACE, SEA, LAND, WORDS = "#0b1622", "#10202f", "#41658a", "#e6edf3"
 #: How far a way rises, as a share of the degrees that it goes, and no further north than.
 RISE, NORTHMOST = 0.2, 74.0
+#: Hosts of a region that stand in a ring; the largest ring or disc; so many ways are drawn at full width.
+RING, LARGEST, WAYS = 14, 0.14, 60
 #: Where a region's name stands, other than below: (horizontal, vertical).
 _BESIDE = {
     "Ireland": ("right", "center"), "London": ("center", "bottom"), "Frankfurt": ("left", "center"),
@@ -75,8 +77,9 @@ def draw_map(
         axes.set_ylim(low, high)
         axes.set_xlim(project((MIDDLE - 179.0, 0.0))[0], project((MIDDLE + 179.0, 0.0))[0])
         axes.set_title(title, loc="left", fontsize=12)
+        many = len({stage for _, stage in hosts.values()}) > len(STAGE_COLOURS) // 2 + 2
         axes.legend(
-            handles=_legend(hosts, bool(crashed)), loc="lower left", frameon=False, fontsize=9,
+            handles=_legend(hosts, bool(crashed)), loc="lower left", frameon=False, fontsize=7 if many else 9,
             handlelength=1.0, labelcolor=WORDS,
         )  # fmt: skip
         metadata = {"Date": None} if out.suffix == ".svg" else {"Software": None}
@@ -124,24 +127,26 @@ def _draw_ways(
             if start != end:
                 count[start, end, hosts[other][1]] += 1
     most = max(count.values(), default=1)
+    thin = max(0.25, min(1.0, WAYS / max(1, len(count))))
+    every = Counter(frozenset((start, end)) for start, end, _ in count)
     bends: dict[frozenset[str], int] = defaultdict(int)
     for (start, end, stage), number in sorted(count.items(), key=lambda item: (-item[1], item[0])):
         pair = frozenset((start, end))
         bends[pair] += 1
-        for xs, ys in _way(places[start], places[end], bends[pair]):
-            width = 0.7 + 4.6 * number / most
-            for more, alpha in ((3.5, 0.10), (0.0, 0.75)):  # a glow, and the way itself
+        for xs, ys in _way(places[start], places[end], bends[pair], min(0.12, 0.8 / every[pair])):
+            width = thin * (0.7 + 4.6 * number / most)
+            for more, alpha in ((3.5 * thin, 0.10), (0.0, 0.75)):  # a glow, and the way itself
                 axes.plot(
                     xs, ys, color=_colour(stage), linewidth=width + more, alpha=alpha, zorder=2,
                     solid_capstyle="round",
                 )  # fmt: skip
 
 
-def _way(start: Point, end: Point, number: int) -> Iterator[tuple[list[float], list[float]]]:
-    """An arc the shorter way round, a little higher for each further way between the same two; in pieces
+def _way(start: Point, end: Point, number: int, apart: float) -> Iterator[tuple[list[float], list[float]]]:
+    """An arc the shorter way round, higher by this share for each further way between the same two; in pieces
     where it leaves the map at one side and comes back at the other."""
     far = (end[0] - start[0] + 180.0) % 360.0 - 180.0
-    rise = abs(far) * RISE * (1.0 + 0.12 * (number - 1)) + 0.4 * number
+    rise = abs(far) * RISE * (1.0 + apart * (number - 1)) + apart / 0.3 * number
     xs: list[float] = []
     ys: list[float] = []
     for share in np.linspace(0.0, 1.0, 120):
@@ -168,20 +173,32 @@ def _draw_hosts(
         by_region[region].append(name)
     for region, names in by_region.items():
         x, y = project(places[region])
-        radius = 0.0 if len(names) == 1 else 0.030 + 0.0055 * len(names)
+        radius = 0.0 if len(names) == 1 else min(LARGEST, 0.030 + 0.0055 * len(names))
+        small = 1.0 if len(names) <= RING else min(1.0, RING / len(names))
         for at, name in enumerate(names):
-            turn = 2.0 * math.pi * at / len(names) + math.pi / 2.0
-            here = (x + radius * math.cos(turn), y + radius * math.sin(turn))
+            across, up = around(at, len(names), radius)
             stage = hosts[name][1]
-            axes.scatter(*here, s=62 if stage else 74, color=_colour(stage), edgecolors=SPACE,
-                         linewidths=0.8, marker="o" if stage else "s", zorder=4)  # fmt: skip
+            axes.scatter(x + across, y + up, s=small * (62 if stage else 74), color=_colour(stage),
+                         edgecolors=SPACE, linewidths=0.8 * small**0.5, marker="o" if stage else "s",
+                         zorder=4)  # fmt: skip
             if name in crashed:
-                axes.scatter(*here, s=120, color=RED, marker="x", linewidths=2.6, zorder=5)
-        across, up = _BESIDE.get(region, ("center", "top"))
+                axes.scatter(x + across, y + up, s=120 * small, color=RED, marker="x",
+                             linewidths=2.6 * small**0.5, zorder=5)  # fmt: skip
+        side, height = _BESIDE.get(region, ("center", "top"))
         offset = radius + 0.06
         shift = {"left": offset, "right": -offset, "bottom": offset, "top": -offset, "center": 0.0}
-        axes.text(x + shift[across], y + shift[up], region, fontsize=9.5, ha=across, va=up, weight="bold",
+        axes.text(x + shift[side], y + shift[height], region, fontsize=9.5, ha=side, va=height, weight="bold",
                   zorder=6)  # fmt: skip
+
+
+def around(at: int, count: int, radius: float) -> Point:
+    """Where the host with this number is, of so many in a region: on a ring, or, where there are more than a
+    ring holds, in a disc as the seeds of a sunflower."""
+    if count <= RING:
+        turn = 2.0 * math.pi * at / count + math.pi / 2.0
+    else:
+        turn, radius = at * math.pi * (3.0 - math.sqrt(5.0)), radius * math.sqrt((at + 0.5) / count)
+    return radius * math.cos(turn), radius * math.sin(turn)
 
 
 def _legend(hosts: Mapping[str, tuple[str, int]], crashed: bool) -> list[Line2D]:
