@@ -197,8 +197,3 @@ class AgentFactory(Protocol):
     """Makes a node's agent: what a policy registers."""
 
     def __call__(self, setup: Setup, dice: Dice) -> Agent: ...
-
-
-def is_confirmation(message: Message) -> bool:
-    """Whether a message only re-confirms what is settled."""
-    return message.confirms

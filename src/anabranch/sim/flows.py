@@ -7,6 +7,7 @@ finds, how many datagrams it takes, and what a crash costs.
 from __future__ import annotations
 
 import heapq
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -27,7 +28,6 @@ from anabranch.flow.agent import (
     Side,
     UnitId,
     Wake,
-    is_confirmation,
 )
 from anabranch.flow.dice import Dice
 from anabranch.flow.problem import Flow, Instance, Path
@@ -74,6 +74,26 @@ class _Link:
         self.open = [False, False]
 
 
+class _Wakes:
+    """When a node is to be woken (`at`, infinite: never), and of what times the heap has entries, descending.
+
+    `number`: which of all things planned this is; what comes at the same time comes in this order.
+    """
+
+    __slots__ = ("at", "entries", "number")
+
+    def __init__(self) -> None:
+        self.at = math.inf
+        self.number = 0
+        self.entries: list[float] = []
+
+
+#: What comes up: a planned action, a node that is woken, or a datagram (its link, the end it arrives at, the
+#: message, whether it is no confirmation).
+_Planned = Callable[[], None] | str | tuple[_Link, int, Message, bool]
+_WAKE = Wake()
+
+
 class FlowWorld:
     """Agents of one policy on one instance. Times are virtual seconds; everything follows from `seed`."""
 
@@ -101,9 +121,9 @@ class FlowWorld:
         self._factory = factory
         self._seed = seed
         self._dice = Dice(seed, stream=1)
-        self._heap: list[tuple[float, int, Callable[[], None] | None, object]] = []
+        self._heap: list[tuple[float, int, _Planned]] = []
         self._planned = 0
-        self._wakes: dict[str, float] = {}
+        self._wakes: dict[str, _Wakes] = {}
         self._busy: set[str] = set()
         self._same_stage = same_stage
         self._links: dict[str, dict[tuple[str, Side], tuple[_Link, int]]] = {}
@@ -137,18 +157,18 @@ class FlowWorld:
 
     def run(self, until: float, *, stop_when_quiet: bool = True) -> bool:
         """Let things happen until time `until` (s) or quiet; returns whether it is quiet."""
-        heap = self._heap
+        heap, busy, pop = self._heap, self._busy, heapq.heappop
         while heap and heap[0][0] <= until:
-            if stop_when_quiet and self.quiet:
+            if stop_when_quiet and not busy and not self.in_flight:
                 return True
-            self.now, _, action, what = heapq.heappop(heap)
-            if action is not None:
-                self.in_flight -= 1
-                action()
+            self.now, _, what = pop(heap)
+            if isinstance(what, tuple):
+                self._deliver(*what)
             elif isinstance(what, str):
                 self._wake(what)
             else:
-                self._deliver(*what)  # type: ignore[misc]
+                self.in_flight -= 1
+                what()
         return self.quiet
 
     def linked(self, start: str, end: str) -> bool:
@@ -162,14 +182,15 @@ class FlowWorld:
 
     def at(self, time: float, action: Callable[[], None]) -> None:
         """Plan `action` for `time`."""
-        self._plan(time, action, None)
+        self.in_flight += 1
+        self._plan(time, action)
 
     def crash(self, names: Iterable[str]) -> None:
         """These nodes vanish now; each neighbour learns of it after its own while."""
         for name in names:
             self._wounded.update(held.unit for held in self.agents.pop(name).held())
             self._busy.discard(name)
-            self._wakes.pop(name, None)
+            self._wakes[name].at = math.inf
             for (peer, side), (link, end) in self._links.pop(name).items():
                 link.open[end] = False
                 self._later_down(peer, name, side.opposite, link, 1 - end)
@@ -227,9 +248,8 @@ class FlowWorld:
         else:
             self._busy.add(name)
         deadline = agent.deadline()
-        if deadline is not None and deadline < self._wakes.get(name, float("inf")):
-            self._wakes[name] = max(deadline, self.now)
-            self._plan(self._wakes[name], None, name)
+        if deadline is not None and deadline < self._wakes[name].at:
+            self._plan_wake(name, max(deadline, self.now))
         if self.on_event is not None:
             self.on_event(name)
 
@@ -331,6 +351,7 @@ class FlowWorld:
         stream = 2 + 1_000_003 * self._incarnations[name] + list(instance.stage).index(name)
         self.agents[name] = self._factory(setup, Dice(self._seed, stream=stream))
         self._links[name] = {}
+        self._wakes.setdefault(name, _Wakes())
 
     def _connect_stages(self, only: str | None = None) -> None:
         levels: dict[int, list[str]] = {}
@@ -387,7 +408,7 @@ class FlowWorld:
         counts.total += 1
         counts.by_node[name] += 1
         counts.by_kind[type(message).__name__] += 1
-        works = not is_confirmation(message)
+        works = not message.confirms
         if works:
             counts.workers.add(name)
             self.last_work = self.now
@@ -405,7 +426,7 @@ class FlowWorld:
             if weather.reorder and dice.uniform() < weather.reorder:
                 delay += dice.uniform(*weather.delay_s)
             self.in_flight += works
-            self._plan(self.now + delay, None, (link, 1 - end, message, works))
+            self._plan(self.now + delay, (link, 1 - end, message, works))
 
     def _deliver(self, link: _Link, end: int, message: Message, works: bool) -> None:
         self.in_flight -= works
@@ -416,19 +437,35 @@ class FlowWorld:
             self.handle(name, Received(link.ends[1 - end], link.sides[end], message))
 
     def _wake(self, name: str) -> None:
-        if self._wakes.get(name) != self.now or name not in self.agents:
-            return  # an earlier wake took its place
-        del self._wakes[name]
+        """An entry of the heap that names a node has come up."""
+        wakes = self._wakes[name]
+        del wakes.entries[-1]
+        if wakes.at > self.now:  # another took its place
+            if wakes.at < math.inf:
+                self._enter_wake(name, wakes)
+            return
+        wakes.at = math.inf
         deadline = self.agents[name].deadline()
         if deadline is None:
             return
         if deadline > self.now:
-            self._wakes[name] = deadline
-            self._plan(deadline, None, name)
+            self._plan_wake(name, deadline)
         else:
-            self.handle(name, Wake())
+            self.handle(name, _WAKE)
 
-    def _plan(self, time: float, action: Callable[[], None] | None, what: object) -> None:
+    def _plan_wake(self, name: str, time: float) -> None:
+        """Wake the node at `time`, and not when it was to be woken before."""
         self._planned += 1
-        self.in_flight += action is not None
-        heapq.heappush(self._heap, (time, self._planned, action, what))
+        wakes = self._wakes[name]
+        wakes.at, wakes.number = time, self._planned
+        self._enter_wake(name, wakes)
+
+    def _enter_wake(self, name: str, wakes: _Wakes) -> None:
+        """Unless an earlier entry will see to it: most wakes are put off before they come."""
+        if not wakes.entries or wakes.at < wakes.entries[-1]:
+            wakes.entries.append(wakes.at)
+            heapq.heappush(self._heap, (wakes.at, wakes.number, name))
+
+    def _plan(self, time: float, what: _Planned) -> None:
+        self._planned += 1
+        heapq.heappush(self._heap, (time, self._planned, what))

@@ -97,24 +97,9 @@ class AuctionAgent:
     def handle(self, event: Event, now: float) -> Sequence[Send]:
         if isinstance(event, Received):
             self._receive(event, now)
-        elif not isinstance(event, Wake) and self._market.ready:
-            self._stirred(self._stir + 1, now)
-            self._lull_s = min(self._lull_s, LULL_S)
-        if isinstance(event, PeerUp):
-            self._meet(event, now)
-        elif isinstance(event, PeerDown):
-            self._lose(event, now)
-        elif isinstance(event, CostChanged):
-            self._reprice(event, now)
-        elif isinstance(event, CapacityChanged):
-            self._market.resize(event.capacity)
-            self._standing.resized()
-            self._soon(now)
-        elif isinstance(event, DemandChanged):
-            self._market.demand = event.demand
-            self._standing.shrink()
-            self._soon(now)
-        if not isinstance(event, Wake):
+            self._due_at = self._due()
+        elif not isinstance(event, Wake):
+            self._changed(event, now)
             self._due_at = self._due()
         if now < self._due_at:
             return ()
@@ -138,6 +123,26 @@ class AuctionAgent:
         return self._due_at == math.inf
 
     # -- events ------------------------------------------------------------------------------------------
+
+    def _changed(self, event: Event, now: float) -> None:
+        """Something has changed from outside, here."""
+        if self._market.ready:
+            self._stirred(self._stir + 1, now)
+            self._lull_s = min(self._lull_s, LULL_S)
+        if isinstance(event, PeerUp):
+            self._meet(event, now)
+        elif isinstance(event, PeerDown):
+            self._lose(event, now)
+        elif isinstance(event, CostChanged):
+            self._reprice(event, now)
+        elif isinstance(event, CapacityChanged):
+            self._market.resize(event.capacity)
+            self._standing.resized()
+            self._soon(now)
+        elif isinstance(event, DemandChanged):
+            self._market.demand = event.demand
+            self._standing.shrink()
+            self._soon(now)
 
     def _stirred(self, stir: int, now: float) -> None:
         """Something has changed from outside, here or elsewhere: what is too high may fall again."""
@@ -183,12 +188,13 @@ class AuctionAgent:
                         wait = START_S if self._unheard else self._met_at + MEET_S - now
                         self._start_at = min(max(self._start_at, now), now + max(wait, 0.0))
                 self._soon(now)
-            if target.is_latest(letter) and not target.asks:
-                target.fresh = True
-                if self._surveying:
+            if target.is_latest(letter):
+                if not target.asks:
+                    target.fresh = True
+                    if self._surveying:
+                        self._soon(now)
+                if self._standing.told(target, letter.whole, letter.stale, now):
                     self._soon(now)
-            if target.is_latest(letter) and self._standing.told(target, letter.whole, letter.stale, now):
-                self._soon(now)
             self._heard(target, now)
 
     def _heard(self, line: In | Out, now: float) -> None:

@@ -19,6 +19,29 @@ REPEAT_S, REPEAT_MAX_S = 2.5, 12.0
 class Line:
     """What both kinds of link have. `news`: lines of this node become members when they become dirty."""
 
+    # A node of a large swarm has hundreds, and they are all over its memory: slots keep them small.
+    __slots__ = (
+        "_acked",
+        "_answered",
+        "_covered",
+        "_dirty",
+        "_repeat_s",
+        "_seen",
+        "_seq",
+        "asks",
+        "cost",
+        "findings",
+        "findings_read",
+        "heard",
+        "news",
+        "owes",
+        "peer",
+        "read",
+        "repeat_at",
+        "searches",
+        "side",
+    )
+
     def __init__(self, peer: str, side: Side, cost: float) -> None:
         self.news: dict[Line, None] = {}
         self.peer = peer
@@ -26,6 +49,8 @@ class Line:
         self.cost = cost
         self._dirty = False
         self.owes = False
+        self.asks = False
+        """Whether the other end has yet to acknowledge something that only this end repeats."""
         self.repeat_at = math.inf
         self.searches: dict[str, Search] = {}
         self.findings: dict[str, Finding] = {}
@@ -50,11 +75,6 @@ class Line:
             self.news[self] = None
 
     @property
-    def asks(self) -> bool:
-        """Whether the other end has yet to acknowledge something that only this end repeats."""
-        return self._acked < self._seq > self._covered
-
-    @property
     def settled(self) -> bool:
         return not (self.dirty or self.owes or self.asks)
 
@@ -62,7 +82,8 @@ class Line:
         """Take the envelope; returns whether the letter is newer than all before it."""
         if letter.ack > self._acked:
             self._acked = letter.ack
-            if not self.asks:
+            if letter.ack >= self._seq:
+                self.asks = False
                 self.repeat_at = math.inf
         if letter.ask:
             self.owes = True
@@ -87,7 +108,7 @@ class Line:
                 self._covered = self._seq
             self._answered = self._seen
         self.owes = False
-        asks = self.asks
+        asks = self.asks = self._acked < self._seq > self._covered
         if asks:
             self.repeat_at = now + self._repeat_s
             self._repeat_s = min(2 * self._repeat_s, REPEAT_MAX_S)
@@ -98,6 +119,21 @@ class Line:
 
 class Out(Line):
     """A link to the next stage."""
+
+    __slots__ = (
+        "bid",
+        "fresh",
+        "level",
+        "price",
+        "pushed",
+        "recalled",
+        "returned",
+        "stale",
+        "to_data",
+        "units",
+        "wants",
+        "whole",
+    )
 
     def __init__(self, peer: str, cost: float, price: float, *, to_data: bool) -> None:
         super().__init__(peer, Side.NEXT, cost)
@@ -152,6 +188,8 @@ class Out(Line):
 class In(Line):
     """A link from the previous stage."""
 
+    __slots__ = ("bid", "number", "pushed", "recalled", "returned", "stale", "told", "wants", "whole")
+
     def __init__(self, peer: str, cost: float, number: int = 0) -> None:
         super().__init__(peer, Side.PREVIOUS, cost)
         self.number = number
@@ -188,11 +226,14 @@ class In(Line):
 
 
 class Times:
-    """When something is due on each of some lines; the earliest is looked for only when it has to be."""
+    """When something is due on each of some lines."""
+
+    __slots__ = ("_times", "least")
 
     def __init__(self) -> None:
         self._times: dict[Line, float] = {}
-        self._least: float | None = math.inf
+        self.least = math.inf
+        """The earliest; infinite where there are none."""
 
     def __contains__(self, line: Line) -> bool:
         return line in self._times
@@ -200,23 +241,15 @@ class Times:
     def put(self, line: Line, time: float) -> None:
         before = self._times.get(line, math.inf)
         self._times[line] = time
-        if self._least is not None:
-            if time <= self._least:
-                self._least = time
-            elif before <= self._least:
-                self._least = None
+        if time <= self.least:
+            self.least = time
+        elif before <= self.least:
+            self.least = min(self._times.values())
 
     def drop(self, line: Line) -> None:
         time = self._times.pop(line, None)
-        if time is not None and self._least is not None and time <= self._least:
-            self._least = None
-
-    @property
-    def least(self) -> float:
-        """Infinite where there are none."""
-        if self._least is None:
-            self._least = min(self._times.values(), default=math.inf)
-        return self._least
+        if time is not None and time <= self.least:
+            self.least = min(self._times.values(), default=math.inf)
 
     def due(self, now: float) -> list[Line]:
         if self.least > now:

@@ -40,6 +40,8 @@ MOVE_COLD, MOVE = 7.0, 4.0
 class Ranking:
     """The next hops that lead anywhere, sorted by cost to go."""
 
+    __slots__ = ("_level", "_sorted", "_two")
+
     def __init__(self) -> None:
         self._sorted: list[tuple[float, str, Out]] = []
         self._level: dict[Out, float] = {}

@@ -116,6 +116,8 @@ class Standing:
 
     def told(self, line: Out, whole: tuple[UnitId, ...], stale: tuple[UnitId, ...], now: float) -> bool:
         """The next hop's lists; returns whether they say anything new."""
+        if not (whole or stale or line.whole or line.stale):
+            return False
         # What is said of a unit counts only if it was said after the unit was (last) wanted.
         now_whole = frozenset(unit for unit in whole if line.knows_of(unit))
         now_stale = frozenset(unit for unit in stale if line.knows_of(unit))
