@@ -119,13 +119,13 @@ def ten_regions(name: str, seed: int) -> tuple[Regret, Regret]:
     joiner = Host("joiner", 1, dice.choice(wan10().regions), max(1, capacity), machine, line)
     stages = scenario.model.stages
     blocks = [scenario.work.blocks(stage) for stage in range(1, stages + 1)]
-    members = [_host_as_member(host, fleet) for host in fleet.hosts.values()]
+    members = [host_as_member(host, fleet) for host in fleet.hosts.values()]
     regions = {host.id: host.region for host in [*fleet.hosts.values(), joiner]}
-    way, work = _told(fleet).between(regions), scenario.work
+    way, work = told_by(fleet).between(regions), scenario.work
     assert way is not None
     block_bytes = (SUM_BYTES + GRADIENT_BYTES) * work.parameters(1) // work.blocks(1)
     batch = Batch(scenario.model.microbatches, work.activation_bytes, block_bytes)
-    chosen = best_stage(_host_as_member(joiner, fleet), members, blocks, batch, way)
+    chosen = best_stage(host_as_member(joiner, fleet), members, blocks, batch, way)
 
     def joined(stage: int) -> Fleet:
         return replace(fleet, hosts={**fleet.hosts, joiner.id: replace(joiner, stage=stage)})
@@ -140,7 +140,7 @@ def ten_regions(name: str, seed: int) -> tuple[Regret, Regret]:
     return regret(chosen, stages, of_flow), regret(chosen, stages, of_bound)
 
 
-def _told(fleet: Fleet) -> Ways:
+def told_by(fleet: Fleet) -> Ways:
     """What the members have told the leader: of latency to their neighbours, of bandwidth to those of the
     stages beside theirs, where activations pass."""
     ways, stages = Ways(), fleet.scenario.model.stages + 1
@@ -173,7 +173,7 @@ def _as_instance(fleet: Fleet) -> Instance:
     return Instance(stages, "any", tuple(DataNode(end, each) for end in ends), tuple(relays), links)
 
 
-def _host_as_member(host: Host, fleet: Fleet) -> Member:
+def host_as_member(host: Host, fleet: Fleet) -> Member:
     """As it offers itself: with the seconds of a block's forward and backward."""
     work, machine = fleet.scenario.work, host.machine
     forward_s = machine.seconds(1, tasks.Forward) / work.blocks(1)
