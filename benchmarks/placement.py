@@ -166,7 +166,8 @@ def rows_of(name: str, seeds: int, iterations: int) -> list[list[str]]:
 
 
 def _text(figure: Estimate, digits: int) -> str:
-    return f"{figure.mean:.{digits}f} ± {figure.half:.{digits}f}"
+    half = f" ± {figure.half:.{digits}f}" if figure.half else ""
+    return f"{figure.mean:.{digits}f}{half}"
 
 
 def main() -> int:
@@ -176,13 +177,14 @@ def main() -> int:
     parser.add_argument("--dry", action="store_true", help="leave docs/results.md as it is")
     args = parser.parse_args()
     rows = [row for name in FLEETS for row in rows_of(name, args.seeds, args.iterations)]
+    seeds = f"{args.seeds} seeds (mean ± half of the 95 % interval)" if args.seeds > 1 else "one seed"
     head = ["fleet", "who serves which stage", "bound s", "estimate s", "iteration s", "over *in turn*"]
     body = "\n".join(
         [
             "### Who serves which stage",
             "",
-            f"The same machines dealt to the stages by each rule; `auction`, no churn, {args.seeds} seeds "
-            f"(mean ± half of the 95 % interval), {args.iterations} iterations, the first 2 not counted; *at "
+            f"The same machines dealt to the stages by each rule; `auction`, no churn, {seeds}, "
+            f"{args.iterations} iterations, the first 2 not counted; *at "
             f"random*: {RANDOM} deals of each seed. *bound*: the clairvoyant one of that placement; "
             "*estimate*: `plan`'s arithmetic. *In turn* has as many relays in each stage as can be; "
             "*joiners*, *moves*, `plan` and *best of all* heed how quick machines are, swaps and DT-FM links "
