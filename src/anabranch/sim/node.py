@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -99,6 +100,9 @@ class Node:
         """It was frozen and has yet to take in what happened meanwhile: its links are newer than it knows."""
         self._wake_at = float("inf")
         self._clock_ahead_s = 0.0
+        self._unseen: Counter[str] = Counter()
+        """By peer: changes of the link to it that a process that was frozen has not heard of yet. What it
+        says to that peer goes into the connection that it knows, which is no more."""
 
     def next_life(self, without_disk: bool = False) -> Member:
         """The same machine as a new process."""
@@ -115,6 +119,8 @@ class Node:
             return
         if self._backlog is not None:
             self._backlog.append(event)
+            if isinstance(event, ev.LinkUp | ev.LinkDown):
+                self._unseen[event.peer] += 1
             return
         world, peer = self.world, self.peer
         for effect in peer.handle(event, world.clock.now + self._clock_ahead_s):
@@ -136,6 +142,8 @@ class Node:
         self.catching_up = True
         self.handle(ev.Wake())
         for event in backlog:
+            if isinstance(event, ev.LinkUp | ev.LinkDown):
+                self._unseen[event.peer] -= 1
             self.handle(event)
         self.catching_up = False
 
@@ -189,7 +197,8 @@ class Node:
         world = self.world
         match effect:
             case ev.Send(peer, message, payload):
-                world.send(self, peer, message, payload)
+                if not self._unseen[peer]:
+                    world.send(self, peer, message, payload)
             case ev.Run(task, inputs):
                 self._run(task, inputs)
             case ev.Dial(peer, address):
