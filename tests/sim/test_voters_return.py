@@ -8,8 +8,9 @@ from returning import leads_three
 from small_swarm import MadeUpBatches, check_equal, small_model, small_run
 
 from anabranch.protocol import events as ev
-from anabranch.protocol.records import Member, Rollback, decode_entry
+from anabranch.protocol.records import Member, Members, Rollback, decode_entry
 from anabranch.protocol.settings import Settings
+from anabranch.protocol.voting import Role
 from anabranch.sim.algebra import Machine, counting_world, wrong_states
 from anabranch.sim.faults import Fault, Moment
 from anabranch.sim.founder import founder_comes_back
@@ -177,3 +178,59 @@ def test_a_founder_that_nobody_can_dial_leads_again() -> None:
     assert struck.delivered and world.nodes["d0"].member.address == ""
     assert world.history().t == 40 and world.nodes["d0"].peer.lead is not None
     assert not wrong_states(world)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_founder_that_is_elected_lets_others_go_on(seed: int) -> None:
+    """It comes back while nobody leads, and is elected before those who never went. To take the run up it
+    would remove them all, and if it then died nobody would be left who can lead: they go on instead."""
+    machines = [Machine("d0", 0), Machine("d1", 0), *(Machine(f"r1.{n}", 1) for n in range(3))]
+    world = counting_world(Settings("back", 1, 1, 4, 40, voters=3), machines, seed)
+    Invariants(world)
+
+    def strike(world: World, node: Node) -> None:
+        world.crash("d0")
+        for peer in others(world):
+            world.nodes[peer].peer.voter.raft._failures = 4  # as if they had stood in vain
+        world.clock.after(1.0, lambda: founder_comes_back(world))
+
+    def elected(node: Node, event: ev.Event) -> bool:
+        again = node.id == "d0" and node.member.incarnation == 2
+        return again and node.peer.voter.raft.role is Role.LEADER
+
+    Fault(world, ("d0",), leads_three(3), strike)
+
+    def dies(world: World, node: Node) -> None:
+        world.clock.after(0.1, lambda: world.crash("d0"))
+
+    died = Fault(world, ("d0",), elected, dies)
+    world.clock.after(200.0, lambda: founder_comes_back(world))
+    world.run(until_s=900)
+    assert died.delivered
+    assert world.history().t == 40 and not wrong_states(world)
+    records = [decode_entry(line).record for line in world.log]
+    reasons = [r for record in records if isinstance(record, Members) for r in record.removed.values()]
+    assert not any("taken up" in reason for reason in reasons), reasons
+
+
+def test_who_hears_the_last_of_a_stage_leads() -> None:
+    """A relay leads, and the only data node that is left cannot reach it for long; others hear both. The run
+    does not wait for that one link."""
+    machines = [Machine("d0", 0), Machine("d1", 0), *(Machine(f"r1.{n}", 1) for n in range(3))]
+    world = counting_world(Settings("apart", 1, 1, 4, 400, voters=3), machines, 2)
+    Invariants(world)
+
+    def a_relay_leads(node: Node, event: ev.Event) -> bool:
+        raft = node.peer.voter.raft
+        changed = raft.chosen > raft.log.voters_since and len(node.peer.core.voters) == 3
+        return node.peer.lead is not None and changed and node.peer.core.stage == 1
+
+    Fault(world, ("d0",), leads_three(3), lambda world, node: world.crash("d0"))
+    cut = Fault(world, others(world), a_relay_leads, lambda world, node: world.cut(node.id, "d1", 2000.0))
+    while not cut.delivered and world.clock.now < 60.0:
+        world.clock.step()
+    assert cut.delivered
+    began, then = world.clock.now, world.history().t
+    while world.clock.now < began + 60.0 and world.history().t < 400:
+        world.clock.step()
+    assert world.history().t > then + 50

@@ -288,6 +288,12 @@ class Admission:
         self._wait(f"{peer[:8]}, the last replica of stage {stage}, is out of reach: waiting for it")
         return True
 
+    def held_up_by(self) -> list[str]:
+        """Members that alone have their stage's state, and that I cannot reach though enough was tried."""
+        now, lost = self.core.now, self._lost.items()
+        far = [p for p, known in lost if now - known.since >= (LAST - 1.0) * known.patience_s]
+        return [peer for peer in far if self._last_of_its_stage(peer)]
+
     def _wait(self, reason: str) -> None:
         if reason != self._waiting_for:
             self._waiting_for = reason

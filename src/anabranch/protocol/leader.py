@@ -34,13 +34,15 @@ from anabranch.protocol.restoring import Restoring
 from anabranch.protocol.round import Round, Tip
 from anabranch.protocol.schedule import Schedule
 from anabranch.protocol.telling import Telling
-from anabranch.protocol.voter import Voter
+from anabranch.protocol.voter import Voter, peer_of
 
 #: Skipped steps in a row after which the run stops.
 SKIPS_IN_A_ROW = 3
-#: Seconds between two offers of the lead to the founder: an offer that it does not take stops the leader for
-#: one patience, so it must not be the only thing that the leader does.
+#: Seconds between two offers of the lead, to the founder or to one that hears more: an offer that it does not
+#: take stops the leader for one patience, so it must not be the only thing that the leader does.
 OFFER_AGAIN_S = 30.0
+#: Seconds after which a founder that gave its lead away is offered it again: it had a reason.
+GIVEN_AWAY_S = 60.0
 
 
 class Leader:
@@ -81,8 +83,9 @@ class Leader:
         self._stop_logged = False
         self._closed = False
         self._voters_at = 0.0
+        self._since = core.now
         self._offer_at = 0.0
-        """When the founder may be offered the lead (again)."""
+        """When somebody may be offered the lead (again)."""
         self._waiting_for = ""
 
     @property
@@ -216,7 +219,7 @@ class Leader:
         """The next change of voters. Towards its end a run is left to the one that has its directory."""
         if self.core.settings.voters == 1 or self.core.now < self._voters_at:
             return None
-        if not self.has_directory and self._give_back():
+        if self._step_aside() or (not self.has_directory and self._give_back()):
             return None
         ending = self.has_directory and self.tip.over
         record = None if ending else electorate.change(self.core, self.log, self.admission.leaving)
@@ -224,12 +227,29 @@ class Leader:
             self._voters_at = self.core.now + self.core.settings.heartbeat_s / 4.0
         return record
 
+    def _step_aside(self) -> bool:
+        """The run waits for a member that this leader cannot reach, and others hear it: one of them leads, if
+        it keeps the log."""
+        if self.core.now < self._offer_at:
+            return False
+        for peer in self.admission.held_up_by():
+            for witness in self.core.contacts.witnesses.hearers(peer):
+                if self.log.hand_over_to(witness):
+                    self._offer_at = self.core.now + OFFER_AGAIN_S
+                    text = f"{witness[:8]} hears {peer[:8]}, which the run waits for: it is to lead"
+                    self.core.note("note", text=text)
+                    return True
+        return False
+
     def _give_back(self) -> bool:
         """The run's directory is with its founder: once that serves and votes again, it leads. Between two
         offers others have their turn."""
         core, founder = self.core, self.core.founder
         begins = core.membership.active_from.get(founder)
         if begins is None or core.now < self._offer_at:
+            return False
+        gave = peer_of(self.log.raft.given_by) == founder and core.now < self._since + GIVEN_AWAY_S
+        if gave and not self.tip.over:
             return False
         serves = begins <= self.t + 1 or self.tip.over
         offered = serves and self.log.hand_over_to(founder)

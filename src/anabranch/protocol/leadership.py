@@ -143,11 +143,16 @@ class Leadership:
             return True
         return core.me in core.membership.members and self.peer.voter.has(*joining.begins_at)
 
+    def yields(self) -> bool:
+        """A founder that comes back would begin by taking all members out of the log. Where somebody who
+        keeps it can go on instead, that one leads: the founder then joins as anybody does."""
+        return self.take_up is not None and not self.peer.joining.done
+
     def became(self, became: Became) -> None:
         """This voter's role changed, or the leader that it knows of."""
         peer, core = self.peer, self.peer.core
         if became.role is Role.LEADER:
-            if peer.lead is None and not self.may_lead():
+            if peer.lead is None and not peer.voter.leads_well():
                 core.note("note", text=f"keeps the log for whoever can lead (term {became.term})")
                 return
             core.leads = became.term

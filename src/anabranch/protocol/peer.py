@@ -77,8 +77,14 @@ class Peer:
         self.audience = Audience(self.core)
         self.joining = Joining(self, stage_wanted)
         self.leadership = Leadership(self)
+        leadership = self.leadership
         self.voter = Voter(
-            self.core, kept or Kept(), self.folding.chosen, self.leadership.became, self.leadership.may_lead
+            self.core,
+            kept or Kept(),
+            self.folding.chosen,
+            leadership.became,
+            leadership.may_lead,
+            leadership.yields,
         )
         self.roles: dict[str, str] = {}
         self.certify: Callable[[Member], bytes] = _no_certificate

@@ -33,7 +33,8 @@ class Raft:
     log: as on disk, with `term` and `vote`. chosen: lines known to be chosen. heartbeat_s: seconds between
     the leader's messages. The owner calls `begin` once, then `receive`, `persisted` and `tick` as things
     happen, and carries out what `take` returns after each call. `campaigns`: whether the owner could lead;
-    who could not stands later than others would, for its log may be the longest.
+    who could not stands later than others would, for its log may be the longest. `given_by`: whose lead this
+    voter was given, if it stands, or leads, for that.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Raft:
         self.leader = ""
         self.chosen = max(chosen, log.start.index)
         self.campaigns = True
+        self.given_by = ""
         self.learners: set[str] = set()
         self._dice = dice
         self._heartbeat_s = heartbeat_s
@@ -129,6 +131,7 @@ class Raft:
             case TakeOver():
                 asked = message.term == self.term and message.sender == self.leader
                 if asked and self.campaigns and self._may_stand():
+                    self.given_by = message.sender
                     self._candidate(forced=True)
         self._flush()
 
@@ -272,6 +275,7 @@ class Raft:
         self._failures += 1
         self._asked_at = self._now
         self._change(Role.TRIAL, "")
+        self.given_by = ""
         self._votes = {self.me}
         self._ask(self.term + 1, trial=True, forced=False)
 
@@ -324,6 +328,7 @@ class Raft:
         if not self._majority(self._votes):
             return
         if message.trial:
+            self._failures = 0  # it was answered in time: only two who stand at once keep each other from it
             self._candidate()
         else:
             self._elected(self.term)

@@ -47,7 +47,8 @@ def peer_of(voter: str) -> str:
 
 class Voter:
     """on_chosen(line): in log order, for lines from the first that this disk has. on_became: role or leader
-    changed. may_lead: whether this peer would know how to lead."""
+    changed. may_lead: whether this peer would know how to lead. yields: whether it leads only where nobody
+    else takes the lead."""
 
     def __init__(
         self,
@@ -56,6 +57,7 @@ class Voter:
         on_chosen: Callable[[bytes], None],
         on_became: Callable[[Became], None],
         may_lead: Callable[[], bool],
+        yields: Callable[[], bool],
     ) -> None:
         self.core = core
         log = VoterLog(kept.lines, kept.start, kept.founders)
@@ -71,6 +73,9 @@ class Voter:
         self._on_chosen = on_chosen
         self._on_became = on_became
         self._may_lead = may_lead
+        self._yields = yields
+        self._offered: set[str] = set()
+        """Who was offered the lead since somebody else had it."""
 
     # --- the log, for the leader ---------------------------------------------------------------
 
@@ -166,7 +171,7 @@ class Voter:
     def tick(self) -> None:
         if self.core.now >= self.raft.deadline() and self.core.now >= self.deadline():
             self.raft.tick(self.core.now)
-            if self.minds and self._may_lead():
+            if self.minds and self.leads_well():
                 self.raft.stand_anew(self.core.now)
             elif self.minds:
                 self.give_away()
@@ -182,9 +187,16 @@ class Voter:
         for voter in sorted(raft.log.electors(raft.chosen) - {raft.me}):
             self.core.contacts.reach(peer_of(voter))
 
+    def leads_well(self) -> bool:
+        """Whether this peer, if it is elected, leads: it can, and nobody is left who should first."""
+        if not self._may_lead():
+            return False
+        return not self._yields() or not (self.raft.hands_over or set(self.heirs()) - self._offered)
+
     @property
     def minds(self) -> bool:
-        """Whether this peer was elected only because nobody else had all of the log: it cannot lead."""
+        """Whether this peer was elected only because nobody else had all of the log, or nobody else stood: it
+        cannot lead, or had rather not."""
         return self.raft.role is Role.LEADER and not self.core.leads
 
     def give_away(self, going: Collection[str] = ()) -> None:
@@ -199,8 +211,10 @@ class Voter:
 
         heirs = self.heirs(going)
         if heirs and not raft.busy:
-            self.hand_over(sorted(heirs, key=rank, reverse=True)[self._turn % len(heirs)])
+            heir = sorted(heirs, key=rank, reverse=True)[self._turn % len(heirs)]
             self._turn += 1
+            self._offered.add(heir)
+            self.hand_over(heir)
 
     def deadline(self) -> float:
         self.raft.campaigns = self._may_lead() and not self.leaving
@@ -216,6 +230,8 @@ class Voter:
                 case Chosen(_, line):
                     self._on_chosen(line)
                 case Became():
+                    if effect.leader not in ("", self.raft.me):
+                        self._offered.clear()
                     self._on_became(effect)
 
 

@@ -130,6 +130,12 @@ class Witnesses:
         silent = (_silence_s(p, now - at) for p, at in answers.values() if p and p.linked and not p.heard)
         return Account(min(heard, default=math.inf), said, tuple(silent))
 
+    def hearers(self, subject: str) -> list[str]:
+        """Who said that it hears `subject`."""
+        inquiry = self._inquiries.get(subject)
+        answers = inquiry.answers.items() if inquiry is not None else ()
+        return [witness for witness, (probed, _) in answers if probed is not None and probed.heard]
+
     def asked_at(self, subject: str) -> float:
         """When it was last asked after; minus infinity: not since it was heard."""
         inquiry = self._inquiries.get(subject)
