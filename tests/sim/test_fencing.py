@@ -83,30 +83,38 @@ def world_of(run: RunConfig, seed: int = 1) -> World:
     return training_world(run, small_model(run), MadeUpBatches(run), [2, 2], 1, seed, capacity=2)
 
 
-@pytest.mark.parametrize("name", FORGERIES)
-def test_forgeries_change_nothing(name: str) -> None:
-    forge, reason = FORGERIES[name]
+@pytest.fixture(scope="module")
+def told() -> dict[str, list[str]]:
+    """Name of a forgery -> the refusals that are told of it. All of them reach r1.0 at one moment of a run
+    that takes every step as the reference does."""
     run = small_run(minimum=2, steps=3)
     world = world_of(run)
-    told: list[str] = []
+    found: dict[str, list[str]] = {}
 
     def inject(world: World, node: Node) -> None:
         iteration = node.peer.iteration
         assert iteration is not None
-        sender, message, payload = forge(Fence(1, 1, iteration.t, iteration.base))
-        before = len(world.notes)
-        node.handle(ev.Received(sender, message, payload))
-        told.extend(str(f["reason"]) for _, _, kind, f in world.notes[before:] if kind == "refused")
+        for name, (forge, _) in FORGERIES.items():
+            sender, message, payload = forge(Fence(1, 1, iteration.t, iteration.base))
+            before = len(world.notes)
+            node.handle(ev.Received(sender, message, payload))
+            notes = world.notes[before:]
+            found[name] = [str(fields["reason"]) for _, _, kind, fields in notes if kind == "refused"]
 
-    fault = Fault(world, ("r1.0",), faults.received(msg.Forward, 2), inject)
+    Fault(world, ("r1.0",), faults.received(msg.Forward, 2), inject)
     Invariants(world)
     world.run(until_s=300)
     check_equal(world, run)
-    assert fault.delivered
+    return found
+
+
+@pytest.mark.parametrize("name", FORGERIES)
+def test_forgeries_change_nothing(told: dict[str, list[str]], name: str) -> None:
+    _, reason = FORGERIES[name]
     if reason is None:
-        assert told == []
+        assert told[name] == []
     else:
-        assert len(told) == 1 and reason in told[0]
+        assert len(told[name]) == 1 and reason in told[name][0]
 
 
 def test_a_forward_beyond_its_slots_is_refused_and_told_so() -> None:
