@@ -75,13 +75,13 @@ def test_is_the_best_of_all_flows(instance: Instance) -> None:
     assert best.cost == pytest.approx(cost, rel=1e-6, abs=1e-6)
 
 
-@pytest.mark.parametrize("unit", [1e-12, 1e-8, 1e9])
 @pytest.mark.parametrize("returns", ["any", "own"])
-def test_the_unit_of_cost_does_not_matter(unit: float, returns: str) -> None:
-    drawn = FAMILIES["E"].draw(2)
-    whole = replace(drawn, returns=returns)
-    small = replace(whole, links={hop: cost * unit for hop, cost in drawn.links.items()})
-    assert solve(small).cost / unit == pytest.approx(solve(whole).cost)
+def test_the_unit_of_cost_does_not_matter(returns: str) -> None:
+    whole = replace(FAMILIES["E"].draw(2), returns=returns)
+    cost = pytest.approx(solve(whole).cost)
+    for unit in (1e-12, 1e-8, 1e9):
+        other = replace(whole, links={hop: each * unit for hop, each in whole.links.items()})
+        assert solve(other).cost / unit == cost, unit
 
 
 def test_own_lies_between_the_bound_and_any() -> None:

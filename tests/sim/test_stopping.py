@@ -6,14 +6,12 @@ import random
 
 import pytest
 from lost_stages import joiner
-from small_swarm import MadeUpBatches, small_model, small_run
 
 from anabranch.protocol import events as ev
 from anabranch.protocol.settings import Settings
 from anabranch.sim.algebra import Machine, counting_world, wrong_states
 from anabranch.sim.invariants import Invariants
 from anabranch.sim.node import Node
-from anabranch.sim.training import training_world
 from anabranch.sim.world import Model
 
 #: Virtual seconds within which a stopped run ends. A checkpoint that nobody can complete any more must not
@@ -24,8 +22,10 @@ SOON_S = 40.0
 @pytest.mark.parametrize("seed", range(12))
 def test_a_stopped_run_ends_soon_with_its_last_state(seed: int) -> None:
     draw = random.Random(seed)
-    run = small_run(minimum=2, steps=1000, checkpoint_every=draw.choice([1, 2]))
-    world = training_world(run, small_model(run), MadeUpBatches(run), [2, 2], 2, seed, capacity=4)
+    every = draw.choice([1, 2])
+    settings = Settings(f"stopped {seed}", 1, 2, 6, 1000, 3, 2, checkpoint_every=every, min_replicas=2)
+    relays = [Machine(f"r{s}.{n}", s, slowness=draw.uniform(0.5, 2.0)) for s in (1, 2) for n in (0, 1)]
+    world = counting_world(settings, [Machine("d0", 0), Machine("d1", 0), *relays], seed)
     leader = world.nodes["d0"]
     # A relay dies while a checkpoint may be on its way from it; the run is stopped a little later.
     world.clock.at(2.0 + draw.random(), lambda: world.crash("r2.0"))
@@ -34,7 +34,7 @@ def test_a_stopped_run_ends_soon_with_its_last_state(seed: int) -> None:
     while leader.stopped is None and world.clock.now < stop_at + SOON_S:
         world.clock.step()
     assert leader.stopped == ("enough", True)
-    assert max(world.checkpoints) == world.history().t
+    assert max(world.checkpoints) == world.history().t and wrong_states(world) == {}
 
 
 @pytest.mark.parametrize("seed", range(3))
