@@ -12,6 +12,7 @@ from audited_runs import change_step, flip_bits, make_run, small_run
 
 from anabranch.audit import bounds
 from anabranch.audit.bounds import Vectors, distances, measured_bounds, permuted
+from anabranch.audit.report import Report
 from anabranch.audit.verify import verify
 from anabranch.checkpoint.directory import RunDirectory
 from anabranch.protocol.records import Commit
@@ -25,8 +26,12 @@ def fast(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     return make_run(tmp_path_factory.mktemp("fast"), small_run(run__reduction="fast"), seed=4)
 
 
-def test_a_fast_fp32_run_is_within_the_spread_of_permutations(fast: RunDirectory) -> None:
-    report = verify(fast.path)
+@pytest.fixture(scope="module")
+def report(fast: RunDirectory) -> Report:
+    return verify(fast.path)
+
+
+def test_a_fast_fp32_run_is_within_the_spread_of_permutations(report: Report) -> None:
     assert report.promise == "bound" and report.holds, report.verdict()
     assert any(distance.distance > 0 for distance in report.distances)
     assert all(distance.bound is not None for distance in report.distances)
@@ -35,8 +40,8 @@ def test_a_fast_fp32_run_is_within_the_spread_of_permutations(fast: RunDirectory
     assert "within bounds" in report.verdict()
 
 
-def test_the_number_of_processes_does_not_change_the_bounds(fast: RunDirectory) -> None:
-    assert verify(fast.path, jobs=2).as_dict() == verify(fast.path).as_dict()
+def test_the_number_of_processes_does_not_change_the_bounds(fast: RunDirectory, report: Report) -> None:
+    assert verify(fast.path, jobs=2).as_dict() == report.as_dict()
 
 
 def test_a_fast_run_with_a_wrong_weight_is_beyond_its_bound(fast: RunDirectory, tmp_path: Path) -> None:
@@ -61,15 +66,18 @@ def test_a_wrong_loss_of_a_fast_run_is_beyond_its_bound(tmp_path: Path) -> None:
     assert [distance.of for distance in report.distances if not distance.holds] == ["losses"]
 
 
-@pytest.mark.parametrize("architecture", ["llama", pytest.param("gpt", marks=pytest.mark.soak)])
-def test_fp64_runs_agree_with_the_independent_opinion(architecture: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("architecture", "half"),
+    [("llama", 10), *(pytest.param(name, 25, marks=pytest.mark.soak) for name in ("llama", "gpt"))],
+)
+def test_fp64_runs_agree_with_the_independent_opinion(architecture: str, half: int, tmp_path: Path) -> None:
     run = small_run(
         architecture,
-        50,
+        2 * half,
         run__reduction="fast",
         compute__dtype="fp64",
-        evaluation__every=25,
-        checkpoint__every=25,
+        evaluation__every=half,
+        checkpoint__every=half,
     )
     report = verify(make_run(tmp_path, run).path, independent=True)
     assert report.holds and report.promise == "bound" and report.permutations == 0
@@ -77,7 +85,7 @@ def test_fp64_runs_agree_with_the_independent_opinion(architecture: str, tmp_pat
     assert {d.of for d in report.independent if "/" in d.of} == {
         d.of for d in report.distances if "/" in d.of
     }
-    assert {d.t for d in report.independent} == {25, 50}
+    assert {d.t for d in report.independent} == {half, 2 * half}
     for distance in (*report.distances, *report.independent):
         assert distance.bound == 1e-9
         assert distance.distance <= 1e-9, distance

@@ -32,8 +32,14 @@ CUTS: list[tuple[str, str, Moment]] = [
 ]
 
 
-@pytest.mark.parametrize("seconds", [0.0, 2.0])
-@pytest.mark.parametrize("number", range(len(CUTS)))
+@pytest.mark.parametrize(
+    ("number", "seconds"),
+    [
+        pytest.param(number, seconds, marks=pytest.mark.soak if (number + turn) % 2 else ())
+        for number in range(len(CUTS))
+        for turn, seconds in enumerate((0.0, 2.0))
+    ],
+)
 def test_a_link_that_breaks_and_comes_back_costs_no_member(number: int, seconds: float) -> None:
     one, other, moment = CUTS[number]
     run = small_run(minimum=2, steps=3)

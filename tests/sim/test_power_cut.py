@@ -65,7 +65,7 @@ def next_life(run: RunConfig, former: World, incarnation: int) -> World:
 
 
 @pytest.mark.parametrize("checkpoint_every", [0, 1, 2])
-@pytest.mark.parametrize("seed", [0, 1, pytest.param(2, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in (1, 2))])
 def test_taken_up_again(seed: int, checkpoint_every: int) -> None:
     run = small_run(minimum=2, steps=5, checkpoint_every=checkpoint_every, evaluate_every=1)
     draw = random.Random(seed * 10 + checkpoint_every)

@@ -12,7 +12,7 @@ KINDS = [("kill",), ("cut", "kill", "freeze", "slow")]
 
 
 @pytest.mark.parametrize("kinds", KINDS, ids="-".join)
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_few(seed: int, kinds: tuple[str, ...]) -> None:
     Trial(seed, kinds).carry_out()
 
@@ -30,7 +30,7 @@ def test_a_step_is_taken_before_a_snapshot_that_was_asked_for() -> None:
 @pytest.mark.parametrize("kinds", KINDS, ids="-".join)
 def test_many(kinds: tuple[str, ...]) -> None:
     delivered = 0
-    for seed in range(100, 300):
+    for seed in (2, 3, *range(100, 300)):
         trial = Trial(seed, kinds)
         try:
             trial.carry_out()

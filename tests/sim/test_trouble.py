@@ -73,7 +73,7 @@ def test_links_at_a_hundredth_of_their_speed(policy: str) -> None:
 
 
 @pytest.mark.parametrize("policy", ["greedy", "auction"])
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.soak)])
 def test_messages_twice_and_in_any_order(seed: int, policy: str) -> None:
     world = swarm(seed, policy)
     world.clock.at(2.0, lambda: world.disorder(0.3, 0.3, 30.0))
