@@ -19,6 +19,7 @@ from anabranch.observe.progress import Advance, progress
 
 if TYPE_CHECKING:
     from anabranch.observe.page.server import Owner
+    from anabranch.protocol.history import History
 
 
 @contextmanager
@@ -148,6 +149,13 @@ def page_beside(
         page.close()
 
 
+def refuse_what_is_over(directory: RunDirectory, history: History, run: RunConfig) -> None:
+    """Raise UserError if all steps of a run are committed. run: as the log has it."""
+    steps = history.course.steps or run.run.steps
+    if history.stopped and history.t >= steps:
+        raise UserError(f"{directory}: all {steps} steps are committed; there is nothing to resume")
+
+
 def lead_directory(
     path: Path,
     quiet: bool = False,
@@ -194,9 +202,7 @@ def _lead(
     network = _network(load_run_file(directory.run_file))
     port = bind_port(network.host, network.port)
     founded = lead_run(directory, advertised(network, port))
-    steps = founded.peer.core.steps
-    if founded.history.stopped and founded.history.t >= steps:
-        raise UserError(f"{directory}: all {steps} steps are committed; there is nothing to resume")
+    refuse_what_is_over(directory, founded.history, founded.run)
     owner = LeaderOwner(directory.path)
     with to.beside(directory), page_beside(directory, tell, owner, wanted=page and not quiet):
         outcome = run_async(lead(founded, network, port, on_event, on_ready, tell, fault_plan))

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from anabranch.cli import outputs
+
+if TYPE_CHECKING:
+    from anabranch.checkpoint.directory import RunDirectory
 
 _EPILOG = """\
 examples:
@@ -51,6 +56,22 @@ def run(args: argparse.Namespace) -> int:
         directory = RunDirectory.open(args.run_dir)
         config = load_run_file(directory.run_file)
         with directory.led():  # the leading process will hold it; what it needs must not be touched before
-            pass
+            _refuse_what_is_over(directory)
         with Nursery(config.compute.threads) as nursery:
             return train_directory(args.run_dir, nursery, not args.no_verify, page=not args.no_page, to=to)
+
+
+def _refuse_what_is_over(directory: RunDirectory) -> None:
+    """Raise UserError if there is nothing left to do, before a swarm is started for it. What is wrong with a
+    log the leading process says."""
+    from anabranch.cli.leading import refuse_what_is_over
+    from anabranch.node.machine import run_of
+    from anabranch.protocol.history import fold
+    from anabranch.protocol.log import LogError
+
+    if not directory.log.exists():
+        return
+    with contextlib.suppress(LogError):
+        history = fold(directory.log.read_bytes().rpartition(b"\n")[0].splitlines())
+        if history.genesis is not None:
+            refuse_what_is_over(directory, history, run_of(history.genesis))
