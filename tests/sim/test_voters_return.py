@@ -185,7 +185,7 @@ def test_a_founder_that_is_elected_lets_others_go_on(seed: int) -> None:
     """It comes back while nobody leads, and is elected before those who never went. To take the run up it
     would remove them all, and if it then died nobody would be left who can lead: they go on instead."""
     machines = [Machine("d0", 0), Machine("d1", 0), *(Machine(f"r1.{n}", 1) for n in range(3))]
-    world = counting_world(Settings("back", 1, 1, 4, 40, voters=3), machines, seed)
+    world = counting_world(Settings("back", 1, 1, 4, 40, voters=3, snapshot_every=4), machines, seed)
     Invariants(world)
 
     def strike(world: World, node: Node) -> None:
@@ -231,6 +231,6 @@ def test_who_hears_the_last_of_a_stage_leads() -> None:
         world.clock.step()
     assert cut.delivered
     began, then = world.clock.now, world.history().t
-    while world.clock.now < began + 60.0 and world.history().t < 400:
+    while world.clock.now < began + 60.0 and world.history().t <= then + 15:
         world.clock.step()
-    assert world.history().t > then + 50
+    assert world.history().t > then + 15

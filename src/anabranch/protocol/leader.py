@@ -229,13 +229,15 @@ class Leader:
 
     def _step_aside(self) -> bool:
         """The run waits for a member that this leader cannot reach, and others hear it: one of them leads, if
-        it keeps the log."""
-        if self.core.now < self._offer_at:
+        it keeps the log. Not again if that brought the run no further, nor at its end, which is the
+        founder's."""
+        ends = self.tip.over or self.tip.stop_reason is not None
+        if ends or self.core.now < self._offer_at or self.log.aside_at == self.t:
             return False
         for peer in self.admission.held_up_by():
             for witness in self.core.contacts.witnesses.hearers(peer):
                 if self.log.hand_over_to(witness):
-                    self._offer_at = self.core.now + OFFER_AGAIN_S
+                    self._offer_at, self.log.aside_at = self.core.now + OFFER_AGAIN_S, self.t
                     text = f"{witness[:8]} hears {peer[:8]}, which the run waits for: it is to lead"
                     self.core.note("note", text=text)
                     return True

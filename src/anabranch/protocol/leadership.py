@@ -145,8 +145,10 @@ class Leadership:
 
     def yields(self) -> bool:
         """A founder that comes back would begin by taking all members out of the log. Where somebody who
-        keeps it can go on instead, that one leads: the founder then joins as anybody does."""
-        return self.take_up is not None and not self.peer.joining.done
+        keeps it can go on instead, that one leads: the founder then joins as anybody does. Without snapshots
+        a stage that was lost has its only state in the founder's directory: then it leads itself."""
+        back = self.take_up is not None and not self.peer.joining.done
+        return back and self.peer.core.settings.snapshot_every > 0
 
     def became(self, became: Became) -> None:
         """This voter's role changed, or the leader that it knows of."""

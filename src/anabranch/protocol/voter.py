@@ -76,6 +76,8 @@ class Voter:
         self._yields = yields
         self._offered: set[str] = set()
         """Who was offered the lead since somebody else had it."""
+        self.aside_at = -1
+        """After which step this peer, leading, last gave the lead to one that hears more."""
 
     # --- the log, for the leader ---------------------------------------------------------------
 
@@ -191,7 +193,18 @@ class Voter:
         """Whether this peer, if it is elected, leads: it can, and nobody is left who should first."""
         if not self._may_lead():
             return False
-        return not self._yields() or not (self.raft.hands_over or set(self.heirs()) - self._offered)
+        return not self._yields() or not (self.raft.hands_over or self._to_be_offered())
+
+    def _to_be_offered(self) -> bool:
+        """Whether somebody has not been offered the lead yet, and could take it: by the log, a process that
+        was started since then is no member."""
+        left, log, known = set(self.heirs()) - self._offered, self.raft.log, dict[str, int]()
+        for index in range(log.start.index, log.length) if left else ():
+            record = decode_entry(log.line(index)).record
+            if isinstance(record, Members):
+                known |= {member.id: member.incarnation for member in record.joined}
+        linked = {peer_of(voter): self.core.linked_incarnation.get(peer_of(voter), 0) for voter in left}
+        return any(incarnation <= known.get(peer, incarnation) for peer, incarnation in linked.items())
 
     @property
     def minds(self) -> bool:
