@@ -6,18 +6,18 @@ from anabranch.protocol.electorate import Candidate, next_voters, wanted
 
 
 def test_the_dead_go_first_and_never_a_living_majority() -> None:
-    assert next_voters("abc", "a", "a", heard="ab") == ("a", "b")
-    assert next_voters("ab", "a", "a", heard="ab") == ("a",)
-    assert next_voters("abc", "ac", "ac", heard="ab") is None  # without b, c would have to be heard
-    assert next_voters("abc", "abcd", "abcd", heard="ab") is None
-    assert next_voters("abc", "abcd", "abcd", heard="abd") == ("a", "b", "c", "d")
+    assert next_voters("abc", "a", "a", alive="ab") == ("a", "b")
+    assert next_voters("ab", "a", "a", alive="ab") == ("a",)
+    assert next_voters("abc", "ac", "ac", alive="ab") is None  # without b, c would have to live
+    assert next_voters("abc", "abcd", "abcd", alive="ab") is None
+    assert next_voters("abc", "abcd", "abcd", alive="abd") == ("a", "b", "c", "d")
 
 
 def test_newcomers_are_ready_and_come_first() -> None:
-    assert next_voters("abc", "abd", "ab", heard="abcd") is None
-    assert next_voters("abc", "abd", "abd", heard="abcd") == ("a", "b", "c", "d")
-    assert next_voters("abcd", "abd", "abd", heard="abcd") == ("a", "b", "d")
-    assert next_voters("abc", "abc", "abc", heard="abc") is None
+    assert next_voters("abc", "abd", "ab", alive="abcd") is None
+    assert next_voters("abc", "abd", "abd", alive="abcd") == ("a", "b", "c", "d")
+    assert next_voters("abcd", "abd", "abd", alive="abcd") == ("a", "b", "d")
+    assert next_voters("abc", "abc", "abc", alive="abc") is None
 
 
 def test_a_founder_that_is_back_votes_where_one_keeps_the_log() -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from anabranch.protocol.core import Core
 from anabranch.protocol.records import Voters
 from anabranch.protocol.voter import Voter, peer_of, voter_id
+from anabranch.protocol.voting import majority
 
 #: Serving peers above which five keep the log.
 MANY = 50
@@ -49,26 +50,22 @@ def wanted(kept: Sequence[str], candidates: Collection[Candidate], count: int) -
 
 
 def next_voters(
-    voters: Sequence[str], target: Sequence[str], ready: Collection[str], heard: Collection[str]
+    voters: Sequence[str], target: Sequence[str], ready: Collection[str], alive: Collection[str]
 ) -> tuple[str, ...] | None:
     """One step from `voters` to `target`; None if there is nothing to do, if those who are to come are not
-    `ready` (have not the whole log yet), or if of those who would vote then no majority was `heard` a moment
-    ago. Newcomers come before others go, and who is not heard goes first."""
+    `ready` (have not the whole log yet), or if of those who would vote then no majority is `alive`. Newcomers
+    come before others go, and the dead go first."""
     coming = [voter for voter in target if voter not in voters]
     if any(voter not in ready for voter in coming):
         return None
-    going = sorted((voter for voter in voters if voter not in target), key=lambda voter: voter in heard)
+    going = sorted((voter for voter in voters if voter not in target), key=lambda voter: voter in alive)
     if coming:
         following = (*voters, coming[0])
     elif going:
         following = tuple(voter for voter in voters if voter != going[0])
     else:
         return None
-    return following if majority(following, heard) else None
-
-
-def majority(voters: Collection[str], heard: Collection[str]) -> bool:
-    return 2 * sum(voter in heard for voter in voters) > len(voters)
+    return following if majority(following, alive) else None
 
 
 def heard(core: Core, voter: Voter) -> set[str]:

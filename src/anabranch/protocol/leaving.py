@@ -7,8 +7,9 @@ import math
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from anabranch.protocol.electorate import heard, majority, target
+from anabranch.protocol.electorate import heard, target
 from anabranch.protocol.messages import REMARK_MAX, Leave
+from anabranch.protocol.voting import majority
 
 if TYPE_CHECKING:
     from anabranch.protocol.peer import Peer
@@ -20,7 +21,7 @@ ALONE_S = 3.0
 #: Seconds that a leader that wants to go waits for a link that has just broken.
 BROKEN_S = 1.5
 #: Seconds that a leader that wants to go leads on after an offer of its lead that was not taken.
-OFFER_AGAIN_S = 2.0
+LEAD_ON_S = 2.0
 
 
 class Leaving:
@@ -84,7 +85,7 @@ class Leaving:
             self.peer.stop(f"{self.reason}; nobody who keeps the log is in reach to take over", ok=True)
             return
         if voter.raft.hands_over:
-            self._offer_at = core.now + OFFER_AGAIN_S
+            self._offer_at = core.now + LEAD_ON_S
         elif core.now >= self._offer_at:
             voter.give_away(going)
 

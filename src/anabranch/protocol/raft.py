@@ -24,6 +24,7 @@ from anabranch.protocol.voting import (
     RaftMessage,
     Readable,
     Role,
+    majority,
 )
 
 
@@ -259,7 +260,7 @@ class Raft:
         return self.me in self.log.electors(self.chosen)
 
     def _majority(self, voters: set[str]) -> bool:
-        return 2 * len(voters & set(self.log.voters)) > len(self.log.voters)
+        return majority(self.log.voters, voters)
 
     def _wait(self) -> None:
         """Give the leader, or the next candidate, time; longer after each election that elected nobody."""

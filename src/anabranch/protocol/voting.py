@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
 
@@ -10,6 +11,11 @@ from anabranch.protocol.messages import Append, Appended, AskVote, TakeOver, Vot
 from anabranch.protocol.voterlog import VoterLog
 
 RaftMessage = AskVote | Vote | Append | Appended | TakeOver
+
+
+def majority(voters: Collection[str], those: Collection[str]) -> bool:
+    """Whether `those` are a majority of the voters; who has no vote does not count."""
+    return 2 * sum(voter in those for voter in voters) > len(voters)
 
 
 class Role(Enum):
