@@ -96,11 +96,12 @@ def stage_counts(members: Iterable[Member], blocks: Sequence[int]) -> list[int]:
 @dataclass(frozen=True)
 class Batch:
     """What an iteration moves: so many microbatches, activations of so many bytes; block_bytes: sums and
-    reduced gradient of one block."""
+    reduced gradient of one block; ends_bytes: of stage 0 (0: not known)."""
 
     microbatches: int
     activation_bytes: int
     block_bytes: int
+    ends_bytes: int = 0
 
 
 def best_stage(

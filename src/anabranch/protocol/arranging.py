@@ -1,0 +1,210 @@
+"""How long an iteration takes with each relay at a stage, by arithmetic, and deals that are better.
+
+    T = max over stages of max(computing, lines, places) + the way there and back + the longest reduce
+
+*computing*: the batch dealt to a stage's replicas by their speed, until the last one ends. *lines*: two
+activations in and two out per microbatch over a replica's own line. *places*: by Little's law a stage with K
+slots, each taken from a microbatch's coming to its gradient's, passes K on in these seconds. *the way*: the
+mean of all microbatches' ways, each hop dealt to the cheapest links between the shares that replicas have.
+*reduce*: each replica tells each other its part of the sums, and gets the reduced parts. It is the estimate
+of `anabranch plan` (docs/simulate.md) by what the leader knows: what members measured of themselves and of
+their links.
+
+A deal is made better by exchanges of two relays, or moves of one, of which each shortens T most (DT-FM, Yuan
+et al., NeurIPS 2022, searches groups and their order by links; here machines' speeds and places count, too).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from random import Random
+from statistics import median
+
+from anabranch.protocol.placement import Batch, first_passes, pass_s
+from anabranch.protocol.records import Member
+from anabranch.protocol.ways import Way
+
+#: Relay -> the stage that it serves.
+Deal = dict[str, int]
+Group = tuple[str, ...]
+
+#: What nobody measured, a whole line: so many times what its best link gets, for links share it.
+LINE = 2.0
+#: So many times slower than the middle of all is a thin line. Who has one has its whole sum to send in a
+#: reduce, whoever else is there: it would hide what all others' links are.
+THIN = 8.0
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """What a group takes at a stage. shares: of the batch."""
+
+    shares: Mapping[str, int]
+    busy_s: float
+    reduce_s: float
+    places: int
+
+
+class Arithmetic:
+    """Of one swarm. members: of all stages, with the slots that they have as capacity; those of stage 0 stay
+    there. blocks: of stages 1 to S. way: (sender, receiver) -> what is known of that link."""
+
+    def __init__(
+        self,
+        members: Iterable[Member],
+        blocks: Sequence[int],
+        batch: Batch,
+        way: Callable[[str, str], Way],
+    ) -> None:
+        self._members = {member.id: member for member in members}
+        self._blocks, self._batch, self._way = blocks, batch, way
+        self._ends: Group = tuple(sorted(m.id for m in self._members.values() if not m.stage))
+        self._both_s: dict[tuple[str, str], float] = {}
+        self._stages: dict[tuple[int, Group], _Stage] = {}
+        self._hops: dict[tuple[int, int, Group, Group], float] = {}
+        self._line_bps = {peer: LINE * self._best_bps(peer) for peer in self._members}
+        enough = median(self._line_bps.values()) / THIN if self._line_bps else 0.0
+        self._thick = frozenset(peer for peer, bps in self._line_bps.items() if bps >= enough)
+
+    @property
+    def stages(self) -> int:
+        """Of relays."""
+        return len(self._blocks)
+
+    @property
+    def deal(self) -> Deal:
+        """As it is."""
+        return {member.id: member.stage for member in self._members.values() if member.stage}
+
+    def seconds(self, deal: Mapping[str, int]) -> float:
+        """Of an iteration; infinite with a stage that nobody serves."""
+        groups: list[list[str]] = [[] for _ in self._blocks]
+        for peer in sorted(deal):
+            groups[deal[peer] - 1].append(peer)
+        layers = [self._ends, *map(tuple, groups), self._ends]
+        if not all(layers):
+            return math.inf
+        counts = [0, *self._blocks]
+        stages = [self._stage(count, group) for count, group in zip(counts, layers, strict=False)]
+        stages.append(stages[0])
+        hops = [self._hop((at, at + 1), layers, stages) for at in range(len(stages) - 1)]
+        ahead_s, longest_s = 0.0, stages[0].busy_s
+        for at in range(len(self._blocks), 0, -1):
+            ahead_s += 2.0 * hops[at]
+            slots_s = self._batch.microbatches * ahead_s / max(1, stages[at].places)
+            longest_s = max(longest_s, stages[at].busy_s, slots_s)
+        return longest_s + 2.0 * sum(hops) + max(stage.reduce_s for stage in stages)
+
+    # --- its parts -----------------------------------------------------------------------------
+
+    def _stage(self, blocks: int, group: Group) -> _Stage:
+        key = (blocks, group)
+        if key not in self._stages:
+            shares = self._dealt(blocks, group)
+            bits = 2.0 * 8.0 * self._batch.activation_bytes
+            each_s = {peer: max(self._pass_s(peer, blocks), bits / self._line_bps[peer]) for peer in group}
+            busy_s = max(shares[peer] * each_s[peer] for peer in group)
+            places = sum(self._members[peer].capacity for peer in group)
+            self._stages[key] = _Stage(shares, busy_s, self._reduce_s(blocks, group), places)
+        return self._stages[key]
+
+    def _pass_s(self, peer: str, blocks: int) -> float:
+        return pass_s(self._members[peer], blocks) if blocks else 0.0
+
+    def _dealt(self, blocks: int, group: Group) -> dict[str, int]:
+        """Shares of the batch, so that the last to end ends earliest."""
+        each_s = {peer: self._pass_s(peer, blocks) or 1.0 for peer in group}
+        whole, microbatches = sum(1.0 / seconds for seconds in each_s.values()), self._batch.microbatches
+        shares = {peer: int(microbatches / seconds / whole) for peer, seconds in each_s.items()}
+        for _ in range(microbatches - sum(shares.values())):
+            shares[min(group, key=lambda peer: ((shares[peer] + 1) * each_s[peer], peer))] += 1
+        return shares
+
+    def _reduce_s(self, blocks: int, group: Group) -> float:
+        """The sums there and the reduced gradient back, a part of each over every link."""
+        size_bytes = blocks * self._batch.block_bytes if blocks else self._batch.ends_bytes
+        each = size_bytes / len(group)
+        peers = [peer for peer in group if peer in self._thick]
+        ways = [(one, self._way(one, other)) for one in peers for other in peers if one != other]
+        if not ways:
+            return 0.0
+        line_s = max(8.0 * each * (len(group) - 1) / self._line_bps[peer] for peer in peers)
+        return max(2.0 * way.latency_s + max(8.0 * each / way.bandwidth_bps, line_s) for _, way in ways)
+
+    def _hop(self, ends: tuple[int, int], layers: Sequence[Group], stages: Sequence[_Stage]) -> float:
+        """Mean seconds from a stage to the next, with half of the computing at either end: the cheapest links
+        first, each as far as both ends have shares left."""
+        one, other = ends
+        counts = (0, *self._blocks, 0)
+        blocks = (counts[one], counts[other])
+        key = (blocks[0], blocks[1], layers[one], layers[other])
+        if key not in self._hops:
+            left, right = dict(stages[one].shares), dict(stages[other].shares)
+            links = sorted(
+                (self._link_s(a, b, blocks), a, b) for a in layers[one] for b in layers[other]
+            )
+            total_s = 0.0
+            for seconds, a, b in links:
+                share = min(left[a], right[b])
+                if share:
+                    left[a] -= share
+                    right[b] -= share
+                    total_s += share * seconds
+            self._hops[key] = total_s / self._batch.microbatches
+        return self._hops[key]
+
+    def _link_s(self, one: str, other: str, blocks: Sequence[int]) -> float:
+        """d_ij of DESIGN: half of the passes at both ends, half of both ways."""
+        if (one, other) not in self._both_s:
+            size = self._batch.activation_bytes
+            both_s = (self._way(one, other).seconds(size) + self._way(other, one).seconds(size)) / 2.0
+            self._both_s[one, other] = self._both_s[other, one] = both_s
+        passes = zip((one, other), blocks, strict=True)
+        computing_s = sum(sum(first_passes(self._members[peer], count)) for peer, count in passes)
+        return self._both_s[one, other] + computing_s / 4.0
+
+    def _best_bps(self, peer: str) -> float:
+        others = (other for other in self._members if other != peer)
+        return max((self._way(peer, other).bandwidth_bps for other in others), default=1.0)
+
+
+# --- better deals ---------------------------------------------------------------------------------------
+
+
+def bettered(
+    arithmetic: Arithmetic,
+    deal: Deal,
+    movable: Collection[str],
+    dice: Random,
+    steps: int = 64,
+    tried: int = 1000,
+    keeps: int = 1,
+) -> Iterator[Deal]:
+    """Deals on the way to a better one, each one change from the one before and the best of those that were
+    tried, as long as one is better: every exchange of two relays and every move of one, or as many of them as
+    are to be `tried`, drawn. movable: who may go. keeps: a stage is left with as many. steps: at most."""
+    now_s = arithmetic.seconds(deal)
+    for _ in range(steps):
+        every = list(_changes(deal, arithmetic.stages, movable, keeps))
+        if len(every) > tried:
+            every = dice.sample(every, tried)
+        found = [(arithmetic.seconds(changed), at) for at, changed in enumerate(every)]
+        best_s, at = min(found, default=(math.inf, 0))
+        if best_s >= now_s:
+            return
+        now_s, deal = best_s, every[at]
+        yield deal
+
+
+def _changes(deal: Deal, stages: int, movable: Collection[str], keeps: int) -> Iterator[Deal]:
+    there, count = sorted(peer for peer in movable if peer in deal), Counter(deal.values())
+    for one, other in combinations(there, 2):
+        if deal[one] != deal[other]:
+            yield {**deal, one: deal[other], other: deal[one]}
+    for peer in there:
+        if count[deal[peer]] > keeps:
+            yield from ({**deal, peer: stage} for stage in range(1, stages + 1) if stage != deal[peer])
