@@ -200,7 +200,7 @@ def report(
     sent = sum(event.bytes_activations for event in timings)
     replicas = [run.fleet.data_nodes, *relays_by_stage(run)]
     elements = stage_elements(path)
-    bound = steps * sum((r - 1) * n * 12 for r, n in zip(replicas, elements, strict=True))
+    whole_sums = steps * sum((r - 1) * n * 12 for r, n in zip(replicas, elements, strict=True))
     reduced = sum(event.bytes_reduce for event in timings)
     same = same_losses(path / "events.jsonl", single)
     work = {
@@ -229,8 +229,9 @@ def report(
             "times the CPU seconds of one alone. The quotient above is not corrected for it.",
             f"- **Activations and input gradients: {sent / must:.4f}** of what must be sent "
             f"({sent / steps / 2**20:.1f} MiB a step); {_verdict(sent / must, GOAL_BYTES)}.",
-            f"- Reduce: {reduced / bound:.4f} of its bound ({reduced / steps / 2**20:.1f} MiB a step; bound: "
-            "8 + 4 bytes an element, (R−1)/R of them from each of R replicas).",
+            f"- Reduce: {reduced / whole_sums:.4f} of what it would be with whole sums, for they go packed "
+            f"({reduced / steps / 2**20:.1f} MiB a step; whole: 8 + 4 bytes an element, (R−1)/R of them from "
+            "each of R replicas).",
             f"- Losses of all microbatches equal, bit for bit: {'yes' if same else 'NO'}.",
             f"- CPU seconds a step by process: {peers}; of all, {loops:.2f} in the threads that run the "
             "network and the protocol.",

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import get_args
 
 import msgspec
+import numpy as np
 import torch
 
 from anabranch.checkpoint.directory import CHECKPOINT_VERSION, CheckpointManifest, RunDirectory, StageFile
@@ -21,6 +22,7 @@ from anabranch.errors import ConfigError, UserError
 from anabranch.flow.instances import Family, InstanceError, format_instance, parse_instance
 from anabranch.net.errors import FrameError, Refused, TicketError
 from anabranch.net.framing import (
+    PACKED,
     Blob,
     FrameReader,
     chunk_header,
@@ -31,6 +33,7 @@ from anabranch.net.framing import (
 )
 from anabranch.net.handshake import Gate, ServerHandshake
 from anabranch.net.identity import Identity
+from anabranch.net.packing import pack, unpack
 from anabranch.net.ticket import check_certificate, check_grant, issue_certificate, issue_ticket, parse_ticket
 from anabranch.net.wan.profile import WanError, parse_profile
 from anabranch.node.machine import run_of
@@ -80,6 +83,18 @@ def _frames(data: bytes) -> None:
                 from_blob(item[1])
 
 
+def _packed(data: bytes) -> None:
+    """Packed sums; the first two bytes say of how many values the frame told."""
+    count = int.from_bytes(data[:2], "big")
+    unpack(np.frombuffer(data[2:], dtype=np.uint8), count)
+
+
+def _packed_seeds() -> tuple[bytes, ...]:
+    values = np.zeros(3000, dtype=np.int64)
+    values[5], values[1500], values[-1] = 300, -(1 << 38), 1 << 62
+    return tuple(len(some).to_bytes(2, "big") + pack(some).tobytes() for some in (values, values[:7]))
+
+
 def _frame_seeds() -> tuple[bytes, ...]:
     from blake3 import blake3
 
@@ -87,7 +102,11 @@ def _frame_seeds() -> tuple[bytes, ...]:
     header, body = open_frame(3, b"message", blob, 24)
     digest = blake3(body + bytes(24)).digest(length=16)
     whole = header + body + chunk_header(3, 24) + bytes(24) + done_frame(3, digest)
-    return (b"".join(message_frame(b"hello")), whole, close_frame("enough"), whole[:-3])
+    packed = pack(np.array([1, -300], dtype=np.int64)).tobytes()
+    header, body = open_frame(4, b"sums", Blob(PACKED, (2,), packed), len(packed))
+    digest = blake3(body + packed).digest(length=16)
+    sums = header + body + chunk_header(4, len(packed)) + packed + done_frame(4, digest)
+    return (b"".join(message_frame(b"hello")), whole, close_frame("enough"), whole[:-3], sums)
 
 
 def _tickets(data: bytes) -> None:
@@ -250,6 +269,7 @@ def decoders() -> dict[str, Decoder]:
     return {
         "messages": Decoder(msg.decode, (msg.MessageError,), _messages()),
         "frames": Decoder(_frames, (FrameError,), _frame_seeds()),
+        "packed": Decoder(_packed, (FrameError,), _packed_seeds()),
         "tickets": Decoder(_tickets, (TicketError,), (_ticket_text(),)),
         "seals": Decoder(_seals, (), (certificate, grant.text.encode())),
         "hello": Decoder(_hello, (Refused, TicketError), (hello,)),

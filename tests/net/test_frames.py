@@ -20,6 +20,7 @@ from anabranch.net.framing import (
     MAX_OPEN_STREAMS,
     MESSAGE,
     OPEN,
+    PACKED,
     Blob,
     FrameReader,
     Goodbye,
@@ -29,6 +30,7 @@ from anabranch.net.framing import (
     message_frame,
 )
 from anabranch.net.outbox import PRIORITIES, BulkOutbox
+from anabranch.net.packing import size_bounds
 
 LIMIT = 1 << 20
 
@@ -39,9 +41,10 @@ def reader(scratch_bytes: int = 8192) -> FrameReader:
 
 @st.composite
 def blobs(draw: st.DrawFn) -> Blob:
-    dtype = draw(st.sampled_from(sorted(DTYPES)))
+    dtype = draw(st.sampled_from([*sorted(DTYPES), PACKED]))
     shape = tuple(draw(st.lists(st.integers(0, 12), max_size=4)))
-    size_bytes = int(np.prod(shape, dtype=np.int64)) * DTYPES[dtype]
+    count = int(np.prod(shape, dtype=np.int64))
+    size_bytes = draw(st.integers(*size_bounds(count))) if dtype == PACKED else count * DTYPES[dtype]
     return Blob(dtype, shape, random.Random(size_bytes).randbytes(size_bytes))
 
 
@@ -148,7 +151,12 @@ OPENED = tensor(0, (8,), 8)
         (header(MESSAGE, 0, LIMIT + 1), "a message of 1048577 bytes"),
         (header(OPEN, 0, 2 * LIMIT), "exceeds"),
         (header(OPEN, 0, 3) + b"abc", "cut short"),
-        (tensor(code=6), "no dtype of code 6"),
+        (tensor(code=7), "no dtype of code 7"),
+        (tensor(6, (4,), 4), "4 bytes are not a packed tensor"),
+        (tensor(6, (4,), 34), "34 bytes are not a packed tensor"),
+        (tensor(6, (LIMIT // 8 + 1,), LIMIT // 2), "exceeds 1048576 bytes unpacked"),
+        (tensor(6, (2**62, 4), 2**20), "are not a packed tensor"),
+        (tensor(6, (0, 2**62), 0), "too large"),
         (tensor(shape=(1,) * 5), "5 dimensions"),
         (tensor(shape=(2,)), "are not a float32 tensor"),
         (tensor(shape=(2**62, 4), size_bytes=0), "are not a float32 tensor"),

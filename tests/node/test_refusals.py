@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 from local_swarms import Swarm, created, small_run, swarm_of
 
+from anabranch import PROTOCOL_VERSION
 from anabranch.checkpoint.directory import RunDirectory
 from anabranch.cli.main import main
 from anabranch.config import render_run_file, with_changes
 from anabranch.net.identity import Identity
 from anabranch.net.ticket import PeerAddress, issue_ticket, parse_ticket
 from anabranch.node.children import Nursery
+from anabranch.protocol.records import NO_ENTRY, Entry, Genesis, encode_entry
 
 Refused = Callable[..., str]
 
@@ -106,6 +108,15 @@ def test_a_broken_log(tmp_path: Path, texts: Path, refused: Refused) -> None:
     directory.log.write_bytes(b'{"not": "an entry"}\n')
     assert "log.jsonl" in refused(["resume", str(directory.path)])
     assert directory.log.read_bytes() == b'{"not": "an entry"}\n'
+
+
+def test_a_run_of_another_protocol_version(tmp_path: Path, texts: Path, refused: Refused) -> None:
+    run = small_run(texts)
+    directory = created(tmp_path / "run", run)
+    begun = Genesis("r", 1, PROTOCOL_VERSION - 1, "", "", render_run_file(run), 2, 6, 1, "", "", "", "", ())
+    directory.log.write_bytes(encode_entry(Entry(0, 1, NO_ENTRY, begun)) + b"\n")
+    error = refused(["resume", str(directory.path)])
+    assert f"protocol version {PROTOCOL_VERSION - 1}" in error and "install the release" in error
 
 
 def test_a_port_in_use(tmp_path: Path, texts: Path, refused: Refused) -> None:

@@ -11,6 +11,7 @@ from local_swarms import check_exact, created, history_of, small_run, steps_of, 
 from anabranch.cli.main import main
 from anabranch.node.children import Nursery
 from anabranch.observe.events import Evaluation, PeerJoined, RunFinished, RunStarted, Timing
+from anabranch.train.sizes import block_parameters, model_config
 
 EVEN = {1: [2], 2: [2, 2], 4: [2, 2, 2, 2]}
 UNEVEN = {1: [3], 2: [1, 3], 4: [1, 2, 1, 3]}
@@ -66,6 +67,10 @@ def test_the_grid(
         joined = {event.subject for event in swarm.of(PeerJoined)}
         assert len(joined) == data_nodes + sum(replicas)
         assert {peer for peer, _ in spent} == joined
+        # Half of a stage's sums went to the other replica, packed, and half of its reduced gradient.
+        elements = 4 // stages * block_parameters(model_config(run.model, 257))
+        reduces = [event.bytes_reduce for event in swarm.of(Timing) if event.stage]
+        assert 4 * elements / 2 < min(reduces) < (7 + 4) * elements / 2
     for commit in history_of(directory).commits:
         assert [len(stage.owners) for stage in commit.stages] == [12] + [6] * stages
 

@@ -4,6 +4,7 @@ A frame is an 8-byte header, `kind u8 | 0 u8 | stream u16 | length u32` (big-end
 
     MESSAGE  the message
     OPEN     dtype u8 | dims u8 | 0 u16 | message length u32 | payload bytes u64 | shape u64 x dims | message
+             (of a packed payload, `net/packing.py`, the bytes are fewer than its shape has)
     CHUNK    the next bytes of the payload of `stream`
     DONE     checksum of the whole payload (16 bytes of BLAKE3 over the OPEN frame's body and the payload)
     CLOSE    the reason as UTF-8; nothing follows
@@ -24,11 +25,14 @@ import numpy as np
 from blake3 import blake3
 
 from anabranch.net.errors import FrameError
+from anabranch.net.packing import MAX_WIDTH, size_bounds
 
 MESSAGE, OPEN, CHUNK, DONE, CLOSE = range(1, 6)
 
 #: Bytes per element of every dtype that may travel; the index in this order is the code on the wire.
 DTYPES = {"uint8": 1, "int32": 4, "int64": 8, "float32": 4, "float64": 8, "bfloat16": 2}
+#: 64-bit integers in as few bytes as they need; its code follows the others'.
+PACKED = "packed"
 MAX_MESSAGE_BYTES = 1 << 20
 MAX_DIMS = 4
 MAX_CHUNK_BYTES = 1 << 20
@@ -39,13 +43,13 @@ CHECKSUM_BYTES = 16
 
 _HEADER = struct.Struct("!BBHI")
 _TENSOR = struct.Struct("!BBHIQ")
-_CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
-_NAMES = tuple(DTYPES)
+_NAMES = (*DTYPES, PACKED)
+_CODES = {dtype: code for code, dtype in enumerate(_NAMES)}
 
 
 @dataclass(frozen=True)
 class Blob:
-    """A tensor's bytes: C-contiguous, little-endian, row-major.
+    """A tensor's bytes: C-contiguous, little-endian, row-major; or those of `packing.pack` (dtype `PACKED`).
 
     `data` is any contiguous buffer; a received one is a writable memoryview of uint8 that nobody else
     holds. The sender must leave the buffer as it is until it has been sent.
@@ -57,17 +61,26 @@ class Blob:
 
     def view(self) -> memoryview:
         """`data` as flat bytes, without a copy. Raises ValueError if it does not fit dtype and shape."""
-        if self.dtype not in DTYPES:
-            raise ValueError(f"dtype {self.dtype!r} cannot travel; only {', '.join(DTYPES)}")
+        if self.dtype not in _CODES:
+            raise ValueError(f"dtype {self.dtype!r} cannot travel; only {', '.join(_NAMES)}")
         if len(self.shape) > MAX_DIMS:
             raise ValueError(f"{len(self.shape)} dimensions exceed {MAX_DIMS}")
         view = memoryview(self.data)
         if not view.c_contiguous:
             raise ValueError("the buffer is not contiguous")
-        if view.nbytes != math.prod(self.shape) * DTYPES[self.dtype]:
+        if not _fits(view.nbytes, self.dtype, self.shape):
             raise ValueError(f"{view.nbytes} bytes are not a {self.dtype} tensor of shape {self.shape}")
         # cast() refuses shapes with a zero in them.
         return view.cast("B") if view.nbytes else memoryview(b"")
+
+
+def _fits(size_bytes: int, dtype: str, shape: Sequence[int]) -> bool:
+    """Whether a payload of this dtype and shape can have so many bytes."""
+    count = math.prod(shape)
+    if dtype == PACKED:
+        least, most = size_bounds(count)
+        return least <= size_bytes <= most
+    return size_bytes == count * DTYPES[dtype]
 
 
 @dataclass(frozen=True)
@@ -317,8 +330,10 @@ class FrameReader:
             raise FrameError(f"a payload of {size_bytes} bytes exceeds {self._max_payload_bytes}")
         shape = struct.unpack_from(f"!{dims}Q", body, _TENSOR.size)
         dtype = _NAMES[code]
-        if math.prod(shape) * DTYPES[dtype] != size_bytes:
+        if not _fits(size_bytes, dtype, shape):
             raise FrameError(f"{size_bytes} bytes are not a {dtype} tensor of shape {shape}")
+        if dtype == PACKED and math.prod(shape) * MAX_WIDTH > self._max_payload_bytes:
+            raise FrameError(f"a payload of shape {shape} exceeds {self._max_payload_bytes} bytes unpacked")
         if not size_bytes and math.prod(size or 1 for size in shape) > self._max_payload_bytes:
             # An empty tensor may be of any shape on paper, but libraries overflow on such strides.
             raise FrameError(f"the shape {shape} is too large")

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from anabranch import PROTOCOL_VERSION
 from anabranch.checkpoint.directory import RunDirectory, write_atomically
 from anabranch.config import RunConfig, load_run_file, render_run_file, with_changes
 from anabranch.errors import UserError
@@ -110,6 +111,11 @@ def lead_run(directory: RunDirectory, address: str) -> Founded:
     except LogError as error:
         raise UserError(f"{directory.log}: {error}; restore the file from a copy") from None
     if history.genesis is not None:
+        if history.genesis.protocol_version != PROTOCOL_VERSION:
+            raise UserError(
+                f"{directory.path}: the run speaks protocol version {history.genesis.protocol_version}, this "
+                f"release {PROTOCOL_VERSION}: install the release that the run uses"
+            )
         run = run_of(history.genesis)
     else:
         run = load_run_file(directory.run_file)

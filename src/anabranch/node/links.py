@@ -5,22 +5,39 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from anabranch.net.errors import NetError, Refused
+from anabranch.net.errors import FrameError, NetError, Refused
 from anabranch.net.framing import Blob
 from anabranch.net.handshake import Credential
 from anabranch.net.transport import Link, Transport
 from anabranch.protocol.events import Event, Garbled, LinkDown, LinkUp, Received
-from anabranch.protocol.messages import PAYLOAD_PRIORITY, Message, MessageError, decode, encode
+from anabranch.protocol.messages import PAYLOAD_PRIORITY, AnyMessage, Message, MessageError, decode, encode
 from anabranch.protocol.tasks import Payload
+
+Aside = Callable[[Callable[[], object], Callable[[object], None]], None]
+
+
+def _at_once(work: Callable[[], object], done: Callable[[object], None]) -> None:
+    done(work())
 
 
 class Links:
-    """Links by peer id. `credential` is what this peer shows when it dials."""
+    """Links by peer id. `credential` is what this peer shows when it dials.
 
-    def __init__(self, transport: Transport, handle: Callable[[Event], None], credential: Credential) -> None:
+    aside(work, done): does the work elsewhere, one after the other, and calls done(its result) here. Where
+    payloads are packed and unpacked, which takes too long for an event loop.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        handle: Callable[[Event], None],
+        credential: Credential,
+        aside: Aside = _at_once,
+    ) -> None:
         self.transport = transport
         self.credential = credential
         self._handle = handle
+        self._aside = aside
         self._links: dict[str, Link] = {}
         self._dialling: dict[str, asyncio.Task[None]] = {}
         self.sent_bytes: dict[str, int] = {}
@@ -50,15 +67,30 @@ class Links:
         except MessageError as error:
             self._garbled(link, str(error))
             return
-        payload: Payload | None = None
-        if blob is not None:
-            if type(message) not in PAYLOAD_PRIORITY:
-                self._garbled(link, f"a {type(message).__name__} with a payload")
-                return
-            from anabranch.node.payloads import from_blob
+        if blob is None:
+            self._handle(Received(link.peer_id, message, None))
+            return
+        if type(message) not in PAYLOAD_PRIORITY:
+            self._garbled(link, f"a {type(message).__name__} with a payload")
+            return
+        from anabranch.node.payloads import from_blob, is_slow
 
-            payload = from_blob(blob)
-        self._handle(Received(link.peer_id, message, payload))
+        def unpacked() -> object:
+            try:
+                return from_blob(blob)
+            except FrameError as error:
+                return error
+
+        where = self._aside if is_slow(blob) else _at_once
+        where(unpacked, lambda found: self._arrived(link, message, found))
+
+    def _arrived(self, link: Link, message: AnyMessage, found: object) -> None:
+        if self._links.get(link.peer_id) is not link:
+            return
+        if isinstance(found, FrameError):
+            self._garbled(link, f"broken payload: {found}")
+        else:
+            self._handle(Received(link.peer_id, message, found))
 
     def _garbled(self, link: Link, reason: str) -> None:
         del self._links[link.peer_id]
@@ -74,13 +106,20 @@ class Links:
         link = self._links.get(peer)
         if link is None:
             return
-        blob = None
-        if payload is not None:
-            from anabranch.node.payloads import to_blob
+        if payload is None:
+            link.send(encode(message))
+            return
+        from anabranch.node.payloads import is_slow, to_blob
 
-            blob = to_blob(payload)
-            kind = type(message).__name__
-            self.sent_bytes[kind] = self.sent_bytes.get(kind, 0) + memoryview(blob.data).nbytes
+        where = self._aside if is_slow(payload) else _at_once
+        where(lambda: to_blob(payload), lambda blob: self._depart(link, message, blob))
+
+    def _depart(self, link: Link, message: Message, blob: object) -> None:
+        if self._links.get(link.peer_id) is not link:
+            return
+        assert isinstance(blob, Blob)
+        kind = type(message).__name__
+        self.sent_bytes[kind] = self.sent_bytes.get(kind, 0) + memoryview(blob.data).nbytes
         link.send(encode(message), blob, priority=PAYLOAD_PRIORITY.get(type(message), 0))
 
     def dial(self, peer: str, address: str) -> None:

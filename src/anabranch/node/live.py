@@ -73,7 +73,9 @@ class LivePeer:
     ) -> None:
         self.peer = peer
         self.machine = machine
-        self.links = Links(make_transport(self), self.handle, credential)
+        self._loop = asyncio.get_running_loop()
+        self._packer = Executor(self._deliver, self._failed)
+        self.links = Links(make_transport(self), self.handle, credential, self._packer.submit)
         self.links.transport.on_refused = self._turned_away
         self.watchers: list[Callable[[LivePeer, ev.Event], None]] = []
         self.listeners: list[Callable[[ev.Effect], None]] = []
@@ -89,7 +91,6 @@ class LivePeer:
         self._keep = keep_checkpoints
         self._run_id = run_id
         self._newest = newest
-        self._loop = asyncio.get_running_loop()
         self._executor = Executor(self._deliver, self._failed)
         self._disk = Executor(self._deliver, self._failed)
         self._computer: Computer | None = None
@@ -114,8 +115,8 @@ class LivePeer:
             if self._timer is not None:
                 self._timer.cancel()
             await self.links.close()
-            self._executor.close()
-            self._disk.close()
+            for executor in (self._executor, self._packer, self._disk):
+                executor.close()
             self.journal.close()
 
     @property

@@ -18,6 +18,7 @@ from anabranch.errors import UserError
 from anabranch.net.errors import ListenError
 from anabranch.net.handshake import Gate, Hello
 from anabranch.net.identity import Identity, next_incarnation
+from anabranch.net.packing import size_bounds
 from anabranch.net.tcp import TcpTransport
 from anabranch.net.ticket import MembershipCertificate, PeerAddress, Ticket, issue_certificate
 from anabranch.net.transport import Limits, Transport
@@ -172,8 +173,8 @@ def _role_fits(hello: Hello) -> str | None:
 
 
 def _payload_limit(parameters: int, run: RunConfig) -> int:
-    """Largest payload that a peer of this run has reason to send: a stage's part of the reduce at 8 bytes."""
-    return max(64 << 20, 8 * parameters + (1 << 20))
+    """Largest payload that a peer of this run has reason to send: a stage's sums, packed in vain."""
+    return max(64 << 20, size_bounds(parameters)[1] + (1 << 20))
 
 
 @dataclass(frozen=True)
