@@ -29,7 +29,7 @@ from anabranch.protocol.placement import Batch, best_stage, neediest_stage
 from anabranch.protocol.records import Member
 from anabranch.protocol.ways import Ways
 from anabranch.sim.clairvoyant import Available, bound_s
-from anabranch.sim.devices import GRADIENT_BYTES, SUM_BYTES, Machine, known_devices
+from anabranch.sim.devices import Machine, known_devices
 from anabranch.sim.links import Line
 from anabranch.sim.scenario import Fleet, Host, fleet_of, load_scenario
 from report import table, write_section
@@ -123,8 +123,7 @@ def ten_regions(name: str, seed: int) -> tuple[Regret, Regret]:
     regions = {host.id: host.region for host in [*fleet.hosts.values(), joiner]}
     way, work = told_by(fleet).between(regions), scenario.work
     assert way is not None
-    block_bytes = (SUM_BYTES + GRADIENT_BYTES) * work.parameters(1) // work.blocks(1)
-    batch = Batch(scenario.model.microbatches, work.activation_bytes, block_bytes)
+    batch = Batch(scenario.model.microbatches, work.activation_bytes, work.block_bytes)
     chosen = best_stage(host_as_member(joiner, fleet), members, blocks, batch, way)
 
     def joined(stage: int) -> Fleet:

@@ -20,7 +20,6 @@ from itertools import product
 
 from anabranch.net.wan.profile import wan10
 from anabranch.protocol.placement import KEPT_FIRST, Batch, best_stage, neediest_stage, stage_counts
-from anabranch.sim.devices import GRADIENT_BYTES, SUM_BYTES
 from anabranch.sim.machines import MachinePart
 from anabranch.sim.planning.estimate import estimate
 from anabranch.sim.planning.search import Plan, improve
@@ -79,8 +78,7 @@ def joiners(fleet: Fleet, seed: int) -> Deal:
     """One after another, as the leader gives them stages."""
     scenario, work = fleet.scenario, fleet.scenario.work
     blocks = [work.blocks(stage) for stage in range(1, scenario.model.stages + 1)]
-    block_bytes = (SUM_BYTES + GRADIENT_BYTES) * work.parameters(1) // work.blocks(1)
-    batch = Batch(scenario.model.microbatches, work.activation_bytes, block_bytes)
+    batch = Batch(scenario.model.microbatches, work.activation_bytes, work.block_bytes)
     regions = {host.id: host.region for host in fleet.hosts.values()}
     relays = [host for host in fleet.hosts.values() if host.stage]
     random.Random(f"joiners {seed}").shuffle(relays)

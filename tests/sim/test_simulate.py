@@ -11,16 +11,22 @@ import pytest
 from small_scenario import SMALL
 
 from anabranch.cli.main import main
+from anabranch.config import config_from_dict
 from anabranch.errors import UserError
 from anabranch.net.wan.profile import find_profile, shipped_profiles, wan10
+from anabranch.protocol import messages as msg
 from anabranch.protocol import tasks
 from anabranch.protocol.reducing import STALL_FLOOR_S
 from anabranch.sim.churn import crashes
 from anabranch.sim.clairvoyant import Available, bound_s
+from anabranch.sim.devices import GRADIENT_BYTES, SUM_BYTES, Work
+from anabranch.sim.modelled import ModelledWorld
 from anabranch.sim.node import Node
 from anabranch.sim.scenario import Scenario, fleet_of, load_scenario, shipped_scenarios
 from anabranch.sim.simulate import KNOWN_POLICIES, Simulation, simulate
 from anabranch.sim.tape import estimate
+from anabranch.train.assembly import settings_of
+from anabranch.train.sizes import SUM_WIRE_BYTES, block_parameters, model_config, named_size
 
 SMALL_CHURN = SMALL | {"churn.return_s": 1.0}
 
@@ -59,6 +65,33 @@ def test_the_bound_of_a_fleet_without_company_is_worked_out_by_hand() -> None:
     assert bound_s(fleet, Available({}, {})) == pytest.approx(by_hand, rel=1e-9)
     half = bound_s(fleet, Available({"r1.0": 0.5, "r2.0": 0.5}, {}))
     assert half == pytest.approx(max(16 * one.machine.microbatch_s(1), by_hand), rel=1e-9)
+
+
+def test_sums_go_over_lines_packed_and_lie_in_memory_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: dict[type, set[float]] = {}
+    plain = ModelledWorld.payload_bytes
+
+    def noted(world: ModelledWorld, sender: Node, message: msg.AnyMessage) -> float:
+        size = plain(world, sender, message)
+        sizes.setdefault(type(message), set()).add(size)
+        return size
+
+    monkeypatch.setattr(ModelledWorld, "payload_bytes", noted)
+    scenario = small()
+    assert not simulate(scenario, wan10(), "auction", 0).failure
+    elements = {scenario.work.parameters(stage) for stage in range(scenario.model.stages + 1)}
+    replicas = (2, 3)
+    for kind, each in ((msg.ReducePart, SUM_WIRE_BYTES), (msg.ReducedPart, GRADIENT_BYTES)):
+        assert sizes[kind] <= {each * n / parts for n in elements for parts in replicas}
+    assert SUM_WIRE_BYTES < SUM_BYTES
+
+
+def test_a_simulated_leader_reckons_with_the_bytes_of_a_live_one() -> None:
+    sections = {"model": {"size": "llama-160m"}, "pipeline": {"stages": 6}, "fleet": {"relays": 6}}
+    run = config_from_dict({"anabranch": {"version": 1}, **sections})
+    work = Work(named_size("llama-160m"), 6, 2, 512)
+    live = settings_of(run, "run", model_config(run.model, 32_000))
+    assert live.block_bytes == work.block_bytes == (SUM_WIRE_BYTES + 4) * block_parameters(work.model)
 
 
 def test_the_same_seed_gives_the_same_rows_and_another_does_not() -> None:

@@ -5,7 +5,8 @@ sends everybody its part. A larger one is cut into about as many cells as each h
 cut into as many parts as the smallest cell has members; each cell sums each part at one of its members (its
 *collector*: exact sums are not rounded on the way); the collectors of a part exchange their cells' sums, add
 them up, all in the same order, and give the reduced part to their cell. A member sends and gets about
-3·sqrt(R) payloads instead of 2·R, of 8 + 8·C/P + 4 bytes an element (C cells, P parts) instead of 8 + 4.
+3·sqrt(R) payloads instead of 2·R, of s + s·C/P + 4 bytes an element (C cells, P parts, s bytes of a packed
+sum) instead of s + 4.
 """
 
 from __future__ import annotations

@@ -24,8 +24,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from anabranch.protocol import tasks
-from anabranch.sim.devices import GRADIENT_BYTES, STATE_BYTES, SUM_BYTES
+from anabranch.sim.devices import GRADIENT_BYTES, STATE_BYTES
 from anabranch.sim.scenario import Fleet, Host
+from anabranch.train.sizes import SUM_WIRE_BYTES
 
 
 @dataclass(frozen=True)
@@ -117,8 +118,8 @@ def _reduce_s(fleet: Fleet, hosts: Sequence[Host], members: int) -> float:
     most_bps = max(min(host.line.up_bps, host.line.down_bps) for host in hosts)
     elements = fleet.scenario.work.parameters(hosts[0].stage)
 
-    def phase_s(count: int, size: int) -> float:
+    def phase_s(count: int, size: float) -> float:
         bits = 8.0 * size * elements / count
         return latency_s + max(bits / rate_bps, bits * (count - 1) / most_bps)
 
-    return min(phase_s(n, SUM_BYTES) + phase_s(n, GRADIENT_BYTES) for n in range(2, len(hosts) + 1))
+    return min(phase_s(n, SUM_WIRE_BYTES) + phase_s(n, GRADIENT_BYTES) for n in range(2, len(hosts) + 1))

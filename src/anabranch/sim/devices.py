@@ -8,6 +8,7 @@ their source.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
@@ -18,6 +19,7 @@ from anabranch.config_rules import Range
 from anabranch.errors import UserError
 from anabranch.protocol import tasks
 from anabranch.train.sizes import (
+    SUM_WIRE_BYTES,
     ModelConfig,
     activation_elements_kept,
     block_flops,
@@ -26,10 +28,12 @@ from anabranch.train.sizes import (
     head_flops,
 )
 
-#: Bytes per parameter: master weight, and Adam's two moments, in fp32; the exact 64-bit sum of its gradient;
-#: the reduced gradient.
+#: Bytes per parameter: master weight, and Adam's two moments, in fp32; the exact 64-bit sum of its gradient
+#: in memory (on the wire it is packed: `train.sizes.SUM_WIRE_BYTES`); the reduced gradient.
 MASTER_BYTES, MOMENTS_BYTES, SUM_BYTES, GRADIENT_BYTES = 4, 8, 8, 4
 STATE_BYTES = MASTER_BYTES + MOMENTS_BYTES
+#: Bytes per parameter that a reduce sends: sums and reduced gradient.
+REDUCE_WIRE_BYTES = SUM_WIRE_BYTES + GRADIENT_BYTES
 WIDTHS = {"fp32": 4, "fp16": 2}
 #: What a figure of a device may be: from a small computer to a rack.
 RANGES = {
@@ -100,6 +104,11 @@ class Work:
 
     def parameters(self, stage: int) -> int:
         return self.blocks(stage) * block_parameters(self.model) if stage else end_parameters(self.model)
+
+    @property
+    def block_bytes(self) -> int:
+        """What a reduce sends of one block: sums and reduced gradient."""
+        return math.ceil(REDUCE_WIRE_BYTES * self.parameters(1) / self.blocks(1))
 
     def kept_bytes(self, stage: int) -> int:
         """Activations of one microbatch that wait for its weight gradient."""

@@ -21,12 +21,13 @@ from anabranch.protocol.schedule import Schedule, StepParameters
 from anabranch.protocol.settings import Settings
 from anabranch.protocol.tasks import PIECE_BYTES, Payload, Result, Task
 from anabranch.sim import algebra
-from anabranch.sim.devices import GRADIENT_BYTES, STATE_BYTES, SUM_BYTES, Work
+from anabranch.sim.devices import GRADIENT_BYTES, STATE_BYTES, Work
 from anabranch.sim.links import SETUP_TRIPS, Traffic, UnderWay
 from anabranch.sim.node import Computer, Node
 from anabranch.sim.parked import Parked
 from anabranch.sim.scenario import Fleet
 from anabranch.sim.world import World
+from anabranch.train.sizes import SUM_WIRE_BYTES
 
 #: A state travels in pieces of PIECE_BYTES, but in no more than so many: larger ones.
 PIECES_MAX = 32
@@ -183,7 +184,7 @@ class ModelledWorld(World):
         parts = reduce.cells.parts if reduce is not None else 1
         match message:
             case msg.ReducePart():
-                return SUM_BYTES * work.parameters(stage) / parts
+                return SUM_WIRE_BYTES * work.parameters(stage) / parts
             case msg.ReducedPart():
                 return GRADIENT_BYTES * work.parameters(stage) / parts
             case msg.Gradient():
@@ -262,7 +263,7 @@ def settings_of(fleet: Fleet, policy: str) -> Settings:
         recompute=scenario.fleet.recompute,
         rebalance=scenario.fleet.rebalance,
         neighbours=scenario.fleet.neighbours,
-        block_bytes=(SUM_BYTES + GRADIENT_BYTES) * work.parameters(1) // work.blocks(1),
+        block_bytes=work.block_bytes,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
@@ -18,7 +19,7 @@ from anabranch.train.binding import master_dtype
 from anabranch.train.model import DTYPES, build, initial_weights, stage_layout, weights_from_tensors
 from anabranch.train.partition import partition
 from anabranch.train.schedule import bias_corrections, clip_factor, learning_rate
-from anabranch.train.sizes import ModelConfig, block_parameters, total_parameters
+from anabranch.train.sizes import SUM_WIRE_BYTES, ModelConfig, block_parameters, total_parameters
 from anabranch.train.state import StageState
 
 #: Least and greatest number of iterations between snapshots that is chosen for a run.
@@ -60,15 +61,15 @@ def settings_of(run: RunConfig, run_id: str, model: ModelConfig, epoch: int = 1)
         recompute=run.fleet.recompute,
         rebalance=run.fleet.rebalance,
         blocks=tuple(len(spec.blocks) for spec in partition(model, run.pipeline, batch.sequence)[1:]),
-        block_bytes=block_parameters(model) * (sum_width(run) + master),
+        block_bytes=math.ceil(block_parameters(model) * (sum_wire_bytes(run) + master)),
     )
 
 
-def sum_width(run: RunConfig) -> int:
-    """Bytes of one parameter's sum."""
-    exact = run.run.reduction == "exact"
-    dtype = torch.int64 if exact else master_dtype(DTYPES[run.compute.dtype])
-    return torch.empty((), dtype=dtype).element_size()
+def sum_wire_bytes(run: RunConfig) -> float:
+    """Bytes of one parameter's sum on the wire."""
+    if run.run.reduction == "exact":
+        return SUM_WIRE_BYTES
+    return torch.empty((), dtype=master_dtype(DTYPES[run.compute.dtype])).element_size()
 
 
 def snapshot_interval(run: RunConfig, model: ModelConfig) -> int:

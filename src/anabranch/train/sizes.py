@@ -10,6 +10,9 @@ from dataclasses import dataclass, fields, replace
 from anabranch.config import ConfigError, ModelSection
 
 ARCHITECTURES = ("llama", "gpt")
+#: Bytes that a parameter's exact sum takes on the wire, packed (`net/packing.py`). Measured (docs/results.md,
+#: `packing`): 5.1 to 5.3 over whole runs of both models, 5.4 in their first ten steps; rounded up.
+SUM_WIRE_BYTES = 5.5
 
 
 @dataclass(frozen=True)

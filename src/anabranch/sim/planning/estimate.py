@@ -20,8 +20,9 @@ from anabranch.flow.oracle import solve
 from anabranch.flow.problem import DataNode, Flow, Instance, Relay, link_cost
 from anabranch.protocol import tasks
 from anabranch.sim.clairvoyant import Available, bound_s
-from anabranch.sim.devices import GRADIENT_BYTES, SUM_BYTES
+from anabranch.sim.devices import GRADIENT_BYTES
 from anabranch.sim.scenario import Fleet, Host
+from anabranch.train.sizes import SUM_WIRE_BYTES
 
 OF_THE_STEP = (tasks.Freeze, tasks.SumPart, tasks.Assemble, tasks.Apply)
 
@@ -151,7 +152,7 @@ def reduce_s(fleet: Fleet, hosts: Sequence[Host]) -> float:
         return step_s
     elements = fleet.scenario.work.parameters(stage) / count
     sent_s = 0.0
-    for size in (SUM_BYTES, GRADIENT_BYTES):
+    for size in (SUM_WIRE_BYTES, GRADIENT_BYTES):
         bits = 8.0 * size * elements
         line_s = max(bits * (count - 1) / min(h.line.up_bps, h.line.down_bps) for h in hosts)
         ways = [fleet.way(a.id, b.id) for a in hosts for b in hosts if a is not b]

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 
-from anabranch.sim.devices import GRADIENT_BYTES, SUM_BYTES
+from anabranch.sim.devices import REDUCE_WIRE_BYTES
 from anabranch.sim.scenario import Fleet
 
 #: Relay -> the stage that it serves.
@@ -41,7 +41,7 @@ class Links:
                 way, lines = fleet.way(one, other), (fleet.line(one).up_bps, fleet.line(other).down_bps)
                 self._trip_s[one, other] = way.latency_s
                 self._bps[one, other] = min(way.rate_bps, *lines)
-        self._exchanged_bits = 8.0 * (SUM_BYTES + GRADIENT_BYTES) * work.parameters(1)
+        self._exchanged_bits = 8.0 * REDUCE_WIRE_BYTES * work.parameters(1)
         self._activation_bits = 8.0 * work.activation_bytes
 
     def exchange_s(self, one: str, other: str, members: int) -> float:

@@ -17,10 +17,11 @@ from anabranch.protocol import tasks
 from anabranch.protocol.work import Rank
 from anabranch.sim.churn import Churn
 from anabranch.sim.clock import Clock
-from anabranch.sim.devices import GRADIENT_BYTES, STATE_BYTES, SUM_BYTES
+from anabranch.sim.devices import GRADIENT_BYTES, STATE_BYTES
 from anabranch.sim.links import SETUP_TRIPS, Traffic, UnderWay
 from anabranch.sim.scenario import Fleet, Host
 from anabranch.sim.tape import Outcome, Tape
+from anabranch.train.sizes import SUM_WIRE_BYTES
 
 Then = Callable[[], None]
 #: Priorities of payloads, as those of `protocol.messages`.
@@ -310,7 +311,7 @@ class Reduce:
     ) -> None:
         self.yard, self.members, self.still, self.then = yard, list(members), still, then
         elements = yard.fleet.scenario.work.parameters(stage) / len(members)
-        self._sum_bytes, self._reduced_bytes = SUM_BYTES * elements, GRADIENT_BYTES * elements
+        self._sum_bytes, self._reduced_bytes = SUM_WIRE_BYTES * elements, GRADIENT_BYTES * elements
         self._parts = dict.fromkeys(members, 0)
         self._reduced = dict.fromkeys(members, 0)
         self._missing = len(members)
