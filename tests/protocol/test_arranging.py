@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from anabranch.flow.dice import Dice
 from anabranch.protocol.arranging import LINE, Arithmetic, bettered
 from anabranch.protocol.placement import Batch
 from anabranch.protocol.records import Member
@@ -70,7 +70,7 @@ def test_a_stage_without_anybody_takes_for_ever() -> None:
 def test_who_is_near_reduces_together() -> None:
     """Sums are more than activations: two of one place serve one stage, whatever they served before."""
     arithmetic = Arithmetic([member("d", 0), *mixed()], (1, 1), BATCH, by_place)
-    *_, deal = bettered(arithmetic, arithmetic.deal, arithmetic.deal, Random(0))
+    *_, deal = bettered(arithmetic, arithmetic.deal, arithmetic.deal, Dice(0))
     assert {deal["x1"], deal["y1"]} == {1, 2}
     assert deal["x1"] == deal["x2"] and deal["y1"] == deal["y2"]
 
@@ -83,14 +83,14 @@ def test_a_thin_line_hides_nobodys_links() -> None:
 
     members, small = [member("d", 0), member("home", 1), *mixed()], Batch(8, 10, BATCH.block_bytes)
     arithmetic = Arithmetic(members, (1, 1), small, way)
-    *_, deal = bettered(arithmetic, arithmetic.deal, ["x1", "x2", "y1", "y2"], Random(0), keeps=2)
+    *_, deal = bettered(arithmetic, arithmetic.deal, ["x1", "x2", "y1", "y2"], Dice(0), keeps=2)
     assert deal["x1"] == deal["x2"] and deal["y1"] == deal["y2"] and deal["home"] == 1
 
 
 def test_a_machine_that_nobody_needs_elsewhere_goes_to_the_slowest_stage() -> None:
     relays = [member("a", 1), member("b", 1), member("c", 1), member("e", 2)]
     arithmetic = Arithmetic([member("d", 0), *relays], (1, 1), BATCH, alike(0.0, 1e12))
-    *_, deal = bettered(arithmetic, arithmetic.deal, arithmetic.deal, Random(0))
+    *_, deal = bettered(arithmetic, arithmetic.deal, arithmetic.deal, Dice(0))
     assert sorted(deal.values()) == [1, 1, 2, 2]
 
 
@@ -112,7 +112,7 @@ def test_each_change_is_better_and_within_what_may_change(data: st.DataObject) -
     arithmetic = Arithmetic([member("d", 0), *relays], (1,) * stages, BATCH, lambda *pair: links[pair])
     movable = data.draw(st.sets(st.sampled_from([relay.id for relay in relays])))
     before = arithmetic.deal
-    deals = list(bettered(arithmetic, before, movable, Random(0), steps=5, keeps=keeps))
+    deals = list(bettered(arithmetic, before, movable, Dice(0), steps=5, keeps=keeps))
     assert len(deals) <= 5
     for former, deal in zip([before, *deals], deals, strict=False):
         assert arithmetic.seconds(deal) < arithmetic.seconds(former)

@@ -21,9 +21,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from random import Random
 from statistics import median
 
+from anabranch.flow.dice import Dice
 from anabranch.protocol.placement import Batch, first_passes, pass_s
 from anabranch.protocol.records import Member
 from anabranch.protocol.ways import Way
@@ -179,7 +179,7 @@ def bettered(
     arithmetic: Arithmetic,
     deal: Deal,
     movable: Collection[str],
-    dice: Random,
+    dice: Dice,
     steps: int = 64,
     tried: int = 1000,
     keeps: int = 1,
@@ -191,7 +191,8 @@ def bettered(
     for _ in range(steps):
         every = list(_changes(deal, arithmetic.stages, movable, keeps))
         if len(every) > tried:
-            every = dice.sample(every, tried)
+            dice.shuffle(every)
+            del every[tried:]
         found = [(arithmetic.seconds(changed), at) for at, changed in enumerate(every)]
         best_s, at = min(found, default=(math.inf, 0))
         if best_s >= now_s:
