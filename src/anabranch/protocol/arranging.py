@@ -24,7 +24,7 @@ from itertools import combinations
 from statistics import median
 
 from anabranch.flow.dice import Dice
-from anabranch.protocol.placement import Batch, first_passes, pass_s
+from anabranch.protocol.placement import THIN, Batch, first_passes, pass_s
 from anabranch.protocol.records import Member
 from anabranch.protocol.ways import Way
 
@@ -34,9 +34,6 @@ Group = tuple[str, ...]
 
 #: What nobody measured, a whole line: so many times what its best link gets, for links share it.
 LINE = 2.0
-#: So many times slower than the middle of all is a thin line. Who has one has its whole sum to send in a
-#: reduce, whoever else is there: it would hide what all others' links are.
-THIN = 8.0
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,12 @@ BACKWARD_OF_FORWARD = 2.0
 KEPT_FIRST = 2
 #: No machine is quicker than this per block, and none slower (s): bounds on what can be claimed.
 LEAST_S, MOST_S = 1e-6, 1e4
-#: So many times slower than the middle of all is a thin line.
+#: So many times slower than the middle of all is a thin line. Who has one has its whole sum to send in a
+#: reduce, whoever else is there: counted like others it would draw all who come to its stage, and hide what
+#: all others' links are.
 THIN = 8.0
+#: Members among whom stages are searched by links: a tenth of a second of the leader's time for a joiner.
+SEARCHED = 64
 
 
 def pass_s(member: Member, blocks: int) -> float:
@@ -147,8 +151,7 @@ def _reduce_s(peers: Sequence[str], size_bytes: int, way: Callable[[str, str], W
 
 
 def _thick(members: Iterable[Member], way: Callable[[str, str], Way]) -> frozenset[str]:
-    """Members whose lines are not THIN. Who has a thin one has its whole sum to send in a reduce, whoever
-    comes: counted like others it would draw all who come to its stage."""
+    """Members whose lines are not THIN."""
     peers = [member.id for member in members]
     best = {one: max((way(one, other).bandwidth_bps for other in peers if other != one), default=0.0)
             for one in peers}  # fmt: skip
