@@ -189,6 +189,9 @@ class FleetSection:
     rebalance: int = 0
     """Steps for which the same stage must have held the others up before a relay moves there from a stage
     that can spare it; 0: nobody moves."""
+    deal: str = "arrival"
+    """Who serves which stage when the run begins, of relays that asked for any: "arrival" (in the order of
+    their coming) or "links" (once all are there, by what they measured of their links)."""
     voters: int = 1
     """How many peers may keep the commit log at most (an odd number is used): 1, the data node that leads,
     or 3, or 5 above fifty peers. With three the run outlives any one of them."""

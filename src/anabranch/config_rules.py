@@ -105,6 +105,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "data.source": ("stdlib", "text", "jsonl", "parquet", "dataset"),
     "compute.dtype": ("fp32", "fp64", "bf16"),
     "snapshots.redo": ("replay", "gradients"),
+    "fleet.deal": ("arrival", "links"),
     "routing.policy": ("auction", "greedy", "gwtf", "static", "swarm"),
     "routing.return": ("any", "own"),
 }

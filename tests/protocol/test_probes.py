@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
-from anabranch.protocol.bursts import AGAIN_S, FIRST, PADDING_BYTES, Probes
+from anabranch.protocol.bursts import (
+    AGAIN_S,
+    FIRST,
+    PADDING_BYTES,
+    TRIAL_BYTES,
+    TRIAL_HEARTBEATS,
+    Probes,
+    trial_bytes,
+)
+from anabranch.protocol.contacts import Contacts
 from anabranch.protocol.core import Core
 from anabranch.protocol.detector import Silence
 from anabranch.protocol.estimates import Padded
-from anabranch.protocol.events import Send
+from anabranch.protocol.events import Dial, Send
 from anabranch.protocol.messages import Burst, GotBurst
 from anabranch.protocol.records import Member, Members
 from anabranch.protocol.settings import Settings
@@ -17,8 +28,9 @@ from anabranch.protocol.settings import Settings
 class Node:
     """Relay `r` between data node `d` and relays `a` and `b` of the next stage; `s` is beside it."""
 
-    def __init__(self, activation_bytes: int = 1 << 20) -> None:
-        self.core = Core("r", 1, 1, Settings("x", 1, 2, 4, 1, activation_bytes=activation_bytes), "d")
+    def __init__(self, activation_bytes: int = 1 << 20, deal: str = "arrival") -> None:
+        settings = Settings("x", 1, 2, 4, 1, activation_bytes=activation_bytes, deal=deal)
+        self.core = Core("r", 1, 1, settings, "d")
         stages = {"d": 0, "r": 1, "s": 1, "a": 2, "b": 2}
         self.core.membership.apply(
             Members(1, joined=tuple(Member(peer, stage, 1, "", 1) for peer, stage in stages.items()))
@@ -91,3 +103,69 @@ def test_jitter_is_not_taken_for_a_slow_link() -> None:
     slow = Padded()
     slow.add(12_000, 0.2, 0.0)
     assert slow.bps(0.1) == pytest.approx(960_000.0)
+
+
+# --- before a run whose stages are dealt by links ---------------------------------------------------
+
+
+def trials(node: Node, now: float) -> list[tuple[str, int]]:
+    """Whom it tries now, and with how many bytes."""
+    node.core.now, node.core.effects = now, []
+    node.probes.tick()
+    sends = [effect for effect in node.core.effects if isinstance(effect, Send)]
+    assert all(isinstance(send.message, Burst) and not send.message.padding for send in sends)
+    return [(send.peer, len(send.payload)) for send in sends if isinstance(send.payload, bytes)]
+
+
+def test_all_links_are_tried_one_after_the_other_and_once() -> None:
+    node = Node(1 << 20, "links")
+    now, order = 10.0, []
+    for number in range(1, 5):
+        ((peer, size),) = trials(node, now)
+        assert size == 1 << 20 and trials(node, now + 0.1) == []
+        node.core.now = now + 0.5
+        node.probes.answered(peer, GotBurst(number))
+        link = node.core.costs.of(peer).link
+        assert link.out_bps(1 << 20) == pytest.approx(8 * (1 << 20) / 0.48)
+        order.append(peer)
+        now += 0.5
+    assert order == ["s", "a", "b", "d"]
+    assert trials(node, now) == [] and node.probes.deadline() == math.inf
+    assert all(node.core.costs.links()[peer][1] > 0.0 for peer in "sabd")
+
+
+def test_one_that_does_not_answer_a_trial_holds_nobody_up() -> None:
+    node = Node(deal="links")
+    assert [peer for peer, _ in trials(node, 10.0)] == ["s"]
+    assert trials(node, 10.0 + TRIAL_HEARTBEATS - 0.5) == []
+    assert [peer for peer, _ in trials(node, 10.0 + TRIAL_HEARTBEATS)] == ["a"]
+    node.probes.answered("s", GotBurst(1))  # late, and still a measurement
+    assert node.core.costs.of("s").link.out_bps(1 << 20)
+    node.probes.link_down("a")
+    del node.core.links["a"]
+    assert [peer for peer, _ in trials(node, 11.0 + TRIAL_HEARTBEATS)] == ["b"]
+
+
+def test_trials_end_when_the_run_begins_and_are_of_bounded_size() -> None:
+    node = Node(deal="links")
+    node.core.membership.begun = True
+    assert len(node.tick(100.0)) == 1  # as ever
+    assert trial_bytes(Settings("x", 1, 2, 4, 1, activation_bytes=1 << 30)) == TRIAL_BYTES
+    assert trial_bytes(Settings("x", 1, 2, 4, 1, activation_bytes=100, block_bytes=5000)) == 5000
+    nothing = Node(0, "links")
+    assert trials(nothing, 10.0) == [] and nothing.probes.deadline() == math.inf
+
+
+def test_until_then_links_are_kept_with_everybody() -> None:
+    core = Core("r", 1, 1, Settings("x", 1, 4, 4, 1, deal="links"), "d")
+    stages = {"d": 0, "far": 3, "r": 1}
+    core.membership.apply(
+        Members(1, joined=tuple(Member(p, s, 1, "", 1, address=f"{p}:1") for p, s in stages.items()))
+    )
+    contacts = Contacts(core)
+    contacts.connect()
+    assert {effect.peer for effect in core.effects if isinstance(effect, Dial)} == {"d", "far"}
+    core.effects, core.membership.begun = [], True
+    fresh = Contacts(core)
+    fresh.connect()
+    assert {effect.peer for effect in core.effects if isinstance(effect, Dial)} == {"d"}

@@ -34,7 +34,9 @@ def is_slow(payload: Payload | Blob) -> bool:
 
 
 def to_blob(payload: Payload) -> Blob:
-    """The bytes of a CPU tensor: shared with it if it is contiguous and not packed."""
+    """The bytes of a CPU tensor: shared with it if it is contiguous and not packed; bytes as they are."""
+    if isinstance(payload, bytes):
+        return Blob("uint8", (len(payload),), payload)
     if not isinstance(payload, torch.Tensor):
         raise TypeError(f"a payload is a {type(payload).__name__}, not a tensor")
     tensor = payload.detach().contiguous()

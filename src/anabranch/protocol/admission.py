@@ -21,15 +21,20 @@ from anabranch.protocol.events import Dial
 from anabranch.protocol.messages import JoinRequest, Ready, Refused
 from anabranch.protocol.offers import absurd
 from anabranch.protocol.parted import Parted
-from anabranch.protocol.placement import KEPT_FIRST, Batch, best_stage, neediest_stage, stage_counts
+from anabranch.protocol.placement import (
+    KEPT_FIRST,
+    SEARCHED,
+    Batch,
+    best_stage,
+    neediest_stage,
+    stage_counts,
+)
 from anabranch.protocol.records import Member, Members
 from anabranch.protocol.suspicion import LAST, Overdue, Verdict
 from anabranch.protocol.ways import Ways
 
 #: Seconds between attempts to reach a member that stays one though it is out of reach.
 REACH_AGAIN_S = 8.0
-#: Members among whom a joiner's stage is searched by links: a tenth of a second of the leader's time.
-SEARCHED = 64
 #: A member that wants to go and keeps the log stays so long (s) at most for its vote to be another's.
 VOTE_S = 15.0
 #: The first wait (s) after a dial that failed and was not refused: a process that is dying still holds its
@@ -64,6 +69,8 @@ class Admission:
         self.core = core
         self._welcome = welcome
         self.ready: dict[str, Member] = {}
+        self.anywhere: set[str] = set()
+        """Who asked for any stage, of those who were let in."""
         self.ways = Ways()
         self.parted = Parted(core)
         self.worth_s: Callable[[str], float] = _for_ever
@@ -99,7 +106,9 @@ class Admission:
         if known is not None:
             self.remove(peer, "it came back as a new process")
         stage = request.stage
+        self.anywhere.discard(peer)
         if stage < 0:
+            self.anywhere.add(peer)
             stage = self._stage_for(member) if asked is None else asked.stage
         self._joining[peer] = msgspec.structs.replace(member, stage=stage)
         return None

@@ -4,14 +4,20 @@ A padded message and its short answer take a round trip and the transfer of the 
 more than a connection sends at once after a silence (ten segments, RFC 6928), so no slow start is in its
 time. It is only sent over a link to an adjacent stage that nothing was measured of for long, one link a
 heartbeat, and never while this peer has a microbatch to send or has just sent a payload.
+
+So little padding only tells links of some Mbit/s. Where the stages are dealt by links (`dealing`) more has
+to be known, of all links, and before the run begins nothing else is on its way: each is tried once with a
+payload like an activation, one after the other.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from anabranch.protocol.core import Core
 from anabranch.protocol.messages import Burst, GotBurst
+from anabranch.protocol.settings import Settings
 
 PADDING_BYTES = 12_000
 #: A smaller activation is as good as a probe.
@@ -21,6 +27,23 @@ FIRST = 4
 AGAIN_S = 600.0
 #: Seconds without a payload from here before a probe.
 QUIET_S = 0.5
+#: Bytes of a trial at most, and heartbeats after which its answer is not waited for any longer; it is looked
+#: for the next link so often in a heartbeat.
+TRIAL_BYTES, TRIAL_HEARTBEATS, LOOKS = 4 << 20, 8, 4
+
+
+def trial_bytes(settings: Settings) -> int:
+    """Of a payload that stands for an activation, or for a block's sums where those are more."""
+    return min(TRIAL_BYTES, max(settings.activation_bytes, settings.block_bytes))
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """The last probe of a link. trial: with a payload."""
+
+    number: int
+    at: float
+    trial: bool
 
 
 class Probes:
@@ -30,36 +53,83 @@ class Probes:
         self.core = core
         self._at = 0.0
         self._number = 0
-        self._sent: dict[str, tuple[int, float]] = {}
-        """Peer -> its last probe's number, and when it was sent."""
+        self._sent: dict[str, _Sent] = {}
         self._count: dict[str, int] = {}
+        self._trying = ""
+        """Whose answer to a trial is awaited."""
+        self._tried: set[str] = set()
 
     def deadline(self) -> float:
+        if self.core.deals:
+            return self._at if self._trying or self._untried() else math.inf
         return self._at if self.core.costs.activation_bytes >= ACTIVATION_MIN_BYTES else math.inf
 
     def link_down(self, peer: str) -> None:
         self._sent.pop(peer, None)
         self._count.pop(peer, None)
+        self._tried.discard(peer)
+        if peer == self._trying:
+            self._trying = ""
 
     def tick(self) -> None:
         core = self.core
         if core.now < self.deadline():
+            return
+        if core.deals:
+            self._at = core.now + core.settings.heartbeat_s / LOOKS
+            self._try()
             return
         self._at = core.now + core.settings.heartbeat_s
         if core.unsent or core.now - core.payload_at < QUIET_S:
             return
         idle = [peer for peer in core.links if self._wanted(peer)]
         if idle:
-            peer = min(idle, key=lambda peer: (self._sent.get(peer, (0, 0.0))[1], peer))
-            self._number += 1
-            self._sent[peer] = (self._number, core.now)
+            peer = min(idle, key=lambda peer: (self._sent_at(peer, 0.0), peer))
             self._count[peer] = self._count.get(peer, 0) + 1
-            core.send(peer, Burst(self._number, bytes(PADDING_BYTES)))
+            core.send(peer, Burst(self._next(peer, False), bytes(PADDING_BYTES)))
+
+    def _next(self, peer: str, trial: bool) -> int:
+        """The number of the probe that goes there now."""
+        self._number += 1
+        self._sent[peer] = _Sent(self._number, self.core.now, trial)
+        return self._number
+
+    def _sent_at(self, peer: str, never: float) -> float:
+        return self._sent[peer].at if peer in self._sent else never
 
     def answered(self, peer: str, message: GotBurst) -> None:
-        number, at = self._sent.get(peer, (0, 0.0))
-        if number == message.number:
-            self.core.costs.probed(peer, PADDING_BYTES, self.core.now - at, self.core.now)
+        core, sent = self.core, self._sent.get(peer)
+        if sent is None or sent.number != message.number:
+            return
+        if not sent.trial:
+            core.costs.probed(peer, PADDING_BYTES, core.now - sent.at, core.now)
+            return
+        core.costs.tried(peer, trial_bytes(core.settings), core.now - sent.at, core.now)
+        del self._sent[peer]
+        if peer == self._trying:
+            self._trying, self._at = "", core.now
+
+    # --- trials --------------------------------------------------------------------------------
+
+    def _try(self) -> None:
+        """The next link whose latency is known: first those to whoever follows me by id, so that not all try
+        the same one at once."""
+        core = self.core
+        if self._trying:
+            if core.now < self._sent_at(self._trying, 0.0) + TRIAL_HEARTBEATS * core.settings.heartbeat_s:
+                return
+            self._trying = ""
+        known = [p for p in self._untried() if core.costs.of(p).link.latency.round_trip_s() is not None]
+        if known:
+            self._trying = peer = min(known, key=lambda peer: (peer < core.me, peer))
+            self._tried.add(peer)
+            core.send(peer, Burst(self._next(peer, True), b""), bytes(trial_bytes(core.settings)))
+
+    def _untried(self) -> list[str]:
+        core = self.core
+        if not trial_bytes(core.settings):
+            return []
+        return [peer for peer in core.links if peer in core.membership.members and peer not in self._tried]
 
     def _wanted(self, peer: str) -> bool:
         core = self.core
@@ -71,5 +141,5 @@ class Probes:
         link = core.costs.of(peer).link
         if link.latency.round_trip_s() is None or core.now - link.out.last < AGAIN_S:
             return False
-        since = core.now - self._sent[peer][1] if peer in self._sent else math.inf
+        since = core.now - self._sent_at(peer, -math.inf)
         return since >= (core.settings.heartbeat_s if self._count.get(peer, 0) < FIRST else AGAIN_S)

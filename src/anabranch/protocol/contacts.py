@@ -111,7 +111,8 @@ class Contacts:
         neighbours, to whom work is shared with, to who keeps the log (who keeps it: to everyone), and to who
         is no member (yet)."""
         core, before = self.core, self._listened
-        if not core.near.crowded or core.keeps_log(core.me) or core.me == core.leader:
+        everyone = not core.near.crowded or core.deals
+        if everyone or core.keeps_log(core.me) or core.me == core.leader:
             self._listened = None
             return core.links
         wanted = {*core.near.all(core.stage), *core.in_use(), core.leader, *self._known_voters()}
@@ -265,7 +266,7 @@ class Contacts:
     def _wanted(self) -> Iterable[str]:
         """Members that I keep links with, in the order of joining."""
         core, members = self.core, self.core.membership.members
-        if core.keeps_log(core.me):
+        if core.keeps_log(core.me) or core.deals:
             return members
         keepers = {core.leader, *self._known_voters()}
         if core.near.crowded:

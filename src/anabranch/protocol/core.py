@@ -18,6 +18,7 @@ from anabranch.protocol.events import Effect, Note, Run, Send
 from anabranch.protocol.membership import Membership
 from anabranch.protocol.messages import AnyMessage, Fence
 from anabranch.protocol.neighbours import ALL_TIMES, Neighbours
+from anabranch.protocol.placement import SEARCHED
 from anabranch.protocol.refusals import Refusals
 from anabranch.protocol.schedule import Schedule
 from anabranch.protocol.settings import Settings
@@ -148,6 +149,12 @@ class Core:
         """Whether the process that is linked is the one that the log has as a member."""
         member = self.membership.members.get(peer)
         return member is not None and self.linked_incarnation.get(peer) == member.incarnation
+
+    @property
+    def deals(self) -> bool:
+        """Whether this run has yet to begin, and its stages are dealt by links then: all are measured."""
+        waits = self.settings.deal == "links" and not self.membership.begun
+        return waits and len(self.membership.members) <= SEARCHED
 
     def reachable(self, peer: str) -> bool:
         return peer == self.me or (peer in self.links and peer not in self.suspects)

@@ -115,6 +115,15 @@ class Costs:
         self.bandwidths.add(link.out.bps(self.activation_bytes) or 0.0, now)
         neighbour.measured(self.activation_bytes)
 
+    def tried(self, peer: str, size_bytes: int, seconds: float, now: float) -> None:
+        """A payload of so many bytes that stood for an activation was answered so long after it was handed
+        over."""
+        neighbour = self.of(peer)
+        link = neighbour.link
+        link.out.add(size_bytes, seconds, now, link.latency.round_trip_s() or 0.0)
+        self.bandwidths.add(link.out.bps(size_bytes) or 0.0, now)
+        neighbour.measured(self.activation_bytes)
+
     def probed(self, peer: str, size_bytes: int, trip_s: float, now: float) -> None:
         """A probe with so much padding was answered."""
         neighbour = self.of(peer)

@@ -143,6 +143,7 @@ class Delivery:
             case msg.Ready() if peer not in self.core.membership.members:
                 self.core.send(peer, msg.Refused("you are no longer a member of the run: join it again"))
             case msg.Ready():
+                lead.dealing.told(peer, message.links)
                 agreed = lead.released.fingerprint_at(message.t, message.stage)
                 fingerprint = agreed or lead.restoring.brought_up(message, lead.t)
                 return lead.admission.on_ready(peer, message, fingerprint)

@@ -228,7 +228,8 @@ class Joining:
             self.again_at = float("inf")
             return
         replica = self.peer.replica
-        core.send(core.leader, Ready(replica.t, core.stage, replica.fingerprint, core.apart()))
+        links = core.costs.links() if core.deals else {}
+        core.send(core.leader, Ready(replica.t, core.stage, replica.fingerprint, core.apart(), links))
         self.again_at = core.now + REPORT_S * core.dice.uniform(0.75, 1.0)
 
     def tell_applied(self) -> None:

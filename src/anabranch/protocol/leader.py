@@ -11,6 +11,7 @@ from anabranch.protocol.admission import Admission
 from anabranch.protocol.collecting import Checkpoints
 from anabranch.protocol.control import Asked
 from anabranch.protocol.core import Core
+from anabranch.protocol.dealing import Dealing
 from anabranch.protocol.keeping import Keeping, Point
 from anabranch.protocol.messages import (
     Release,
@@ -68,6 +69,7 @@ class Leader:
         self.keeping = Keeping(core)
         self.restoring = Restoring(core, self.admission, self.keeping)
         self.rebalancing = Rebalancing(core)
+        self.dealing = Dealing(core, admission)
         self.reports = Reports(core, self.tip, admission)
         self.reducing = Reducing(core, log, admission)
         self.released = Released(core, self.tip, admission, self.keeping, self.restoring)
@@ -144,6 +146,7 @@ class Leader:
         self.admission.parted.removed(peer)
         self.admission.absent.removed(peer)
         self.admission.ways.removed(peer)
+        self.dealing.removed(peer)
         self.released.removed(peer)
         current = self.round
         if current is None:
@@ -200,7 +203,10 @@ class Leader:
         if self.telling.changes_at() <= self.core.now:
             active_from, current = self._active_from(), self.round
             begun = current.attempts if current is not None and current.t == active_from else ()
-            change = self.admission.change(active_from, begun)
+            if active_from is not None and not self.dealing.done:
+                change = self.admission.change(None) or self.dealing.decide(self.t)
+            if change is None:
+                change = self.admission.change(active_from if self.dealing.done else None, begun)
         change = change or self._voters()
         if change is not None:
             self.log.append(change)
@@ -376,7 +382,7 @@ class Leader:
 
     def deadline(self) -> float:
         times = [self.checkpoints.deadline(), self.admission.deadline(), self.keeping.deadline()]
-        times += [self.restoring.deadline(), self.telling.deadline()]
+        times += [self.restoring.deadline(), self.telling.deadline(), self.dealing.deadline()]
         changes_at = self.telling.changes_at() if self.admission.waiting else 0.0
         if changes_at > self.core.now:
             times.append(changes_at)

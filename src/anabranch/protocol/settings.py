@@ -19,13 +19,16 @@ class Settings:
     voters: how many peers may keep the log at most.
     redo: how a lost stage comes back: "replay" (all stages go back to a snapshot), or "gradients" (it alone,
     by the gradients that others kept). blocks: of the model, at stages 1 to S (empty: one each).
-    block_bytes: sums and reduced gradient of one block on the wire (0: not known).
+    block_bytes, ends_bytes: sums and reduced gradient of one block, and of stage 0, on the wire (0: not
+    known).
     recompute: slots of a peer beyond its capacity, as a share of it: of those microbatches it keeps only what
     came, and computes the forward again when the gradient is there.
     rebalance: iterations for which the same stage must have held the others up before a relay of another one
     moves there (0: nobody moves).
     neighbours: how many peers of an adjacent stage each peer picks to keep links with (`neighbours`); where
     no stage has more than twice as many everybody has links with everybody there.
+    deal: who serves which stage when a run begins: in the order of their coming ("arrival"), or dealt anew by
+    links ("links", `dealing`).
     policy, returns: how microbatches find their way, and whether each ends at the data node where it began.
     """
 
@@ -53,6 +56,8 @@ class Settings:
     rebalance: int = 0
     neighbours: int = 4
     block_bytes: int = 0
+    ends_bytes: int = 0
+    deal: str = "arrival"
 
     def evaluates(self, t: int, last: int) -> bool:
         """Whether the state after iteration t is evaluated (by windows that travel with t + 1)."""

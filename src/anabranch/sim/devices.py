@@ -110,6 +110,11 @@ class Work:
         """What a reduce sends of one block: sums and reduced gradient."""
         return math.ceil(REDUCE_WIRE_BYTES * self.parameters(1) / self.blocks(1))
 
+    @property
+    def ends_bytes(self) -> int:
+        """... and of stage 0."""
+        return math.ceil(REDUCE_WIRE_BYTES * self.parameters(0))
+
     def kept_bytes(self, stage: int) -> int:
         """Activations of one microbatch that wait for its weight gradient."""
         return self.tokens * self.blocks(stage) * activation_elements_kept(self.model) * self.width

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from anabranch.protocol import events as ev
 from anabranch.protocol import messages as msg
 from anabranch.protocol import tasks
+from anabranch.protocol.bursts import trial_bytes
 from anabranch.protocol.founding import lead
 from anabranch.protocol.records import Member
 from anabranch.protocol.schedule import Schedule, StepParameters
@@ -189,6 +190,8 @@ class ModelledWorld(World):
                 return GRADIENT_BYTES * work.parameters(stage) / parts
             case msg.Gradient():
                 return float(GRADIENT_BYTES * work.parameters(stage))
+            case msg.Burst():
+                return float(trial_bytes(self.settings))
             case msg.Piece(of_stage):
                 return STATE_BYTES * work.parameters(of_stage) / pieces_of(work, of_stage)
         return float(work.activation_bytes)
@@ -264,6 +267,7 @@ def settings_of(fleet: Fleet, policy: str) -> Settings:
         rebalance=scenario.fleet.rebalance,
         neighbours=scenario.fleet.neighbours,
         block_bytes=work.block_bytes,
+        ends_bytes=work.ends_bytes,
     )
 
 

@@ -19,7 +19,13 @@ from anabranch.train.binding import master_dtype
 from anabranch.train.model import DTYPES, build, initial_weights, stage_layout, weights_from_tensors
 from anabranch.train.partition import partition
 from anabranch.train.schedule import bias_corrections, clip_factor, learning_rate
-from anabranch.train.sizes import SUM_WIRE_BYTES, ModelConfig, block_parameters, total_parameters
+from anabranch.train.sizes import (
+    SUM_WIRE_BYTES,
+    ModelConfig,
+    block_parameters,
+    end_parameters,
+    total_parameters,
+)
 from anabranch.train.state import StageState
 
 #: Least and greatest number of iterations between snapshots that is chosen for a run.
@@ -62,6 +68,8 @@ def settings_of(run: RunConfig, run_id: str, model: ModelConfig, epoch: int = 1)
         rebalance=run.fleet.rebalance,
         blocks=tuple(len(spec.blocks) for spec in partition(model, run.pipeline, batch.sequence)[1:]),
         block_bytes=math.ceil(block_parameters(model) * (sum_wire_bytes(run) + master)),
+        ends_bytes=math.ceil(end_parameters(model) * (sum_wire_bytes(run) + master)),
+        deal=run.fleet.deal,
     )
 
 

@@ -117,7 +117,7 @@ AnyMessage = (
 )  # fmt: skip
 
 #: Messages that may carry a payload, with the bulk lane's priority (lower goes first): input gradients,
-#: activations, reduce, boundaries, state download (DESIGN §3).
+#: activations, reduce, boundaries, state download (DESIGN §3), trials of links.
 PAYLOAD_PRIORITY: dict[type[Message], int] = {
     Backward: 0,
     Forward: 1,
@@ -125,6 +125,7 @@ PAYLOAD_PRIORITY: dict[type[Message], int] = {
     ReducedPart: 2,
     Gradient: 3,
     Piece: 4,
+    Burst: 5,
 }
 
 _encoder = msgspec.msgpack.Encoder()

@@ -69,12 +69,14 @@ class Refused(Message, frozen=True, tag=42):
 
 
 class Ready(Message, frozen=True, tag=43):
-    """My state is that after iteration t (R14). `apart`: members of my stage that I cannot reach."""
+    """My state is that after iteration t (R14). `apart`: members of my stage that I cannot reach. links: as
+    in `Applied`, told before a run begins whose stages are dealt by links."""
 
     t: Count
     stage: StageNumber
     fingerprint: Hash
     apart: tuple[Id, ...] = ()
+    links: dict[str, tuple[float, float]] = msgspec.field(default_factory=dict)
 
 
 class Leave(Message, frozen=True, tag=44):

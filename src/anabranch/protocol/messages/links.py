@@ -49,7 +49,8 @@ class Bargain(Message, frozen=True, tag=56):
 
 
 class Burst(Message, frozen=True, tag=57):
-    """Answer at once: the link has no traffic to be measured by. `padding`: nothing."""
+    """Answer at once: the link has no traffic to be measured by. `padding`: nothing. Before a run begins it
+    may carry a payload instead, which is nothing, either."""
 
     number: Count
     padding: Annotated[bytes, msgspec.Meta(max_length=1 << 14)]
