@@ -26,11 +26,11 @@ def regions_of(scenario: Scenario, name: str) -> Profile:
 
 def open_fleet(scenario: Scenario, name: str) -> Fleet:
     """Seed 0 of it. Raises UserError."""
-    from anabranch.sim.scenario import fleet_of
+    from anabranch.sim.dealt import placed
 
     regions = regions_of(scenario, name)
     try:
-        return fleet_of(scenario, regions, 0)
+        return placed(scenario, regions, 0)
     except UserError as error:
         raise UserError(f"{shown(name)}: {error}") from None
 

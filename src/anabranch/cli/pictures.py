@@ -51,13 +51,13 @@ def _iteration(folder: Path, fleet: Fleet, policy: str) -> None:
     """The iteration with most crashes."""
     from anabranch.observe.timeline import draw_timeline, trace
     from anabranch.observe.worldmap import draw_map
+    from anabranch.sim.dealt import placed
     from anabranch.sim.phases import PHASES
-    from anabranch.sim.scenario import fleet_of
     from anabranch.sim.simulate import Simulation
     from anabranch.sim.spans import Spans
 
     scenario = fleet.scenario
-    simulation = Simulation(fleet_of(scenario, fleet.regions, 0), policy, 0)
+    simulation = Simulation(placed(scenario, fleet.regions, 0), policy, 0)
     spans = Spans(simulation)
     rows = simulation.run().rows[scenario.run.warm_up :]
     if not rows:

@@ -28,7 +28,8 @@ class FleetPart:
     its memory. park: more of them, as a share of it, whose activations wait in host memory, half of which
     may be used (host_memory_bytes). recompute: slots beyond that, as a share of it, whose forward is computed
     again. rebalance: iterations after which a relay moves to the stage that holds the others up (0: never).
-    neighbours: that each peer picks in an adjacent stage (`protocol.neighbours`)."""
+    neighbours: that each peer picks in an adjacent stage (`protocol.neighbours`). deal: of relays whose stage
+    is not given: in turn ("arrival"), or as the leader of a run deals them ("links", `sim.dealt`)."""
 
     data_nodes: int = 2
     relays: int = 16
@@ -42,6 +43,7 @@ class FleetPart:
     recompute: float = 0.0
     rebalance: int = 0
     neighbours: int = 4
+    deal: str = "arrival"
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from importlib import resources
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from anabranch.errors import UserError
@@ -31,6 +32,8 @@ else:
 SCENARIO_VERSION = 1
 #: Keys that name a file: (section, key).
 FILES = (("fleet", "devices"), ("network", "profile"), ("churn", "trace"))
+#: How relays may be dealt to the stages.
+DEALS = ("arrival", "links")
 #: Share of a machine's host memory that parked activations may take.
 HOST_SHARE = 0.5
 
@@ -192,6 +195,8 @@ def _together(scenario: Scenario, where: str) -> None:
         machine = Machine(devices[name], scenario.work)
         if not named and not fleet.capacity and machine.capacity(1) < 1:
             raise UserError(f"{where}: fleet.device: a stage of {model.size} does not fit into a {name}")
+    if fleet.deal not in DEALS:
+        raise UserError(f"{where}: fleet.deal: {fleet.deal!r} is none of {', '.join(DEALS)}")
     if scenario.churn.trace and scenario.churn.crash:
         raise UserError(f"{where}: churn.crash and churn.trace both say who crashes: one of them")
     if run.warm_up >= run.iterations:
@@ -199,6 +204,10 @@ def _together(scenario: Scenario, where: str) -> None:
 
 
 # --- one seed of it -----------------------------------------------------------------------------------
+
+
+#: All serve the stage that is theirs in turn.
+NO_DEAL: Mapping[str, int] = MappingProxyType({})
 
 
 class RegionLink(Protocol):
@@ -221,7 +230,7 @@ class Regions(Protocol):
 @dataclass(frozen=True)
 class Host:
     """One machine of the fleet: stage 0 is a data node's. parked: of its capacity, those microbatches whose
-    activations wait in host memory."""
+    activations wait in host memory. told: its stage is the one that the scenario names."""
 
     id: str
     stage: int
@@ -230,6 +239,7 @@ class Host:
     machine: Machine
     line: Line
     parked: int = 0
+    told: bool = False
 
     @property
     def resident(self) -> int:
@@ -273,10 +283,11 @@ class Fleet:
         return host.capacity + int(host.capacity * self.scenario.fleet.recompute)
 
 
-def fleet_of(scenario: Scenario, regions: Regions, seed: int) -> Fleet:
+def fleet_of(scenario: Scenario, regions: Regions, seed: int, deal: Mapping[str, int] = NO_DEAL) -> Fleet:
     """Relays are dealt to the stages in turn; regions as evenly as they come out, who gets which by the seed,
-    as devices, speeds and capacities. Machines that are named are where and what they are. Raises UserError
-    for a region that the network does not have."""
+    as devices, speeds and capacities. Machines that are named are where and what they are. deal: relays that
+    serve another stage than theirs in turn (`sim.dealt`). Raises UserError for a region that the network does
+    not have."""
     dice, part, stages = random.Random(f"fleet {seed}"), scenario.fleet, scenario.model.stages
     named = staged(scenario.machines, stages)
     drawn: list[tuple[int, MachinePart | None]] = [(1 + n % stages, None) for n in range(part.relays)]
@@ -290,16 +301,18 @@ def fleet_of(scenario: Scenario, regions: Regions, seed: int) -> Fleet:
         name = f"r{stage}.{count[stage]}" if stage else f"d{count[stage]}"
         count[stage] += 1
         if one is None:
-            hosts[name] = _drawn(scenario, devices, dice, name, stage, region)
+            hosts[name] = _drawn(scenario, devices, dice, name, deal.get(name, stage), region)
             continue
         if one.region and one.region not in regions.regions:
             at = next(at for at, part in enumerate(scenario.machines) if part.region == one.region)
             known, odd = ", ".join(regions.regions), f"machines[{at}].region: {one.region!r}"
             raise UserError(f"{odd} is no region of the network; there are {known}")
         machine = Machine(devices[one.device], scenario.work, part.achieved, one.speed, one.measured())
-        line, name = Line(one.up_bps, one.down_bps), one.name or name
+        line, name, told = Line(one.up_bps, one.down_bps), one.name or name, bool(one.stage)
+        stage = deal.get(name, stage)
         capacity = one.capacity or max(1, min(machine.capacity(stage), 1024))
-        hosts[name] = _host(scenario, name, stage, one.region or region, capacity, machine, line)
+        host = _host(scenario, name, stage, one.region or region, capacity, machine, line)
+        hosts[name] = replace(host, told=told)
     part_of = scenario.drift
     drift = Drift(part_of.speed, part_of.links, part_of.period_s, seed)
     return Fleet(scenario, hosts, regions, _trace_of(scenario, hosts), drift)

@@ -8,10 +8,11 @@ from anabranch.protocol import events as ev
 from anabranch.protocol.records import Commit, Rollback, decode_entry
 from anabranch.sim.algebra import wrong_states
 from anabranch.sim.churn import Churn
+from anabranch.sim.dealt import placed
 from anabranch.sim.modelled import ModelledWorld, member_of, settings_of
 from anabranch.sim.node import Node
 from anabranch.sim.phases import Phases
-from anabranch.sim.scenario import Fleet, Regions, Scenario, fleet_of
+from anabranch.sim.scenario import Fleet, Regions, Scenario
 from anabranch.sim.tape import Outcome, Tape
 from anabranch.sim.trials.effort import Effort
 from anabranch.sim.yardsticks.restart import Restart
@@ -31,7 +32,7 @@ KNOWN_POLICIES = (*POLICIES, *YARDSTICKS)
 
 def simulate(scenario: Scenario, regions: Regions, policy: str, seed: int) -> Outcome:
     """Run it. A run that comes to no end is an outcome, too."""
-    fleet = fleet_of(scenario, regions, seed)
+    fleet = placed(scenario, regions, seed)
     if policy in YARDSTICKS:
         return YARDSTICKS[policy](fleet, policy, seed).run()
     return Simulation(fleet, policy, seed).run()
