@@ -21,7 +21,7 @@ from itertools import product
 from anabranch.net.wan.profile import wan10
 from anabranch.protocol.placement import KEPT_FIRST, Batch, best_stage, neediest_stage, stage_counts
 from anabranch.sim.machines import MachinePart
-from anabranch.sim.planning.estimate import estimate
+from anabranch.sim.planning.estimate import estimate, of_any_deal
 from anabranch.sim.planning.search import Plan, improve
 from anabranch.sim.scenario import Fleet, Scenario, fleet_of, load_scenario
 from anabranch.sim.simulate import simulate
@@ -109,7 +109,7 @@ def best_of_all(fleet: Fleet) -> Deal:
         for chosen in product(range(1, stages + 1), repeat=len(relays))
         if len(set(chosen)) == stages
     ]
-    return min(deals, key=lambda deal: estimate(fleet_of(named(fleet, deal), wan10(), 0)).iteration_s)
+    return min(deals, key=of_any_deal(named(fleet, dealt(fleet)), wan10()).seconds)
 
 
 RULES: dict[str, Callable[[Fleet, int], list[Deal]]] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,8 @@ from anabranch.cli.outputs import write_out
 from anabranch.errors import UserError
 
 if TYPE_CHECKING:
+    from anabranch.sim.machines import MachinePart
+    from anabranch.sim.planning.estimate import Estimated
     from anabranch.sim.planning.search import Plan
     from anabranch.sim.scenario import Scenario
 
@@ -34,8 +36,8 @@ VERSION = 1
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Search stages, microbatch size, replicas and places of each stage for a fleet, and print the run\n"
-        "file to start with predicted time and cost, and the runners-up."
+        "Search stages, microbatch size, replicas and places of each stage for a fleet, and who is better\n"
+        "left out, and print the run file to start with predicted time and cost, and the runners-up."
     )
     parser.epilog = _EPILOG
     parser.add_argument("fleet", metavar="FLEET.toml", help="a scenario's file, or a shipped one")
@@ -131,10 +133,9 @@ def load_fleet(name: str, model: str | None, churn: float | None) -> Scenario:
 
 def placement(plan: Plan) -> list[Counter[str]]:
     """Of each stage from 0: kind and region of its machines -> how many."""
-    found: list[Counter[str]] = [Counter() for _ in range(plan.scenario.model.stages + 1)]
-    for part in plan.scenario.machines:
-        found[part.stage][f"{part.device} {part.region}"] += 1
-    return found
+    machines = plan.scenario.machines
+    stages = range(plan.scenario.model.stages + 1)
+    return [_kinds(part for part in machines if part.stage == stage) for stage in stages]
 
 
 def as_values(plan: Plan) -> dict[str, Any]:
@@ -149,7 +150,9 @@ def as_values(plan: Plan) -> dict[str, Any]:
         "recompute": plan.scenario.fleet.recompute,
         "replicas": plan.replicas,
         "placement": [dict(each) for each in placement(plan)],
-        "estimated": {key: getattr(plan.estimated, key) for key in plan.estimated.__dataclass_fields__},
+        "left_out": dict(_kinds(plan.left_out)),
+        "with_all": None if plan.with_all is None else plan.with_all.values,
+        "estimated": plan.estimated.values,
         "simulated_s": None if simulated is None else simulated.figures["iteration_s"].mean,
         "failures": [] if simulated is None else simulated.failures,
         "iteration_s": plan.iteration_s,
@@ -160,7 +163,7 @@ def as_values(plan: Plan) -> dict[str, Any]:
 
 
 def per_billion(plan: Plan) -> float:
-    """Price of 10⁹ tokens on all machines."""
+    """Price of 10⁹ tokens on the machines that it uses."""
     return plan.price_per_hour * 1e9 / (3600.0 * plan.tokens_per_s)
 
 
@@ -176,12 +179,14 @@ def report(ranked: Sequence[Plan], considered: int) -> str:
     best = ranked[0]
     scenario, model = best.scenario, best.scenario.model
     batch = model.microbatches * model.rows
-    relays = sum(best.replicas)
+    relays, out = sum(best.replicas), len(best.left_out)
+    used = f"{relays} of {relays + out}" if out else f"{relays}"
     lines = [
-        f"{model.size} on {scenario.name}: {relays} relays, {len(scenario.machines) - relays} data node(s); "
+        f"{model.size} on {scenario.name}: {used} relays, {len(scenario.machines) - relays} data node(s); "
         f"{batch} × {model.sequence} tokens an iteration; {considered} plans compared"
     ]
-    head = ["", "stages", "replicas", "microbatches", "activations", "estimate s", "simulated s", "tokens/s"]
+    head = ["", "stages", "replicas", "left out", "microbatches", "activations"]
+    head += ["estimate s", "simulated s", "tokens/s"]
     rows = [head + (["per 10⁹ tokens"] if best.price_per_hour else [])]
     for number, plan in enumerate(ranked, start=1):
         of = plan.scenario.model
@@ -190,6 +195,7 @@ def report(ranked: Sequence[Plan], considered: int) -> str:
             f"{number}.",
             str(of.stages),
             _short(plan.replicas),
+            str(len(plan.left_out)) if plan.left_out else "–",
             f"{of.microbatches} of {of.rows}×{of.sequence}",
             _activations(plan),
             f"{plan.estimated.iteration_s:.2f}",
@@ -201,7 +207,7 @@ def report(ranked: Sequence[Plan], considered: int) -> str:
     lines += ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) for row in rows]
     if best.price_per_hour:
         cost = best.price_per_hour * best.iteration_s / 3600.0
-        lines.append(f"all machines: {best.price_per_hour:.2f} an hour, {cost:.4f} an iteration")
+        lines.append(f"these machines: {best.price_per_hour:.2f} an hour, {cost:.4f} an iteration")
     parts = best.estimated
     lines.append(
         f"by estimate: computing {parts.computing_s:.2f} s, lines {parts.lines_s:.2f} s, places "
@@ -212,7 +218,26 @@ def report(ranked: Sequence[Plan], considered: int) -> str:
         what = ", ".join(f"{count} × {name}" for name, count in machines.items())
         where = f"anabranch join TICKET --stage {stage}" if stage else "data nodes"
         lines.append(f"  stage {stage}: {what}  ({where})")
+    if best.left_out and best.with_all is not None:
+        what = ", ".join(f"{count} × {name}" for name, count in _kinds(best.left_out).items())
+        lines.append(f"  left out: {what}: {_why(best.with_all, best.estimated)}")
     return "\n".join(lines)
+
+
+def _kinds(machines: Iterable[MachinePart]) -> Counter[str]:
+    """Kind and region -> how many."""
+    return Counter(f"{part.device} {part.region}" for part in machines)
+
+
+def _why(with_all: Estimated, least: Estimated) -> str:
+    """What machines that are left out would cost, and which part of an iteration most of it."""
+    parts = {"reduce": "reduce_s", "lines": "lines_s", "places": "places_s", "the way": "way_s"}
+    most = max(parts, key=lambda part: with_all.values[parts[part]] - least.values[parts[part]])
+    long_s, short_s = (each.values[parts[most]] for each in (with_all, least))
+    return (
+        f"with all of them it would take {with_all.iteration_s:.2f} s by estimate, not "
+        f"{least.iteration_s:.2f} s ({most}: {long_s:.2f}, not {short_s:.2f} s); they can replace who fails"
+    )
 
 
 def _short(replicas: Sequence[int]) -> str:

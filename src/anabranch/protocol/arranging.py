@@ -22,6 +22,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from itertools import combinations
 from statistics import median
+from typing import Protocol
 
 from anabranch.flow.dice import Dice
 from anabranch.protocol.placement import THIN, Batch, first_passes, pass_s
@@ -172,8 +173,16 @@ class Arithmetic:
 # --- better deals ---------------------------------------------------------------------------------------
 
 
+class Judge(Protocol):
+    """What says how long an iteration takes with a deal."""
+
+    @property
+    def stages(self) -> int: ...
+    def seconds(self, deal: Mapping[str, int]) -> float: ...
+
+
 def bettered(
-    arithmetic: Arithmetic,
+    judge: Judge,
     deal: Deal,
     movable: Collection[str],
     dice: Dice,
@@ -184,13 +193,13 @@ def bettered(
     """Deals on the way to a better one, each one change from the one before and the best of those that were
     tried, as long as one is better: every exchange of two relays and every move of one, or as many of them as
     are to be `tried`, drawn. movable: who may go. keeps: a stage is left with as many. steps: at most."""
-    now_s = arithmetic.seconds(deal)
+    now_s = judge.seconds(deal)
     for _ in range(steps):
-        every = list(_changes(deal, arithmetic.stages, movable, keeps))
+        every = list(_changes(deal, judge.stages, movable, keeps))
         if len(every) > tried:
             dice.shuffle(every)
             del every[tried:]
-        found = [(arithmetic.seconds(changed), at) for at, changed in enumerate(every)]
+        found = [(judge.seconds(changed), at) for at, changed in enumerate(every)]
         best_s, at = min(found, default=(math.inf, 0))
         if best_s >= now_s:
             return

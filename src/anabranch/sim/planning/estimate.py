@@ -1,30 +1,33 @@
-"""How long an iteration takes, by arithmetic: quick enough to compare hundreds of plans.
+"""How long an iteration takes, by arithmetic: quick enough to compare thousands of deals.
 
     T = max over stages of max(computing, lines, places) + the way there and back + the longest reduce
 
-*computing*: the batch dealt to a stage's replicas by their speed, the last one's end. *lines*: two
-activations in and two out per microbatch over a replica's own line. *places*: by Little's law a stage with K
-places, each taken for the seconds between a microbatch's coming and its gradient's, passes K on in these
-seconds. *the way*: the mean path of the cheapest flow of the whole batch (`flow.oracle`), forward and back.
-And T is never less than the clairvoyant bound.
+*computing*: the batch dealt to a stage's replicas by their speed (to data nodes: in equal parts), until the
+last one ends. *lines*: two activations in and two out per microbatch over a replica's own line.
+*places*: a place is taken from when a microbatch sets out until its gradients are made, so K places pass on K
+in these seconds (Little's law); and who has a free one is sent a microbatch: a quick machine with few gets
+less than its share of the batch, and a slow one with many has them full when nothing is left to deal.
+*the way*: the mean of all microbatches' ways, each hop dealt to the cheapest links between the shares that
+replicas have, forward and back. And T is never less than the clairvoyant bound.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import permutations
 
-from anabranch.flow.oracle import solve
-from anabranch.flow.problem import DataNode, Flow, Instance, Relay, link_cost
+from anabranch.flow.problem import link_cost
 from anabranch.protocol import tasks
 from anabranch.sim.clairvoyant import Available, bound_s
 from anabranch.sim.devices import GRADIENT_BYTES
-from anabranch.sim.scenario import Fleet, Host
+from anabranch.sim.scenario import Fleet, Host, Regions, Scenario, fleet_of
 from anabranch.train.sizes import SUM_WIRE_BYTES
 
 OF_THE_STEP = (tasks.Freeze, tasks.SumPart, tasks.Assemble, tasks.Apply)
+#: Names of machines, in their fleet's order.
+Group = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -39,108 +42,241 @@ class Estimated:
     way_s: float
     reduce_s: float
 
+    @property
+    def values(self) -> dict[str, float]:
+        """By name."""
+        return asdict(self)
+
 
 def estimate(fleet: Fleet) -> Estimated:
     """Of a fleet whose relays all have their stage."""
-    scenario = fleet.scenario
-    stages, microbatches = scenario.model.stages, scenario.model.microbatches
-    loads = {
-        host: load for s in range(stages + 1) for host, load in _dealt(fleet.stage(s), microbatches).items()
-    }
-    hops = _hops(fleet, loads)
-    alive = 1.0 - scenario.churn.crash
-    computing = lines = places = longest = reduce = 0.0
-    for stage in range(stages + 1):
-        hosts = fleet.stage(stage)
-        waits_s = 2.0 * sum(hops[stage:])
-        again = _again(fleet, hosts, waits_s) if stage else dict.fromkeys(loads, 0.0)
-        computing_s = max(loads[h.id] * (h.machine.microbatch_s(stage) + again[h.id]) for h in hosts) / alive
-        lines_s = max(loads[host.id] * _carried_s(fleet, host) for host in hosts)
-        places_s = microbatches * waits_s / sum(map(fleet.places, hosts)) if stage else 0.0
-        computing, lines, places = max(computing, computing_s), max(lines, lines_s), max(places, places_s)
-        longest = max(longest, computing_s, lines_s, places_s)
-        reduce = max(reduce, reduce_s(fleet, hosts))
-    way_s = 2.0 * sum(hops)
+    found = Estimates(fleet).of({host.id: host.stage for host in fleet.hosts.values() if host.stage})
     least = bound_s(fleet, Available({}, {}))
-    return Estimated(
-        max(least, longest + way_s + reduce), least, computing, lines, places, way_s, reduce
-    )
+    return replace(found, iteration_s=max(least, found.iteration_s), bound_s=least)
 
 
-def _dealt(hosts: Sequence[Host], microbatches: int) -> dict[str, int]:
-    """Each one's share of the batch, so that the last to end ends earliest."""
-    load = dict.fromkeys((host.id for host in hosts), 0)
-    each_s = {host.id: host.machine.microbatch_s(host.stage) for host in hosts}
-    whole = sum(1.0 / seconds for seconds in each_s.values())
-    for name, seconds in each_s.items():
-        load[name] = int(microbatches / seconds / whole)
-    for _ in range(microbatches - sum(load.values())):
-        load[min(load, key=lambda name: ((load[name] + 1) * each_s[name], name))] += 1
-    return load
+def of_any_deal(scenario: Scenario, regions: Regions) -> Estimates:
+    """Of machines that are named, at whatever stages."""
+    work, hosts, like = scenario.work, list[Host](), dict[int, Fleet]()
+    for stage in range(1, work.stages + 1):
+        if work.blocks(stage) not in like:
+            parts = (replace(p, stage=stage) if p.role == "relay" else p for p in scenario.machines)
+            like[work.blocks(stage)] = fleet_of(replace(scenario, machines=tuple(parts)), regions, 0)
+        there = like[work.blocks(stage)].hosts.values()
+        hosts += [replace(host, stage=stage) for host in there if host.stage]
+    return Estimates(fleet_of(scenario, regions, 0), hosts)
 
 
-def _hops(fleet: Fleet, loads: dict[str, int]) -> list[float]:
-    """Mean d_ij of each hop, from data node to stage 1 up to stage S to data node: seconds one way, with half
-    of the computing at either end."""
-    stages = fleet.scenario.model.stages
-    data = tuple(DataNode(host.id, loads[host.id]) for host in fleet.stage(0))
-    relays = tuple(
-        Relay(host.id, stage, loads[host.id]) for stage in range(1, stages + 1) for host in fleet.stage(stage)
-    )
-    layers = [fleet.stage(stage % (stages + 1)) for stage in range(stages + 2)]
-    links = {
-        (one.id, other.id): _cost(fleet, one, other)
-        for before, after in pairwise(layers)
-        for one in before
-        for other in after
-    }
-    found = solve(Instance(stages, "any", data, relays, links)).paths
-    paths = (found or Flow(())).paths
-    return [
-        sum(links[path[at], path[at + 1]] for path in paths) / max(1, len(paths)) for at in range(stages + 1)
-    ]
+@dataclass(frozen=True)
+class _Kind:
+    """A machine at a stage: what it takes for a microbatch there. between_s: half of forward and input
+    gradient, as a hop counts them; line_s: on its line."""
+
+    host: Host
+    pass_s: float
+    forward_s: float
+    weight_gradient_s: float
+    between_s: float
+    line_s: float
+    copies_s: float
+    places: int
 
 
-def _cost(fleet: Fleet, one: Host, other: Host) -> float:
-    there, back = fleet.way(one.id, other.id), fleet.way(other.id, one.id)
-    first = (_pass_s(one), _pass_s(other))
-    rates = (
-        min(there.rate_bps, one.line.up_bps, other.line.down_bps),
-        min(back.rate_bps, other.line.up_bps, one.line.down_bps),
-    )
-    return link_cost(
-        first, (there.latency_s, back.latency_s), rates, fleet.scenario.work.activation_bytes
-    )
+@dataclass(frozen=True)
+class _Group:
+    """Machines at a stage, and their shares of the batch. reduce_s: theirs, with the step."""
+
+    kinds: tuple[_Kind, ...]
+    shares: tuple[int, ...]
+    lines_s: float
+    reduce_s: float
 
 
-def _pass_s(host: Host) -> float:
-    """Forward and input gradient, averaged; the head counts at either end of a data node."""
-    kinds = (tasks.Forward, tasks.InputGradient) if host.stage else (tasks.Embed, tasks.Head)
-    return sum(host.machine.seconds(host.stage, kind) for kind in kinds) / 2.0
+class Estimates:
+    """Of one fleet with its relays at any stages, as far as `hosts` has them there. Machines that are alike
+    go by the name of the first; what a group takes at a stage, and a hop from one group to the next, is
+    worked out once."""
 
+    def __init__(self, fleet: Fleet, hosts: Iterable[Host] = ()) -> None:
+        self._fleet, self._work = fleet, fleet.scenario.work
+        self._microbatches = fleet.scenario.model.microbatches
+        found = {(host.id, host.stage): host for host in [*fleet.hosts.values(), *hosts]}
+        self._kinds = {at: _kind(fleet, host) for at, host in found.items()}
+        self._misfits = {at for at, host in found.items() if host.machine.capacity(host.stage) < 1}
+        looks, first = dict.fromkeys(fleet.hosts, ""), dict[str, str]()
+        for host in found.values():
+            looks[host.id] += repr(replace(host, id=""))
+        self._like = {name: first.setdefault(look, name) for name, look in looks.items()}
+        self._ends: Group = tuple(self._like[host.id] for host in fleet.stage(0))
+        self._links: dict[tuple[str, str], float] = {}
+        self._groups: dict[tuple[int, Group], _Group] = {}
+        self._hops: dict[tuple[int, int, Group, Group], float] = {}
+        self._found: dict[tuple[Group, ...], tuple[Estimated, float]] = {}
 
-def _again(fleet: Fleet, hosts: Sequence[Host], waits_s: float) -> dict[str, float]:
-    """Seconds per microbatch of copies to host memory and of forwards that are computed again, because of
-    those in flight so many are beyond the device's memory."""
-    found, kept = {}, fleet.scenario.work.kept_bytes(hosts[0].stage)
-    for host in hosts:
-        machine, stage = host.machine, host.stage
-        flying = min(fleet.places(host), waits_s / machine.microbatch_s(stage))
+    @property
+    def stages(self) -> int:
+        """Of relays."""
+        return self._work.stages
+
+    def seconds(self, deal: Mapping[str, int]) -> float:
+        """Of an iteration, without the bound; infinite with a stage that nobody serves, or one that does not
+        fit into a machine of it."""
+        fits = len(set(deal.values())) == self.stages and self._misfits.isdisjoint(deal.items())
+        return self.of(deal).iteration_s if fits else math.inf
+
+    def mean_s(self, deal: Mapping[str, int]) -> float:
+        """What stages take on the mean, their reduces included."""
+        return self._looked_up(deal)[1]
+
+    def of(self, deal: Mapping[str, int]) -> Estimated:
+        """Its parts, without the bound. deal: relay -> stage."""
+        return self._looked_up(deal)[0]
+
+    def _looked_up(self, deal: Mapping[str, int]) -> tuple[Estimated, float]:
+        names: list[list[str]] = [[] for _ in range(self.stages)]
+        for name, stage in deal.items():
+            names[stage - 1].append(self._like[name])
+        relays = tuple(tuple(sorted(each)) for each in names)
+        if relays not in self._found:
+            self._found[relays] = self._of([self._ends, *relays, self._ends])
+        return self._found[relays]
+
+    def _of(self, layers: Sequence[Group]) -> tuple[Estimated, float]:
+        groups = [self._group(stage, layer) for stage, layer in enumerate(layers[:-1])]
+        hops = [self._hop(stage, layers, groups) for stage in range(self.stages + 1)]
+        ends = groups[0]
+        computing_s = max(share * kind.pass_s for share, kind in zip(ends.shares, ends.kinds, strict=True))
+        # How long microbatches come to a stage; to the first one by one of four activations on the lines.
+        coming_s, places_s = ends.lines_s / 4.0, 0.0
+        summed_s = 0.0
+        for stage, group in enumerate(groups[1:], 1):
+            ahead_s = 2.0 * sum(hops[stage:])
+            each_s = [kind.pass_s + self._again_s(kind, ahead_s) for kind in group.kinds]
+            worked_s = [share * seconds for share, seconds in zip(group.shares, each_s, strict=True)]
+            there_s = self._places_s(group, each_s, ahead_s + 2.0 * hops[stage - 1], coming_s)
+            coming_s, places_s = max(coming_s, there_s), max(places_s, there_s)
+            computing_s = max(computing_s, *worked_s)
+            summed_s += max(there_s, group.lines_s, *worked_s) + group.reduce_s
+        computing_s /= 1.0 - self._fleet.scenario.churn.crash
+        lines_s, way_s = max(group.lines_s for group in groups), 2.0 * sum(hops)
+        reduce_s = max(group.reduce_s for group in groups)
+        whole_s = max(computing_s, lines_s, places_s) + way_s + reduce_s
+        found = Estimated(whole_s, 0.0, computing_s, lines_s, places_s, way_s, reduce_s)
+        return found, summed_s / self.stages
+
+    # --- its parts -----------------------------------------------------------------------------
+
+    def _group(self, stage: int, names: Group) -> _Group:
+        key = (self._blocks(stage), names)
+        if key not in self._groups:
+            kinds = tuple(self._kinds[name, stage] for name in names)
+            # To data nodes the batch is dealt in equal parts.
+            shares = _dealt([kind.pass_s if stage else 1.0 for kind in kinds], self._microbatches)
+            lines_s = max(share * kind.line_s for share, kind in zip(shares, kinds, strict=True))
+            reduced_s = reduce_s(self._fleet, [kind.host for kind in kinds])
+            self._groups[key] = _Group(kinds, tuple(shares), lines_s, reduced_s)
+        return self._groups[key]
+
+    def _blocks(self, stage: int) -> int:
+        """0 at the ends."""
+        return self._work.blocks(stage) if 0 < stage <= self.stages else 0
+
+    def _hop(self, stage: int, layers: Sequence[Group], groups: Sequence[_Group]) -> float:
+        """Mean d_ij to the next stage: seconds one way, with half of the computing at either end; the
+        cheapest links first, each as far as both ends have shares left."""
+        key = (self._blocks(stage), self._blocks(stage + 1), layers[stage], layers[stage + 1])
+        if key not in self._hops:
+            one, other = groups[stage], groups[(stage + 1) % len(groups)]
+            left, right = [*one.shares], [*other.shares]
+            links = sorted(
+                (self._link_s(a.host, b.host) + (a.between_s + b.between_s) / 2.0, at, to)
+                for at, a in enumerate(one.kinds)
+                for to, b in enumerate(other.kinds)
+            )
+            total_s = 0.0
+            for seconds, at, to in links:
+                share = min(left[at], right[to])
+                left[at] -= share
+                right[to] -= share
+                total_s += share * seconds
+            self._hops[key] = total_s / self._microbatches
+        return self._hops[key]
+
+    def _link_s(self, one: Host, other: Host) -> float:
+        """d_ij of DESIGN, without computing."""
+        if (one.id, other.id) not in self._links:
+            there, back = self._fleet.way(one.id, other.id), self._fleet.way(other.id, one.id)
+            rates = (
+                min(there.rate_bps, one.line.up_bps, other.line.down_bps),
+                min(back.rate_bps, other.line.up_bps, one.line.down_bps),
+            )
+            latency_s, size = (there.latency_s, back.latency_s), self._work.activation_bytes
+            self._links[one.id, other.id] = link_cost((0.0, 0.0), latency_s, rates, size)
+        return self._links[one.id, other.id]
+
+    def _again_s(self, kind: _Kind, ahead_s: float) -> float:
+        """Per microbatch: copies to host memory and forwards that are computed again, because of those in
+        flight so many are beyond the device's memory."""
+        host = kind.host
+        if kind.places == host.resident:
+            return 0.0
+        flying = min(kind.places, ahead_s / kind.pass_s)
         beyond, again = (_share_beyond(places, flying) for places in (host.resident, host.capacity))
-        found[host.id] = again * machine.seconds(stage, tasks.Forward)
-        if host.parked:
-            found[host.id] += (beyond - again) * 2.0 * kept / machine.device.host_link_bytes_per_s
-    return found
+        return again * kind.forward_s + (beyond - again) * kind.copies_s
+
+    def _places_s(self, group: _Group, each_s: Sequence[float], away_s: float, coming_s: float) -> float:
+        """Until the last microbatch is done, each sent to whoever has a free place and will be done with it
+        first. each_s: what a microbatch takes of each. away_s: from its setting out to its gradient's coming.
+        coming_s: how long microbatches come at least."""
+        rates = []
+        for kind, seconds in zip(group.kinds, each_s, strict=True):
+            held_s = away_s + kind.weight_gradient_s + seconds - kind.pass_s
+            rates.append(min(1.0 / seconds, kind.places / held_s))
+        passed, room = sum(rates), sum(kind.places for kind in group.kinds)
+        coming_s = max(coming_s, (self._microbatches - room) / passed)
+        most = [kind.places + coming_s * rate for kind, rate in zip(group.kinds, rates, strict=True)]
+        return max(self._microbatches / passed, _shared_s(each_s, most, self._microbatches))
+
+
+def _kind(fleet: Fleet, host: Host) -> _Kind:
+    stage, seconds, link = host.stage, host.machine.seconds, host.machine.device.host_link_bytes_per_s
+    first = (tasks.Forward, tasks.InputGradient) if stage else (tasks.Embed, tasks.Head)
+    work = fleet.scenario.work
+    return _Kind(
+        host,
+        host.machine.microbatch_s(stage),
+        seconds(stage, tasks.Forward),
+        seconds(stage, tasks.WeightGradient),
+        sum(seconds(stage, task) for task in first) / 2.0,
+        2.0 * 8.0 * work.activation_bytes / min(host.line.up_bps, host.line.down_bps),
+        2.0 * work.kept_bytes(stage) / link if link and stage else 0.0,
+        fleet.places(host),
+    )
+
+
+def _shared_s(each_s: Sequence[float], most: Sequence[float], microbatches: int) -> float:
+    """Until the last one ends, when those that are quick enough do as many as they can, and the others share
+    what is left by speed."""
+    left, speed = float(microbatches), sum(1.0 / seconds for seconds in each_s)
+    longest_s, pairs = 0.0, zip(most, each_s, strict=True)
+    for whole_s, seconds in sorted((many * seconds, seconds) for many, seconds in pairs):
+        if speed * whole_s >= left:
+            return max(longest_s, left / speed)
+        left, speed, longest_s = left - whole_s / seconds, speed - 1.0 / seconds, whole_s
+    return longest_s
+
+
+def _dealt(each_s: Sequence[float], microbatches: int) -> list[int]:
+    """Each one's share of the batch, so that the last to end ends earliest."""
+    whole = sum(1.0 / seconds for seconds in each_s)
+    load = [int(microbatches / seconds / whole) for seconds in each_s]
+    for _ in range(microbatches - sum(load)):
+        load[min(range(len(load)), key=lambda at: (load[at] + 1) * each_s[at])] += 1
+    return load
 
 
 def _share_beyond(places: int, flying: float) -> float:
     return max(0.0, 1.0 - places / flying) if flying else 0.0
-
-
-def _carried_s(fleet: Fleet, host: Host) -> float:
-    """What the host's own line takes for one microbatch: there and back."""
-    bits = 2.0 * 8.0 * fleet.scenario.work.activation_bytes
-    return bits / min(host.line.up_bps, host.line.down_bps)
 
 
 def reduce_s(fleet: Fleet, hosts: Sequence[Host]) -> float:
@@ -155,6 +291,6 @@ def reduce_s(fleet: Fleet, hosts: Sequence[Host]) -> float:
     for size in (SUM_WIRE_BYTES, GRADIENT_BYTES):
         bits = 8.0 * size * elements
         line_s = max(bits * (count - 1) / min(h.line.up_bps, h.line.down_bps) for h in hosts)
-        ways = [fleet.way(a.id, b.id) for a in hosts for b in hosts if a is not b]
+        ways = [fleet.way(a.id, b.id) for a, b in permutations(hosts, 2)]
         sent_s += max(max(way.latency_s + bits / way.rate_bps for way in ways), line_s)
     return step_s + sent_s if math.isfinite(sent_s) else math.inf

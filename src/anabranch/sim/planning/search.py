@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import random
+import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from anabranch.errors import UserError
+from anabranch.flow.dice import Dice
+from anabranch.protocol.arranging import Deal, bettered
 from anabranch.sim.devices import Machine, known_devices
 from anabranch.sim.machines import MachinePart, staged
-from anabranch.sim.planning.estimate import Estimated, estimate
+from anabranch.sim.planning.estimate import Estimated, Estimates, estimate, of_any_deal
 from anabranch.sim.scenario import Host, Regions, Scenario, fleet_of
 from anabranch.sim.simulate import simulate
 from anabranch.sim.tape import Summary, summary
@@ -18,19 +21,33 @@ from anabranch.train.sizes import named_size
 #: Ways to have more places than memory holds activations: (`fleet.park`, `fleet.recompute`), as shares of it.
 #: Each row goes on while places are short.
 MORE_PLACES = (((0.0, 0.0), (0.0, 1.0), (0.0, 4.0)), ((1.0, 0.0), (3.0, 0.0), (3.0, 2.0)))
-#: Plans whose placement is improved; exchanges that are tried on each at most, and in a row without avail.
-IMPROVED, EXCHANGES, IN_VAIN = 5, 60, 20
+#: Cuts whose placement is improved, of the same number of stages at most; deals by chance that are improved
+#: beside the first one of each.
+IMPROVED, OF_STAGES, DRAWN = 8, 2, 2
+#: Changes that are tried in each step of an improvement, and the share by which one must shorten an iteration
+#: for another step.
+TRIED, GAIN = 200, 0.001
+#: What all stages take counts so much beside the longest, as long as a deal is far from good: the longest one
+#: hides all others.
+GUIDE = 0.5
+#: Who is left out must shorten an iteration by this share.
+WORTH = 0.01
+#: Places are short where they make a stage take so much longer than its computing.
+SHORT = 1.1
 #: Plans of the same number of stages among those that are simulated.
 ALIKE = 2
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One way to use the fleet: its machines with their stages, and what is thought of it."""
+    """One way to use the fleet: its machines with their stages, and what is thought of it. left_out: machines
+    that it does not use. with_all: what is thought of the best way found to use them, too."""
 
     scenario: Scenario
     estimated: Estimated
     simulated: Summary | None = None
+    left_out: tuple[MachinePart, ...] = ()
+    with_all: Estimated | None = None
 
     @property
     def iteration_s(self) -> float:
@@ -52,7 +69,7 @@ class Plan:
 
     @property
     def price_per_hour(self) -> float:
-        """Of all machines; 0 where no price is known."""
+        """Of the machines that it uses; 0 where no price is known."""
         return sum(part.price_per_hour for part in self.scenario.machines)
 
 
@@ -81,10 +98,30 @@ def plans(
             f"{scenario.name}: {size} does not fit: in every cut into stages the state of a stage is more "
             "than the memory of some machine; name machines with more memory, or a smaller model"
         )
-    found.sort(key=lambda plan: plan.estimated.iteration_s)
-    tell(f"{len(found)} plans compared; exchanging machines in the best {min(IMPROVED, len(found))}")
-    better = [improve(plan, regions) for plan in found[:IMPROVED]]
-    return sorted([*better, *found[IMPROVED:]], key=lambda plan: plan.estimated.iteration_s)
+    found.sort(key=_estimated_s)
+    tell(f"{len(found)} plans compared; exchanging machines in the best of them")
+    return sorted([*found, *_improved(found, regions, tell)], key=_estimated_s)
+
+
+def _estimated_s(plan: Plan) -> float:
+    return plan.estimated.iteration_s
+
+
+def _improved(found: Sequence[Plan], regions: Regions, tell: Callable[[str], None]) -> Iterator[Plan]:
+    """The most promising of plans that are sorted, placed better: with all machines, and without those that
+    cost more than they bring."""
+    first = {id(plan) for plan in _few_alike(found, len(found), 1)}
+    fewer = {id(plan): without(plan, regions) if id(plan) in first else plan for plan in found}
+    promising = sorted(found, key=lambda plan: _estimated_s(fewer[id(plan)]))
+    chosen = _few_alike(promising, IMPROVED, OF_STAGES)
+    for number, plan in enumerate(chosen, start=1):
+        tell(f"exchanging machines: {number} of {len(chosen)}, {plan.scenario.model.stages} stages")
+        better = improve(plan, regions)
+        yield better
+        small = [without(better, regions), fewer[id(plan)]]
+        best = min((improve(each, regions, 0) for each in small), key=_estimated_s)
+        if best.left_out and _estimated_s(best) < (1.0 - WORTH) * _estimated_s(better):
+            yield replace(best, with_all=better.estimated)
 
 
 def _with_places(cut: Scenario, regions: Regions) -> Iterator[Plan]:
@@ -100,7 +137,7 @@ def _with_places(cut: Scenario, regions: Regions) -> Iterator[Plan]:
                 return
             plan = Plan(scenario, estimate(fleet))
             yield plan
-            if plan.estimated.places_s < max(plan.estimated.computing_s, plan.estimated.lines_s):
+            if plan.estimated.places_s < SHORT * max(plan.estimated.computing_s, plan.estimated.lines_s):
                 if not park + recompute:
                     return
                 break
@@ -170,36 +207,87 @@ def _fits(scenario: Scenario) -> bool:
     return all(machines[part.name].capacity(part.stage) >= 1 for part in scenario.machines)
 
 
-def improve(plan: Plan, regions: Regions, exchanges: int = EXCHANGES) -> Plan:
-    """Exchange machines of two stages, or move one, by seeded chance, and keep what lowers the estimate."""
-    dice, best, in_vain = random.Random("placement"), plan, 0
-    for _ in range(exchanges):
-        if in_vain == IN_VAIN:
+class _Guided:
+    """Sees what a change does to stages that are not the longest."""
+
+    def __init__(self, estimates: Estimates) -> None:
+        self._estimates, self.stages = estimates, estimates.stages
+
+    def seconds(self, deal: Mapping[str, int]) -> float:
+        whole_s = self._estimates.seconds(deal)
+        return whole_s + GUIDE * self._estimates.mean_s(deal) if math.isfinite(whole_s) else math.inf
+
+
+def improve(plan: Plan, regions: Regions, drawn: int = DRAWN) -> Plan:
+    """The same machines at other stages, by exchanges and moves from its own deal and from so many that are
+    drawn; its own where none is found to be quicker."""
+    estimates, deal = of_any_deal(plan.scenario, regions), _deal(plan)
+    deals = [deal, *(_drawn(deal, estimates.stages, seed) for seed in range(drawn))]
+    keeps = _keeps(plan.scenario)
+    ends = [_descended(estimates, each, keeps) for each in deals]
+    return _judged(plan, min([deal, *ends], key=estimates.seconds), regions)
+
+
+def without(plan: Plan, regions: Regions) -> Plan:
+    """The same without machines that cost more than they bring: one after the other goes that is missed
+    least, until an iteration is about as short as it gets."""
+    estimates, keeps = of_any_deal(plan.scenario, regions), _keeps(plan.scenario)
+    guided, way = _Guided(estimates), [_deal(plan)]
+    while True:
+        deal, count = way[-1], Counter(way[-1].values())
+        fewer = [_less(deal, peer) for peer in deal if count[deal[peer]] > keeps]
+        if not fewer:
             break
-        in_vain += 1
-        scenario = replace(best.scenario, machines=_exchanged(best, dice))
-        if scenario.machines == best.scenario.machines or not _fits(scenario):
-            continue
-        other = Plan(scenario, estimate(fleet_of(scenario, regions, 0)))
-        if other.estimated.iteration_s < best.estimated.iteration_s:
-            best, in_vain = other, 0
-    return best
+        way.append(min(fewer, key=guided.seconds))
+    least_s = min(map(estimates.seconds, way))
+    enough = next(deal for deal in way if (1.0 - WORTH) * estimates.seconds(deal) <= least_s)
+    return _judged(plan, enough, regions)
 
 
-def _exchanged(plan: Plan, dice: random.Random) -> tuple[MachinePart, ...]:
-    machines = list(plan.scenario.machines)
-    relays = [at for at, part in enumerate(machines) if part.role == "relay"]
-    one, other = dice.choice(relays), dice.choice(relays)
-    first, second = machines[one].stage, machines[other].stage
-    machines[one] = replace(machines[one], stage=second)
-    if dice.random() < 0.7 or plan.replicas[first - 1] == 1:
-        machines[other] = replace(machines[other], stage=first)
-    return tuple(machines)
+def _less(deal: Deal, peer: str) -> Deal:
+    return {other: stage for other, stage in deal.items() if other != peer}
+
+
+def _keeps(scenario: Scenario) -> int:
+    """Replicas that a stage is left with: two where a crash could take the last one."""
+    return 2 if scenario.churn.crash or scenario.churn.trace else 1
+
+
+def _descended(estimates: Estimates, deal: Deal, keeps: int) -> Deal:
+    dice, judges = Dice(0), (_Guided(estimates), estimates)
+    for judge in judges:
+        now_s = judge.seconds(deal)
+        for better in bettered(judge, deal, list(deal), dice, tried=TRIED, keeps=keeps):
+            deal, before_s, now_s = better, now_s, judge.seconds(better)
+            if now_s > (1.0 - GAIN) * before_s:
+                break
+    return deal
+
+
+def _deal(plan: Plan) -> Deal:
+    return {part.name: part.stage for part in plan.scenario.machines if part.role == "relay"}
+
+
+def _drawn(deal: Deal, stages: int, seed: int) -> Deal:
+    """As many at each stage as can be, who by chance."""
+    names = list(deal)
+    Dice(seed).shuffle(names)
+    return {name: 1 + at % stages for at, name in enumerate(names)}
+
+
+def _judged(plan: Plan, deal: Deal, regions: Regions) -> Plan:
+    machines = [part for part in plan.scenario.machines if part.role == "data" or part.name in deal]
+    gone = [part for part in plan.scenario.machines if part not in machines]
+    placed = tuple(replace(part, stage=deal.get(part.name, 0)) for part in machines)
+    scenario = replace(plan.scenario, machines=placed)
+    left_out = (*plan.left_out, *(replace(part, stage=0) for part in gone))
+    return Plan(scenario, estimate(fleet_of(scenario, regions, 0)), None, left_out, plan.with_all)
 
 
 def simulated(plan: Plan, regions: Regions, iterations: int, seed: int = 0) -> Plan:
-    """The same with what the protocol makes of it in virtual time; the first iteration is not counted."""
-    run = replace(plan.scenario.run, iterations=iterations, warm_up=1)
+    """The same with what the protocol makes of it in virtual time. Two iterations are not counted, if there
+    are more: while speeds and lines are new to it."""
+    run = replace(plan.scenario.run, iterations=iterations, warm_up=min(2, iterations - 1))
     scenario = replace(plan.scenario, run=run)
     outcome = simulate(scenario, regions, "auction", seed)
     return replace(plan, simulated=summary([outcome], fleet_of(scenario, regions, seed)))
@@ -207,9 +295,13 @@ def simulated(plan: Plan, regions: Regions, iterations: int, seed: int = 0) -> P
 
 def shortlist(found: Sequence[Plan], most: int) -> list[Plan]:
     """The best by estimate, but not more than a few with the same number of stages."""
+    return _few_alike(found, most, ALIKE)
+
+
+def _few_alike(found: Sequence[Plan], most: int, of_stages: int) -> list[Plan]:
     chosen: list[Plan] = []
     for plan in found:
         alike = sum(each.scenario.model.stages == plan.scenario.model.stages for each in chosen)
-        if alike < ALIKE and len(chosen) < most:
+        if alike < of_stages and len(chosen) < most:
             chosen.append(plan)
     return chosen
