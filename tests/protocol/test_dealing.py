@@ -208,3 +208,12 @@ def test_what_is_told_twice_is_remembered_once_and_goes_with_its_member() -> Non
     assert len(leads.dealing._told["x1"]) == 100
     leads.dealing.removed("x1")
     assert not leads.dealing._told
+
+
+def test_the_search_does_not_end_where_no_single_change_helps() -> None:
+    """Two of either place in each stage: with three of one and one of the other the reduce takes as long."""
+    places = {f"{place}{n}": place for n in range(4) for place in "xy"}
+    leads = Leads(places, (1, 1, 2, 2, 1, 1, 2, 2))
+    leads.all_tell()
+    assert leads.decides()
+    assert {len({leads.stage(f"{place}{n}") for n in range(4)}) for place in "xy"} == {1}
