@@ -4,10 +4,12 @@
 
 The machines of a scenario as its seed draws them; then each rule deals them to the stages. *In turn*: as the
 scenario does. *Joiners*: our rule, relays coming one after another in an order that is drawn, each given its
-stage as the leader gives it (`protocol.placement`). *Moves*: in turn, and then `fleet.rebalance` = 3 while
-it runs. *Swaps*, *DT-FM*: `sim.yardsticks.placement`. *Plan*: as `anabranch plan` deals the machines to this
-number of stages. *Best of all*, of a small fleet: every deal, by `plan`'s arithmetic. All run under `auction`
-without churn; yardsticks that know links alone take machines to be alike. Rewrites the section `placement`.
+stage as the leader gives it (`protocol.placement`). *Dealt at the start*: so too, and then dealt by links
+before the first step (`protocol.dealing`, by the real protocol in virtual time). *Moves*: in turn, and then
+`fleet.rebalance` = 3 while it runs. *Swaps*, *DT-FM*: `sim.yardsticks.placement`. *Plan*: as `anabranch plan`
+deals the machines to this number of stages. *Best of all*, of a small fleet: every deal, by `plan`'s
+arithmetic. All run under `auction` without churn; yardsticks that know links alone take machines to be alike.
+Rewrites the section `placement`.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from itertools import product
 
 from anabranch.net.wan.profile import wan10
 from anabranch.protocol.placement import KEPT_FIRST, Batch, best_stage, neediest_stage, stage_counts
+from anabranch.sim.dealt import dealt_by_links
 from anabranch.sim.machines import MachinePart
 from anabranch.sim.planning.estimate import estimate, of_any_deal
 from anabranch.sim.planning.search import Plan, improve
@@ -116,6 +119,7 @@ RULES: dict[str, Callable[[Fleet, int], list[Deal]]] = {
     "in turn": lambda fleet, seed: [dealt(fleet)],
     "at random": lambda fleet, seed: [at_random(fleet, RANDOM * seed + n) for n in range(RANDOM)],
     "joiners, our rule": lambda fleet, seed: [joiners(fleet, seed)],
+    "dealt at the start (ours)": lambda fleet, seed: [dict(dealt_by_links(fleet, seed))],
     "moves while it runs": lambda fleet, seed: [dealt(fleet)],
     "swaps (GWTF's authors)": lambda fleet, seed: [swapped(fleet, seed)],
     "DT-FM's search": lambda fleet, seed: [arranged(fleet, seed)],
