@@ -84,10 +84,13 @@ class _Kind:
 
 @dataclass(frozen=True)
 class _Group:
-    """Machines at a stage, and their shares of the batch. reduce_s: theirs, with the step."""
+    """Machines at a stage, their shares of the batch, and what one microbatch takes of each with all that is
+    computed again. reduce_s: theirs, with the step."""
 
     kinds: tuple[_Kind, ...]
     shares: tuple[int, ...]
+    each_s: tuple[float, ...]
+    computing_s: float
     lines_s: float
     reduce_s: float
 
@@ -144,20 +147,13 @@ class Estimates:
     def _of(self, layers: Sequence[Group]) -> tuple[Estimated, float]:
         groups = [self._group(stage, layer) for stage, layer in enumerate(layers[:-1])]
         hops = [self._hop(stage, layers, groups) for stage in range(self.stages + 1)]
-        ends = groups[0]
-        computing_s = max(share * kind.pass_s for share, kind in zip(ends.shares, ends.kinds, strict=True))
         # How long microbatches come to a stage; to the first one by one of four activations on the lines.
-        coming_s, places_s = ends.lines_s / 4.0, 0.0
-        summed_s = 0.0
+        coming_s, places_s, summed_s = groups[0].lines_s / 4.0, 0.0, 0.0
         for stage, group in enumerate(groups[1:], 1):
-            ahead_s = 2.0 * sum(hops[stage:])
-            each_s = [kind.pass_s + self._again_s(kind, ahead_s) for kind in group.kinds]
-            worked_s = [share * seconds for share, seconds in zip(group.shares, each_s, strict=True)]
-            there_s = self._places_s(group, each_s, ahead_s + 2.0 * hops[stage - 1], coming_s)
+            there_s = self._places_s(group, 2.0 * sum(hops[stage - 1 :]), coming_s)
             coming_s, places_s = max(coming_s, there_s), max(places_s, there_s)
-            computing_s = max(computing_s, *worked_s)
-            summed_s += max(there_s, group.lines_s, *worked_s) + group.reduce_s
-        computing_s /= 1.0 - self._fleet.scenario.churn.crash
+            summed_s += max(there_s, group.lines_s, group.computing_s) + group.reduce_s
+        computing_s = max(group.computing_s for group in groups) / (1.0 - self._fleet.scenario.churn.crash)
         lines_s, way_s = max(group.lines_s for group in groups), 2.0 * sum(hops)
         reduce_s = max(group.reduce_s for group in groups)
         whole_s = max(computing_s, lines_s, places_s) + way_s + reduce_s
@@ -172,9 +168,13 @@ class Estimates:
             kinds = tuple(self._kinds[name, stage] for name in names)
             # To data nodes the batch is dealt in equal parts.
             shares = _dealt([kind.pass_s if stage else 1.0 for kind in kinds], self._microbatches)
-            lines_s = max(share * kind.line_s for share, kind in zip(shares, kinds, strict=True))
+            pairs = [*zip(kinds, shares, strict=True)]
+            each_s = [kind.pass_s + _again_s(kind, share) for kind, share in pairs]
+            computing_s = max(share * seconds for share, seconds in zip(shares, each_s, strict=True))
+            lines_s = max(share * kind.line_s for kind, share in pairs)
             reduced_s = reduce_s(self._fleet, [kind.host for kind in kinds])
-            self._groups[key] = _Group(kinds, tuple(shares), lines_s, reduced_s)
+            group = _Group(kinds, tuple(shares), tuple(each_s), computing_s, lines_s, reduced_s)
+            self._groups[key] = group
         return self._groups[key]
 
     def _blocks(self, stage: int) -> int:
@@ -214,28 +214,17 @@ class Estimates:
             self._links[one.id, other.id] = link_cost((0.0, 0.0), latency_s, rates, size)
         return self._links[one.id, other.id]
 
-    def _again_s(self, kind: _Kind, ahead_s: float) -> float:
-        """Per microbatch: copies to host memory and forwards that are computed again, because of those in
-        flight so many are beyond the device's memory."""
-        host = kind.host
-        if kind.places == host.resident:
-            return 0.0
-        flying = min(kind.places, ahead_s / kind.pass_s)
-        beyond, again = (_share_beyond(places, flying) for places in (host.resident, host.capacity))
-        return again * kind.forward_s + (beyond - again) * kind.copies_s
-
-    def _places_s(self, group: _Group, each_s: Sequence[float], away_s: float, coming_s: float) -> float:
+    def _places_s(self, group: _Group, away_s: float, coming_s: float) -> float:
         """Until the last microbatch is done, each sent to whoever has a free place and will be done with it
-        first. each_s: what a microbatch takes of each. away_s: from its setting out to its gradient's coming.
-        coming_s: how long microbatches come at least."""
+        first. away_s: from setting out to the gradient's coming. coming_s: how long they come at least."""
         rates = []
-        for kind, seconds in zip(group.kinds, each_s, strict=True):
+        for kind, seconds in zip(group.kinds, group.each_s, strict=True):
             held_s = away_s + kind.weight_gradient_s + seconds - kind.pass_s
             rates.append(min(1.0 / seconds, kind.places / held_s))
         passed, room = sum(rates), sum(kind.places for kind in group.kinds)
         coming_s = max(coming_s, (self._microbatches - room) / passed)
         most = [kind.places + coming_s * rate for kind, rate in zip(group.kinds, rates, strict=True)]
-        return max(self._microbatches / passed, _shared_s(each_s, most, self._microbatches))
+        return max(self._microbatches / passed, _shared_s(group.each_s, most, self._microbatches))
 
 
 def _kind(fleet: Fleet, host: Host) -> _Kind:
@@ -252,6 +241,16 @@ def _kind(fleet: Fleet, host: Host) -> _Kind:
         2.0 * work.kept_bytes(stage) / link if link and stage else 0.0,
         fleet.places(host),
     )
+
+
+def _again_s(kind: _Kind, share: int) -> float:
+    """Per microbatch: copies to host memory and forwards that are computed again, for those in flight beyond
+    the device's memory. Weight gradients are computed last, and places fill up with what waits for theirs."""
+    if not kind.host.stage or kind.places == kind.host.resident:
+        return 0.0
+    flying = min(kind.places, share)
+    beyond, again = (_share_beyond(places, flying) for places in (kind.host.resident, kind.host.capacity))
+    return again * kind.forward_s + (beyond - again) * kind.copies_s
 
 
 def _shared_s(each_s: Sequence[float], most: Sequence[float], microbatches: int) -> float:
