@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 
 from anabranch.sim.clock import Clock
 
@@ -34,7 +35,7 @@ class Way:
     bandwidth_bps: float
     loss: float = 0.0
 
-    @property
+    @cached_property
     def rate_bps(self) -> float:
         """What a connection reaches: where packets are lost at most MSS/RTT · sqrt(3/2)/sqrt(loss) (Mathis et
         al., CCR 27(3), 1997)."""
@@ -59,7 +60,7 @@ class Line:
     down_bps: float = math.inf
 
 
-@dataclass(order=True)
+@dataclass(order=True, slots=True)
 class _Payload:
     priority: int
     order: int
@@ -69,6 +70,19 @@ class _Payload:
 
 class _Lane:
     """One direction between two hosts, while something is on it."""
+
+    __slots__ = (
+        "begun_at",
+        "most_bps",
+        "plan",
+        "rate_bps",
+        "receiver",
+        "sender",
+        "since",
+        "told",
+        "waiting",
+        "way",
+    )
 
     def __init__(self, sender: str, receiver: str, way: Way) -> None:
         self.sender, self.receiver, self.way = sender, receiver, way
@@ -84,6 +98,32 @@ class _Lane:
         """Take off what has left since the last change."""
         self.waiting[0].bits -= self.rate_bps * (now - self.since)
         self.since = now
+
+
+class _Wire:
+    """One direction of a host's line. lanes: what is on it, in the order in which they began."""
+
+    __slots__ = ("_narrow", "lanes", "most_bps")
+
+    def __init__(self, most_bps: float) -> None:
+        self.lanes: dict[_Lane, None] = {}
+        self.most_bps = most_bps
+        self._narrow: bool | None = None
+
+    @property
+    def narrow(self) -> bool:
+        """Whether it has no room for all that its lanes could take."""
+        if self._narrow is None:
+            self._narrow = sum(lane.most_bps for lane in self.lanes) > self.most_bps
+        return self._narrow
+
+    def put(self, lane: _Lane) -> None:
+        self.lanes[lane] = None
+        self._narrow = None
+
+    def take(self, lane: _Lane) -> None:
+        del self.lanes[lane]
+        self._narrow = None
 
 
 class UnderWay:
@@ -113,8 +153,8 @@ class Traffic:
         self.clock = clock
         self._way, self._line = way, line
         self._lanes: dict[tuple[str, str], _Lane] = {}
-        self._up: dict[str, dict[_Lane, None]] = {}
-        self._down: dict[str, dict[_Lane, None]] = {}
+        self._up: dict[str, _Wire] = {}
+        self._down: dict[str, _Wire] = {}
         self._order = 0
         self.watch: Callable[[str, str, float, float, int], None] | None = None
         """Called with (sender, receiver, begun, ended, priority) when a lane becomes empty, and when payloads
@@ -142,8 +182,8 @@ class Traffic:
         lane.since = self.clock.now
         lane.waiting.append(payload)
         self._tell(lane)
-        self._up.setdefault(sender, {})[lane] = None
-        self._down.setdefault(receiver, {})[lane] = None
+        self._wire(self._up, sender).put(lane)
+        self._wire(self._down, receiver).put(lane)
         self._share(self._together(lane))
 
     def drop(self, one: str, other: str) -> dict[str, int]:
@@ -166,23 +206,30 @@ class Traffic:
         """Nothing is on this lane any more: those that shared a line with it go quicker."""
         together = self._together(lane)
         del self._lanes[lane.sender, lane.receiver]
-        del self._up[lane.sender][lane], self._down[lane.receiver][lane]
+        self._up[lane.sender].take(lane)
+        self._down[lane.receiver].take(lane)
         lane.plan += 1
         lane.waiting.clear()
         self._tell(lane)
         together.remove(lane)
         self._share(together)
 
+    def _wire(self, wires: dict[str, _Wire], host: str) -> _Wire:
+        found = wires.get(host)
+        if found is None:
+            line = self._line(host)
+            found = wires[host] = _Wire(line.up_bps if wires is self._up else line.down_bps)
+        return found
+
     def _plan(self, lane: _Lane) -> None:
         """Plan the departure of the last byte of what goes first."""
         lane.plan += 1
-        plan = lane.plan
+        departs_s = max(0.0, lane.waiting[0].bits) / lane.rate_bps
+        self.clock.after(departs_s, partial(self._departs, lane, lane.plan))
 
-        def departed() -> None:
-            if lane.plan == plan:
-                self._departed(lane)
-
-        self.clock.after(max(0.0, lane.waiting[0].bits) / lane.rate_bps, departed)
+    def _departs(self, lane: _Lane, plan: int) -> None:
+        if lane.plan == plan:
+            self._departed(lane)
 
     def _departed(self, lane: _Lane) -> None:
         lane.since = self.clock.now
@@ -205,49 +252,50 @@ class Traffic:
 
     def _together(self, lane: _Lane) -> list[_Lane]:
         """The lanes whose rates may depend on this one's, over lines too narrow for all of theirs."""
-        found, todo = {lane: None}, [lane]
+        found, todo, seen = {lane: None}, [lane], set[_Wire]()
         while todo:
             here = todo.pop()
-            for others in self._narrow(here):
-                fresh = [other for other in others if other not in found]
-                found.update(dict.fromkeys(fresh))
-                todo += fresh
+            for wire in (self._up[here.sender], self._down[here.receiver]):
+                if wire.narrow and wire not in seen:
+                    seen.add(wire)
+                    fresh = [other for other in wire.lanes if other not in found]
+                    found.update(dict.fromkeys(fresh))
+                    todo += fresh
         return list(found)
-
-    def _narrow(self, lane: _Lane) -> Iterable[dict[_Lane, None]]:
-        up, down = self._up[lane.sender], self._down[lane.receiver]
-        if sum(other.most_bps for other in up) > self._line(lane.sender).up_bps:
-            yield up
-        if sum(other.most_bps for other in down) > self._line(lane.receiver).down_bps:
-            yield down
 
     def _share(self, lanes: list[_Lane]) -> None:
         """Progressive filling: all rates rise alike; a lane stops at its bound or where a line is full."""
-        room: dict[tuple[str, bool], float] = {}
-        users: dict[tuple[str, bool], set[_Lane]] = {}
+        if len(lanes) == 1:
+            lane = lanes[0]
+            most_bps = min(self._up[lane.sender].most_bps, self._down[lane.receiver].most_bps)
+            self._goes(lane, min(most_bps, lane.most_bps))
+            return
+        room: dict[_Wire, float] = {}
+        users: dict[_Wire, set[_Lane]] = {}
+        ends: dict[_Lane, tuple[_Wire, _Wire]] = {}
         for lane in lanes:
-            for key in ((lane.sender, True), (lane.receiver, False)):
-                line = self._line(key[0])
-                room[key] = line.up_bps if key[1] else line.down_bps
-                users.setdefault(key, set()).add(lane)
+            ends[lane] = self._up[lane.sender], self._down[lane.receiver]
+            for wire in ends[lane]:
+                if wire not in room:
+                    room[wire], users[wire] = wire.most_bps, set()
+                users[wire].add(lane)
         rising, rates = dict.fromkeys(lanes), {}
         while rising:
-            full = {key: room[key] / len(users[key]) for key in users if users[key]}
+            full = {wire: room[wire] / len(using) for wire, using in users.items() if using}
             level = min(min(full.values()), min(lane.most_bps for lane in rising))
-            narrow = {key for key, most in full.items() if most <= level}
-            stop = [
-                lane
-                for lane in rising
-                if lane.most_bps <= level or (lane.sender, True) in narrow or (lane.receiver, False) in narrow
-            ]
+            narrow = {wire for wire, most in full.items() if most <= level}
+            stop = [lane for lane in rising if lane.most_bps <= level or not narrow.isdisjoint(ends[lane])]
             for lane in stop:
                 rates[lane] = level
                 del rising[lane]
-                for key in ((lane.sender, True), (lane.receiver, False)):
-                    room[key] -= level
-                    users[key].discard(lane)
+                for wire in ends[lane]:
+                    room[wire] -= level
+                    users[wire].discard(lane)
         for lane, rate in rates.items():
-            if rate != lane.rate_bps:
-                lane.advance(self.clock.now)
-                lane.rate_bps = rate
-                self._plan(lane)
+            self._goes(lane, rate)
+
+    def _goes(self, lane: _Lane, rate_bps: float) -> None:
+        if rate_bps != lane.rate_bps:
+            lane.advance(self.clock.now)
+            lane.rate_bps = rate_bps
+            self._plan(lane)

@@ -6,7 +6,6 @@ their own bytes; they do not disturb payloads, as on a live link, where they hav
 
 from __future__ import annotations
 
-import functools
 import math
 from collections import Counter
 from collections.abc import Mapping
@@ -23,7 +22,7 @@ from anabranch.protocol.settings import Settings
 from anabranch.protocol.tasks import PIECE_BYTES, Payload, Result, Task
 from anabranch.sim import algebra
 from anabranch.sim.devices import GRADIENT_BYTES, STATE_BYTES, Work
-from anabranch.sim.links import SETUP_TRIPS, Traffic, UnderWay
+from anabranch.sim.links import SETUP_TRIPS, Traffic, UnderWay, Way
 from anabranch.sim.node import Computer, Node
 from anabranch.sim.parked import Parked
 from anabranch.sim.scenario import Fleet
@@ -89,7 +88,8 @@ class ModelledWorld(World):
 
         super().__init__(seed, settings, algebra.genesis_of(settings, leader.id), make)
         self.work = work
-        self._way = functools.cache(fleet.way)
+        self._region = {host.id: host.region for host in fleet.hosts.values()}
+        self._ways: dict[tuple[str, str], Way] = {}
         self.traffic = Traffic(self.clock, self._way, fleet.line)
         self.sent = Sent()
         self._sized: tuple[msg.AnyMessage | None, int] = (None, 0)
@@ -101,7 +101,7 @@ class ModelledWorld(World):
         self.add_leader(lead(member, settings, schedule, self.genesis), member)
         if fleet.drift is not None:
             regions = {host.region for host in fleet.hosts.values()}
-            fleet.drift.begin(self.clock, fleet.hosts, regions, self._way.cache_clear)
+            fleet.drift.begin(self.clock, fleet.hosts, regions, self._ways.clear)
         for host in fleet.hosts:
             if host != leader.id and host not in fleet.trace.absent:
                 self.add(member_of(fleet, host), leader.id, at=self.random.uniform(0.0, 0.5))
@@ -134,12 +134,20 @@ class ModelledWorld(World):
 
     # --- wires ---------------------------------------------------------------------------------
 
+    def _way(self, sender: str, receiver: str) -> Way:
+        """It is the same for all hosts of two regions."""
+        ends = self._region[sender], self._region[receiver]
+        found = self._ways.get(ends)
+        if found is None:
+            found = self._ways[ends] = self.fleet.way(sender, receiver)
+        return found
+
     def _delay(self, *ends: str) -> float:
         way = self._way(*ends)
         seconds = way.latency_s
         while way.loss and self.random.random() < way.loss:
             seconds += way.retransmit_s()
-        return seconds * self.trouble.factor(*ends)
+        return seconds * self.trouble.factor(*ends) if self.slow else seconds
 
     def _setup_s(self, one: str, other: str) -> float:
         return sum(self._delay(*ends) for ends in ((one, other), (other, one)) * SETUP_TRIPS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from msgspec import structs
@@ -186,7 +187,7 @@ class Node:
         deadline = self.peer.deadline() - self._clock_ahead_s
         if deadline < self._wake_at:
             self._wake_at = deadline
-            self.world.clock.at(deadline, lambda: self._wake(deadline))
+            self.world.clock.at(deadline, partial(self._wake, deadline))
 
     def _wake(self, planned: float) -> None:
         if planned == self._wake_at:

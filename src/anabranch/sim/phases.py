@@ -39,6 +39,8 @@ class Phases:
 
     def look(self, node: Node, event: ev.Event, now: float) -> None:
         """After each event of a node."""
+        if node is not self._leader and not isinstance(event, ev.Finished):
+            return
         lead = self._leader.peer.lead
         current = lead.round if lead is not None else None
         if isinstance(event, ev.Finished) and node.peer.core.stage:

@@ -9,6 +9,7 @@ from anabranch.protocol.records import Commit, Rollback, decode_entry
 from anabranch.sim.algebra import wrong_states
 from anabranch.sim.churn import Churn
 from anabranch.sim.dealt import placed
+from anabranch.sim.garbage import seldom_collected
 from anabranch.sim.modelled import ModelledWorld, member_of, settings_of
 from anabranch.sim.node import Node
 from anabranch.sim.phases import Phases
@@ -62,7 +63,8 @@ class Simulation:
 
     def run(self) -> Outcome:
         try:
-            self.world.run(PATIENCE_S * self.fleet.scenario.run.iterations, EVENTS_MAX)
+            with seldom_collected():
+                self.world.run(PATIENCE_S * self.fleet.scenario.run.iterations, EVENTS_MAX)
         except TimeoutError as error:
             self.outcome.failure = str(error)
         wrong = wrong_states(self.world)
@@ -76,6 +78,8 @@ class Simulation:
         if isinstance(event, ev.Finished) and node.peer.core.stage:
             self.tape.add("busy_s", event.result.seconds)
         self._phases.look(node, event, self.world.clock.now)
+        if len(self.world.log) == self._log_read:
+            return
         for line in self.world.log[self._log_read :]:
             record = decode_entry(line).record
             if isinstance(record, Rollback):

@@ -12,6 +12,7 @@ import random
 import zlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from anabranch.protocol import events as ev
 from anabranch.protocol.founding import first_door
@@ -154,17 +155,20 @@ class World:
         here, bulky = sender.id, payload is not None
         bulk_s = self._bulk_s(here, peer, decoded, size, bulky)
         planned = self._arrival(here, peer, self._delay(here, peer) + bulk_s)
-
-        def deliver() -> None:
-            if link.carries(here) and receiver.links.get(here) is link:
-                receiver.handle(ev.Received(here, decoded, payload))
-
+        deliver = partial(self._delivered, here, link, receiver, decoded, payload)
         times = self.trouble.arrivals(link.ends, planned) if self.trouble.disorders else []
         if not times:
             self._at(link.arrival(here, bulky, planned), deliver)
         for at in times:
             link.quiet_at = max(link.quiet_at, at)
             self._at(at, deliver)
+
+    @staticmethod
+    def _delivered(
+        sender: str, link: Link, receiver: Node, decoded: AnyMessage, payload: Payload | None
+    ) -> None:
+        if link.carries(sender) and receiver.links.get(sender) is link:
+            receiver.handle(ev.Received(sender, decoded, payload))
 
     def _bulk_s(self, sender: str, receiver: str, message: AnyMessage, size: int, bulky: bool) -> float:
         """What a message of so many bytes, or its payload, adds to its delay."""
@@ -356,6 +360,8 @@ class World:
 
     def _over(self) -> bool:
         leader = self.nodes[self.genesis.leader]
+        if leader.alive and leader.stopped is None:
+            return False
         sent_away = leader.stopped is not None and not leader.stopped[1]
         if not leader.alive or (sent_away and self.settings.voters > 1):
             # Others may lead it to its end; the founder is needed for the last checkpoint alone.

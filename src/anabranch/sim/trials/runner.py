@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import multiprocessing
 from collections.abc import Iterable, Iterator
 
+from anabranch.sim.garbage import seldom_collected
 from anabranch.sim.trials.draw import draw, profile_of
 from anabranch.sim.trials.outcome import Outcome
 from anabranch.sim.trials.trial import Trial
@@ -14,19 +14,10 @@ from anabranch.sim.trials.trial import Trial
 CHUNK = 8
 
 
-#: New objects between two looks for garbage: a seed makes many, and leaves few circles.
-NEW_OBJECTS = 100_000
-
-
 def run_seed(seed: int, profile: str = "") -> Outcome:
     """One seed; without a profile, of its own one."""
-    usual = gc.get_threshold()
-    gc.set_threshold(NEW_OBJECTS)
-    try:
+    with seldom_collected():
         return Trial(draw(seed, profile or profile_of(seed))).run()
-    finally:
-        gc.set_threshold(*usual)
-        gc.collect(0)
 
 
 def run_seeds(seeds: Iterable[int], profile: str = "", jobs: int = 1) -> Iterator[Outcome]:
