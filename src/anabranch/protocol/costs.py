@@ -80,6 +80,8 @@ class Costs:
     forward_s: float = 0.0
     backward_s: float = 0.0
     neighbours: dict[str, Neighbour] = field(default_factory=dict)
+    changes: int = 0
+    """Rises whenever a pass, its own or a neighbour's, takes another time than before."""
 
     def of(self, peer: str) -> Neighbour:
         known = self.neighbours.get(peer)
@@ -91,15 +93,27 @@ class Costs:
         """Who is neither a member nor linked is forgotten: in a long run most have gone."""
         for peer in [peer for peer in self.neighbours if gone(peer)]:
             del self.neighbours[peer]
+            self.changes += 1
+
+    def told(
+        self, peer: str, forward_s: float, backward_s: float, bandwidth_bps: float, price: float
+    ) -> None:
+        """What a peer says of itself."""
+        neighbour = self.of(peer)
+        before = neighbour.forward_s, neighbour.backward_s
+        neighbour.told_speed(forward_s, backward_s, bandwidth_bps, price)
+        self.changes += before != (neighbour.forward_s, neighbour.backward_s)
 
     def computed(self, kind: str, seconds: float, now: float) -> None:
         """A task of this peer took so long."""
+        before = self.forward_s, self.backward_s
         if kind in ("Forward", "Head"):
             self.mine.forward.add(seconds, now)
             self.forward_s = self.mine.forward.median() or 0.0
         elif kind == "InputGradient":
             self.mine.backward.add(seconds, now)
             self.backward_s = self.mine.backward.median() or 0.0
+        self.changes += before != (self.forward_s, self.backward_s)
 
     def answered(self, peer: str, trip_s: float, now: float) -> None:
         """A heartbeat came back after so long."""

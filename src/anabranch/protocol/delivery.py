@@ -192,7 +192,7 @@ class Delivery:
                 return self.peer.leadership.heard(peer, message)
             case msg.Pong(_, forward_s, backward_s, bandwidth_bps, price):
                 trip_s = self.peer.contacts.pong(message)
-                core.costs.of(peer).told_speed(forward_s, backward_s, bandwidth_bps, price)
+                core.costs.told(peer, forward_s, backward_s, bandwidth_bps, price)
                 if trip_s is not None:
                     core.costs.answered(peer, trip_s, core.now)
                 self.peer.router.measured(peer)

@@ -70,6 +70,8 @@ class Router:
         """Flow links that are up."""
         self._capacity = self._demand = 0
         self._pass_s: dict[str, float] = {}
+        self._balanced: object = None
+        """What there was to know when places were last worked out."""
         self._first_costs: dict[tuple[str, Side], float] = {}
         self._begin_at = math.inf
         self._stir = 0
@@ -266,6 +268,11 @@ class Router:
         return len(split_indices(min([core.settings.microbatches, *room]), data_nodes)[core.me])
 
     def _balance(self) -> None:
+        core = self.core
+        known = (core.settings, core.membership, core.membership.version, core.costs.changes)
+        if known == self._balanced:
+            return
+        self._balanced = known
         capacity = self._rebalance()
         if capacity != self._capacity:
             self._capacity = capacity

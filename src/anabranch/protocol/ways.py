@@ -30,33 +30,37 @@ class Way:
 
 
 class Ways:
-    """(sender, receiver) -> what the sender measured."""
+    """sender -> receiver -> what the sender measured."""
 
     def __init__(self) -> None:
-        self._latency_s: dict[tuple[str, str], float] = {}
-        self._bandwidth_bps: dict[tuple[str, str], float] = {}
+        self._latency_s: dict[str, dict[str, float]] = {}
+        self._bandwidth_bps: dict[str, dict[str, float]] = {}
 
     def told(self, peer: str, links: Mapping[str, tuple[float, float]]) -> None:
         """By `peer`: seconds of a round trip, and bits per second of what it sends there (0: not known). What
         it told before is outdated."""
-        for table in (self._latency_s, self._bandwidth_bps):
-            for pair in [pair for pair in table if pair[0] == peer]:
-                del table[pair]
+        trips, rates = {}, {}
         for other, (trip_s, bandwidth_bps) in links.items():
             if plausible(trip_s):
-                self._latency_s[peer, other] = trip_s / 2.0
+                trips[other] = trip_s / 2.0
             if plausible(bandwidth_bps):
-                self._bandwidth_bps[peer, other] = bandwidth_bps
+                rates[other] = bandwidth_bps
+        self._latency_s[peer], self._bandwidth_bps[peer] = trips, rates
 
     def removed(self, peer: str) -> None:
         for table in (self._latency_s, self._bandwidth_bps):
-            for pair in [pair for pair in table if peer in pair]:
-                del table[pair]
+            table.pop(peer, None)
+            for measured in table.values():
+                measured.pop(peer, None)
 
     def between(self, regions: Mapping[str, str]) -> Callable[[str, str], Way] | None:
         """The way from one peer to another; `regions` of all of them. None while nothing is known."""
         trips, rates = (
-            {pair: value for pair, value in table.items() if pair[0] in regions and pair[1] in regions}
+            {
+                (sender, receiver): value
+                for sender, measured in table.items() if sender in regions
+                for receiver, value in measured.items() if receiver in regions
+            }
             for table in (self._latency_s, self._bandwidth_bps)
         )
         if not trips or not rates:

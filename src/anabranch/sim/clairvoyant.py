@@ -38,20 +38,35 @@ class Available:
     members: Mapping[int, int]
 
 
+class Clairvoyant:
+    """Bounds of one fleet: what is the same in all its iterations is worked out once."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._microbatches = fleet.scenario.model.microbatches
+        self._reach, self._trip_s = _ways(fleet)
+        stages = range(fleet.scenario.model.stages + 1)
+        self._hosts = [fleet.stage(stage) for stage in stages]
+        self._speeds = [
+            [1.0 / host.machine.microbatch_s(stage) for host in self._hosts[stage]] for stage in stages
+        ]
+        """Of each replica: microbatches per second."""
+        self._reduce_s = [_reduce_s(fleet, hosts) for hosts in self._hosts]
+
+    def bound_s(self, available: Available) -> float:
+        """The bound for one iteration."""
+        least = 0.0
+        for stage, hosts in enumerate(self._hosts):
+            shares = [available.shares.get(host.id, 1.0) for host in hosts]
+            replicas = list(zip(self._speeds[stage], shares, strict=True))
+            alone = available.members.get(stage, len(hosts)) < 2
+            lost_s = self._reach[stage] + (0.0 if alone else self._reduce_s[stage])
+            least = max(least, _fill(replicas, self._microbatches, lost_s))
+        return max(least, self._trip_s)
+
+
 def bound_s(fleet: Fleet, available: Available) -> float:
     """The bound for one iteration of this fleet."""
-    stages, microbatches = fleet.scenario.model.stages, fleet.scenario.model.microbatches
-    reach, trip_s = _ways(fleet)
-    least = 0.0
-    for stage in range(stages + 1):
-        hosts = fleet.stage(stage)
-        # Per replica: microbatches per second, and the share of the iteration in which it can compute.
-        replicas = [
-            (1.0 / host.machine.microbatch_s(stage), available.shares.get(host.id, 1.0)) for host in hosts
-        ]
-        lost_s = reach[stage] + _reduce_s(fleet, hosts, available.members.get(stage, len(hosts)))
-        least = max(least, _fill(replicas, microbatches, lost_s))
-    return max(least, trip_s)
+    return Clairvoyant(fleet).bound_s(available)
 
 
 def _fill(replicas: Sequence[tuple[float, float]], work: float, lost_s: float) -> float:
@@ -108,9 +123,9 @@ def download_s(fleet: Fleet, relay: str) -> float:
     return min(way.latency_s for way in ways) + bits / rate_bps
 
 
-def _reduce_s(fleet: Fleet, hosts: Sequence[Host], members: int) -> float:
+def _reduce_s(fleet: Fleet, hosts: Sequence[Host]) -> float:
     """The cheapest reduce-scatter and gather among any two or more replicas, over the best of their links."""
-    if members < 2 or len(hosts) < 2:
+    if len(hosts) < 2:
         return 0.0
     ways = [(fleet.way(a.id, b.id), a.line, b.line) for a in hosts for b in hosts if a is not b]
     latency_s = min(way.latency_s for way, _, _ in ways)

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from anabranch.sim.clairvoyant import Available, bound_s, download_s
+from anabranch.sim.clairvoyant import Available, Clairvoyant, download_s
 from anabranch.sim.clock import Clock
 from anabranch.sim.phases import COMPUTED, PHASES
 from anabranch.sim.scenario import Fleet
@@ -75,6 +75,7 @@ class Tape:
 
     def __init__(self, fleet: Fleet, clock: Clock) -> None:
         self.fleet, self.clock = fleet.undisturbed, clock
+        self._clairvoyant = Clairvoyant(self.fleet)
         self.rows: list[Row] = []
         self.relays = [host.id for host in fleet.hosts.values() if host.stage]
         self.totals: dict[str, float] = dict.fromkeys(_SUMS, 0)
@@ -128,7 +129,7 @@ class Tape:
         sums |= {key: round(sums[key]) for key in _COUNTS}
         sums["communicating_s"] /= max(1, len(self.relays))
         counts = {stage: len(names) for stage, names in members.items()}
-        bound = bound_s(self.fleet, Available(shares, counts))
+        bound = self._clairvoyant.bound_s(Available(shares, counts))
         alive_s, phases = sum(alive.values()), dict(phases or {})
         sent = {kind: count - self._kinds.get(kind, 0) for kind, count in (kinds or {}).items()}
         self._kinds = dict(kinds or {})
