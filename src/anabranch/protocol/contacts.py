@@ -79,6 +79,11 @@ class Contacts:
         """When others are asked (again) after a silent peer."""
         return self.witnesses.asked_at(peer) + DOUBT * silence.patience_s
 
+    def listens_up(self, next_index: int) -> bool:
+        """Whether it is time to look for links that are silent. next_index: of the log, told with pings."""
+        self._next_index = next_index
+        return self.core.now >= self._none_silent_before
+
     def tick(self, next_index: int) -> list[Overdue]:
         """Heartbeats and dials that are due; returns who is overdue."""
         core = self.core

@@ -128,11 +128,13 @@ class Core:
 
         self.queue.push(rank, index, task, inputs, timed)
 
-    def start_next(self) -> None:
-        """Start the next task if the worker is free."""
+    def start_next(self) -> bool:
+        """Start the next task if the worker is free; whether there is one."""
         job = self.queue.next()
-        if job is not None:
-            self.effects.append(Run(job[0], job[1]))
+        if job is None:
+            return False
+        self.effects.append(Run(job[0], job[1]))
+        return True
 
     def keeps_log(self, peer: str) -> bool:
         if self._keepers_of is not self.voters:

@@ -178,5 +178,10 @@ class KeptGradients:
         for key in [key for key, order in self._orders.items() if self.core.now >= order.due]:
             self._ask(key)
 
+    @property
+    def ordered(self) -> bool:
+        """Whether anything is still to be fetched."""
+        return bool(self._orders)
+
     def deadline(self) -> float:
         return min([order.due for order in self._orders.values()]) if self._orders else math.inf

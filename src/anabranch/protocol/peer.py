@@ -112,9 +112,7 @@ class Peer:
         talk, told = self._small_talk(event), self.router.told
         self._dispatch(event)
         if not (talk and self._nothing_follows(told)):
-            self._due = None
-            self._tick()
-            self._settle()
+            self._go_on(isinstance(event, ev.Wake))
         effects, core.effects = core.effects, []
         return effects
 
@@ -145,21 +143,39 @@ class Peer:
         answered = not core.effects or (len(core.effects) == 1 and isinstance(core.effects[0], ev.Send))
         return answered and not core.to_self and self.router.told == stir
 
-    def _settle(self) -> None:
-        """Let the consequences play out: messages to myself, the leader's decisions, the next task."""
-        core = self.core
+    def _go_on(self, woken: bool) -> None:
+        """What is due is done, and the consequences play out. After most events there is neither, and when
+        something will be due is then worked out but once."""
+        self._due = None if woken or self._busy() else self._deadline()
+        if self._due is None or self.core.now >= self._due:
+            self._due = None
+            self._tick()
+        if self._settle():
+            self._due = None
+
+    def _busy(self) -> bool:
+        """Whether there may be something to do before it is due."""
+        always = self.stopped or self.lead is not None or self.leaving.reason is not None
+        return always or self.snapshots.gradients.ordered or self.contacts.listens_up(self.position.index)
+
+    def _settle(self) -> bool:
+        """Let the consequences play out: messages to myself, the leader's decisions, the next task. Returns
+        whether there were any."""
+        core, any_at_all = self.core, self.lead is not None
         while True:
             while core.to_self:
+                any_at_all = True
                 message, payload = core.to_self.pop(0)
                 self.reception.receive(core.me, message, payload)
-            core.start_next()
+            any_at_all = core.start_next() or any_at_all
             if self.iteration is not None and self.iteration.claim_changed and not core.queue.adding:
+                any_at_all = True
                 self.iteration.send_claim()
             if self.lead is not None and not self.stopped:
                 self.lead.released.check_parity()
                 self.lead.consider()
             if not core.to_self:
-                return
+                return any_at_all
 
     # --- events --------------------------------------------------------------------------------
 

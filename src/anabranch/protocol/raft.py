@@ -90,6 +90,11 @@ class Raft:
         effects, self._effects = self._effects, []
         return effects
 
+    @property
+    def concerned(self) -> bool:
+        """Whether anything happens here by itself: this disk leads, or may vote and stand."""
+        return self.role is Role.LEADER or self._may_stand()
+
     def deadline(self) -> float:
         """When `tick` wants to be called next."""
         if self.role is Role.LEADER:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
@@ -157,17 +158,20 @@ class Voter:
         epoch = self.core.settings.epoch
         if epoch > 1 and self.core.epochs.get(peer) != epoch:
             return f"it is not known to be in epoch {epoch}"  # voters of a former epoch were given up
+        self._look()
         self.raft.receive(message, self.core.now)
         self._settle()
         return None
 
     def persisted(self, number: int) -> None:
+        self._look()
         self.raft.persisted(number, self.core.now)
         self._settle()
 
     def lost(self, peer: str) -> None:
         """The link to a peer broke."""
         if peer_of(self.raft.leader) == peer:
+            self._look()
             self.raft.leader_lost(self.raft.leader, self.core.now)
 
     def tick(self) -> None:
@@ -230,8 +234,14 @@ class Voter:
             self.hand_over(heir)
 
     def deadline(self) -> float:
+        raft = self.raft
+        if not raft.concerned:
+            return math.inf  # most peers keep no log; whether they could lead is looked at when it matters
+        self._look()
+        return raft.deadline()
+
+    def _look(self) -> None:
         self.raft.campaigns = self._may_lead() and not self.leaving
-        return self.raft.deadline()
 
     def _settle(self) -> None:
         for effect in self.raft.take():
