@@ -242,7 +242,8 @@ class Joining:
     def members_changed(self, record: Members) -> None:
         core = self.peer.core
         if core.me in record.active_from:
-            self.again_at = float("inf")
+            if self.step is Step.READY:  # else it has no state any more, and is to try again to have one
+                self.again_at = float("inf")
             self.tell_applied()
         lead = self.peer.lead if self.step is Step.REQUESTED else None
         if lead is not None and any(member.id == core.me for member in record.joined):
