@@ -139,3 +139,31 @@ def test_heartbeats_of_a_large_swarm() -> None:
     for one, other in near:
         for peer, beside in ((one, other.core.me), (other, one.core.me)):
             assert peer.core.costs.of(beside).link.latency.round_trip_s() is not None
+
+
+def test_who_missed_a_step_and_has_no_neighbour_left_asks_strangers_for_its_gradient() -> None:
+    """Of a large stage only neighbours are linked. Where these are out of reach others have the gradient,
+    too: who waited until it gave up, and then fetched the whole state, held everybody up meanwhile."""
+    world = crowded(Model(task_s={"Forward": 4.0, "InputGradient": 4.0, "WeightGradient": 4.0}))
+    heard, misses = Heard(world), "r1.3"
+    missed: list[float] = []
+    taken: list[float] = []
+
+    def look(node: Node, event: ev.Event) -> None:
+        peer = world.nodes[misses].peer
+        if not missed and node.id == "d0" and peer.replica.t == 1 and node.peer.committed == 2:
+            missed.append(world.clock.now)
+            peer.replica.prepared = None
+            near = peer.core.near.all(peer.core.stage)
+            for other in [other for other in world.nodes if other.startswith("r1.") and other != misses]:
+                world.cut(misses, other, 120.0 if other in near else 0.0)
+        if missed and not taken and peer.replica.t >= 2:
+            taken.append(world.clock.now)
+
+    world.watchers.append(look)
+    world.run()
+    assert missed and taken
+    askers = {sender for _, kind, sender in heard.counts if kind == "FetchGradient"}
+    assert askers == {misses}
+    assert not any(kind == "FetchState" and sender == misses for _, kind, sender in heard.counts)
+    assert not wrong_states(world) and len(world.history().commits) == STEPS

@@ -445,6 +445,17 @@ class Replica:
         elif peers:
             peer = peers[self._fetches.tries % len(peers)]
             self.core.send(peer, FetchGradient(t, self.core.stage))
+        elif self.core.near.crowded:
+            self._call(live)
+
+    def _call(self, live: list[str]) -> None:
+        """Of a large stage nobody who has the gradient need be a neighbour: some are dialled, and asked."""
+        core = self.core
+        self._fetch_at = min(self._fetch_at, core.now + FETCH_AFTER_S)
+        strangers = [peer for peer in live if peer not in core.links]
+        core.dice.shuffle(strangers)
+        for peer in strangers[: core.near.picks]:
+            core.contacts.reach(peer)
 
     def on_gradient(self, peer: str, message: Gradient, payload: Payload | None) -> None:
         following = self.pending.get(self.t + 1)
