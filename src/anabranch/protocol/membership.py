@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from anabranch.protocol.records import Member, Members
 
-#: Answers of `live` that are remembered between two records.
-LIVE_KEPT = 256
+#: Answers of `live` that are remembered of a stage, between two changes of it.
+LIVE_KEPT = 32
 
 
 class Membership:
@@ -31,14 +31,25 @@ class Membership:
         """Rises with every change of who is a member, or serves."""
         self._seen = 0
         self._stages: dict[int, set[str]] = {}
-        self._live: dict[tuple[int, int], list[str]] = {}
+        self._live: dict[int, dict[int, list[str]]] = {}
+        """Stage -> iteration -> who serves it."""
+        self._versions: dict[int, int] = {}
 
-    def _changed(self) -> None:
-        self._live.clear()
+    def version_of(self, stage: int) -> int:
+        """Rises with every change of who is a member of this stage, or serves it."""
+        return self._versions.get(stage, 0)
+
+    def _changed(self, stages: Iterable[int]) -> None:
         self.version += 1
+        for stage in stages:
+            self._live.pop(stage, None)
+            self._versions[stage] = self.version
+
+    def _stages_of(self, peers: Iterable[str]) -> set[int]:
+        return {self.members[peer].stage for peer in peers if peer in self.members}
 
     def apply(self, record: Members) -> None:
-        self._changed()
+        self._changed(self._stages_of(record.removed))
         self.number = record.number
         for peer in record.removed:
             self._hand_on(peer)
@@ -52,7 +63,7 @@ class Membership:
 
     def serve(self, active_from: Mapping[str, int]) -> None:
         """From which iteration members serve."""
-        self._changed()
+        self._changed(self._stages_of(active_from))
         self.active_from.update(active_from)
 
     def open(self, t: int, stages: int) -> None:
@@ -68,7 +79,7 @@ class Membership:
     def rolled_back(self, t: int) -> None:
         """The run goes on from the state after iteration t: whoever served, or was to serve later, serves
         from the next iteration on."""
-        self._changed()
+        self._changed(list(self._stages))
         self.active_from = {peer: min(since, t + 1) for peer, since in self.active_from.items()}
         self.opening_t, self.opening, self.handed_on = 0, [], []
 
@@ -91,7 +102,7 @@ class Membership:
 
     def restore(self, member: Member) -> None:
         """Enter a member (again); its place in the order of joining is at the end."""
-        self._changed()
+        self._changed({member.stage, *self._stages_of((member.id,))})
         self._seen += 1
         self._leave_stage(member.id)
         self._stages.setdefault(member.stage, set()).add(member.id)
@@ -114,12 +125,14 @@ class Membership:
         return len(self._alive(stage, t))
 
     def _alive(self, stage: int, t: int) -> list[str]:
-        if (stage, t) not in self._live:
-            if len(self._live) > LIVE_KEPT:
-                self._live.clear()
-            since = self.active_from
-            self._live[stage, t] = sorted(p for p in self.of(stage) if since.get(p, t + 1) <= t)
-        return self._live[stage, t]
+        known = self._live.setdefault(stage, {})
+        found = known.get(t)
+        if found is None:
+            if len(known) > LIVE_KEPT:
+                known.clear()
+            since, later = self.active_from, t + 1
+            found = known[t] = sorted([p for p in self.of(stage) if since.get(p, later) <= t])
+        return found
 
     def of(self, stage: int) -> Collection[str]:
         """Members of `stage`, whether they serve or not, in no order."""

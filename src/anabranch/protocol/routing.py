@@ -269,7 +269,7 @@ class Router:
 
     def _balance(self) -> None:
         core = self.core
-        known = (core.settings, core.membership, core.membership.version, core.costs.changes)
+        known = (core.settings, core.membership, core.membership.version_of(core.stage), core.costs.changes)
         if known == self._balanced:
             return
         self._balanced = known
