@@ -49,7 +49,7 @@ class Delivery:
             return f"stage {stage} does not precede mine"
         if kind in _FROM_BESIDE and stage not in (core.previous_stage(), core.next_stage()):
             return f"stage {stage} is not beside mine"
-        if kind in _FROM_STAGE and stage != core.stage:
+        if isinstance(message, msg.ReducePart | msg.ReducedPart) and not self._shared(stage, message):
             return f"stage {stage} is not mine"
         match message:
             case msg.Slots():
@@ -73,15 +73,24 @@ class Delivery:
                 iteration.sender.on_have(peer, message.index, message.way)
             case msg.Lack():
                 iteration.sender.on_lack(peer, message.index, message.refused, message.way)
-            case msg.Attempt():
-                if message.stage != core.stage:
-                    return f"stage {message.stage} is not mine"
-                return self.peer.replica.on_attempt(message)
-            case msg.ReducePart() | msg.ReducedPart():
-                return self.peer.replica.on_part(peer, message, payload)
+            case msg.Attempt(stage=of_stage):
+                asked = self.peer.replica if of_stage == core.stage else self.peer.helping
+                return asked.on_attempt(message)
+            case msg.ReducePart(stage=of_stage) | msg.ReducedPart(stage=of_stage):
+                adding = self.peer.replica if of_stage == core.stage else self.peer.helping
+                return adding.on_part(peer, message, payload)
             case msg.Missing():
                 self._recheck(iteration, message)
         return None
+
+    def _shared(self, stage: int, message: msg.ReducePart | msg.ReducedPart) -> bool:
+        """Whether a peer of `stage` may say that to me: of the same stage, or beside it as one whom I help or
+        who helps me."""
+        core = self.core
+        if stage == core.stage:
+            return message.stage == stage
+        beside = stage in (core.previous_stage(), core.next_stage())
+        return beside and message.stage == (stage if isinstance(message, msg.ReducePart) else core.stage)
 
     def _recheck(self, iteration: Iteration, message: msg.Missing) -> None:
         """Nobody claims these units: whoever sent one on asks after it (R6)."""

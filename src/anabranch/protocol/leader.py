@@ -156,7 +156,8 @@ class Leader:
             claims.pop(peer, None)
             current.prepared.get(stage, {}).pop(peer, None)
             attempt = current.attempts.get(stage)
-            if attempt and peer in attempt.members and not self.reducing.prepared(current, stage):
+            taking_part = attempt is not None and peer in (*attempt.members, *attempt.helpers)
+            if taking_part and not self.reducing.prepared(current, stage):
                 current.give_up(stage)
 
     def stop(self, reason: str) -> None:
@@ -315,7 +316,7 @@ class Leader:
         """The link to a peer is (back) up: tell it the attempt that it may have missed."""
         if self.round is not None:
             for attempt in self.round.attempts.values():
-                if peer in attempt.members:
+                if peer in attempt.members or peer in attempt.helpers:
                     self.core.send(peer, attempt)
         if self.released.last and self.t > 0:
             self.core.send(peer, Release(self.core.fence(self.t, self.base)))

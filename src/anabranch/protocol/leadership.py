@@ -256,6 +256,7 @@ class Leadership:
         """Another leads, or in another term: what is left of a higher one is void, and it has to be told all
         that the last one knew (R9)."""
         self.peer.replica.forget_attempts(self.peer.core.term)
+        self.peer.helping.forget_attempts(self.peer.core.term)
         self.report()
 
     def report(self) -> None:

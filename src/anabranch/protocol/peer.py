@@ -19,6 +19,7 @@ from anabranch.protocol.core import Core
 from anabranch.protocol.delivery import HEARTBEATS
 from anabranch.protocol.download import Download, State
 from anabranch.protocol.folding import Folding
+from anabranch.protocol.helping import Helping
 from anabranch.protocol.iteration import Iteration
 from anabranch.protocol.joining import Joining
 from anabranch.protocol.leader import Leader
@@ -70,6 +71,7 @@ class Peer:
         self.folding = Folding(self)
         self.stepping = Stepping(self)
         self.replica = Replica(self.core, self.stepping.on_applied, self.stepping.fell_behind)
+        self.helping = Helping(self.core)
         self.router = Router(self.core)
         self.states = StateServer(self.core, lambda: self.replica.t, self._read_checkpoint)
         self.snapshots = Snapshots(self.core, self.states)
@@ -253,6 +255,7 @@ class Peer:
         elif core.membership.stage_of(peer) == core.stage:
             self.joining.applied()  # a joiner may have waited for that link
         self.replica.repeat_parts(peer)
+        self.helping.link_up(peer)
         self.snapshots.gradients.link_up(peer)
         for download in self.downloads():
             download.link_up(peer)
@@ -285,6 +288,7 @@ class Peer:
         found = self.iteration.partners if self.iteration is not None else set()
         if self.replica.reduce is not None:
             found.update(self.replica.reduce.partners)
+        found |= self.helping.partners
         for download in self.downloads():
             found.update(download.sources)
         return found

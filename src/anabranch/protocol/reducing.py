@@ -7,6 +7,7 @@ from anabranch.protocol.core import Core
 from anabranch.protocol.cover import missing, settle
 from anabranch.protocol.messages import Attempt, AttemptId, Missing, Prepared
 from anabranch.protocol.round import Look, Round
+from anabranch.protocol.spreading import EVEN, Spreading
 from anabranch.protocol.tasks import head_unit
 from anabranch.protocol.voter import Voter
 
@@ -23,6 +24,7 @@ class Reducing:
         self.log = log
         self.admission = admission
         self.step_s = 0.0
+        self.spreading = Spreading(core, admission.ways)
         self._attempt_number = 0
 
     def attempt(self, current: Round) -> None:
@@ -39,7 +41,8 @@ class Reducing:
         """Order a stage's reduce, unless there is one that can still end, or units are lacking."""
         members = self.admission.absent.present(stage, current.t)
         if stage in current.attempts:
-            if set(current.attempts[stage].members) <= set(members):
+            attempt = current.attempts[stage]
+            if set(attempt.members) <= set(members) and not look[2].intersection(attempt.helpers):
                 current.looked[stage] = look
                 return
             if not self._without(current, stage):
@@ -56,6 +59,9 @@ class Reducing:
 
     def _order(self, current: Round, stage: int, members: list[str], owners: tuple[int, ...]) -> None:
         self._attempt_number += 1
+        silent, spread = self.admission.absent.silent(), EVEN
+        if not current.retries.get(stage):
+            spread = self.spreading.of(stage, current.t, members, silent)
         message = Attempt(
             self.core.fence(current.t, current.base),
             stage,
@@ -63,8 +69,11 @@ class Reducing:
             self.core.membership.number,
             tuple(members),
             owners,
+            spread.helpers,
+            spread.sums,
         )
         current.attempts[stage] = message
+        current.ordered_at[stage] = self.core.now
         current.worked_s = current.worked_s or self.core.now - current.opened_at
         # Kept with the attempt: an owner may be removed after it has prepared.
         classes = (self.core.membership.members[peer].numerics_class for peer in members)
@@ -73,7 +82,7 @@ class Reducing:
             current.counted_losses = self._losses(current, message)
         current.prepared[stage] = {}
         current.progress_at = self.core.now
-        for peer in members:
+        for peer in (*members, *spread.helpers):
             self.core.send(peer, message)
 
     def _without(self, current: Round, stage: int) -> bool:
@@ -121,6 +130,8 @@ class Reducing:
             current.give_up(stage)
             return None
         current.agreed[stage] = (found, agreeing[0])
+        if (ordered_at := current.ordered_at.pop(stage, None)) is not None:
+            self.spreading.took(stage, current.t, bool(attempt.sums), self.core.now - ordered_at)
         return agreeing[0]
 
     def _losses(self, current: Round, heads: Attempt) -> tuple[float, ...]:

@@ -7,7 +7,7 @@ A newer attempt discards an older one; nothing is consumed by a reduce, so it ca
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -26,6 +26,7 @@ from anabranch.protocol.messages import (
     ReducePart,
 )
 from anabranch.protocol.records import Commit
+from anabranch.protocol.summing import EarlyParts, Summing, collectors, misdealt
 from anabranch.protocol.tasks import (
     Apply,
     Assemble,
@@ -49,22 +50,31 @@ PENDING_MAX = 64
 
 @dataclass
 class Reduce:
-    """One attempt at this replica. contributions: of members of my cell to the part that I sum; sums: of that
-    part, by cell; reduced: parts."""
+    """One attempt at this replica. sums: of the part that I sum, by cell; reduced: parts. collectors: who
+    sums each part for me; mine: the parts that I sum."""
 
     message: Attempt
     position: int
     cells: Cells
     parts: tuple[Payload, ...] = ()
-    contributions: dict[int, Payload] = field(default_factory=dict)
+    summing: Summing | None = None
     sums: dict[int, Payload] = field(default_factory=dict)
     reduced: dict[int, Payload] = field(default_factory=dict)
-    summed: bool = False
     added: bool = False
     assembled: bool = False
 
     def __post_init__(self) -> None:
-        self.cell, self.part = self.cells.of(self.position), self.cells.part(self.position)
+        self.cell = self.cells.of(self.position)
+        cells, dealt = self.cells, collectors(self.message)
+        of_cell = [self.members[cells.collector(self.cell, part)] for part in range(cells.parts)]
+        self.collectors: Sequence[str] = dealt or of_cell
+        me = self.members[self.position]
+        self.mine = [part for part, peer in enumerate(self.collectors) if peer == me]
+
+    @property
+    def count(self) -> int:
+        """Of all parts."""
+        return len(self.collectors)
 
     @property
     def fellows(self) -> range:
@@ -74,7 +84,8 @@ class Reduce:
     @property
     def partners(self) -> list[str]:
         """With whom I exchange parts."""
-        return [self.members[position] for position in sorted(self.cells.partners(self.position))]
+        fellows = [self.members[position] for position in sorted(self.cells.partners(self.position))]
+        return [*fellows, *self.message.helpers]
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -97,7 +108,7 @@ class Replica:
         self.keepers: tuple[str, ...] = ()
         """Peers of other stages that keep gradients of this one's steps."""
         self._subtracted: set[int] = set()
-        self._early: list[tuple[str, ReducePart | ReducedPart, Payload]] = []
+        self._early = EarlyParts()
         self._announced: Attempt | None = None
         self._applying = False
         self._fetch_at = float("inf")
@@ -113,7 +124,7 @@ class Replica:
         self.prepared = None
         self._announced = None
         self._subtracted = set()
-        self._early = []
+        self._early = EarlyParts()
 
     # --- the reduce ----------------------------------------------------------------------------
 
@@ -130,6 +141,8 @@ class Replica:
         members = len(message.members)
         if len(message.owners) != len(cover) or any(owner >= members for owner in message.owners):
             return "a cover that is not the whole batch, each unit once"
+        if (wrong := misdealt(message)) is not None:
+            return wrong
         mine = self._owned(message)
         if not mine <= iteration.held:
             iteration.send_claim()
@@ -170,7 +183,7 @@ class Replica:
         for peer in reduce.partners if self.core.near.crowded else ():
             if self.core.membership.dials(self.core.me, peer):
                 self.core.contacts.reach(peer)
-        freeze = Freeze(iteration.t, reduce.cells.parts)
+        freeze = Freeze(iteration.t, reduce.count)
         self.core.submit(Rank.STEP, freeze, (), lambda result: self._frozen(reduce, result))
 
     def _recount(self, iteration: Iteration, unit: int, sign: int) -> None:
@@ -180,30 +193,28 @@ class Replica:
     def _frozen(self, reduce: Reduce, result: Result) -> None:
         if reduce is not self.reduce:
             return
-        reduce.parts = result.outputs
-        if reduce.part is not None:
-            reduce.contributions[reduce.position] = result.outputs[reduce.part]
-        for part in range(reduce.cells.parts):
-            collector = reduce.cells.collector(reduce.cell, part)
-            if collector != reduce.position:
+        assert self.iteration is not None
+        reduce.parts, whole = result.outputs, len(reduce.cells.bounds) == 1
+        then = partial(self._summed if whole else self._cell_summed, reduce)
+        reduce.summing = Summing(self.core, self.iteration.t, reduce.mine, reduce.fellows, whole, then)
+        for part, collector in enumerate(reduce.collectors):
+            if collector == self.core.me:
+                reduce.summing.add(part, reduce.position, reduce.parts[part])
+            else:
                 self._send_part(reduce, part, collector, reduce.parts[part])
-        early, self._early = self._early, []
-        for peer, message, payload in early:
+        for peer, message, payload in self._early.take():
             self.on_part(peer, message, payload)
-        self._sum(reduce)
 
-    def _send_part(self, reduce: Reduce, part: int, to: int, payload: Payload) -> None:
-        """A part of my sum, or of my cell's, to a member."""
+    def _send_part(self, reduce: Reduce, part: int, to: str, payload: Payload) -> None:
+        """A part of my sum, or of my cell's, to who sums it."""
         message = reduce.message
-        self.core.send(
-            reduce.members[to], ReducePart(self._fence(), message.stage, message.attempt, part), payload
-        )
+        self.core.send(to, ReducePart(self._fence(), message.stage, message.attempt, part), payload)
 
-    def _send_reduced(self, reduce: Reduce, to: int) -> None:
+    def _send_reduced(self, reduce: Reduce, part: int, to: int) -> None:
+        """A part that I summed to a member."""
         message = reduce.message
-        assert reduce.part is not None
-        part = ReducedPart(self._fence(), message.stage, message.attempt, reduce.part)
-        self.core.send(reduce.members[to], part, reduce.reduced[reduce.part])
+        reduced = ReducedPart(self._fence(), message.stage, message.attempt, part)
+        self.core.send(reduce.members[to], reduced, reduce.reduced[part])
 
     def _fence(self) -> Fence:
         assert self.iteration is not None
@@ -215,68 +226,41 @@ class Replica:
             return "a part of a reduce without its payload"
         announced = self._announced
         reduce = self.reduce
-        if announced is None or message.attempt > announced.attempt or reduce is None or not reduce.parts:
+        if announced is None or message.attempt > announced.attempt or reduce is None or not reduce.summing:
             if announced is None or message.attempt >= announced.attempt:
-                self._keep_early(peer, message, payload)
+                self._early.keep(peer, message, payload)
             return None
         if message.attempt != reduce.message.attempt:
             return None
-        if peer not in reduce.members:
-            return "a part from a peer that is no member of the attempt"
-        sender = reduce.members.index(peer)
-        fellow = sender in reduce.fellows
-        if isinstance(message, ReducePart):
-            if message.part != reduce.part:
-                return "a part that another member sums"
-            if fellow and sender not in reduce.contributions:
-                reduce.contributions[sender] = payload
-                self._sum(reduce)
-            elif not fellow:
-                if reduce.cells.part(sender) != reduce.part:
-                    return "a part of another cell from a member that does not sum it"
-                reduce.sums.setdefault(reduce.cells.of(sender), payload)
-                self._add_up(reduce)
-        else:
-            if not fellow or message.part != reduce.cells.part(sender):
-                return "a reduced part from a member that does not own it"
+        if isinstance(message, ReducedPart):
+            if message.part >= reduce.count or reduce.collectors[message.part] != peer:
+                return "a reduced part from a peer that does not sum it"
             if message.part not in reduce.reduced:
                 reduce.reduced[message.part] = payload
                 self._assemble(reduce)
+            return None
+        if peer not in reduce.members:
+            return "a part from a peer that is no member of the attempt"
+        if message.part not in reduce.mine:
+            return "a part that another member sums"
+        sender = reduce.members.index(peer)
+        if sender in reduce.fellows:
+            reduce.summing.add(message.part, sender, payload)
+        elif reduce.cells.part(sender) != message.part:
+            return "a part of another cell from a member that does not sum it"
+        else:
+            reduce.sums.setdefault(reduce.cells.of(sender), payload)
+            self._add_up(reduce)
         return None
 
-    def _keep_early(self, peer: str, message: ReducePart | ReducedPart, payload: Payload) -> None:
-        """Of each member what it sent for its newest attempt: at most one part of each kind."""
-        of_peer = [m for p, m, _ in self._early if p == peer]
-        if any(m.attempt > message.attempt for m in of_peer):
-            return
-        if any(m.attempt == message.attempt and type(m) is type(message) for m in of_peer):
-            return
-        self._early = [kept for kept in self._early if kept[0] != peer or kept[1].attempt == message.attempt]
-        self._early.append((peer, message, payload))
-
-    def _sum(self, reduce: Reduce) -> None:
-        """Of my part, over my cell."""
-        if reduce.summed or not reduce.parts or reduce.part is None:
-            return
-        if len(reduce.contributions) < len(reduce.fellows):
-            return
-        reduce.summed = True
-        assert self.iteration is not None
-        inputs = tuple(reduce.contributions[position] for position in reduce.fellows)
-        if len(reduce.cells.bounds) == 1:
-            task, then = SumPart(self.iteration.t), partial(self._summed, reduce)
-        else:
-            task, then = SumPart(self.iteration.t, whole=False), partial(self._cell_summed, reduce)
-        self.core.submit(Rank.STEP, task, inputs, then)
-
-    def _cell_summed(self, reduce: Reduce, result: Result) -> None:
-        if reduce is not self.reduce or reduce.part is None or self._failed(reduce, result):
+    def _cell_summed(self, reduce: Reduce, part: int, result: Result) -> None:
+        if reduce is not self.reduce or self._failed(reduce, result):
             return
         reduce.sums[reduce.cell] = result.outputs[0]
         for cell in range(len(reduce.cells.bounds)):
             if cell != reduce.cell:
-                to = reduce.cells.collector(cell, reduce.part)
-                self._send_part(reduce, reduce.part, to, result.outputs[0])
+                to = reduce.members[reduce.cells.collector(cell, part)]
+                self._send_part(reduce, part, to, result.outputs[0])
         self._add_up(reduce)
 
     def _add_up(self, reduce: Reduce) -> None:
@@ -287,23 +271,24 @@ class Replica:
         reduce.added = True
         assert self.iteration is not None
         inputs = tuple(reduce.sums[cell] for cell in cells)
-        self.core.submit(Rank.STEP, SumPart(self.iteration.t), inputs, partial(self._summed, reduce))
+        then = partial(self._summed, reduce, reduce.mine[0])
+        self.core.submit(Rank.STEP, SumPart(self.iteration.t), inputs, then)
 
-    def _summed(self, reduce: Reduce, result: Result) -> None:
-        if reduce is not self.reduce or reduce.part is None or self._failed(reduce, result):
+    def _summed(self, reduce: Reduce, part: int, result: Result) -> None:
+        if reduce is not self.reduce or self._failed(reduce, result):
             return
-        reduce.reduced[reduce.part] = result.outputs[0]
+        reduce.reduced[part] = result.outputs[0]
         for position in reduce.fellows:
             if position != reduce.position:
-                self._send_reduced(reduce, position)
+                self._send_reduced(reduce, part, position)
         self._assemble(reduce)
 
     def _assemble(self, reduce: Reduce) -> None:
-        if reduce.assembled or len(reduce.reduced) < reduce.cells.parts:
+        if reduce.assembled or len(reduce.reduced) < reduce.count:
             return
         reduce.assembled = True
         assert self.iteration is not None
-        inputs = tuple(reduce.reduced[part] for part in range(reduce.cells.parts))
+        inputs = tuple(reduce.reduced[part] for part in range(reduce.count))
         task = Assemble(self.iteration.t)
         self.core.submit(Rank.STEP, task, inputs, lambda result: self._assembled(reduce, result))
 
@@ -333,19 +318,22 @@ class Replica:
             self.core.send(self.core.leader, self.prepared)
 
     def repeat_parts(self, peer: str) -> None:
-        """The link to a member is back: send it again what it may have missed."""
+        """The link to a member, or to a helper, is back: send it again what it may have missed."""
         reduce = self.reduce
-        if reduce is None or peer not in reduce.members or not reduce.parts or peer == self.core.me:
+        if reduce is None or not reduce.parts or peer == self.core.me:
+            return
+        for part, collector in enumerate(reduce.collectors):
+            if collector == peer:
+                self._send_part(reduce, part, peer, reduce.parts[part])
+        if peer not in reduce.members:
             return
         to = reduce.members.index(peer)
-        cell, part = reduce.cells.of(to), reduce.cells.part(to)
-        if cell == reduce.cell:
-            if part is not None:
-                self._send_part(reduce, part, to, reduce.parts[part])
-            if reduce.part in reduce.reduced:
-                self._send_reduced(reduce, to)
-        elif part is not None and part == reduce.part and reduce.cell in reduce.sums:
-            self._send_part(reduce, part, to, reduce.sums[reduce.cell])
+        if to in reduce.fellows:
+            for part in reduce.mine:
+                if part in reduce.reduced:
+                    self._send_reduced(reduce, part, to)
+        elif reduce.cells.part(to) in reduce.mine and reduce.cell in reduce.sums:
+            self._send_part(reduce, reduce.mine[0], peer, reduce.sums[reduce.cell])
 
     @property
     def attempt(self) -> AttemptId | None:

@@ -23,6 +23,7 @@ class Round:
     losses: dict[str, dict[int, float]] = field(default_factory=dict)
     evaluations: dict[int, float] = field(default_factory=dict)
     attempts: dict[int, Attempt] = field(default_factory=dict)
+    ordered_at: dict[int, float] = field(default_factory=dict)
     classes: dict[int, tuple[str, ...]] = field(default_factory=dict)
     counted_losses: tuple[float, ...] = ()
     prepared: dict[int, dict[str, Prepared]] = field(default_factory=dict)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from anabranch.flow.problem import Return
 from anabranch.protocol.tasks import full_cover
@@ -29,6 +30,8 @@ class Settings:
     no stage has more than twice as many everybody has links with everybody there.
     deal: who serves which stage when a run begins: in the order of their coming ("arrival"), or dealt anew by
     links ("links", `dealing`).
+    spread: whether parts of a reduce may be summed by others than its members (`spreading`): where "links"
+    say so; "always", by chance (for trials); "never".
     policy, returns: how microbatches find their way, and whether each ends at the data node where it began.
     """
 
@@ -58,6 +61,7 @@ class Settings:
     block_bytes: int = 0
     ends_bytes: int = 0
     deal: str = "arrival"
+    spread: Literal["links", "always", "never"] = "links"
 
     def evaluates(self, t: int, last: int) -> bool:
         """Whether the state after iteration t is evaluated (by windows that travel with t + 1)."""

@@ -48,6 +48,7 @@ class Stepping:
         iteration = Iteration(core, t, self.peer.joining.state_base, capacity, windows, t <= last, plan)
         self.peer.iteration = iteration
         self.peer.replica.open(iteration)
+        self.peer.helping.forget()
         self.peer.contacts.trim()
         self.repeat_at = core.now + self._repeat_s()
         self.peer.reception.early.forget(lambda message: message.fence.t < t)  # type: ignore[union-attr]
@@ -96,6 +97,7 @@ class Stepping:
         self.retained = []
         self.core.queue.drop_after(t)
         self.peer.replica.roll_back()
+        self.peer.helping.forget()
 
     def repeat(self) -> None:
         """Say again what the leader may have missed (all of it is cumulative)."""

@@ -6,6 +6,7 @@ from anabranch.protocol.core import Core
 from anabranch.protocol.iteration import Iteration
 from anabranch.protocol.refusals import EARLY_MAX
 from anabranch.protocol.sending import Leg
+from anabranch.protocol.summing import PARTS
 from anabranch.sim.node import Node
 from anabranch.sim.violation import Violation
 from anabranch.sim.world import World
@@ -31,7 +32,7 @@ def check_bounds(node: Node) -> int:
     if (waiting := core.queue.waiting) > TASKS_BESIDES:
         _at_most(node, "waiting tasks", waiting, TASKS_PER_MICROBATCH * exist + TASKS_BESIDES)
     if early_parts := len(peer.replica._early):
-        _at_most(node, "early parts of a reduce", early_parts, 2 * _senders(core))
+        _at_most(node, "early parts of a reduce", early_parts, 2 * PARTS * _senders(core))
     if (pending := len(peer.replica.pending)) > PENDING_MAX:
         _at_most(node, "steps to take", pending, PENDING_MAX)
     if core.to_self:

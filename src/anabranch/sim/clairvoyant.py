@@ -124,17 +124,17 @@ def download_s(fleet: Fleet, relay: str) -> float:
 
 
 def _reduce_s(fleet: Fleet, hosts: Sequence[Host]) -> float:
-    """The cheapest reduce-scatter and gather among any two or more replicas, over the best of their links."""
+    """The cheapest reduce among any two or more replicas, whoever adds up for them: of n one sums a share of
+    1/n at most, and has to send the rest of its sums, and what it summed to the others, over its own line."""
     if len(hosts) < 2:
         return 0.0
-    ways = [(fleet.way(a.id, b.id), a.line, b.line) for a in hosts for b in hosts if a is not b]
-    latency_s = min(way.latency_s for way, _, _ in ways)
-    rate_bps = max(min(way.rate_bps, one.up_bps, other.down_bps) for way, one, other in ways)
-    most_bps = max(min(host.line.up_bps, host.line.down_bps) for host in hosts)
+    others = [other for other in fleet.hosts.values() if other not in hosts]
+    ways = [fleet.way(a.id, b.id) for a in hosts for b in [*hosts, *others] if a is not b]
+    most_bps = max(host.line.up_bps for host in hosts)
     elements = fleet.scenario.work.parameters(hosts[0].stage)
 
-    def phase_s(count: int, size: float) -> float:
-        bits = 8.0 * size * elements / count
-        return latency_s + max(bits / rate_bps, bits * (count - 1) / most_bps)
+    def sent_bytes(count: int, share: float) -> float:
+        return SUM_WIRE_BYTES * (1.0 - share) + GRADIENT_BYTES * share * (count - 1)
 
-    return min(phase_s(n, SUM_WIRE_BYTES) + phase_s(n, GRADIENT_BYTES) for n in range(2, len(hosts) + 1))
+    least = min(sent_bytes(n, share) for n in range(2, len(hosts) + 1) for share in (0.0, 1.0 / n))
+    return 2.0 * min(way.latency_s for way in ways) + 8.0 * least * elements / most_bps

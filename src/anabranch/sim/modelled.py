@@ -111,7 +111,7 @@ class ModelledWorld(World):
     def task_s(self, node: Node, task: Task) -> float:
         """Seconds that a task takes there now."""
         reduce = node.peer.replica.reduce
-        parts = reduce.cells.parts if reduce is not None else 1
+        parts = reduce.count if reduce is not None else 1
         host, stage, kind = self.fleet.hosts[node.id], node.peer.core.stage, type(task)
         machine = host.machine
         if isinstance(task, tasks.WeightGradient) and stage == 0 and task.unit % 2:
@@ -189,13 +189,11 @@ class ModelledWorld(World):
     def payload_bytes(self, sender: Node, message: msg.AnyMessage) -> float:
         """Of the tensor that a message's payload stands for."""
         work, stage = self.work, sender.peer.core.stage
-        reduce = sender.peer.replica.reduce
-        parts = reduce.cells.parts if reduce is not None else 1
         match message:
             case msg.ReducePart():
-                return SUM_WIRE_BYTES * work.parameters(stage) / parts
-            case msg.ReducedPart():
-                return GRADIENT_BYTES * work.parameters(stage) / parts
+                return SUM_WIRE_BYTES * work.parameters(stage) / self._parts(sender, message.stage)
+            case msg.ReducedPart(stage=of_stage):
+                return GRADIENT_BYTES * work.parameters(of_stage) / self._parts(sender, of_stage)
             case msg.Gradient():
                 return float(GRADIENT_BYTES * work.parameters(stage))
             case msg.Burst():
@@ -203,6 +201,13 @@ class ModelledWorld(World):
             case msg.Piece(of_stage):
                 return STATE_BYTES * work.parameters(of_stage) / pieces_of(work, of_stage)
         return float(work.activation_bytes)
+
+    def _parts(self, node: Node, stage: int) -> int:
+        """Into how many the gradient of a stage is cut, in whose reduce it takes part."""
+        if stage != node.peer.core.stage:
+            return node.peer.helping.parts(stage)
+        reduce = node.peer.replica.reduce
+        return reduce.count if reduce is not None else 1
 
     def note(self, node: Node, kind: str, fields: Mapping[str, object]) -> None:
         """Who came and went is the same at everybody, and in a large swarm most of all that is noted."""

@@ -27,7 +27,9 @@ class AttemptId(msgspec.Struct, array_like=True, frozen=True, order=True):
 
 
 class Attempt(Message, frozen=True, tag=21):
-    """Reduce stage `stage`: member `owners[k]` counts unit k; nobody else does (R7)."""
+    """Reduce stage `stage`: member `owners[k]` counts unit k; nobody else does (R7). sums: who sums each
+    part, as a position among members and then helpers, peers of stages beside it (empty: members alone, by
+    `cells`)."""
 
     fence: Fence
     stage: StageNumber
@@ -35,6 +37,8 @@ class Attempt(Message, frozen=True, tag=21):
     membership: Count
     members: tuple[Id, ...]
     owners: tuple[Count, ...]
+    helpers: tuple[Id, ...] = ()
+    sums: tuple[Count, ...] = ()
 
 
 class ReducePart(Message, frozen=True, tag=22):

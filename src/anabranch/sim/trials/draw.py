@@ -23,6 +23,8 @@ TORCH_EVERY = 20
 PLANNED_EVERY, PLANNED_STEPS, PLANNED_TASK_S = 20, 6, 0.2
 #: One seed in so many is a swarm in which not everybody knows everybody, and which reduces in cells.
 CROWDED_EVERY = 50
+#: Share of the seeds in which reduces are spread over others, by chance.
+SPREAD = 0.3
 #: One seed in so many is a large swarm: small ones find most, at a tenth of the cost.
 LARGE_EVERY = 50
 #: One-way delays (s) that a swarm's messages take.
@@ -137,6 +139,7 @@ def draw(seed: int, profile_name: str) -> Drawn:
         recompute=lots.choice([0.0, 0.0, 0.0, 1.0]),
         rebalance=lots.choice([0, 0, 1]),
         neighbours=1 if crowded else Settings.neighbours,
+        spread="always" if random.Random(f"spread {seed}").random() < SPREAD else "never",
     )
     latency = _LATENCIES[0] if planned else dice.choice(_LATENCIES)
     computing_s = PLANNED_TASK_S if planned else dice.choice([0.02, 0.05, 0.1])

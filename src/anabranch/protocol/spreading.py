@@ -1,0 +1,171 @@
+"""Who sums which part of a stage's reduce: members evenly, or where links say so others, too (the leader).
+
+Evenly, each member sums one part, and what two of them have to tell each other goes over the link between
+them. Where that one is slow, parts are summed by who is near both: another member, or a helper, a peer of a
+stage beside theirs (`helping`). Each member then sends more bytes in all, but over several links at once.
+That pays where links are what binds, and not lines (a home's, say); which of both it is shows only when it is
+tried: where a spread reduce took longer than an even one, that stage goes on evenly for a while.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from anabranch.flow.dice import Dice
+from anabranch.protocol.arranging import LINE
+from anabranch.protocol.cells import FLAT
+from anabranch.protocol.core import Core
+from anabranch.protocol.summing import PARTS
+from anabranch.protocol.ways import Way, Ways
+
+#: A spread reduce must be expected to take this share of an even one at most, and so many seconds less.
+SHARE, LESS_S = 0.8, 0.5
+#: Iterations for which a stage is not spread again after it took longer so.
+EVEN_FOR = 50
+#: Of what a reduce sends, the share of the sums; the rest is the reduced gradient.
+OF_SUMS = 0.6
+
+
+@dataclass(frozen=True)
+class Spread:
+    """helpers: beside the members. sums: who sums each part, as a position among members and helpers. Both
+    are empty for an even reduce."""
+
+    helpers: tuple[str, ...] = ()
+    sums: tuple[int, ...] = ()
+
+
+EVEN = Spread()
+
+
+class Spreading:
+    """What the leader knows of it. ways: what members told of their links."""
+
+    def __init__(self, core: Core, ways: Ways) -> None:
+        self.core = core
+        self.ways = ways
+        self._even_s: dict[int, float] = {}
+        """Stage -> seconds of its last even reduce."""
+        self._even_until: dict[int, int] = {}
+
+    def of(self, stage: int, t: int, members: Sequence[str], silent: frozenset[str]) -> Spread:
+        """For a reduce of the open iteration t. silent: who is not to be counted on."""
+        core, settings = self.core, self.core.settings
+        crowded = core.near.crowded or len(members) > FLAT * settings.neighbours
+        if len(members) < 2 or crowded or settings.spread == "never" or t < self._even_until.get(stage, 0):
+            return EVEN
+        beside = {(stage - 1) % (settings.stages + 1), (stage + 1) % (settings.stages + 1)} - {stage}
+        helpers = [
+            peer
+            for other in sorted(beside)
+            for peer in core.membership.live(other, t)
+            if peer not in silent and core.reachable(peer)
+        ]
+        if settings.spread == "always":
+            return by_chance(members, helpers, core.dice)
+        blocks = settings.blocks or (1,) * settings.stages
+        size = blocks[stage - 1] * settings.block_bytes if stage else settings.ends_bytes
+        regions = {peer: core.membership.members[peer].region for peer in [*members, *helpers]}
+        way = self.ways.between(regions)
+        return EVEN if way is None or not size else spread(members, helpers, size, way)
+
+    def took(self, stage: int, t: int, spread: bool, seconds: float) -> None:
+        """A reduce was ordered and came to its end so many seconds later."""
+        if not spread:
+            self._even_s[stage] = seconds
+        elif seconds > self._even_s.get(stage, seconds):
+            self._even_until[stage] = t + EVEN_FOR
+
+
+def spread(
+    members: Sequence[str], helpers: Sequence[str], size_bytes: float, way: Callable[[str, str], Way]
+) -> Spread:
+    """Each part in turn to whom the whole takes least with. size_bytes: sums and reduced gradient."""
+    everybody, way = [*members, *helpers], cache(way)
+    even = _Plan(everybody, len(members), size_bytes / len(members), way)
+    for position in range(len(members)):
+        even.give(position)
+    plan = _Plan(everybody, len(members), size_bytes / PARTS, way)
+    sums = []
+    for _ in range(PARTS):
+        # Of equal ones that which sends least, a member, or the first.
+        best = min(range(len(everybody)), key=lambda k: (plan.seconds(k), k >= len(members), k))
+        plan.give(best)
+        sums.append(best)
+    if plan.seconds() > min(SHARE * even.seconds(), even.seconds() - LESS_S):
+        return EVEN
+    used = sorted({position for position in sums if position >= len(members)})
+    at = {position: len(members) + k for k, position in enumerate(used)}
+    chosen = tuple(everybody[position] for position in used)
+    return Spread(chosen, tuple(at.get(position, position) for position in sums))
+
+
+def by_chance(members: Sequence[str], helpers: Sequence[str], dice: Dice) -> Spread:
+    """At most three helpers, each with a part at least, the other parts with anybody."""
+    drawn = list(helpers)
+    dice.shuffle(drawn)
+    chosen = tuple(drawn[: dice.below(4)])
+    everybody = len(members) + len(chosen)
+    more = [dice.below(everybody) for _ in range(1 + dice.below(PARTS - 3))]
+    sums = [*range(len(members), everybody), *more]
+    dice.shuffle(sums)
+    return Spread(chosen, tuple(sums))
+
+
+class _Plan:
+    """Bits that each link and line carries, there (the sums) and back (the reduced gradient), and the seconds
+    of the longest of each."""
+
+    def __init__(
+        self, everybody: Sequence[str], members: int, part_bytes: float, way: Callable[[str, str], Way]
+    ) -> None:
+        self._everybody, self._members, self._way = everybody, members, way
+        self._bits = (8.0 * OF_SUMS * part_bytes, 8.0 * (1.0 - OF_SUMS) * part_bytes)
+        self._carried: dict[tuple[object, ...], float] = defaultdict(float)
+        self._longest_s = [0.0, 0.0]
+        best = {
+            one: max((way(one, other).bandwidth_bps for other in everybody if other != one), default=1.0)
+            for one in everybody
+        }
+        self._line_bps = {one: LINE * bps for one, bps in best.items()}
+
+    def seconds(self, position: int | None = None) -> float:
+        """Of the whole; with one more part for that position."""
+        there_s, back_s = self._longest_s if position is None else self._with(position)
+        return there_s + back_s
+
+    def give(self, position: int) -> None:
+        """One more part is summed there."""
+        self._longest_s = self._with(position)
+        for key, bits, _, _ in self._loads(position):
+            self._carried[key] += bits
+
+    def _with(self, position: int) -> list[float]:
+        longest = list(self._longest_s)
+        for key, bits, bps, latency_s in self._loads(position):
+            phase = int(key[0] == "back")
+            longest[phase] = max(longest[phase], latency_s + (self._carried[key] + bits) / bps)
+        return longest
+
+    def _loads(self, position: int) -> list[tuple[tuple[object, ...], float, float, float]]:
+        """(what carries it, bits, bits per second, latency) of one more part that is summed there."""
+        there, back = self._bits
+        middle = self._everybody[position]
+        found: list[tuple[tuple[object, ...], float, float, float]] = []
+        others = [peer for peer in self._everybody[: self._members] if peer != middle]
+        for peer in others:
+            to, fro = self._way(peer, middle), self._way(middle, peer)
+            found += [
+                (("there", peer, middle), there, to.bandwidth_bps, to.latency_s),
+                (("there", peer, "up"), there, self._line_bps[peer], 0.0),
+                (("back", middle, peer), back, fro.bandwidth_bps, fro.latency_s),
+                (("back", peer, "down"), back, self._line_bps[peer], 0.0),
+            ]
+        found += [
+            (("there", middle, "down"), there * len(others), self._line_bps[middle], 0.0),
+            (("back", middle, "up"), back * len(others), self._line_bps[middle], 0.0),
+        ]
+        return found

@@ -1,0 +1,90 @@
+"""Adding up parts of a reduce: by a member of the stage, or by a helper of a stage beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from functools import partial
+
+from anabranch.protocol.core import Core
+from anabranch.protocol.messages import Attempt, ReducedPart, ReducePart
+from anabranch.protocol.tasks import Payload, Result, SumPart
+from anabranch.protocol.work import Rank
+
+#: A gradient that is summed by more than its members is cut into so many parts; nobody sends more than these.
+PARTS = 16
+APart = ReducePart | ReducedPart
+
+
+class Summing:
+    """Of one attempt: each of the parts that are mine, as soon as there is one of every position. whole: that
+    is the sum of the stage, which is rounded. then: (part, what came out), also where it failed."""
+
+    def __init__(
+        self,
+        core: Core,
+        t: int,
+        mine: Collection[int],
+        positions: Collection[int],
+        whole: bool,
+        then: Callable[[int, Result], None],
+    ) -> None:
+        self.core = core
+        self.mine = mine
+        self._task = SumPart(t, whole)
+        self._positions = positions
+        self._then = then
+        self._contributions: dict[int, dict[int, Payload]] = {part: {} for part in mine}
+        self._summed: set[int] = set()
+
+    def add(self, part: int, position: int, payload: Payload) -> None:
+        """A member's contribution to a part of mine; the first one counts."""
+        contributions = self._contributions[part]
+        contributions.setdefault(position, payload)
+        if part in self._summed or len(contributions) < len(self._positions):
+            return
+        self._summed.add(part)
+        inputs = tuple(contributions[position] for position in self._positions)
+        self._contributions[part] = dict.fromkeys(self._positions, ())  # they are with the task now
+        self.core.submit(Rank.STEP, self._task, inputs, partial(self._then, part))
+
+
+def collectors(message: Attempt) -> tuple[str, ...]:
+    """Who sums each part of an attempt that says so."""
+    everybody = (*message.members, *message.helpers)
+    return tuple(everybody[position] for position in message.sums)
+
+
+def misdealt(message: Attempt) -> str | None:
+    """What is wrong with who is to sum which part, if anything is."""
+    everybody = (*message.members, *message.helpers)
+    if len(set(everybody)) < len(everybody):
+        return "a reduce that names somebody twice"
+    if any(position >= len(everybody) for position in message.sums) or (message.helpers and not message.sums):
+        return "parts that nobody sums"
+    return None
+
+
+class EarlyParts:
+    """Parts that came before their attempt could begin here: of each member those of its newest attempt."""
+
+    def __init__(self) -> None:
+        self._kept: list[tuple[str, APart, Payload]] = []
+
+    def keep(self, peer: str, message: APart, payload: Payload) -> None:
+        """At most one of each kind and part, and of a kind no more than there can be."""
+        of_peer = [m for p, m, _ in self._kept if p == peer]
+        if any(m.attempt > message.attempt for m in of_peer):
+            return
+        alike = {m.part for m in of_peer if m.attempt == message.attempt and type(m) is type(message)}
+        if message.part in alike or len(alike) >= PARTS:
+            return
+        self._kept = [kept for kept in self._kept if kept[0] != peer or kept[1].attempt == message.attempt]
+        self._kept.append((peer, message, payload))
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def take(self) -> list[tuple[str, APart, Payload]]:
+        """All of it, once."""
+        kept, self._kept = self._kept, []
+        return kept

@@ -1,0 +1,122 @@
+"""Reduces whose parts are summed by peers of adjacent stages, too, and what may happen to these."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+
+from anabranch.protocol import events as ev
+from anabranch.protocol import tasks
+from anabranch.protocol.settings import Settings
+from anabranch.sim.algebra import Machine, counting_world, wrong_states
+from anabranch.sim.faults import Fault
+from anabranch.sim.invariants import Invariants
+from anabranch.sim.node import Node
+from anabranch.sim.world import Model, World
+
+SLOW = Model(task_s=dict.fromkeys(("Forward", "Head", "InputGradient", "WeightGradient"), 0.1))
+STEPS = 12
+
+
+class Swarm:
+    """Two stages of two and two data nodes, where every reduce is spread by chance. helped: (stage,
+    iteration, helper) of the reduces that somebody helped with."""
+
+    def __init__(self, seed: int) -> None:
+        kept = {"min_replicas": 2, "snapshot_every": 2}
+        settings = Settings(f"helpers {seed}", 1, 2, 4, STEPS, spread="always", **kept)  # type: ignore[arg-type]
+        machines = [Machine(f"d{n}", 0) for n in range(2)]
+        machines += [Machine(f"r{s}.{n}", s) for s in (1, 2) for n in range(2)]
+        self.world = counting_world(settings, machines, seed, SLOW)
+        self.helped: set[tuple[int, int, str]] = set()
+        Invariants(self.world)
+        self.world.watchers.append(self._watch)
+
+    def _watch(self, node: Node, event: ev.Event) -> None:
+        if isinstance(event, ev.Finished) and isinstance(event.task, tasks.SumPart):
+            for stage, help in node.peer.helping._helps.items():
+                if help.reduced:
+                    self.helped.add((stage, help.message.fence.t, node.id))
+
+    def run(self, until_s: float = 300.0) -> None:
+        self.world.run(until_s)
+        assert not wrong_states(self.world)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_steps_are_right_whoever_sums(seed: int) -> None:
+    swarm = Swarm(seed)
+    swarm.run()
+    assert swarm.world.history().t == STEPS
+    assert {stage for stage, _, _ in swarm.helped} == {0, 1, 2}
+    assert len(swarm.helped) >= STEPS
+
+
+def struck(swarm: Swarm, effect: Callable[[World, Node], None], count: int = 3) -> list[Fault]:
+    """Something happens to a peer while it adds up for others: the `count`-th time that one does."""
+    world, seen = swarm.world, set[tuple[str, int]]()
+
+    def helps(node: Node, event: ev.Event) -> bool:
+        running = node.peer.core.queue.running
+        if running is None or not isinstance(running.task, tasks.SumPart):
+            return False
+        if node.id == "d0" or not node.peer.helping._helps:
+            return False
+        seen.add((node.id, running.task.t))
+        return len(seen) >= count
+
+    relays = tuple(peer for peer in world.nodes if peer != "d0")
+    return [Fault(world, relays, helps, effect)]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_helper_that_dies_is_done_without(seed: int) -> None:
+    swarm = Swarm(10 + seed)
+    hit = struck(swarm, lambda world, node: world.crash(node.id))
+    swarm.run()
+    assert all(fault.delivered for fault in hit)
+    assert swarm.world.history().t == STEPS
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_helper_that_freezes_is_done_without(seed: int) -> None:
+    swarm = Swarm(20 + seed)
+    hit = struck(swarm, lambda world, node: world.freeze(node.id, 30.0))
+    swarm.run(600.0)
+    assert all(fault.delivered for fault in hit)
+    assert swarm.world.history().t == STEPS
+
+
+def test_members_that_a_helper_cannot_hear_reduce_without_it() -> None:
+    """Nothing passes between a data node and all relays of stage 2 but one direction: what stands still is
+    tried again evenly."""
+    swarm = Swarm(30)
+    world = swarm.world
+
+    def deaf(world: World, node: Node) -> None:
+        for member in ("r1.0", "r1.1"):
+            if member != node.id:
+                world.lose(member, node.id, math.inf)
+
+    hit = struck(swarm, deaf)
+    swarm.run(900.0)
+    assert all(fault.delivered for fault in hit)
+    assert world.history().t == STEPS
+
+
+def test_a_link_that_breaks_between_member_and_helper_loses_nothing() -> None:
+    swarm = Swarm(40)
+    cuts = 0
+
+    def cut(node: Node, event: ev.Event) -> None:
+        nonlocal cuts
+        if isinstance(event, ev.Finished) and isinstance(event.task, tasks.Freeze) and cuts < 20:
+            for helper in node.peer.replica.reduce.message.helpers if node.peer.replica.reduce else ():
+                cuts += swarm.world.cut(node.id, helper)
+
+    swarm.world.watchers.append(cut)
+    swarm.run()
+    assert cuts >= 5
+    assert swarm.world.history().t == STEPS
