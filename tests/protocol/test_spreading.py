@@ -93,3 +93,8 @@ def test_parts_that_are_dealt_wrongly_are_refused(helpers: tuple[str, ...], sums
 def test_an_even_reduce_says_nothing_of_parts() -> None:
     assert misdealt(attempt(("a", "b"), (), ())) is None
     assert Spread() == EVEN
+
+
+def test_what_an_even_reduce_took_counts_more_than_a_guess() -> None:
+    assert spread(("a", "b", "c"), (), SIZE, links(set())) == EVEN
+    assert spread(("a", "b", "c"), (), SIZE, links(set()), even_s=60.0).sums

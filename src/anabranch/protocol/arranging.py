@@ -6,7 +6,8 @@
 activations in and two out per microbatch over a replica's own line. *places*: by Little's law a stage with K
 slots, each taken from a microbatch's coming to its gradient's, passes K on in these seconds. *the way*: the
 mean of all microbatches' ways, each hop dealt to the cheapest links between the shares that replicas have.
-*reduce*: each replica tells each other its part of the sums, and gets the reduced parts. It is the estimate
+*reduce*: each replica tells each other its part of the sums, and gets the reduced parts; or, where that is
+quicker, all of it goes over several of its best links at once (`spreading`). It is the estimate
 of `anabranch plan` (docs/simulate.md) by what the leader knows: what members measured of themselves and of
 their links.
 
@@ -35,6 +36,8 @@ Group = tuple[str, ...]
 
 #: What nobody measured, a whole line: so many times what its best link gets, for links share it.
 LINE = 2.0
+#: Links that the sums of one replica go over at once, where its reduce is spread.
+SPREAD_OVER = 5
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,11 @@ class Arithmetic:
         self._both_s: dict[tuple[str, str], float] = {}
         self._stages: dict[tuple[int, Group], _Stage] = {}
         self._hops: dict[tuple[int, int, Group, Group], float] = {}
-        self._line_bps = {peer: LINE * self._best_bps(peer) for peer in self._members}
+        self._line_bps, self._several_bps = dict[str, float](), dict[str, float]()
+        for peer in self._members:
+            best = self._best_bps(peer)
+            self._line_bps[peer] = LINE * best[0]
+            self._several_bps[peer] = min(LINE * best[0], sum(best))
         enough = median(self._line_bps.values()) / THIN if self._line_bps else 0.0
         self._thick = frozenset(peer for peer, bps in self._line_bps.items() if bps >= enough)
 
@@ -127,11 +134,14 @@ class Arithmetic:
         size_bytes = blocks * self._batch.block_bytes if blocks else self._batch.ends_bytes
         each = size_bytes / len(group)
         peers = [peer for peer in group if peer in self._thick]
-        ways = [(one, self._way(one, other)) for one in peers for other in peers if one != other]
+        ways = [self._way(one, other) for one in peers for other in peers if one != other]
         if not ways:
             return 0.0
+        latency_s = 2.0 * max(way.latency_s for way in ways)
         line_s = max(8.0 * each * (len(group) - 1) / self._line_bps[peer] for peer in peers)
-        return max(2.0 * way.latency_s + max(8.0 * each / way.bandwidth_bps, line_s) for _, way in ways)
+        even_s = max(2.0 * way.latency_s + max(8.0 * each / way.bandwidth_bps, line_s) for way in ways)
+        spread_s = latency_s + max(8.0 * size_bytes / self._several_bps[peer] for peer in peers)
+        return min(even_s, spread_s)
 
     def _hop(self, ends: tuple[int, int], layers: Sequence[Group], stages: Sequence[_Stage]) -> float:
         """Mean seconds from a stage to the next, with half of the computing at either end: the cheapest links
@@ -165,9 +175,11 @@ class Arithmetic:
         computing_s = sum(sum(first_passes(self._members[peer], count)) for peer, count in passes)
         return self._both_s[one, other] + computing_s / 4.0
 
-    def _best_bps(self, peer: str) -> float:
+    def _best_bps(self, peer: str) -> list[float]:
+        """Of its links, from the best on as many as a reduce is spread over."""
         others = (other for other in self._members if other != peer)
-        return max((self._way(peer, other).bandwidth_bps for other in others), default=1.0)
+        found = sorted((self._way(peer, other).bandwidth_bps for other in others), reverse=True)
+        return found[:SPREAD_OVER] or [1.0]
 
 
 # --- better deals ---------------------------------------------------------------------------------------

@@ -131,7 +131,8 @@ class Reducing:
             return None
         current.agreed[stage] = (found, agreeing[0])
         if (ordered_at := current.ordered_at.pop(stage, None)) is not None:
-            self.spreading.took(stage, current.t, bool(attempt.sums), self.core.now - ordered_at)
+            seconds, spread = self.core.now - ordered_at, bool(attempt.sums)
+            self.spreading.took(stage, current.t, attempt.members, spread, seconds)
         return agreeing[0]
 
     def _losses(self, current: Round, heads: Attempt) -> tuple[float, ...]:

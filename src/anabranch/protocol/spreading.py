@@ -47,8 +47,8 @@ class Spreading:
     def __init__(self, core: Core, ways: Ways) -> None:
         self.core = core
         self.ways = ways
-        self._even_s: dict[int, float] = {}
-        """Stage -> seconds of its last even reduce."""
+        self._even_s: dict[int, tuple[tuple[str, ...], float]] = {}
+        """Stage -> members and seconds of its last even reduce."""
         self._even_until: dict[int, int] = {}
 
     def of(self, stage: int, t: int, members: Sequence[str], silent: frozenset[str]) -> Spread:
@@ -70,20 +70,29 @@ class Spreading:
         size = blocks[stage - 1] * settings.block_bytes if stage else settings.ends_bytes
         regions = {peer: core.membership.members[peer].region for peer in [*members, *helpers]}
         way = self.ways.between(regions)
-        return EVEN if way is None or not size else spread(members, helpers, size, way)
+        if way is None or not size:
+            return EVEN
+        known, even_s = self._even_s.get(stage, ((), 0.0))
+        return spread(members, helpers, size, way, even_s if known == tuple(members) else 0.0)
 
-    def took(self, stage: int, t: int, spread: bool, seconds: float) -> None:
+    def took(self, stage: int, t: int, members: tuple[str, ...], spread: bool, seconds: float) -> None:
         """A reduce was ordered and came to its end so many seconds later."""
+        known, even_s = self._even_s.get(stage, ((), 0.0))
         if not spread:
-            self._even_s[stage] = seconds
-        elif seconds > self._even_s.get(stage, seconds):
+            self._even_s[stage] = members, seconds
+        elif known == members and seconds > even_s:
             self._even_until[stage] = t + EVEN_FOR
 
 
 def spread(
-    members: Sequence[str], helpers: Sequence[str], size_bytes: float, way: Callable[[str, str], Way]
+    members: Sequence[str],
+    helpers: Sequence[str],
+    size_bytes: float,
+    way: Callable[[str, str], Way],
+    even_s: float = 0.0,
 ) -> Spread:
-    """Each part in turn to whom the whole takes least with. size_bytes: sums and reduced gradient."""
+    """Each part in turn to whom the whole takes least with. size_bytes: sums and reduced gradient. even_s:
+    what an even reduce of these members took at least, whatever is known of their links."""
     everybody, way = [*members, *helpers], cache(way)
     even = _Plan(everybody, len(members), size_bytes / len(members), way)
     for position in range(len(members)):
@@ -95,7 +104,8 @@ def spread(
         best = min(range(len(everybody)), key=lambda k: (plan.seconds(k), k >= len(members), k))
         plan.give(best)
         sums.append(best)
-    if plan.seconds() > min(SHARE * even.seconds(), even.seconds() - LESS_S):
+    even_s = max(even_s, even.seconds())
+    if plan.seconds() > min(SHARE * even_s, even_s - LESS_S):
         return EVEN
     used = sorted({position for position in sums if position >= len(members)})
     at = {position: len(members) + k for k, position in enumerate(used)}
