@@ -59,9 +59,11 @@ class Reducing:
 
     def _order(self, current: Round, stage: int, members: list[str], owners: tuple[int, ...]) -> None:
         self._attempt_number += 1
-        silent, spread = self.admission.absent.silent(), EVEN
+        spread = EVEN
         if not current.retries.get(stage):
-            spread = self.spreading.of(stage, current.t, members, silent)
+            worked = {peer for claims in current.claims.values() for peer, units in claims.items() if units}
+            able = frozenset(worked - self.admission.absent.silent())
+            spread = self.spreading.of(stage, current.t, members, able)
         message = Attempt(
             self.core.fence(current.t, current.base),
             stage,

@@ -51,18 +51,20 @@ class Spreading:
         """Stage -> members and seconds of its last even reduce."""
         self._even_until: dict[int, int] = {}
 
-    def of(self, stage: int, t: int, members: Sequence[str], silent: frozenset[str]) -> Spread:
-        """For a reduce of the open iteration t. silent: who is not to be counted on."""
+    def of(self, stage: int, t: int, members: Sequence[str], able: frozenset[str]) -> Spread:
+        """For a reduce of the open iteration t. able: who works in that iteration, and is not silent. A peer
+        that has not opened it yet could not keep what comes."""
         core, settings = self.core, self.core.settings
         crowded = core.near.crowded or len(members) > FLAT * settings.neighbours
-        if len(members) < 2 or crowded or settings.spread == "never" or t < self._even_until.get(stage, 0):
+        even = settings.spread == "never" or t < self._even_until.get(stage, 0)
+        if len(members) < 2 or crowded or even or not able.issuperset(members):
             return EVEN
         beside = {(stage - 1) % (settings.stages + 1), (stage + 1) % (settings.stages + 1)} - {stage}
         helpers = [
             peer
             for other in sorted(beside)
             for peer in core.membership.live(other, t)
-            if peer not in silent and core.reachable(peer)
+            if peer in able and core.reachable(peer)
         ]
         if settings.spread == "always":
             return by_chance(members, helpers, core.dice)
