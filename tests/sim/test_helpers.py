@@ -16,6 +16,7 @@ from anabranch.sim.invariants import Invariants
 from anabranch.sim.node import Node
 from anabranch.sim.world import Model, World
 
+Effect = Callable[[World, Node], None]
 Whom = tuple[str, ...]
 SLOW = Model(task_s=dict.fromkeys(("Forward", "Head", "InputGradient", "WeightGradient"), 0.1))
 STEPS = 12
@@ -55,7 +56,7 @@ def test_steps_are_right_whoever_sums(seed: int) -> None:
     assert len(swarm.helped) >= STEPS
 
 
-def struck(swarm: Swarm, effect: Callable[[World, Node], None], count: int = 3, whom: Whom = ()) -> list[Fault]:
+def struck(swarm: Swarm, effect: Effect, count: int = 3, whom: Whom = ()) -> list[Fault]:
     """Something happens to a peer while it adds up for others: the `count`-th time that one does. whom: to
     one of these (else to any but the leader)."""
     world, seen = swarm.world, set[tuple[str, int]]()
