@@ -7,9 +7,9 @@ activations in and two out per microbatch over a replica's own line. *places*: b
 slots, each taken from a microbatch's coming to its gradient's, passes K on in these seconds. *the way*: the
 mean of all microbatches' ways, each hop dealt to the cheapest links between the shares that replicas have.
 *reduce*: each replica tells each other its part of the sums, and gets the reduced parts; or, where that is
-quicker, all of it goes over several of its best links at once (`spreading`). It is the estimate
-of `anabranch plan` (docs/simulate.md) by what the leader knows: what members measured of themselves and of
-their links.
+quicker, all of it goes over several links at once, to whoever is near all of them (`spreading`). It is the
+estimate of `anabranch plan` (docs/simulate.md) by what the leader knows: what members measured of themselves
+and of their links.
 
 A deal is made better by exchanges of two relays, or moves of one, of which each shortens T most (DT-FM, Yuan
 et al., NeurIPS 2022, searches groups and their order by links; here machines' speeds and places count, too).
@@ -67,11 +67,7 @@ class Arithmetic:
         self._both_s: dict[tuple[str, str], float] = {}
         self._stages: dict[tuple[int, Group], _Stage] = {}
         self._hops: dict[tuple[int, int, Group, Group], float] = {}
-        self._line_bps, self._several_bps = dict[str, float](), dict[str, float]()
-        for peer in self._members:
-            best = self._best_bps(peer)
-            self._line_bps[peer] = LINE * best[0]
-            self._several_bps[peer] = min(LINE * best[0], sum(best))
+        self._line_bps = {peer: LINE * self._best_bps(peer) for peer in self._members}
         enough = median(self._line_bps.values()) / THIN if self._line_bps else 0.0
         self._thick = frozenset(peer for peer, bps in self._line_bps.items() if bps >= enough)
 
@@ -140,8 +136,7 @@ class Arithmetic:
         latency_s = 2.0 * max(way.latency_s for way in ways)
         line_s = max(8.0 * each * (len(group) - 1) / self._line_bps[peer] for peer in peers)
         even_s = max(2.0 * way.latency_s + max(8.0 * each / way.bandwidth_bps, line_s) for way in ways)
-        spread_s = latency_s + max(8.0 * size_bytes / self._several_bps[peer] for peer in peers)
-        return min(even_s, spread_s)
+        return min(even_s, latency_s + 8.0 * size_bytes / self._spread_bps(peers))
 
     def _hop(self, ends: tuple[int, int], layers: Sequence[Group], stages: Sequence[_Stage]) -> float:
         """Mean seconds from a stage to the next, with half of the computing at either end: the cheapest links
@@ -175,11 +170,18 @@ class Arithmetic:
         computing_s = sum(sum(first_passes(self._members[peer], count)) for peer, count in passes)
         return self._both_s[one, other] + computing_s / 4.0
 
-    def _best_bps(self, peer: str) -> list[float]:
-        """Of its links, from the best on as many as a reduce is spread over."""
+    def _spread_bps(self, peers: Sequence[str]) -> float:
+        """At which each of them sends its sums to some that are near all of them."""
+        near = (
+            min(self._way(peer, other).bandwidth_bps for peer in peers if peer != other)
+            for other in self._members
+        )
+        several_bps = sum(sorted(near, reverse=True)[:SPREAD_OVER])
+        return min(several_bps, *(self._line_bps[peer] for peer in peers))
+
+    def _best_bps(self, peer: str) -> float:
         others = (other for other in self._members if other != peer)
-        found = sorted((self._way(peer, other).bandwidth_bps for other in others), reverse=True)
-        return found[:SPREAD_OVER] or [1.0]
+        return max((self._way(peer, other).bandwidth_bps for other in others), default=1.0)
 
 
 # --- better deals ---------------------------------------------------------------------------------------
