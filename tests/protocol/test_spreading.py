@@ -42,6 +42,12 @@ def test_of_three_the_one_that_is_near_both_sums_most() -> None:
     assert Counter(found.sums)[2] > PARTS / 2
 
 
+def test_nobody_sums_more_than_half_of_much() -> None:
+    """What waits on one link is bounded."""
+    found = spread(("a", "b"), ("x",), 100 * SIZE, links({frozenset("ab")}))
+    assert max(Counter(found.sums).values()) == PARTS // 2
+
+
 def test_links_that_are_alike_are_left_even() -> None:
     assert spread(("a", "b", "c"), (), SIZE, links(set())) == EVEN
 
@@ -77,7 +83,7 @@ def test_every_part_is_summed_by_somebody_once(members: int, helpers: int, dice:
     chance = by_chance(everybody[:members], everybody[members:], Dice(dice.getrandbits(32)))
     for one in (found, chance):
         message = attempt(tuple(everybody[:members]), one.helpers, one.sums)
-        assert misdealt(message) is None
+        assert misdealt(message, 16) is None
         assert set(one.helpers) <= set(everybody[members:])
         assert set(range(members, members + len(one.helpers))) <= set(one.sums)
         assert len(collectors(message)) == len(one.sums) <= PARTS
@@ -87,11 +93,11 @@ def test_every_part_is_summed_by_somebody_once(members: int, helpers: int, dice:
     ("helpers", "sums"), [(("a",), (0, 1)), (("x",), (0, 3)), (("x",), ()), (("x", "x"), (2, 3)), ((), (2,))]
 )
 def test_parts_that_are_dealt_wrongly_are_refused(helpers: tuple[str, ...], sums: tuple[int, ...]) -> None:
-    assert misdealt(attempt(("a", "b"), helpers, sums)) is not None
+    assert misdealt(attempt(("a", "b"), helpers, sums), 16) is not None
 
 
 def test_an_even_reduce_says_nothing_of_parts() -> None:
-    assert misdealt(attempt(("a", "b"), (), ())) is None
+    assert misdealt(attempt(("a", "b"), (), ()), 16) is None
     assert Spread() == EVEN
 
 

@@ -37,7 +37,7 @@ class Pulse:
             case Forward() | Backward():
                 known = self._core.costs.neighbours.get(event.peer)
                 self._links_s += known.hop_s if known is not None else 0.0
-            case Attempt():
+            case Attempt(stage=stage) if stage == self._core.stage:
                 self._attempt_at = self._now()
 
     def beat(self, timing: Mapping[str, Any]) -> dict[str, float]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from anabranch.protocol.cells import FLAT
 from anabranch.protocol.core import Core
 from anabranch.protocol.messages import Attempt, ReducedPart, ReducePart
 from anabranch.protocol.summing import EarlyParts, Summing, collectors, misdealt
@@ -45,9 +46,15 @@ class Helping:
         """For whom I add up."""
         return {member for help in self._helps.values() for member in help.message.members}
 
+    @property
+    def early(self) -> int:
+        """Parts that wait for their attempt."""
+        return sum(map(len, self._early.values()))
+
     def parts(self, stage: int) -> int:
-        """Into how many the gradient of a stage that I help is cut."""
-        return len(self._helps[stage].message.sums)
+        """Into how many the gradient of a stage that I help is cut (1: I help it no more)."""
+        help = self._helps.get(stage)
+        return len(help.message.sums) if help is not None else 1
 
     def on_attempt(self, message: Attempt) -> str | None:
         """Of a stage beside mine; returns why that is refused, if it is."""
@@ -58,7 +65,7 @@ class Helping:
             return f"stage {message.stage} is not beside mine"
         if core.me not in message.helpers:
             return "a reduce that I am not to help with"
-        if (wrong := misdealt(message)) is not None:
+        if (wrong := misdealt(message, FLAT * core.settings.neighbours)) is not None:
             return wrong
         mine = [part for part, peer in enumerate(collectors(message)) if peer == core.me]
         then = self._told(message)
@@ -70,8 +77,8 @@ class Helping:
 
     def on_part(self, peer: str, message: ReducePart | ReducedPart, payload: Payload | None) -> str | None:
         """Of a member of that stage; returns why it is refused, if it is."""
-        if payload is None or isinstance(message, ReducedPart):
-            return "no part of a sum"
+        if payload is None or isinstance(message, ReducedPart) or self.core.settings.spread == "never":
+            return "no part of a sum that I am to add up"
         help = self._helps.get(message.stage)
         if help is None or message.attempt > help.message.attempt:
             self._of(message.stage).keep(peer, message, payload)

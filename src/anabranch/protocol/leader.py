@@ -158,6 +158,7 @@ class Leader:
             attempt = current.attempts.get(stage)
             taking_part = attempt is not None and peer in (*attempt.members, *attempt.helpers)
             if taking_part and not self.reducing.prepared(current, stage):
+                current.lost_helper(stage)
                 current.give_up(stage)
 
     def stop(self, reason: str) -> None:

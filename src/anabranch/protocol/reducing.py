@@ -60,7 +60,7 @@ class Reducing:
     def _order(self, current: Round, stage: int, members: list[str], owners: tuple[int, ...]) -> None:
         self._attempt_number += 1
         spread = EVEN
-        if not current.retries.get(stage):
+        if not current.retries.get(stage) and stage not in current.even:
             worked = {peer for claims in current.claims.values() for peer, units in claims.items() if units}
             able = frozenset(worked - self.admission.absent.silent())
             spread = self.spreading.of(stage, current.t, members, able)
@@ -92,6 +92,7 @@ class Reducing:
         it has ended; whether it is given up."""
         if self.prepared(current, stage):
             return False
+        current.lost_helper(stage)
         current.give_up(stage)
         return True
 
@@ -129,6 +130,7 @@ class Reducing:
         if len({(message.digest, *sorted(message.squares.items())) for message in agreeing}) > 1:
             text = f"stage {stage}: digests of iteration {current.t} differ; reducing again"
             self.core.note("note", text=text)
+            self._was_spread(current, stage, attempt)
             current.give_up(stage)
             return None
         current.agreed[stage] = (found, agreeing[0])
@@ -136,6 +138,11 @@ class Reducing:
             seconds, spread = self.core.now - ordered_at, bool(attempt.sums)
             self.spreading.took(stage, current.t, attempt.members, spread, seconds)
         return agreeing[0]
+
+    def _was_spread(self, current: Round, stage: int, attempt: Attempt) -> None:
+        """An attempt is given up: if others helped with it, the stage does without them for a while."""
+        if attempt.sums:
+            self.spreading.failed(stage, current.t)
 
     def _losses(self, current: Round, heads: Attempt) -> tuple[float, ...]:
         """The loss sum of each microbatch as the owner of (index, head) reported it."""
@@ -176,6 +183,7 @@ class Reducing:
     def _reduce_again(self, current: Round, attempt: Attempt) -> None:
         """A reduce is stuck: once more, without those who keep it from ending."""
         stage = attempt.stage
+        self._was_spread(current, stage, attempt)
         tries = current.retries[stage] = current.retries.get(stage, 0) + 1
         text = f"stage {stage}: the reduce of iteration {current.t} is stuck; once more"
         self.core.note("note", text=text)

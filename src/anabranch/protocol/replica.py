@@ -141,7 +141,7 @@ class Replica:
         members = len(message.members)
         if len(message.owners) != len(cover) or any(owner >= members for owner in message.owners):
             return "a cover that is not the whole batch, each unit once"
-        if (wrong := misdealt(message)) is not None:
+        if (wrong := misdealt(message, FLAT * self.core.settings.neighbours)) is not None:
             return wrong
         mine = self._owned(message)
         if not mine <= iteration.held:

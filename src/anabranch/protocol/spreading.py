@@ -23,6 +23,8 @@ from anabranch.protocol.ways import Way, Ways
 
 #: A spread reduce must be expected to take this share of an even one at most, and so many seconds less.
 SHARE, LESS_S = 0.8, 0.5
+#: Bytes of sums that one member sends another peer at most, or else half of its own: they wait on one link.
+MOST_BYTES = 1 << 29
 #: Iterations for which a stage is not spread again after it took longer so.
 EVEN_FOR = 50
 #: Of what a reduce sends, the share of the sums; the rest is the reduced gradient.
@@ -64,7 +66,7 @@ class Spreading:
             peer
             for other in sorted(beside)
             for peer in core.membership.live(other, t)
-            if peer in able and core.reachable(peer)
+            if peer in able and core.reachable(peer) and self._linked(peer, members)
         ]
         if settings.spread == "always":
             return by_chance(members, helpers, core.dice)
@@ -76,6 +78,17 @@ class Spreading:
             return EVEN
         known, even_s = self._even_s.get(stage, ((), 0.0))
         return spread(members, helpers, size, way, even_s if known == tuple(members) else 0.0)
+
+    def _linked(self, helper: str, members: Sequence[str]) -> bool:
+        """Whether every member has a link with it: of two homes none may be able to dial the other."""
+        return self.core.settings.spread == "always" or all(
+            self.ways.measured(helper, member) for member in members
+        )
+
+    def failed(self, stage: int, t: int) -> None:
+        """A spread reduce of the iteration t did not come to its end, or not to the same one everywhere: some
+        helper may be at fault."""
+        self._even_until[stage] = t + EVEN_FOR
 
     def took(self, stage: int, t: int, members: tuple[str, ...], spread: bool, seconds: float) -> None:
         """A reduce was ordered and came to its end so many seconds later."""
@@ -100,10 +113,12 @@ def spread(
     for position in range(len(members)):
         even.give(position)
     plan = _Plan(everybody, len(members), size_bytes / PARTS, way)
-    sums = []
+    most = max(PARTS // 2, int(PARTS * MOST_BYTES / (OF_SUMS * size_bytes)))
+    sums: list[int] = []
     for _ in range(PARTS):
         # Of equal ones that which sends least, a member, or the first.
-        best = min(range(len(everybody)), key=lambda k: (plan.seconds(k), k >= len(members), k))
+        free = (k for k in range(len(everybody)) if sums.count(k) < most)
+        best = min(free, key=lambda k: (plan.seconds(k), k >= len(members), k))
         plan.give(best)
         sums.append(best)
     even_s = max(even_s, even.seconds())

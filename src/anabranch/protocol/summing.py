@@ -54,9 +54,11 @@ def collectors(message: Attempt) -> tuple[str, ...]:
     return tuple(everybody[position] for position in message.sums)
 
 
-def misdealt(message: Attempt) -> str | None:
-    """What is wrong with who is to sum which part, if anything is."""
+def misdealt(message: Attempt, flat: int) -> str | None:
+    """What is wrong with who is to sum which part, if anything is. flat: more members reduce in cells."""
     everybody = (*message.members, *message.helpers)
+    if message.sums and (len(message.members) > flat or len(message.sums) > PARTS):
+        return f"{len(message.sums)} parts that {len(message.members)} members are to send"
     if len(set(everybody)) < len(everybody):
         return "a reduce that names somebody twice"
     if any(position >= len(everybody) for position in message.sums) or (message.helpers and not message.sums):

@@ -33,6 +33,8 @@ def check_bounds(node: Node) -> int:
         _at_most(node, "waiting tasks", waiting, TASKS_PER_MICROBATCH * exist + TASKS_BESIDES)
     if early_parts := len(peer.replica._early):
         _at_most(node, "early parts of a reduce", early_parts, 2 * PARTS * _senders(core))
+    if early_parts := peer.helping.early:
+        _at_most(node, "early parts of others' reduces", early_parts, PARTS * _senders(core))
     if (pending := len(peer.replica.pending)) > PENDING_MAX:
         _at_most(node, "steps to take", pending, PENDING_MAX)
     if core.to_self:

@@ -117,6 +117,8 @@ class ModelledWorld(World):
         if isinstance(task, tasks.WeightGradient) and stage == 0 and task.unit % 2:
             kind = tasks.Embed  # the gradients of an embedding's rows: as many bytes as the rows
         seconds = machine.seconds(stage, kind, parts)
+        if isinstance(task, tasks.SumPart) and reduce is not None and reduce.message.sums:
+            seconds *= len(reduce.members) / parts  # the model's is that of a part for each member
         if isinstance(task, tasks.InputGradient) and task.again:
             seconds += machine.seconds(stage, tasks.Forward)
         if host.parked:

@@ -1,0 +1,48 @@
+"""Whom a leader asks to help, and what it learns from a reduce that got stuck."""
+
+from __future__ import annotations
+
+from anabranch.protocol.contacts import Contacts
+from anabranch.protocol.core import Core
+from anabranch.protocol.detector import Silence
+from anabranch.protocol.messages import Attempt, AttemptId, Fence
+from anabranch.protocol.records import Member, Members
+from anabranch.protocol.settings import Settings
+from anabranch.protocol.spreading import Spreading
+from anabranch.protocol.summing import PARTS, misdealt
+from anabranch.protocol.ways import Ways
+
+SLOW_BPS, QUICK_BPS = 1e7, 1e9
+
+
+def leader() -> tuple[Core, Ways]:
+    """Of a stage of two whose link is slow, and one peer of stage 2, x, which all but b have a link with: b
+    and x are homes of one region that cannot dial each other."""
+    settings = Settings("run", 1, 2, 4, 100, block_bytes=10**9, ends_bytes=10**9)
+    core = Core("d", 1, 0, settings, "d")
+    homes = {"b": "", "x": ""}
+    members = [("d", 0), ("a", 1), ("b", 1), ("x", 2)]
+    at = {name: (homes.get(name, f"{name}:1"), "eu" if name in homes else name) for name, _ in members}
+    joined = tuple(Member(n, s, 1, "", 4, name=n, region=at[n][1], address=at[n][0]) for n, s in members)
+    core.membership.apply(Members(1, joined=joined))
+    core.membership.apply(Members(2, active_from=dict.fromkeys(("d", "a", "b", "x"), 1)))
+    Contacts(core)
+    for name, _ in members[1:]:
+        core.links[name] = Silence(0.0, 1.0)
+    ways = Ways()
+    ways.told("a", {"b": (0.2, SLOW_BPS), "x": (0.02, QUICK_BPS), "d": (0.2, SLOW_BPS)})
+    ways.told("b", {"a": (0.2, SLOW_BPS), "d": (0.2, QUICK_BPS)})
+    ways.told("x", {"a": (0.02, QUICK_BPS), "d": (0.2, SLOW_BPS)})
+    ways.told("d", {"a": (0.2, SLOW_BPS), "b": (0.2, SLOW_BPS), "x": (0.2, SLOW_BPS)})
+    return core, ways
+
+
+def test_who_has_no_link_with_a_member_is_not_asked_to_help() -> None:
+    """No link was ever measured between b and x, because there is none."""
+    core, ways = leader()
+    assert "x" not in Spreading(core, ways).of(1, 2, ["a", "b"], frozenset()).helpers
+
+
+def test_more_parts_than_anybody_keeps_are_refused() -> None:
+    message = Attempt(Fence(1, 1, 1, "base"), 1, AttemptId(1, 1), 1, ("a", "b"), (0, 1), (), (0, 1) * PARTS)
+    assert misdealt(message, 16) is not None
