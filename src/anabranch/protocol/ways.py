@@ -55,7 +55,7 @@ class Ways:
 
     def measured(self, one: str, other: str) -> bool:
         """Whether one of them told of a link with the other."""
-        return (one, other) in self._latency_s or (other, one) in self._latency_s
+        return other in self._latency_s.get(one, ()) or one in self._latency_s.get(other, ())
 
     def between(self, regions: Mapping[str, str]) -> Callable[[str, str], Way] | None:
         """The way from one peer to another; `regions` of all of them. None while nothing is known."""
