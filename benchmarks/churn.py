@@ -20,7 +20,7 @@ from tables import (
     FLEETS,
     MODELS,
     OURS,
-    POLICIES,
+    ROWS,
     Cell,
     main_cell,
     outcome_of,
@@ -35,7 +35,7 @@ GOAL = 0.9
 
 def settings(iterations: int) -> dict[tuple[str, str, str, float], Cell]:
     """(model, machines, policy, churn) -> its cell."""
-    keys = product(MODELS, FLEETS, POLICIES, CHURN)
+    keys = product(MODELS, FLEETS, ROWS, CHURN)
     return {(m, f, p, c): main_cell(m, f, c, p, iterations) for m, f, p, c in keys}
 
 
@@ -67,7 +67,7 @@ def report(seeds: int, iterations: int) -> str:
     ]
     for model, machines in product(MODELS, FLEETS):
         rows = []
-        for crash, policy in product(CHURN, POLICIES):
+        for crash, policy in product(CHURN, ROWS):
             each = summary_of(cells[model, machines, policy, crash], seeds)
             figures = each.figures
             share = kept(cells[model, machines, policy, 0.0], cells[model, machines, policy, crash], seeds)

@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -32,6 +32,8 @@ from anabranch.sim.phases import COMPUTED, PHASES
 from anabranch.sim.scenario import Scenario, as_values, fleet_of, load_scenario
 from anabranch.sim.simulate import simulate
 from anabranch.sim.tape import Estimate, Outcome, Summary, estimate, summary
+from anabranch.sim.yardsticks.placement import arranged
+from placement import named
 from report import table, write_section
 
 CACHE = Path(__file__).resolve().parent.parent / "build" / "tables"
@@ -43,7 +45,19 @@ OURS = "auction"
 HEARTBEAT_S = 5.0
 #: Activations of so many times as many microbatches wait in host memory (docs/simulate.md), of all policies.
 PARK = 1.0
-POLICIES = (OURS, "gwtf", "swarm-published", "swarm-tuned", "restart")
+#: A row of the table -> policy, who serves which stage.
+IN_TURN, BY_LINKS, BY_DT_FM = "arrival", "links", "dt-fm"
+ROWS: dict[str, tuple[str, str]] = {
+    "auction": (OURS, BY_LINKS),
+    "gwtf": ("gwtf", BY_LINKS),
+    "swarm-published": ("swarm-published", IN_TURN),
+    "swarm-tuned": ("swarm-tuned", IN_TURN),
+    "swarm-tuned, our placement": ("swarm-tuned", BY_LINKS),
+    "restart, DT-FM's placement": ("restart", BY_DT_FM),
+    "restart, our placement": ("restart", BY_LINKS),
+}
+OTHERS = tuple(ROWS)[1:]
+PUBLISHED, TUNED, STATIC = "swarm-published", "swarm-tuned, our placement", tuple(ROWS)[-2:]
 #: How a column of the result is printed.
 COLUMNS = {
     "iteration s": ("iteration_s", "{:.1f}", 1.0),
@@ -56,7 +70,9 @@ COLUMNS = {
 }
 #: What is left out or changed -> policy, changes of the scenario.
 ABLATION: dict[str, tuple[str, dict[str, Any]]] = {
-    "nothing: auction, dispatch, slots, repair": (OURS, {}),
+    "nothing: deal, auction, dispatch, slots, repair, spread reduce": (OURS, {}),
+    "placement: dealt in turn": (OURS, {"fleet.deal": IN_TURN}),
+    "reduce: even, nobody else helps": (OURS, {"fleet.spread": "never"}),
     "flow: no plan and no prices, nearest free peer (`greedy`)": ("greedy", {}),
     "dispatch: the published flow, followed as planned (`gwtf`)": ("gwtf", {}),
     "flow and dispatch: replica = index mod replicas (`static`)": ("static", {}),
@@ -74,11 +90,12 @@ ABLATION: dict[str, tuple[str, dict[str, Any]]] = {
 
 @dataclass(frozen=True)
 class Cell:
-    """A scenario by name with changes, under a policy."""
+    """A scenario by name with changes, under a policy. searched: by DT-FM, who serves which stage."""
 
     scenario: str
     policy: str
     changes: tuple[tuple[str, Any], ...]
+    searched: bool = False
 
     def load(self) -> Scenario:
         changes = dict(self.changes)
@@ -86,6 +103,14 @@ class Cell:
         if factor is not None:
             changes["fleet.capacity"] = scaled_capacity(load_scenario(self.scenario, changes), factor)
         return load_scenario(self.scenario, changes)
+
+    def of(self, seed: int) -> Scenario:
+        """With the machines of a seed by name, where they are searched."""
+        scenario = self.load()
+        if not self.searched:
+            return scenario
+        fleet = fleet_of(scenario, wan10(), seed)
+        return named(fleet, arranged(fleet, seed))
 
 
 def scaled_capacity(scenario: Scenario, factor: float) -> list[int]:
@@ -106,13 +131,17 @@ def common(crash: float, iterations: int) -> dict[str, Any]:
     return {"churn.crash": crash, "fleet.park": PARK, **run}
 
 
-def main_cell(model: str, fleet: str, crash: float, policy: str, iterations: int) -> Cell:
-    return cell(FLEETS[fleet], policy, {"model.size": MODELS[model], **common(crash, iterations)})
+def main_cell(model: str, fleet: str, crash: float, row: str, iterations: int) -> Cell:
+    policy, placement = ROWS[row]
+    searched = placement == BY_DT_FM
+    deal = {"fleet.deal": IN_TURN if searched else placement}
+    each = cell(FLEETS[fleet], policy, {"model.size": MODELS[model], **deal, **common(crash, iterations)})
+    return replace(each, searched=searched)
 
 
 def ablation_cell(row: str, crash: float, iterations: int) -> Cell:
     policy, changes = ABLATION[row]
-    return cell("wan10-mixed", policy, common(crash, iterations) | changes)
+    return cell("wan10-mixed", policy, {"fleet.deal": BY_LINKS} | common(crash, iterations) | changes)
 
 
 # --- running ------------------------------------------------------------------------------------------
@@ -132,7 +161,7 @@ def program() -> str:
 
 
 def path_of(each: Cell, seed: int) -> Path:
-    key = msgspec.json.encode([program(), as_values(each.load()), each.policy, seed])
+    key = msgspec.json.encode([program(), as_values(each.load()), each.policy, each.searched, seed])
     return CACHE / f"{hashlib.sha256(key).hexdigest()[:24]}.json"
 
 
@@ -141,7 +170,7 @@ def outcome_of(each: Cell, seed: int) -> Outcome:
     path = path_of(each, seed)
     if path.exists():
         return msgspec.json.decode(path.read_bytes(), type=Outcome)
-    outcome = simulate(each.load(), wan10(), each.policy, seed)
+    outcome = simulate(each.of(seed), wan10(), each.policy, seed)
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(".part")
     unfinished.write_bytes(msgspec.json.encode(outcome))
@@ -203,14 +232,14 @@ def goals(seeds: int, iterations: int) -> list[str]:
     """Each target over all settings it speaks of, the worst one named by its figure."""
     lines = ["| target (iteration time, ours over theirs) | worst setting | at most | |", "|---|---|---|---|"]
 
-    def worst(policy: str, churn: Sequence[float]) -> Estimate:
+    def worst(rows: Sequence[str], churn: Sequence[float]) -> Estimate:
         found = [
             quotient(
                 main_cell(model, fleet, crash, OURS, iterations),
-                main_cell(model, fleet, crash, policy, iterations),
+                main_cell(model, fleet, crash, row, iterations),
                 seeds,
             )
-            for model, fleet, crash in product(MODELS, FLEETS, churn)
+            for model, fleet, crash, row in product(MODELS, FLEETS, churn, rows)
         ]
         return max(found, key=lambda each: each.mean)
 
@@ -230,12 +259,12 @@ def goals(seeds: int, iterations: int) -> list[str]:
         return Estimate(100 * worst_share.mean, 100 * worst_share.half)
 
     lines += [
-        goal("SWARM as published, with churn", worst("swarm-published", CHURN[1:]), 0.50),
-        goal("SWARM tuned, without churn", worst("swarm-tuned", CHURN[:1]), 0.75),
-        goal("SWARM tuned, with churn", worst("swarm-tuned", CHURN[1:]), 0.60),
-        goal("throughput 1.3× of SWARM tuned (time 0.77)", worst("swarm-tuned", CHURN), 1 / 1.3),
-        goal("`gwtf`", worst("gwtf", CHURN), 1.0),
-        goal("best static arrangement, without churn", worst("restart", CHURN[:1]), 1.05),
+        goal("SWARM as published, with churn", worst([PUBLISHED], CHURN[1:]), 0.50),
+        goal("SWARM tuned, our placement, without churn", worst([TUNED], CHURN[:1]), 0.75),
+        goal("SWARM tuned, our placement, with churn", worst([TUNED], CHURN[1:]), 0.60),
+        goal("throughput 1.3× of SWARM tuned, our placement (time 0.77)", worst([TUNED], CHURN), 1 / 1.3),
+        goal("`gwtf`", worst(["gwtf"], CHURN), 1.0),
+        goal("best static arrangement, without churn", worst(STATIC, CHURN[:1]), 1.05),
         goal("clairvoyant bound, without churn", worst_over_bound(0.0), 1.3),
         goal("clairvoyant bound, 20 % churn", worst_over_bound(0.2), 1.5),
         goal("wasted GPU time, % of computed", most_wasted(beyond=False), 1.0),
@@ -249,10 +278,10 @@ def quotients(seeds: int, iterations: int) -> str:
     rows = []
     for name, machines, crash in product(MODELS, FLEETS, CHURN):
         ours = main_cell(name, machines, crash, OURS, iterations)
-        theirs = [main_cell(name, machines, crash, policy, iterations) for policy in POLICIES[1:]]
+        theirs = [main_cell(name, machines, crash, row, iterations) for row in OTHERS]
         found = [f"{quotient(ours, each, seeds).mean:.2f}" for each in theirs]
         rows.append([f"{name}, {machines}", f"{100 * crash:.0f} %", *found])
-    return table(["setting", "churn", *POLICIES[1:]], rows)
+    return table(["setting", "churn", *OTHERS], rows)
 
 
 def tables(seeds: int, iterations: int) -> str:
@@ -267,20 +296,22 @@ def tables(seeds: int, iterations: int) -> str:
         f"{model.sequence} tokens. `auction` (with dispatch) and `gwtf` route for the real protocol, with "
         "its recovery; the others are models of other systems on the same machines, links and crashes, with "
         "the same sums to reduce and the same memory per relay (docs/simulate.md, which says where they are "
-        "favoured). All run on the same placement, so *SWARM tuned with our placement* is `swarm-tuned`: "
-        "nobody moves (`fleet.rebalance` is off). `restart` is DT-FM's arrangement, found centrally, and "
-        "begun anew at each crash. Activations of as many microbatches again as a device holds wait in host "
-        "memory (`fleet.park`), and on unequal machines relays have places of which they keep only the input "
-        "(`fleet.recompute`). *wasted*: computed and in no step; *died*: of that, by processes that crashed, "
-        "before they crashed, which goes with them under any protocol that hands nothing over beforehand.",
+        "favoured). *Our placement*: relays ask for any stage, and the leader deals them by what they "
+        "measured before the first step (`fleet.deal = \"links\"`), as for `auction` and `gwtf`; else they "
+        "are dealt in turn, or as DT-FM's search has it. Nobody moves later (`fleet.rebalance` is off). "
+        "`restart`: pipelines found centrally, shares by speed, begun anew at each crash. The bound is that "
+        "of each row's own placement. Activations of as many microbatches again as a device holds wait in "
+        "host memory (`fleet.park`), and on unequal machines relays have places of which they keep only the "
+        "input (`fleet.recompute`). *wasted*: computed and in no step; *died*: of that, by processes that "
+        "crashed, before they crashed, which goes with them under any protocol that hands nothing over beforehand.",
         "",
     ]
     for name, machines in product(MODELS, FLEETS):
         rows = []
-        for crash, policy in product(CHURN, POLICIES):
-            each = summary_of(main_cell(name, machines, crash, policy, iterations), seeds)
+        for crash, row in product(CHURN, ROWS):
+            each = summary_of(main_cell(name, machines, crash, row, iterations), seeds)
             figures = [text(each.figures[key], form, factor) for key, form, factor in COLUMNS.values()]
-            rows.append([f"{100 * crash:.0f} %", policy, *figures, f"{each.seeds} of {seeds}"])
+            rows.append([f"{100 * crash:.0f} %", row, *figures, f"{each.seeds} of {seeds}"])
         lines += [f"**{name} ({MODELS[name]}), {machines} machines (`{FLEETS[machines]}`)**", ""]
         lines += [table(["churn", "policy", *COLUMNS, "finished"], rows), ""]
     lines += ["Iteration time of `auction` over that of the others:", "", quotients(seeds, iterations), ""]
@@ -305,9 +336,8 @@ def ablation(seeds: int, iterations: int) -> str:
             "### What each part brings",
             "",
             f"`wan10-mixed`, LLaMA-like, {seeds} seeds, {iterations} iterations; each row leaves out or "
-            "changes one thing; *over all* is its time over the first row's. Placement is not in it: who "
-            "serves which stage is the scenario's, and nobody moves. A bigger batch spreads fill, drain "
-            "and reduce over more.",
+            "changes one thing; *over all* is its time over the first row's. Systems that are models reduce "
+            "evenly. A bigger batch spreads fill, drain and reduce over more.",
             "",
             table(head, rows),
         ]
@@ -350,7 +380,7 @@ def main() -> int:
     n = args.iterations
     parts: dict[str, tuple[list[Cell], Callable[[int, int], str]]] = {
         "tables": (
-            [main_cell(m, f, c, p, n) for m, f, c, p in product(MODELS, FLEETS, CHURN, POLICIES)],
+            [main_cell(m, f, c, r, n) for m, f, c, r in product(MODELS, FLEETS, CHURN, ROWS)],
             tables,
         ),
         "ablation": ([ablation_cell(row, c, n) for row, c in product(ABLATION, CHURN[:2])], ablation),

@@ -192,6 +192,9 @@ class FleetSection:
     deal: str = "arrival"
     """Who serves which stage when the run begins, of relays that asked for any: "arrival" (in the order of
     their coming) or "links" (once all are there, by what they measured of their links)."""
+    spread: str = "links"
+    """Whether peers of adjacent stages help to add up a stage's gradient: "links" (where the links between
+    its replicas are slow, and their links to others are not) or "never"."""
     voters: int = 1
     """How many peers may keep the commit log at most (an odd number is used): 1, the data node that leads,
     or 3, or 5 above fifty peers. With three the run outlives any one of them."""

@@ -106,6 +106,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "compute.dtype": ("fp32", "fp64", "bf16"),
     "snapshots.redo": ("replay", "gradients"),
     "fleet.deal": ("arrival", "links"),
+    "fleet.spread": ("links", "never"),
     "routing.policy": ("auction", "greedy", "gwtf", "static", "swarm"),
     "routing.return": ("any", "own"),
 }

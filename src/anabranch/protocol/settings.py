@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from anabranch.flow.problem import Return
 from anabranch.protocol.tasks import full_cover
@@ -61,7 +60,7 @@ class Settings:
     block_bytes: int = 0
     ends_bytes: int = 0
     deal: str = "arrival"
-    spread: Literal["links", "always", "never"] = "links"
+    spread: str = "links"
 
     def evaluates(self, t: int, last: int) -> bool:
         """Whether the state after iteration t is evaluated (by windows that travel with t + 1)."""

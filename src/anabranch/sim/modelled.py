@@ -283,6 +283,7 @@ def settings_of(fleet: Fleet, policy: str) -> Settings:
         neighbours=scenario.fleet.neighbours,
         block_bytes=work.block_bytes,
         ends_bytes=work.ends_bytes,
+        spread=scenario.fleet.spread,
     )
 
 

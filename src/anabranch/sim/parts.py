@@ -29,7 +29,8 @@ class FleetPart:
     may be used (host_memory_bytes). recompute: slots beyond that, as a share of it, whose forward is computed
     again. rebalance: iterations after which a relay moves to the stage that holds the others up (0: never).
     neighbours: that each peer picks in an adjacent stage (`protocol.neighbours`). deal: of relays whose stage
-    is not given: in turn ("arrival"), or as the leader of a run deals them ("links", `sim.dealt`)."""
+    is not given: in turn ("arrival"), or as the leader of a run deals them ("links", `sim.dealt`). spread:
+    whether others help to add up a stage's sums ("links", "never"; `protocol.spreading`)."""
 
     data_nodes: int = 2
     relays: int = 16
@@ -44,6 +45,7 @@ class FleetPart:
     rebalance: int = 0
     neighbours: int = 4
     deal: str = "arrival"
+    spread: str = "links"
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,8 @@ else:
 SCENARIO_VERSION = 1
 #: Keys that name a file: (section, key).
 FILES = (("fleet", "devices"), ("network", "profile"), ("churn", "trace"))
-#: How relays may be dealt to the stages.
-DEALS = ("arrival", "links")
+#: How relays may be dealt to the stages, and whether reduces are spread.
+WORDS = {"deal": ("arrival", "links"), "spread": ("links", "never")}
 #: Share of a machine's host memory that parked activations may take.
 HOST_SHARE = 0.5
 
@@ -195,8 +195,9 @@ def _together(scenario: Scenario, where: str) -> None:
         machine = Machine(devices[name], scenario.work)
         if not named and not fleet.capacity and machine.capacity(1) < 1:
             raise UserError(f"{where}: fleet.device: a stage of {model.size} does not fit into a {name}")
-    if fleet.deal not in DEALS:
-        raise UserError(f"{where}: fleet.deal: {fleet.deal!r} is none of {', '.join(DEALS)}")
+    for key, words in WORDS.items():
+        if (word := getattr(fleet, key)) not in words:
+            raise UserError(f"{where}: fleet.{key}: {word!r} is none of {', '.join(words)}")
     if scenario.churn.trace and scenario.churn.crash:
         raise UserError(f"{where}: churn.crash and churn.trace both say who crashes: one of them")
     if run.warm_up >= run.iterations:

@@ -70,6 +70,7 @@ def settings_of(run: RunConfig, run_id: str, model: ModelConfig, epoch: int = 1)
         block_bytes=math.ceil(block_parameters(model) * (sum_wire_bytes(run) + master)),
         ends_bytes=math.ceil(end_parameters(model) * (sum_wire_bytes(run) + master)),
         deal=run.fleet.deal,
+        spread=run.fleet.spread,
     )
 
 
