@@ -20,8 +20,10 @@ from itertools import permutations
 
 from anabranch.flow.problem import link_cost
 from anabranch.protocol import tasks
+from anabranch.protocol.arranging import SPREAD_OVER
+from anabranch.protocol.cells import FLAT
 from anabranch.sim.clairvoyant import Available, bound_s
-from anabranch.sim.devices import GRADIENT_BYTES
+from anabranch.sim.devices import GRADIENT_BYTES, REDUCE_WIRE_BYTES
 from anabranch.sim.scenario import Fleet, Host, Regions, Scenario, fleet_of
 from anabranch.train.sizes import SUM_WIRE_BYTES
 
@@ -280,7 +282,7 @@ def _share_beyond(places: int, flying: float) -> float:
 
 def reduce_s(fleet: Fleet, hosts: Sequence[Host]) -> float:
     """Seconds in which all replicas of a stage have added up their sums, a part each, told each other, and
-    taken the step."""
+    taken the step; where that is quicker, with the help of others (`protocol.spreading`)."""
     stage, count = hosts[0].stage, len(hosts)
     step_s = max(sum(host.machine.seconds(stage, kind, count) for kind in OF_THE_STEP) for host in hosts)
     if count < 2:
@@ -292,4 +294,18 @@ def reduce_s(fleet: Fleet, hosts: Sequence[Host]) -> float:
         line_s = max(bits * (count - 1) / min(h.line.up_bps, h.line.down_bps) for h in hosts)
         ways = [fleet.way(a.id, b.id) for a, b in permutations(hosts, 2)]
         sent_s += max(max(way.latency_s + bits / way.rate_bps for way in ways), line_s)
+    if fleet.scenario.fleet.spread == "links" and count <= FLAT * fleet.scenario.fleet.neighbours:
+        sent_s = min(sent_s, _spread_s(fleet, hosts))
     return step_s + sent_s if math.isfinite(sent_s) else math.inf
+
+
+def _spread_s(fleet: Fleet, hosts: Sequence[Host]) -> float:
+    """Sums there and the reduced gradient back over links to several that are near all of these replicas."""
+    near = (
+        min(fleet.way(host.id, other).rate_bps for host in hosts if host.id != other) for other in fleet.hosts
+    )
+    several_bps = sum(sorted(near, reverse=True)[:SPREAD_OVER])
+    line_bps = min(min(host.line.up_bps, host.line.down_bps) for host in hosts)
+    latency_s = max(fleet.way(a.id, b.id).latency_s for a, b in permutations(hosts, 2))
+    bits = 8.0 * REDUCE_WIRE_BYTES * fleet.scenario.work.parameters(hosts[0].stage)
+    return 2.0 * latency_s + bits / min(several_bps, line_bps)
