@@ -303,7 +303,8 @@ def tables(seeds: int, iterations: int) -> str:
         "of each row's own placement. Activations of as many microbatches again as a device holds wait in "
         "host memory (`fleet.park`), and on unequal machines relays have places of which they keep only the "
         "input (`fleet.recompute`). *wasted*: computed and in no step; *died*: of that, by processes that "
-        "crashed, before they crashed, which goes with them under any protocol that hands nothing over beforehand.",
+        "crashed, before they crashed, which goes with them under any protocol that hands nothing over "
+        "beforehand.",
         "",
     ]
     for name, machines in product(MODELS, FLEETS):

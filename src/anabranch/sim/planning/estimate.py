@@ -114,7 +114,7 @@ class Estimates:
         self._like = {name: first.setdefault(look, name) for name, look in looks.items()}
         self._ends: Group = tuple(self._like[host.id] for host in fleet.stage(0))
         self._links: dict[tuple[str, str], float] = {}
-        self._groups: dict[tuple[int, Group], _Group] = {}
+        self._groups: dict[tuple[int, Group, Group], _Group] = {}
         self._hops: dict[tuple[int, int, Group, Group], float] = {}
         self._found: dict[tuple[Group, ...], tuple[Estimated, float]] = {}
 
@@ -147,7 +147,8 @@ class Estimates:
         return self._found[relays]
 
     def _of(self, layers: Sequence[Group]) -> tuple[Estimated, float]:
-        groups = [self._group(stage, layer) for stage, layer in enumerate(layers[:-1])]
+        everybody = tuple(sorted(name for layer in layers[:-1] for name in layer))
+        groups = [self._group(stage, layer, everybody) for stage, layer in enumerate(layers[:-1])]
         hops = [self._hop(stage, layers, groups) for stage in range(self.stages + 1)]
         # How long microbatches come to a stage; to the first one by one of four activations on the lines.
         coming_s, places_s, summed_s = groups[0].lines_s / 4.0, 0.0, 0.0
@@ -164,8 +165,8 @@ class Estimates:
 
     # --- its parts -----------------------------------------------------------------------------
 
-    def _group(self, stage: int, names: Group) -> _Group:
-        key = (self._blocks(stage), names)
+    def _group(self, stage: int, names: Group, everybody: Group) -> _Group:
+        key = (self._blocks(stage), names, everybody)
         if key not in self._groups:
             kinds = tuple(self._kinds[name, stage] for name in names)
             # To data nodes the batch is dealt in equal parts.
@@ -174,7 +175,7 @@ class Estimates:
             each_s = [kind.pass_s + _again_s(kind, share) for kind, share in pairs]
             computing_s = max(share * seconds for share, seconds in zip(shares, each_s, strict=True))
             lines_s = max(share * kind.line_s for kind, share in pairs)
-            reduced_s = reduce_s(self._fleet, [kind.host for kind in kinds])
+            reduced_s = reduce_s(self._fleet, [kind.host for kind in kinds], everybody)
             group = _Group(kinds, tuple(shares), tuple(each_s), computing_s, lines_s, reduced_s)
             self._groups[key] = group
         return self._groups[key]
@@ -280,9 +281,9 @@ def _share_beyond(places: int, flying: float) -> float:
     return max(0.0, 1.0 - places / flying) if flying else 0.0
 
 
-def reduce_s(fleet: Fleet, hosts: Sequence[Host]) -> float:
+def reduce_s(fleet: Fleet, hosts: Sequence[Host], everybody: Group) -> float:
     """Seconds in which all replicas of a stage have added up their sums, a part each, told each other, and
-    taken the step; where that is quicker, with the help of others (`protocol.spreading`)."""
+    taken the step; where that is quicker, with the help of others of `everybody` (`protocol.spreading`)."""
     stage, count = hosts[0].stage, len(hosts)
     step_s = max(sum(host.machine.seconds(stage, kind, count) for kind in OF_THE_STEP) for host in hosts)
     if count < 2:
@@ -295,15 +296,13 @@ def reduce_s(fleet: Fleet, hosts: Sequence[Host]) -> float:
         ways = [fleet.way(a.id, b.id) for a, b in permutations(hosts, 2)]
         sent_s += max(max(way.latency_s + bits / way.rate_bps for way in ways), line_s)
     if fleet.scenario.fleet.spread == "links" and count <= FLAT * fleet.scenario.fleet.neighbours:
-        sent_s = min(sent_s, _spread_s(fleet, hosts))
+        sent_s = min(sent_s, _spread_s(fleet, hosts, everybody))
     return step_s + sent_s if math.isfinite(sent_s) else math.inf
 
 
-def _spread_s(fleet: Fleet, hosts: Sequence[Host]) -> float:
+def _spread_s(fleet: Fleet, hosts: Sequence[Host], everybody: Group) -> float:
     """Sums there and the reduced gradient back over links to several that are near all of these replicas."""
-    near = (
-        min(fleet.way(host.id, other).rate_bps for host in hosts if host.id != other) for other in fleet.hosts
-    )
+    near = (min(fleet.way(host.id, other).rate_bps for host in hosts) for other in everybody)
     several_bps = sum(sorted(near, reverse=True)[:SPREAD_OVER])
     line_bps = min(min(host.line.up_bps, host.line.down_bps) for host in hosts)
     latency_s = max(fleet.way(a.id, b.id).latency_s for a, b in permutations(hosts, 2))
