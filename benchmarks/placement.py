@@ -189,8 +189,9 @@ def main() -> int:
             f"{args.iterations} iterations, the first 2 not counted; *at "
             f"random*: {RANDOM} deals of each seed. *bound*: the clairvoyant one of that placement; "
             "*estimate*: `plan`'s arithmetic. *In turn* has as many relays in each stage as can be; "
-            "*joiners*, *moves*, `plan` and *best of all* heed how quick machines are, swaps and DT-FM links "
-            "alone (docs/simulate.md).",
+            "*joiners*, *moves*, `plan` and *best of all* heed how quick machines are, *dealt at the start* "
+            "that and links, as the peers of a run measure them, swaps and DT-FM links alone "
+            "(docs/simulate.md).",
             "",
             table(head, rows),
         ]
