@@ -165,7 +165,7 @@ def test_who_costs_more_than_they_bring_are_left_out(
     assert main([*command, "--out", str(out)]) == 0
     told = capsys.readouterr().out
     assert "llama-tiny on fleet: 2 of 5 relays, 1 data node(s);" in told
-    assert told.count("left out: 3 × t4 Sydney: with all of them it would take") == 1
+    assert told.count("left out: 3 × t4 Sydney: the best plan with all of them takes") == 1
     assert relays_by_stage(load_run_file(out)) == (2,)
     assert main([*command, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["plans"][0]

@@ -235,7 +235,7 @@ def _why(with_all: Estimated, least: Estimated) -> str:
     most = max(parts, key=lambda part: with_all.values[parts[part]] - least.values[parts[part]])
     long_s, short_s = (each.values[parts[most]] for each in (with_all, least))
     return (
-        f"with all of them it would take {with_all.iteration_s:.2f} s by estimate, not "
+        f"the best plan with all of them takes {with_all.iteration_s:.2f} s by estimate, not "
         f"{least.iteration_s:.2f} s ({most}: {long_s:.2f}, not {short_s:.2f} s); they can replace who fails"
     )
 

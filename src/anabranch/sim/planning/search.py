@@ -41,7 +41,7 @@ ALIKE = 2
 @dataclass(frozen=True)
 class Plan:
     """One way to use the fleet: its machines with their stages, and what is thought of it. left_out: machines
-    that it does not use. with_all: what is thought of the best way found to use them, too."""
+    that it does not use. with_all: what is thought of the best plan found that leaves none out."""
 
     scenario: Scenario
     estimated: Estimated
@@ -100,28 +100,33 @@ def plans(
         )
     found.sort(key=_estimated_s)
     tell(f"{len(found)} plans compared; exchanging machines in the best of them")
-    return sorted([*found, *_improved(found, regions, tell)], key=_estimated_s)
+    found += _improved(found, regions, tell)
+    whole = min((plan for plan in found if not plan.left_out), key=_estimated_s).estimated
+    found = [replace(plan, with_all=whole if plan.left_out else None) for plan in found]
+    return sorted(found, key=_estimated_s)
 
 
 def _estimated_s(plan: Plan) -> float:
     return plan.estimated.iteration_s
 
 
-def _improved(found: Sequence[Plan], regions: Regions, tell: Callable[[str], None]) -> Iterator[Plan]:
+def _improved(found: Sequence[Plan], regions: Regions, tell: Callable[[str], None]) -> list[Plan]:
     """The most promising of plans that are sorted, placed better: with all machines, and without those that
     cost more than they bring."""
     first = {id(plan) for plan in _few_alike(found, len(found), 1)}
     fewer = {id(plan): without(plan, regions) if id(plan) in first else plan for plan in found}
     promising = sorted(found, key=lambda plan: _estimated_s(fewer[id(plan)]))
     chosen = _few_alike(promising, IMPROVED, OF_STAGES)
+    improved = []
     for number, plan in enumerate(chosen, start=1):
         tell(f"exchanging machines: {number} of {len(chosen)}, {plan.scenario.model.stages} stages")
         better = improve(plan, regions)
-        yield better
+        improved.append(better)
         small = [without(better, regions), fewer[id(plan)]]
         best = min((improve(each, regions, 0) for each in small), key=_estimated_s)
         if best.left_out and _estimated_s(best) < (1.0 - WORTH) * _estimated_s(better):
-            yield replace(best, with_all=better.estimated)
+            improved.append(best)
+    return improved
 
 
 def _with_places(cut: Scenario, regions: Regions) -> Iterator[Plan]:
