@@ -194,7 +194,7 @@ class FleetSection:
     their coming) or "links" (once all are there, by what they measured of their links)."""
     spread: str = "links"
     """Whether peers of adjacent stages help to add up a stage's gradient: "links" (where the links between
-    its replicas are slow, and their links to others are not) or "never"."""
+    its replicas are slow, and their links to others are not), "never", or "always" (by chance, to try it)."""
     voters: int = 1
     """How many peers may keep the commit log at most (an odd number is used): 1, the data node that leads,
     or 3, or 5 above fifty peers. With three the run outlives any one of them."""

@@ -106,7 +106,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "compute.dtype": ("fp32", "fp64", "bf16"),
     "snapshots.redo": ("replay", "gradients"),
     "fleet.deal": ("arrival", "links"),
-    "fleet.spread": ("links", "never"),
+    "fleet.spread": ("links", "never", "always"),
     "routing.policy": ("auction", "greedy", "gwtf", "static", "swarm"),
     "routing.return": ("any", "own"),
 }

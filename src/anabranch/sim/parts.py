@@ -30,7 +30,7 @@ class FleetPart:
     again. rebalance: iterations after which a relay moves to the stage that holds the others up (0: never).
     neighbours: that each peer picks in an adjacent stage (`protocol.neighbours`). deal: of relays whose stage
     is not given: in turn ("arrival"), or as the leader of a run deals them ("links", `sim.dealt`). spread:
-    whether others help to add up a stage's sums ("links", "never"; `protocol.spreading`)."""
+    whether others help to add up a stage's sums ("links", "never", "always"; `protocol.spreading`)."""
 
     data_nodes: int = 2
     relays: int = 16
