@@ -40,14 +40,20 @@ def leader() -> tuple[Core, Ways]:
 def test_who_has_no_link_with_a_member_is_not_asked_to_help() -> None:
     """No link was ever measured between b and x, because there is none."""
     core, ways = leader()
-    assert "x" not in Spreading(core, ways).of(1, 2, ["a", "b"], frozenset("abdx")).helpers
+    assert "x" not in Spreading(core, ways).of(1, 2, ["a", "b"], frozenset("abdx"), (0, 1)).helpers
 
 
 def test_who_has_a_link_with_every_member_is_asked() -> None:
     core, ways = leader()
     ways.told("b", {"a": (0.2, SLOW_BPS), "d": (0.2, QUICK_BPS), "x": (0.02, QUICK_BPS)})
     everybody = frozenset("abdx")
-    assert Spreading(core, ways).of(1, 2, ["a", "b"], everybody).helpers == ("x",)
+    assert Spreading(core, ways).of(1, 2, ["a", "b"], everybody, (0, 1)).helpers == ("x",)
+
+
+def test_who_owns_no_unit_sums_nothing() -> None:
+    core, ways = leader()
+    found = Spreading(core, ways).of(1, 2, ["a", "b"], frozenset("ax"), (0, 0, 0, 0))
+    assert found.sums == (0,) and not found.helpers
 
 
 def test_more_parts_than_anybody_keeps_are_refused() -> None:

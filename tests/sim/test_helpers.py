@@ -9,6 +9,7 @@ import pytest
 
 from anabranch.protocol import events as ev
 from anabranch.protocol import tasks
+from anabranch.protocol.messages import Attempt, ReducePart
 from anabranch.protocol.settings import Settings
 from anabranch.sim.algebra import Machine, counting_world, wrong_states
 from anabranch.sim.faults import Fault
@@ -122,3 +123,29 @@ def test_a_link_that_breaks_between_member_and_helper_loses_nothing() -> None:
     swarm.run()
     assert cuts >= 5
     assert swarm.world.history().t == STEPS
+
+
+@pytest.mark.parametrize("spread", ["links", "always"])
+def test_a_member_without_a_unit_sends_nothing_and_takes_the_step(spread: str) -> None:
+    """More replicas than microbatches: who owns none gets the gradient from those who do."""
+    settings = Settings("idle", 1, 1, 2, STEPS, min_replicas=4, policy="static", spread=spread)
+    machines = [Machine("d0", 0), *(Machine(f"r1.{n}", 1) for n in range(4))]
+    world = counting_world(settings, machines, 50, SLOW)
+    Invariants(world)
+    sent: set[tuple[str, int]] = set()
+    owners: dict[int, set[str]] = {}
+
+    def watch(node: Node, event: ev.Event) -> None:
+        if not isinstance(event, ev.Received):
+            return
+        message = event.message
+        if isinstance(message, Attempt) and message.stage == 1:
+            owners[message.fence.t] = {message.members[owner] for owner in message.owners}
+        if isinstance(message, ReducePart) and message.stage == 1:
+            sent.add((event.peer, message.fence.t))
+
+    world.watchers.append(watch)
+    world.run(300.0)
+    assert not wrong_states(world)
+    assert world.history().t == STEPS
+    assert sent and all(peer in owners[t] for peer, t in sent)

@@ -160,7 +160,7 @@ def test_a_leader_that_spreads_the_reduce_of_a_stage_in_cells(monkeypatch: pytes
     machines = [Machine(f"d{n}", 0) for n in range(2)] + [Machine(f"r1.{n}", 1) for n in range(6)]
     world: World = counting_world(settings, machines, 1, SLOW)
 
-    def of(self: object, stage: int, t: int, members: Sequence[str], silent: frozenset[str]) -> Spread:
+    def of(self: object, stage: int, t: int, members: Sequence[str], able: object, owners: object) -> Spread:
         return Spread((), tuple(part % len(members) for part in range(16))) if stage else EVEN
 
     monkeypatch.setattr(spreading.Spreading, "of", of)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from anabranch.protocol.cells import FLAT
 from anabranch.protocol.core import Core
 from anabranch.protocol.messages import Attempt, ReducedPart, ReducePart
-from anabranch.protocol.summing import EarlyParts, Summing, collectors, misdealt
+from anabranch.protocol.summing import EarlyParts, Summing, collectors, contributors, misdealt
 from anabranch.protocol.tasks import Payload, Result
 
 
@@ -69,7 +69,7 @@ class Helping:
             return wrong
         mine = [part for part, peer in enumerate(collectors(message)) if peer == core.me]
         then = self._told(message)
-        summing = Summing(core, message.fence.t, mine, range(len(message.members)), True, then)
+        summing = Summing(core, message.fence.t, mine, contributors(message), True, then)
         self._helps[message.stage] = _Help(message, summing)
         for peer, part, payload in self._of(message.stage).take():
             self.on_part(peer, part, payload)
@@ -85,11 +85,12 @@ class Helping:
             return None
         if message.attempt != help.message.attempt:
             return None
-        if peer not in help.message.members:
-            return "a part from a peer that is no member of the attempt"
+        members = help.message.members
+        if peer not in members or members.index(peer) not in contributors(help.message):
+            return "a part from a peer that has none in the attempt"
         if message.part not in help.summing.mine:
             return "a part that another sums"
-        help.summing.add(message.part, help.message.members.index(peer), payload)
+        help.summing.add(message.part, members.index(peer), payload)
         return None
 
     def link_up(self, peer: str) -> None:

@@ -63,7 +63,7 @@ class Reducing:
         if not current.retries.get(stage) and stage not in current.even:
             worked = {peer for claims in current.claims.values() for peer, units in claims.items() if units}
             able = frozenset(worked - self.admission.absent.silent())
-            spread = self.spreading.of(stage, current.t, members, able)
+            spread = self.spreading.of(stage, current.t, members, able, owners)
         message = Attempt(
             self.core.fence(current.t, current.base),
             stage,
@@ -134,7 +134,8 @@ class Reducing:
             current.give_up(stage)
             return None
         current.agreed[stage] = (found, agreeing[0])
-        if (ordered_at := current.ordered_at.pop(stage, None)) is not None:
+        ordered_at = current.ordered_at.pop(stage, None)
+        if ordered_at is not None and len(set(attempt.owners)) == len(attempt.members):
             seconds, spread = self.core.now - ordered_at, bool(attempt.sums)
             self.spreading.took(stage, current.t, attempt.members, spread, seconds)
         return agreeing[0]

@@ -26,7 +26,7 @@ from anabranch.protocol.messages import (
     ReducePart,
 )
 from anabranch.protocol.records import Commit
-from anabranch.protocol.summing import EarlyParts, Summing, collectors, misdealt
+from anabranch.protocol.summing import EarlyParts, Summing, collectors, contributors, misdealt
 from anabranch.protocol.tasks import (
     Apply,
     Assemble,
@@ -70,6 +70,9 @@ class Reduce:
         self.collectors: Sequence[str] = dealt or of_cell
         me = self.members[self.position]
         self.mine = [part for part, peer in enumerate(self.collectors) if peer == me]
+        several = len(self.cells.bounds) > 1
+        #: Of my cell, who sends parts.
+        self.senders: Sequence[int] = self.fellows if several else contributors(self.message)
 
     @property
     def count(self) -> int:
@@ -196,8 +199,8 @@ class Replica:
         assert self.iteration is not None
         reduce.parts, whole = result.outputs, len(reduce.cells.bounds) == 1
         then = partial(self._summed if whole else self._cell_summed, reduce)
-        reduce.summing = Summing(self.core, self.iteration.t, reduce.mine, reduce.fellows, whole, then)
-        for part, collector in enumerate(reduce.collectors):
+        reduce.summing = Summing(self.core, self.iteration.t, reduce.mine, reduce.senders, whole, then)
+        for part, collector in enumerate(reduce.collectors if reduce.position in reduce.senders else ()):
             if collector == self.core.me:
                 reduce.summing.add(part, reduce.position, reduce.parts[part])
             else:
@@ -244,8 +247,10 @@ class Replica:
         if message.part not in reduce.mine:
             return "a part that another member sums"
         sender = reduce.members.index(peer)
-        if sender in reduce.fellows:
+        if sender in reduce.senders:
             reduce.summing.add(message.part, sender, payload)
+        elif sender in reduce.fellows:
+            return "a part from a member that owns no unit"
         elif reduce.cells.part(sender) != message.part:
             return "a part of another cell from a member that does not sum it"
         else:
@@ -323,7 +328,7 @@ class Replica:
         if reduce is None or not reduce.parts or peer == self.core.me:
             return
         for part, collector in enumerate(reduce.collectors):
-            if collector == peer:
+            if collector == peer and reduce.position in reduce.senders:
                 self._send_part(reduce, part, peer, reduce.parts[part])
         if peer not in reduce.members:
             return

@@ -10,7 +10,7 @@ tried: where a spread reduce took longer than an even one, that stage goes on ev
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -53,11 +53,17 @@ class Spreading:
         """Stage -> members and seconds of its last even reduce."""
         self._even_until: dict[int, int] = {}
 
-    def of(self, stage: int, t: int, members: Sequence[str], able: frozenset[str]) -> Spread:
+    def of(
+        self, stage: int, t: int, members: Sequence[str], able: frozenset[str], owners: Collection[int]
+    ) -> Spread:
         """For a reduce of the open iteration t. able: who works in that iteration, and is not silent. A peer
-        that has not opened it yet could not keep what comes."""
+        that has not opened it yet could not keep what comes. owners: positions of the members who own units;
+        where some own none, those who do share the parts evenly: the others have nothing to send."""
         core, settings = self.core, self.core.settings
         crowded = core.near.crowded or len(members) > FLAT * settings.neighbours
+        working = tuple(sorted(set(owners)))
+        if len(working) < len(members) and not crowded and len(working) <= PARTS:
+            return Spread((), working)
         even = settings.spread == "never" or t < self._even_until.get(stage, 0)
         if len(members) < 2 or crowded or even or not able.issuperset(members):
             return EVEN

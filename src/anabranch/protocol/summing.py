@@ -54,6 +54,11 @@ def collectors(message: Attempt) -> tuple[str, ...]:
     return tuple(everybody[position] for position in message.sums)
 
 
+def contributors(message: Attempt) -> tuple[int, ...]:
+    """Positions of members who own a unit: the others have nothing to send, and only get the result."""
+    return tuple(sorted(set(message.owners)))
+
+
 def misdealt(message: Attempt, flat: int) -> str | None:
     """What is wrong with who is to sum which part, if anything is. flat: more members reduce in cells."""
     everybody = (*message.members, *message.helpers)
