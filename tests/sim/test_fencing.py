@@ -62,7 +62,7 @@ FORGERIES: dict[str, tuple[Callable[[Fence], Forged], str | None]] = {
     "short cover": (lambda f: ("d0", attempt(f, (1,) * 5), None), "not the whole batch"),
     "unknown owner": (lambda f: ("d0", attempt(f, (2,) * 6), None), "not the whole batch"),
     "not held": (lambda f: ("d0", attempt(f, (0,) * 6), None), "I do not hold them"),
-    "other stage": (lambda f: ("d0", attempt(f, (0,) * 6, stage=2), None), "stage 2 is not mine"),
+    "other stage": (lambda f: ("d0", attempt(f, (0,) * 6, stage=2), None), "I am not to help with"),
     "not in it": (
         lambda f: ("d0", msg.Attempt(f, 1, ID, 1, ("r1.1",), (0,) * 6), None),
         "I am not a member of",
