@@ -6,17 +6,17 @@ The machines of a scenario as its seed draws them; then each rule deals them to 
 scenario does. *Joiners*: our rule, relays coming one after another in an order that is drawn, each given its
 stage as the leader gives it (`protocol.placement`). *Dealt at the start*: so too, and then dealt by links
 before the first step (`protocol.dealing`, by the real protocol in virtual time). *Moves*: in turn, and then
-`fleet.rebalance` = 3 while it runs. *Swaps*, *DT-FM*: `sim.yardsticks.placement`. *Plan*: as `anabranch plan`
-deals the machines to this number of stages. *Best of all*, of a small fleet: every deal, by `plan`'s
-arithmetic. All run under `auction` without churn; yardsticks that know links alone take machines to be alike.
-Rewrites the section `placement`.
+`fleet.rebalance` = 3 while it runs, for so many iterations that it can pay, and beside it *in turn* for as
+many. *Swaps*, *DT-FM*: `sim.yardsticks.placement`. *Plan*: as `anabranch plan` deals the machines to this
+number of stages. *Best of all*, of a small fleet: every deal, by `plan`'s arithmetic. All run under `auction`
+without churn; yardsticks that know links alone take machines to be alike. Rewrites the section `placement`.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -120,18 +120,23 @@ RULES: dict[str, Callable[[Fleet, int], list[Deal]]] = {
     "at random": lambda fleet, seed: [at_random(fleet, RANDOM * seed + n) for n in range(RANDOM)],
     "joiners, our rule": lambda fleet, seed: [joiners(fleet, seed)],
     "dealt at the start (ours)": lambda fleet, seed: [dict(dealt_by_links(fleet, seed))],
+    "in turn, as long": lambda fleet, seed: [dealt(fleet)],
     "moves while it runs": lambda fleet, seed: [dealt(fleet)],
     "swaps (GWTF's authors)": lambda fleet, seed: [swapped(fleet, seed)],
     "DT-FM's search": lambda fleet, seed: [arranged(fleet, seed)],
     "`plan`": lambda fleet, seed: [planned(fleet)],
     "best of all, by `plan`'s arithmetic": lambda fleet, seed: [best_of_all(fleet)],
 }
-MOVES = "moves while it runs"
+MOVES, LONG = "moves while it runs", "in turn, as long"
+#: Iterations of these two, and how many of them are not counted: until then it has moved.
+ITERATIONS, WARM_UP = 24, 12
 ALL = "best of all, by `plan`'s arithmetic"
 
 
 def measure(fleet: Fleet, deal: Deal, rule: str, seed: int) -> Found:
     scenario = named(fleet, deal)
+    if rule in (MOVES, LONG):
+        scenario = replace(scenario, run=replace(scenario.run, iterations=ITERATIONS, warm_up=WARM_UP))
     if rule == MOVES:
         scenario = replace(scenario, fleet=replace(scenario.fleet, rebalance=3))
     estimated = estimate(fleet_of(scenario, wan10(), seed))
@@ -143,22 +148,23 @@ def measure(fleet: Fleet, deal: Deal, rule: str, seed: int) -> Found:
     return Found(estimated.iteration_s, seconds, estimated.bound_s)
 
 
-def rows_of(name: str, seeds: int, iterations: int) -> list[list[str]]:
+def rows_of(name: str, seeds: int, iterations: int, rules: Sequence[str]) -> list[list[str]]:
     scenario, changes = FLEETS[name]
     more = {"run.iterations": iterations, "run.warm_up": 2, "run.heartbeat_s": 5.0, "fleet.park": 1.0}
     found: dict[str, list[Found]] = {}
     for seed in range(seeds):
         fleet = fleet_of(load_scenario(scenario, changes | more), wan10(), seed)
-        for rule, deals in RULES.items():
+        for rule in rules:
             if rule == ALL and name != SMALL:
                 continue
+            deals = RULES[rule]
             each = [measure(fleet, deal, rule, seed) for deal in deals(fleet, seed)]
             mean = [sum(getattr(one, key) for one in each) / len(each) for key in Found.__dataclass_fields__]
             found.setdefault(rule, []).append(Found(*mean))
             print(f"{name} {seed} {rule}: {found[rule][-1]}", flush=True)
-    first = [one.simulated_s for one in found["in turn"]]
     rows = []
     for rule, each in found.items():
+        first = [one.simulated_s for one in found[LONG if rule == MOVES else "in turn"]]
         share = interval([one.simulated_s / turn for one, turn in zip(each, first, strict=True)])
         simulated = interval([one.simulated_s for one in each])
         estimated = sum(one.estimated_s for one in each) / len(each)
@@ -176,9 +182,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--iterations", type=int, default=7, help="two of them not counted")
+    parser.add_argument("--rules", nargs="+", default=[*RULES], help="*in turn* among them")
     parser.add_argument("--dry", action="store_true", help="leave docs/results.md as it is")
     args = parser.parse_args()
-    rows = [row for name in FLEETS for row in rows_of(name, args.seeds, args.iterations)]
+    rows = [row for name in FLEETS for row in rows_of(name, args.seeds, args.iterations, args.rules)]
     seeds = f"{args.seeds} seeds (mean ± half of the 95 % interval)" if args.seeds > 1 else "one seed"
     head = ["fleet", "who serves which stage", "bound s", "estimate s", "iteration s", "over *in turn*"]
     body = "\n".join(
@@ -186,12 +193,12 @@ def main() -> int:
             "### Who serves which stage",
             "",
             f"The same machines dealt to the stages by each rule; `auction`, no churn, {seeds}, "
-            f"{args.iterations} iterations, the first 2 not counted; *at "
+            f"{args.iterations} iterations, the first 2 not counted; *{MOVES}*, whose share is that over "
+            f"*{LONG}*, {ITERATIONS} iterations, the first {WARM_UP} not counted; *at "
             f"random*: {RANDOM} deals of each seed. *bound*: the clairvoyant one of that placement; "
             "*estimate*: `plan`'s arithmetic. *In turn* has as many relays in each stage as can be; "
-            "*joiners*, *moves*, `plan` and *best of all* heed how quick machines are, *dealt at the start* "
-            "that and links, as the peers of a run measure them, swaps and DT-FM links alone "
-            "(docs/simulate.md).",
+            "*joiners* and `plan` heed machines and links, so do *moves* and *dealt at the start*, as peers "
+            "measure them, and *best of all*; swaps and DT-FM links alone (docs/simulate.md).",
             "",
             table(head, rows),
         ]

@@ -227,7 +227,10 @@ class Swarm:
 
     def _moved(self) -> Members | None:
         settled = self.left == BATCH
-        record = self.restoring.decide(self.t, settled, {}) or self.rebalancing.decide(self.t, settled)
+        live, stages = self.core.membership.live, range(1, self.case.stages + 1)
+        applied = {stage: live(stage, self.t) for stage in stages}
+        record = self.restoring.decide(self.t, settled, {})
+        record = record or self.rebalancing.decide(self.t, settled, applied)
         assert record is None or isinstance(record, Members), "every state is on the leader's disk"
         return record
 

@@ -71,7 +71,7 @@ class Admission:
         self.ready: dict[str, Member] = {}
         self.anywhere: set[str] = set()
         """Who asked for any stage, of those who were let in."""
-        self.ways = Ways()
+        self.ways = Ways(lambda peer: peer in core.membership.members)
         self.parted = Parted(core)
         self.worth_s: Callable[[str], float] = _for_ever
         """How long the last replica of a stage is worth waiting for."""

@@ -138,6 +138,12 @@ class Costs:
         self.bandwidths.add(link.out.bps(size_bytes) or 0.0, now)
         neighbour.measured(self.activation_bytes)
 
+    def sums_arrived(self, peer: str, size_bytes: float, seconds: float, now: float) -> None:
+        """A part of a sum came to a replica of my stage so long after it was handed to the link. What it says
+        counts for that link alone."""
+        link = self.of(peer).link
+        link.out.add(size_bytes, seconds, now, link.latency.round_trip_s() or 0.0)
+
     def probed(self, peer: str, size_bytes: int, trip_s: float, now: float) -> None:
         """A probe with so much padding was answered."""
         neighbour = self.of(peer)

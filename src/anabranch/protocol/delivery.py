@@ -47,6 +47,9 @@ class Delivery:
             return f"stage {stage} does not follow mine"
         if kind in _FROM_PREVIOUS and stage != core.previous_stage():
             return f"stage {stage} does not precede mine"
+        if kind is msg.Got and stage == core.stage and core.settings.rebalance:
+            self.peer.replica.on_got(peer)
+            return None
         if kind in _FROM_BESIDE and stage not in (core.previous_stage(), core.next_stage()):
             return f"stage {stage} is not beside mine"
         if isinstance(message, msg.ReducePart | msg.ReducedPart) and not self._shared(stage, message):

@@ -53,6 +53,11 @@ SAMPLED_FIRST, SAMPLED_EVERY = 3, 4
 WAYS_KEPT = 16
 
 
+def sampled(t: int) -> bool:
+    """Whether links are timed in iteration t."""
+    return t <= SAMPLED_FIRST or t % SAMPLED_EVERY == 0
+
+
 @dataclass
 class Unit:
     """A microbatch that was sent to us. `granted` is whose slot it occupies until it is done; kept: whether
@@ -310,7 +315,7 @@ class Iteration:
 
     def _sample(self, peer: str, index: int, backward: bool) -> None:
         """Acknowledge the first payload of a direction, in some iterations: the sender times its link."""
-        if (peer, backward) not in self._sampled and (self.t <= SAMPLED_FIRST or self.t % SAMPLED_EVERY == 0):
+        if (peer, backward) not in self._sampled and sampled(self.t):
             self._sampled.add((peer, backward))
             self.core.send(peer, Got(self.core.fence(self.t, self.base), index, backward))
 

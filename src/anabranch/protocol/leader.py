@@ -68,7 +68,7 @@ class Leader:
         self.telling = Telling(core)
         self.keeping = Keeping(core)
         self.restoring = Restoring(core, self.admission, self.keeping)
-        self.rebalancing = Rebalancing(core)
+        self.rebalancing = Rebalancing(core, admission.ways)
         self.dealing = Dealing(core, admission)
         self.reports = Reports(core, self.tip, admission)
         self.reducing = Reducing(core, log, admission)
@@ -145,7 +145,8 @@ class Leader:
         self.restoring.removed(peer)
         self.admission.parted.removed(peer)
         self.admission.absent.removed(peer)
-        self.admission.ways.removed(peer)
+        if peer not in self.core.membership.members:
+            self.admission.ways.removed(peer)
         self.dealing.removed(peer)
         self.released.removed(peer)
         current = self.round
@@ -181,7 +182,8 @@ class Leader:
             return  # that is on its way, or the lead is handed over
         if self.tip.stop_reason is None:
             restored = self.restoring.decide(self.t, quiet, self.released.applied)
-            moved = restored or self.rebalancing.decide(self.t, quiet and self.released.last)
+            settled, applied = quiet and self.released.last, self.released.applied
+            moved = restored or self.rebalancing.decide(self.t, settled, applied)
             if moved is not None:
                 self.log.append(moved)
                 return

@@ -7,6 +7,7 @@ A newer attempt discards an older one; nothing is consumed by a reduce, so it ca
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,12 +15,13 @@ from functools import partial
 from anabranch.protocol.backoff import Backoff
 from anabranch.protocol.cells import FLAT, Cells, cells_of
 from anabranch.protocol.core import Core
-from anabranch.protocol.iteration import Iteration
+from anabranch.protocol.iteration import Iteration, sampled
 from anabranch.protocol.messages import (
     Attempt,
     AttemptId,
     Fence,
     FetchGradient,
+    Got,
     Gradient,
     Prepared,
     ReducedPart,
@@ -112,6 +114,8 @@ class Replica:
         """Peers of other stages that keep gradients of this one's steps."""
         self._subtracted: set[int] = set()
         self._early = EarlyParts()
+        self._sent_at: dict[str, float] = {}
+        """When a part of my sum went to a member, which has not said that it has it."""
         self._announced: Attempt | None = None
         self._applying = False
         self._fetch_at = float("inf")
@@ -128,6 +132,7 @@ class Replica:
         self._announced = None
         self._subtracted = set()
         self._early = EarlyParts()
+        self._sent_at = {}
 
     # --- the reduce ----------------------------------------------------------------------------
 
@@ -211,6 +216,8 @@ class Replica:
     def _send_part(self, reduce: Reduce, part: int, to: str, payload: Payload) -> None:
         """A part of my sum, or of my cell's, to who sums it."""
         message = reduce.message
+        # Of two at once which of them arrives is not known.
+        self._sent_at[to] = -math.inf if to in self._sent_at else self.core.now
         self.core.send(to, ReducePart(self._fence(), message.stage, message.attempt, part), payload)
 
     def _send_reduced(self, reduce: Reduce, part: int, to: int) -> None:
@@ -227,6 +234,8 @@ class Replica:
         """A part of the present iteration's reduce; returns why it is refused, if it is."""
         if payload is None:
             return "a part of a reduce without its payload"
+        if isinstance(message, ReducePart) and self._sampled(message.fence.t):
+            self.core.send(peer, Got(self._fence(), message.part, False))
         announced = self._announced
         reduce = self.reduce
         if announced is None or message.attempt > announced.attempt or reduce is None or not reduce.summing:
@@ -257,6 +266,19 @@ class Replica:
             reduce.sums.setdefault(reduce.cells.of(sender), payload)
             self._add_up(reduce)
         return None
+
+    def _sampled(self, t: int) -> bool:
+        """Links within a stage are measured where who serves which stage is decided by them."""
+        return self.core.settings.rebalance > 0 and sampled(t)
+
+    def on_got(self, peer: str) -> None:
+        """What I sent of my sum is there: the link is measured."""
+        settings, reduce = self.core.settings, self.reduce
+        sent_at = self._sent_at.pop(peer, -math.inf)
+        if reduce is None or not settings.blocks or not self.core.stage or sent_at < 0.0:
+            return
+        size_bytes = settings.sums_bytes * settings.blocks[self.core.stage - 1] / reduce.count
+        self.core.costs.sums_arrived(peer, size_bytes, self.core.now - sent_at, self.core.now)
 
     def _cell_summed(self, reduce: Reduce, part: int, result: Result) -> None:
         if reduce is not self.reduce or self._failed(reduce, result):

@@ -20,7 +20,7 @@ class Settings:
     redo: how a lost stage comes back: "replay" (all stages go back to a snapshot), or "gradients" (it alone,
     by the gradients that others kept). blocks: of the model, at stages 1 to S (empty: one each).
     block_bytes, ends_bytes: sums and reduced gradient of one block, and of stage 0, on the wire (0: not
-    known).
+    known); sums_bytes: of a block the sums; state_bytes: weights and moments of a block.
     recompute: slots of a peer beyond its capacity, as a share of it: of those microbatches it keeps only what
     came, and computes the forward again when the gradient is there.
     rebalance: iterations for which the same stage must have held the others up before a relay of another one
@@ -59,6 +59,8 @@ class Settings:
     neighbours: int = 4
     block_bytes: int = 0
     ends_bytes: int = 0
+    sums_bytes: int = 0
+    state_bytes: int = 0
     deal: str = "arrival"
     spread: str = "links"
 

@@ -30,22 +30,24 @@ class Way:
 
 
 class Ways:
-    """sender -> receiver -> what the sender measured."""
+    """sender -> receiver -> what the sender measured. knows: who is a member."""
 
-    def __init__(self) -> None:
+    def __init__(self, knows: Callable[[str], bool] = lambda peer: True) -> None:
+        self._knows = knows
         self._latency_s: dict[str, dict[str, float]] = {}
         self._bandwidth_bps: dict[str, dict[str, float]] = {}
 
     def told(self, peer: str, links: Mapping[str, tuple[float, float]]) -> None:
         """By `peer`: seconds of a round trip, and bits per second of what it sends there (0: not known). What
-        it told before is outdated."""
-        trips, rates = {}, {}
+        it told before of other members holds on: it may have gone over to another stage, and back."""
+        trips, rates = self._latency_s.setdefault(peer, {}), self._bandwidth_bps.setdefault(peer, {})
         for other, (trip_s, bandwidth_bps) in links.items():
+            if not self._knows(other):
+                continue
             if plausible(trip_s):
                 trips[other] = trip_s / 2.0
             if plausible(bandwidth_bps):
                 rates[other] = bandwidth_bps
-        self._latency_s[peer], self._bandwidth_bps[peer] = trips, rates
 
     def removed(self, peer: str) -> None:
         for table in (self._latency_s, self._bandwidth_bps):

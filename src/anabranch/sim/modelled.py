@@ -284,6 +284,8 @@ def settings_of(fleet: Fleet, policy: str) -> Settings:
         block_bytes=work.block_bytes,
         ends_bytes=work.ends_bytes,
         spread=scenario.fleet.spread,
+        sums_bytes=math.ceil(SUM_WIRE_BYTES * work.parameters(1) / work.blocks(1)),
+        state_bytes=STATE_BYTES * work.parameters(1) // work.blocks(1),
     )
 
 

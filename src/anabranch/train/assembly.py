@@ -69,6 +69,8 @@ def settings_of(run: RunConfig, run_id: str, model: ModelConfig, epoch: int = 1)
         blocks=tuple(len(spec.blocks) for spec in partition(model, run.pipeline, batch.sequence)[1:]),
         block_bytes=math.ceil(block_parameters(model) * (sum_wire_bytes(run) + master)),
         ends_bytes=math.ceil(end_parameters(model) * (sum_wire_bytes(run) + master)),
+        sums_bytes=math.ceil(block_parameters(model) * sum_wire_bytes(run)),
+        state_bytes=block_parameters(model) * 3 * master,
         deal=run.fleet.deal,
         spread=run.fleet.spread,
     )

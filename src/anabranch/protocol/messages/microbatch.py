@@ -96,7 +96,7 @@ class Overflow(Message, frozen=True, tag=9):
 
 class Got(Message, frozen=True, tag=54):
     """Your Forward of (t, index) is here whole, or with `backward` your Backward: the link can be measured.
-    Sent for some of the first of an iteration from each peer."""
+    Sent for some of the first of an iteration from each peer. Within a stage: your ReducePart `index` is."""
 
     fence: Fence
     index: Index
