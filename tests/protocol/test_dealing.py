@@ -217,3 +217,21 @@ def test_the_search_does_not_end_where_no_single_change_helps() -> None:
     leads.all_tell()
     assert leads.decides()
     assert {len({leads.stage(f"{place}{n}") for n in range(4)}) for place in "xy"} == {1}
+
+
+def test_who_is_being_let_in_counts_for_those_who_come_meanwhile() -> None:
+    """The record that lets one in is on its way to the disk when the next one asks."""
+    core = Core("d0", 1, 0, Settings("run", 1, 2, 8, 10), "d0")
+    admission = Admission(core, "class", "corpus", "", lambda member: None, {})
+    core.membership.apply(Members(1, joined=(Member("d0", 0, 1, "class", 8, "d0", "", "", 0.01),)))
+    stages, coming = [], list[Member]()
+    for peer in ("a", "b", "c", "e"):
+        member = Member(peer, 0, 1, "class", 8, peer, "", "", 0.01)
+        assert admission.on_join(peer, JoinRequest(member, -1, PROTOCOL_VERSION, "", "")) is None
+        record = admission.change(None)
+        assert record is not None
+        stages += [joined.stage for joined in record.joined]
+        if coming:  # the record before is chosen
+            core.membership.apply(Members(core.membership.number + 1, joined=tuple(coming)))
+        coming = [*record.joined]
+    assert stages == [1, 2, 1, 2]

