@@ -24,10 +24,11 @@ from anabranch.protocol.parted import Parted
 from anabranch.protocol.placement import (
     KEPT_FIRST,
     SEARCHED,
-    Batch,
+    batch_of,
     best_stage,
     neediest_stage,
     stage_counts,
+    with_slots,
 )
 from anabranch.protocol.records import Member, Members
 from anabranch.protocol.suspicion import LAST, Overdue, Verdict
@@ -151,20 +152,17 @@ class Admission:
     def _stage_for(self, joiner: Member) -> int:
         """By links, too, where some are known and no stage is in need, unless they are too many to search."""
         settings = self.core.settings
-        blocks = settings.blocks or (1,) * settings.stages
+        blocks = settings.counts
         known = {**self._coming, **self.core.membership.members, **self._joining}
         known.pop(joiner.id, None)
-        members = [
-            msgspec.structs.replace(m, capacity=settings.slots(m.stage, m.capacity)) for m in known.values()
-        ]
+        members = [with_slots(member, settings) for member in known.values()]
         if len(members) > SEARCHED or not any(member.stage == 0 for member in members):
             return neediest_stage(members, blocks)
         joiner = msgspec.structs.replace(joiner, capacity=settings.slots(1, joiner.capacity))
         way = self.ways.between({member.id: member.region for member in [*members, joiner]})
         if way is None or min(stage_counts(members, blocks)) < KEPT_FIRST:
             return neediest_stage(members, blocks)
-        batch = Batch(settings.microbatches, settings.activation_bytes, settings.block_bytes)
-        return best_stage(joiner, members, blocks, batch, way)
+        return best_stage(joiner, members, blocks, batch_of(settings), way)
 
     def on_ready(self, peer: str, message: Ready, fingerprint: str | None) -> str | None:
         """A joiner has the state after iteration message.t, whose agreed fingerprint is `fingerprint` (None:

@@ -118,12 +118,8 @@ class Arithmetic:
 
     def _dealt(self, blocks: int, group: Group) -> dict[str, int]:
         """Shares of the batch, so that the last to end ends earliest."""
-        each_s = {peer: self._pass_s(peer, blocks) or 1.0 for peer in group}
-        whole, microbatches = sum(1.0 / seconds for seconds in each_s.values()), self._batch.microbatches
-        shares = {peer: int(microbatches / seconds / whole) for peer, seconds in each_s.items()}
-        for _ in range(microbatches - sum(shares.values())):
-            shares[min(group, key=lambda peer: ((shares[peer] + 1) * each_s[peer], peer))] += 1
-        return shares
+        each_s = [self._pass_s(peer, blocks) or 1.0 for peer in group]
+        return dict(zip(group, shared_out(each_s, self._batch.microbatches), strict=True))
 
     def _reduce_s(self, blocks: int, group: Group) -> float:
         """The sums there and the reduced gradient back, a part of each over every link."""
@@ -139,25 +135,15 @@ class Arithmetic:
         return min(even_s, latency_s + 8.0 * size_bytes / self._spread_bps(peers))
 
     def _hop(self, ends: tuple[int, int], layers: Sequence[Group], stages: Sequence[_Stage]) -> float:
-        """Mean seconds from a stage to the next, with half of the computing at either end: the cheapest links
-        first, each as far as both ends have shares left."""
+        """Mean seconds from a stage to the next, with half of the computing at either end."""
         one, other = ends
         counts = (0, *self._blocks, 0)
         blocks = (counts[one], counts[other])
         key = (blocks[0], blocks[1], layers[one], layers[other])
         if key not in self._hops:
-            left, right = dict(stages[one].shares), dict(stages[other].shares)
-            links = sorted(
-                (self._link_s(a, b, blocks), a, b) for a in layers[one] for b in layers[other]
-            )
-            total_s = 0.0
-            for seconds, a, b in links:
-                share = min(left[a], right[b])
-                if share:
-                    left[a] -= share
-                    right[b] -= share
-                    total_s += share * seconds
-            self._hops[key] = total_s / self._batch.microbatches
+            links = [[self._link_s(a, b, blocks) for b in layers[other]] for a in layers[one]]
+            shares = [*stages[one].shares.values()], [*stages[other].shares.values()]
+            self._hops[key] = carried_s(links, *shares) / self._batch.microbatches
         return self._hops[key]
 
     def _link_s(self, one: str, other: str, blocks: Sequence[int]) -> float:
@@ -182,6 +168,29 @@ class Arithmetic:
     def _best_bps(self, peer: str) -> float:
         others = (other for other in self._members if other != peer)
         return max((self._way(peer, other).bandwidth_bps for other in others), default=1.0)
+
+
+def shared_out(each_s: Sequence[float], microbatches: int) -> list[int]:
+    """Each one's share of the batch, so that the last to end ends earliest. each_s: of one microbatch."""
+    whole = sum(1.0 / seconds for seconds in each_s)
+    shares = [int(microbatches / seconds / whole) for seconds in each_s]
+    for _ in range(microbatches - sum(shares)):
+        shares[min(range(len(shares)), key=lambda at: (shares[at] + 1) * each_s[at])] += 1
+    return shares
+
+
+def carried_s(links: Sequence[Sequence[float]], left: list[int], right: list[int]) -> float:
+    """Seconds of all microbatches from one stage to the next: the cheapest links first, each as far as both
+    ends have shares left. links: seconds, from each of the one to each of the other."""
+    total_s = 0.0
+    for seconds, one, other in sorted(
+        (seconds, one, other) for one, row in enumerate(links) for other, seconds in enumerate(row)
+    ):
+        share = min(left[one], right[other])
+        left[one] -= share
+        right[other] -= share
+        total_s += share * seconds
+    return total_s
 
 
 # --- better deals ---------------------------------------------------------------------------------------

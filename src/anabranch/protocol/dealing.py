@@ -19,8 +19,8 @@ from anabranch.protocol.admission import Admission
 from anabranch.protocol.arranging import Arithmetic, Deal, bettered
 from anabranch.protocol.core import Core
 from anabranch.protocol.estimates import plausible
-from anabranch.protocol.placement import KEPT_FIRST, SEARCHED, Batch
-from anabranch.protocol.records import Member, Members
+from anabranch.protocol.placement import KEPT_FIRST, SEARCHED, batch_of, with_slots
+from anabranch.protocol.records import Members
 
 #: An iteration must be shorter by this share of it: what was measured is not exact.
 GAIN = 0.05
@@ -136,14 +136,8 @@ class Dealing:
     def _arithmetic(self) -> Arithmetic | None:
         """None where nothing is known of links."""
         settings = self.core.settings
-        members = [self._with_slots(member) for member in self.core.membership.members.values()]
+        members = [with_slots(member, settings) for member in self.core.membership.members.values()]
         way = self.admission.ways.between({member.id: member.region for member in members})
         if way is None or not any(member.stage == 0 for member in members):
             return None
-        sizes = settings.activation_bytes, settings.block_bytes, settings.ends_bytes
-        blocks = settings.blocks or (1,) * settings.stages
-        return Arithmetic(members, blocks, Batch(settings.microbatches, *sizes), way)
-
-    def _with_slots(self, member: Member) -> Member:
-        slots = self.core.settings.slots(member.stage, member.capacity)
-        return msgspec.structs.replace(member, capacity=slots)
+        return Arithmetic(members, settings.counts, batch_of(settings), way)

@@ -23,6 +23,7 @@ from statistics import fmean, median
 import msgspec
 
 from anabranch.protocol.records import Member
+from anabranch.protocol.settings import Settings
 from anabranch.protocol.ways import Way
 
 #: A backward takes about twice a forward, where a member did not measure it.
@@ -106,6 +107,17 @@ class Batch:
     activation_bytes: int
     block_bytes: int
     ends_bytes: int = 0
+
+
+def batch_of(settings: Settings) -> Batch:
+    """Of a run."""
+    sizes = settings.activation_bytes, settings.block_bytes, settings.ends_bytes
+    return Batch(settings.microbatches, *sizes)
+
+
+def with_slots(member: Member, settings: Settings) -> Member:
+    """With the slots that it has as its capacity."""
+    return msgspec.structs.replace(member, capacity=settings.slots(member.stage, member.capacity))
 
 
 def best_stage(

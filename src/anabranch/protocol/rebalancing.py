@@ -30,7 +30,7 @@ import msgspec
 from anabranch.flow.dice import Dice
 from anabranch.protocol.arranging import Arithmetic, Deal, bettered
 from anabranch.protocol.core import Core
-from anabranch.protocol.placement import SEARCHED, Batch, pass_s, stage_rates
+from anabranch.protocol.placement import SEARCHED, batch_of, pass_s, stage_rates, with_slots
 from anabranch.protocol.records import Member, Members
 from anabranch.protocol.ways import Way, Ways
 
@@ -164,9 +164,7 @@ class Rebalancing:
         """The deal that pays best of those on the way to a better one."""
         core, settings = self.core, self.core.settings
         ends = [member for member in core.membership.members.values() if not member.stage]
-        sizes = settings.activation_bytes, settings.block_bytes, settings.ends_bytes
-        batch = Batch(settings.microbatches, *sizes)
-        arithmetic = Arithmetic([*ends, *self._unhurried()], self._blocks(), batch, way)
+        arithmetic = Arithmetic([*ends, *self._unhurried()], settings.counts, batch_of(settings), way)
         deal, now_s = arithmetic.deal, arithmetic.seconds(arithmetic.deal)
         begun, self._target = self._begun(deal), None
         able = [peer for peer in deal if not self._stays(peer)]
@@ -221,7 +219,7 @@ class Rebalancing:
     ) -> int:
         """Iterations until a peer has the state of a stage from those who stay there, and serves: from
         several at once, but as none may use its whole line for that, as long as from the best one alone."""
-        bits = 8.0 * self.core.settings.state_bytes * self._blocks()[stage - 1]
+        bits = 8.0 * self.core.settings.state_bytes * self.core.settings.counts[stage - 1]
         sources = [other for other, its_stage in staying.items() if its_stage == stage]
         best_bps = max((way(other, peer).bandwidth_bps for other in sources), default=math.inf)
         return 1 + math.ceil(bits / best_bps / iteration_s)
@@ -233,7 +231,7 @@ class Rebalancing:
         relays = {member.id: member for member in self._relays()}
         now_at = {peer: member.stage for peer, member in relays.items()}
         now = min(self._rates(relays.values()))
-        most = sum(1.0 / pass_s(member, 1) for member in relays.values()) / sum(self._blocks())
+        most = sum(1.0 / pass_s(member, 1) for member in relays.values()) / sum(self.core.settings.counts)
         if now <= 0.0 or most <= now * (1.0 + GAIN):
             return None  # a stage without anybody is for `restoring`; no deal of these is much better
         best, plan, moved = 0.0, {}, dict[str, int]()
@@ -301,18 +299,13 @@ class Rebalancing:
         for member in core.membership.members.values():
             if not member.stage:
                 continue
-            blocks, told = self._blocks()[member.stage - 1], core.costs.neighbours.get(member.id)
-            slots = core.settings.slots(member.stage, member.capacity)
-            member = msgspec.structs.replace(member, capacity=slots)
+            blocks, told = core.settings.counts[member.stage - 1], core.costs.neighbours.get(member.id)
+            member = with_slots(member, core.settings)
             if told is not None and told.backward_s:
                 passes = (told.forward_s / blocks, (told.work_s - told.forward_s) / blocks)
                 member = msgspec.structs.replace(member, forward_s=passes[0], backward_s=passes[1])
             found.append(member)
         return found
 
-    def _blocks(self) -> tuple[int, ...]:
-        settings = self.core.settings
-        return settings.blocks or (1,) * settings.stages
-
     def _rates(self, relays: Iterable[Member]) -> list[float]:
-        return stage_rates(relays, self._blocks())
+        return stage_rates(relays, self.core.settings.counts)

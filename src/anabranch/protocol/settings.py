@@ -78,5 +78,10 @@ class Settings:
         """Of a peer that can keep the activations of so many microbatches."""
         return capacity + (int(capacity * self.recompute) if stage else 0)
 
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Blocks at stages 1 to S, one each where nothing is said of them."""
+        return self.blocks or (1,) * self.stages
+
     def cover(self, stage: int) -> frozenset[int]:
         return full_cover(stage, self.microbatches)

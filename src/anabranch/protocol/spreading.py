@@ -76,8 +76,7 @@ class Spreading:
         ]
         if settings.spread == "always":
             return by_chance(members, helpers, core.dice)
-        blocks = settings.blocks or (1,) * settings.stages
-        size = blocks[stage - 1] * settings.block_bytes if stage else settings.ends_bytes
+        size = settings.counts[stage - 1] * settings.block_bytes if stage else settings.ends_bytes
         regions = {peer: core.membership.members[peer].region for peer in [*members, *helpers]}
         way = self.ways.between(regions)
         if way is None or not size:

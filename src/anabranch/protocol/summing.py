@@ -34,17 +34,17 @@ class Summing:
         self._positions = positions
         self._then = then
         self._contributions: dict[int, dict[int, Payload]] = {part: {} for part in mine}
-        self._summed: set[int] = set()
 
     def add(self, part: int, position: int, payload: Payload) -> None:
         """A member's contribution to a part of mine; the first one counts."""
-        contributions = self._contributions[part]
+        contributions = self._contributions.get(part)
+        if contributions is None:
+            return  # all of them are with the task
         contributions.setdefault(position, payload)
-        if part in self._summed or len(contributions) < len(self._positions):
+        if len(contributions) < len(self._positions):
             return
-        self._summed.add(part)
+        del self._contributions[part]
         inputs = tuple(contributions[position] for position in self._positions)
-        self._contributions[part] = dict.fromkeys(self._positions, ())  # they are with the task now
         self.core.submit(Rank.STEP, self._task, inputs, partial(self._then, part))
 
 

@@ -20,7 +20,7 @@ from itertools import permutations
 
 from anabranch.flow.problem import link_cost
 from anabranch.protocol import tasks
-from anabranch.protocol.arranging import SPREAD_OVER
+from anabranch.protocol.arranging import SPREAD_OVER, carried_s, shared_out
 from anabranch.protocol.cells import FLAT
 from anabranch.sim.clairvoyant import Available, bound_s
 from anabranch.sim.devices import GRADIENT_BYTES, REDUCE_WIRE_BYTES
@@ -170,7 +170,7 @@ class Estimates:
         if key not in self._groups:
             kinds = tuple(self._kinds[name, stage] for name in names)
             # To data nodes the batch is dealt in equal parts.
-            shares = _dealt([kind.pass_s if stage else 1.0 for kind in kinds], self._microbatches)
+            shares = shared_out([kind.pass_s if stage else 1.0 for kind in kinds], self._microbatches)
             pairs = [*zip(kinds, shares, strict=True)]
             each_s = [kind.pass_s + _again_s(kind, share) for kind, share in pairs]
             computing_s = max(share * seconds for share, seconds in zip(shares, each_s, strict=True))
@@ -185,24 +185,15 @@ class Estimates:
         return self._work.blocks(stage) if 0 < stage <= self.stages else 0
 
     def _hop(self, stage: int, layers: Sequence[Group], groups: Sequence[_Group]) -> float:
-        """Mean d_ij to the next stage: seconds one way, with half of the computing at either end; the
-        cheapest links first, each as far as both ends have shares left."""
+        """Mean d_ij to the next stage: seconds one way, with half of the computing at either end."""
         key = (self._blocks(stage), self._blocks(stage + 1), layers[stage], layers[stage + 1])
         if key not in self._hops:
             one, other = groups[stage], groups[(stage + 1) % len(groups)]
-            left, right = [*one.shares], [*other.shares]
-            links = sorted(
-                (self._link_s(a.host, b.host) + (a.between_s + b.between_s) / 2.0, at, to)
-                for at, a in enumerate(one.kinds)
-                for to, b in enumerate(other.kinds)
-            )
-            total_s = 0.0
-            for seconds, at, to in links:
-                share = min(left[at], right[to])
-                left[at] -= share
-                right[to] -= share
-                total_s += share * seconds
-            self._hops[key] = total_s / self._microbatches
+            links = [
+                [self._link_s(a.host, b.host) + (a.between_s + b.between_s) / 2.0 for b in other.kinds]
+                for a in one.kinds
+            ]
+            self._hops[key] = carried_s(links, [*one.shares], [*other.shares]) / self._microbatches
         return self._hops[key]
 
     def _link_s(self, one: Host, other: Host) -> float:
@@ -266,15 +257,6 @@ def _shared_s(each_s: Sequence[float], most: Sequence[float], microbatches: int)
             return max(longest_s, left / speed)
         left, speed, longest_s = left - whole_s / seconds, speed - 1.0 / seconds, whole_s
     return longest_s
-
-
-def _dealt(each_s: Sequence[float], microbatches: int) -> list[int]:
-    """Each one's share of the batch, so that the last to end ends earliest."""
-    whole = sum(1.0 / seconds for seconds in each_s)
-    load = [int(microbatches / seconds / whole) for seconds in each_s]
-    for _ in range(microbatches - sum(load)):
-        load[min(range(len(load)), key=lambda at: (load[at] + 1) * each_s[at])] += 1
-    return load
 
 
 def _share_beyond(places: int, flying: float) -> float:
