@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 
@@ -11,24 +12,24 @@ from anabranch.protocol.core import Core
 from anabranch.protocol.cover import plausible
 from anabranch.protocol.messages import Attempt, AttemptId
 from anabranch.protocol.records import Commit, Member, Members, StageCommit
-from anabranch.protocol.replica import Reduce, Replica
+from anabranch.protocol.replica import PENDING_MAX, Reduce, Replica
 from anabranch.protocol.settings import Settings
 from anabranch.protocol.tasks import Apply, Result
 
 
-def replica() -> tuple[Replica, Core, list[int]]:
+def replica(fell_behind: Callable[[int], None] = lambda step: None) -> tuple[Replica, Core, list[int]]:
     core = Core("a", 1, 1, Settings("run", 1, 1, 2, 10), "d0")
     members = (Member("d0", 0, 1, "c", 4), Member("a", 1, 1, "c", 4), Member("b", 1, 1, "c", 4))
     core.membership.apply(Members(1, members, {"d0": 1, "a": 1, "b": 1}))
     applied: list[int] = []
-    made = Replica(core, lambda t, base, fingerprint: applied.append(t), lambda step: None)
+    made = Replica(core, lambda t, base, fingerprint: applied.append(t), fell_behind)
     made.t = 0
     return made, core, applied
 
 
-def commit(digest: str) -> Commit:
+def commit(digest: str, t: int = 1) -> Commit:
     stage = StageCommit("", digest, {}, ("a",), ("c",), (0, 0))
-    return Commit("run", 1, 1, 1, "", "", "step", 8, (), (stage, stage), 1.0, 1.0, 0.1, 0.1, 0.05, 1)
+    return Commit("run", 1, 1, t, "", "", "step", 8, (), (stage, stage), 1.0, 1.0, 0.1, 0.1, 0.05, 1)
 
 
 @pytest.mark.parametrize("result", [Result(overflow="w"), Result(error="lengths"), Result()])
@@ -52,6 +53,33 @@ def test_a_step_that_cannot_be_taken_is_not_applied() -> None:
     assert made.t == 0 and not applied
     assert 1 in made.pending, "it is fetched from another replica instead"
     assert made.deadline() < math.inf
+
+
+def test_who_learns_of_more_steps_than_it_remembers_fetches_the_state() -> None:
+    """It was cut off, and is told of all that was chosen meanwhile at once."""
+    behind: list[int] = []
+    made, _, _ = replica(behind.append)
+    for t in range(1, PENDING_MAX + 11):
+        made.commit(commit("wanted", t), f"base {t}")
+        assert len(made.pending) <= PENDING_MAX
+    assert made.t == -1 and behind == [2], "from before the second step no state is of use any more"
+    assert list(made.pending) == list(range(11, PENDING_MAX + 11))
+
+
+def test_the_step_that_is_being_taken_is_remembered() -> None:
+    behind: list[int] = []
+    made, core, applied = replica(behind.append)
+    made.pending[1] = (commit("wanted"), "base 1")
+    made._take(made._apply_task(made.pending[1][0]))
+    job = core.queue.next()
+    assert job is not None
+    for t in range(2, PENDING_MAX + 3):
+        made.commit(commit("wanted", t), f"base {t}")
+        assert len(made.pending) <= PENDING_MAX
+    then = core.queue.finish(job[0])
+    assert then is not None
+    then(Result(fingerprint="taken"))
+    assert applied == [1] and behind == [4] and made.t == -1
 
 
 @pytest.mark.parametrize("value", [-1.0, math.nan, math.inf, 1e308])

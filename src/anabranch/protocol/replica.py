@@ -46,7 +46,8 @@ from anabranch.protocol.work import Rank
 #: Seconds a missing gradient is waited for before it is fetched; first and longest wait between two fetches.
 FETCH_AFTER_S = 1.0
 FETCH_AGAIN = (1.0, 4.0)
-#: Steps that are remembered while a state is fetched: an older state is of no use any more.
+#: Steps that are remembered while they cannot be taken: an older state is of no use any more, and nobody has
+#: the gradient of so old a step.
 PENDING_MAX = 64
 
 
@@ -372,14 +373,18 @@ class Replica:
         """C_t was chosen; it is applied in its turn."""
         if record.t > self.t:
             self.pending[record.t] = (record, base)
-            if self.t < 0 and not self.keepers and len(self.pending) > PENDING_MAX:
-                del self.pending[min(self.pending)]
+            if not self.keepers and len(self.pending) > PENDING_MAX:
+                being_taken = self.t + 1 if self._applying else -1
+                del self.pending[min(t for t in self.pending if t != being_taken)]
             self.advance()
 
     def advance(self) -> None:
         """Apply the next chosen step if it can be applied."""
+        if not self.pending or self._applying or self.t < 0:
+            return
         following = self.pending.get(self.t + 1)
-        if following is None or self._applying or self.t < 0:
+        if following is None:  # so many were chosen since that it is not remembered any more
+            self._give_up(min(self.pending))
             return
         record, _ = following
         if record.verdict == "skip":
@@ -451,17 +456,21 @@ class Replica:
         tries = 4 * (len(peers) + 2) if live or self.keepers else 1
         self._fetch_at = self.core.now + (self._fetches.next() or FETCH_AFTER_S)
         if self._fetches.tries > tries or (peers and self._lacking.issuperset(peers) and not self.keepers):
-            self._lacking.clear()
-            self._fetches.reset()
-            self._fetch_at = float("inf")
-            self.t = -1  # nothing is applied until a whole state is here
-            self._drop()
-            self._on_behind(t)
+            self._give_up(t)
         elif peers:
             peer = peers[self._fetches.tries % len(peers)]
             self.core.send(peer, FetchGradient(t, self.core.stage))
         elif self.core.near.crowded:
             self._call(live)
+
+    def _give_up(self, step: int) -> None:
+        """This step and those after it are not taken one by one: a whole state is fetched."""
+        self._lacking.clear()
+        self._fetches.reset()
+        self._fetch_at = float("inf")
+        self.t = -1  # nothing is applied until it is here
+        self._drop()
+        self._on_behind(step)
 
     def _call(self, live: list[str]) -> None:
         """Of a large stage nobody who has the gradient need be a neighbour: some are dialled, and asked."""
