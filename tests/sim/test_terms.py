@@ -11,6 +11,9 @@ from anabranch.protocol import events as ev
 from anabranch.protocol import messages as msg
 from anabranch.protocol.following import PROOF_S
 from anabranch.protocol.messages import AttemptId
+from anabranch.protocol.peer import Peer
+from anabranch.protocol.records import Member, Members
+from anabranch.protocol.settings import Settings
 from anabranch.sim.algebra import Machine, counting_world, wrong_states
 from anabranch.sim.invariants import Invariants
 from anabranch.sim.node import Node
@@ -123,3 +126,38 @@ def test_who_knows_none_of_the_voters_any_more_learns_of_them_from_members(seed:
     then = until(world, AT + 12.0)
     assert until(world, AT + 15.0) >= then + 2
     assert "gone/0" not in plain.peer.core.voters and plain.peer.committed >= then
+
+
+def test_who_knows_one_voter_whose_machine_lost_its_disk_learns_of_the_others() -> None:
+    """The machine is back, and linked, and knows nothing of the log that it kept; then the leader dies."""
+    world, plain, _ = settled(60)
+    keepers = [voter.partition("/")[0] for voter in plain.peer.core.voters]
+    back = next(name for name in sorted(world.nodes) if name not in (*keepers, plain.id))
+    plain.peer.core.voters = (f"{back}/{world.nodes[back].member.disk}",)
+    world.crash(back)
+    world.add(world.nodes[back].next_life(without_disk=True), "d0", world.clock.now + 0.1)
+    until(world, AT + 4.0)
+    assert back in plain.links and plain.peer.core.keeps_log(back)
+    world.crash("d0")
+    then = until(world, AT + 16.0)
+    assert until(world, AT + 19.0) >= then + 2 and plain.peer.committed >= then
+    assert set(keepers) & {voter.partition("/")[0] for voter in plain.peer.core.voters}
+
+
+@pytest.mark.parametrize(
+    ("incarnation", "disk", "believed"),
+    [(1, "0", False), (2, "0", True), (1, "0+", True)],
+    ids=["the voter", "a process that the log does not know", "another disk"],
+)
+def test_a_voter_is_a_peer_and_its_disk(incarnation: int, disk: str, believed: bool) -> None:
+    """Whether a member that keeps no log, and is linked to this machine of a voter, takes
+    another member's lines."""
+    peer = Peer("a", 1, "gone", Settings("run", 1, 1, 2, 10, voters=3))
+    members = tuple(Member(name, 1, 1, "", 4, disk=disk) for name in ("a", "b", "v"))
+    peer.core.membership.apply(Members(1, members))
+    peer.core.voters = ("v/0",)
+    peer.handle(ev.LinkUp("b", 1), 0.0)
+    assert peer.leadership.believes("b")
+    peer.handle(ev.LinkUp("v", incarnation), 0.0)
+    assert peer.leadership.believes("b") == believed
+    assert peer.leadership.believes("v")

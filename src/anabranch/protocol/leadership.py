@@ -24,7 +24,7 @@ from anabranch.protocol.records import (
     decode_entry,
     entry_hash,
 )
-from anabranch.protocol.voter import peer_of
+from anabranch.protocol.voter import peer_of, voter_id
 from anabranch.protocol.voting import Became, Role
 
 if TYPE_CHECKING:
@@ -245,8 +245,19 @@ class Leadership:
         if peer == core.leader or core.keeps_log(peer):
             return True
         others_may = core.settings.voters > 1 and not core.keeps_log(core.me)
-        alone = others_may and not any(map(core.keeps_log, core.links))
-        return alone and peer in core.membership.members
+        return others_may and not self._voter_linked() and peer in core.membership.members
+
+    def _voter_linked(self) -> bool:
+        """Whether somebody is linked who keeps the log. A voter is a peer and its disk: a process that the
+        log as I have it does not know, or has with another disk, may have nothing to tell."""
+        core, membership = self.peer.core, self.peer.core.membership
+        for voter in core.voters:
+            peer = peer_of(voter)
+            member, known = membership.members.get(peer), membership.incarnations.get(peer, 0)
+            other_disk = member is not None and voter_id(peer, member.disk) != voter
+            if peer in core.links and core.linked_incarnation.get(peer, 0) <= known and not other_disk:
+                return True
+        return False
 
     def _votes(self) -> bool:
         """Whether the log as I have it names me as a voter: then my own raft says who leads."""
