@@ -212,6 +212,8 @@ class Contacts:
         self.core.suspects.discard(peer)
         self.core.epochs.pop(peer, None)
         self.witnesses.link_down(peer)
+        if peer in self.core.costs.neighbours:
+            self.core.costs.of(peer).broke()
         silence = self.core.links.pop(peer, None)
         if self._listened is not None:
             self._listened.pop(peer, None)

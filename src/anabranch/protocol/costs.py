@@ -12,6 +12,9 @@ from anabranch.protocol.estimates import Compute, LinkCost, Samples, Steady, pla
 #: something is known before the first activation. For the flow it is that of this peer's other links, as soon
 #: as one is known: the first costs set the scale of prices.
 PRIOR_BPS = 1e12
+#: As slow as a link is thought to be before anything was measured of it, and by how much slower than measured
+#: it may be: until a payload has had the time for that it is on its way.
+LEAST_BPS, SLOWER = 1e6, 4.0
 #: A cost that moved by less than this is the same cost (s).
 FLOOR_S = 0.002
 
@@ -32,6 +35,8 @@ class Neighbour:
     forward_s: float = 0.0
     backward_s: float = 0.0
     price: float = math.inf
+    _queued_bytes: float = 0.0
+    _queued_at: float = 0.0
     _hop_s: float = 0.0
     _measured_bytes: int | None = None
     """Of an activation, where something was measured since the hop was worked out."""
@@ -60,6 +65,23 @@ class Neighbour:
         about as long as the forward; at a head, whose forward has the loss's gradient too, half of that."""
         weights_s = self.forward_s if self.backward_s else self.forward_s / 2.0
         return self.forward_s + self.backward_s + weights_s
+
+    def hand(self, size_bytes: int, now: float) -> float:
+        """So much more is to go over the link: how many bytes have to go until it is there, those before it
+        included, as far as can be thought."""
+        bps = self.link.out_bps(size_bytes) or LEAST_BPS
+        left_bytes = self._queued_bytes - bps * (now - self._queued_at) / 8.0
+        self._queued_bytes, self._queued_at = max(0.0, left_bytes) + size_bytes, now
+        return self._queued_bytes
+
+    def most_s(self, ahead_bytes: float, size_bytes: int) -> float:
+        """Seconds that so many bytes of payloads of a size may take to be there."""
+        measured_bps = self.link.out_bps(size_bytes)
+        return 8.0 * ahead_bytes / (LEAST_BPS if measured_bps is None else measured_bps / SLOWER)
+
+    def broke(self) -> None:
+        """What was on its way is lost."""
+        self._queued_bytes = 0.0
 
     def told_speed(self, forward_s: float, backward_s: float, bandwidth_bps: float, price: float) -> None:
         """What it says of itself; absurd numbers count as none."""
@@ -121,6 +143,22 @@ class Costs:
         neighbour.link.latency.add(trip_s, now)
         neighbour.measured(self.activation_bytes)
 
+    def hand(self, peer: str, now: float) -> float:
+        """An activation or gradient is handed to the link: bytes that have to go until it is there."""
+        return self.of(peer).hand(self.activation_bytes, now)
+
+    def most_s(self, peer: str, ahead_bytes: float) -> float:
+        """Seconds that these bytes may take, on a link that did not break, until one has to think that they
+        were lost."""
+        return self.of(peer).most_s(ahead_bytes, self.activation_bytes)
+
+    def coming_s(self, peer: str, size_bytes: float) -> float:
+        """Seconds that so much may take to come from a peer, by what that peer has measured and told; if it
+        has not, by the slowest that any other has told."""
+        told = [each.link.back_bps for each in self.neighbours.values() if each.link.back_bps is not None]
+        told_bps = self.of(peer).link.back_bps or min(told, default=None)
+        return 8.0 * size_bytes / (LEAST_BPS if told_bps is None else told_bps / SLOWER)
+
     def delivered(self, peer: str, seconds: float, now: float) -> None:
         """An activation or gradient was acknowledged so long after it was handed to the link."""
         neighbour = self.of(peer)
@@ -143,6 +181,10 @@ class Costs:
         counts for that link alone."""
         link = self.of(peer).link
         link.out.add(size_bytes, seconds, now, link.latency.round_trip_s() or 0.0)
+
+    def reduce_s(self, size_bytes: float) -> float:
+        """Seconds that a reduce may take in which so much is sent, by what is known of links here."""
+        return 8.0 * size_bytes / (self.bandwidths.median() or LEAST_BPS)
 
     def probed(self, peer: str, size_bytes: int, trip_s: float, now: float) -> None:
         """A probe with so much padding was answered."""

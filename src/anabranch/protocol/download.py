@@ -18,7 +18,8 @@ from anabranch.protocol.messages import FetchPiece, FetchState, Piece, Spoilt, S
 from anabranch.protocol.tasks import CheckState, Payload, Result
 from anabranch.protocol.work import Rank
 
-#: Seconds without an answer after which a source is asked again, or the next one; doubled each time.
+#: Seconds without an answer after which a source is asked again, or the next one; doubled each time. Pieces
+#: may take longer: as long as they need over a link as slow as theirs can be.
 ANSWER_S = 10.0
 #: Pieces asked of one source ahead of those that came.
 WINDOW = 2
@@ -168,6 +169,7 @@ class Download:
                 self._chosen, self._pending = offer, deque(range(offer.pieces))
             if offer == self._chosen:
                 source.standing = Standing.PULLED
+                source.patience_s = max(source.patience_s, self._pieces_s(source))
                 source.due = self.core.now + source.patience_s
                 self._pull(source)
             else:
@@ -205,6 +207,13 @@ class Download:
             self.core.send(source.peer, FetchPiece(self.stage, self._chosen.t, piece))
         if not source.asked:
             source.due = math.inf
+
+    def _pieces_s(self, source: Source) -> float:
+        """Seconds that what is asked of a source at once may take to come."""
+        assert self._chosen is not None
+        state_bytes = self.core.settings.state_bytes_of(self.stage)
+        piece_bytes = state_bytes / self._chosen.pieces
+        return self.core.costs.coming_s(source.peer, WINDOW * piece_bytes)
 
     def _wanted(self, source: Source) -> Iterator[int]:
         """Pieces that nobody was asked for; when there are none left, those that one other owes us."""

@@ -11,6 +11,7 @@ from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from anabranch.protocol.core import Core
 from anabranch.protocol.messages import (
@@ -58,10 +59,21 @@ def sampled(t: int) -> bool:
     return t <= SAMPLED_FIRST or t % SAMPLED_EVERY == 0
 
 
+class SentBack(NamedTuple):
+    """A gradient that left. way: on which the microbatch had come from `peer`. ahead_bytes: what has to go
+    over the link until it is there."""
+
+    peer: str
+    way: int
+    tensor: bool
+    at: float
+    ahead_bytes: float
+
+
 @dataclass
 class Unit:
     """A microbatch that was sent to us. `granted` is whose slot it occupies until it is done; kept: whether
-    its activations are."""
+    its activations are. back: its gradient's last way upstream."""
 
     index: int
     train: bool
@@ -77,6 +89,7 @@ class Unit:
     returned: bool = False
     gradient_out: Payload | None = None
     sent_back_at: float | None = None
+    back: SentBack | None = None
 
     def rank(self, usual: Rank) -> Rank:
         """Of a task. What upstream does not wait for comes last: a contribution that died with its holder."""
@@ -181,6 +194,9 @@ class Iteration:
 
     def link_down(self, peer: str, reason: str) -> None:
         self._tell_slots(self.ledger.unlink(peer))
+        for unit in self.units.values():
+            if unit.back is not None and unit.back.peer == peer:
+                unit.back = None
         self.sender.link_down(peer, reason)
 
     def on_slots(self, peer: str, message: Slots) -> None:
@@ -261,8 +277,17 @@ class Iteration:
         """The microbatch has a new upstream; it gets the gradient, at once if there is one."""
         unit.upstream, unit.way = upstream, message.way
         unit.gradient_needed = unit.gradient_needed or message.gradient_needed
-        if unit.returned:
+        if unit.returned and not self._on_its_way_back(unit):
             self._send_back(unit)
+
+    def _on_its_way_back(self, unit: Unit) -> bool:
+        """Whether the gradient is being sent to who asks for it: on the same link, which may just be slow."""
+        back = unit.back
+        if back is None or (back.peer, back.way) != (unit.upstream, unit.way):
+            return False
+        if unit.train and unit.gradient_needed and not back.tensor:
+            return False
+        return self.core.now - back.at < self.core.costs.most_s(back.peer, back.ahead_bytes)
 
     def _embed(self, index: int) -> None:
         task = Embed(self.t, index)
@@ -374,8 +399,11 @@ class Iteration:
     def _send_back(self, unit: Unit) -> None:
         payload = unit.gradient_out if unit.train and unit.gradient_needed else None
         message = Backward(self.core.fence(self.t, self.base), unit.index)
-        unit.sent_back_at = self.core.now
-        self.core.send(unit.upstream, message, payload)
+        now, upstream = self.core.now, unit.upstream
+        ahead_bytes = self.core.costs.hand(upstream, now) if payload is not None else 0.0
+        unit.sent_back_at = now
+        unit.back = SentBack(upstream, unit.way, payload is not None, now, ahead_bytes)
+        self.core.send(upstream, message, payload)
 
     def _weight_gradient(self, unit: Unit, name: int) -> None:
         task, then = WeightGradient(self.t, name), partial(self._added, unit, name)

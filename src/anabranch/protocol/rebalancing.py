@@ -219,7 +219,7 @@ class Rebalancing:
     ) -> int:
         """Iterations until a peer has the state of a stage from those who stay there, and serves: from
         several at once, but as none may use its whole line for that, as long as from the best one alone."""
-        bits = 8.0 * self.core.settings.state_bytes * self.core.settings.counts[stage - 1]
+        bits = 8.0 * self.core.settings.state_bytes_of(stage)
         sources = [other for other, its_stage in staying.items() if its_stage == stage]
         best_bps = max((way(other, peer).bandwidth_bps for other in sources), default=math.inf)
         return 1 + math.ceil(bits / best_bps / iteration_s)

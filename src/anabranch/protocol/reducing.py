@@ -154,9 +154,15 @@ class Reducing:
         doubled = min(current.stalls, 5)
         if current.retries:
             doubled += min(sum(current.retries.values()), 10)
-        # Where no step is known yet, a reduce may take as long as what came before the first one.
-        usual_s = STALL_FACTOR * self.step_s or current.worked_s
+        # Where no step is known yet, a reduce may take as long as what came before the first one, or as its
+        # sums need over links like mine.
+        usual_s = STALL_FACTOR * self.step_s or (current.worked_s and max(current.worked_s, self._sums_s()))
         return max(STALL_FLOOR_S, usual_s) * 2.0**doubled * current.spread
+
+    def _sums_s(self) -> float:
+        """Seconds of the longest reduce, as far as can be thought."""
+        sizes = map(self.core.settings.reduced_bytes_of, range(self.core.settings.stages + 1))
+        return self.core.costs.reduce_s(max(sizes))
 
     def stalled(self, current: Round) -> None:
         """Nothing came for long: ask after what is missing, and try a stuck reduce again."""

@@ -123,6 +123,8 @@ class Replica:
         self._fetches = Backoff(core.dice, *FETCH_AGAIN)
         self._lacking: set[str] = set()
         """Replicas that do not have the gradient of the next step (any more)."""
+        self._awaited: dict[str, float] = {}
+        """Who was asked for that gradient, and until when it may be on its way from there."""
         self._on_applied = on_applied
         self._on_behind = on_behind
 
@@ -402,9 +404,7 @@ class Replica:
 
     def _take(self, task: Task) -> None:
         self._applying = True
-        self._fetch_at = float("inf")
-        self._lacking.clear()
-        self._fetches.reset()
+        self._ask_nobody()
         self.core.queue.drop(task.t)
         self.core.submit(Rank.STEP, task, (), self._applied)
 
@@ -432,9 +432,7 @@ class Replica:
         self.t, self.fingerprint = -1, ""
         self.pending.clear()
         self._applying = False
-        self._fetch_at = float("inf")
-        self._lacking.clear()
-        self._fetches.reset()
+        self._ask_nobody()
         self.keepers = ()
         self._drop()
 
@@ -454,23 +452,39 @@ class Replica:
         live = [p for p in self.core.membership.live(self.core.stage, t) if p != self.core.me]
         peers = [peer for peer in [*live, *self.keepers] if self.core.reachable(peer)]
         tries = 4 * (len(peers) + 2) if live or self.keepers else 1
+        awaited = {peer for peer in peers if self.core.now < self._awaited.get(peer, 0.0)}
+        free = [peer for peer in peers if peer not in awaited]
+        if awaited and self._lacking.issuperset(free):
+            self._fetch_at = self.core.now + FETCH_AGAIN[1]  # it is on its way from everyone who has it
+            return
         self._fetch_at = self.core.now + (self._fetches.next() or FETCH_AFTER_S)
         if self._fetches.tries > tries or (peers and self._lacking.issuperset(peers) and not self.keepers):
             self._give_up(t)
-        elif peers:
-            peer = peers[self._fetches.tries % len(peers)]
+        elif free:
+            peer = free[self._fetches.tries % len(free)]
+            size_bytes = self.core.settings.gradient_bytes_of(self.core.stage)
+            self._awaited[peer] = self.core.now + self.core.costs.coming_s(peer, size_bytes)
             self.core.send(peer, FetchGradient(t, self.core.stage))
         elif self.core.near.crowded:
             self._call(live)
 
     def _give_up(self, step: int) -> None:
         """This step and those after it are not taken one by one: a whole state is fetched."""
-        self._lacking.clear()
-        self._fetches.reset()
-        self._fetch_at = float("inf")
+        self._ask_nobody()
         self.t = -1  # nothing is applied until it is here
         self._drop()
         self._on_behind(step)
+
+    def _ask_nobody(self) -> None:
+        """No gradient is missing, or it would be of no use."""
+        self._fetch_at = float("inf")
+        self._lacking.clear()
+        self._awaited.clear()
+        self._fetches.reset()
+
+    def link_down(self, peer: str) -> None:
+        """What was on its way from there is lost."""
+        self._awaited.pop(peer, None)
 
     def _call(self, live: list[str]) -> None:
         """Of a large stage nobody who has the gradient need be a neighbour: some are dialled, and asked."""
@@ -486,6 +500,7 @@ class Replica:
         wanted = following is not None and (following[0].t, self.core.stage) == (message.t, message.stage)
         if following is None or not wanted or self._applying:
             return
+        self._awaited.pop(peer, None)
         if payload is None:
             self._lacking.add(peer)
             self._ask_next()

@@ -25,7 +25,8 @@ from anabranch.protocol.tasks import Payload
 PROBE_FACTOR = 6.0
 PROBE_FLOOR_S = 5.0
 #: A link that does not break delivers. A microbatch that its receiver lacks is taken to be on its way (large
-#: tensors, slow links) until it was asked after more often than this.
+#: tensors, slow links) until it was asked after more often than this, and for as long as the link may take
+#: for it and what went before it (`costs.most_s`): a second copy would only keep the others waiting.
 PROBES_ON_THE_WAY = 3
 
 
@@ -57,6 +58,7 @@ class Item:
     held_for: str | None = None
     held_until: float = math.inf
     sent_at: float = 0.0
+    ahead_bytes: float = 0.0
     probe_at: float = math.inf
     probes: int = 0
     timed: bool = False
@@ -201,9 +203,13 @@ class Sender:
             item.finding.discard(peer)
             self._found_nobody(item)
             return
-        certain = refused or item.returned or item.probes > PROBES_ON_THE_WAY
+        certain = refused or item.returned or (item.probes > PROBES_ON_THE_WAY and self._late(item, peer))
         if certain and item.leg is Leg.SENT and item.peer == peer:
             self._repair(item, "it does not have the microbatch")
+
+    def _late(self, item: Item, peer: str) -> bool:
+        """Whether what was sent should have arrived by now, however slow the link is."""
+        return self.core.now - item.sent_at >= self.core.costs.most_s(peer, item.ahead_bytes)
 
     def link_up(self, peer: str) -> None:
         """The link to `peer` is (back) up."""
@@ -419,6 +425,7 @@ class Sender:
             item.way,
             item.lost,
         )
+        item.ahead_bytes = self.core.costs.hand(peer, self.core.now)
         self.core.send(peer, message, item.payload)
 
     def _another_way(self) -> int:

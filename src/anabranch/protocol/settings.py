@@ -83,5 +83,23 @@ class Settings:
         """Blocks at stages 1 to S, one each where nothing is said of them."""
         return self.blocks or (1,) * self.stages
 
+    def state_bytes_of(self, stage: int) -> float:
+        """Weights and moments of a whole stage (0: not known)."""
+        return self.state_bytes * self._blocks(stage)
+
+    def gradient_bytes_of(self, stage: int) -> float:
+        """The reduced gradient of a whole stage on the wire (0: not known)."""
+        return (self.block_bytes - self.sums_bytes) * self._blocks(stage)
+
+    def reduced_bytes_of(self, stage: int) -> float:
+        """Sums and reduced gradient of a whole stage on the wire (0: not known)."""
+        return self.block_bytes * self._blocks(stage)
+
+    def _blocks(self, stage: int) -> float:
+        """Of so many a stage has the parameters."""
+        if stage:
+            return self.counts[stage - 1]
+        return self.ends_bytes / self.block_bytes if self.block_bytes else 0.0
+
     def cover(self, stage: int) -> frozenset[int]:
         return full_cover(stage, self.microbatches)
