@@ -35,6 +35,18 @@ def test_a_door_that_knows_of_nobody_is_left_for_the_next_and_never_for_my_own()
     assert "c" in found and "b" not in found
 
 
+def test_a_door_that_is_found_shut_again_and_again_is_left_for_the_next() -> None:
+    """Whoever started it dials there once more every second; each failure put the next door off."""
+    peer = Peer("b", 2, "a", SETTINGS)
+    peer.joining.doors = {"a": "a:1", "b": "b:1", "c": "c:1"}
+    peer.handle(ev.Started(), 0.0)
+    found: list[str] = []
+    for number in range(1, 9):
+        found += dialled(peer.handle(ev.LinkDown("a", "no answer"), number * KNOCK_S / 2))
+        found += dialled(peer.handle(ev.Wake(), number * KNOCK_S / 2 + 0.1))
+    assert "c" in found
+
+
 def test_the_next_process_of_a_member_ends_the_last_ones_membership() -> None:
     """It is linked, and answers; what the last process had is gone all the same."""
     core = Core("a", 1, 0, SETTINGS, "a")

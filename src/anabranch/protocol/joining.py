@@ -112,7 +112,7 @@ class Joining:
     def leader_down(self, reason: str) -> None:
         self.peer.core.note("waiting", reason=f"the link to the leader is down: {reason}")
         if not self.done and self.doors:
-            self._knock_at = self.peer.core.now + KNOCK_S
+            self._knock_at = min(self._knock_at, self.peer.core.now + KNOCK_S)
 
     def elsewhere(self, message: Elsewhere) -> None:
         """Another peer leads the log: ask there."""
