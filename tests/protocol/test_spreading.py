@@ -14,7 +14,7 @@ from anabranch.flow.dice import Dice
 from anabranch.protocol.messages import Attempt, AttemptId, Fence
 from anabranch.protocol.spreading import EVEN, LINE, OF_SUMS, Spread, by_chance, spread
 from anabranch.protocol.summing import PARTS, collectors, misdealt
-from anabranch.protocol.ways import Way
+from anabranch.protocol.ways import GONE_KEPT, Way, Ways
 
 SIZE = 10**9
 SLOW, QUICK = Way(0.1, 1e8), Way(0.02, 1e9)
@@ -40,6 +40,34 @@ def test_of_three_the_one_that_is_near_both_sums_most() -> None:
     found = spread(("a", "b", "c"), (), SIZE, links({frozenset("ab")}))
     assert found.helpers == ()
     assert Counter(found.sums)[2] > PARTS / 2
+
+
+def test_who_has_nothing_to_send_sums_nothing_and_is_told_all() -> None:
+    """c has no unit: a and b are helped as if it were not there, and its links count for the way back."""
+    found = spread(("a", "b", "c"), ("x", "y"), SIZE, links({frozenset("ab")}), working=(0, 1))
+    assert found.helpers == ("x", "y") and 2 not in found.sums
+    far = links({frozenset("ab"), frozenset("cx"), frozenset("cy")})
+    slow = spread(("a", "b", "c"), ("x", "y"), SIZE, far, working=(0, 1))
+    assert Counter(slow.sums)[0] + Counter(slow.sums)[1] > Counter(found.sums)[0] + Counter(found.sums)[1]
+
+
+def test_what_is_known_of_links_outlives_a_crash() -> None:
+    """Who comes back does so to the same place; only of the last who went anything is kept."""
+    members = {"a", "b"}
+    ways = Ways(members.__contains__)
+    ways.told("a", {"b": (0.1, 1e9)})
+    members.discard("b")
+    ways.gone("b")
+    members.add("b")
+    assert ways.measured("a", "b")
+    for number in range(2 * GONE_KEPT):
+        ways.gone(f"other {number}")
+    assert ways.measured("a", "b"), "it is a member again"
+    members.discard("b")
+    ways.gone("b")
+    for number in range(GONE_KEPT):
+        ways.gone(f"another {number}")
+    assert not ways.measured("a", "b")
 
 
 def test_nobody_sums_more_than_half_of_much() -> None:

@@ -146,7 +146,7 @@ class Leader:
         self.admission.parted.removed(peer)
         self.admission.absent.removed(peer)
         if peer not in self.core.membership.members:
-            self.admission.ways.removed(peer)
+            self.admission.ways.gone(peer)
         self.dealing.removed(peer)
         self.released.removed(peer)
         current = self.round
@@ -159,7 +159,6 @@ class Leader:
             attempt = current.attempts.get(stage)
             taking_part = attempt is not None and peer in (*attempt.members, *attempt.helpers)
             if taking_part and not self.reducing.prepared(current, stage):
-                current.lost_helper(stage)
                 current.give_up(stage)
 
     def stop(self, reason: str) -> None:

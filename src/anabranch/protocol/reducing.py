@@ -45,7 +45,7 @@ class Reducing:
             if set(attempt.members) <= set(members) and not look[2].intersection(attempt.helpers):
                 current.looked[stage] = look
                 return
-            if not self._without(current, stage):
+            if not self._without(current, stage, look[2]):
                 return
         cover = self.core.settings.cover(stage)
         claims = {p: u for p, u in current.claims.get(stage, {}).items() if p in members}
@@ -87,12 +87,14 @@ class Reducing:
         for peer in (*members, *spread.helpers):
             self.core.send(peer, message)
 
-    def _without(self, current: Round, stage: int) -> bool:
-        """Give up a stage's attempt, which cannot end because of a member that the step does without, unless
-        it has ended; whether it is given up."""
+    def _without(self, current: Round, stage: int, silent: frozenset[str]) -> bool:
+        """Give up a stage's attempt, which cannot end because of somebody that the step does without, unless
+        it has ended; whether it is given up. Where that is a helper nobody helps with this iteration's
+        next one: it may be heard again, and fall silent again."""
         if self.prepared(current, stage):
             return False
-        current.lost_helper(stage)
+        if silent.intersection(current.attempts[stage].helpers):
+            current.even.add(stage)
         current.give_up(stage)
         return True
 

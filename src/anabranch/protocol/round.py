@@ -36,7 +36,7 @@ class Round:
     spread: float = 1.0
     retries: dict[int, int] = field(default_factory=dict)
     even: set[int] = field(default_factory=set)
-    """Stages whose reduce lost a helper."""
+    """Stages one of whose helpers fell silent: nobody is to help with their reduce any more."""
     redone: dict[int, set[str]] = field(default_factory=dict)
     """By stage: members that this step does without; others do again what they had added."""
     reported: dict[int, int] = field(default_factory=dict)
@@ -45,11 +45,6 @@ class Round:
     """By stage: the look at its cover, or its attempt, after which there was nothing to do."""
     agreed: dict[int, tuple[tuple[AttemptId, int, int], Prepared | None]] = field(default_factory=dict)
     """By stage: of which attempt, so many PREPARED and membership it was found who agrees; the answer."""
-
-    def lost_helper(self, stage: int) -> None:
-        """Nobody is to help with a stage's reduce in this iteration any more, if somebody was."""
-        if self.attempts[stage].helpers:
-            self.even.add(stage)
 
     def give_up(self, stage: int) -> dict[str, Prepared]:
         """Forget a stage's attempt; who was PREPARED for it."""

@@ -62,27 +62,30 @@ class Spreading:
         core, settings = self.core, self.core.settings
         crowded = core.near.crowded or len(members) > FLAT * settings.neighbours
         working = tuple(sorted(set(owners)))
-        if len(working) < len(members) and not crowded and len(working) <= PARTS:
-            return Spread((), working)
+        few = len(working) < len(members) and not crowded and len(working) <= PARTS
+        evenly = Spread((), working) if few else EVEN
         even = settings.spread == "never" or t < self._even_until.get(stage, 0)
-        if len(members) < 2 or crowded or even or not able.issuperset(members):
-            return EVEN
+        senders = [members[position] for position in working] if few else members
+        if len(senders) < 2 or crowded or even or not able.issuperset(senders):
+            return evenly
         beside = {(stage - 1) % (settings.stages + 1), (stage + 1) % (settings.stages + 1)} - {stage}
         helpers = [
             peer
             for other in sorted(beside)
             for peer in core.membership.live(other, t)
-            if peer in able and core.reachable(peer) and self._linked(peer, members)
+            if peer in able and core.reachable(peer) and self._linked(peer, senders)
         ]
         if settings.spread == "always":
-            return by_chance(members, helpers, core.dice)
+            return evenly if few else by_chance(members, helpers, core.dice)
         size = settings.counts[stage - 1] * settings.block_bytes if stage else settings.ends_bytes
         regions = {peer: core.membership.members[peer].region for peer in [*members, *helpers]}
         way = self.ways.between(regions)
         if way is None or not size:
-            return EVEN
+            return evenly
         known, even_s = self._even_s.get(stage, ((), 0.0))
-        return spread(members, helpers, size, way, even_s if known == tuple(members) else 0.0)
+        even_s = even_s if known == tuple(members) and not few else 0.0
+        found = spread(members, helpers, size, way, even_s, working if few else ())
+        return evenly if found == EVEN else found
 
     def _linked(self, helper: str, members: Sequence[str]) -> bool:
         """Whether every member has a link with it: of two homes none may be able to dial the other."""
@@ -110,19 +113,23 @@ def spread(
     size_bytes: float,
     way: Callable[[str, str], Way],
     even_s: float = 0.0,
+    working: Sequence[int] = (),
 ) -> Spread:
     """Each part in turn to whom the whole takes least with. size_bytes: sums and reduced gradient. even_s:
-    what an even reduce of these members took at least, whatever is known of their links."""
+    what an even reduce of these members took at least, whatever is known of their links. working: positions
+    of the members who have something to send, and share the parts in an even reduce; empty: all."""
     everybody, way = [*members, *helpers], cache(way)
-    even = _Plan(everybody, len(members), size_bytes / len(members), way)
-    for position in range(len(members)):
+    senders = tuple(working) or tuple(range(len(members)))
+    even = _Plan(everybody, len(members), senders, size_bytes / len(senders), way)
+    for position in senders:
         even.give(position)
-    plan = _Plan(everybody, len(members), size_bytes / PARTS, way)
+    plan = _Plan(everybody, len(members), senders, size_bytes / PARTS, way)
     most = max(PARTS // 2, int(PARTS * MOST_BYTES / (OF_SUMS * size_bytes)))
     sums: list[int] = []
     for _ in range(PARTS):
         # Of equal ones that which sends least, a member, or the first.
-        free = (k for k in range(len(everybody)) if sums.count(k) < most)
+        able = (k for k in range(len(everybody)) if k in senders or k >= len(members))
+        free = (k for k in able if sums.count(k) < most)
         best = min(free, key=lambda k: (plan.seconds(k), k >= len(members), k))
         plan.give(best)
         sums.append(best)
@@ -152,9 +159,15 @@ class _Plan:
     of the longest of each."""
 
     def __init__(
-        self, everybody: Sequence[str], members: int, part_bytes: float, way: Callable[[str, str], Way]
+        self,
+        everybody: Sequence[str],
+        members: int,
+        senders: Collection[int],
+        part_bytes: float,
+        way: Callable[[str, str], Way],
     ) -> None:
         self._everybody, self._members, self._way = everybody, members, way
+        self._senders = {everybody[position] for position in senders}
         self._bits = (8.0 * OF_SUMS * part_bytes, 8.0 * (1.0 - OF_SUMS) * part_bytes)
         self._carried: dict[tuple[object, ...], float] = defaultdict(float)
         self._longest_s = [0.0, 0.0]
@@ -188,16 +201,21 @@ class _Plan:
         middle = self._everybody[position]
         found: list[tuple[tuple[object, ...], float, float, float]] = []
         others = [peer for peer in self._everybody[: self._members] if peer != middle]
-        for peer in others:
-            to, fro = self._way(peer, middle), self._way(middle, peer)
+        sending = [peer for peer in others if peer in self._senders]
+        for peer in sending:
+            to = self._way(peer, middle)
             found += [
                 (("there", peer, middle), there, to.bandwidth_bps, to.latency_s),
                 (("there", peer, "up"), there, self._line_bps[peer], 0.0),
+            ]
+        for peer in others:
+            fro = self._way(middle, peer)
+            found += [
                 (("back", middle, peer), back, fro.bandwidth_bps, fro.latency_s),
                 (("back", peer, "down"), back, self._line_bps[peer], 0.0),
             ]
         found += [
-            (("there", middle, "down"), there * len(others), self._line_bps[middle], 0.0),
+            (("there", middle, "down"), there * len(sending), self._line_bps[middle], 0.0),
             (("back", middle, "up"), back * len(others), self._line_bps[middle], 0.0),
         ]
         return found

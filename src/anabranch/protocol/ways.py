@@ -16,6 +16,8 @@ from anabranch.protocol.estimates import plausible
 
 #: A link that is so many times slower or quicker than the middle of all is not believed to be.
 FAR = 1000.0
+#: Of so many who went last it is kept what was told of their links.
+GONE_KEPT = 64
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class Ways:
         self._knows = knows
         self._latency_s: dict[str, dict[str, float]] = {}
         self._bandwidth_bps: dict[str, dict[str, float]] = {}
+        self._gone: dict[str, None] = {}
 
     def told(self, peer: str, links: Mapping[str, tuple[float, float]]) -> None:
         """By `peer`: seconds of a round trip, and bits per second of what it sends there (0: not known). What
@@ -48,6 +51,17 @@ class Ways:
                 trips[other] = trip_s / 2.0
             if plausible(bandwidth_bps):
                 rates[other] = bandwidth_bps
+
+    def gone(self, peer: str) -> None:
+        """It is no member any more. It may come back, to the same place: of the last who went what is known
+        is kept."""
+        self._gone.pop(peer, None)
+        self._gone[peer] = None
+        while len(self._gone) > GONE_KEPT:
+            oldest = next(iter(self._gone))
+            del self._gone[oldest]
+            if not self._knows(oldest):
+                self.removed(oldest)
 
     def removed(self, peer: str) -> None:
         for table in (self._latency_s, self._bandwidth_bps):
