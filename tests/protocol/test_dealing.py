@@ -50,7 +50,7 @@ class Leads:
             joined = self._member(peer, stage)
             core.membership.apply(Members(core.membership.number + 1, joined=(joined,)))
             self.admission.ready[peer] = joined
-        self.admission.change(None)  # they are members already
+        self.admission.change()  # they are members already
 
     def _member(self, peer: str, stage: int) -> Member:
         return Member(peer, stage, 1, "class", 8, peer, "", "", 0.01)
@@ -228,7 +228,7 @@ def test_who_is_being_let_in_counts_for_those_who_come_meanwhile() -> None:
     for peer in ("a", "b", "c", "e"):
         member = Member(peer, 0, 1, "class", 8, peer, "", "", 0.01)
         assert admission.on_join(peer, JoinRequest(member, -1, PROTOCOL_VERSION, "", "")) is None
-        record = admission.change(None)
+        record = admission.change()
         assert record is not None
         stages += [joined.stage for joined in record.joined]
         if coming:  # the record before is chosen

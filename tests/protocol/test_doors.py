@@ -56,10 +56,10 @@ def test_the_next_process_of_a_member_ends_the_last_ones_membership() -> None:
     admission = Admission(core, "class", "", "", lambda member: None, {})
     core.linked_incarnation["b"] = 4
     admission.link_up("b")
-    assert admission.change(1) is None
+    assert admission.change(lambda stage, t: 1) is None
     core.linked_incarnation["b"] = 5
     admission.link_up("b")
-    record = admission.change(1)
+    record = admission.change(lambda stage, t: 1)
     assert record is not None and record.removed == {"b": "it came back as a new process"}
 
 
@@ -69,7 +69,7 @@ def test_a_link_that_breaks_while_its_peers_removal_is_written_is_dialled_no_mor
     core.membership.apply(Members(1, joined=(Member("b", 1, 4, "class", 2, "b:1"),), active_from={"b": 1}))
     admission = Admission(core, "class", "", "", lambda member: None, {})
     admission.remove("b", "it is taken out")
-    record = admission.change(1)
+    record = admission.change(lambda stage, t: 1)
     assert record is not None
     for _ in range(2):
         admission.link_down("b", "connection reset", False, 2.0)

@@ -17,6 +17,7 @@ EXAMPLES = [
     msg.Forward(FENCE, 5, ("d0", "r1"), True, True, True, 4, "r2"),
     msg.Backward(FENCE, 5),
     msg.Lack(FENCE, 5, True, 3),
+    msg.CallBack(FENCE, {5: 3, 7: 4}, 1),
     msg.Claim(FENCE, 0, (1, 2, 3), {0: 1.5}, {9: 2.5}),
     msg.Attempt(FENCE, 1, msg.AttemptId(1, 2), 3, ("a", "b"), (0, 1, 0)),
     msg.Attempt(FENCE, 1, msg.AttemptId(1, 2), 3, ("a", "b"), (0, 1, 0), ("c",), (2, 0, 2)),

@@ -24,7 +24,7 @@ def offered(member: Member) -> tuple[str | None, bytes]:
     admission = leading()
     request = decode(encode(JoinRequest(member, 1, PROTOCOL_VERSION, "", "")))
     assert isinstance(request, JoinRequest)
-    reason, record = admission.on_join("new", request), admission.change(None)
+    reason, record = admission.on_join("new", request), admission.change()
     return reason, encode_entry(Entry(0, 1, NO_ENTRY, record)) if record is not None else b""
 
 

@@ -133,10 +133,10 @@ def test_the_leader_heeds_what_it_was_told_and_first_who_is_in_need() -> None:
     def given(name: str) -> int:
         joiner = Member(name, 0, 1, "class", 8, name, "west", "", 0.01)
         assert admission.on_join(name, JoinRequest(joiner, -1, PROTOCOL_VERSION, "", "")) is None
-        record = admission.change(None)
+        record = admission.change()
         assert record is not None
         (member,) = record.joined
-        admission.change(None)  # that is past, and it did not stay
+        admission.change()  # that is past, and it did not stay
         return member.stage
 
     assert given("first") == 1  # nothing is known of links

@@ -34,7 +34,7 @@ def asks(admission: Admission, joiner: Member, peer: str = "new") -> int:
     request = decode(encode(JoinRequest(joiner, -1, PROTOCOL_VERSION, "", "")))
     assert isinstance(request, JoinRequest)
     assert admission.on_join(peer, request) is None
-    record = admission.change(None)
+    record = admission.change()
     assert record is not None
     return record.joined[0].stage
 
@@ -113,9 +113,9 @@ def test_who_is_waited_for_and_is_apart_by_now_does_not_serve() -> None:
     core.membership.apply(Members(2, joined=(Member("new", 1, 1, "class", 8),)))
     core.membership.open(4, 2)
     assert admission.on_ready("new", Ready(2, 1, "two"), "two") is None
-    assert admission.change(None) is None
+    assert admission.change() is None
     assert admission.on_ready("new", Ready(3, 1, "three", ("a",)), "three") is None
-    assert admission.change(5) is None
+    assert admission.change(lambda stage, t: 5) is None
 
 
 @pytest.mark.parametrize("bandwidth_bps", [None, 5e6, 1e6, 1e5, 1e-17])

@@ -8,7 +8,7 @@ from anabranch.protocol.contacts import Contacts
 from anabranch.protocol.core import Core
 from anabranch.protocol.detector import Silence
 from anabranch.protocol.events import Send
-from anabranch.protocol.messages import Ask, Forward, Return, Slots
+from anabranch.protocol.messages import Ask, CallBack, Forward, Return, Slots
 from anabranch.protocol.records import Member, Members
 from anabranch.protocol.sending import Leg, Sender
 from anabranch.protocol.settings import Settings
@@ -141,3 +141,38 @@ def test_what_is_prepared_again_has_nothing_due() -> None:
     node.slots(node.sent(Ask)[-1], 1)
     assert sender.items[0].leg is Leg.PREPARING
     assert sender.deadline() == math.inf
+
+
+def test_what_waits_is_called_back_for_who_comes_into_the_open_iteration() -> None:
+    """All is with a when c comes: as many are called back as end sooner at c, which is as quick."""
+    node = Node("greedy", compute_s=1.0, relays="a")
+    node.slots("a", 8, 8)
+    for index in range(8):
+        node.sender.submit(index, b"x", ("d",), True)
+    node.core.links["c"] = Silence(0.0, 1.0)
+    node.core.membership.apply(
+        Members(2, joined=(Member("c", 1, 1, "", 1, name="c"),), active_from={"c": 1})
+    )
+    node.core.costs.of("c").forward_s = 1.0
+    node.slots("c", 8, 8)
+    said = [effect.message for effect in node.core.effects if isinstance(effect, Send)]
+    (call,) = [message for message in said if isinstance(message, CallBack)]
+    assert node.sent(CallBack) == ["a"] and call.most == 4
+    assert call.ways == {index: node.sender.items[index].way for index in range(8)}
+    node.sender.on_lack("a", 7, True, call.ways[7])
+    assert node.sent(Forward)[8:] == ["c"]
+    node.slots("c", 9, 8)
+    assert node.sent(CallBack) == ["a"], "once is enough"
+
+
+def test_nothing_is_called_back_from_who_would_be_done_sooner() -> None:
+    node = Node("greedy", compute_s=1.0, relays="a")
+    node.slots("a", 8, 8)
+    node.sender.submit(0, b"x", ("d",), True)
+    node.core.links["c"] = Silence(0.0, 1.0)
+    node.core.membership.apply(
+        Members(2, joined=(Member("c", 1, 1, "", 1, name="c"),), active_from={"c": 1})
+    )
+    node.core.costs.of("c").forward_s = 3.0
+    node.slots("c", 8, 8)
+    assert node.sent(CallBack) == []

@@ -8,7 +8,7 @@ the peer's own history makes plausible, and others are asked before the verdict 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Container, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -55,6 +55,10 @@ class Lost:
     dial_at: float = math.inf
 
 
+def _later(stage: int, t: int) -> None:
+    """Nobody is to serve yet."""
+
+
 class Admission:
     """Changes waiting to be logged, and those who are on their way in or out."""
 
@@ -70,6 +74,8 @@ class Admission:
         self.core = core
         self._welcome = welcome
         self.ready: dict[str, Member] = {}
+        self._ready_t: dict[str, int] = {}
+        """After which iteration those have the state."""
         self.anywhere: set[str] = set()
         """Who asked for any stage, of those who were let in."""
         self.ways = Ways(lambda peer: peer in core.membership.members)
@@ -179,7 +185,7 @@ class Admission:
             others = " and ".join(other[:8] for other in far)
             self._wait(f"{peer[:8]} is ready, but cannot reach {others} of its stage to reduce with")
         else:
-            self.ready[peer] = member
+            self.ready[peer], self._ready_t[peer] = member, message.t
         return None
 
     def serve_at_once(self, stage: int, t: int) -> None:
@@ -343,10 +349,9 @@ class Admission:
 
     # --- the record ----------------------------------------------------------------------------
 
-    def change(self, active_from: int | None, later: Container[int] = ()) -> Members | None:
-        """The next Members record, if there is anything to log. `active_from`: the iteration from which
-        those who are ready serve; None while the run waits for more of them. `later`: stages that have
-        begun to reduce in that one, whose newcomers wait for the next."""
+    def change(self, begins: Callable[[int, int], int | None] = _later) -> Members | None:
+        """The next Members record, if there is anything to log. begins(stage, t): from which iteration those
+        who have the state of a stage after t serve; None while they wait."""
         number = self.core.membership.number + 1
         members = self.core.membership.members
         removed = {peer: reason for peer, reason in self._removals.items() if peer in members}
@@ -358,13 +363,13 @@ class Admission:
         self._joining, self._coming = {}, {member.id: member for member in joined}
         if joined:
             return Members(number, joined=tuple(joined))
-        if self.ready and active_from is not None:
-            serving, self.ready = self.ready, {}
-            earlier = self.core.membership.active_from
-            begins = {peer: active_from + (member.stage in later) for peer, member in serving.items()}
-            begins = {peer: t for peer, t in begins.items() if earlier.get(peer, t + 1) > t}
-            return Members(number, active_from=begins) if begins else None
-        return None
+        found = {peer: begins(m.stage, self._ready_t.get(peer, -1)) for peer, m in self.ready.items()}
+        serving = {peer: t for peer, t in found.items() if t is not None}
+        for peer in serving:
+            del self.ready[peer]
+        earlier = self.core.membership.active_from
+        serving = {peer: t for peer, t in serving.items() if earlier.get(peer, t + 1) > t}
+        return Members(number, active_from=serving) if serving else None
 
 
 def _for_ever(peer: str) -> float:

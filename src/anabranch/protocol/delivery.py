@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # Types of messages, by what is asked of their sender: a set says at once whether a type is in it.
 _FROM_NEXT = frozenset({msg.Slots, msg.Backward, msg.Have, msg.Lack})
 _FROM_BESIDE = frozenset({msg.Got})
-_FROM_PREVIOUS = frozenset({msg.Ask, msg.Return, msg.Forward, msg.Want})
+_FROM_PREVIOUS = frozenset({msg.Ask, msg.Return, msg.Forward, msg.Want, msg.CallBack})
 _FROM_STAGE = frozenset({msg.ReducePart, msg.ReducedPart})
 _FROM_LEADER = frozenset({msg.Attempt, msg.Missing})
 FENCED = _FROM_NEXT | _FROM_PREVIOUS | _FROM_BESIDE | _FROM_STAGE | _FROM_LEADER
@@ -70,6 +70,8 @@ class Delivery:
                 return iteration.on_backward(peer, message, payload)
             case msg.Want():
                 iteration.on_want(peer, message)
+            case msg.CallBack():
+                iteration.on_call_back(peer, message)
             case msg.Got():
                 iteration.on_got(peer, message)
             case msg.Have():

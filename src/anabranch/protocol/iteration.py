@@ -17,6 +17,7 @@ from anabranch.protocol.core import Core
 from anabranch.protocol.messages import (
     Ask,
     Backward,
+    CallBack,
     Claim,
     Forward,
     Got,
@@ -30,11 +31,13 @@ from anabranch.protocol.messages import (
 from anabranch.protocol.sending import Sender
 from anabranch.protocol.slots import SlotLedger
 from anabranch.protocol.tasks import (
+    Discard,
     Embed,
     Head,
     InputGradient,
     Payload,
     Result,
+    Task,
     WeightGradient,
     embed_unit,
     head_unit,
@@ -458,6 +461,32 @@ class Iteration:
             return
         self.core.send(peer, Have(self.core.fence(self.t, self.base), message.index, message.way))
         self._adopt(unit, peer, message)
+
+    def on_call_back(self, peer: str, message: CallBack) -> None:
+        """Somebody else of my stage has nothing to do: let go of units that only wait here, those first on
+        which nothing is lost that was computed."""
+        found: list[tuple[bool, bool, Unit, Task]] = []
+        for rank, task in self.core.queue.waits((ForwardTask, InputGradient)):
+            assert isinstance(task, ForwardTask | InputGradient)
+            unit = self.units.get(task.index) if task.t == self.t else None
+            if unit is None or not unit.train or unit.upstream != peer:
+                continue
+            if message.ways.get(unit.index) == unit.way:
+                begun = isinstance(task, InputGradient)
+                found.append((begun and unit.kept, begun and rank is not Rank.REDO, unit, task))
+        for _, _, unit, task in sorted(found, key=lambda each: each[:2])[: message.most]:
+            self.core.queue.withdraw(task)
+            self._let_go(unit)
+
+    def _let_go(self, unit: Unit) -> None:
+        """Of a unit on which nothing is being computed: whoever sent it sends it elsewhere."""
+        del self.units[unit.index]
+        self.sender.let_go(unit.index)
+        if unit.forward_done:
+            self.core.submit(Rank.STEP, Discard(self.t, unit.index), (), lambda result: None)
+        self._finish(unit)
+        self._release_slot(unit)
+        self.lack(unit.upstream, unit.index, unit.way, refused=True)
 
     def lack(self, peer: str, index: int, way: int, refused: bool) -> None:
         """Tell an upstream peer that what it sent, or asked after, is not here."""

@@ -6,11 +6,14 @@ that cannot be told again: after each change `consider` looks at the whole pictu
 
 from __future__ import annotations
 
+from functools import partial
+
 from anabranch.protocol import electorate
 from anabranch.protocol.admission import Admission
 from anabranch.protocol.collecting import Checkpoints
 from anabranch.protocol.control import Asked
 from anabranch.protocol.core import Core
+from anabranch.protocol.cover import missing
 from anabranch.protocol.dealing import Dealing
 from anabranch.protocol.keeping import Keeping, Point
 from anabranch.protocol.messages import (
@@ -39,6 +42,8 @@ from anabranch.protocol.voter import Voter, peer_of
 
 #: Skipped steps in a row after which the run stops.
 SKIPS_IN_A_ROW = 3
+#: A relay that is ready serves in the open iteration if this share of its stage's units is not claimed yet.
+LEAST_LEFT = 0.25
 #: Seconds between two offers of the lead, to the founder or to one that hears more: an offer that it does not
 #: take stops the leader for one patience, so it must not be the only thing that the leader does.
 OFFER_AGAIN_S = 30.0
@@ -204,12 +209,13 @@ class Leader:
         self.admission.let_go(quiet and self.released.last)
         change: Members | Voters | None = None
         if self.telling.changes_at() <= self.core.now:
-            active_from, current = self._active_from(), self.round
-            begun = current.attempts if current is not None and current.t == active_from else ()
+            active_from = self._active_from()
             if active_from is not None and not self.dealing.done:
-                change = self.admission.change(None) or self.dealing.decide(self.t)
-            if change is None:
-                change = self.admission.change(active_from if self.dealing.done else None, begun)
+                change = self.admission.change() or self.dealing.decide(self.t)
+            if change is None and active_from is not None and self.dealing.done:
+                change = self.admission.change(partial(self._begins, active_from))
+            elif change is None:
+                change = self.admission.change()
         change = change or self._voters()
         if change is not None:
             self.log.append(change)
@@ -294,6 +300,24 @@ class Leader:
             return t
         self._wait("waiting for peers of " + ", ".join(short))
         return None
+
+    def _begins(self, active_from: int, stage: int, ready_t: int) -> int | None:
+        """From which iteration somebody serves who has a stage's state after ready_t; None while it waits for
+        the last step. A relay serves in the open one, if much of its stage's work in it is left to do, and
+        everybody knows everybody (else neighbours would change, and that is for the next one)."""
+        current = self.round
+        if current is None or current.t > self.core.steps:
+            return active_from
+        if current.t == active_from:  # a lost stage is refilled
+            return active_from + (stage in current.attempts)
+        if not stage or stage in current.attempts or self.core.near.crowded:
+            return active_from
+        settings = self.core.settings
+        cover = settings.cover(stage)
+        left = len(missing(cover, current.claims.get(stage, {}))) / len(cover)
+        if left < LEAST_LEFT or left * self.reducing.step_s < settings.newcomer_s:
+            return active_from
+        return current.t if ready_t == self.t else None
 
     def _wait(self, reason: str) -> None:
         if reason != self._waiting_for:

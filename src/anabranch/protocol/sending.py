@@ -17,7 +17,7 @@ from enum import Enum
 
 from anabranch.flow.dispatch import Candidate
 from anabranch.protocol.core import Core
-from anabranch.protocol.messages import Ask, Fence, Forward, Return, Slots, Want
+from anabranch.protocol.messages import Ask, CallBack, Fence, Forward, Return, Slots, Want
 from anabranch.protocol.slots import Credit
 from anabranch.protocol.tasks import Payload
 
@@ -99,6 +99,10 @@ class Sender:
         self._ways = 0
         self._missed: set[int] = set()
         self._due_at: float | None = None
+        self._first = set(self._peers())
+        """Who served the next stage when the iteration began here."""
+        self._gone: set[int] = set()
+        """What was sent on from here and called back."""
         core.policy.opened(self._peers())
         core.unsent = 0
 
@@ -142,12 +146,17 @@ class Sender:
         self.pump()
 
     def on_slots(self, peer: str, slots: Slots) -> None:
+        comes = peer not in self.credits and peer not in self._first
         self.credits.setdefault(peer, Credit()).told(slots)
         self.pump()
+        if comes and not self.core.near.crowded:
+            self._call_back(peer)
 
     def on_backward(self, peer: str, index: int, payload: Payload | None) -> str | None:
         """The gradient of `index` came back; returns why it is refused, if it is."""
         item = self.items.get(index)
+        if item is None and index in self._gone:
+            return None
         if item is None:
             return f"gradient of microbatch {index}, which was never sent"
         if item.returned:
@@ -178,6 +187,11 @@ class Sender:
         """What was to be sent on cannot be computed."""
         self.items.pop(index, None)
         self._due_at = None
+
+    def let_go(self, index: int) -> None:
+        """It was called back: somebody else of my stage has it."""
+        self.forget(index)
+        self._gone.add(index)
 
     def on_have(self, peer: str, index: int, way: int) -> None:
         item = self.items.get(index)
@@ -239,6 +253,7 @@ class Sender:
     def peer_removed(self, peer: str, reason: str) -> None:
         """The log removed `peer`: its claims are gone, so whatever it had from us is done again."""
         self.credits.pop(peer, None)
+        self._first.discard(peer)
         self._forget_asks(peer)
         self.peer_lost(peer, reason)
         for item in list(self.items.values()):
@@ -267,6 +282,36 @@ class Sender:
 
     def _ask_after(self, item: Item, peer: str) -> None:
         self.core.send(peer, Want(self._fence(), item.index, not item.returned, item.way))
+
+    def _call_back(self, newcomer: str) -> None:
+        """Somebody serves the next stage who did not when the iteration began: all there is to do may be with
+        the others. As many units are called back as shorten the time until the last is done, if whoever else
+        sent some there does likewise."""
+        costs, credits = self.core.costs, self.credits
+        sent: dict[str, list[Item]] = {}
+        for item in self.items.values():
+            away = item.leg is Leg.SENT and item.train and (item.redoing or not item.returned)
+            if away and item.peer is not None and self.core.reachable(item.peer):
+                sent.setdefault(item.peer, []).append(item)
+        mine = {peer: len(items) for peer, items in sent.items() if peer != newcomer and peer in credits}
+        ahead = {peer: float(units + credits[peer].others) for peer, units in mine.items()}
+        each = {peer: ahead[peer] / units for peer, units in mine.items()}
+        work_s = {peer: costs.of(peer).work_s for peer in [*mine, newcomer]}
+        if not all(work_s.values()):
+            return
+        load_s = costs.of(newcomer).hop_s + work_s[newcomer] * (1 + credits[newcomer].others)
+        most: Counter[str] = Counter()
+        for _ in range(credits[newcomer].free):
+            left = [peer for peer in mine if most[peer] < mine[peer]]
+            longest = max(left, key=lambda peer: (ahead[peer] * work_s[peer], peer), default=None)
+            if longest is None or ahead[longest] * work_s[longest] <= load_s:
+                break
+            most[longest] += 1
+            ahead[longest] -= each[longest]
+            load_s += each[longest] * work_s[newcomer]
+        for peer, units in most.items():
+            ways = {item.index: item.way for item in sent[peer]}
+            self.core.send(peer, CallBack(self._fence(), ways, units))
 
     def _forget_asks(self, peer: str) -> None:
         for item in self.items.values():

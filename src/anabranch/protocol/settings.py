@@ -31,6 +31,8 @@ class Settings:
     links ("links", `dealing`).
     spread: whether parts of a reduce may be summed by others than its members (`spreading`): where "links"
     say so; "always", by chance (for trials); "never".
+    newcomer_s: seconds of a stage's work, by what the last step took, that must be left in the open iteration
+    for a relay that is ready to serve in it; with less (and before the first step) it serves in the next.
     policy, returns: how microbatches find their way, and whether each ends at the data node where it began.
     """
 
@@ -63,6 +65,7 @@ class Settings:
     state_bytes: int = 0
     deal: str = "arrival"
     spread: str = "links"
+    newcomer_s: float = 2.0
 
     def evaluates(self, t: int, last: int) -> bool:
         """Whether the state after iteration t is evaluated (by windows that travel with t + 1)."""

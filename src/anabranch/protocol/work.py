@@ -69,6 +69,16 @@ class WorkQueue:
             raise RuntimeError(f"the driver finished {task}, which was not running")
         return job.then
 
+    def waits(self, kinds: tuple[type[Task], ...]) -> list[tuple[Rank, Task]]:
+        """What waits of such kinds, what would be started last first."""
+        jobs = sorted((job for job in self._heap if isinstance(job.task, kinds)), reverse=True)
+        return [(Rank(job.rank), job.task) for job in jobs]
+
+    def withdraw(self, task: Task) -> None:
+        """A task that waits is not to be done."""
+        self._heap = [job for job in self._heap if job.task is not task]
+        heapq.heapify(self._heap)
+
     def drop(self, t: int) -> None:
         """Forget waiting microbatch work of iteration t and before; step work stays."""
         self._forget(lambda job: job.rank not in _BEYOND and job.t <= t)

@@ -38,6 +38,7 @@ from anabranch.protocol.messages.links import (
 from anabranch.protocol.messages.microbatch import (
     Ask,
     Backward,
+    CallBack,
     Forward,
     Got,
     Have,
@@ -95,8 +96,8 @@ from anabranch.protocol.messages.voters import (
 
 __all__ = [
     "About", "Announce", "AnyMessage", "Append", "Appended", "Applied", "Ask", "AskVote", "Attempt",
-    "AttemptId", "Backward", "Bargain", "Behind", "Burst", "Claim", "Complete", "Elsewhere", "Enquire",
-    "Fence", "FetchGradient", "FetchLog", "FetchPiece", "FetchState", "Forward", "Got", "GotBurst",
+    "AttemptId", "Backward", "Bargain", "Behind", "Burst", "CallBack", "Claim", "Complete", "Elsewhere",
+    "Enquire", "Fence", "FetchGradient", "FetchLog", "FetchPiece", "FetchState", "Forward", "Got", "GotBurst",
     "Gradient", "Have", "Held", "HeldGradient", "Holders", "Holds", "JoinRequest", "Keep",
     "KeepGradient", "Lack", "Leave", "MAX_MESSAGE_BYTES", "Message", "MessageError", "Missing",
     "Overflow", "PAYLOAD_PRIORITY", "Piece", "Ping", "Pong", "Prepared", "Probe", "Probed", "REMARK_MAX",
@@ -113,7 +114,7 @@ AnyMessage = (
     | Bargain | Burst | GotBurst | Probe | Probed
     | AskVote | Vote | Append | Appended | TakeOver | Elsewhere
     | Keep | Holds | Complete | WhoHas | Holders | Behind | Spoilt | KeepGradient | Steps | Wish
-    | Watch | Shown
+    | Watch | Shown | CallBack
 )  # fmt: skip
 
 #: Messages that may carry a payload, with the bulk lane's priority (lower goes first): input gradients,

@@ -85,6 +85,16 @@ class Lack(Message, frozen=True, tag=8):
     way: Count
 
 
+class CallBack(Message, frozen=True, tag=85):
+    """Another replica of your stage has nothing to do: of these microbatches (index -> the way on which each
+    went to you) let go of `most` at most that only wait for your worker. Each is answered by a Lack, refused;
+    the others are yours still."""
+
+    fence: Fence
+    ways: dict[Index, Count]
+    most: Count
+
+
 class Overflow(Message, frozen=True, tag=9):
     """Computing (t, index) at `stage` gave a non-finite or out-of-range value in `tensor`."""
 

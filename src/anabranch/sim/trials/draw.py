@@ -23,6 +23,8 @@ TORCH_EVERY = 20
 PLANNED_EVERY, PLANNED_STEPS, PLANNED_TASK_S = 20, 6, 0.2
 #: One seed in so many is a swarm in which not everybody knows everybody, and which reduces in cells.
 CROWDED_EVERY = 50
+#: Share of the seeds in which relays serve in the open iteration however little of it is left.
+NEWCOMERS = 0.5
 #: Share of the seeds in which reduces are spread over others, by chance.
 SPREAD = 0.3
 #: One seed in so many is a large swarm: small ones find most, at a tenth of the cost.
@@ -140,6 +142,7 @@ def draw(seed: int, profile_name: str) -> Drawn:
         rebalance=lots.choice([0, 0, 1]),
         neighbours=1 if crowded else Settings.neighbours,
         spread="always" if random.Random(f"spread {seed}").random() < SPREAD else "never",
+        newcomer_s=0.0 if random.Random(f"newcomer {seed}").random() < NEWCOMERS else Settings.newcomer_s,
     )
     latency = _LATENCIES[0] if planned else dice.choice(_LATENCIES)
     computing_s = PLANNED_TASK_S if planned else dice.choice([0.02, 0.05, 0.1])
