@@ -107,6 +107,18 @@ def test_a_held_unit_goes_at_once_when_the_better_peer_has_a_slot_or_is_gone() -
         assert math.isfinite(node.sender.deadline()), "it is asked after, not held"
 
 
+def test_who_asks_once_more_after_a_crash_is_granted_a_slot() -> None:
+    """It had asked b, went to a, and another took what b granted. When a dies that ask is long answered."""
+    node = Node("greedy")
+    node.sender.submit(0, b"x", ("d",), True)
+    node.sender.items[0].repair = True
+    node.sender.items[0].asked = {("b", True)}
+    node.slots("a", 1)
+    assert node.sent(Forward) == ["a"]
+    node.lose("a")
+    assert node.sent(Ask)[-1] == "b"
+
+
 def test_what_is_done_again_spreads_over_the_replicas() -> None:
     """Its gradient was back before its holder died: it weighs on who does it again all the same."""
     node = Node("greedy", compute_s=1.0)

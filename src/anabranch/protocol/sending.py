@@ -502,6 +502,7 @@ class Sender:
             reason=reason,
         )
         item.repair, item.leg, item.peer, item.lost = True, Leg.WAITING, None, item.peer or ""
+        item.asked.clear()  # what that brought since was another's
         item.sendable_since = item.held_until = math.inf
         item.probe_at = math.inf
         self.pump()
