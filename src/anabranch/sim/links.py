@@ -156,6 +156,9 @@ class Traffic:
         self._up: dict[str, _Wire] = {}
         self._down: dict[str, _Wire] = {}
         self._order = 0
+        self._unsettled: dict[_Lane, None] = {}
+        """Lanes whose rates may not be what they should: they are settled once for all that happens at an
+        instant, as when a peer sends a part of its sum to each of its fellows."""
         self.watch: Callable[[str, str, float, float, int], None] | None = None
         """Called with (sender, receiver, begun, ended, priority) when a lane becomes empty, and when payloads
         of another priority begin to go."""
@@ -176,7 +179,8 @@ class Traffic:
             lane.advance(self.clock.now)
             heapq.heappush(lane.waiting, payload)
             self._tell(lane)
-            self._plan(lane)
+            if lane.rate_bps:
+                self._plan(lane)
             return
         lane = self._lanes[sender, receiver] = _Lane(sender, receiver, self._way(sender, receiver))
         lane.since = self.clock.now
@@ -184,7 +188,7 @@ class Traffic:
         self._tell(lane)
         self._wire(self._up, sender).put(lane)
         self._wire(self._down, receiver).put(lane)
-        self._share(self._together(lane))
+        self._unsettle(lane)
 
     def drop(self, one: str, other: str) -> dict[str, int]:
         """The connection of two hosts is gone, and what had not left with it: sender -> payloads lost."""
@@ -197,6 +201,7 @@ class Traffic:
 
     def rate_bps(self, sender: str, receiver: str) -> float:
         """What a lane gets now; 0 where nothing is under way."""
+        self._settle()
         lane = self._lanes.get((sender, receiver))
         return lane.rate_bps if lane is not None else 0.0
 
@@ -204,15 +209,29 @@ class Traffic:
 
     def _end(self, lane: _Lane) -> None:
         """Nothing is on this lane any more: those that shared a line with it go quicker."""
-        together = self._together(lane)
+        wires = self._up[lane.sender], self._down[lane.receiver]
+        others = [other for wire in wires if wire.narrow for other in wire.lanes if other is not lane]
         del self._lanes[lane.sender, lane.receiver]
-        self._up[lane.sender].take(lane)
-        self._down[lane.receiver].take(lane)
+        for wire in wires:
+            wire.take(lane)
         lane.plan += 1
         lane.waiting.clear()
         self._tell(lane)
-        together.remove(lane)
-        self._share(together)
+        self._unsettled.pop(lane, None)
+        self._unsettle(*others)
+
+    def _unsettle(self, *lanes: _Lane) -> None:
+        if lanes and not self._unsettled:
+            self.clock.after(0.0, self._settle)
+        self._unsettled.update(dict.fromkeys(lanes))
+
+    def _settle(self) -> None:
+        """Share the lines anew among the lanes that have to do with the unsettled ones."""
+        while self._unsettled:
+            together = self._together(next(iter(self._unsettled)))
+            for lane in together:
+                self._unsettled.pop(lane, None)
+            self._share(together)
 
     def _wire(self, wires: dict[str, _Wire], host: str) -> _Wire:
         found = wires.get(host)
