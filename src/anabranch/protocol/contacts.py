@@ -20,8 +20,7 @@ REDIAL_MAX_S = 8.0
 SEEK_S = 8.0
 #: Heartbeats without a word after which a link that is none to a neighbour may be closed.
 IDLE_HEARTBEATS = 3.0
-#: In a large swarm the higher of two ids leaves its ping out where it was pinged since its last one, so often
-#: in a row.
+#: In a large swarm no ping goes to whom something else was sent since the last one, so often in a row.
 LEFT_OUT = 3
 #: Heartbeats whose answers are still waited for.
 PINGS_KEPT = 32
@@ -44,10 +43,8 @@ class Contacts:
         """What this peer does when it has closed a link by itself."""
         self.at_beat: Callable[[], object] | None = None
         """What is to be done with the next heartbeat, once."""
-        self._pinged: set[str] = set()
-        """Who pinged since the last heartbeat."""
         self._left_out: dict[str, int] = {}
-        """To whom pings were left out, how often in a row."""
+        """How often in a row a ping was left out, by peer."""
         self.fellows: dict[str, str] = {}
         """Addresses of those who keep the log with me, by my disk: dialled until I follow the log again."""
         self._none_silent_before = math.inf
@@ -94,6 +91,7 @@ class Contacts:
             if at_beat is not None:
                 at_beat()
             self._ping(*self._turns(self._listen()))
+            core.spoken_to.clear()
             self._seek()
         self._dial_again()
         self.witnesses.tick()
@@ -129,21 +127,19 @@ class Contacts:
                 self._not_before(silence)
         return self._listened
 
-    def pinged(self, peer: str) -> None:
-        """A peer pings, and is answered."""
-        self._pinged.add(peer)
-
     def _turns(self, links: Iterable[str]) -> list[str]:
-        """Who is pinged now: all of `links`; in a large swarm not those of lower id who have pinged since the
-        last heartbeat, and so have been heard and answered, unless they were left out often: each end is
-        to measure the link, too."""
-        pinged, self._pinged = self._pinged, set()
+        """Who is pinged now: all of `links`; in a large swarm not those who were sent something since the
+        last heartbeat (an answer to their own ping for instance) and so have heard me, unless they were left
+        out often: each end is to measure the link, too, and to tell how much of the log it has."""
         if not self.core.near.crowded:
             return list(links)
-        lower = [peer for peer in links if peer in pinged and peer < self.core.me]
-        left_out = {peer: self._left_out.get(peer, 0) + 1 for peer in lower}
-        self._left_out = {peer: times for peer, times in left_out.items() if times <= LEFT_OUT}
-        return [peer for peer in links if peer not in self._left_out]
+        before, spoken_to = self._left_out, self.core.spoken_to
+        self._left_out = {
+            peer: before.get(peer, LEFT_OUT) + 1 if peer in spoken_to else LEFT_OUT + 1 for peer in links
+        }
+        due = [peer for peer, times in self._left_out.items() if times > LEFT_OUT]
+        self._left_out.update(dict.fromkeys(due, 0))
+        return due
 
     def _known_voters(self) -> Iterable[str]:
         return (voter.partition("/")[0] for voter in self.core.voters)

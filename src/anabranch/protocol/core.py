@@ -74,6 +74,8 @@ class Core:
     dice: Dice = field(init=False)
     contacts: Contacts = field(init=False)
     near: Neighbours = field(init=False)
+    spoken_to: set[str] = field(default_factory=set)
+    """Who was sent something since the last heartbeat."""
     in_use: Callable[[], Collection[str]] = tuple
     """Peers that work is shared with just now, neighbours or not."""
     planned: Callable[[], Mapping[str, int]] = dict
@@ -102,6 +104,7 @@ class Core:
         elif peer in self.links:
             if payload is not None:
                 self.payload_at = self.now
+            self.spoken_to.add(peer)
             self.effects.append(Send(peer, message, payload))
 
     def note(self, kind: str, **fields: Any) -> None:

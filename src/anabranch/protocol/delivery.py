@@ -201,7 +201,6 @@ class Delivery:
             case msg.Report() if self.peer.leadership.founder and core.keeps_log(peer):
                 return self._reported(peer, message)
             case msg.Ping(number):
-                self.peer.contacts.pinged(peer)
                 core.send(peer, self._pong(peer, number))
                 return self.peer.leadership.heard(peer, message)
             case msg.Pong(_, forward_s, backward_s, bandwidth_bps, price):

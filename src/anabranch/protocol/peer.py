@@ -287,7 +287,7 @@ class Peer:
     def _in_use(self) -> set[str]:
         """With whom this peer shares work just now."""
         found = self.iteration.partners if self.iteration is not None else set()
-        if self.replica.reduce is not None:
+        if self.replica.reduce is not None and self.replica.prepared is None:
             found.update(self.replica.reduce.partners)
         found |= self.helping.partners
         for download in self.downloads():

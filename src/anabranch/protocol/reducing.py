@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from anabranch.protocol.admission import Admission
+from anabranch.protocol.cells import FLAT
 from anabranch.protocol.core import Core
 from anabranch.protocol.cover import missing, settle
 from anabranch.protocol.messages import Attempt, AttemptId, Missing, Prepared
@@ -55,7 +56,15 @@ class Reducing:
             current.looked[stage] = look
             self._redo(current, stage, members, lacking)
             return
+        members = self._in_cells(members)
         self._order(current, stage, members, settle(cover, claims, members))
+
+    def _in_cells(self, members: list[str]) -> list[str]:
+        """In a large stage members of one region stand together: they reduce in the same cell, mostly."""
+        if len(members) <= FLAT * self.core.settings.neighbours:
+            return members
+        known = self.core.membership.members
+        return sorted(members, key=lambda peer: known[peer].region)
 
     def _order(self, current: Round, stage: int, members: list[str], owners: tuple[int, ...]) -> None:
         self._attempt_number += 1
