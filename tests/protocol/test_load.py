@@ -9,7 +9,7 @@ from anabranch.protocol.costs import Neighbour
 from anabranch.protocol.detector import Silence
 from anabranch.protocol.events import Send
 from anabranch.protocol.iteration import Iteration
-from anabranch.protocol.messages import Forward, Slots
+from anabranch.protocol.messages import Backward, Forward, Slots, Want
 from anabranch.protocol.records import Member, Members
 from anabranch.protocol.routing import Router
 from anabranch.protocol.settings import Settings
@@ -150,3 +150,27 @@ def test_the_plan_has_room_where_slots_are() -> None:
     assert Router(core)._rebalance() == 20 + 4  # and a quarter to choose by links
     short = Relay().core
     assert Router(short)._rebalance() == 12
+
+
+def test_a_microbatch_that_came_two_ways_goes_back_both() -> None:
+    """Each upstream peer lost another one further back, or beside it, and waits for the gradient: whoever
+    asked first would do so until it asks again after many seconds."""
+    relay = Relay()
+    relay.forward("a", 0)
+    relay.iteration.on_want("b", Want(relay.core.fence(1, "base"), 0, True, 7))
+    relay.compute()
+    relay.iteration.sender.on_backward("a", 0, b"z")
+    relay.core.effects.clear()
+    relay.compute()
+    sends = [effect for effect in relay.core.effects if isinstance(effect, Send)]
+    back = {send.peer: send.payload for send in sends if isinstance(send.message, Backward)}
+    assert back == {"b": b"y", "a": b"y"}
+
+
+def test_who_was_removed_waits_for_nothing() -> None:
+    relay = Relay()
+    relay.forward("a", 0)
+    relay.iteration.on_want("b", Want(relay.core.fence(1, "base"), 0, True, 7))
+    relay.core.membership.apply(Members(2, removed={"a": "gone"}))
+    relay.iteration.peer_removed("a", 0, "gone")
+    assert relay.iteration.units[0].others == {}

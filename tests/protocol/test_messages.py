@@ -14,7 +14,7 @@ FENCE = Fence(1, 2, 3, "base")
 EXAMPLES = [
     msg.Slots(FENCE, 4, 2, 1, 0, 2),
     msg.Forward(FENCE, 5, ("d0", "r1"), True, False, True, 3),
-    msg.Forward(FENCE, 5, ("d0", "r1"), True, True, True, 4, "r2"),
+    msg.Forward(FENCE, 5, ("d0", "r1"), True, True, True, 4, ("r2", "r3")),
     msg.Backward(FENCE, 5),
     msg.Lack(FENCE, 5, True, 3),
     msg.CallBack(FENCE, {5: 3, 7: 4}, 1),

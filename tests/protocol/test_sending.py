@@ -145,7 +145,7 @@ def test_what_is_prepared_again_has_nothing_due() -> None:
     node = Node("greedy", relays="abc", picks=1)
     sender = node.sender = Sender(node.core, 1, "base", lambda index: None, lambda index, payload: None)
     Contacts(node.core)
-    sender.find(0, ("d",), True, lost="e")
+    sender.find(0, ("d",), True, lost=("e",))
     assert math.isfinite(sender.deadline())
     node.core.now = sender.deadline() + 1.0
     for peer in sorted(sender.items[0].finding):
@@ -188,3 +188,30 @@ def test_nothing_is_called_back_from_who_would_be_done_sooner() -> None:
     node.core.costs.of("c").forward_s = 3.0
     node.slots("c", 8, 8)
     assert node.sent(CallBack) == []
+
+
+def test_who_had_it_and_was_lost_is_told_to_the_next_as_well() -> None:
+    """Whoever comes in the place of two that were lost asks those who may have it from either: what was found
+    from the first one's neighbours is not near the second."""
+    node = Node("greedy", relays="abc")
+    for peer in "abc":
+        node.slots(peer, 4, 4)
+    node.sender.submit(0, b"x", ("d",), True)
+    first = node.sent(Forward)[-1]
+    node.lose(first)
+    second = node.sent(Forward)[-1]
+    node.lose(second)
+    said = [effect.message for effect in node.core.effects if isinstance(effect, Send)]
+    forwards = [message for message in said if isinstance(message, Forward)]
+    assert [forward.lost for forward in forwards] == [(), (first,), (second, first)]
+
+
+def test_neighbours_of_all_who_were_lost_are_asked() -> None:
+    node = Node("greedy", relays="abcdefgh".replace("d", ""), picks=1)
+    sender = node.sender = Sender(node.core, 1, "base", lambda index: None, lambda index, payload: None)
+    Contacts(node.core)
+    near = {one: set(node.core.near.beside(1, 0, 1, one)) for one in ("x", "y", "z", "w", "v")}
+    one, other = next((a, b) for a in near for b in near if near[a] - near[b] and near[b] - near[a])
+    sender.find(0, ("d",), True, lost=(one, other))
+    asked = sender.items[0].finding
+    assert near[one] | near[other] <= asked

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
@@ -76,7 +76,8 @@ class SentBack(NamedTuple):
 @dataclass
 class Unit:
     """A microbatch that was sent to us. `granted` is whose slot it occupies until it is done; kept: whether
-    its activations are. back: its gradient's last way upstream."""
+    its activations are. back: its gradient's last way upstream. others: who else waits for that, and the
+    way."""
 
     index: int
     train: bool
@@ -93,6 +94,7 @@ class Unit:
     gradient_out: Payload | None = None
     sent_back_at: float | None = None
     back: SentBack | None = None
+    others: dict[str, int] = field(default_factory=dict)
 
     def rank(self, usual: Rank) -> Rank:
         """Of a task. What upstream does not wait for comes last: a contribution that died with its holder."""
@@ -277,7 +279,11 @@ class Iteration:
         return kept < self._room
 
     def _adopt(self, unit: Unit, upstream: str, message: Forward | Want) -> None:
-        """The microbatch has a new upstream; it gets the gradient, at once if there is one."""
+        """The microbatch has a new upstream; it gets the gradient, at once if there is one. So does a former
+        one that waits for it: the microbatch may have come two ways."""
+        if unit.upstream != upstream and unit.gradient_needed and not unit.returned:
+            unit.others[unit.upstream] = unit.way
+        unit.others.pop(upstream, None)
         unit.upstream, unit.way = upstream, message.way
         unit.gradient_needed = unit.gradient_needed or message.gradient_needed
         if unit.returned and not self._on_its_way_back(unit):
@@ -407,6 +413,11 @@ class Iteration:
         unit.sent_back_at = now
         unit.back = SentBack(upstream, unit.way, payload is not None, now, ahead_bytes)
         self.core.send(upstream, message, payload)
+        for other in unit.others:
+            if payload is not None:
+                self.core.costs.hand(other, now)
+            self.core.send(other, message, payload)
+        unit.others.clear()
 
     def _weight_gradient(self, unit: Unit, name: int) -> None:
         task, then = WeightGradient(self.t, name), partial(self._added, unit, name)
@@ -450,7 +461,8 @@ class Iteration:
         self._finish(unit)
         self._release_slot(unit)
         self.core.refuse(unit.upstream, "Forward", reason)
-        self.lack(unit.upstream, unit.index, unit.way, refused=True)
+        for peer, way in {**unit.others, unit.upstream: unit.way}.items():
+            self.lack(peer, unit.index, way, refused=True)
 
     # --- questions -----------------------------------------------------------------------------
 
@@ -469,7 +481,7 @@ class Iteration:
         for rank, task in self.core.queue.waits((ForwardTask, InputGradient)):
             assert isinstance(task, ForwardTask | InputGradient)
             unit = self.units.get(task.index) if task.t == self.t else None
-            if unit is None or not unit.train or unit.upstream != peer:
+            if unit is None or not unit.train or unit.upstream != peer or unit.others:
                 continue
             if message.ways.get(unit.index) == unit.way:
                 begun = isinstance(task, InputGradient)
@@ -500,6 +512,7 @@ class Iteration:
     def peer_removed(self, peer: str, stage: int, reason: str) -> None:
         if stage == self.core.previous_stage():
             for unit in self.units.values():
+                unit.others.pop(peer, None)
                 if unit.granted == peer:
                     unit.granted = GONE
             self._tell_slots(self.ledger.forget(peer))
@@ -518,7 +531,7 @@ class Iteration:
             for assignment in self.assignments:
                 for index in assignment.remove(peer, remaining):
                     if assignment.holder[index] == self.core.me and index not in self.sender.items:
-                        self.sender.find(index, (self.core.me,), self._trains(index), peer)
+                        self.sender.find(index, (self.core.me,), self._trains(index), (peer,))
 
     # --- claims --------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from enum import Enum
 
 from anabranch.flow.dispatch import Candidate
 from anabranch.protocol.core import Core
-from anabranch.protocol.messages import Ask, CallBack, Fence, Forward, Return, Slots, Want
+from anabranch.protocol.messages import LOST_MAX, Ask, CallBack, Fence, Forward, Return, Slots, Want
 from anabranch.protocol.slots import Credit
 from anabranch.protocol.tasks import Payload
 
@@ -51,7 +51,7 @@ class Item:
     redoing: bool = False
     peer: str | None = None
     way: int = 0
-    lost: str = ""
+    lost: tuple[str, ...] = ()
     asked: set[tuple[str, bool]] = field(default_factory=set)
     finding: set[str] = field(default_factory=set)
     sendable_since: float = math.inf
@@ -120,15 +120,16 @@ class Sender:
             self.items[index] = Item(index, trains(index), (self.core.me,), None)
         self.pump()
 
-    def find(self, index: int, path: tuple[str, ...], train: bool, lost: str = "") -> None:
+    def find(self, index: int, path: tuple[str, ...], train: bool, lost: Iterable[str] = ()) -> None:
         """A microbatch that may already be further on: ask before sending. lost: from whom it may have gone
         on; where not everybody is everybody's neighbour its neighbours are dialled and asked too."""
         item = Item(index, train, path, None, leg=Leg.FINDING, repair=True, way=self._another_way())
         self._due_at = None
         self.items[index] = item
         item.finding = {peer for peer in self._peers() if self.core.reachable(peer)}
-        far = self.core.near.beside(self.core.next_stage(), self.core.stage, self.t, lost) if lost else []
-        for peer in far:
+        following, own = self.core.next_stage(), self.core.stage
+        far = {peer for one in lost for peer in self.core.near.beside(following, own, self.t, one)}
+        for peer in sorted(far):
             if self.core.near.crowded and peer not in self.core.suspects:
                 item.finding.add(peer)
                 self.core.contacts.reach(peer)
@@ -501,7 +502,10 @@ class Sender:
             phase="redo" if item.returned else item.leg.name.lower(),
             reason=reason,
         )
-        item.repair, item.leg, item.peer, item.lost = True, Leg.WAITING, None, item.peer or ""
+        if item.peer is not None:
+            had = [peer for peer in item.lost if peer != item.peer]
+            item.lost = (item.peer, *had)[:LOST_MAX]
+        item.repair, item.leg, item.peer = True, Leg.WAITING, None
         item.asked.clear()  # what that brought since was another's
         item.sendable_since = item.held_until = math.inf
         item.probe_at = math.inf

@@ -36,6 +36,7 @@ from anabranch.protocol.messages.links import (
     Route,
 )
 from anabranch.protocol.messages.microbatch import (
+    LOST_MAX,
     Ask,
     Backward,
     CallBack,
@@ -99,7 +100,7 @@ __all__ = [
     "AttemptId", "Backward", "Bargain", "Behind", "Burst", "CallBack", "Claim", "Complete", "Elsewhere",
     "Enquire", "Fence", "FetchGradient", "FetchLog", "FetchPiece", "FetchState", "Forward", "Got", "GotBurst",
     "Gradient", "Have", "Held", "HeldGradient", "Holders", "Holds", "JoinRequest", "Keep",
-    "KeepGradient", "Lack", "Leave", "MAX_MESSAGE_BYTES", "Message", "MessageError", "Missing",
+    "KeepGradient", "LOST_MAX", "Lack", "Leave", "MAX_MESSAGE_BYTES", "Message", "MessageError", "Missing",
     "Overflow", "PAYLOAD_PRIORITY", "Piece", "Ping", "Pong", "Prepared", "Probe", "Probed", "REMARK_MAX",
     "Ready", "ReducePart", "ReducedPart", "Refused", "Release", "Report", "Return", "Route", "Shown",
     "Slots", "Spoilt", "StateOffer", "Steps", "TakeOver", "Vote", "Want", "Watch", "Welcome", "WhoHas",

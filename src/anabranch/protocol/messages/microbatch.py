@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import msgspec
+
 from anabranch.protocol.messages.fields import Count, Fence, Id, Index, Message, StageNumber, Text
 
 
@@ -35,12 +39,18 @@ class Return(Message, frozen=True, tag=3):
     total: Count
 
 
+#: So many that had a microbatch and were lost, one after the other, are told.
+LOST_MAX = 4
+Lost = Annotated[tuple[Id, ...], msgspec.Meta(max_length=LOST_MAX)]
+
+
 class Forward(Message, frozen=True, tag=4):
     """Payload: the activation. `path` is whom the microbatch came through, data node first. With `repair`
     the receiver first asks the next stage whether somebody there already has it (R5). Without
     `gradient_needed` the sender already has the input gradient: an empty Backward will do. `way` counts
     what its sender has sent on in this iteration: the same one again is the same message again. `lost`: in
-    whose place the receiver of a repair is, so that it asks those who may have it from there."""
+    whose place the receiver of a repair is, and who had it before (the last one first), so that it asks those
+    who may have it from there."""
 
     fence: Fence
     index: Index
@@ -49,7 +59,7 @@ class Forward(Message, frozen=True, tag=4):
     repair: bool
     gradient_needed: bool
     way: Count
-    lost: Id = ""
+    lost: Lost = ()
 
 
 class Backward(Message, frozen=True, tag=5):
