@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -284,6 +285,20 @@ def test_a_capacity_that_falls_and_rises_again(capacity: int) -> None:
     assert settle(world).value == solve(world.instance).flow
     world.change_capacity(relay, instance.relay[relay].capacity)
     assert settle(world).value == before.value
+
+
+def test_where_there_is_no_room_further_on_a_relay_tells_no_price_for_dispatch() -> None:
+    """Two replicas lead to one with room for two units, which both are the first one's. What turning one away
+    costs says nothing of the way over the second."""
+    relays = (Relay("a", 1, 2), Relay("b", 1, 2), Relay("c", 2, 2))
+    links = {("d", "a"): 1.0, ("d", "b"): 2.0, ("a", "c"): 1.0, ("b", "c"): 1.0, ("c", "d"): 1.0}
+    world = world_of(Instance(2, "any", (DataNode("d", 4),), relays, links))
+    assert settle(world).value == 2
+    assert world.agents["b"].price() == math.inf
+    assert world.agents["c"].price() == 1.0
+    world.change_demand("d", 1)
+    settle(world)
+    assert world.agents["b"].price() < 10.0
 
 
 def test_a_demand_that_grows_is_met() -> None:

@@ -181,7 +181,7 @@ class Agent(Protocol):
         """Cost to go (s): what one more unit would cost beyond this node to its arrival, as far as is known.
 
         For dispatch, so without the rent of this node's own places: its queue tells that. math.inf where
-        nothing is known. Rejection has a finite price where a policy prices it.
+        nothing is known, or one more unit would have to be turned away: a microbatch then waits for its slot.
         """
         ...
 

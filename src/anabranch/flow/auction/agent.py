@@ -59,6 +59,10 @@ EVEN = 3
 #: prices along the way, where falls were no longer told.
 RETRY_S, RETRY_MAX_S = 60.0, 2000.0
 
+#: Above this share of what turning a unit away costs a price says that there is no room further on, not what
+#: a way costs: turning away costs as much as more links than a way has, in a swarm millions of times as much.
+PRICED = 0.5
+
 
 class AuctionAgent:
     """See `anabranch.flow.agent.Agent`. No chance is used: `dice` is there for the interface."""
@@ -117,7 +121,8 @@ class AuctionAgent:
         return self._standing.held()
 
     def price(self) -> float:
-        return min(self._market.level, self._market.limit)
+        market = self._market
+        return market.level if market.level < PRICED * market.limit else math.inf
 
     def quiet(self) -> bool:
         return self._due_at == math.inf
