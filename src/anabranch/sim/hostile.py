@@ -60,8 +60,10 @@ class Fabricator:
                 return draw.choice([*self.words, "", "x" * (most or 4096)])
             case types.BytesType():
                 return draw.randbytes(draw.choice([0, 1, 40]))
-            case types.VarTupleType(item_type=item) | types.ListType(item_type=item):
-                return tuple(self.value(item) for _ in range(draw.choice([0, 1, 2, 12])))
+            case types.VarTupleType(item_type=item, max_length=most) | types.ListType(
+                item_type=item, max_length=most
+            ):
+                return tuple(self.value(item) for _ in range(min(draw.choice([0, 1, 2, 12]), most or 12)))
             case types.TupleType(item_types=items):
                 return tuple(self.value(item) for item in items)
             case types.DictType(key_type=key, value_type=value):
