@@ -223,6 +223,7 @@ class Admission:
     def remove(self, peer: str, reason: str) -> None:
         self._joining.pop(peer, None)
         self.ready.pop(peer, None)
+        self._ready_t.pop(peer, None)
         self._lost.pop(peer, None)
         self._leaving.pop(peer, None)
         if peer in self.core.membership.members and peer != self.core.me:

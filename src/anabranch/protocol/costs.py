@@ -15,6 +15,9 @@ PRIOR_BPS = 1e12
 #: As slow as a link is thought to be before anything was measured of it, and by how much slower than measured
 #: it may be: until a payload has had the time for that it is on its way.
 LEAST_BPS, SLOWER = 1e6, 4.0
+#: A link is not taken to be slower than this, nor so many times slower than the middle of what peers tell,
+#: whatever was told or measured of it: who brings nothing is not waited for for ever on its own word.
+CRAWL_BPS, THINNER = 1e5, 64.0
 #: A cost that moved by less than this is the same cost (s).
 FLOOR_S = 0.002
 
@@ -69,7 +72,7 @@ class Neighbour:
     def hand(self, size_bytes: int, now: float) -> float:
         """So much more is to go over the link: how many bytes have to go until it is there, those before it
         included, as far as can be thought."""
-        bps = self.link.out_bps(size_bytes) or LEAST_BPS
+        bps = max(self.link.out_bps(size_bytes) or LEAST_BPS, CRAWL_BPS)
         left_bytes = self._queued_bytes - bps * (now - self._queued_at) / 8.0
         self._queued_bytes, self._queued_at = max(0.0, left_bytes) + size_bytes, now
         return self._queued_bytes
@@ -77,7 +80,8 @@ class Neighbour:
     def most_s(self, ahead_bytes: float, size_bytes: int) -> float:
         """Seconds that so many bytes of payloads of a size may take to be there."""
         measured_bps = self.link.out_bps(size_bytes)
-        return 8.0 * ahead_bytes / (LEAST_BPS if measured_bps is None else measured_bps / SLOWER)
+        slowest_bps = LEAST_BPS if measured_bps is None else max(measured_bps, CRAWL_BPS) / SLOWER
+        return 8.0 * ahead_bytes / slowest_bps
 
     def broke(self) -> None:
         """What was on its way is lost."""
@@ -154,10 +158,14 @@ class Costs:
 
     def coming_s(self, peer: str, size_bytes: float) -> float:
         """Seconds that so much may take to come from a peer, by what that peer has measured and told; if it
-        has not, by the slowest that any other has told."""
-        told = [each.link.back_bps for each in self.neighbours.values() if each.link.back_bps is not None]
-        told_bps = self.of(peer).link.back_bps or min(told, default=None)
-        return 8.0 * size_bytes / (LEAST_BPS if told_bps is None else told_bps / SLOWER)
+        has not, by the slowest that any other has told. No more is believed than a link can be slow."""
+        rates = (each.link.back_bps for each in self.neighbours.values())
+        told = sorted(bps for bps in rates if bps is not None)
+        if not told:
+            return 8.0 * size_bytes / LEAST_BPS
+        slowest_bps = max(CRAWL_BPS, told[(len(told) - 1) // 2] / THINNER)
+        told_bps = self.of(peer).link.back_bps or told[0]
+        return 8.0 * size_bytes / (max(told_bps, slowest_bps) / SLOWER)
 
     def delivered(self, peer: str, seconds: float, now: float) -> None:
         """An activation or gradient was acknowledged so long after it was handed to the link."""
@@ -184,7 +192,7 @@ class Costs:
 
     def reduce_s(self, size_bytes: float) -> float:
         """Seconds that a reduce may take in which so much is sent, by what is known of links here."""
-        return 8.0 * size_bytes / (self.bandwidths.median() or LEAST_BPS)
+        return 8.0 * size_bytes / max(self.bandwidths.median() or LEAST_BPS, CRAWL_BPS)
 
     def probed(self, peer: str, size_bytes: int, trip_s: float, now: float) -> None:
         """A probe with so much padding was answered."""

@@ -211,8 +211,8 @@ class Download:
     def _pieces_s(self, source: Source) -> float:
         """Seconds that what is asked of a source at once may take to come."""
         assert self._chosen is not None
-        state_bytes = self.core.settings.state_bytes_of(self.stage)
-        piece_bytes = state_bytes / self._chosen.pieces
+        settings = self.core.settings
+        piece_bytes = min(settings.piece_bytes, settings.state_bytes_of(self.stage) / self._chosen.pieces)
         return self.core.costs.coming_s(source.peer, WINDOW * piece_bytes)
 
     def _wanted(self, source: Source) -> Iterator[int]:

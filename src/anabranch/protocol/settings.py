@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from anabranch.flow.problem import Return
-from anabranch.protocol.tasks import full_cover
+from anabranch.protocol.tasks import PIECE_BYTES, full_cover
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class Settings:
     by the gradients that others kept). blocks: of the model, at stages 1 to S (empty: one each).
     block_bytes, ends_bytes: sums and reduced gradient of one block, and of stage 0, on the wire (0: not
     known); sums_bytes: of a block the sums; state_bytes: weights and moments of a block.
+    piece_bytes: of a state that travels, at most in one piece.
     recompute: slots of a peer beyond its capacity, as a share of it: of those microbatches it keeps only what
     came, and computes the forward again when the gradient is there.
     rebalance: iterations for which the same stage must have held the others up before a relay of another one
@@ -63,6 +64,7 @@ class Settings:
     ends_bytes: int = 0
     sums_bytes: int = 0
     state_bytes: int = 0
+    piece_bytes: int = PIECE_BYTES
     deal: str = "arrival"
     spread: str = "links"
     newcomer_s: float = 2.0

@@ -63,6 +63,11 @@ def pieces_of(work: Work, stage: int) -> int:
     return max(algebra.PIECES + 1, min(PIECES_MAX, whole))
 
 
+def piece_bytes(work: Work, stage: int) -> int:
+    """Of one of them."""
+    return math.ceil(STATE_BYTES * work.parameters(stage) / pieces_of(work, stage))
+
+
 @dataclass
 class Sent:
     """What the peers sent so far: small messages (kinds: by kind) and payloads."""
@@ -286,6 +291,7 @@ def settings_of(fleet: Fleet, policy: str) -> Settings:
         spread=scenario.fleet.spread,
         sums_bytes=math.ceil(SUM_WIRE_BYTES * work.parameters(1) / work.blocks(1)),
         state_bytes=STATE_BYTES * work.parameters(1) // work.blocks(1),
+        piece_bytes=max(piece_bytes(work, stage) for stage in range(model.stages + 1)),
     )
 
 
