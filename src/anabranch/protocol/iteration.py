@@ -476,12 +476,15 @@ class Iteration:
 
     def on_call_back(self, peer: str, message: CallBack) -> None:
         """Somebody else of my stage has nothing to do: let go of units that only wait here, those first on
-        which nothing is lost that was computed."""
+        which nothing is lost that was computed. Of what lives in the slot of another peer that is there `peer`
+        says no more than that it is its upstream, and that one would not learn that its unit is gone."""
         found: list[tuple[bool, bool, Unit, Task]] = []
         for rank, task in self.core.queue.waits((ForwardTask, InputGradient)):
             assert isinstance(task, ForwardTask | InputGradient)
             unit = self.units.get(task.index) if task.t == self.t else None
             if unit is None or not unit.train or unit.upstream != peer or unit.others:
+                continue
+            if unit.granted not in (peer, GONE):
                 continue
             if message.ways.get(unit.index) == unit.way:
                 begun = isinstance(task, InputGradient)

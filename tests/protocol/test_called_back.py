@@ -1,0 +1,74 @@
+"""Units that wait at a relay and are called back: by whom, and what is left of them."""
+
+from __future__ import annotations
+
+from anabranch.protocol.core import Core
+from anabranch.protocol.detector import Silence
+from anabranch.protocol.events import Send
+from anabranch.protocol.iteration import Iteration
+from anabranch.protocol.messages import Backward, CallBack, Forward, Lack, Want
+from anabranch.protocol.records import Member, Members
+from anabranch.protocol.settings import Settings
+
+
+class Relay:
+    """`a` of stage 1, alone there, with the data nodes `d` and `e`. The worker is busy with the first unit."""
+
+    def __init__(self) -> None:
+        self.core = Core("a", 1, 1, Settings("r", 1, 1, 8, 1), "d")
+        members = tuple(Member(name, int(name == "a"), 1, "", 8, name=name) for name in "ade")
+        self.core.membership.apply(Members(1, joined=members, active_from=dict.fromkeys("ade", 1)))
+        self.core.links = {peer: Silence(0.0, 1.0) for peer in "de"}
+        self.iteration = Iteration(self.core, 1, "base", 8, 0, True)
+
+    def forward(self, peer: str, index: int, way: int, repair: bool = False) -> None:
+        fence = self.core.fence(1, "base")
+        message = Forward(fence, index, (peer,), True, repair, True, way)
+        assert self.iteration.on_forward(peer, message, b"x") is None
+        self.core.start_next()
+
+    def want(self, peer: str, index: int, way: int) -> None:
+        self.iteration.on_want(peer, Want(self.core.fence(1, "base"), index, True, way))
+
+    def call_back(self, peer: str, ways: dict[int, int], most: int = 8) -> list[int]:
+        """What it let go of, as `peer` is told."""
+        self.core.effects.clear()
+        self.iteration.on_call_back(peer, CallBack(self.core.fence(1, "base"), ways, most))
+        sent = [each for each in self.core.effects if isinstance(each, Send)]
+        return [each.message.index for each in sent if isinstance(each.message, Lack) and each.peer == peer]
+
+
+def test_what_waits_is_let_go_of_and_can_come_again() -> None:
+    relay = Relay()
+    for index in range(3):
+        relay.forward("d", index, index + 1)
+    assert relay.call_back("d", {0: 1, 1: 2, 2: 7}) == [1], "0 is being computed, 2 came on another way"
+    assert relay.call_back("d", {1: 2}) == []
+    assert sorted(relay.iteration.units) == [0, 2]
+    backward = Backward(relay.core.fence(1, "base"), 1)
+    assert relay.iteration.on_backward("d", backward, b"g") is None, "it is another's"
+    relay.forward("d", 1, 9)
+    assert relay.call_back("d", {0: 1, 1: 9, 2: 3}, most=1) == [2]
+    assert sorted(relay.iteration.units) == [0, 1]
+
+
+def test_nobody_calls_back_what_another_sent() -> None:
+    """A peer of the stage before asks after units that are none of its, is taken for their new upstream, and
+    calls them back: whoever sent them would learn of it only when it asks after them, and again."""
+    relay = Relay()
+    for index in range(3):
+        relay.forward("d", index, index + 1)
+        relay.want("e", index, 1)
+    assert relay.call_back("e", dict.fromkeys(range(3), 1)) == []
+    assert sorted(relay.iteration.units) == [0, 1, 2]
+
+
+def test_who_took_over_from_a_peer_that_is_gone_calls_back() -> None:
+    relay = Relay()
+    for index in range(3):
+        relay.forward("d", index, index + 1)
+    relay.core.membership.apply(Members(2, removed={"d": "gone"}))
+    relay.iteration.peer_removed("d", 0, "gone")
+    for index in range(3):
+        relay.want("e", index, 1)
+    assert relay.call_back("e", dict.fromkeys(range(3), 1), most=1) == [2]
