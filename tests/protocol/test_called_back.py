@@ -12,7 +12,7 @@ from anabranch.protocol.settings import Settings
 
 
 class Relay:
-    """`a` of stage 1, alone there, with the data nodes `d` and `e`. The worker is busy with the first unit."""
+    """`a`, alone at stage 1, with the data nodes `d` and `e`. The worker is busy with the first unit."""
 
     def __init__(self) -> None:
         self.core = Core("a", 1, 1, Settings("r", 1, 1, 8, 1), "d")

@@ -97,8 +97,8 @@ class Fetching:
         except ValueError as error:
             return str(error)
         self.announced, self._least_t = Announced(message.t, message.base), -1
-        replica.pending.update({commit.t: (commit, base) for commit, base in steps})
-        replica.keepers = message.holders
+        again = {commit.t: (commit, base) for commit, base in steps}
+        replica.take_again(message.t, again, message.holders)
         return None
 
     def told_holders(self, message: Holders) -> None:

@@ -476,8 +476,8 @@ class Iteration:
 
     def on_call_back(self, peer: str, message: CallBack) -> None:
         """Somebody else of my stage has nothing to do: let go of units that only wait here, those first on
-        which nothing is lost that was computed. Of what lives in the slot of another peer that is there `peer`
-        says no more than that it is its upstream, and that one would not learn that its unit is gone."""
+        which nothing is lost that was computed. Of what is in the slot of another, who is a member yet, that
+        one would not learn."""
         found: list[tuple[bool, bool, Unit, Task]] = []
         for rank, task in self.core.queue.waits((ForwardTask, InputGradient)):
             assert isinstance(task, ForwardTask | InputGradient)

@@ -8,7 +8,7 @@ A newer attempt discards an older one; nothing is consumed by a reduce, so it ca
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -113,6 +113,8 @@ class Replica:
         self.pending: dict[int, tuple[Commit, str]] = {}
         self.keepers: tuple[str, ...] = ()
         """Peers of other stages that keep gradients of this one's steps."""
+        self.remembered = PENDING_MAX
+        """Steps that are remembered at most: where more are to be taken with kept gradients, all of those."""
         self._subtracted: set[int] = set()
         self._early = EarlyParts()
         self._sent_at: dict[str, float] = {}
@@ -375,10 +377,16 @@ class Replica:
         """C_t was chosen; it is applied in its turn."""
         if record.t > self.t:
             self.pending[record.t] = (record, base)
-            if not self.keepers and len(self.pending) > PENDING_MAX:
+            while len(self.pending) > self.remembered:
                 being_taken = self.t + 1 if self._applying else -1
                 del self.pending[min(t for t in self.pending if t != being_taken)]
             self.advance()
+
+    def take_again(self, t: int, steps: Mapping[int, tuple[Commit, str]], keepers: tuple[str, ...]) -> None:
+        """The state after t can be had, and the gradients of these steps, which follow it, from keepers. What
+        others commit meanwhile is not remembered besides: no more steps are than ever, or than these."""
+        self.pending = {k: v for k, v in self.pending.items() if k > t} | dict(steps)
+        self.keepers, self.remembered = keepers, max(PENDING_MAX, len(self.pending))
 
     def advance(self) -> None:
         """Apply the next chosen step if it can be applied."""
@@ -422,7 +430,7 @@ class Replica:
         if self.iteration is not None and self.iteration.t <= record.t:
             self._drop()
         if not self.pending:
-            self.keepers = ()
+            self.keepers, self.remembered = (), PENDING_MAX
         self._on_applied(record.t, base, result.fingerprint)
         self.advance()
 
@@ -433,7 +441,7 @@ class Replica:
         self.pending.clear()
         self._applying = False
         self._ask_nobody()
-        self.keepers = ()
+        self.keepers, self.remembered = (), PENDING_MAX
         self._drop()
 
     def _drop(self) -> None:
