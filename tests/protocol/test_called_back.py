@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from anabranch.protocol.core import Core
 from anabranch.protocol.detector import Silence
 from anabranch.protocol.events import Send
@@ -21,9 +23,9 @@ class Relay:
         self.core.links = {peer: Silence(0.0, 1.0) for peer in "de"}
         self.iteration = Iteration(self.core, 1, "base", 8, 0, True)
 
-    def forward(self, peer: str, index: int, way: int, repair: bool = False) -> None:
+    def forward(self, peer: str, index: int, way: int, needed: bool = True) -> None:
         fence = self.core.fence(1, "base")
-        message = Forward(fence, index, (peer,), True, repair, True, way)
+        message = Forward(fence, index, (peer,), True, False, needed, way)
         assert self.iteration.on_forward(peer, message, b"x") is None
         self.core.start_next()
 
@@ -52,12 +54,14 @@ def test_what_waits_is_let_go_of_and_can_come_again() -> None:
     assert sorted(relay.iteration.units) == [0, 1]
 
 
-def test_nobody_calls_back_what_another_sent() -> None:
+@pytest.mark.parametrize("needed", [True, False])
+def test_nobody_calls_back_what_another_sent(needed: bool) -> None:
     """A peer of the stage before asks after units that are none of its, is taken for their new upstream, and
-    calls them back: whoever sent them would learn of it only when it asks after them, and again."""
+    calls them back: whoever sent them would learn of it only when it asks after them, and again (and where it
+    has their gradients, only when the leader misses them)."""
     relay = Relay()
     for index in range(3):
-        relay.forward("d", index, index + 1)
+        relay.forward("d", index, index + 1, needed)
         relay.want("e", index, 1)
     assert relay.call_back("e", dict.fromkeys(range(3), 1)) == []
     assert sorted(relay.iteration.units) == [0, 1, 2]

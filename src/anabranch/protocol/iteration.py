@@ -281,7 +281,8 @@ class Iteration:
     def _adopt(self, unit: Unit, upstream: str, message: Forward | Want) -> None:
         """The microbatch has a new upstream; it gets the gradient, at once if there is one. So does a former
         one that waits for it: the microbatch may have come two ways."""
-        if unit.upstream != upstream and unit.gradient_needed and not unit.returned:
+        waits = unit.upstream != upstream and unit.gradient_needed and not unit.returned
+        if waits and self.core.membership.is_live(unit.upstream, self.core.previous_stage(), self.t):
             unit.others[unit.upstream] = unit.way
         unit.others.pop(upstream, None)
         unit.upstream, unit.way = upstream, message.way
