@@ -195,6 +195,9 @@ class FleetSection:
     spread: str = "links"
     """Whether peers of adjacent stages help to add up a stage's gradient: "links" (where the links between
     its replicas are slow, and their links to others are not), "never", or "always" (by chance, to try it)."""
+    spare: str = "links"
+    """Whether replicas get no microbatch as long as others of their stage are there: "links" (those whose
+    upload would hold a step up for longer than they help), "never", or "always" (by chance, to try it)."""
     voters: int = 1
     """How many peers may keep the commit log at most (an odd number is used): 1, the data node that leads,
     or 3, or 5 above fifty peers. With three the run outlives any one of them."""

@@ -107,6 +107,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "snapshots.redo": ("replay", "gradients"),
     "fleet.deal": ("arrival", "links"),
     "fleet.spread": ("links", "never", "always"),
+    "fleet.spare": ("links", "never", "always"),
     "routing.policy": ("auction", "greedy", "gwtf", "static", "swarm"),
     "routing.return": ("any", "own"),
 }

@@ -32,10 +32,10 @@ class Leads:
         told: Mapping[str, int] | None = None,
         deal: str = "links",
         far_bps: float = 1e8,
+        spare: str = "never",
     ) -> None:
-        settings = Settings(
-            "run", 1, 2, 8, 10, deal=deal, activation_bytes=10**6, block_bytes=10**8, ends_bytes=10**8
-        )
+        sizes = {"activation_bytes": 10**6, "block_bytes": 10**8, "ends_bytes": 10**8}
+        settings = Settings("run", 1, 2, 8, 10, deal=deal, spare=spare, **sizes)  # type: ignore[arg-type]
         self.places = {"d0": "x", **places}
         self.far_bps = far_bps
         self.core = core = Core("d0", 1, 0, settings, "d0")
@@ -211,7 +211,8 @@ def test_what_is_told_twice_is_remembered_once_and_goes_with_its_member() -> Non
 
 
 def test_the_search_does_not_end_where_no_single_change_helps() -> None:
-    """Two of either place in each stage: with three of one and one of the other the reduce takes as long."""
+    """Two of either place in each stage: with three of one and one of the other the reduce takes as long,
+    where nobody is spared."""
     places = {f"{place}{n}": place for n in range(4) for place in "xy"}
     leads = Leads(places, (1, 1, 2, 2, 1, 1, 2, 2))
     leads.all_tell()

@@ -9,6 +9,7 @@ import pytest
 from anabranch.protocol.bursts import (
     AGAIN_S,
     FIRST,
+    LINE_TRIALS,
     PADDING_BYTES,
     TRIAL_BYTES,
     TRIAL_HEARTBEATS,
@@ -20,7 +21,7 @@ from anabranch.protocol.core import Core
 from anabranch.protocol.detector import Silence
 from anabranch.protocol.estimates import Padded
 from anabranch.protocol.events import Dial, Send
-from anabranch.protocol.messages import Burst, GotBurst
+from anabranch.protocol.messages import Burst, GotBurst, Measured
 from anabranch.protocol.records import Member, Members
 from anabranch.protocol.settings import Settings
 
@@ -28,8 +29,10 @@ from anabranch.protocol.settings import Settings
 class Node:
     """Relay `r` between data node `d` and relays `a` and `b` of the next stage; `s` is beside it."""
 
-    def __init__(self, activation_bytes: int = 1 << 20, deal: str = "arrival") -> None:
-        settings = Settings("x", 1, 2, 4, 1, activation_bytes=activation_bytes, deal=deal)
+    def __init__(
+        self, activation_bytes: int = 1 << 20, deal: str = "arrival", spare: str = "never"
+    ) -> None:
+        settings = Settings("x", 1, 2, 4, 1, activation_bytes=activation_bytes, deal=deal, spare=spare)
         self.core = Core("r", 1, 1, settings, "d")
         stages = {"d": 0, "r": 1, "s": 1, "a": 2, "b": 2}
         self.core.membership.apply(
@@ -154,6 +157,62 @@ def test_trials_end_when_the_run_begins_and_are_of_bounded_size() -> None:
     assert trial_bytes(Settings("x", 1, 2, 4, 1, activation_bytes=100, block_bytes=5000)) == 5000
     nothing = Node(0, "links")
     assert trials(nothing, 10.0) == [] and nothing.probes.deadline() == math.inf
+
+
+# --- where the leader is to know whose line is thin --------------------------------------------------
+
+
+def measured(node: Node) -> list[Measured]:
+    """What the leader is told."""
+    sends = [effect for effect in node.core.effects if isinstance(effect, Send)]
+    return [send.message for send in sends if isinstance(send.message, Measured) and send.peer == "d"]
+
+
+def test_a_relay_that_has_sent_nothing_tries_its_line_and_tells_it_once() -> None:
+    node = Node(spare="links")
+    order = []
+    for number in range(1, LINE_TRIALS + 1):
+        ((peer, _),) = trials(node, 10.0 * number)
+        node.core.now += 0.5
+        node.probes.answered(peer, GotBurst(number))
+        order.append(peer)
+    assert order == ["s", "a", "b"]
+    node.core.now, node.core.effects = 50.0, []
+    node.probes.tick()
+    (told,) = measured(node)
+    assert {peer for peer, (_, bps) in told.links.items() if bps} == set(order)
+    assert [send.peer for send in node.core.effects if isinstance(send, Send)] == ["d", "d"]
+    assert node.tick(51.0) == ["d"]  # small probes, as ever
+    assert measured(node) == []
+
+
+def test_one_that_has_sent_enough_tries_nothing_and_tells_it() -> None:
+    node = Node(spare="links")
+    for peer in "abd":
+        node.core.costs.delivered(peer, 0.5, 9.0)
+    node.core.now = 10.0
+    node.probes.tick()
+    assert len(measured(node)) == 1 and len(node.core.effects) == 1
+
+
+def test_one_that_has_few_links_tells_what_they_are_like() -> None:
+    node = Node(spare="links")
+    for peer in "sab":
+        del node.core.links[peer]
+    assert trials(node, 10.0) == [("d", 1 << 20)]
+    node.core.now = 10.5
+    node.probes.answered("d", GotBurst(1))
+    node.core.now, node.core.effects = 20.0, []
+    node.probes.tick()
+    assert len(measured(node)) == 1 and node.probes.deadline() > 20.0
+
+
+def test_no_trial_while_there_is_something_to_send() -> None:
+    node = Node(spare="links")
+    node.core.unsent = 1
+    assert trials(node, 10.0) == []
+    node.core.unsent = 0
+    assert len(trials(node, 11.0)) == 1
 
 
 def test_until_then_links_are_kept_with_everybody() -> None:

@@ -25,7 +25,7 @@ from anabranch.sim.world import World
 
 SETTINGS = Settings(
     "dealt", 1, 2, 6, 6, checkpoint_every=3, min_replicas=2, voters=3, deal="links", activation_bytes=1 << 16,
-    block_bytes=1 << 24, ends_bytes=1 << 16,
+    block_bytes=1 << 24, ends_bytes=1 << 16, spare="never",
 )  # fmt: skip
 #: Two places; between them links are so much slower.
 PLACES = {"x0": "x", "y0": "y", "x1": "x", "y1": "y"}

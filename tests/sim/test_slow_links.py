@@ -81,6 +81,7 @@ def test_a_gradient_that_is_on_its_way_is_not_asked_for_again(monkeypatch: pytes
 
     monkeypatch.setattr(ModelledWorld, "send", counted)
     changes = {"model.size": "llama-160m", "model.rows": 1, "model.microbatches": 2, "network.loss": 0.004}
+    changes |= {"fleet.spare": "never"}
     simulation = Simulation(fleet_of(load_scenario("wan10", SLOW | changes), wan10(), 0), "auction", 0)
     assert not simulation.run().failure
     assert sent

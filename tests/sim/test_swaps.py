@@ -25,6 +25,7 @@ CHANGES: dict[str, Any] = {
     "fleet.data_nodes": 1,
     "fleet.achieved": 0.02,
     "fleet.spread": "never",
+    "fleet.spare": "never",
     "run.iterations": 30,
     "run.warm_up": 1,
 }

@@ -6,10 +6,12 @@
 activations in and two out per microbatch over a replica's own line. *places*: by Little's law a stage with K
 slots, each taken from a microbatch's coming to its gradient's, passes K on in these seconds. *the way*: the
 mean of all microbatches' ways, each hop dealt to the cheapest links between the shares that replicas have.
-*reduce*: each replica tells each other its part of the sums, and gets the reduced parts; or, where that is
-quicker, all of it goes over several links at once, to whoever is near all of them (`spreading`). It is the
-estimate of `anabranch plan` (docs/simulate.md) by what the leader knows: what members measured of themselves
-and of their links.
+*reduce*: each replica that has a share tells each other its part of the sums, and gets the reduced parts;
+or, where that is quicker, all of it goes over several links at once, to whoever is near all of them
+(`spreading`). Where a run spares replicas (`sparing`), those of a stage have no share whose lines would hold
+the reduce up longer than they help, and get the reduced gradient when the others have it. It is the estimate
+of `anabranch plan` (docs/simulate.md) by what the leader knows: what members measured of themselves and of
+their links.
 
 A deal is made better by exchanges of two relays, or moves of one, of which each shortens T most (DT-FM, Yuan
 et al., NeurIPS 2022, searches groups and their order by links; here machines' speeds and places count, too).
@@ -38,12 +40,27 @@ Group = tuple[str, ...]
 LINE = 2.0
 #: Links that the sums of one replica go over at once, where its reduce is spread.
 SPREAD_OVER = 5
+#: Of what a reduce sends, the share of the sums; the rest is the reduced gradient.
+OF_SUMS = 0.6
+#: Replicas are spared where a stage is expected to take so much of its time without them at most.
+SPARED_SHARE = 0.75
+
+
+def _unknown(peer: str) -> Iterable[Collection[float]]:
+    return ()
+
+
+def _line_bps(rates: Collection[float]) -> float:
+    """Of a peer whose links get that in one direction: no less than the best of them. Where several were
+    measured it is not taken to be more: a line that seems wide and is not costs more than one unused."""
+    return max(rates) * (1.0 if len(rates) > 1 else LINE)
 
 
 @dataclass(frozen=True)
 class _Stage:
-    """What a group takes at a stage. shares: of the batch."""
+    """What a group takes at a stage. shares: of the batch; working: who has one."""
 
+    working: Group
     shares: Mapping[str, int]
     busy_s: float
     reduce_s: float
@@ -52,7 +69,9 @@ class _Stage:
 
 class Arithmetic:
     """Of one swarm. members: of all stages, with the slots that they have as capacity; those of stage 0 stay
-    there. blocks: of stages 1 to S. way: (sender, receiver) -> what is known of that link."""
+    there. blocks: of stages 1 to S. way: (sender, receiver) -> what is known of that link. spares: whether
+    replicas may have no share of the batch. rates: what was measured of what a peer sends, and of what
+    it is sent (nothing: what its links are taken to be counts)."""
 
     def __init__(
         self,
@@ -60,14 +79,22 @@ class Arithmetic:
         blocks: Sequence[int],
         batch: Batch,
         way: Callable[[str, str], Way],
+        spares: bool = False,
+        rates: Callable[[str], Iterable[Collection[float]]] = _unknown,
     ) -> None:
         self._members = {member.id: member for member in members}
         self._blocks, self._batch, self._way = blocks, batch, way
         self._ends: Group = tuple(sorted(m.id for m in self._members.values() if not m.stage))
         self._both_s: dict[tuple[str, str], float] = {}
-        self._stages: dict[tuple[int, Group], _Stage] = {}
-        self._hops: dict[tuple[int, int, Group, Group], float] = {}
-        self._line_bps = {peer: LINE * self._best_bps(peer) for peer in self._members}
+        self._stages: dict[tuple[int, Group, Group], _Stage] = {}
+        self._choices: dict[tuple[int, Group], Group] = {}
+        self._spares = spares
+        self._hops: dict[tuple[int, int, Group, Group, Group, Group], float] = {}
+        told = rates if spares else _unknown
+        self._line_bps = {
+            peer: min([LINE * self._best_bps(peer), *map(_line_bps, filter(None, told(peer)))])
+            for peer in self._members
+        }
         enough = median(self._line_bps.values()) / THIN if self._line_bps else 0.0
         self._thick = frozenset(peer for peer, bps in self._line_bps.items() if bps >= enough)
 
@@ -83,14 +110,19 @@ class Arithmetic:
 
     def seconds(self, deal: Mapping[str, int]) -> float:
         """Of an iteration; infinite with a stage that nobody serves."""
-        groups: list[list[str]] = [[] for _ in self._blocks]
-        for peer in sorted(deal):
-            groups[deal[peer] - 1].append(peer)
-        layers = [self._ends, *map(tuple, groups), self._ends]
+        all_work_s = self.without((), deal)
+        return min(all_work_s, self.without(self._choice(deal), deal)) if self._spares else all_work_s
+
+    def without(self, spared: Collection[str], deal: Mapping[str, int]) -> float:
+        """The same if those have no share of the batch, where others of their stage are left."""
+        layers = self._layers(deal)
         if not all(layers):
             return math.inf
         counts = [0, *self._blocks]
-        stages = [self._stage(count, group) for count, group in zip(counts, layers, strict=False)]
+        stages = [
+            self._stage(count, group, _working(group, spared))
+            for count, group in zip(counts, layers, strict=False)
+        ]
         stages.append(stages[0])
         hops = [self._hop((at, at + 1), layers, stages) for at in range(len(stages) - 1)]
         ahead_s, longest_s = 0.0, stages[0].busy_s
@@ -100,38 +132,132 @@ class Arithmetic:
             longest_s = max(longest_s, stages[at].busy_s, slots_s)
         return longest_s + 2.0 * sum(hops) + max(stage.reduce_s for stage in stages)
 
+    def _layers(self, deal: Mapping[str, int]) -> list[Group]:
+        """Who serves each stage, and the ends once more."""
+        groups: list[list[str]] = [[] for _ in self._blocks]
+        for peer in sorted(deal):
+            groups[deal[peer] - 1].append(peer)
+        return [self._ends, *map(tuple, groups), self._ends]
+
+    # --- whom to spare -------------------------------------------------------------------------
+
+    def spared(self, deal: Deal, before: Collection[str] = (), known: Collection[str] = ()) -> frozenset[str]:
+        """Who has better no share: of each stage those with the thinnest lines, as far as iterations become
+        shorter by it. before: who has none now; known: whose lines are. Where one of a stage is not known,
+        nothing is changed there."""
+        groups = [group for group in self._layers(deal)[1:-1] if group]
+        open_to = [group for group in groups if set(group) <= set(known)]
+        kept = frozenset(before).difference(*open_to)
+        found, best_s = kept, self.with_mean(kept, deal)
+        chosen = kept.union(*(self._choice(deal).intersection(group) for group in open_to))
+        if (seconds := self.with_mean(chosen, deal)) < best_s:
+            found, best_s = chosen, seconds
+        for group in open_to:
+            others = found.difference(group)
+            for working in self._choices_of(group):
+                spared = others.union(group).difference(working)
+                if (seconds := self.with_mean(spared, deal)) < best_s:
+                    found, best_s = spared, seconds
+        return found
+
+    def with_mean(self, spared: Collection[str], deal: Deal) -> float:
+        """The same as `without`, and what stages take on the mean: else only that one would count which is
+        the longest, or seems to be."""
+        groups = zip([0, *self._blocks], self._layers(deal)[:-1], strict=True)
+        alone_s = [self._alone_s(blocks, group, _working(group, spared)) for blocks, group in groups if group]
+        return self.without(spared, deal) + sum(alone_s) / len(alone_s)
+
+    def costs_s(self, peer: str, spared: Collection[str], deal: Mapping[str, int]) -> float:
+        """By how much the reduce of its stage is longer when one who is spared has a share."""
+        group = self._layers(deal)[deal[peer]]
+        blocks, working = self._blocks[deal[peer] - 1], _working(group, spared)
+        more = tuple(sorted({*working, peer}))
+        return self._reduce_s(blocks, more, len(group)) - self._reduce_s(blocks, working, len(group))
+
+    def _choice(self, deal: Mapping[str, int]) -> frozenset[str]:
+        """Who has no share, each stage looked at alone."""
+        groups = zip(self._blocks, self._layers(deal)[1:-1], strict=True)
+        return frozenset(peer for blocks, group in groups for peer in self._spared_of(blocks, group))
+
+    def _spared_of(self, blocks: int, group: Group) -> Group:
+        key = (blocks, group)
+        if key not in self._choices:
+            best, best_s = group, SPARED_SHARE * self._alone_s(blocks, group, group)
+            for working in self._choices_of(group):
+                seconds = self._alone_s(blocks, group, working)
+                if seconds < best_s:
+                    best, best_s = working, seconds
+            self._choices[key] = tuple(peer for peer in group if peer not in best)
+        return self._choices[key]
+
+    def _alone_s(self, blocks: int, group: Group, working: Group) -> float:
+        stage = self._stage(blocks, group, working)
+        return stage.busy_s + stage.reduce_s
+
+    def _choices_of(self, group: Group) -> Iterator[Group]:
+        """Those with the thickest lines, one, two, ... of them."""
+        ranked = sorted(group, key=lambda peer: (-self._line_bps[peer], peer))
+        for count in range(1, len(group)):
+            yield tuple(sorted(ranked[:count]))
+
     # --- its parts -----------------------------------------------------------------------------
 
-    def _stage(self, blocks: int, group: Group) -> _Stage:
-        key = (blocks, group)
+    def _stage(self, blocks: int, group: Group, working: Group) -> _Stage:
+        key = (blocks, group, working)
         if key not in self._stages:
-            shares = self._dealt(blocks, group)
+            dealt = self._dealt(blocks, working)
             bits = 2.0 * 8.0 * self._batch.activation_bytes
-            each_s = {peer: max(self._pass_s(peer, blocks), bits / self._line_bps[peer]) for peer in group}
-            busy_s = max(shares[peer] * each_s[peer] for peer in group)
-            places = sum(self._members[peer].capacity for peer in group)
-            self._stages[key] = _Stage(shares, busy_s, self._reduce_s(blocks, group), places)
+            # Those who are spared get the reduced gradient while the next iteration goes on.
+            told = self._told_bits(blocks, group, working)
+            busy_s = max(
+                max(
+                    dealt[peer] * self._pass_s(peer, blocks),
+                    (dealt[peer] * bits + told) / self._line_bps[peer],
+                )
+                for peer in working
+            )
+            places = sum(self._members[peer].capacity for peer in working)
+            shares = {peer: dealt.get(peer, 0) for peer in group}
+            reduce_s = self._reduce_s(blocks, working, len(group))
+            self._stages[key] = _Stage(working, shares, busy_s, reduce_s, places)
         return self._stages[key]
+
+    def _told_bits(self, blocks: int, group: Group, working: Group) -> float:
+        """What each of those who work sends those who do not, later."""
+        if len(working) < 2:
+            return 0.0
+        back = (1.0 - OF_SUMS) * self._sums_bytes(blocks) / len(working)
+        return 8.0 * back * (len(group) - len(working))
+
+    def _sums_bytes(self, blocks: int) -> float:
+        return blocks * self._batch.block_bytes if blocks else self._batch.ends_bytes
 
     def _pass_s(self, peer: str, blocks: int) -> float:
         return pass_s(self._members[peer], blocks) if blocks else 0.0
 
     def _dealt(self, blocks: int, group: Group) -> dict[str, int]:
         """Shares of the batch, so that the last to end ends earliest."""
-        each_s = [self._pass_s(peer, blocks) or 1.0 for peer in group]
+        bits = 2.0 * 8.0 * self._batch.activation_bytes if self._spares and blocks else 0.0
+        each_s = [max(self._pass_s(peer, blocks) or 1.0, bits / self._line_bps[peer]) for peer in group]
         return dict(zip(group, shared_out(each_s, self._batch.microbatches), strict=True))
 
-    def _reduce_s(self, blocks: int, group: Group) -> float:
-        """The sums there and the reduced gradient back, a part of each over every link."""
-        size_bytes = blocks * self._batch.block_bytes if blocks else self._batch.ends_bytes
-        each = size_bytes / len(group)
-        peers = [peer for peer in group if peer in self._thick]
+    def _reduce_s(self, blocks: int, working: Group, everybody: int) -> float:
+        """The sums there and the reduced gradient back, a part of each over every link. everybody: of the
+        stage. One that works alone sends all of them its gradient at once."""
+        size_bytes = self._sums_bytes(blocks)
+        if len(working) == 1 < everybody:
+            (alone,) = working
+            return 8.0 * (1.0 - OF_SUMS) * size_bytes * (everybody - 1) / self._line_bps[alone]
+        each = size_bytes / len(working)
+        peers = working if self._spares else [peer for peer in working if peer in self._thick]
         ways = [self._way(one, other) for one in peers for other in peers if one != other]
         if not ways:
             return 0.0
         latency_s = 2.0 * max(way.latency_s for way in ways)
-        line_s = max(8.0 * each * (len(group) - 1) / self._line_bps[peer] for peer in peers)
+        line_s = max(8.0 * each * (len(working) - 1) / self._line_bps[peer] for peer in peers)
         even_s = max(2.0 * way.latency_s + max(8.0 * each / way.bandwidth_bps, line_s) for way in ways)
+        if len(working) < everybody:
+            return even_s
         return min(even_s, latency_s + 8.0 * size_bytes / self._spread_bps(peers))
 
     def _hop(self, ends: tuple[int, int], layers: Sequence[Group], stages: Sequence[_Stage]) -> float:
@@ -139,7 +265,8 @@ class Arithmetic:
         one, other = ends
         counts = (0, *self._blocks, 0)
         blocks = (counts[one], counts[other])
-        key = (blocks[0], blocks[1], layers[one], layers[other])
+        work = (stages[one].working, stages[other].working)
+        key = (blocks[0], blocks[1], layers[one], layers[other], *work)
         if key not in self._hops:
             links = [[self._link_s(a, b, blocks) for b in layers[other]] for a in layers[one]]
             shares = [*stages[one].shares.values()], [*stages[other].shares.values()]
@@ -168,6 +295,11 @@ class Arithmetic:
     def _best_bps(self, peer: str) -> float:
         others = (other for other in self._members if other != peer)
         return max((self._way(peer, other).bandwidth_bps for other in others), default=1.0)
+
+
+def _working(group: Group, spared: Collection[str]) -> Group:
+    """Those who are not spared, or all."""
+    return tuple(peer for peer in group if peer not in spared) or group
 
 
 def shared_out(each_s: Sequence[float], microbatches: int) -> list[int]:

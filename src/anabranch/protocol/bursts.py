@@ -16,7 +16,8 @@ import math
 from dataclasses import dataclass
 
 from anabranch.protocol.core import Core
-from anabranch.protocol.messages import Burst, GotBurst
+from anabranch.protocol.messages import Burst, GotBurst, Measured
+from anabranch.protocol.placement import SEARCHED
 from anabranch.protocol.settings import Settings
 
 PADDING_BYTES = 12_000
@@ -30,6 +31,8 @@ QUIET_S = 0.5
 #: Bytes of a trial at most, and heartbeats after which its answer is not waited for any longer; it is looked
 #: for the next link so often in a heartbeat.
 TRIAL_BYTES, TRIAL_HEARTBEATS, LOOKS = 4 << 20, 8, 4
+#: Links that tell of a relay's line, where nobody but it sends.
+LINE_TRIALS = 3
 
 
 def trial_bytes(settings: Settings) -> int:
@@ -58,10 +61,13 @@ class Probes:
         self._trying = ""
         """Whose answer to a trial is awaited."""
         self._tried: set[str] = set()
+        self._line_known = False
 
     def deadline(self) -> float:
         if self.core.deals:
             return self._at if self._trying or self._untried() else math.inf
+        if self._line_unknown():
+            return self._at
         return self._at if self.core.costs.activation_bytes >= ACTIVATION_MIN_BYTES else math.inf
 
     def link_down(self, peer: str) -> None:
@@ -79,8 +85,13 @@ class Probes:
             self._at = core.now + core.settings.heartbeat_s / LOOKS
             self._try()
             return
-        self._at = core.now + core.settings.heartbeat_s
+        line_unknown = self._line_unknown()
+        self._at = core.now + core.settings.heartbeat_s / (LOOKS if line_unknown else 1)
+        line_unknown = line_unknown and not self._tell()
         if core.unsent or core.now - core.payload_at < QUIET_S:
+            return
+        if line_unknown:
+            self._try()
             return
         idle = [peer for peer in core.links if self._wanted(peer)]
         if idle:
@@ -124,6 +135,24 @@ class Probes:
             self._trying = peer = min(known, key=lambda peer: (peer < core.me, peer))
             self._tried.add(peer)
             core.send(peer, Burst(self._next(peer, True), b""), bytes(trial_bytes(core.settings)))
+
+    def _line_unknown(self) -> bool:
+        """Whether the leader of a run that spares replicas (`sparing`) has yet to be told of my line."""
+        core = self.core
+        if self._line_known or not core.stage or core.me not in core.membership.members:
+            return False
+        asked = core.settings.spare == "links" and len(core.membership.members) <= SEARCHED
+        self._line_known = not asked or not trial_bytes(core.settings)
+        return not self._line_known
+
+    def _tell(self) -> bool:
+        """The leader, as soon as enough was measured, by trials or by what was sent; whether it is told."""
+        core = self.core
+        tried = self._tried and not self._trying and (len(self._tried) >= LINE_TRIALS or not self._untried())
+        if tried or core.costs.links_measured >= LINE_TRIALS:
+            self._line_known, self._trying = True, ""
+            core.send(core.leader, Measured(core.costs.links()))
+        return self._line_known
 
     def _untried(self) -> list[str]:
         core = self.core

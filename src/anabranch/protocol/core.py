@@ -22,6 +22,7 @@ from anabranch.protocol.placement import SEARCHED
 from anabranch.protocol.refusals import Refusals
 from anabranch.protocol.schedule import Schedule
 from anabranch.protocol.settings import Settings
+from anabranch.protocol.sparing import Sparing
 from anabranch.protocol.steps import Taken
 from anabranch.protocol.tasks import Payload, Result, Task
 from anabranch.protocol.work import Rank, Then, WorkQueue
@@ -70,6 +71,7 @@ class Core:
     refusals: Refusals = field(default_factory=Refusals)
     taken: Taken = field(default_factory=Taken)
     course: Course = field(default_factory=Course)
+    sparing: Sparing = field(default_factory=Sparing)
     policy: Policy = field(init=False)
     dice: Dice = field(init=False)
     contacts: Contacts = field(init=False)

@@ -224,6 +224,11 @@ class Costs:
                 found[peer] = (trip_s, neighbour.link.out_bps(self.activation_bytes) or 0.0)
         return found
 
+    @property
+    def links_measured(self) -> int:
+        """Over how many payloads were timed."""
+        return sum(neighbour.link.out.last > -math.inf for neighbour in self.neighbours.values())
+
     def bandwidth_known(self) -> bool:
         """Whether it is known how long an activation takes from here (nothing is sent: no time at all)."""
         return not self.activation_bytes or self.bandwidths.median() is not None

@@ -140,4 +140,5 @@ class Dealing:
         way = self.admission.ways.between({member.id: member.region for member in members})
         if way is None or not any(member.stage == 0 for member in members):
             return None
-        return Arithmetic(members, settings.counts, batch_of(settings), way)
+        spares, rates = settings.spare == "links", self.admission.ways.rates
+        return Arithmetic(members, settings.counts, batch_of(settings), way, spares, rates)

@@ -135,7 +135,18 @@ class Delivery:
                 self.peer.snapshots.complete(t)
             case msg.Holders():
                 self.peer.joining.fetching.told_holders(message)
+            case msg.Spared():
+                return self._spared(message)
         return None
+
+    def _spared(self, message: msg.Spared) -> str | None:
+        """Whom to send units to is another question from now on."""
+        refusal = self.core.sparing.told(self.core.term, message)
+        if refusal is None:
+            self.peer.router.members_changed()
+            if self.peer.iteration is not None:
+                self.peer.iteration.sender.pump()
+        return refusal
 
     def to_leader(self, lead: Leader, peer: str, message: msg.AnyMessage) -> str | None:
         member, fence = self.core.membership.members.get(peer), getattr(message, "fence", None)
@@ -148,6 +159,9 @@ class Delivery:
                 return lead.reports.on_prepared(peer, message)
             case msg.Applied():
                 lead.released.on_applied(peer, message)
+            case msg.Measured(links) if member is not None:
+                lead.admission.ways.told(peer, links)
+                lead.sparer.told(peer)
             case msg.Overflow():
                 return lead.reports.on_overflow(peer, message)
             case msg.Enquire():
@@ -216,7 +230,7 @@ class Delivery:
             case (
                 msg.Claim() | msg.Prepared() | msg.Applied() | msg.Overflow() | msg.Ready() | msg.Report()
                 | msg.Holds() | msg.WhoHas() | msg.Behind() | msg.Spoilt() | msg.Leave()
-                | msg.Wish(done=False)
+                | msg.Wish(done=False) | msg.Measured()
             ) if self.peer.voter.minds or (core.keeps_log(core.me) and len(core.voters) > 1):
                 pass  # it takes me for the leader; it is told who leads, and says it again there
             case msg.Enquire() | msg.JoinRequest():

@@ -134,7 +134,7 @@ class Iteration:
         self.sender = Sender(core, t, base, prepare, self._gradient_arrived)
         self._room = capacity + 1  # with the repair slot
         self.ledger = SlotLedger(core.settings.slots(core.stage, capacity))
-        upstream = core.near.beside(core.previous_stage(), core.stage, t)
+        upstream = [*core.sparing.working(core.near.beside(core.previous_stage(), core.stage, t))]
         self._tell_slots(self.ledger.deal(upstream, plan))
         batch = core.settings.microbatches if admits else 0
         self.training = admits

@@ -37,6 +37,7 @@ from anabranch.protocol.reports import Reports
 from anabranch.protocol.restoring import Restoring
 from anabranch.protocol.round import Round, Tip
 from anabranch.protocol.schedule import Schedule
+from anabranch.protocol.sparing import Sparer
 from anabranch.protocol.telling import Telling
 from anabranch.protocol.voter import Voter, peer_of
 
@@ -75,6 +76,7 @@ class Leader:
         self.restoring = Restoring(core, self.admission, self.keeping)
         self.rebalancing = Rebalancing(core, admission.ways)
         self.dealing = Dealing(core, admission)
+        self.sparer = Sparer(core, admission.ways)
         self.reports = Reports(core, self.tip, admission)
         self.reducing = Reducing(core, log, admission)
         self.released = Released(core, self.tip, admission, self.keeping, self.restoring)
@@ -152,6 +154,7 @@ class Leader:
         self.admission.absent.removed(peer)
         if peer not in self.core.membership.members:
             self.admission.ways.gone(peer)
+            self.sparer.removed(peer)
         self.dealing.removed(peer)
         self.released.removed(peer)
         current = self.round
@@ -222,6 +225,7 @@ class Leader:
 
     def _step(self, current: Round) -> bool:
         """Bring the open iteration on; whether its step is proposed."""
+        self.sparer.look(current.t, self.released.last)
         self.reducing.attempt(current)
         step = self.proposing.record(current)
         if step is not None:
@@ -340,6 +344,7 @@ class Leader:
 
     def repeat(self, peer: str) -> None:
         """The link to a peer is (back) up: tell it the attempt that it may have missed."""
+        self.sparer.repeat(peer)
         if self.round is not None:
             for attempt in self.round.attempts.values():
                 if peer in attempt.members or peer in attempt.helpers:

@@ -20,10 +20,12 @@ if TYPE_CHECKING:
 _LEADERS_ALONE = frozenset({
     msg.Announce, msg.Release, msg.Welcome, msg.Refused, msg.About,
     msg.Keep, msg.KeepGradient, msg.Complete, msg.Holders, msg.Steps,
+    msg.Spared,
 })  # fmt: skip
 _TO_LEADER = frozenset({
     msg.Claim, msg.Prepared, msg.Applied, msg.Overflow, msg.Enquire, msg.JoinRequest,
     msg.Ready, msg.Leave, msg.Report, msg.Holds, msg.WhoHas, msg.Behind, msg.Spoilt, msg.Wish,
+    msg.Measured,
 })  # fmt: skip
 #: Short questions with long answers.
 _COSTLY = frozenset({

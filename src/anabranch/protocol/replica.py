@@ -8,7 +8,7 @@ A newer attempt discards an older one; nothing is consumed by a reduce, so it ca
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -46,6 +46,10 @@ from anabranch.protocol.work import Rank
 #: Seconds a missing gradient is waited for before it is fetched; first and longest wait between two fetches.
 FETCH_AFTER_S = 1.0
 FETCH_AGAIN = (1.0, 4.0)
+#: Parts of it that are on their way are waited for so many times as long as the reduce took.
+PARTS_TIMES = 3.0
+#: Who is spared is told its parts so many times as long after the others as those should need for them.
+TOLD_TIMES = 2.0
 #: Steps that are remembered while they cannot be taken: an older state is of no use any more, and nobody has
 #: the gradient of so old a step.
 PENDING_MAX = 64
@@ -76,6 +80,8 @@ class Reduce:
         several = len(self.cells.bounds) > 1
         #: Of my cell, who sends parts.
         self.senders: Sequence[int] = self.fellows if several else contributors(self.message)
+        #: Who is told my parts at once.
+        self.first: Collection[int] = self.fellows
 
     @property
     def count(self) -> int:
@@ -120,6 +126,11 @@ class Replica:
         self._sent_at: dict[str, float] = {}
         """When a part of my sum went to a member, which has not said that it has it."""
         self._announced: Attempt | None = None
+        self._announced_at = self._committed_at = core.now
+        self._tell_at = math.inf
+        """When those who are spared get the parts that I summed, chosen or not."""
+        self._tried = False
+        """A reduce of the open iteration has begun."""
         self._applying = False
         self._fetch_at = float("inf")
         self._fetches = Backoff(core.dice, *FETCH_AGAIN)
@@ -135,6 +146,7 @@ class Replica:
         self.reduce = None
         self.prepared = None
         self._announced = None
+        self._tried, self._tell_at = False, math.inf
         self._subtracted = set()
         self._early = EarlyParts()
         self._sent_at = {}
@@ -160,7 +172,7 @@ class Replica:
         if not mine <= iteration.held:
             iteration.send_claim()
             return f"units {sorted(mine - iteration.held)} are assigned to me and I do not hold them"
-        self._announced = message
+        self._announced, self._announced_at = message, self.core.now
         self.reduce = None
         self.prepared = None
         self.resume()
@@ -193,11 +205,24 @@ class Replica:
         cells = cells_of(len(message.members), FLAT * self.core.settings.neighbours)
         reduce = Reduce(message, message.members.index(self.core.me), cells)
         self.reduce = reduce
+        reduce.first = self._first(reduce)
         for peer in reduce.partners if self.core.near.crowded else ():
             if self.core.membership.dials(self.core.me, peer):
                 self.core.contacts.reach(peer)
         freeze = Freeze(iteration.t, reduce.count)
         self.core.submit(Rank.STEP, freeze, (), lambda result: self._frozen(reduce, result))
+
+    def _first(self, reduce: Reduce) -> Collection[int]:
+        """Who is told the parts that I sum at once: those who own units, or are to have some. Who is spared
+        gets them when the step is chosen, so that nothing goes there meanwhile that the step waits for. Not
+        where that would be one alone, nor when it is tried again."""
+        spared, again = self.core.sparing.waits, self._tried
+        self._tried = True
+        owners = contributors(reduce.message)
+        members = enumerate(reduce.members)
+        first = {at for at, peer in members if at in owners or peer not in spared}
+        several = len(reduce.cells.bounds) > 1
+        return reduce.fellows if several or again or len(first) < 2 else first
 
     def _recount(self, iteration: Iteration, unit: int, sign: int) -> None:
         task = Recount(iteration.t, unit, sign)
@@ -224,6 +249,21 @@ class Replica:
         # Of two at once which of them arrives is not known.
         self._sent_at[to] = -math.inf if to in self._sent_at else self.core.now
         self.core.send(to, ReducePart(self._fence(), message.stage, message.attempt, part), payload)
+
+    def _send_to(self, reduce: Reduce, part: int, positions: Collection[int]) -> None:
+        for position in positions:
+            if position != reduce.position:
+                self._send_reduced(reduce, part, position)
+
+    def _tell_others(self) -> None:
+        """The step is chosen, or takes long (it may need them): those who are spared get the parts that I
+        summed, too."""
+        reduce, self._tell_at = self.reduce, math.inf
+        if reduce is None or not reduce.assembled:
+            return
+        later, reduce.first = set(reduce.fellows).difference(reduce.first), reduce.fellows
+        for part in reduce.mine:
+            self._send_to(reduce, part, sorted(later))
 
     def _send_reduced(self, reduce: Reduce, part: int, to: int) -> None:
         """A part that I summed to a member."""
@@ -310,15 +350,19 @@ class Replica:
         if reduce is not self.reduce or self._failed(reduce, result):
             return
         reduce.reduced[part] = result.outputs[0]
-        for position in reduce.fellows:
-            if position != reduce.position:
-                self._send_reduced(reduce, part, position)
+        self._send_to(reduce, part, reduce.first)
         self._assemble(reduce)
 
     def _assemble(self, reduce: Reduce) -> None:
         if reduce.assembled or len(reduce.reduced) < reduce.count:
             return
         reduce.assembled = True
+        if len(reduce.first) < len(reduce.fellows):
+            size_bytes = self.core.settings.gradient_bytes_of(self.core.stage) * (len(reduce.first) - 1)
+            waits_s = FETCH_AFTER_S + TOLD_TIMES * self.core.costs.reduce_s(size_bytes / len(reduce.senders))
+            self._tell_at = self.core.now + waits_s
+            if reduce.message.fence.t in self.pending:
+                self._tell_others()
         assert self.iteration is not None
         inputs = tuple(reduce.reduced[part] for part in range(reduce.count))
         task = Assemble(self.iteration.t)
@@ -377,6 +421,9 @@ class Replica:
         """C_t was chosen; it is applied in its turn."""
         if record.t > self.t:
             self.pending[record.t] = (record, base)
+            if record.t == self.t + 1:
+                self._committed_at = self.core.now
+                self._tell_others()
             while len(self.pending) > self.remembered:
                 being_taken = self.t + 1 if self._applying else -1
                 del self.pending[min(t for t in self.pending if t != being_taken)]
@@ -451,10 +498,15 @@ class Replica:
 
     def tick(self) -> None:
         """Ask the next peer of the stage for the gradient of a step that we missed."""
+        if self.core.now >= self._tell_at:
+            self._tell_others()
         following = self.pending.get(self.t + 1)
         if following is None or self.core.now < self._fetch_at or self._applying:
             return
         t = following[0].t
+        if self._parts_come(t):
+            self._fetch_at = self.core.now + FETCH_AFTER_S
+            return
         for keeper in self.keepers:  # they are not all beside my stage
             self.core.contacts.reach(keeper)
         live = [p for p in self.core.membership.live(self.core.stage, t) if p != self.core.me]
@@ -493,6 +545,17 @@ class Replica:
     def link_down(self, peer: str) -> None:
         """What was on its way from there is lost."""
         self._awaited.pop(peer, None)
+
+    def _parts_come(self, t: int) -> bool:
+        """Whether what is lacking of the gradient of step t is on its way from those who summed it: whoever
+        is spared is told last. It may take as long as the reduce did, and some more."""
+        reduce = self.reduce
+        if reduce is None or reduce.message.fence.t != t or reduce.position in reduce.first:
+            return False
+        if self.core.now - self._committed_at > PARTS_TIMES * (self._committed_at - self._announced_at):
+            return False
+        lacking = [peer for part, peer in enumerate(reduce.collectors) if part not in reduce.reduced]
+        return all(peer in self.core.links for peer in lacking)
 
     def _call(self, live: list[str]) -> None:
         """Of a large stage nobody who has the gradient need be a neighbour: some are dialled, and asked."""
@@ -551,4 +614,5 @@ class Replica:
         )
 
     def deadline(self) -> float:
-        return self._fetch_at if self.t + 1 in self.pending and not self._applying else float("inf")
+        fetch_at = self._fetch_at if self.t + 1 in self.pending and not self._applying else math.inf
+        return min(fetch_at, self._tell_at)

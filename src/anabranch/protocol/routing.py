@@ -260,16 +260,17 @@ class Router:
         holds where that is less (more would only be turned away)."""
         core = self.core
         members, live = core.membership.members, core.membership.live
-        data_nodes = live(0, ALL_TIMES)
+        working, data_nodes = core.sparing.working, live(0, ALL_TIMES)
         if core.me not in data_nodes:
             return 0
         slots, relays = core.settings.slots, range(1, core.settings.stages + 1)
-        room = [sum(slots(s, members[peer].capacity) for peer in live(s, ALL_TIMES)) for s in relays]
+        room = [sum(slots(s, members[p].capacity) for p in working(live(s, ALL_TIMES))) for s in relays]
         return len(split_indices(min([core.settings.microbatches, *room]), data_nodes)[core.me])
 
     def _balance(self) -> None:
         core = self.core
-        known = (core.settings, core.membership, core.membership.version_of(core.stage), core.costs.changes)
+        version, spared = core.membership.version_of(core.stage), core.sparing.waits
+        known = (core.settings, core.membership, version, core.costs.changes, spared)
         if known == self._balanced:
             return
         self._balanced = known
@@ -281,10 +282,13 @@ class Router:
     def _rebalance(self) -> int:
         """Places of this relay in the plan (`flow.balance`), by what its stage's replicas measured: so far
         in this run, or when they joined where not all have worked yet. All that it can hold where one knows
-        nothing. Passes that have hardly changed are the same passes."""
+        nothing; none where it is spared. Passes that have hardly changed are the same passes."""
         core = self.core
-        stage = [core.membership.members[peer] for peer in core.membership.live(core.stage, ALL_TIMES)]
+        working = core.sparing.working(core.membership.live(core.stage, ALL_TIMES))
+        stage = [core.membership.members[peer] for peer in working]
         capacity = {m.id: core.settings.slots(core.stage, m.capacity) for m in stage}
+        if core.me in core.sparing.waits and core.me not in working and not self._published:
+            return 0
         if core.me not in capacity or self._published:
             return core.settings.slots(core.stage, core.membership.members[core.me].capacity)
         pass_s = {member.id: core.costs.pass_s(member.id, core.me) for member in stage}

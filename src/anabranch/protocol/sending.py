@@ -55,6 +55,7 @@ class Item:
     asked: set[tuple[str, bool]] = field(default_factory=set)
     finding: set[str] = field(default_factory=set)
     sendable_since: float = math.inf
+    waits_since: float = math.inf
     held_for: str | None = None
     held_until: float = math.inf
     sent_at: float = 0.0
@@ -103,6 +104,8 @@ class Sender:
         """Who served the next stage when the iteration began here."""
         self._gone: set[int] = set()
         """What was sent on from here and called back."""
+        self._served_at = core.now
+        """When a replica that is not spared last had a slot for something."""
         core.policy.opened(self._peers())
         core.unsent = 0
 
@@ -150,7 +153,7 @@ class Sender:
         comes = peer not in self.credits and peer not in self._first
         self.credits.setdefault(peer, Credit()).told(slots)
         self.pump()
-        if comes and not self.core.near.crowded:
+        if comes and not self.core.near.crowded and peer not in self.core.sparing.waits:
             self._call_back(peer)
 
     def on_backward(self, peer: str, index: int, payload: Payload | None) -> str | None:
@@ -341,16 +344,18 @@ class Sender:
 
     def _place(self, item: Item, outstanding: Mapping[str, int]) -> None:
         """Send an item that waits, hold it back for a better peer, or ask for a slot."""
-        candidates = self._candidates(item, outstanding)
+        peers, waits_until = self._open_to(item)
+        candidates = self._candidates(item, peers, outstanding)
         waited_s = self._waited_s(item, candidates)
         choice = self.core.policy.choose(item.index, candidates, waited_s, self.core.now)
-        item.held_for, item.held_until = None, math.inf
+        item.held_for, item.held_until = None, waits_until
         if choice is None:
             asked = self.core.policy.prefer(item.index, candidates)
             if asked is not None:
                 self._ask(item, asked)
         elif choice.hold_s:
-            item.held_for, item.held_until = choice.peer, self.core.now + choice.hold_s
+            item.held_for = choice.peer
+            item.held_until = min(waits_until, self.core.now + choice.hold_s)
             self._ask(item, choice.peer)
         else:
             self._use_slot(item, choice.peer)
@@ -365,6 +370,8 @@ class Sender:
         """Of a slot that another item's ask may have brought: that one asks again, for this one's own ask may
         be with a peer that dies with it."""
         self.credits[peer].used += 1
+        if peer not in self.core.sparing.waits:
+            self._served_at = self.core.now
         ask = (peer, item.repair)
         if ask not in item.asked:
             askers = [
@@ -379,9 +386,25 @@ class Sender:
             item.asked.add((peer, item.repair))
             self.core.send(peer, Ask(self._fence(), item.index, item.repair))
 
-    def _candidates(self, item: Item, outstanding: Mapping[str, int]) -> list[Candidate]:
-        """Whom the item could go to. Under "own" its head is where it came from, while that lives."""
+    def _open_to(self, item: Item) -> tuple[list[str], float]:
+        """Whom the item could go to: to replicas that are spared only where no other is in reach, or where
+        none of the others took anything for as long as the leader said of each. And when it is to be looked
+        at again."""
         peers = [peer for peer in self._peers() if self.core.reachable(peer)] or self._strangers()
+        working, waits = self.core.sparing.working(peers), self.core.sparing.waits
+        if len(working) == len(peers):
+            return peers, math.inf
+        if item.waits_since == math.inf:
+            item.waits_since = self.core.now
+        since = max(item.waits_since, self._served_at)
+        until = {peer: since + waits[peer] for peer in peers if peer in waits}
+        open_to = [peer for peer in peers if until.get(peer, 0.0) <= self.core.now]
+        return open_to, min((at for at in until.values() if at > self.core.now), default=math.inf)
+
+    def _candidates(
+        self, item: Item, peers: list[str], outstanding: Mapping[str, int]
+    ) -> list[Candidate]:
+        """Under "own" its head is where it came from, while that lives."""
         own = self.core.settings.returns == "own" and self.core.next_stage() == 0
         if own and item.path[0] in peers:
             peers = [item.path[0]]
@@ -507,6 +530,6 @@ class Sender:
             item.lost = (item.peer, *had)[:LOST_MAX]
         item.repair, item.leg, item.peer = True, Leg.WAITING, None
         item.asked.clear()  # what that brought since was another's
-        item.sendable_since = item.held_until = math.inf
+        item.sendable_since = item.waits_since = item.held_until = math.inf
         item.probe_at = math.inf
         self.pump()

@@ -34,6 +34,8 @@ class Settings:
     say so; "always", by chance (for trials); "never".
     newcomer_s: seconds of a stage's work, by what the last step took, that must be left in the open iteration
     for a relay that is ready to serve in it; with less (and before the first step) it serves in the next.
+    spare: whether replicas get no unit that would hold the reduce up for longer than they help (`sparing`):
+    by "links"; "always", by chance (for trials); "never".
     policy, returns: how microbatches find their way, and whether each ends at the data node where it began.
     """
 
@@ -68,6 +70,7 @@ class Settings:
     deal: str = "arrival"
     spread: str = "links"
     newcomer_s: float = 2.0
+    spare: str = "links"
 
     def evaluates(self, t: int, last: int) -> bool:
         """Whether the state after iteration t is evaluated (by windows that travel with t + 1)."""

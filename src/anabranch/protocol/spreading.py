@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from anabranch.flow.dice import Dice
-from anabranch.protocol.arranging import LINE
+from anabranch.protocol.arranging import LINE, OF_SUMS
 from anabranch.protocol.cells import FLAT
 from anabranch.protocol.core import Core
 from anabranch.protocol.summing import PARTS
@@ -27,8 +27,6 @@ SHARE, LESS_S = 0.8, 0.5
 MOST_BYTES = 1 << 29
 #: Iterations for which a stage is not spread again after it took longer so.
 EVEN_FOR = 50
-#: Of what a reduce sends, the share of the sums; the rest is the reduced gradient.
-OF_SUMS = 0.6
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,8 @@ class Spreading:
         working = tuple(sorted(set(owners)))
         few = len(working) < len(members) and not crowded and len(working) <= PARTS
         evenly = Spread((), working) if few else EVEN
-        even = settings.spread == "never" or t < self._even_until.get(stage, 0)
+        spared = not core.sparing.waits.keys().isdisjoint(members)  # then it is lines that bind
+        even = settings.spread == "never" or spared or t < self._even_until.get(stage, 0)
         senders = [members[position] for position in working] if few else members
         if len(senders) < 2 or crowded or even or not able.issuperset(senders):
             return evenly

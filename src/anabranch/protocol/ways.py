@@ -8,7 +8,7 @@ middle of all.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from statistics import median
 
@@ -72,6 +72,12 @@ class Ways:
     def measured(self, one: str, other: str) -> bool:
         """Whether one of them told of a link with the other."""
         return other in self._latency_s.get(one, ()) or one in self._latency_s.get(other, ())
+
+    def rates(self, peer: str) -> Iterator[Collection[float]]:
+        """What was measured of what it sends, and of what it is sent, each over one link
+        (bits per second)."""
+        yield self._bandwidth_bps.get(peer, {}).values()
+        yield [measured[peer] for measured in self._bandwidth_bps.values() if peer in measured]
 
     def between(self, regions: Mapping[str, str]) -> Callable[[str, str], Way] | None:
         """The way from one peer to another; `regions` of all of them. None while nothing is known."""

@@ -289,6 +289,7 @@ def settings_of(fleet: Fleet, policy: str) -> Settings:
         block_bytes=work.block_bytes,
         ends_bytes=work.ends_bytes,
         spread=scenario.fleet.spread,
+        spare=scenario.fleet.spare,
         sums_bytes=math.ceil(SUM_WIRE_BYTES * work.parameters(1) / work.blocks(1)),
         state_bytes=STATE_BYTES * work.parameters(1) // work.blocks(1),
         piece_bytes=max(piece_bytes(work, stage) for stage in range(model.stages + 1)),

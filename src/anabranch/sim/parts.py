@@ -30,7 +30,9 @@ class FleetPart:
     again. rebalance: iterations after which a relay moves to the stage that holds the others up (0: never).
     neighbours: that each peer picks in an adjacent stage (`protocol.neighbours`). deal: of relays whose stage
     is not given: in turn ("arrival"), or as the leader of a run deals them ("links", `sim.dealt`). spread:
-    whether others help to add up a stage's sums ("links", "never", "always"; `protocol.spreading`)."""
+    whether others help to add up a stage's sums ("links", "never", "always"; `protocol.spreading`). spare:
+    whether replicas get no microbatch whose lines would hold the reduce up (the same words;
+    `protocol.sparing`)."""
 
     data_nodes: int = 2
     relays: int = 16
@@ -46,6 +48,7 @@ class FleetPart:
     neighbours: int = 4
     deal: str = "arrival"
     spread: str = "links"
+    spare: str = "links"
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,12 @@ else:
 SCENARIO_VERSION = 1
 #: Keys that name a file: (section, key).
 FILES = (("fleet", "devices"), ("network", "profile"), ("churn", "trace"))
-#: How relays may be dealt to the stages, and whether reduces are spread.
-WORDS = {"deal": ("arrival", "links"), "spread": ("links", "never", "always")}
+#: How relays may be dealt to the stages, whether reduces are spread and replicas spared.
+WORDS = {
+    "deal": ("arrival", "links"),
+    "spread": ("links", "never", "always"),
+    "spare": ("links", "never", "always"),
+}
 #: Share of a machine's host memory that parked activations may take.
 HOST_SHARE = 0.5
 

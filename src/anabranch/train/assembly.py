@@ -73,6 +73,7 @@ def settings_of(run: RunConfig, run_id: str, model: ModelConfig, epoch: int = 1)
         state_bytes=block_parameters(model) * 3 * master,
         deal=run.fleet.deal,
         spread=run.fleet.spread,
+        spare=run.fleet.spare,
     )
 
 

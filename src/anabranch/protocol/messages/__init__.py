@@ -81,11 +81,13 @@ from anabranch.protocol.messages.step import (
     AttemptId,
     Claim,
     FetchLog,
+    Measured,
     Missing,
     Prepared,
     ReducedPart,
     ReducePart,
     Release,
+    Spared,
 )
 from anabranch.protocol.messages.voters import (
     Append,
@@ -100,11 +102,12 @@ __all__ = [
     "AttemptId", "Backward", "Bargain", "Behind", "Burst", "CallBack", "Claim", "Complete", "Elsewhere",
     "Enquire", "Fence", "FetchGradient", "FetchLog", "FetchPiece", "FetchState", "Forward", "Got", "GotBurst",
     "Gradient", "Have", "Held", "HeldGradient", "Holders", "Holds", "JoinRequest", "Keep",
-    "KeepGradient", "LOST_MAX", "Lack", "Leave", "MAX_MESSAGE_BYTES", "Message", "MessageError", "Missing",
+    "KeepGradient", "LOST_MAX", "Lack", "Leave", "MAX_MESSAGE_BYTES", "Measured", "Message", "MessageError",
+    "Missing",
     "Overflow", "PAYLOAD_PRIORITY", "Piece", "Ping", "Pong", "Prepared", "Probe", "Probed", "REMARK_MAX",
     "Ready", "ReducePart", "ReducedPart", "Refused", "Release", "Report", "Return", "Route", "Shown",
-    "Slots", "Spoilt", "StateOffer", "Steps", "TakeOver", "Vote", "Want", "Watch", "Welcome", "WhoHas",
-    "Wish", "decode", "encode",
+    "Slots", "Spared", "Spoilt", "StateOffer", "Steps", "TakeOver", "Vote", "Want", "Watch", "Welcome",
+    "WhoHas", "Wish", "decode", "encode",
 ]  # fmt: skip
 
 AnyMessage = (
@@ -115,7 +118,7 @@ AnyMessage = (
     | Bargain | Burst | GotBurst | Probe | Probed
     | AskVote | Vote | Append | Appended | TakeOver | Elsewhere
     | Keep | Holds | Complete | WhoHas | Holders | Behind | Spoilt | KeepGradient | Steps | Wish
-    | Watch | Shown | CallBack
+    | Watch | Shown | CallBack | Spared | Measured
 )  # fmt: skip
 
 #: Messages that may carry a payload, with the bulk lane's priority (lower goes first): input gradients,

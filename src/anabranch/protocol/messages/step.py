@@ -86,6 +86,20 @@ class Release(Message, frozen=True, tag=26):
     fence: Fence
 
 
+class Spared(Message, frozen=True, tag=30):
+    """From the leader: replicas to which no unit is to go as long as others of their stage are there, and how
+    many seconds it is worth waiting for those. number: of such a message of this leader's term."""
+
+    number: Count
+    waits: dict[Id, float]
+
+
+class Measured(Message, frozen=True, tag=31):
+    """From a relay to the leader, once: what trials told it of its links, as in `Applied`."""
+
+    links: dict[Id, tuple[float, float]]
+
+
 class Announce(Message, frozen=True, tag=27):
     """Chosen log entries in order, as written."""
 

@@ -27,6 +27,8 @@ CROWDED_EVERY = 50
 NEWCOMERS = 0.5
 #: Share of the seeds in which reduces are spread over others, by chance.
 SPREAD = 0.3
+#: ... and in which replicas are spared, by chance.
+SPARED = 0.2
 #: One seed in so many is a large swarm: small ones find most, at a tenth of the cost.
 LARGE_EVERY = 50
 #: One-way delays (s) that a swarm's messages take.
@@ -143,6 +145,7 @@ def draw(seed: int, profile_name: str) -> Drawn:
         neighbours=1 if crowded else Settings.neighbours,
         spread="always" if random.Random(f"spread {seed}").random() < SPREAD else "never",
         newcomer_s=0.0 if random.Random(f"newcomer {seed}").random() < NEWCOMERS else Settings.newcomer_s,
+        spare="always" if random.Random(f"spare {seed}").random() < SPARED else "never",
     )
     latency = _LATENCIES[0] if planned else dice.choice(_LATENCIES)
     computing_s = PLANNED_TASK_S if planned else dice.choice([0.02, 0.05, 0.1])

@@ -1,0 +1,156 @@
+"""Replicas that get no unit as long as others of their stage are there: whose lines would hold the reduce up.
+
+Whoever has one unit of a stage has its whole sum to send in the reduce, and whoever has none sends nothing,
+keeps its state in step, and can stand in for who fails (R7). So the leader, who is told of links, looks once
+in each iteration with which replicas an iteration is shortest (`arranging`), and tells all members who is
+spared, and how long it is worth waiting for others. Nothing rests on it but time: a spared replica grants
+slots as any other, and who finds no other in reach sends there at once (`sending`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING
+
+from anabranch.flow.dice import Dice
+from anabranch.protocol.arranging import Arithmetic, Deal
+from anabranch.protocol.messages import Spared
+from anabranch.protocol.placement import SEARCHED, batch_of, with_slots
+from anabranch.protocol.ways import Way, Ways
+
+if TYPE_CHECKING:
+    from anabranch.protocol.core import Core
+
+#: Replicas are spared if an iteration is shorter by this share of it; others than before by that one. What is
+#: known of lines is not exact, and where they are not thin it is links that bind.
+PAYS, GAIN = 0.25, 0.1
+#: ... and by so many seconds.
+LESS_S = 1.0
+#: Others are waited for so long (s) at least, and at most.
+LEAST_S, MOST_S = 5.0, 300.0
+
+
+class Sparing:
+    """What a peer was told. waits: whom no unit is to go to, and how many seconds it may wait for others."""
+
+    def __init__(self) -> None:
+        self.waits: Mapping[str, float] = {}
+        self._said = (0, 0)
+
+    def told(self, term: int, message: Spared) -> str | None:
+        """By who leads in that term; why that is refused, if it is."""
+        waits = message.waits
+        if len(waits) > SEARCHED or not all(0.0 <= wait_s <= MOST_S for wait_s in waits.values()):
+            return "replicas that nobody spares so"
+        if (term, message.number) > self._said:
+            self._said, self.waits = (term, message.number), waits
+        return None
+
+    def working(self, peers: Sequence[str]) -> Sequence[str]:
+        """Those who are not spared; all of them where nobody else is left."""
+        if not self.waits:
+            return peers
+        return [peer for peer in peers if peer not in self.waits] or peers
+
+
+def by_chance(relays: Sequence[str], t: int, before: Mapping[str, float], dice: Dice) -> Mapping[str, float]:
+    """For trials: others in every other iteration, whatever their lines."""
+    if t % 2:
+        return before
+    return {peer: float(1 + dice.below(8)) for peer in relays if dice.below(3) == 0}
+
+
+class Sparer:
+    """The leader's part. ways: what is known of links."""
+
+    def __init__(self, core: Core, ways: Ways) -> None:
+        self.core = core
+        self.ways = ways
+        self._number = 0
+        self._looked: tuple[int, int, bool] | None = None
+        self._t = 0
+        self._heard: set[str] = set()
+
+    def told(self, peer: str) -> None:
+        """A member told of its links: that is looked at, the first time."""
+        if peer not in self._heard:
+            self._heard.add(peer)
+            self._looked = None
+
+    def removed(self, peer: str) -> None:
+        """It is no member any more."""
+        self._heard.discard(peer)
+
+    def look(self, t: int, released: bool) -> None:
+        """Whom to spare in t, the open iteration, and from then on: once for each iteration and membership,
+        and once more when enough have told of the last step. released: they have."""
+        core = self.core
+        key = (t, core.membership.version, released)
+        if core.settings.spare == "never" or self._looked == key:
+            return
+        begins = self._t != t
+        self._looked, self._t = key, t
+        before = core.sparing.waits
+        relays = sorted(peer for peer, member in core.membership.members.items() if member.stage)
+        chance = core.settings.spare == "always"
+        waits = by_chance(relays, t, before, core.dice) if chance else self._by_links()
+        if waits != before or (waits and begins):
+            self._tell(waits)
+        if waits.keys() != before.keys():
+            names = " ".join(sorted(peer[:8] for peer in waits)) or "nobody"
+            core.note("note", text=f"spared from iteration {t} on, for the lines that they have: {names}")
+
+    def repeat(self, peer: str) -> None:
+        """It is linked (again)."""
+        if self.core.sparing.waits:
+            self._number += 1
+            self.core.send(peer, Spared(self._number, dict(self.core.sparing.waits)))
+
+    def _tell(self, waits: Mapping[str, float]) -> None:
+        self._number += 1
+        message = Spared(self._number, dict(waits))
+        for peer in list(self.core.membership.members):
+            self.core.send(peer, message)
+
+    def _by_links(self) -> Mapping[str, float]:
+        """Whom it is better to spare: those as before, unless that has changed by much."""
+        core = self.core
+        arithmetic = self._arithmetic()
+        if arithmetic is None:
+            return {}
+        deal: Deal = arithmetic.deal
+        before = core.sparing.waits.keys() & deal.keys()
+        known = [peer for peer in deal if next(self.ways.rates(peer))]
+        spared = arithmetic.spared(deal, before, known)
+        seconds, before_s = arithmetic.with_mean(spared, deal), arithmetic.with_mean(before, deal)
+        all_work_s = arithmetic.with_mean((), deal)
+        if before and seconds > (1.0 - GAIN) * before_s and before_s < (1.0 - PAYS + GAIN) * all_work_s:
+            spared = frozenset(before)
+        elif seconds > min((1.0 - PAYS) * all_work_s, all_work_s - LESS_S):
+            spared = frozenset()
+        return {peer: self._wait_s(arithmetic, peer, spared, deal) for peer in sorted(spared)}
+
+    def _wait_s(
+        self, arithmetic: Arithmetic, peer: str, spared: Collection[str], deal: Deal
+    ) -> float:
+        """Rounded, so that it is news only when it is another one."""
+        seconds = arithmetic.costs_s(peer, spared, deal)
+        return min(max(LEAST_S, 2.0 ** round(math.log2(max(seconds, LEAST_S)))), MOST_S)
+
+    def _arithmetic(self) -> Arithmetic | None:
+        """None where nothing is known of links, or they are too many to be searched."""
+        core, settings = self.core, self.core.settings
+        t, membership = core.membership.opening_t, core.membership
+        live = [m for m in membership.members.values() if membership.is_live(m.id, m.stage, t)]
+        if len(live) > SEARCHED or not settings.activation_bytes:
+            return None
+        if not all(membership.count(stage, t) for stage in range(settings.stages + 1)):
+            return None
+        way = self.ways.between({member.id: member.region for member in live})
+        if way is None:
+            return None
+        known: Callable[[str, str], Way] = cache(way)
+        members = [with_slots(member, settings) for member in live]
+        return Arithmetic(members, settings.counts, batch_of(settings), known, True, self.ways.rates)
