@@ -49,6 +49,16 @@ def test_one_history(kind: str) -> None:
     assert kind != "storm" or faults["lost disk"] > 20
 
 
+def test_the_only_voter_needs_nobodys_vote_to_be_elected_anew() -> None:
+    log = VoterLog()
+    log.append(encode_entry(Entry(0, 1, log.position.previous, Voters(("a",)))), 1)
+    raft = Raft("a", log, Dice(1), 1.0, term=1)
+    raft.begin(0.0)
+    raft.take()
+    raft.stand_anew(1.0)
+    assert raft.role is Role.LEADER and raft.term == 3
+
+
 def test_whom_a_change_leaves_out_is_needed_until_it_is_chosen() -> None:
     """Seed 1305: the longest logs were with two that a change, not yet chosen, had left out; nobody else
     could be elected, and they did not stand."""

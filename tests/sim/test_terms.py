@@ -144,6 +144,23 @@ def test_who_knows_one_voter_whose_machine_lost_its_disk_learns_of_the_others() 
     assert set(keepers) & {voter.partition("/")[0] for voter in plain.peer.core.voters}
 
 
+def test_the_only_voter_leads_again_after_a_learner_in_a_later_term() -> None:
+    """One that is taught the log had stood for election before, in a term that nobody else had heard of."""
+    machines = [Machine("d0", 0), Machine("r1.0", 1)]
+    world = counting_world(Settings("alone", 1, 1, 4, 8, voters=3), machines, 0)
+    Invariants(world)
+    while world.history().t < 2:
+        world.clock.step()
+    leading = world.nodes["d0"].peer
+    assert leading.core.leads and leading.core.voters == ("d0/0",)
+    leading.voter.raft.teach("r1.0/0")
+    term = leading.core.term + 4
+    world.nodes["d0"].handle(ev.Received("r1.0", msg.Appended("r1.0/0", "d0/0", term, False, 0, 1)))
+    assert not leading.core.leads
+    world.run(60.0)
+    assert world.history().t == 8 and leading.core.term == term + 1
+
+
 @pytest.mark.parametrize(
     ("incarnation", "disk", "believed"),
     [(1, "0", False), (2, "0", True), (1, "0+", True)],

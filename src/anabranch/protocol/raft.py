@@ -246,7 +246,10 @@ class Raft:
         self._now = max(self._now, now)
         if self.role is Role.LEADER:
             self._follow(self.term, "")
-            self._candidate(forced=True)
+            if self._alone():
+                self._elected(self.term + 1)
+            else:
+                self._candidate(forced=True)
             self._flush()
 
     def _hand_over(self) -> None:

@@ -177,6 +177,7 @@ class Voter:
     def tick(self) -> None:
         if self.core.now >= self.raft.deadline() and self.core.now >= self.deadline():
             self.raft.tick(self.core.now)
+            self._settle()  # the only voter is elected at once: what it can do then is known when it leads
             if self.minds and self.leads_well():
                 self.raft.stand_anew(self.core.now)
             elif self.minds:
