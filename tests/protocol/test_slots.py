@@ -193,3 +193,20 @@ def test_an_old_account_gives_no_standing_slot_back() -> None:
     for standing in (2, 1, 2):
         credit.told(Slots(FENCE, 2, 0, 0, 0, standing))
     assert credit.standing == 1
+
+
+def test_one_that_came_while_others_were_cut_off_is_not_left_without_slots() -> None:
+    """Its first slot was one that a peer without a link had to give up; when that was back, it had them all
+    again, used or not."""
+    ledger = SlotLedger(capacity=4)
+    ledger.deal(["a"])
+    ledger.unlink("a")
+    assert "b" in ledger.ask("b", 0, repair=False)
+    assert ledger.receive("b")
+    ledger.link("a")
+    ledger.release("b")
+    assert ledger.grants["a"].standing < 4, "it is to hand one back"
+    told = ledger.ask("b", 1, repair=False)
+    if "b" not in told:
+        told = ledger.give_back("a", 1)
+    assert "b" in told

@@ -121,9 +121,10 @@ class SlotLedger:
 
     def _ask_back(self) -> list[str]:
         """Somebody came after all was dealt out: of the slots of whom most stand one is his no longer, and
-        goes to the pool when he does not need it."""
+        goes to the pool when he does not need it. What is in the pool may be standing slots of one that is
+        cut off: when it is back, they are its own again."""
         richest = max(self.grants, key=lambda peer: (self.grants[peer].standing, peer))
-        if self.pool > 0 or self.grants[richest].standing == 0:
+        if (self.pool > 0 and self._spare > 0) or self.grants[richest].standing == 0:
             return []
         self.grants[richest].standing -= 1
         self._spare += 1
