@@ -195,7 +195,7 @@ class FleetSection:
     spread: str = "links"
     """Whether peers of adjacent stages help to add up a stage's gradient: "links" (where the links between
     its replicas are slow, and their links to others are not), "never", or "always" (by chance, to try it)."""
-    spare: str = "links"
+    spare: str = "never"
     """Whether replicas get no microbatch as long as others of their stage are there: "links" (those whose
     upload would hold a step up for longer than they help), "never", or "always" (by chance, to try it)."""
     voters: int = 1

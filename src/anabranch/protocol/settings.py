@@ -70,7 +70,7 @@ class Settings:
     deal: str = "arrival"
     spread: str = "links"
     newcomer_s: float = 2.0
-    spare: str = "links"
+    spare: str = "never"
 
     def evaluates(self, t: int, last: int) -> bool:
         """Whether the state after iteration t is evaluated (by windows that travel with t + 1)."""

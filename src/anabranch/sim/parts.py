@@ -48,7 +48,7 @@ class FleetPart:
     neighbours: int = 4
     deal: str = "arrival"
     spread: str = "links"
-    spare: str = "links"
+    spare: str = "never"
 
 
 @dataclass(frozen=True)
