@@ -23,9 +23,10 @@ from anabranch.net.wan.profile import wan10
 from anabranch.protocol import events as ev
 from anabranch.protocol import messages as msg
 from anabranch.protocol import tasks
+from anabranch.sim.dealt import placed
 from anabranch.sim.modelled import ModelledWorld
 from anabranch.sim.node import Node
-from anabranch.sim.scenario import Scenario, fleet_of
+from anabranch.sim.scenario import Scenario
 from anabranch.sim.simulate import Simulation
 from report import table, write_section
 from tables import CHURN, FLEETS, OURS, cell, main_cell
@@ -80,7 +81,7 @@ class Watch:
 
     def __init__(self, scenario: Scenario, seed: int) -> None:
         self.stages = scenario.model.stages
-        self.simulation = Simulation(fleet_of(scenario, wan10(), seed), OURS, seed)
+        self.simulation = Simulation(placed(scenario, wan10(), seed), OURS, seed)
         self.begun = [0.0]
         self.done: dict[int, list[Done]] = defaultdict(list)
         self.opened: dict[int, dict[str, float]] = defaultdict(dict)
@@ -233,13 +234,14 @@ def without(what: str, fleet: str, crash: float, seeds: int, iterations: int) ->
     """Mean seconds of an iteration."""
     share, kinds, changes = WITHOUT[what]
     means = []
-    with bytes_of(share, kinds):
-        for seed in range(seeds):
-            of = scenario(fleet, crash, iterations, changes)
-            outcome = Simulation(fleet_of(of, wan10(), seed), OURS, seed).run()
-            if outcome.failure:
-                raise SystemExit(f"{what}, {fleet}, seed {seed}: {outcome.failure}")
-            means.append(fmean(row.seconds for row in outcome.rows[of.run.warm_up :]))
+    for seed in range(seeds):
+        of = scenario(fleet, crash, iterations, changes)
+        dealt = placed(of, wan10(), seed)  # the same in every row
+        with bytes_of(share, kinds):
+            outcome = Simulation(dealt, OURS, seed).run()
+        if outcome.failure:
+            raise SystemExit(f"{what}, {fleet}, seed {seed}: {outcome.failure}")
+        means.append(fmean(row.seconds for row in outcome.rows[of.run.warm_up :]))
     return fmean(means)
 
 
