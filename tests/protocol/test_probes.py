@@ -186,6 +186,19 @@ def test_a_relay_that_has_sent_nothing_tries_its_line_and_tells_it_once() -> Non
     assert measured(node) == []
 
 
+def test_small_activations_are_no_reason_for_a_small_probe_that_is_larger() -> None:
+    """Heartbeats would wait behind it, on a link over which an activation takes long."""
+    node = Node(activation_bytes=512, spare="links")
+    for number in range(1, LINE_TRIALS + 1):
+        ((peer, _),) = trials(node, 10.0 * number)
+        node.core.now += 0.5
+        node.probes.answered(peer, GotBurst(number))
+    node.core.now, node.core.effects = 50.0, []
+    node.probes.tick()
+    assert len(measured(node)) == 1 and len(node.core.effects) == 1
+    assert node.tick(51.0) == []
+
+
 def test_one_that_has_sent_enough_tries_nothing_and_tells_it() -> None:
     node = Node(spare="links")
     for peer in "abd":

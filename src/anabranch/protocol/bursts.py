@@ -66,9 +66,12 @@ class Probes:
     def deadline(self) -> float:
         if self.core.deals:
             return self._at if self._trying or self._untried() else math.inf
-        if self._line_unknown():
-            return self._at
-        return self._at if self.core.costs.activation_bytes >= ACTIVATION_MIN_BYTES else math.inf
+        return self._at if self._line_unknown() or self._probing else math.inf
+
+    @property
+    def _probing(self) -> bool:
+        """Whether small probes are sent at all: heartbeats go the same way, and wait behind them."""
+        return self.core.costs.activation_bytes >= ACTIVATION_MIN_BYTES
 
     def link_down(self, peer: str) -> None:
         self._sent.pop(peer, None)
@@ -92,7 +95,12 @@ class Probes:
             return
         if line_unknown:
             self._try()
-            return
+        elif self._probing:
+            self._probe()
+
+    def _probe(self) -> None:
+        """With padding, the link that was longest without."""
+        core = self.core
         idle = [peer for peer in core.links if self._wanted(peer)]
         if idle:
             peer = min(idle, key=lambda peer: (self._sent_at(peer, 0.0), peer))
