@@ -18,6 +18,7 @@ from anabranch.protocol.bursts import (
 )
 from anabranch.protocol.contacts import Contacts
 from anabranch.protocol.core import Core
+from anabranch.protocol.costs import LEAST_BPS
 from anabranch.protocol.detector import Silence
 from anabranch.protocol.estimates import Padded
 from anabranch.protocol.events import Dial, Send
@@ -218,6 +219,21 @@ def test_one_that_has_few_links_tells_what_they_are_like() -> None:
     node.core.now, node.core.effects = 20.0, []
     node.probes.tick()
     assert len(measured(node)) == 1 and node.probes.deadline() > 20.0
+
+
+def test_a_thin_line_has_the_time_that_a_trial_needs() -> None:
+    """The next one would share it with the one that is under way, and so would microbatches."""
+    node = Node(activation_bytes=TRIAL_BYTES, spare="links")
+    assert trials(node, 10.0) == [("s", TRIAL_BYTES)]
+    needs_s = 8.0 * TRIAL_BYTES / LEAST_BPS
+    assert needs_s > TRIAL_HEARTBEATS and trials(node, 10.0 + needs_s - 0.5) == []
+    assert trials(node, 10.5 + needs_s) == [("a", TRIAL_BYTES)]
+
+
+def test_what_is_sent_after_a_trial_has_the_time_of_both() -> None:
+    node = Node(spare="links")
+    ((peer, size),) = trials(node, 10.0)
+    assert node.core.costs.hand(peer, 10.0) == size + node.core.costs.activation_bytes
 
 
 def test_no_trial_while_there_is_something_to_send() -> None:

@@ -16,6 +16,7 @@ import math
 from dataclasses import dataclass
 
 from anabranch.protocol.core import Core
+from anabranch.protocol.costs import LEAST_BPS
 from anabranch.protocol.messages import Burst, GotBurst, Measured
 from anabranch.protocol.placement import SEARCHED
 from anabranch.protocol.settings import Settings
@@ -28,8 +29,8 @@ FIRST = 4
 AGAIN_S = 600.0
 #: Seconds without a payload from here before a probe.
 QUIET_S = 0.5
-#: Bytes of a trial at most, and heartbeats after which its answer is not waited for any longer; it is looked
-#: for the next link so often in a heartbeat.
+#: Bytes of a trial at most, and heartbeats for which its answer is waited for at least; it is looked for the
+#: next link so often in a heartbeat.
 TRIAL_BYTES, TRIAL_HEARTBEATS, LOOKS = 4 << 20, 8, 4
 #: Links that tell of a relay's line, where nobody but it sends.
 LINE_TRIALS = 3
@@ -135,14 +136,22 @@ class Probes:
         the same one at once."""
         core = self.core
         if self._trying:
-            if core.now < self._sent_at(self._trying, 0.0) + TRIAL_HEARTBEATS * core.settings.heartbeat_s:
+            if core.now < self._sent_at(self._trying, 0.0) + self._patience_s():
                 return
             self._trying = ""
         known = [p for p in self._untried() if core.costs.of(p).link.latency.round_trip_s() is not None]
         if known:
             self._trying = peer = min(known, key=lambda peer: (peer < core.me, peer))
             self._tried.add(peer)
-            core.send(peer, Burst(self._next(peer, True), b""), bytes(trial_bytes(core.settings)))
+            size_bytes = trial_bytes(core.settings)
+            core.costs.of(peer).hand(size_bytes, core.now)
+            core.send(peer, Burst(self._next(peer, True), b""), bytes(size_bytes))
+
+    def _patience_s(self) -> float:
+        """How long the answer to a trial is waited for. Before the run begins somebody waits for all of them;
+        later the next one would only go the same thin line, and microbatches with them."""
+        least_s = TRIAL_HEARTBEATS * self.core.settings.heartbeat_s
+        return least_s if self.core.deals else max(least_s, 8.0 * trial_bytes(self.core.settings) / LEAST_BPS)
 
     def _line_unknown(self) -> bool:
         """Whether the leader of a run that spares replicas (`sparing`) has yet to be told of my line."""
