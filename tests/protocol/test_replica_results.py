@@ -7,12 +7,13 @@ from collections.abc import Callable
 
 import pytest
 
+from anabranch.protocol.attempting import Reduce
 from anabranch.protocol.cells import cells_of
 from anabranch.protocol.core import Core
 from anabranch.protocol.cover import plausible
 from anabranch.protocol.messages import Attempt, AttemptId
 from anabranch.protocol.records import Commit, Member, Members, StageCommit
-from anabranch.protocol.replica import PENDING_MAX, Reduce, Replica
+from anabranch.protocol.replica import PENDING_MAX, Replica
 from anabranch.protocol.settings import Settings
 from anabranch.protocol.tasks import Apply, Result
 
@@ -94,7 +95,7 @@ def test_who_takes_long_over_a_state_with_kept_gradients_remembers_no_more_steps
         for t in range(4 + told, 200):
             made.commit(commit("wanted", t), f"base {t}")
             assert len(made.pending) <= max(PENDING_MAX, told)
-        assert max(made.pending) == 199 and made.keepers == ("k",)
+        assert max(made.pending) == 199 and made.lacking.keepers == ("k",)
 
 
 @pytest.mark.parametrize("value", [-1.0, math.nan, math.inf, 1e308])

@@ -252,7 +252,7 @@ class Delivery:
                     return f"stage {message.stage} is not mine"
             case msg.Gradient():
                 self.peer.snapshots.gradients.on_gradient(peer, message, payload)
-                self.peer.replica.on_gradient(peer, message, payload)
+                self.peer.replica.lacking.received(peer, message, payload)
             case msg.FetchState():
                 self.peer.states.on_fetch_state(peer, message)
             case msg.FetchPiece():

@@ -79,7 +79,7 @@ class Fetching:
         """Nobody gave me the gradient of a step: take the whole state of those who took it. One from before
         the step is of no use, unless its gradient is kept."""
         core = self.peer.core
-        if self.peer.replica.keepers:
+        if self.peer.replica.lacking.keepers:
             core.send(core.leader, Behind(self.peer.committed, core.stage, step))
         self._least_t = step
         self.begin()

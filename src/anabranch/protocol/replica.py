@@ -1,21 +1,21 @@
 """A replica of a stage: the reduce within the stage, PREPARED, and taking the committed steps (R7–R11).
 
-The flat gradient is cut into parts; each member sends each part of its sum to who adds that part up, who
-sends the reduced part back: one part per member, which is bandwidth-optimal, or in a large stage by `cells`.
-A newer attempt discards an older one; nothing is consumed by a reduce, so it can be repeated.
+A newer attempt (`attempting`) discards an older one; nothing is consumed by a reduce, so it can be repeated.
+The gradient of a step that this replica did not sum comes from others (`lacking`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
-from anabranch.protocol.backoff import Backoff
-from anabranch.protocol.cells import FLAT, Cells, cells_of
+from anabranch.protocol.attempting import Reduce
+from anabranch.protocol.cells import FLAT, cells_of
 from anabranch.protocol.core import Core
 from anabranch.protocol.iteration import Iteration, sampled
+from anabranch.protocol.lacking import Lacking
+from anabranch.protocol.later import Later
 from anabranch.protocol.messages import (
     Attempt,
     AttemptId,
@@ -28,7 +28,7 @@ from anabranch.protocol.messages import (
     ReducePart,
 )
 from anabranch.protocol.records import Commit
-from anabranch.protocol.summing import EarlyParts, Summing, collectors, contributors, misdealt
+from anabranch.protocol.summing import EarlyParts, Summing, misdealt
 from anabranch.protocol.tasks import (
     Apply,
     Assemble,
@@ -43,65 +43,9 @@ from anabranch.protocol.tasks import (
 )
 from anabranch.protocol.work import Rank
 
-#: Seconds a missing gradient is waited for before it is fetched; first and longest wait between two fetches.
-FETCH_AFTER_S = 1.0
-FETCH_AGAIN = (1.0, 4.0)
-#: Parts of it that are on their way are waited for so many times as long as the reduce took.
-PARTS_TIMES = 3.0
-#: Who is spared is told its parts so many times as long after the others as those should need for them.
-TOLD_TIMES = 2.0
 #: Steps that are remembered while they cannot be taken: an older state is of no use any more, and nobody has
 #: the gradient of so old a step.
 PENDING_MAX = 64
-
-
-@dataclass
-class Reduce:
-    """One attempt at this replica. sums: of the part that I sum, by cell; reduced: parts. collectors: who
-    sums each part for me; mine: the parts that I sum."""
-
-    message: Attempt
-    position: int
-    cells: Cells
-    parts: tuple[Payload, ...] = ()
-    summing: Summing | None = None
-    sums: dict[int, Payload] = field(default_factory=dict)
-    reduced: dict[int, Payload] = field(default_factory=dict)
-    added: bool = False
-    assembled: bool = False
-
-    def __post_init__(self) -> None:
-        self.cell = self.cells.of(self.position)
-        cells, dealt = self.cells, collectors(self.message)
-        of_cell = [self.members[cells.collector(self.cell, part)] for part in range(cells.parts)]
-        self.collectors: Sequence[str] = dealt or of_cell
-        me = self.members[self.position]
-        self.mine = [part for part, peer in enumerate(self.collectors) if peer == me]
-        several = len(self.cells.bounds) > 1
-        #: Of my cell, who sends parts.
-        self.senders: Sequence[int] = self.fellows if several else contributors(self.message)
-        #: Who is told my parts at once.
-        self.first: Collection[int] = self.fellows
-
-    @property
-    def count(self) -> int:
-        """Of all parts."""
-        return len(self.collectors)
-
-    @property
-    def fellows(self) -> range:
-        """Members of my cell."""
-        return self.cells.fellows(self.cell)
-
-    @property
-    def partners(self) -> list[str]:
-        """With whom I exchange parts."""
-        fellows = [self.members[position] for position in sorted(self.cells.partners(self.position))]
-        return [*fellows, *self.message.helpers]
-
-    @property
-    def members(self) -> tuple[str, ...]:
-        return self.message.members
 
 
 class Replica:
@@ -117,8 +61,6 @@ class Replica:
         self.prepared: Prepared | None = None
         self.iteration: Iteration | None = None
         self.pending: dict[int, tuple[Commit, str]] = {}
-        self.keepers: tuple[str, ...] = ()
-        """Peers of other stages that keep gradients of this one's steps."""
         self.remembered = PENDING_MAX
         """Steps that are remembered at most: where more are to be taken with kept gradients, all of those."""
         self._subtracted: set[int] = set()
@@ -126,18 +68,9 @@ class Replica:
         self._sent_at: dict[str, float] = {}
         """When a part of my sum went to a member, which has not said that it has it."""
         self._announced: Attempt | None = None
-        self._announced_at = self._committed_at = core.now
-        self._tell_at = math.inf
-        """When those who are spared get the parts that I summed, chosen or not."""
-        self._tried = False
-        """A reduce of the open iteration has begun."""
+        self._later = Later(core)
         self._applying = False
-        self._fetch_at = float("inf")
-        self._fetches = Backoff(core.dice, *FETCH_AGAIN)
-        self._lacking: set[str] = set()
-        """Replicas that do not have the gradient of the next step (any more)."""
-        self._awaited: dict[str, float] = {}
-        """Who was asked for that gradient, and until when it may be on its way from there."""
+        self.lacking = Lacking(core, self._wanted, self._coming, self._fetched, self._give_up)
         self._on_applied = on_applied
         self._on_behind = on_behind
 
@@ -146,7 +79,7 @@ class Replica:
         self.reduce = None
         self.prepared = None
         self._announced = None
-        self._tried, self._tell_at = False, math.inf
+        self._later.opened()
         self._subtracted = set()
         self._early = EarlyParts()
         self._sent_at = {}
@@ -172,7 +105,8 @@ class Replica:
         if not mine <= iteration.held:
             iteration.send_claim()
             return f"units {sorted(mine - iteration.held)} are assigned to me and I do not hold them"
-        self._announced, self._announced_at = message, self.core.now
+        self._announced = message
+        self._later.announced()
         self.reduce = None
         self.prepared = None
         self.resume()
@@ -205,24 +139,12 @@ class Replica:
         cells = cells_of(len(message.members), FLAT * self.core.settings.neighbours)
         reduce = Reduce(message, message.members.index(self.core.me), cells)
         self.reduce = reduce
-        reduce.first = self._first(reduce)
+        reduce.first = self._later.first(reduce)
         for peer in reduce.partners if self.core.near.crowded else ():
             if self.core.membership.dials(self.core.me, peer):
                 self.core.contacts.reach(peer)
         freeze = Freeze(iteration.t, reduce.count)
         self.core.submit(Rank.STEP, freeze, (), lambda result: self._frozen(reduce, result))
-
-    def _first(self, reduce: Reduce) -> Collection[int]:
-        """Who is told the parts that I sum at once: those who own units, or are to have some. Who is spared
-        gets them when the step is chosen, so that nothing goes there meanwhile that the step waits for. Not
-        where that would be one alone, nor when it is tried again."""
-        spared, again = self.core.sparing.waits, self._tried
-        self._tried = True
-        owners = contributors(reduce.message)
-        members = enumerate(reduce.members)
-        first = {at for at, peer in members if at in owners or peer not in spared}
-        several = len(reduce.cells.bounds) > 1
-        return reduce.fellows if several or again or len(first) < 2 else first
 
     def _recount(self, iteration: Iteration, unit: int, sign: int) -> None:
         task = Recount(iteration.t, unit, sign)
@@ -255,15 +177,12 @@ class Replica:
             if position != reduce.position:
                 self._send_reduced(reduce, part, position)
 
-    def _tell_others(self) -> None:
-        """The step is chosen, or takes long (it may need them): those who are spared get the parts that I
-        summed, too."""
-        reduce, self._tell_at = self.reduce, math.inf
-        if reduce is None or not reduce.assembled:
-            return
-        later, reduce.first = set(reduce.fellows).difference(reduce.first), reduce.fellows
-        for part in reduce.mine:
-            self._send_to(reduce, part, sorted(later))
+    def _tell_later(self) -> None:
+        """The step is chosen, or takes long: those who are spared get the parts that I summed, too."""
+        reduce = self.reduce
+        if (positions := self._later.now(reduce)) and reduce is not None:
+            for part in reduce.mine:
+                self._send_to(reduce, part, positions)
 
     def _send_reduced(self, reduce: Reduce, part: int, to: int) -> None:
         """A part that I summed to a member."""
@@ -357,12 +276,9 @@ class Replica:
         if reduce.assembled or len(reduce.reduced) < reduce.count:
             return
         reduce.assembled = True
-        if len(reduce.first) < len(reduce.fellows):
-            size_bytes = self.core.settings.gradient_bytes_of(self.core.stage) * (len(reduce.first) - 1)
-            waits_s = FETCH_AFTER_S + TOLD_TIMES * self.core.costs.reduce_s(size_bytes / len(reduce.senders))
-            self._tell_at = self.core.now + waits_s
-            if reduce.message.fence.t in self.pending:
-                self._tell_others()
+        self._later.assembled(reduce)
+        if reduce.message.fence.t in self.pending:
+            self._tell_later()
         assert self.iteration is not None
         inputs = tuple(reduce.reduced[part] for part in range(reduce.count))
         task = Assemble(self.iteration.t)
@@ -422,8 +338,8 @@ class Replica:
         if record.t > self.t:
             self.pending[record.t] = (record, base)
             if record.t == self.t + 1:
-                self._committed_at = self.core.now
-                self._tell_others()
+                self._later.committed()
+                self._tell_later()
             while len(self.pending) > self.remembered:
                 being_taken = self.t + 1 if self._applying else -1
                 del self.pending[min(t for t in self.pending if t != being_taken)]
@@ -433,7 +349,7 @@ class Replica:
         """The state after t can be had, and the gradients of these steps, which follow it, from keepers. What
         others commit meanwhile is not remembered besides: no more steps are than ever, or than these."""
         self.pending = {k: v for k, v in self.pending.items() if k > t} | dict(steps)
-        self.keepers, self.remembered = keepers, max(PENDING_MAX, len(self.pending))
+        self.lacking.keepers, self.remembered = keepers, max(PENDING_MAX, len(self.pending))
 
     def advance(self) -> None:
         """Apply the next chosen step if it can be applied."""
@@ -452,14 +368,13 @@ class Replica:
         digest = record.stages[self.core.stage].digest
         if prepared is not None and prepared.fence.t == record.t and prepared.digest == digest:
             self._take(task)
-        elif self._fetch_at == float("inf"):
-            in_reduce = self.reduce is not None and self.reduce.message.fence.t == record.t
-            self._fetch_at = self.core.now + (FETCH_AFTER_S if in_reduce else 0.0)
+        elif not self.lacking.sought:
+            self.lacking.seek(self.reduce is not None and self.reduce.message.fence.t == record.t)
             self.tick()
 
     def _take(self, task: Task) -> None:
         self._applying = True
-        self._ask_nobody()
+        self.lacking.end()
         self.core.queue.drop(task.t)
         self.core.submit(Rank.STEP, task, (), self._applied)
 
@@ -477,7 +392,7 @@ class Replica:
         if self.iteration is not None and self.iteration.t <= record.t:
             self._drop()
         if not self.pending:
-            self.keepers, self.remembered = (), PENDING_MAX
+            self.lacking.keepers, self.remembered = (), PENDING_MAX
         self._on_applied(record.t, base, result.fingerprint)
         self.advance()
 
@@ -487,8 +402,8 @@ class Replica:
         self.t, self.fingerprint = -1, ""
         self.pending.clear()
         self._applying = False
-        self._ask_nobody()
-        self.keepers, self.remembered = (), PENDING_MAX
+        self.lacking.end()
+        self.lacking.keepers, self.remembered = (), PENDING_MAX
         self._drop()
 
     def _drop(self) -> None:
@@ -497,103 +412,29 @@ class Replica:
     # --- catching up ---------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Ask the next peer of the stage for the gradient of a step that we missed."""
-        if self.core.now >= self._tell_at:
-            self._tell_others()
+        if self.core.now >= self._later.at:
+            self._tell_later()
+        self.lacking.tick()
+
+    def _wanted(self) -> Commit | None:
+        """The next step, if it is known and not being taken."""
         following = self.pending.get(self.t + 1)
-        if following is None or self.core.now < self._fetch_at or self._applying:
-            return
-        t = following[0].t
-        if self._parts_come(t):
-            self._fetch_at = self.core.now + FETCH_AFTER_S
-            return
-        for keeper in self.keepers:  # they are not all beside my stage
-            self.core.contacts.reach(keeper)
-        live = [p for p in self.core.membership.live(self.core.stage, t) if p != self.core.me]
-        peers = [peer for peer in [*live, *self.keepers] if self.core.reachable(peer)]
-        tries = 4 * (len(peers) + 2) if live or self.keepers else 1
-        awaited = {peer for peer in peers if self.core.now < self._awaited.get(peer, 0.0)}
-        free = [peer for peer in peers if peer not in awaited]
-        if awaited and self._lacking.issuperset(free):
-            self._fetch_at = self.core.now + FETCH_AGAIN[1]  # it is on its way from everyone who has it
-            return
-        self._fetch_at = self.core.now + (self._fetches.next() or FETCH_AFTER_S)
-        if self._fetches.tries > tries or (peers and self._lacking.issuperset(peers) and not self.keepers):
-            self._give_up(t)
-        elif free:
-            peer = free[self._fetches.tries % len(free)]
-            size_bytes = self.core.settings.gradient_bytes_of(self.core.stage)
-            self._awaited[peer] = self.core.now + self.core.costs.coming_s(peer, size_bytes)
-            self.core.send(peer, FetchGradient(t, self.core.stage))
-        elif self.core.near.crowded:
-            self._call(live)
+        return None if following is None or self._applying else following[0]
+
+    def _coming(self, t: int) -> bool:
+        return self._later.come(self.reduce, t)
+
+    def _fetched(self, record: Commit) -> None:
+        """The gradient of a step is here."""
+        if self.t + 1 == record.t and not self._applying:
+            self._take(self._apply_task(record))
 
     def _give_up(self, step: int) -> None:
         """This step and those after it are not taken one by one: a whole state is fetched."""
-        self._ask_nobody()
+        self.lacking.end()
         self.t = -1  # nothing is applied until it is here
         self._drop()
         self._on_behind(step)
-
-    def _ask_nobody(self) -> None:
-        """No gradient is missing, or it would be of no use."""
-        self._fetch_at = float("inf")
-        self._lacking.clear()
-        self._awaited.clear()
-        self._fetches.reset()
-
-    def link_down(self, peer: str) -> None:
-        """What was on its way from there is lost."""
-        self._awaited.pop(peer, None)
-
-    def _parts_come(self, t: int) -> bool:
-        """Whether what is lacking of the gradient of step t is on its way from those who summed it: whoever
-        is spared is told last. It may take as long as the reduce did, and some more."""
-        reduce = self.reduce
-        if reduce is None or reduce.message.fence.t != t or reduce.position in reduce.first:
-            return False
-        if self.core.now - self._committed_at > PARTS_TIMES * (self._committed_at - self._announced_at):
-            return False
-        lacking = [peer for part, peer in enumerate(reduce.collectors) if part not in reduce.reduced]
-        return all(peer in self.core.links for peer in lacking)
-
-    def _call(self, live: list[str]) -> None:
-        """Of a large stage nobody who has the gradient need be a neighbour: some are dialled, and asked."""
-        core = self.core
-        self._fetch_at = min(self._fetch_at, core.now + FETCH_AFTER_S)
-        strangers = [peer for peer in live if peer not in core.links]
-        core.dice.shuffle(strangers)
-        for peer in strangers[: core.near.picks]:
-            core.contacts.reach(peer)
-
-    def on_gradient(self, peer: str, message: Gradient, payload: Payload | None) -> None:
-        following = self.pending.get(self.t + 1)
-        wanted = following is not None and (following[0].t, self.core.stage) == (message.t, message.stage)
-        if following is None or not wanted or self._applying:
-            return
-        self._awaited.pop(peer, None)
-        if payload is None:
-            self._lacking.add(peer)
-            self._ask_next()
-            return
-        record = following[0]
-
-        def checked(result: Result) -> None:
-            wanted = record.stages[self.core.stage].digest
-            if result.digest == wanted and self.t + 1 == record.t and not self._applying:
-                self._take(self._apply_task(record))
-            elif result.digest != wanted:
-                self.core.refuse(peer, "Gradient", "not that of the step")
-                self._ask_next()
-
-        self.core.submit(Rank.STEP, Assemble(record.t), (payload,), checked)
-
-    def _ask_next(self) -> None:
-        """Whoever was asked for the gradient does not have it. Each step has other keepers: all of them are
-        asked without delay first. So are the replicas: the gradients of the last steps are all that they
-        keep, and who is further behind has to fetch the state."""
-        wait_s = 0.0 if self._fetches.tries < len(self.keepers) or not self.keepers else FETCH_AFTER_S
-        self._fetch_at = min(self._fetch_at, self.core.now + wait_s)
 
     def on_fetch_gradient(self, peer: str, message: FetchGradient) -> None:
         def answer(result: Result) -> None:
@@ -614,5 +455,4 @@ class Replica:
         )
 
     def deadline(self) -> float:
-        fetch_at = self._fetch_at if self.t + 1 in self.pending and not self._applying else math.inf
-        return min(fetch_at, self._tell_at)
+        return min(self.lacking.deadline(), self._later.at)
