@@ -23,14 +23,16 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import combinations
 from statistics import median
 from typing import Protocol
 
 from anabranch.flow.dice import Dice
-from anabranch.protocol.placement import THIN, Batch, first_passes, pass_s
+from anabranch.protocol.placement import THIN, Batch, batch_of, first_passes, pass_s, with_slots
 from anabranch.protocol.records import Member
-from anabranch.protocol.ways import Way
+from anabranch.protocol.settings import Settings
+from anabranch.protocol.ways import Way, Ways
 
 #: Relay -> the stage that it serves.
 Deal = dict[str, int]
@@ -295,6 +297,18 @@ class Arithmetic:
     def _best_bps(self, peer: str) -> float:
         others = (other for other in self._members if other != peer)
         return max((self._way(peer, other).bandwidth_bps for other in others), default=1.0)
+
+
+def arithmetic_of(
+    members: Sequence[Member], settings: Settings, ways: Ways, spares: bool
+) -> Arithmetic | None:
+    """Of members of a run, by what its leader knows; None where nothing is known of links."""
+    way = ways.between({member.id: member.region for member in members})
+    if way is None:
+        return None
+    with_places = [with_slots(member, settings) for member in members]
+    known: Callable[[str, str], Way] = cache(way)
+    return Arithmetic(with_places, settings.counts, batch_of(settings), known, spares, ways.rates)
 
 
 def _working(group: Group, spared: Collection[str]) -> Group:

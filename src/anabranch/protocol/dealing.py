@@ -16,10 +16,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 import msgspec
 
 from anabranch.protocol.admission import Admission
-from anabranch.protocol.arranging import Arithmetic, Deal, bettered
+from anabranch.protocol.arranging import Arithmetic, Deal, arithmetic_of, bettered
 from anabranch.protocol.core import Core
 from anabranch.protocol.estimates import plausible
-from anabranch.protocol.placement import KEPT_FIRST, SEARCHED, batch_of, with_slots
+from anabranch.protocol.placement import KEPT_FIRST, SEARCHED
 from anabranch.protocol.records import Members
 
 #: An iteration must be shorter by this share of it: what was measured is not exact.
@@ -135,10 +135,8 @@ class Dealing:
 
     def _arithmetic(self) -> Arithmetic | None:
         """None where nothing is known of links."""
-        settings = self.core.settings
-        members = [with_slots(member, settings) for member in self.core.membership.members.values()]
-        way = self.admission.ways.between({member.id: member.region for member in members})
-        if way is None or not any(member.stage == 0 for member in members):
+        members = [*self.core.membership.members.values()]
+        if not any(member.stage == 0 for member in members):
             return None
-        spares, rates = settings.spare == "links", self.admission.ways.rates
-        return Arithmetic(members, settings.counts, batch_of(settings), way, spares, rates)
+        spares = self.core.settings.spare == "links"
+        return arithmetic_of(members, self.core.settings, self.admission.ways, spares)

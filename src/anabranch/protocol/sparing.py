@@ -10,15 +10,14 @@ slots as any other, and who finds no other in reach sends there at once (`sendin
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import cache
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from anabranch.flow.dice import Dice
-from anabranch.protocol.arranging import Arithmetic, Deal
+from anabranch.protocol.arranging import Arithmetic, Deal, arithmetic_of
 from anabranch.protocol.messages import Spared
-from anabranch.protocol.placement import SEARCHED, batch_of, with_slots
-from anabranch.protocol.ways import Way, Ways
+from anabranch.protocol.placement import SEARCHED
+from anabranch.protocol.ways import Ways
 
 if TYPE_CHECKING:
     from anabranch.protocol.core import Core
@@ -148,9 +147,4 @@ class Sparer:
             return None
         if not all(membership.count(stage, t) for stage in range(settings.stages + 1)):
             return None
-        way = self.ways.between({member.id: member.region for member in live})
-        if way is None:
-            return None
-        known: Callable[[str, str], Way] = cache(way)
-        members = [with_slots(member, settings) for member in live]
-        return Arithmetic(members, settings.counts, batch_of(settings), known, True, self.ways.rates)
+        return arithmetic_of(live, settings, self.ways, spares=True)
