@@ -12,6 +12,7 @@ from small_swarm import MadeUpBatches, check_equal, small_model, small_run
 from anabranch.flow.auction.messages import Answer, Offer
 from anabranch.protocol import events as ev
 from anabranch.protocol import messages as msg
+from anabranch.protocol.iteration import sampled
 from anabranch.protocol.settings import Settings
 from anabranch.sim.algebra import Machine, counting_world, wrong_states
 from anabranch.sim.invariants import Invariants
@@ -180,6 +181,33 @@ def test_links_that_break_and_come_back_leave_no_ghost() -> None:
     at_step(world, 28, look)
     world.run()
     assert seen == {"standing": {"d0": 3, "d1": 3}, "unmatched": []}
+    assert not wrong_states(world)
+
+
+def test_who_comes_back_plans_in_its_first_iteration() -> None:
+    """Its links are timed with the first payload, although others' are not in every iteration."""
+    world = swarm(steps=16)
+    Invariants(world)
+    former = world.nodes["r1.0"].member
+    plans: dict[int, bool] = {}
+
+    def look(t: int) -> None:
+        node = world.nodes["r1.0"]
+        if node.running and node.peer.core.membership.is_live("r1.0", 1, t):
+            plans[t] = node.peer.router.agent is not None
+
+    def come_back() -> None:
+        again = structs.replace(former, incarnation=former.incarnation + 1)
+        world.add(again, "d0", world.clock.now)
+
+    at_step(world, 8, lambda: world.crash("r1.0"))
+    at_step(world, 9, come_back)
+    for step in range(9, 16):
+        at_step(world, step, lambda step=step: look(step))  # type: ignore[misc]
+    world.run()
+    first = min(plans)
+    assert not any(map(sampled, (first, first + 1)))
+    assert plans[first] or plans[first + 1]
     assert not wrong_states(world)
 
 

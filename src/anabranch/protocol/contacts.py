@@ -207,6 +207,7 @@ class Contacts:
         """Forget the link; returns what was known of its silences."""
         self.core.suspects.discard(peer)
         self.core.epochs.pop(peer, None)
+        self.core.timed.pop(peer, None)
         self.witnesses.link_down(peer)
         if peer in self.core.costs.neighbours:
             self.core.costs.of(peer).broke()

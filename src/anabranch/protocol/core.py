@@ -55,6 +55,8 @@ class Core:
     linked_incarnation: dict[str, int] = field(default_factory=dict)
     payload_at: float = -math.inf
     """When this peer last sent a payload."""
+    timed: dict[str, set[bool]] = field(default_factory=dict)
+    """Of which direction a payload was acknowledged since there is a link to a peer: forwards, backwards."""
     unsent: int = 0
     """Microbatches that it would send, had it slots for them."""
     suspects: set[str] = field(default_factory=set)

@@ -349,8 +349,13 @@ class Iteration:
         return self.sender.on_backward(peer, message.index, payload)
 
     def _sample(self, peer: str, index: int, backward: bool) -> None:
-        """Acknowledge the first payload of a direction, in some iterations: the sender times its link."""
-        if (peer, backward) not in self._sampled and sampled(self.t):
+        """Acknowledge the first payload of a direction, in some iterations, and the first of all that comes
+        over a link: the sender times it."""
+        if (peer, backward) in self._sampled:
+            return
+        timed = self.core.timed.setdefault(peer, set())
+        if sampled(self.t) or backward not in timed:
+            timed.add(backward)
             self._sampled.add((peer, backward))
             self.core.send(peer, Got(self.core.fence(self.t, self.base), index, backward))
 
