@@ -450,7 +450,7 @@ def test_no_sample_makes_a_cost_that_is_not_a_number(
         link.out.add(first, second, now, latency_s=second)
         link.back_bps = second
         cost = link.publish_s(size_bytes, now, first, second)
-        assert 0.0 < cost < math.inf
+        assert 0.0 < cost < math.inf and 0.0 <= link.line_s(size_bytes) < math.inf
 
 
 @pytest.mark.parametrize("make", [LinkCost, Compute])

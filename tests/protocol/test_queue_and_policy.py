@@ -118,6 +118,30 @@ def test_a_peer_that_should_long_have_had_a_slot_is_waited_for_no_longer() -> No
     assert auction.choose(0, [dear, stuck], waited_s=first.hold_s) == Choice("dear")
 
 
+def test_a_quick_peer_gets_no_more_than_its_line_passes() -> None:
+    """The line takes 0.4 s for an activation, the far peer computes in 0.1 s; the near one takes 0.25 s."""
+    auction = make_policy("auction")
+    sent = {"far": 0, "near": 0}
+    for index in range(48):
+        both = [
+            candidate("far", compute_s=0.1, line_s=0.4, outstanding=sent["far"]),
+            candidate("near", compute_s=0.25, line_s=0.01, outstanding=sent["near"]),
+        ]
+        choice = auction.choose(index, both)
+        assert choice is not None and not choice.hold_s
+        sent[choice.peer] += 1
+    assert sent["far"] * 0.4 == pytest.approx(sent["near"] * 0.25, rel=0.1)
+    crowded = candidate("far", compute_s=0.1, line_s=0.4, others=5)
+    assert auction.choose(0, [candidate("near", outstanding=2, compute_s=0.3), crowded]) == Choice("far")
+
+
+def test_a_peer_behind_a_slow_line_is_waited_for_as_long_as_the_line_needs() -> None:
+    auction = make_policy("auction")
+    dear = candidate("dear", price=1e6)
+    thin = candidate("thin", line_s=4.0, outstanding=1, free=False, price=0.0)
+    assert auction.choose(0, [dear, thin]) == Choice("thin", hold_s=pytest.approx(0.1 + 2.0 * 2 * 4.0))
+
+
 def test_static_waits_for_its_own() -> None:
     static = make_policy("static")
     both = [candidate("a"), candidate("b", free=False)]

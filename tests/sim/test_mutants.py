@@ -12,7 +12,7 @@ QUICK = {
     "a repair slot used by admission": 4,
     "acknowledged twice": 0,
     "claims of the removed": 14,
-    "doubles kept": 2,
+    "doubles kept": 6,
     "commit with one PREPARED": 36,
 }
 

@@ -53,7 +53,7 @@ def test_who_comes_back_has_each_piece_of_the_state_sent_once(monkeypatch: pytes
         plain(world, sender, peer, message, payload)
 
     monkeypatch.setattr(ModelledWorld, "send", counted)
-    changes = {"model.size": "llama-160m", "model.rows": 1, "model.microbatches": 2, "run.iterations": 5}
+    changes = {"model.size": "llama-160m", "model.rows": 1, "model.microbatches": 2, "run.iterations": 6}
     fleet = fleet_of(load_scenario("wan10", SLOW | changes | {"network.loss": 0.004}), wan10(), 0)
     simulation = Simulation(fleet, "auction", 0)
     clock = simulation.world.clock
@@ -63,7 +63,7 @@ def test_who_comes_back_has_each_piece_of_the_state_sent_once(monkeypatch: pytes
     assert not outcome.failure
     assert len({piece for _, _, piece in sent}) == 32
     assert [(what, times) for what, times in sent.items() if times > 1] == []
-    assert "r1.0" in simulation.leader.peer.core.membership.live(1, 5)
+    assert "r1.0" in simulation.leader.peer.core.membership.live(1, 6)
 
 
 def test_a_gradient_that_is_on_its_way_is_not_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:

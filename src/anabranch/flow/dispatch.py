@@ -3,10 +3,11 @@
 A policy sees only what its node knows. `greedy`: among peers with a free slot the least cost of handing
 it over now, `d_ij` (GWTF, section on the flow problem) plus what this node already has waiting there.
 `static`: replica = index mod replicas, waiting for that peer even if others are free. `auction`: the flow is
-the map, the queue is the traffic: the least link time + wait that the peer reports + its cost to go by the
-flow's prices. What the flow planned has slots, so it is found free; but a peer without a free slot (it is
-full, or has not taken up the iteration yet) is waited for as long as that costs less than the longer queue at
-one that has a slot. `gwtf`: where the plan has room, as it says. `swarm`: by virtual time (`swarm.py`).
+the map, the queue is the traffic: the least link time + wait at the peer, or at its link where that is the
+slower of the two + its cost to go by the flow's prices. What the flow planned has slots, so it is found free;
+but a peer without a free slot (it is full, or has not taken up the iteration yet) is waited for as long as
+that costs less than the longer queue at one that has a slot. `gwtf`: where the plan has room, as it says.
+`swarm`: by virtual time (`swarm.py`).
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ class Candidate:
     others: int = 0
     price: float = math.inf
     planned: int = 0
+    line_s: float = 0.0
 
 
 class Choice(NamedTuple):
@@ -125,7 +127,8 @@ class Dispatch(Forgetful):
         cost, peer = free
         least, best = ranked[0]
         ahead = best.outstanding + best.others + 1
-        patience_s = best.link_s + HOLD_PASSES * best.compute_s * ahead
+        slowest_s = max(best.compute_s * ahead, best.line_s * (best.outstanding + 1))
+        patience_s = best.link_s + HOLD_PASSES * slowest_s
         hold_s = min(cost - least, patience_s) - waited_s
         return Choice(best.peer, hold_s) if self._hold and hold_s >= HOLD_MIN_S else Choice(peer.peer)
 
@@ -141,8 +144,10 @@ class Dispatch(Forgetful):
     def _cost(self, candidate: Candidate, unknown: float) -> float:
         # As in d_ij: half of a pass at the receiver, a pass being the mean of forward and backward. What was
         # sent there and is not back adds to it, so costs are convex in what the peer has, of us and others.
+        # The link is a server, too: what of ours is there came, and goes back, one after the other over it.
         ahead = candidate.outstanding + (candidate.others if self._load else 0)
-        cost = candidate.link_s + (PASS / 2.0 + ahead) * candidate.compute_s
+        queue_s = max(ahead * candidate.compute_s, candidate.outstanding * candidate.line_s)
+        cost = candidate.link_s + PASS / 2.0 * candidate.compute_s + queue_s
         if self._price:
             cost += candidate.price if candidate.price < math.inf else unknown
         return cost

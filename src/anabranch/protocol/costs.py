@@ -41,6 +41,7 @@ class Neighbour:
     _queued_bytes: float = 0.0
     _queued_at: float = 0.0
     _hop_s: float = 0.0
+    _line_s: float = 0.0
     _measured_bytes: int | None = None
     """Of an activation, where something was measured since the hop was worked out."""
 
@@ -50,8 +51,15 @@ class Neighbour:
         before anything was measured."""
         if self._measured_bytes is not None:
             self._hop_s = self.link.seconds(self._measured_bytes)
+            self._line_s = self.link.line_s(self._measured_bytes)
             self._measured_bytes = None
         return self._hop_s
+
+    @property
+    def line_s(self) -> float:
+        """Seconds between two activations that the link passes one after the other, in its slower direction;
+        0 before anything was measured."""
+        return self._line_s if self.hop_s else 0.0
 
     def measured(self, activation_bytes: int) -> None:
         """Something was learnt of the link. Heartbeats are many, and those who ask for `hop_s` few."""

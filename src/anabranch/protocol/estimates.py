@@ -289,6 +289,12 @@ class LinkCost:
         compute_s = (_known(mine_s), _known(theirs_s))
         return link_cost(compute_s, (latency_s, latency_s), (out, told or out), activation_bytes)
 
+    def line_s(self, activation_bytes: float) -> float:
+        """Seconds that the slower direction takes for an activation, latency aside; 0 where nothing is known
+        of either."""
+        known = (self.out_bps(activation_bytes), _known(self.back_bps))
+        return max((8.0 * activation_bytes / bps for bps in known if bps), default=0.0)
+
     def out_bps(self, activation_bytes: float) -> float | None:
         """What is known of this direction, from traffic or else from probes."""
         measured = self.out.bps(activation_bytes)

@@ -421,6 +421,7 @@ class Sender:
                     credit.others if credit is not None else 0,
                     there.price,
                     planned.get(peer, 0),
+                    there.line_s,
                 )
             )
         return found
