@@ -6,9 +6,10 @@ Who leaves and comes follows `anabranch trace`'s model of spot machines. Through
 stage, the sum of what its replicas pass. *Optimal*, at each moment: the best deal of all machines that are
 there to the stages, without downloads. As in SWARM's experiment (Ryabinin et al., ICML 2023) only placement
 is simulated: an iteration ends when the slowest stage has passed the batch, and whoever comes or moves serves
-nobody until it has downloaded the state, and then from an iteration that nobody has opened. What is decided
-is decided by the protocol's own leader: `admission` and `placement` (who comes), `restoring` (stages that are
-lost or down to one), `rebalancing` (moves), by passes measured with noise. Rewrites the section `trace`.
+nobody until it has downloaded the state, and then in the open iteration if much of it is left. What is
+decided is decided by the protocol's own leader: `admission` and `placement` (who comes), `restoring` (stages
+that are lost or down to one), `rebalancing` (moves), by passes measured with noise. `moves.py` holds this
+against whole iterations. Rewrites the section `trace`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import heapq
 import math
 import random
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
@@ -30,13 +31,14 @@ from anabranch.protocol.admission import Admission
 from anabranch.protocol.core import Core
 from anabranch.protocol.detector import Silence
 from anabranch.protocol.keeping import Keeping, Point
+from anabranch.protocol.leader import LEAST_LEFT
 from anabranch.protocol.messages import JoinRequest, Ready
 from anabranch.protocol.rebalancing import Rebalancing
 from anabranch.protocol.records import Member, Members
 from anabranch.protocol.restoring import Restoring
 from anabranch.protocol.settings import Settings
 from anabranch.sim.tape import estimate
-from anabranch.sim.trace import JOIN, LEAVE, Spot, spot_trace
+from anabranch.sim.trace import JOIN, LEAVE, Spot, Trace, spot_trace
 from report import table, write_section
 
 GOAL = 0.97
@@ -104,6 +106,29 @@ def optimum(speeds: Sequence[float], stages: int) -> float:
 
 
 @dataclass(frozen=True)
+class Given:
+    """The machines of a swarm. stages: that each begins at. pass_s: of a microbatch at a machine of speed 1;
+    batch: microbatches. rest_s: what an iteration takes beside the slowest stage's computing."""
+
+    stages: Mapping[str, int]
+    speeds: Mapping[str, float]
+    trace: Trace
+    hours: float = HOURS
+    pass_s: float = PASS_S
+    batch: int = BATCH
+    rest_s: float = 0.0
+
+
+def drawn(case: Case, seed: int, dice: random.Random) -> Given:
+    """By a seed."""
+    names = [f"m{n:02d}" for n in range(case.machines)]
+    speeds = {name: dice.choice(case.speeds) for name in names}
+    regions = {name: str(n % REGIONS) for n, name in enumerate(names)}
+    stages = {name: 1 + n % case.stages for n, name in enumerate(names)}
+    return Given(stages, speeds, spot_trace(regions, HOURS, seed, MODELS[case.model]))
+
+
+@dataclass(frozen=True)
 class Rule:
     """rebalance: as `fleet.rebalance`. every_s: SWARM's rule, so often. returns: machines come back to the
     stage that they had."""
@@ -123,30 +148,31 @@ RULES = {
 
 
 class Swarm:
-    """One trace under one rule."""
+    """One trace under one rule; given: instead of what a seed draws."""
 
-    def __init__(self, case: Case, seed: int, rule: Rule) -> None:
+    def __init__(self, case: Case, seed: int, rule: Rule, given: Given | None = None) -> None:
         self.case, self.rule = case, rule
         self.dice = random.Random(f"preemptions {case} {seed}")
-        names = [f"m{n:02d}" for n in range(case.machines)]
-        self.speed = {name: self.dice.choice(case.speeds) for name in names}
-        regions = {name: str(n % REGIONS) for n, name in enumerate(names)}
-        self.trace = spot_trace(regions, HOURS, seed, MODELS[case.model])
-        settings = Settings("trace", 1, case.stages, BATCH, 1 << 30, snapshot_every=1)
+        self.given = given = given or drawn(case, seed, self.dice)
+        self.speed, self.trace = given.speeds, given.trace
+        settings = Settings("trace", 1, case.stages, given.batch, 1 << 30, snapshot_every=1)
         settings = replace(settings, rebalance=rule.rebalance)
         self.core = core = Core(LEADER, 1, 0, settings, LEADER)
         self.admission = Admission(core, "", "", "", lambda member: None, {})
         self.keeping = Keeping(core)
         self.restoring = Restoring(core, self.admission, self.keeping)
         self.rebalancing = Rebalancing(core)
-        self.t, self.left, self.moves = 0, float(BATCH), 0
-        self.passed = self.could = 0.0
-        self.incarnation = dict.fromkeys(names, 1)
-        self.there = set(names)
-        self.former = {name: 1 + n % case.stages for n, name in enumerate(names)}
+        self.t, self.left, self.rest_s, self.moves = 0, float(given.batch), given.rest_s, 0
+        self.step_s = 0.0
+        self._opened_at = 0.0
+        self.could = 0.0
+        """Iterations of the optimum."""
+        self.incarnation = dict.fromkeys(given.stages, 1)
+        self.there = set(given.stages) - given.trace.absent
+        self.former = dict(given.stages)
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._planned = 0
-        relays = [self._member(name, stage) for name, stage in self.former.items()]
+        relays = [self._member(name, stage) for name, stage in self.former.items() if name in self.there]
         members = (Member(LEADER, 0, 1, "", 1 << 20), *relays)
         self._apply(Members(1, members, {member.id: 1 for member in members}))
         self._best = self._optimum()
@@ -160,23 +186,29 @@ class Swarm:
             self._at(change.at_s, partial(follow, change.machine))
         if self.rule.every_s < math.inf:
             self._at(self.rule.every_s, self._swarm)
-        end_s = 3600.0 * HOURS
+        end_s = 3600.0 * self.given.hours
         while self.core.now < end_s:
             rate = self.rate()
-            step_at = self.core.now + self.left / rate if rate > 0.0 else math.inf
+            computing_s = self.left / rate if rate > 0.0 else math.inf
+            step_at = self.core.now + computing_s + self.rest_s
             due = self._events[0][0] if self._events else math.inf
             now = min(step_at, due, end_s)
             passed_s = now - self.core.now
-            self.passed += rate * passed_s
-            self.could += self._best * passed_s
-            self.left -= rate * passed_s
+            self.could += passed_s / (self.given.rest_s + self.given.batch / self._best)
+            self.rest_s -= passed_s - min(passed_s, computing_s)
+            self.left -= rate * min(passed_s, computing_s)
             self.core.now = now
             if now == due:
                 heapq.heappop(self._events)[-1]()
             elif now == step_at:
                 self._step()
             self._decide()
-        return self.passed / self.could
+        return self.iterations / self.could
+
+    @property
+    def iterations(self) -> float:
+        """So far, with a part of the open one."""
+        return self.t + 1.0 - self.left / self.given.batch
 
     def _at(self, at_s: float, action: Callable[[], None]) -> None:
         self._planned += 1
@@ -185,10 +217,11 @@ class Swarm:
     def rate(self) -> float:
         """Microbatches a second that the slowest stage passes in the open iteration."""
         live, stages = self.core.membership.live, range(1, self.case.stages + 1)
-        return min(sum(self.speed[p] for p in live(s, self.t + 1)) for s in stages) / PASS_S
+        return min(sum(self.speed[p] for p in live(s, self.t + 1)) for s in stages) / self.given.pass_s
 
     def _optimum(self) -> float:
-        return optimum([self.speed[machine] for machine in self.there], self.case.stages) / PASS_S
+        speeds = [self.speed[machine] for machine in sorted(self.there)]
+        return optimum(speeds, self.case.stages) / self.given.pass_s
 
     # --- what happens --------------------------------------------------------------------------
 
@@ -209,24 +242,33 @@ class Swarm:
 
     def _step(self) -> None:
         """The open iteration is committed, the next one open; heartbeats tell what passes take."""
-        self.t, self.left = self.t + 1, float(BATCH)
+        self.t, self.left, self.rest_s = self.t + 1, float(self.given.batch), self.given.rest_s
+        self.step_s, self._opened_at = self.core.now - self._opened_at, self.core.now
         self.keeping.begin(Point(self.t, ("",) * (self.case.stages + 1), 0, on_disk=True))
         for machine in sorted(self.there):
-            pass_s = PASS_S / self.speed[machine] * math.exp(self.dice.gauss(0.0, NOISE))
+            pass_s = self.given.pass_s / self.speed[machine] * math.exp(self.dice.gauss(0.0, NOISE))
             self.core.costs.of(machine).told_speed(pass_s / 3.0, 2.0 * pass_s / 3.0, 0.0, 0.0)
 
     def _decide(self) -> None:
         """As `Leader.consider`, where nothing is on its way."""
         for _ in range(self.case.machines):
-            open_now = all(self.core.membership.count(s, self.t + 1) for s in range(self.case.stages + 1))
-            record = self.admission.change(self.t + 2 if open_now else self.t + 1)
+            record = self.admission.change(self._begins)
             record = record or self._moved()
             if record is None:
                 return
             self._apply(record)
 
+    def _begins(self, stage: int, ready_t: int) -> int:
+        """From which iteration somebody serves who has its state now: as `Leader._begins`, where who is ready
+        has taken the last step, and what is left of the batch is left of every stage."""
+        if not all(self.core.membership.count(s, self.t + 1) for s in range(self.case.stages + 1)):
+            return self.t + 1
+        left = self.left / self.given.batch
+        soon = left >= LEAST_LEFT and left * self.step_s >= self.core.settings.newcomer_s
+        return self.t + 1 if soon else self.t + 2
+
     def _moved(self) -> Members | None:
-        settled = self.left == BATCH
+        settled = self.left == self.given.batch
         live, stages = self.core.membership.live, range(1, self.case.stages + 1)
         applied = {stage: live(stage, self.t) for stage in stages}
         record = self.restoring.decide(self.t, settled, {})
@@ -266,7 +308,7 @@ class Swarm:
             self.admission.on_ready(joiner.id, Ready(self.t, joiner.stage, ""), "")
 
     def _member(self, machine: str, stage: int) -> Member:
-        forward_s = PASS_S / self.speed[machine] / 3.0
+        forward_s = self.given.pass_s / self.speed[machine] / 3.0
         incarnation = self.incarnation[machine]
         passes = {"forward_s": forward_s, "backward_s": 2.0 * forward_s}
         return Member(machine, stage, incarnation, "", 1 << 10, **passes)
