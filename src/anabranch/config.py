@@ -188,7 +188,7 @@ class FleetSection:
     forward again when the gradient is there."""
     rebalance: int = 0
     """Steps for which the same stage must have held the others up before a relay moves there from a stage
-    that can spare it; 0: nobody moves."""
+    that can spare it (none where a replica is gone, if nobody moved in so many); 0: nobody moves."""
     deal: str = "arrival"
     """Who serves which stage when the run begins, of relays that asked for any: "arrival" (in the order of
     their coming) or "links" (once all are there, by what they measured of their links)."""

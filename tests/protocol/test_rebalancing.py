@@ -8,6 +8,7 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,6 +45,11 @@ class Swarm:
             self.core.links[relay.id] = Silence(0.0, 1.0)
         self.rebalancing = Rebalancing(self.core)
         self.t = 0
+
+    def removes(self, *peers: str) -> None:
+        """They crashed."""
+        number = self.core.membership.number + 1
+        self.core.membership.apply(Members(number, removed=dict.fromkeys(peers, "crashed")))
 
     def iterations(self, count: int, quiet: bool = True) -> Mapping[str, int] | None:
         """Who moves where within so many of them."""
@@ -91,6 +97,45 @@ def test_no_more_move_than_pay() -> None:
 )
 def test_nobody_moves_in_vain(stages: tuple[Sequence[float], ...]) -> None:
     assert Swarm(*stages).iterations(50) is None
+
+
+def test_who_is_gone_is_gone_at_the_first_look() -> None:
+    """What was measured may be noise, and must stand; that one of its replicas is away is certain."""
+    swarm = Swarm([0.01] * 4, [0.01] * 3)
+    assert swarm.iterations(5) is None
+    swarm.removes("r2.0")
+    assert swarm.iterations(1) == {"r1.0": 2}
+
+
+def test_after_a_round_even_that_waits() -> None:
+    swarm = Swarm([0.01] * 8, [0.01] * 3)
+    assert swarm.iterations(AFTER) is not None
+    swarm.removes("r2.0", "r2.1")
+    assert swarm.iterations(AFTER - 1) is None
+    assert swarm.iterations(1) is not None
+
+
+def test_a_loss_that_asked_for_no_move_is_not_kept_in_mind() -> None:
+    """When a stage seems slow later, that must stand."""
+    swarm = Swarm([0.01] * 6, [0.01] * 5)
+    assert swarm.iterations(2) is None
+    swarm.removes("r1.0")
+    assert swarm.iterations(1) is None
+    for at in range(5):
+        swarm.core.costs.of(f"r2.{at}").told_speed(0.02, 0.04, 0.0, 0.0)
+    assert swarm.iterations(AFTER - 1) is None
+    assert swarm.iterations(1) is not None
+
+
+def test_one_that_leaves_and_comes_back_again_and_again_moves_few() -> None:
+    swarm, rounds = Swarm([0.01] * 6, [0.01] * 3), 0
+    for look in range(60):
+        flapping = swarm.core.membership.members["r2.0"]
+        swarm.removes("r2.0")
+        new = msgspec.structs.replace(flapping, incarnation=2 + look)
+        swarm.core.membership.apply(Members(0, (new,), {new.id: swarm.t + 2}))
+        rounds += swarm.iterations(1) is not None
+    assert 0 < rounds <= 60 // AFTER
 
 
 def test_a_move_must_pay_in_the_steps_that_are_left() -> None:

@@ -11,7 +11,8 @@ two stages are as slow no single move helps, so a few moves are judged together:
 takes the slowest stage as far as one relay can, and of the first one, two, ... those are made that pay best:
 the seconds that every later iteration is shorter for, less those that the next ones are longer for while who
 moves downloads the state and serves nobody. A swarm must not thrash: moves must have been worth it at each of
-so many iterations in a row, and after them the count begins anew.
+so many iterations in a row, and after them the count begins anew. Who is gone is no matter of measurement:
+moves that pay at the look which misses a replica are made at once, if the last ones are so many looks ago.
 
 SWARM (Ryabinin et al., ICML 2023, section on adaptive rebalancing) moves a peer of the least loaded stage to
 the most loaded one at fixed times.
@@ -87,6 +88,13 @@ class Rebalancing:
         self.core, self.ways = core, ways or Ways()
         self._looked_t = 0
         self._stood = 0
+        """Looks in a row at which moves paid."""
+        self._rested = math.inf
+        """Looks since the last round."""
+        self._there: dict[str, int] = {}
+        """Relays at the last look, and which process each is."""
+        self._gone = False
+        """Whether somebody went since moves last did not pay."""
         self._plans: dict[tuple[int, int], Plan | None] = {}
         self._target: Deal | None = None
         """The deal that is to be."""
@@ -102,17 +110,26 @@ class Rebalancing:
         if t > self._looked_t:
             self._looked_t = t
             self._look()
-            self._stood = self._stood + 1 if self._plan(t) else 0
-        if not quiet or self._stood < wanted:
+            paid = self._plan(t) is not None
+            self._stood, self._rested = self._stood + 1 if paid else 0, self._rested + 1
+            gone = self._has_gone() or self._gone
+            self._gone = gone and paid
+        if not quiet or self._rested < wanted or not (self._gone or self._stood >= wanted):
             return None
         plan, members = self._plan(t), self.core.membership.members
         moves = self._at_once(t, plan.deal, applied) if plan is not None else {}
         if plan is None or not moves:
             return None
-        self._stood = 0
+        self._stood, self._rested, self._gone = 0, 0, False
         moved = tuple(msgspec.structs.replace(members[p], stage=stage) for p, stage in moves.items())
         reasons = {peer: f"moves to stage {stage}, {plan.reason}" for peer, stage in moves.items()}
         return Members(self.core.membership.number + 1, removed=reasons, joined=moved)
+
+    def _has_gone(self) -> bool:
+        """Whether somebody is gone since the last look: that is no matter of measurement."""
+        members = self.core.membership.members
+        before, self._there = self._there, {p: m.incarnation for p, m in members.items() if m.stage}
+        return any(self._there.get(peer) != incarnation for peer, incarnation in before.items())
 
     def _at_once(self, t: int, deal: Deal, applied: Mapping[int, Collection[str]]) -> dict[str, int]:
         """Who can go now. Those who are to serve only from now on may have step t yet to take, from one that

@@ -25,7 +25,7 @@ class Settings:
     recompute: slots of a peer beyond its capacity, as a share of it: of those microbatches it keeps only what
     came, and computes the forward again when the gradient is there.
     rebalance: iterations for which the same stage must have held the others up before a relay of another one
-    moves there (0: nobody moves).
+    moves there (0: nobody moves); none where a replica is gone, if nobody moved in so many.
     neighbours: how many peers of an adjacent stage each peer picks to keep links with (`neighbours`); where
     no stage has more than twice as many everybody has links with everybody there.
     deal: who serves which stage when a run begins: in the order of their coming ("arrival"), or dealt anew by
