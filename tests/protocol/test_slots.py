@@ -210,3 +210,26 @@ def test_one_that_came_while_others_were_cut_off_is_not_left_without_slots() -> 
     if "b" not in told:
         told = ledger.give_back("a", 1)
     assert "b" in told
+
+
+def test_slots_of_one_that_does_not_know_of_them_do_not_keep_a_newcomer_waiting() -> None:
+    """Who was behind when all was dealt out never heard of it, and has nothing to hand back."""
+    ledger = SlotLedger(capacity=4)
+    ledger.deal(["a", "behind"])
+    assert "new" not in ledger.ask("new", 0, repair=False)
+    first = next(peer for peer, grant in ledger.grants.items() if grant.held > grant.standing)
+    told = ledger.insist()
+    assert set(told) == {"a", "behind"}, "the first is told again, and the other is asked as well"
+    other = next(peer for peer in told if peer != first)
+    assert "new" in ledger.give_back(other, 1)
+    assert ledger.insist() == []
+
+
+def test_nobody_is_pressed_for_one_that_has_slots_or_none_waits() -> None:
+    ledger = SlotLedger(capacity=2)
+    ledger.deal(["a", "b"])
+    assert ledger.insist() == []
+    ledger.receive("a")
+    ledger.ask("a", 7, repair=False)
+    assert ledger.insist() == []
+    assert [grant.standing for grant in ledger.grants.values()] == [1, 1]

@@ -11,6 +11,7 @@ from anabranch.flow.dice import Dice
 from anabranch.protocol import events as ev
 from anabranch.protocol import sparing
 from anabranch.protocol.messages import ReducePart
+from anabranch.protocol.refusals import EARLY_AHEAD
 from anabranch.protocol.settings import Settings
 from anabranch.sim.algebra import Machine, counting_world, member_of, wrong_states
 from anabranch.sim.invariants import Invariants
@@ -146,3 +147,33 @@ def test_whoever_is_spared_by_chance_every_step_is_right(seed: int, monkeypatch:
     for t, peer in enumerate(("r1.0", "r2.1", "r1.2", "r2.0"), start=1):
         swarm.at(t, lambda peer=peer: swarm.world.crash(peer))  # type: ignore[misc]
     swarm.run(600.0)
+
+
+def test_slots_that_their_peer_does_not_know_of_do_not_keep_those_waiting_who_are_spared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The only one of a stage that is not spared has no link to the data node, which deals it all slots. It is
+    so many steps behind when it has one again that it forgets what it is told of them."""
+
+    def told(relays: Sequence[str], t: int, before: object, dice: Dice) -> Mapping[str, float]:
+        return {peer: 5.0 for peer in relays if peer != "r1.0" and t > 8}
+
+    monkeypatch.setattr(sparing, "by_chance", told)
+    settings = Settings("spared", 1, 1, 4, 14, spare="always", min_replicas=3, heartbeat_s=2.0)
+    names = [("d0", 0), *((f"r1.{n}", 1) for n in range(3))]
+    world = counting_world(settings, [Machine(name, stage) for name, stage in names], 1)
+    Invariants(world)
+    cut: list[bool] = []
+    behind: list[int] = []
+
+    def look(node: Node, event: ev.Event) -> None:
+        if not cut and world.history().t == 2:
+            cut.append(world.cut("d0", "r1.0", 6.0))
+        if cut and isinstance(event, ev.LinkUp) and (node.id, event.peer) == ("r1.0", "d0"):
+            behind.append(world.history().t - node.peer.replica.t)
+
+    world.watchers.append(look)
+    world.run(300.0)
+    assert cut == [True] and behind[0] > EARLY_AHEAD
+    assert not wrong_states(world)
+    assert world.history().t == 14

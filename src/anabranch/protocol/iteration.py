@@ -214,6 +214,10 @@ class Iteration:
         self._tell_slots(self.ledger.ask(peer, message.index, message.repair))
         return None
 
+    def repeat_slots(self) -> None:
+        """Of slots that others wait for, whoever has them is told again."""
+        self._tell_slots(self.ledger.insist())
+
     def on_return(self, peer: str, message: Return) -> None:
         self._tell_slots(self.ledger.give_back(peer, message.total))
 

@@ -10,7 +10,7 @@ them.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from anabranch.protocol.messages import Fence, Slots
@@ -123,8 +123,22 @@ class SlotLedger:
         """Somebody came after all was dealt out: of the slots of whom most stand one is his no longer, and
         goes to the pool when he does not need it. What is in the pool may be standing slots of one that is
         cut off: when it is back, they are its own again."""
-        richest = max(self.grants, key=lambda peer: (self.grants[peer].standing, peer))
-        if (self.pool > 0 and self._spare > 0) or self.grants[richest].standing == 0:
+        return self._take_back(self.grants) if self.pool <= 0 or self._spare <= 0 else []
+
+    def insist(self) -> list[str]:
+        """Somebody has waited for its first slot for long. Whoever is to hand one back is told again: if it was
+        behind when all was dealt out, it does not know that it has any. It may be behind for long, so another
+        one is to hand one back, too. Returns the peers to tell."""
+        if self.pool > 0 or all(self.grants[peer].held > 0 for _, _, peer in self.asks):
+            return []
+        linked = {peer: grant for peer, grant in self.grants.items() if grant.linked}
+        late = [peer for peer, grant in linked.items() if grant.held > grant.standing]
+        return [*late, *self._take_back(linked.keys() - late)]
+
+    def _take_back(self, peers: Collection[str]) -> list[str]:
+        """Of whom most slots stand, one is its own no longer; who that is, if it is anybody."""
+        richest = max(peers, key=lambda peer: (self.grants[peer].standing, peer), default=None)
+        if richest is None or self.grants[richest].standing == 0:
             return []
         self.grants[richest].standing -= 1
         self._spare += 1

@@ -106,6 +106,7 @@ class Stepping:
         if self.peer.iteration is not None:
             self.repeat_at = again_at
             self.peer.iteration.send_claim()
+            self.peer.iteration.repeat_slots()
             self.peer.replica.repeat_prepared()
         if self.applied is not None:
             self.repeat_at = again_at
