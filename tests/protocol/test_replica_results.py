@@ -11,17 +11,31 @@ from anabranch.protocol.attempting import Reduce
 from anabranch.protocol.cells import cells_of
 from anabranch.protocol.core import Core
 from anabranch.protocol.cover import plausible
-from anabranch.protocol.messages import Attempt, AttemptId
+from anabranch.protocol.detector import Silence
+from anabranch.protocol.events import Send
+from anabranch.protocol.iteration import Iteration
+from anabranch.protocol.messages import (
+    Attempt,
+    AttemptId,
+    FetchGradient,
+    Gradient,
+    ReducedPart,
+    ReducePart,
+    Spared,
+)
 from anabranch.protocol.records import Commit, Member, Members, StageCommit
 from anabranch.protocol.replica import PENDING_MAX, Replica
 from anabranch.protocol.settings import Settings
-from anabranch.protocol.tasks import Apply, Result
+from anabranch.protocol.tasks import Apply, Assemble, Freeze, Result, SumPart, Task
 
 
-def replica(fell_behind: Callable[[int], None] = lambda step: None) -> tuple[Replica, Core, list[int]]:
+def replica(
+    relays: str = "ab", fell_behind: Callable[[int], None] = lambda step: None
+) -> tuple[Replica, Core, list[int]]:
     core = Core("a", 1, 1, Settings("run", 1, 1, 2, 10), "d0")
-    members = (Member("d0", 0, 1, "c", 4), Member("a", 1, 1, "c", 4), Member("b", 1, 1, "c", 4))
-    core.membership.apply(Members(1, members, {"d0": 1, "a": 1, "b": 1}))
+    members = (Member("d0", 0, 1, "c", 4), *(Member(name, 1, 1, "c", 4) for name in relays))
+    core.membership.apply(Members(1, members, {member.id: 1 for member in members}))
+    core.links = {member.id: Silence(0.0, 1.0) for member in members if member.id != "a"}
     applied: list[int] = []
     made = Replica(core, lambda t, base, fingerprint: applied.append(t), fell_behind)
     made.t = 0
@@ -56,10 +70,80 @@ def test_a_step_that_cannot_be_taken_is_not_applied() -> None:
     assert made.deadline() < math.inf
 
 
+@pytest.mark.parametrize("summed_first", [True, False])
+def test_who_sums_a_part_and_lacks_another_tells_those_who_are_spared_of_it(summed_first: bool) -> None:
+    """The step is chosen while a part is on its way to `a` over a slow link; `a` then takes it by what somebody
+    else tells it, and the reduce is over for it: whoever is spared would wait for its part in vain."""
+    made, core, applied = replica("absc")
+    core.sparing.told(1, Spared(1, {"s": 60.0}))
+    iteration = Iteration(core, 1, "base", 4, 0, True)
+    made.open(iteration)
+    iteration.held.add(0)
+    fence = core.fence(1, "base")
+    attempt = Attempt(fence, 1, AttemptId(1, 1), 1, ("a", "b", "s"), (0, 1), (), (0, 1))
+    assert made.on_attempt(attempt) is None
+    done(core, Freeze, Result(outputs=(b"mine", b"mine")))
+    made.on_part("b", ReducePart(fence, 1, attempt.attempt, 0), b"theirs")
+    if summed_first:
+        done(core, SumPart, Result(outputs=(b"sum",)))
+    assert "s" not in told(core)
+    made.commit(commit("wanted"), "base 1")
+    if not summed_first:
+        done(core, SumPart, Result(outputs=(b"sum",)))
+    made.lacking.received("c", Gradient(1, 1), b"gradient")
+    done(core, Assemble, Result(outputs=(b"gradient",), digest="wanted"))
+    done(core, Apply, Result(fingerprint="after"))
+    assert applied == [1]
+    assert sorted(told(core)) == ["b", "s"]
+
+
+def test_who_is_spared_waits_for_the_parts_that_it_is_told_late() -> None:
+    made, core, _ = replica()
+    members = [Member(name, 1, 1, "c", 4) for name in "bc"]
+    core.membership.apply(Members(2, tuple(members), {"b": 1, "c": 1}))
+    core.links["c"] = Silence(0.0, 1.0)
+    core.sparing.told(1, Spared(1, {"a": 60.0}))
+    made.open(Iteration(core, 1, "base", 4, 0, True))
+    fence = core.fence(1, "base")
+    attempt = Attempt(fence, 1, AttemptId(1, 1), 1, ("a", "b", "c"), (1, 2), (), (1, 2))
+    assert made.on_attempt(attempt) is None
+    done(core, Freeze, Result(outputs=(b"", b"")))
+    core.now = 10.0
+    made.commit(commit("wanted"), "base 1")
+    for second in range(11, 40):
+        core.now = float(second)
+        made.tick()
+    assert not asked(core)
+    core.now = 42.0
+    made.tick()
+    assert asked(core), "it takes longer than three times what the reduce took"
+
+
+def asked(core: Core) -> list[str]:
+    """Who was asked for a gradient."""
+    sent = [effect for effect in core.effects if isinstance(effect, Send)]
+    return [effect.peer for effect in sent if isinstance(effect.message, FetchGradient)]
+
+
+def done(core: Core, kind: type[Task], result: Result) -> None:
+    """The worker does what is next, of this kind."""
+    job = core.queue.next()
+    assert job is not None and isinstance(job[0], kind)
+    then = core.queue.finish(job[0])
+    assert then is not None
+    then(result)
+
+
+def told(core: Core) -> list[str]:
+    """Who was sent a reduced part."""
+    sent = [effect for effect in core.effects if isinstance(effect, Send)]
+    return [effect.peer for effect in sent if isinstance(effect.message, ReducedPart)]
+
+
 def test_who_learns_of_more_steps_than_it_remembers_fetches_the_state() -> None:
     """It was cut off, and is told of all that was chosen meanwhile at once."""
     behind: list[int] = []
-    made, _, _ = replica(behind.append)
+    made, _, _ = replica(fell_behind=behind.append)
     for t in range(1, PENDING_MAX + 11):
         made.commit(commit("wanted", t), f"base {t}")
         assert len(made.pending) <= PENDING_MAX
@@ -69,7 +153,7 @@ def test_who_learns_of_more_steps_than_it_remembers_fetches_the_state() -> None:
 
 def test_the_step_that_is_being_taken_is_remembered() -> None:
     behind: list[int] = []
-    made, core, applied = replica(behind.append)
+    made, core, applied = replica(fell_behind=behind.append)
     made.pending[1] = (commit("wanted"), "base 1")
     made._take(made._apply_task(made.pending[1][0]))
     job = core.queue.next()

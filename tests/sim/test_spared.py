@@ -152,8 +152,8 @@ def test_whoever_is_spared_by_chance_every_step_is_right(seed: int, monkeypatch:
 def test_slots_that_their_peer_does_not_know_of_do_not_keep_those_waiting_who_are_spared(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The only one of a stage that is not spared has no link to the data node, which deals it all slots. It is
-    so many steps behind when it has one again that it forgets what it is told of them."""
+    """The only one of a stage that is not spared has no link to the data node, which deals it all slots. When
+    it has one again it is so many steps behind that it forgets what it is told of them."""
 
     def told(relays: Sequence[str], t: int, before: object, dice: Dice) -> Mapping[str, float]:
         return {peer: 5.0 for peer in relays if peer != "r1.0" and t > 8}

@@ -40,8 +40,9 @@ class Reduce:
         several = len(self.cells.bounds) > 1
         #: Of my cell, who sends parts.
         self.senders: Sequence[int] = self.fellows if several else contributors(self.message)
-        #: Who is told my parts at once.
+        #: Who is told my parts at once; whether I am told those of others later.
         self.first: Collection[int] = self.fellows
+        self.told_late = False
 
     @property
     def count(self) -> int:

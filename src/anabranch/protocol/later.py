@@ -42,10 +42,10 @@ class Later:
         """The step that follows my state."""
         self._committed_at = self.core.now
 
-    def first(self, reduce: Reduce) -> Collection[int]:
+    def first(self, reduce: Reduce, chosen: bool) -> Collection[int]:
         """Who is told the parts that I sum at once: those who own units, or are to have some. Everybody is
-        where that would be one alone, and when it is tried again."""
-        spared, again = self.core.sparing.waits, self._tried
+        where that would be one alone, and when it is tried again. chosen: the step is, already."""
+        spared, again = self.core.sparing.waits, self._tried or chosen
         self._tried = True
         owners = contributors(reduce.message)
         members = enumerate(reduce.members)
@@ -61,9 +61,10 @@ class Later:
             self.at = self.core.now + TOLD_S + TOLD_TIMES * needs_s
 
     def now(self, reduce: Reduce | None) -> Collection[int]:
-        """Who is told now, in their order."""
+        """Who is told now, in their order. Also where I lack parts of others myself: I may take the step by
+        what somebody else tells me before these are here."""
         self.at = math.inf
-        if reduce is None or not reduce.assembled:
+        if reduce is None:
             return ()
         later, reduce.first = set(reduce.fellows).difference(reduce.first), reduce.fellows
         return sorted(later)
@@ -71,7 +72,7 @@ class Later:
     def come(self, reduce: Reduce | None, t: int) -> bool:
         """Whether what I, spared, lack of the gradient of step t is on its way from those who summed it. It
         may take as long as the reduce did, and some more."""
-        if reduce is None or reduce.message.fence.t != t or reduce.position in reduce.first:
+        if reduce is None or reduce.message.fence.t != t or not reduce.told_late:
             return False
         if self.core.now - self._committed_at > PARTS_TIMES * (self._committed_at - self._announced_at):
             return False

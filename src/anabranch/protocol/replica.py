@@ -139,7 +139,8 @@ class Replica:
         cells = cells_of(len(message.members), FLAT * self.core.settings.neighbours)
         reduce = Reduce(message, message.members.index(self.core.me), cells)
         self.reduce = reduce
-        reduce.first = self._later.first(reduce)
+        reduce.first = self._later.first(reduce, reduce.message.fence.t in self.pending)
+        reduce.told_late = reduce.position not in reduce.first
         for peer in reduce.partners if self.core.near.crowded else ():
             if self.core.membership.dials(self.core.me, peer):
                 self.core.contacts.reach(peer)
@@ -178,11 +179,13 @@ class Replica:
                 self._send_reduced(reduce, part, position)
 
     def _tell_later(self) -> None:
-        """The step is chosen, or takes long: those who are spared get the parts that I summed, too."""
+        """The step is chosen, or takes long: those who are spared get the parts that I summed, too, and those
+        that I have yet to sum with the others."""
         reduce = self.reduce
         if (positions := self._later.now(reduce)) and reduce is not None:
             for part in reduce.mine:
-                self._send_to(reduce, part, positions)
+                if part in reduce.reduced:
+                    self._send_to(reduce, part, positions)
 
     def _send_reduced(self, reduce: Reduce, part: int, to: int) -> None:
         """A part that I summed to a member."""
@@ -277,8 +280,6 @@ class Replica:
             return
         reduce.assembled = True
         self._later.assembled(reduce)
-        if reduce.message.fence.t in self.pending:
-            self._tell_later()
         assert self.iteration is not None
         inputs = tuple(reduce.reduced[part] for part in range(reduce.count))
         task = Assemble(self.iteration.t)

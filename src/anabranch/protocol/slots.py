@@ -126,9 +126,9 @@ class SlotLedger:
         return self._take_back(self.grants) if self.pool <= 0 or self._spare <= 0 else []
 
     def insist(self) -> list[str]:
-        """Somebody has waited for its first slot for long. Whoever is to hand one back is told again: if it was
-        behind when all was dealt out, it does not know that it has any. It may be behind for long, so another
-        one is to hand one back, too. Returns the peers to tell."""
+        """Somebody has waited for its first slot for long. Whoever is to hand one back is told again: one
+        that was behind when all was dealt out does not know that it has any. And it may be behind for long,
+        so another one is to hand one back, too. Returns the peers to tell."""
         if self.pool > 0 or all(self.grants[peer].held > 0 for _, _, peer in self.asks):
             return []
         linked = {peer: grant for peer, grant in self.grants.items() if grant.linked}
