@@ -72,8 +72,9 @@ def test_a_step_that_cannot_be_taken_is_not_applied() -> None:
 
 @pytest.mark.parametrize("summed_first", [True, False])
 def test_who_sums_a_part_and_lacks_another_tells_those_who_are_spared_of_it(summed_first: bool) -> None:
-    """The step is chosen while a part is on its way to `a` over a slow link; `a` then takes it by what somebody
-    else tells it, and the reduce is over for it: whoever is spared would wait for its part in vain."""
+    """The step is chosen while a part is on its way to `a` over a slow link; `a` then takes it by what
+    somebody else tells it, and the reduce is over for it: whoever is spared would wait for its part in
+    vain."""
     made, core, applied = replica("absc")
     core.sparing.told(1, Spared(1, {"s": 60.0}))
     iteration = Iteration(core, 1, "base", 4, 0, True)

@@ -40,8 +40,12 @@ class Leads:
         for peer in lines:
             core.links[peer] = Silence(0.0, 1.0)
         self.lines = {"d": LINK_BPS, **lines}
-        self.ways = Ways()
-        self.sparer = Sparer(core, self.ways)
+        self.begins(1)
+
+    def begins(self, term: int) -> None:
+        """To lead, knowing of no links."""
+        self.term, self.ways = term, Ways()
+        self.sparer = Sparer(self.core, self.ways)
 
     def tells(self, peers: Iterable[str] | None = None) -> None:
         for peer in self.lines if peers is None else peers:
@@ -59,7 +63,7 @@ class Leads:
         sent = {encode(effect.message) for effect in self.core.effects if isinstance(effect, Send)}
         for message in map(decode, sent):
             assert isinstance(message, Spared)
-            assert self.core.sparing.told(1, message) is None
+            assert self.core.sparing.told(self.term, message) is None
         return set(self.core.sparing.waits) if sent else None
 
 
@@ -76,21 +80,22 @@ def test_a_thin_line_is_spared_where_others_are_there() -> None:
 def test_nobody_is_spared_where_lines_are_alike_or_all_there_is(lines: Mapping[str, float]) -> None:
     leads = Leads(lines)
     leads.tells()
-    assert leads.look() is None and not leads.core.sparing.waits
+    assert leads.look() == set()  # said once, for those who were told otherwise
+    assert leads.look() is None
 
 
 def test_a_stage_that_needs_the_places_spares_nobody() -> None:
     """A microbatch is away for longer than the reduce of a thin line takes, and few of them fit."""
     leads = Leads({"a": 1e9, "thin": 1e8}, capacity=1, trip_s=2.0)
     leads.tells()
-    assert leads.look() is None
+    assert leads.look() == set()
 
 
 def test_nothing_is_changed_where_somebodys_line_is_not_known() -> None:
     leads = Leads({"a": 1e9, "b": 1e9, "thin": 2e7})
     leads.tells(["d", "a", "b"])
     leads.ways.removed("thin")
-    assert leads.look() is None
+    assert leads.look() == set()
     leads.tells(["thin"])
     assert leads.look() is None  # looked already: it is told that there is news
     leads.sparer.told("thin")
@@ -110,6 +115,64 @@ def test_who_is_spared_does_not_change_for_little() -> None:
     leads.lines["thin"] = 1e9
     leads.tells()
     assert leads.look(3) == set()
+
+
+def test_a_new_leader_keeps_to_what_was_said_until_it_knows_links() -> None:
+    leads = Leads({"a": 1e9, "b": 1e9, "thin": 2e7})
+    leads.tells()
+    assert leads.look() == {"thin"}
+    wait_s = leads.core.sparing.waits["thin"]
+    leads.begins(2)
+    assert leads.look(2, False) == {"thin"} and leads.core.sparing.waits["thin"] == wait_s
+    leads.tells(["d", "a"])
+    assert leads.look(3, False) == {"thin"} and leads.core.sparing.waits["thin"] == wait_s
+    leads.lines["thin"] = 1e9
+    leads.tells()
+    assert leads.look(3) == set()
+
+
+def test_what_is_known_of_one_stage_changes_nothing_where_a_newcomers_line_is_not_known() -> None:
+    leads = Leads({"a": 1e9, "b": 1e9, "thin": 4e7})
+    leads.tells()
+    assert leads.look() == {"thin"}
+    newcomer = Member("new", 1, 1, "", 64, forward_s=0.01)
+    leads.core.membership.apply(Members(2, (newcomer,), {"new": 1}))
+    leads.lines["thin"] = 1e9
+    leads.tells(["d", "a", "b", "thin"])
+    assert leads.look(2) == {"thin"}
+    leads.lines["new"] = 1e9
+    leads.tells()
+    assert leads.look(3) == set()
+
+
+def test_one_who_leads_again_is_believed() -> None:
+    """What it said last may have come when its new term was known already, and counts as said in that."""
+    leads = Leads({"a": 1e9, "b": 1e9, "thin": 2e7})
+    leads.tells()
+    other = Sparing()
+    for t in range(1, 6):
+        leads.look(t)
+    assert other.told(2, Spared(leads.core.sparing.number, {"thin": 9.0})) is None
+    leads.begins(2)
+    leads.lines["thin"] = 1e9
+    leads.tells()
+    assert leads.look(6) == set()
+    assert other.told(2, Spared(leads.core.sparing.number, {})) is None and not other.waits
+
+
+def test_who_is_back_is_told_too_that_nobody_is_spared() -> None:
+    leads = Leads({"a": 1e9, "b": 1e9, "thin": 2e7})
+    leads.tells()
+    assert leads.look() == {"thin"}
+    gone = leads.core.links.pop("b")
+    leads.lines["thin"] = 1e9
+    leads.tells()
+    assert leads.look(2) == set()
+    leads.core.links["b"] = gone
+    leads.core.effects.clear()
+    leads.sparer.repeat("b")
+    (sent,) = leads.core.effects
+    assert isinstance(sent, Send) and isinstance(sent.message, Spared) and not sent.message.waits
 
 
 def test_where_it_is_not_asked_for_nothing_is_said() -> None:

@@ -275,7 +275,8 @@ class Leadership:
         peer, core, replica = self.peer, self.peer.core, self.peer.replica
         if replica.t > 0 and replica.t == peer.committed and core.me in core.membership.members:
             fence = core.fence(replica.t, peer.joining.state_base)
-            peer.stepping.applied = Applied(fence, core.stage, replica.fingerprint)
+            links = core.costs.links()
+            peer.stepping.applied = Applied(fence, core.stage, replica.fingerprint, links=links)
         peer.stepping.repeat()
         peer.snapshots.report()
         if core.leader in core.links:

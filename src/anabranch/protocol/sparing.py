@@ -17,6 +17,7 @@ from anabranch.flow.dice import Dice
 from anabranch.protocol.arranging import Arithmetic, Deal, arithmetic_of
 from anabranch.protocol.messages import Spared
 from anabranch.protocol.placement import SEARCHED
+from anabranch.protocol.records import Member
 from anabranch.protocol.ways import Ways
 
 if TYPE_CHECKING:
@@ -47,6 +48,11 @@ class Sparing:
             self._said, self.waits = (term, message.number), waits
         return None
 
+    @property
+    def number(self) -> int:
+        """Of what was said last."""
+        return self._said[1]
+
     def working(self, peers: Sequence[str]) -> Sequence[str]:
         """Those who are not spared; all of them where nobody else is left."""
         if not self.waits:
@@ -67,7 +73,7 @@ class Sparer:
     def __init__(self, core: Core, ways: Ways) -> None:
         self.core = core
         self.ways = ways
-        self._number = 0
+        self._number = core.sparing.number  # who led before may have been me
         self._looked: tuple[int, int, bool] | None = None
         self._t = 0
         self._heard: set[str] = set()
@@ -84,7 +90,9 @@ class Sparer:
 
     def look(self, t: int, released: bool) -> None:
         """Whom to spare in t, the open iteration, and from then on: once for each iteration and membership,
-        and once more when enough have told of the last step. released: they have."""
+        and once more when enough have told of the last step. released: they have. In each iteration it is
+        said at least once, also that nobody is spared: somebody may have missed it, or have been told by
+        another leader."""
         core = self.core
         key = (t, core.membership.version, released)
         if core.settings.spare == "never" or self._looked == key:
@@ -95,7 +103,7 @@ class Sparer:
         relays = sorted(peer for peer, member in core.membership.members.items() if member.stage)
         chance = core.settings.spare == "always"
         waits = by_chance(relays, t, before, core.dice) if chance else self._by_links()
-        if waits != before or (waits and begins):
+        if begins or waits != before:
             self._tell(waits)
         if waits.keys() != before.keys():
             names = " ".join(sorted(peer[:8] for peer in waits)) or "nobody"
@@ -103,7 +111,7 @@ class Sparer:
 
     def repeat(self, peer: str) -> None:
         """It is linked (again)."""
-        if self.core.sparing.waits:
+        if self._t:
             self._number += 1
             self.core.send(peer, Spared(self._number, dict(self.core.sparing.waits)))
 
@@ -114,22 +122,33 @@ class Sparer:
             self.core.send(peer, message)
 
     def _by_links(self) -> Mapping[str, float]:
-        """Whom it is better to spare: those as before, unless that has changed by much."""
-        core = self.core
-        arithmetic = self._arithmetic()
-        if arithmetic is None:
+        """Whom it is better to spare: those as before, unless that has changed by much, or where it is not
+        known (yet) what lines a stage has."""
+        core, settings = self.core, self.core.settings
+        t, members = core.membership.opening_t, core.membership.members
+        live = [member for member in members.values() if core.membership.is_live(member.id, member.stage, t)]
+        if len(live) > SEARCHED or not settings.activation_bytes:
             return {}
+        waits = {peer: s for peer, s in core.sparing.waits.items() if peer in members and members[peer].stage}
+        arithmetic = self._arithmetic(live)
+        if arithmetic is None:
+            return waits
         deal: Deal = arithmetic.deal
-        before = core.sparing.waits.keys() & deal.keys()
+        before = waits.keys() & deal.keys()
         known = [peer for peer in deal if next(self.ways.rates(peer))]
+        not_known = {deal[peer] for peer in deal.keys() - set(known)}
+        kept = frozenset(peer for peer in before if deal[peer] in not_known)
         spared = arithmetic.spared(deal, before, known)
         seconds, before_s = arithmetic.with_mean(spared, deal), arithmetic.with_mean(before, deal)
         all_work_s = arithmetic.with_mean((), deal)
         if before and seconds > (1.0 - GAIN) * before_s and before_s < (1.0 - PAYS + GAIN) * all_work_s:
             spared = frozenset(before)
         elif seconds > min((1.0 - PAYS) * all_work_s, all_work_s - LESS_S):
-            spared = frozenset()
-        return {peer: self._wait_s(arithmetic, peer, spared, deal) for peer in sorted(spared)}
+            spared = kept
+        return {
+            peer: waits[peer] if peer in kept else self._wait_s(arithmetic, peer, spared, deal)
+            for peer in sorted(spared)
+        }
 
     def _wait_s(
         self, arithmetic: Arithmetic, peer: str, spared: Collection[str], deal: Deal
@@ -138,13 +157,10 @@ class Sparer:
         seconds = arithmetic.costs_s(peer, spared, deal)
         return min(max(LEAST_S, 2.0 ** round(math.log2(max(seconds, LEAST_S)))), MOST_S)
 
-    def _arithmetic(self) -> Arithmetic | None:
-        """None where nothing is known of links, or they are too many to be searched."""
+    def _arithmetic(self, live: Sequence[Member]) -> Arithmetic | None:
+        """None while nothing is known of links, or a stage is lost."""
         core, settings = self.core, self.core.settings
         t, membership = core.membership.opening_t, core.membership
-        live = [m for m in membership.members.values() if membership.is_live(m.id, m.stage, t)]
-        if len(live) > SEARCHED or not settings.activation_bytes:
-            return None
         if not all(membership.count(stage, t) for stage in range(settings.stages + 1)):
             return None
         return arithmetic_of(live, settings, self.ways, spares=True)
