@@ -25,6 +25,8 @@ SETUP_TRIPS = 3
 SEGMENT_BYTES = 1460
 #: A lost small message is sent again after a round trip and this (s), Linux's least retransmission timeout.
 RETRANSMIT_S = 0.2
+#: Far more than rounding moves a sum of rates, as a share of it.
+ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,7 @@ class _Lane:
 
     __slots__ = (
         "begun_at",
+        "down",
         "most_bps",
         "plan",
         "rate_bps",
@@ -80,18 +83,21 @@ class _Lane:
         "sender",
         "since",
         "told",
+        "turn",
+        "up",
         "waiting",
         "way",
     )
 
-    def __init__(self, sender: str, receiver: str, way: Way) -> None:
+    def __init__(self, sender: str, receiver: str, way: Way, up: _Wire, down: _Wire) -> None:
         self.sender, self.receiver, self.way = sender, receiver, way
+        self.up, self.down = up, down
         self.most_bps = way.rate_bps
         self.rate_bps = 0.0
         self.since = self.begun_at = 0.0
         self.told: int | None = None
         """Priority of what has been going since begun_at."""
-        self.plan = 0
+        self.plan = self.turn = 0
         self.waiting: list[_Payload] = []
 
     def advance(self, now: float) -> None:
@@ -101,29 +107,38 @@ class _Lane:
 
 
 class _Wire:
-    """One direction of a host's line. lanes: what is on it, in the order in which they began."""
+    """One direction of a host's line. lanes: what is on it, in the order in which they began. narrow: whether
+    it has no room for all that its lanes could take (None: to be worked out). binds: whether it may come
+    close to that, as sums are rounded; no other is ever full.
 
-    __slots__ = ("_narrow", "lanes", "most_bps")
+    While lines are shared: turn, the latest in which it was looked at, and filled; room, of which nobody has
+    anything yet; rising, how many lanes still want more; full.
+    """
+
+    __slots__ = ("binds", "filled", "full", "lanes", "most_bps", "narrow", "rising", "room", "turn")
 
     def __init__(self, most_bps: float) -> None:
         self.lanes: dict[_Lane, None] = {}
-        self.most_bps = most_bps
-        self._narrow: bool | None = None
+        self.most_bps = self.room = most_bps
+        self.narrow: bool | None = None
+        self.binds = self.full = False
+        self.rising = self.turn = self.filled = 0
 
-    @property
-    def narrow(self) -> bool:
-        """Whether it has no room for all that its lanes could take."""
-        if self._narrow is None:
-            self._narrow = sum(lane.most_bps for lane in self.lanes) > self.most_bps
-        return self._narrow
+    def look(self) -> bool:
+        """Whether it is narrow."""
+        if self.narrow is None:
+            wanted_bps = sum([lane.most_bps for lane in self.lanes])
+            self.narrow = wanted_bps > self.most_bps
+            self.binds = wanted_bps > (1.0 - ROUNDING) * self.most_bps
+        return self.narrow
 
     def put(self, lane: _Lane) -> None:
         self.lanes[lane] = None
-        self._narrow = None
+        self.narrow = None
 
     def take(self, lane: _Lane) -> None:
         del self.lanes[lane]
-        self._narrow = None
+        self.narrow = None
 
 
 class UnderWay:
@@ -155,7 +170,7 @@ class Traffic:
         self._lanes: dict[tuple[str, str], _Lane] = {}
         self._up: dict[str, _Wire] = {}
         self._down: dict[str, _Wire] = {}
-        self._order = 0
+        self._order = self._turn = 0
         self._unsettled: dict[_Lane, None] = {}
         """Lanes whose rates may not be what they should: they are settled once for all that happens at an
         instant, as when a peer sends a part of its sum to each of its fellows."""
@@ -182,12 +197,13 @@ class Traffic:
             if lane.rate_bps:
                 self._plan(lane)
             return
-        lane = self._lanes[sender, receiver] = _Lane(sender, receiver, self._way(sender, receiver))
+        up, down = self._wire(self._up, sender), self._wire(self._down, receiver)
+        lane = self._lanes[sender, receiver] = _Lane(sender, receiver, self._way(sender, receiver), up, down)
         lane.since = self.clock.now
         lane.waiting.append(payload)
         self._tell(lane)
-        self._wire(self._up, sender).put(lane)
-        self._wire(self._down, receiver).put(lane)
+        up.put(lane)
+        down.put(lane)
         self._unsettle(lane)
 
     def drop(self, one: str, other: str) -> dict[str, int]:
@@ -209,8 +225,8 @@ class Traffic:
 
     def _end(self, lane: _Lane) -> None:
         """Nothing is on this lane any more: those that shared a line with it go quicker."""
-        wires = self._up[lane.sender], self._down[lane.receiver]
-        others = [other for wire in wires if wire.narrow for other in wire.lanes if other is not lane]
+        wires = lane.up, lane.down
+        others = [other for wire in wires if wire.look() for other in wire.lanes if other is not lane]
         del self._lanes[lane.sender, lane.receiver]
         for wire in wires:
             wire.take(lane)
@@ -271,47 +287,64 @@ class Traffic:
 
     def _together(self, lane: _Lane) -> list[_Lane]:
         """The lanes whose rates may depend on this one's, over lines too narrow for all of theirs."""
-        found, todo, seen = {lane: None}, [lane], set[_Wire]()
+        self._turn = lane.turn = turn = self._turn + 1
+        found, todo = [lane], [lane]
         while todo:
             here = todo.pop()
-            for wire in (self._up[here.sender], self._down[here.receiver]):
-                if wire.narrow and wire not in seen:
-                    seen.add(wire)
-                    fresh = [other for other in wire.lanes if other not in found]
-                    found.update(dict.fromkeys(fresh))
+            for wire in (here.up, here.down):
+                if wire.turn == turn:
+                    continue
+                wire.turn = turn
+                if wire.look():
+                    fresh = [other for other in wire.lanes if other.turn != turn]
+                    for other in fresh:
+                        other.turn = turn
+                    found += fresh
                     todo += fresh
-        return list(found)
+        return found
 
     def _share(self, lanes: list[_Lane]) -> None:
         """Progressive filling: all rates rise alike; a lane stops at its bound or where a line is full."""
         if len(lanes) == 1:
             lane = lanes[0]
-            most_bps = min(self._up[lane.sender].most_bps, self._down[lane.receiver].most_bps)
-            self._goes(lane, min(most_bps, lane.most_bps))
+            self._goes(lane, min(min(lane.up.most_bps, lane.down.most_bps), lane.most_bps))
             return
-        room: dict[_Wire, float] = {}
-        users: dict[_Wire, set[_Lane]] = {}
-        ends: dict[_Lane, tuple[_Wire, _Wire]] = {}
-        for lane in lanes:
-            ends[lane] = self._up[lane.sender], self._down[lane.receiver]
-            for wire in ends[lane]:
-                if wire not in room:
-                    room[wire], users[wire] = wire.most_bps, set()
-                users[wire].add(lane)
-        rising, rates = dict.fromkeys(lanes), {}
+        wires, rising = self._filled(lanes), lanes
+        rates: list[tuple[_Lane, float]] = []
         while rising:
-            full = {wire: room[wire] / len(using) for wire, using in users.items() if using}
-            level = min(min(full.values()), min(lane.most_bps for lane in rising))
-            narrow = {wire for wire, most in full.items() if most <= level}
-            stop = [lane for lane in rising if lane.most_bps <= level or not narrow.isdisjoint(ends[lane])]
-            for lane in stop:
-                rates[lane] = level
-                del rising[lane]
-                for wire in ends[lane]:
-                    room[wire] -= level
-                    users[wire].discard(lane)
-        for lane, rate in rates.items():
+            wires = [wire for wire in wires if wire.rising]
+            shares = [wire.room / wire.rising for wire in wires]
+            level = min([*shares, min([lane.most_bps for lane in rising])])
+            for wire, share in zip(wires, shares, strict=True):
+                wire.full = share <= level
+            still = []
+            for lane in rising:
+                up, down = lane.up, lane.down
+                if lane.most_bps <= level or up.full or down.full:
+                    rates.append((lane, level))
+                    up.room -= level
+                    down.room -= level
+                    up.rising -= 1
+                    down.rising -= 1
+                else:
+                    still.append(lane)
+            rising = still
+        for lane, rate in rates:
             self._goes(lane, rate)
+
+    def _filled(self, lanes: list[_Lane]) -> list[_Wire]:
+        """The wires of these lanes that may become full, empty as yet."""
+        turn, found = self._turn, []
+        for lane in lanes:
+            for wire in (lane.up, lane.down):
+                if wire.filled == turn:
+                    wire.rising += 1
+                    continue
+                wire.filled, wire.room, wire.rising, wire.full = turn, wire.most_bps, 1, False
+                wire.look()
+                if wire.binds:
+                    found.append(wire)
+        return found
 
     def _goes(self, lane: _Lane, rate_bps: float) -> None:
         if rate_bps != lane.rate_bps:
