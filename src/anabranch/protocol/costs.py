@@ -26,7 +26,7 @@ def _link() -> LinkCost:
     return LinkCost(PRIOR_BPS, steady=Steady(floor=FLOOR_S))
 
 
-@dataclass
+@dataclass(slots=True)
 class Neighbour:
     """A peer that microbatches can be sent to, or come from.
 

@@ -10,7 +10,6 @@ again. Suspicion re-routes one's own work; it removes nobody (R3).
 from __future__ import annotations
 
 import bisect
-from collections import deque
 
 #: Gaps remembered per peer.
 WINDOW = 256
@@ -26,10 +25,12 @@ DOUBT = 0.5
 class Silence:
     """The gaps between one peer's messages, and when it was last heard."""
 
+    __slots__ = ("_gaps", "_heartbeat_s", "_sorted", "last_heard", "patience_s")
+
     def __init__(self, now: float, heartbeat_s: float) -> None:
         self.last_heard = now
         self._heartbeat_s = heartbeat_s
-        self._gaps: deque[float] = deque([heartbeat_s], maxlen=WINDOW)
+        self._gaps: list[float] = [heartbeat_s]
         self._sorted: list[float] = [heartbeat_s]
         self.patience_s = self._patience_s()
         """Silence (seconds) after which the peer is suspected."""
@@ -42,7 +43,7 @@ class Silence:
         if gap >= self.patience_s:
             gap /= TIMES
         if len(self._gaps) == WINDOW:
-            oldest = self._gaps[0]
+            oldest = self._gaps.pop(0)
             self._sorted.pop(bisect.bisect_left(self._sorted, oldest))
         self._gaps.append(gap)
         bisect.insort(self._sorted, gap)

@@ -8,7 +8,6 @@ passed in. An absurd sample (negative, zero, NaN, infinite) is left out and coun
 from __future__ import annotations
 
 import math
-from collections import deque
 
 from anabranch.flow.problem import link_cost
 
@@ -43,10 +42,14 @@ class Samples:
     """The newest samples of one quantity. `follow`: a lasting change outdates what was before (CHANGE).
     `kept`: how many still count after a silence."""
 
+    # A large swarm has many links, and a simulated one those of all peers: slots, and lists that are no
+    # longer than what is in them.
+    __slots__ = ("_even", "_follow", "_kept", "_last", "_quantiles", "_samples", "_window", "ignored")
+
     def __init__(self, window: int = WINDOW, kept: int = KEPT, follow: bool = True) -> None:
         self.ignored = 0
-        self._samples: deque[tuple[float, float]] = deque(maxlen=window)
-        self._kept, self._follow = kept, follow
+        self._samples: list[tuple[float, float]] = []
+        self._window, self._kept, self._follow = window, kept, follow
         self._last = -math.inf
         self._quantiles: dict[tuple[float, float], float | None] = {}
         self._even = True
@@ -62,6 +65,7 @@ class Samples:
             self._forget(len(self._samples) - self._kept)
         self._last = now
         self._samples.append((value, weight))
+        self._forget(len(self._samples) - self._window)
         if self._follow:
             self._follow_change()
 
@@ -105,8 +109,9 @@ class Samples:
             self._forget(len(old))
 
     def _forget(self, count: int) -> None:
-        for _ in range(count):
-            self._samples.popleft()
+        """The oldest of them."""
+        if count > 0:
+            del self._samples[:count]
 
 
 class Latency(Samples):
@@ -115,6 +120,8 @@ class Latency(Samples):
     Queueing behind payloads only adds to a round trip, so the estimate is a low quantile of the recent ones:
     it follows a fall within 4 samples and a rise within LATENCY_WINDOW, after a silence at once.
     """
+
+    __slots__ = ()
 
     def __init__(self) -> None:
         super().__init__(LATENCY_WINDOW, kept=0, follow=False)
@@ -130,6 +137,8 @@ class Bandwidth:
     A transfer that began while another was under way has waited for it. Such transfers are taken together:
     their bytes over the seconds in which the link was busy with them.
     """
+
+    __slots__ = ("_began", "_bytes", "_ended", "_paces", "_together", "ignored")
 
     def __init__(self) -> None:
         self.ignored = 0
@@ -187,6 +196,8 @@ class Padded:
     Round trips jitter, so it only tells slow links: the padding must take a good part of the latency.
     """
 
+    __slots__ = ("_size_bytes", "_trips")
+
     def __init__(self) -> None:
         self._trips = Samples(LATENCY_WINDOW, kept=0, follow=False)
         self._size_bytes = 0.0
@@ -227,6 +238,18 @@ class Steady:
     margin is enough.
     """
 
+    __slots__ = (
+        "_beyond",
+        "_floor",
+        "_hold_s",
+        "_margin",
+        "_samples",
+        "_since",
+        "_unsettled",
+        "ignored",
+        "published",
+    )
+
     def __init__(
         self, margin: float = 0.25, floor: float = 0.0, samples: int = 3, hold_s: float = 0.0
     ) -> None:
@@ -263,6 +286,8 @@ class Steady:
 
 class LinkCost:
     """d_ij of one link as this peer, i, knows it. Priors stand in for what is not measured yet."""
+
+    __slots__ = ("_prior_bps", "_prior_latency_s", "back_bps", "latency", "out", "padded", "steady")
 
     def __init__(self, prior_bps: float, prior_latency_s: float = 0.0, steady: Steady | None = None) -> None:
         self.latency = Latency()

@@ -30,7 +30,7 @@ class Membership:
         self.version = 0
         """Rises with every change of who is a member, or serves."""
         self._seen = 0
-        self._stages: dict[int, set[str]] = {}
+        self._stages: dict[int, list[str]] = {}
         self._live: dict[int, dict[int, list[str]]] = {}
         """Stage -> iteration -> who serves it."""
         self._versions: dict[int, int] = {}
@@ -105,7 +105,7 @@ class Membership:
         self._changed({member.stage, *self._stages_of((member.id,))})
         self._seen += 1
         self._leave_stage(member.id)
-        self._stages.setdefault(member.stage, set()).add(member.id)
+        self._stages.setdefault(member.stage, []).append(member.id)
         self.members[member.id] = member
         self.order[member.id] = self._seen
         self.incarnations[member.id] = max(member.incarnation, self.incarnations.get(member.id, 0))
@@ -114,7 +114,7 @@ class Membership:
     def _leave_stage(self, peer: str) -> None:
         former = self.members.get(peer)
         if former is not None:
-            self._stages[former.stage].discard(peer)
+            self._stages[former.stage].remove(peer)
 
     def live(self, stage: int, t: int) -> list[str]:
         """Active members of `stage` at iteration t, by id."""

@@ -29,6 +29,8 @@ class Computer(Protocol):
 class Link:
     """One connection between two processes. `cut_by` is who died; what it sent before may still arrive."""
 
+    __slots__ = ("_lanes", "cut_by", "ends", "nodes", "open", "quiet_at")
+
     def __init__(self, one: Node, other: Node) -> None:
         self.ends = frozenset((one.id, other.id))
         self.nodes = {one.id: one, other.id: other}
