@@ -27,7 +27,7 @@ STRANGERS_MAX = 16
 _GWTF_FROM = {Side.NEXT: gwtf.FROM_NEXT, Side.PREVIOUS: gwtf.FROM_PREVIOUS, Side.SAME: gwtf.FROM_SAME}
 
 
-@dataclass
+@dataclass(slots=True)
 class Said:
     """What was said over one flow link. cost: last told to the agent (s). pushed: units handed over to the
     next hop, in all. heard: such a count (or of units handed back) in the newest letter that came from there,
@@ -83,18 +83,23 @@ def unfit(letter: Message, side: Side) -> str | None:
 
 
 def _implausible(value: object) -> str | None:
-    if isinstance(value, int) and not 0 <= value <= COUNT_MAX:
-        return f"a count of {value}"
-    if isinstance(value, float) and not abs(value) <= PRICE_MAX_S:
+    if isinstance(value, int):
+        return None if 0 <= value <= COUNT_MAX else f"a count of {value}"
+    if isinstance(value, float):
+        if abs(value) <= PRICE_MAX_S:
+            return None
         return "a price that is no number" if math.isnan(value) else f"a price of {value}"
-    if isinstance(value, str) and len(value) > NAME_MAX:
-        return f"a name of {len(value)} letters"
+    if isinstance(value, str):
+        return None if len(value) <= NAME_MAX else f"a name of {len(value)} letters"
     if isinstance(value, dict):
         value = tuple(value.items())
     if isinstance(value, tuple):
         if len(value) > NAMES_MAX:
             return f"more than {NAMES_MAX} names"
-        return next((wrong for wrong in map(_implausible, value) if wrong is not None), None)
+        for part in value:
+            wrong = _implausible(part)
+            if wrong is not None:
+                return wrong
     return None
 
 

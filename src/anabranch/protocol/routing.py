@@ -71,7 +71,9 @@ class Router:
         self._capacity = self._demand = 0
         self._pass_s: dict[str, float] = {}
         self._balanced: object = None
-        """What there was to know when places were last worked out."""
+        """What there was to know when places were last worked out, and what of it they follow from where not
+        all of the stage have been measured."""
+        self._offered: object = None
         self._first_costs: dict[tuple[str, Side], float] = {}
         self._begin_at = math.inf
         self._stir = 0
@@ -274,6 +276,11 @@ class Router:
         if known == self._balanced:
             return
         self._balanced = known
+        offered = (core.settings, core.membership, version, spared)
+        measured = self._measured_s(self._stage()) is not None
+        if offered == self._offered and not measured:
+            return  # it still goes by what they offered when they joined
+        self._offered = None if measured else offered
         capacity = self._rebalance()
         if capacity != self._capacity:
             self._capacity = capacity
@@ -284,16 +291,14 @@ class Router:
         in this run, or when they joined where not all have worked yet. All that it can hold where one knows
         nothing; none where it is spared. Passes that have hardly changed are the same passes."""
         core = self.core
-        working = core.sparing.working(core.membership.live(core.stage, ALL_TIMES))
+        working = self._stage()
         stage = [core.membership.members[peer] for peer in working]
         capacity = {m.id: core.settings.slots(core.stage, m.capacity) for m in stage}
         if core.me in core.sparing.waits and core.me not in working and not self._published:
             return 0
         if core.me not in capacity or self._published:
             return core.settings.slots(core.stage, core.membership.members[core.me].capacity)
-        pass_s = {member.id: core.costs.pass_s(member.id, core.me) for member in stage}
-        if not all(map(plausible, pass_s.values())):
-            pass_s = {member.id: member.forward_s for member in stage}
+        pass_s = self._measured_s(working) or {member.id: member.forward_s for member in stage}
         if not all(map(plausible, pass_s.values())):
             return capacity[core.me]
         before = self._pass_s
@@ -302,6 +307,20 @@ class Router:
         ):
             self._pass_s = pass_s
         return places(self._pass_s, capacity, core.settings.microbatches)[core.me]
+
+    def _stage(self) -> Sequence[str]:
+        """Who of this relay's stage is to work."""
+        core = self.core
+        return core.sparing.working(core.membership.live(core.stage, ALL_TIMES))
+
+    def _measured_s(self, stage: Sequence[str]) -> dict[str, float] | None:
+        """Seconds of a pass of each, if all were measured in this run."""
+        found = {}
+        for peer in stage:
+            found[peer] = self.core.costs.pass_s(peer, self.core.me)
+            if not plausible(found[peer]):
+                return None
+        return found
 
     def _give(self, event: Event) -> None:
         agent = self.agent
