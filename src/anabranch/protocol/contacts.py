@@ -275,7 +275,7 @@ class Contacts:
         keepers = {core.leader, *self._known_voters()}
         if core.near.crowded:
             near = core.near.all(core.stage) | keepers
-            return sorted(near & members.keys(), key=core.membership.order.__getitem__)
+            return sorted((peer for peer in near if peer in members), key=core.membership.order.__getitem__)
         stages = {core.stage, core.next_stage(), core.previous_stage()}
         return [peer for peer, member in members.items() if member.stage in stages or peer in keepers]
 

@@ -76,7 +76,6 @@ class Core:
     sparing: Sparing = field(default_factory=Sparing)
     policy: Policy = field(init=False)
     dice: Dice = field(init=False)
-    contacts: Contacts = field(init=False)
     near: Neighbours = field(init=False)
     spoken_to: set[str] = field(default_factory=set)
     """Who was sent something since the last heartbeat."""
@@ -86,6 +85,7 @@ class Core:
     """Units of the plan by next hop, for a policy that dispatches by them."""
 
     def __post_init__(self) -> None:
+        self.contacts: Contacts  # they are there as soon as they are made
         self.dice = Dice(zlib.crc32(self.me.encode()), self.incarnation)
         self.use_settings(self.settings)
 

@@ -78,7 +78,7 @@ def stage_rates(members: Iterable[Member], blocks: Sequence[int]) -> list[float]
     rates = []
     for position, (stage, count) in enumerate(zip(stages, blocks, strict=True)):
         compute = sum(1.0 / pass_s(member, count) for member in stage)
-        room = sum(member.capacity for member in stage) / sum(means[position:])
+        room = float(sum(member.capacity for member in stage)) / sum(means[position:])
         rates.append(min(compute, room))
     return rates
 

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from anabranch.flow.problem import Return
 from anabranch.protocol.tasks import PIECE_BYTES, full_cover
 
+#: Where a run says nothing else.
+HEARTBEAT_S, NEIGHBOURS, NEWCOMER_S = 1.0, 4, 2.0
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -52,7 +55,7 @@ class Settings:
     returns: Return = "any"
     numerics: str = "strict"
     activation_bytes: int = 0
-    heartbeat_s: float = 1.0
+    heartbeat_s: float = HEARTBEAT_S
     snapshot_every: int = 0
     snapshot_copies: int = 2
     snapshot_budget_bytes: int = 4 << 30
@@ -61,7 +64,7 @@ class Settings:
     blocks: tuple[int, ...] = ()
     recompute: float = 0.0
     rebalance: int = 0
-    neighbours: int = 4
+    neighbours: int = NEIGHBOURS
     block_bytes: int = 0
     ends_bytes: int = 0
     sums_bytes: int = 0
@@ -69,7 +72,7 @@ class Settings:
     piece_bytes: int = PIECE_BYTES
     deal: str = "arrival"
     spread: str = "links"
-    newcomer_s: float = 2.0
+    newcomer_s: float = NEWCOMER_S
     spare: str = "never"
 
     def evaluates(self, t: int, last: int) -> bool:

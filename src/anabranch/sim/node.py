@@ -132,7 +132,7 @@ class Node:
             world.read_log(self)
         for watcher in world.watchers:
             watcher(self, event)
-        if self.alive and self.stopped is None:
+        if self.running:  # the event may have ended it
             self._plan_wake()
 
     def freeze(self) -> None:

@@ -21,7 +21,7 @@ from anabranch.observe.events import (
     Unknown,
     Vitals,
 )
-from anabranch.protocol.settings import Settings
+from anabranch.protocol.settings import HEARTBEAT_S
 from anabranch.sim.machines import MachinePart
 from anabranch.sim.parts import ChurnPart, FleetPart, ModelPart, NetworkPart, RunPart
 from anabranch.sim.scenario import Scenario
@@ -111,7 +111,7 @@ def recorded(events: Iterable[Event | Unknown], config: RunConfig, name: str) ->
         machines,
         NetworkPart(),
         ChurnPart(spare_last=False),
-        run=RunPart(len(steps), warm_up, Settings.heartbeat_s),
+        run=RunPart(len(steps), warm_up, HEARTBEAT_S),
     )
     iteration_s = statistics.mean(step.seconds for step in steps[warm_up:])
     return Recorded(scenario, _profile(log, names, name), _trace(log, names, steps[0]), iteration_s)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from anabranch.flow.problem import Return
-from anabranch.protocol.settings import Settings
+from anabranch.protocol.settings import NEIGHBOURS, NEWCOMER_S, Settings
 from anabranch.sim.algebra import Machine
 from anabranch.sim.trials.kinds import KINDS, PROFILES, Profile, Role, of_leading_relays, weights
 from anabranch.sim.trials.phases import ELECTION, OF_DATA_NODES
@@ -142,9 +142,9 @@ def draw(seed: int, profile_name: str) -> Drawn:
         redo=lots.choice(["replay", "replay", "gradients"]),
         recompute=lots.choice([0.0, 0.0, 0.0, 1.0]),
         rebalance=lots.choice([0, 0, 1]),
-        neighbours=1 if crowded else Settings.neighbours,
+        neighbours=1 if crowded else NEIGHBOURS,
         spread="always" if random.Random(f"spread {seed}").random() < SPREAD else "never",
-        newcomer_s=0.0 if random.Random(f"newcomer {seed}").random() < NEWCOMERS else Settings.newcomer_s,
+        newcomer_s=0.0 if random.Random(f"newcomer {seed}").random() < NEWCOMERS else NEWCOMER_S,
         spare="always" if random.Random(f"spare {seed}").random() < SPARED else "never",
     )
     latency = _LATENCIES[0] if planned else dice.choice(_LATENCIES)
