@@ -169,13 +169,34 @@ def measured(node: Node) -> list[Measured]:
     return [send.message for send in sends if isinstance(send.message, Measured) and send.peer == "d"]
 
 
+def line_trials(node: Node, now: float, padding_s: float = 0.0) -> list[tuple[str, int]]:
+    """Whom it tries from now on, and with how many bytes: small probes, each of which is answered after a
+    round trip and `padding_s`, come first."""
+    while True:
+        node.core.now, node.core.effects = now, []
+        node.probes.tick()
+        bursts = [e for e in node.core.effects if isinstance(e, Send) and isinstance(e.message, Burst)]
+        if measured(node) or not bursts or bursts[0].payload is not None:
+            return [(send.peer, len(send.payload)) for send in bursts if isinstance(send.payload, bytes)]
+        (send,) = bursts
+        assert isinstance(send.message, Burst) and len(send.message.padding) == PADDING_BYTES
+        node.core.now = now + 0.02 + padding_s
+        node.probes.answered(send.peer, GotBurst(send.message.number))
+        now = node.core.now + 0.25
+
+
+def answer(node: Node, peer: str, seconds: float) -> None:
+    """To the last probe or trial."""
+    node.core.now += seconds
+    node.probes.answered(peer, GotBurst(node.probes._sent[peer].number))
+
+
 def test_a_relay_that_has_sent_nothing_tries_its_line_and_tells_it_once() -> None:
     node = Node(spare="links")
     order = []
     for number in range(1, LINE_TRIALS + 1):
-        ((peer, _),) = trials(node, 10.0 * number)
-        node.core.now += 0.5
-        node.probes.answered(peer, GotBurst(number))
+        ((peer, _),) = line_trials(node, 10.0 * number)
+        answer(node, peer, 0.5)
         order.append(peer)
     assert order == ["s", "a", "b"]
     node.core.now, node.core.effects = 50.0, []
@@ -187,13 +208,43 @@ def test_a_relay_that_has_sent_nothing_tries_its_line_and_tells_it_once() -> Non
     assert measured(node) == []
 
 
+def test_every_link_beside_it_has_had_a_small_probe_before_the_first_trial() -> None:
+    """Who has a microbatch to send meanwhile knows how long it takes."""
+    node = Node(spare="links")
+    probed = {node.tick(10.0 + number / 4.0)[0] for number in range(3)}
+    assert probed == set("abd")
+
+
+def test_a_link_that_is_slow_by_a_small_probe_is_known_well_enough() -> None:
+    """A trial would be long on it, and whatever comes after it would wait."""
+    node = Node(activation_bytes=TRIAL_BYTES, spare="links")
+    assert line_trials(node, 10.0, padding_s=0.1) == []
+    assert line_trials(node, node.core.now + 0.25) == []
+    (told,) = measured(node)
+    rates = [bps for _, bps in told.links.values() if bps]
+    assert rates == [pytest.approx(8 * PADDING_BYTES / 0.1)] * len(rates) and len(rates) >= LINE_TRIALS
+
+
+def test_one_that_is_slow_and_not_too_slow_is_tried() -> None:
+    node = Node(activation_bytes=TRIAL_BYTES, spare="links")
+    assert line_trials(node, 10.0, padding_s=0.02) == [("s", TRIAL_BYTES)]
+
+
+def test_who_does_not_answer_is_not_waited_for_and_no_more_are_tried() -> None:
+    node = Node(spare="links")
+    now, tried = 10.0, []
+    while not measured(node):
+        tried += [peer for peer, _ in line_trials(node, now)]
+        now = node.core.now + TRIAL_HEARTBEATS + 1.0
+    assert tried == ["s", "a", "b"]
+
+
 def test_small_activations_are_no_reason_for_a_small_probe_that_is_larger() -> None:
     """Heartbeats would wait behind it, on a link over which an activation takes long."""
     node = Node(activation_bytes=512, spare="links")
     for number in range(1, LINE_TRIALS + 1):
         ((peer, _),) = trials(node, 10.0 * number)
-        node.core.now += 0.5
-        node.probes.answered(peer, GotBurst(number))
+        answer(node, peer, 0.5)
     node.core.now, node.core.effects = 50.0, []
     node.probes.tick()
     assert len(measured(node)) == 1 and len(node.core.effects) == 1
@@ -213,9 +264,8 @@ def test_one_that_has_few_links_tells_what_they_are_like() -> None:
     node = Node(spare="links")
     for peer in "sab":
         del node.core.links[peer]
-    assert trials(node, 10.0) == [("d", 1 << 20)]
-    node.core.now = 10.5
-    node.probes.answered("d", GotBurst(1))
+    assert line_trials(node, 10.0) == [("d", 1 << 20)]
+    answer(node, "d", 0.5)
     node.core.now, node.core.effects = 20.0, []
     node.probes.tick()
     assert len(measured(node)) == 1 and node.probes.deadline() > 20.0
@@ -224,24 +274,24 @@ def test_one_that_has_few_links_tells_what_they_are_like() -> None:
 def test_a_thin_line_has_the_time_that_a_trial_needs() -> None:
     """The next one would share it with the one that is under way, and so would microbatches."""
     node = Node(activation_bytes=TRIAL_BYTES, spare="links")
-    assert trials(node, 10.0) == [("s", TRIAL_BYTES)]
-    needs_s = 8.0 * TRIAL_BYTES / LEAST_BPS
-    assert needs_s > TRIAL_HEARTBEATS and trials(node, 10.0 + needs_s - 0.5) == []
-    assert trials(node, 10.5 + needs_s) == [("a", TRIAL_BYTES)]
+    assert line_trials(node, 10.0) == [("s", TRIAL_BYTES)]
+    needs_s, sent_at = 8.0 * TRIAL_BYTES / LEAST_BPS, node.core.now
+    assert needs_s > TRIAL_HEARTBEATS and line_trials(node, sent_at + needs_s - 0.5) == []
+    assert line_trials(node, sent_at + needs_s) == [("a", TRIAL_BYTES)]
 
 
 def test_what_is_sent_after_a_trial_has_the_time_of_both() -> None:
     node = Node(spare="links")
-    ((peer, size),) = trials(node, 10.0)
-    assert node.core.costs.hand(peer, 10.0) == size + node.core.costs.activation_bytes
+    ((peer, size),) = line_trials(node, 10.0)
+    assert node.core.costs.hand(peer, node.core.now) == size + node.core.costs.activation_bytes
 
 
 def test_no_trial_while_there_is_something_to_send() -> None:
     node = Node(spare="links")
     node.core.unsent = 1
-    assert trials(node, 10.0) == []
+    assert line_trials(node, 10.0) == []
     node.core.unsent = 0
-    assert len(trials(node, 11.0)) == 1
+    assert len(line_trials(node, 11.0)) == 1
 
 
 def test_until_then_links_are_kept_with_everybody() -> None:

@@ -7,7 +7,9 @@ heartbeat, and never while this peer has a microbatch to send or has just sent a
 
 So little padding only tells links of some Mbit/s. Where the stages are dealt by links (`dealing`) more has
 to be known, of all links, and before the run begins nothing else is on its way: each is tried once with a
-payload like an activation, one after the other.
+payload like an activation, one after the other. Where replicas are spared (`sparing`) the leader has to know
+each relay's line: a few links are tried while it has nothing to send, those alone that a small probe has not
+shown to be too slow for that, and none before all links to adjacent stages have had theirs.
 """
 
 from __future__ import annotations
@@ -60,8 +62,11 @@ class Probes:
         self._sent: dict[str, _Sent] = {}
         self._count: dict[str, int] = {}
         self._trying = ""
-        """Whose answer to a trial is awaited."""
+        """Whose answer to a trial is awaited, or to the small probe before it."""
         self._tried: set[str] = set()
+        self._probed: set[str] = set()
+        """Who has answered a small probe."""
+        self._probe_at = 0.0
         self._line_known = False
 
     def deadline(self) -> float:
@@ -78,6 +83,7 @@ class Probes:
         self._sent.pop(peer, None)
         self._count.pop(peer, None)
         self._tried.discard(peer)
+        self._probed.discard(peer)
         if peer == self._trying:
             self._trying = ""
 
@@ -85,28 +91,29 @@ class Probes:
         core = self.core
         if core.now < self.deadline():
             return
+        if self._trying and core.now >= self._sent_at(self._trying, 0.0) + self._patience_s():
+            self._tried.add(self._trying)
+            self._trying = ""
         if core.deals:
             self._at = core.now + core.settings.heartbeat_s / LOOKS
-            self._try()
+            self._try(self._known())
             return
         line_unknown = self._line_unknown()
         self._at = core.now + core.settings.heartbeat_s / (LOOKS if line_unknown else 1)
         line_unknown = line_unknown and not self._tell()
-        if core.unsent or core.now - core.payload_at < QUIET_S:
+        if core.unsent or core.now - core.payload_at < QUIET_S or self._trying:
             return
-        if line_unknown:
-            self._try()
-        elif self._probing:
-            self._probe()
+        idle = [peer for peer in core.links if self._wanted(peer)] if self._probing else []
+        fresh = [peer for peer in idle if peer not in self._count]
+        if fresh or (idle and core.now >= self._probe_at):
+            self._probe_at = core.now + core.settings.heartbeat_s
+            self._probe(min(fresh or idle, key=lambda peer: (self._sent_at(peer, 0.0), peer)))
+        elif line_unknown:
+            self._try(self._quick(self._known()))
 
-    def _probe(self) -> None:
-        """With padding, the link that was longest without."""
-        core = self.core
-        idle = [peer for peer in core.links if self._wanted(peer)]
-        if idle:
-            peer = min(idle, key=lambda peer: (self._sent_at(peer, 0.0), peer))
-            self._count[peer] = self._count.get(peer, 0) + 1
-            core.send(peer, Burst(self._next(peer, False), bytes(PADDING_BYTES)))
+    def _probe(self, peer: str) -> None:
+        self._count[peer] = self._count.get(peer, 0) + 1
+        self.core.send(peer, Burst(self._next(peer, False), bytes(PADDING_BYTES)))
 
     def _next(self, peer: str, trial: bool) -> int:
         """The number of the probe that goes there now."""
@@ -122,28 +129,43 @@ class Probes:
         if sent is None or sent.number != message.number:
             return
         if not sent.trial:
+            self._probed.add(peer)
             core.costs.probed(peer, PADDING_BYTES, core.now - sent.at, core.now)
-            return
-        core.costs.tried(peer, trial_bytes(core.settings), core.now - sent.at, core.now)
-        del self._sent[peer]
+        else:
+            core.costs.tried(peer, trial_bytes(core.settings), core.now - sent.at, core.now)
+            del self._sent[peer]
         if peer == self._trying:
             self._trying, self._at = "", core.now
 
     # --- trials --------------------------------------------------------------------------------
 
-    def _try(self) -> None:
-        """The next link whose latency is known: first those to whoever follows me by id, so that not all try
-        the same one at once."""
+    def _known(self) -> list[str]:
+        """Links that may be tried, in their order: those whose latency is known, first those to whoever
+        follows me by id, so that not all try the same one at once."""
         core = self.core
-        if self._trying:
-            if core.now < self._sent_at(self._trying, 0.0) + self._patience_s():
-                return
-            self._trying = ""
         known = [p for p in self._untried() if core.costs.of(p).link.latency.round_trip_s() is not None]
-        if known:
-            self._trying = peer = min(known, key=lambda peer: (peer < core.me, peer))
+        return sorted(known, key=lambda peer: (peer < core.me, peer))
+
+    def _quick(self, known: list[str]) -> list[str]:
+        """Those that a trial would not be long on, by small probes, which say enough of others; the first
+        is probed if it was not."""
+        core, size_bytes = self.core, trial_bytes(self.core.settings)
+        for peer in known if self._probing else ():
+            if peer not in self._probed:
+                self._trying = peer
+                self._probe(peer)
+                return []
+            told_bps = core.costs.of(peer).link.out_bps(size_bytes) or math.inf
+            if 8.0 * size_bytes <= told_bps * TRIAL_HEARTBEATS * core.settings.heartbeat_s:
+                return [peer]
             self._tried.add(peer)
-            size_bytes = trial_bytes(core.settings)
+        return known if not self._probing else []
+
+    def _try(self, known: list[str]) -> None:
+        if known and not self._trying:
+            core, size_bytes = self.core, trial_bytes(self.core.settings)
+            self._trying = peer = known[0]
+            self._tried.add(peer)
             core.costs.of(peer).hand(size_bytes, core.now)
             core.send(peer, Burst(self._next(peer, True), b""), bytes(size_bytes))
 
