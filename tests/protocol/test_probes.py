@@ -260,6 +260,21 @@ def test_one_that_has_sent_enough_tries_nothing_and_tells_it() -> None:
     assert len(measured(node)) == 1 and len(node.core.effects) == 1
 
 
+def test_links_that_have_answered_no_heartbeat_yet_are_not_told() -> None:
+    """Of them nothing is told: payloads come before the first heartbeat."""
+    node = Node(spare="links")
+    node.core.costs.neighbours.clear()
+    for peer in "abd":
+        node.core.costs.delivered(peer, 0.5, 9.0)
+    assert node.tick(10.0) == [] == measured(node)
+    for peer in "abd":
+        node.core.costs.answered(peer, 0.02, 11.0)
+    node.core.now = 12.0
+    node.probes.tick()
+    (told,) = measured(node)
+    assert all(bps for _, bps in told.links.values())
+
+
 def test_one_that_has_few_links_tells_what_they_are_like() -> None:
     node = Node(spare="links")
     for peer in "sab":

@@ -234,8 +234,9 @@ class Costs:
 
     @property
     def links_measured(self) -> int:
-        """Over how many payloads were timed."""
-        return sum(neighbour.link.out.last > -math.inf for neighbour in self.neighbours.values())
+        """Over how many payloads were timed, of those that `links` tells of."""
+        links = (neighbour.link for neighbour in self.neighbours.values())
+        return sum(link.out.last > -math.inf and link.latency.round_trip_s() is not None for link in links)
 
     def bandwidth_known(self) -> bool:
         """Whether it is known how long an activation takes from here (nothing is sent: no time at all)."""
