@@ -76,6 +76,17 @@ def test_a_thin_line_is_spared_where_others_are_there() -> None:
     assert leads.look(2) == {"thin"}  # said again, for those who missed it
 
 
+def test_nobody_is_spared_where_not_everybody_is_everybodys_neighbour() -> None:
+    """Who has only spared ones beside it would wait, and send there all the same."""
+    few = {f"r{number}": 1e9 for number in range(2 * Settings.neighbours - 1)}
+    leads = Leads({**few, "thin": 2e7})
+    leads.tells()
+    assert leads.look() == {"thin"}
+    crowd = Leads({**few, "one more": 1e9, "thin": 2e7})
+    crowd.tells()
+    assert crowd.core.near.crowded and not crowd.look()
+
+
 @pytest.mark.parametrize("lines", [{"a": 2e7}, {"a": 2e7, "b": 2e7}, {"a": 1e9, "b": 9e8, "c": 6e8}])
 def test_nobody_is_spared_where_lines_are_alike_or_all_there_is(lines: Mapping[str, float]) -> None:
     leads = Leads(lines)

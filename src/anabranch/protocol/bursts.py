@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from anabranch.protocol.core import Core
 from anabranch.protocol.costs import LEAST_BPS
 from anabranch.protocol.messages import Burst, GotBurst, Measured
-from anabranch.protocol.placement import SEARCHED
 from anabranch.protocol.settings import Settings
+from anabranch.protocol.sparing import searchable
 
 PADDING_BYTES = 12_000
 #: A smaller activation is as good as a probe.
@@ -132,7 +132,8 @@ class Probes:
             self._probed.add(peer)
             core.costs.probed(peer, PADDING_BYTES, core.now - sent.at, core.now)
         else:
-            core.costs.tried(peer, trial_bytes(core.settings), core.now - sent.at, core.now)
+            seconds, alone = core.now - sent.at, not core.deals
+            core.costs.tried(peer, trial_bytes(core.settings), seconds, core.now, alone)
             del self._sent[peer]
         if peer == self._trying:
             self._trying, self._at = "", core.now
@@ -180,7 +181,7 @@ class Probes:
         core = self.core
         if self._line_known or not core.stage or core.me not in core.membership.members:
             return False
-        asked = core.settings.spare == "links" and len(core.membership.members) <= SEARCHED
+        asked = core.settings.spare == "links" and searchable(core)
         self._line_known = not asked or not trial_bytes(core.settings)
         return not self._line_known
 

@@ -183,13 +183,14 @@ class Costs:
         self.bandwidths.add(link.out.bps(self.activation_bytes) or 0.0, now)
         neighbour.measured(self.activation_bytes)
 
-    def tried(self, peer: str, size_bytes: int, seconds: float, now: float) -> None:
+    def tried(self, peer: str, size_bytes: int, seconds: float, now: float, alone: bool) -> None:
         """A payload of so many bytes that stood for an activation was answered so long after it was handed
-        over."""
+        over. alone: what it says counts for that link alone, for of others nothing is known yet."""
         neighbour = self.of(peer)
         link = neighbour.link
         link.out.add(size_bytes, seconds, now, link.latency.round_trip_s() or 0.0)
-        self.bandwidths.add(link.out.bps(size_bytes) or 0.0, now)
+        if not alone:
+            self.bandwidths.add(link.out.bps(size_bytes) or 0.0, now)
         neighbour.measured(self.activation_bytes)
 
     def sums_arrived(self, peer: str, size_bytes: float, seconds: float, now: float) -> None:

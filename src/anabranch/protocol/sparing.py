@@ -60,6 +60,12 @@ class Sparing:
         return [peer for peer in peers if peer not in self.waits] or peers
 
 
+def searchable(core: Core) -> bool:
+    """Whether replicas are spared by links in such a swarm: not where stages are so large that not everybody
+    is everybody's neighbour, for one may find only spared ones beside it."""
+    return len(core.membership.members) <= SEARCHED and not core.near.crowded
+
+
 def by_chance(relays: Sequence[str], t: int, before: Mapping[str, float], dice: Dice) -> Mapping[str, float]:
     """For trials: others in every other iteration, whatever their lines."""
     if t % 2:
@@ -127,7 +133,7 @@ class Sparer:
         core, settings = self.core, self.core.settings
         t, members = core.membership.opening_t, core.membership.members
         live = [member for member in members.values() if core.membership.is_live(member.id, member.stage, t)]
-        if len(live) > SEARCHED or not settings.activation_bytes:
+        if not searchable(core) or not settings.activation_bytes:
             return {}
         waits = {peer: s for peer, s in core.sparing.waits.items() if peer in members and members[peer].stage}
         arithmetic = self._arithmetic(live)
