@@ -78,7 +78,7 @@ class Core:
     dice: Dice = field(init=False)
     near: Neighbours = field(init=False)
     spoken_to: set[str] = field(default_factory=set)
-    """Who was sent something since the last heartbeat."""
+    """Who was sent something since the last heartbeat that is heard at once; a payload may take long."""
     in_use: Callable[[], Collection[str]] = tuple
     """Peers that work is shared with just now, neighbours or not."""
     planned: Callable[[], Mapping[str, int]] = dict
@@ -106,9 +106,10 @@ class Core:
         if peer == self.me:
             self.to_self.append((message, payload))
         elif peer in self.links:
-            if payload is not None:
+            if payload is None:
+                self.spoken_to.add(peer)
+            else:
                 self.payload_at = self.now
-            self.spoken_to.add(peer)
             self.effects.append(Send(peer, message, payload))
 
     def note(self, kind: str, **fields: Any) -> None:
