@@ -1,8 +1,8 @@
 """The gradient of a step that was chosen and that this replica did not sum: waited for, or fetched (R10).
 
 From another replica of its stage, or from who keeps gradients for it (`gradients`): one is asked after the
-other, and each for as long as so many bytes may be on their way from there. When nobody has it any more the
-whole state is fetched.
+other, each when what was asked before should have been here, and for as long as so many bytes may be on their
+way from there. When nobody has it any more the whole state is fetched.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from anabranch.protocol.backoff import Backoff
 from anabranch.protocol.core import Core
+from anabranch.protocol.costs import SLOWER
 from anabranch.protocol.messages import FetchGradient, Gradient
 from anabranch.protocol.records import Commit
 from anabranch.protocol.tasks import Assemble, Payload, Result
@@ -44,6 +45,8 @@ class Lacking:
         """Replicas that do not have the gradient of the next step (any more)."""
         self._awaited: dict[str, float] = {}
         """Who was asked for that gradient, and until when it may be on its way from there."""
+        self._expected_at = -math.inf
+        """When it should be here from who was asked last."""
 
     @property
     def sought(self) -> bool:
@@ -80,19 +83,27 @@ class Lacking:
         tries = 4 * (len(peers) + 2) if live or self.keepers else 1
         awaited = {peer for peer in peers if self.core.now < self._awaited.get(peer, 0.0)}
         free = [peer for peer in peers if peer not in awaited]
-        if awaited and self._without.issuperset(free):
-            self._at = self.core.now + FETCH_AGAIN[1]  # it is on its way from everyone who has it
+        if awaited and (self.core.now < self._expected_at or self._without.issuperset(free)):
+            self._at = self.core.now + FETCH_AGAIN[1]  # it is on its way, or is so from everyone who has it
             return
         self._at = self.core.now + (self._fetches.next() or FETCH_AFTER_S)
         if self._fetches.tries > tries or (peers and self._without.issuperset(peers) and not self.keepers):
             self._give_up(t)
         elif free:
-            peer = free[self._fetches.tries % len(free)]
-            size_bytes = self.core.settings.gradient_bytes_of(self.core.stage)
-            self._awaited[peer] = self.core.now + self.core.costs.coming_s(peer, size_bytes)
-            self.core.send(peer, FetchGradient(t, self.core.stage))
+            self._ask(t, free)
         elif self.core.near.crowded:
             self._call(live)
+
+    def _ask(self, t: int, free: list[str]) -> None:
+        """The next of these for the gradient of step t; a large one, of whom it should be here soonest."""
+        core, size_bytes = self.core, self.core.settings.gradient_bytes_of(self.core.stage)
+        peer = free[self._fetches.tries % len(free)]
+        if size_bytes:
+            able = [peer for peer in free if peer not in self._without] or free
+            peer = min(able, key=lambda peer: core.costs.coming_s(peer, size_bytes))
+        most_s = core.costs.coming_s(peer, size_bytes)
+        self._awaited[peer], self._expected_at = core.now + most_s, core.now + most_s / SLOWER
+        core.send(peer, FetchGradient(t, core.stage))
 
     def _call(self, live: list[str]) -> None:
         """Of a large stage nobody who has the gradient need be a neighbour: some are dialled, and asked."""
