@@ -11,6 +11,7 @@ from anabranch.protocol.iteration import Iteration
 from anabranch.protocol.messages import Backward, CallBack, Forward, Lack, Want
 from anabranch.protocol.records import Member, Members
 from anabranch.protocol.settings import Settings
+from anabranch.protocol.tasks import Result
 
 
 class Relay:
@@ -76,3 +77,38 @@ def test_who_took_over_from_a_peer_that_is_gone_calls_back() -> None:
     for index in range(3):
         relay.want("e", index, 1)
     assert relay.call_back("e", dict.fromkeys(range(3), 1), most=1) == [2]
+
+
+def test_a_gradient_that_goes_back_two_ways_is_sent_once_on_each_however_often_both_ask() -> None:
+    relay = Relay()
+    core = relay.core
+    core.costs.activation_bytes = 10_000_000  # a link may need 80 s for it
+    relay.forward("d", 0, 1)
+    relay.want("e", 0, 1)
+
+    def done(payload: bytes) -> None:
+        running = core.queue.running
+        assert running is not None
+        then = core.queue.finish(running.task)
+        assert then is not None
+        then(Result(outputs=(payload,)))
+        core.start_next()
+
+    def sent() -> list[str]:
+        found = [effect for effect in core.effects if isinstance(effect, Send)]
+        core.effects.clear()
+        return sorted(effect.peer for effect in found if isinstance(effect.message, Backward))
+
+    done(b"activation")
+    relay.iteration._gradient_arrived(0, b"gradient")
+    core.start_next()
+    done(b"gradient")
+    assert sent() == ["d", "e"]
+    for _ in range(3):
+        core.now += 10.0
+        relay.want("d", 0, 1)
+        relay.want("e", 0, 1)
+    assert sent() == []
+    relay.iteration.link_down("d", "broken")
+    relay.want("d", 0, 1)
+    assert sent() == ["d"]

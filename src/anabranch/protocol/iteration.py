@@ -63,10 +63,9 @@ def sampled(t: int) -> bool:
 
 
 class SentBack(NamedTuple):
-    """A gradient that left. way: on which the microbatch had come from `peer`. ahead_bytes: what has to go
-    over the link until it is there."""
+    """A gradient that left. way: on which the microbatch had come. ahead_bytes: what has to go over the link
+    until it is there."""
 
-    peer: str
     way: int
     tensor: bool
     at: float
@@ -76,8 +75,8 @@ class SentBack(NamedTuple):
 @dataclass
 class Unit:
     """A microbatch that was sent to us. `granted` is whose slot it occupies until it is done; kept: whether
-    its activations are. back: its gradient's last way upstream. others: who else waits for that, and the
-    way."""
+    its activations are. back: its gradient, to whom it was sent last. others: who else waits for that,
+    and the way."""
 
     index: int
     train: bool
@@ -93,7 +92,7 @@ class Unit:
     returned: bool = False
     gradient_out: Payload | None = None
     sent_back_at: float | None = None
-    back: SentBack | None = None
+    back: dict[str, SentBack] = field(default_factory=dict)
     others: dict[str, int] = field(default_factory=dict)
 
     def rank(self, usual: Rank) -> Rank:
@@ -200,8 +199,7 @@ class Iteration:
     def link_down(self, peer: str, reason: str) -> None:
         self._tell_slots(self.ledger.unlink(peer))
         for unit in self.units.values():
-            if unit.back is not None and unit.back.peer == peer:
-                unit.back = None
+            unit.back.pop(peer, None)
         self.sender.link_down(peer, reason)
 
     def on_slots(self, peer: str, message: Slots) -> None:
@@ -296,12 +294,12 @@ class Iteration:
 
     def _on_its_way_back(self, unit: Unit) -> bool:
         """Whether the gradient is being sent to who asks for it: on the same link, which may just be slow."""
-        back = unit.back
-        if back is None or (back.peer, back.way) != (unit.upstream, unit.way):
+        back = unit.back.get(unit.upstream)
+        if back is None or back.way != unit.way:
             return False
         if unit.train and unit.gradient_needed and not back.tensor:
             return False
-        return self.core.now - back.at < self.core.costs.most_s(back.peer, back.ahead_bytes)
+        return self.core.now - back.at < self.core.costs.most_s(unit.upstream, back.ahead_bytes)
 
     def _embed(self, index: int) -> None:
         task = Embed(self.t, index)
@@ -418,15 +416,11 @@ class Iteration:
     def _send_back(self, unit: Unit) -> None:
         payload = unit.gradient_out if unit.train and unit.gradient_needed else None
         message = Backward(self.core.fence(self.t, self.base), unit.index)
-        now, upstream = self.core.now, unit.upstream
-        ahead_bytes = self.core.costs.hand(upstream, now) if payload is not None else 0.0
-        unit.sent_back_at = now
-        unit.back = SentBack(upstream, unit.way, payload is not None, now, ahead_bytes)
-        self.core.send(upstream, message, payload)
-        for other in unit.others:
-            if payload is not None:
-                self.core.costs.hand(other, now)
-            self.core.send(other, message, payload)
+        now = unit.sent_back_at = self.core.now
+        for peer, way in ((unit.upstream, unit.way), *unit.others.items()):
+            ahead_bytes = self.core.costs.hand(peer, now) if payload is not None else 0.0
+            unit.back[peer] = SentBack(way, payload is not None, now, ahead_bytes)
+            self.core.send(peer, message, payload)
         unit.others.clear()
 
     def _weight_gradient(self, unit: Unit, name: int) -> None:
@@ -526,6 +520,7 @@ class Iteration:
         if stage == self.core.previous_stage():
             for unit in self.units.values():
                 unit.others.pop(peer, None)
+                unit.back.pop(peer, None)
                 if unit.granted == peer:
                     unit.granted = GONE
             self._tell_slots(self.ledger.forget(peer))
