@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from small_swarm import MadeUpBatches, check_equal, small_model, small_run
 
@@ -82,9 +84,12 @@ def test_a_peers_own_sleep_is_nobodys_silence() -> None:
     assert "r1.1" not in suspicions
 
 
-def test_slow_links_make_nobody_compute_twice() -> None:
-    """A microbatch that takes longer than usual is on its way, not lost (I6)."""
+@pytest.mark.parametrize("spare", ["never", "links"])
+def test_slow_links_make_nobody_compute_twice(spare: str) -> None:
+    """A microbatch that takes longer than usual is on its way, not lost (I6), and so is what a line is tried
+    with."""
     run = small_run(minimum=2, steps=2)
+    run = replace(run, fleet=replace(run.fleet, spare=spare))
     world = world_of(run, seed=3, times=Model(latency_s=(0.2, 0.9), bulk_s=9.0))
     invariants = Invariants(world)
     world.run(until_s=3000)

@@ -20,7 +20,9 @@ from anabranch.sim.simulate import Simulation
 SLOW = SMALL | {"network.loss": 0.01, "run.iterations": 2}
 
 
-def test_nothing_is_sent_twice_because_it_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("spare", ["never", "links"])
+def test_nothing_is_sent_twice_because_it_is_slow(monkeypatch: pytest.MonkeyPatch, spare: str) -> None:
+    """Also where lines are tried before: of every link something is known when the first activation goes."""
     sent: Counter[tuple[str, int, int]] = Counter()
     plain = ModelledWorld.send
 
@@ -32,7 +34,8 @@ def test_nothing_is_sent_twice_because_it_is_slow(monkeypatch: pytest.MonkeyPatc
         plain(world, sender, peer, message, payload)
 
     monkeypatch.setattr(ModelledWorld, "send", counted)
-    simulation = Simulation(fleet_of(load_scenario("wan10", SLOW), wan10(), 0), "auction", 0)
+    scenario = load_scenario("wan10", SLOW | {"fleet.spare": spare})
+    simulation = Simulation(fleet_of(scenario, wan10(), 0), "auction", 0)
     outcome = simulation.run()
     assert not outcome.failure
     assert [(what, times) for what, times in sent.items() if times > 1] == []
