@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: train test lint soak chaos golden fuzz bench bench-flow tables setup pictures screenshots clean
+.PHONY: train test lint soak chaos golden fuzz bench bench-flow tables compiled setup pictures screenshots clean
 
 # A local swarm (two data nodes, six relays) trains llama-tiny; then every step is verified.
 train: $(READY)
@@ -46,6 +46,10 @@ bench-flow: $(READY)
 tables: $(READY)
 	$(BIN)/python benchmarks/tables.py
 	$(BIN)/python benchmarks/churn.py --seeds 5
+
+# The simulator compiled with mypyc, in build/compiled: for what simulates for long (docs/simulate.md).
+compiled: $(READY)
+	$(BIN)/python benchmarks/compiled.py
 
 # The README's pictures, from a finished run: make pictures RUN=runs/tiny
 pictures: $(READY)

@@ -6,6 +6,8 @@ Simulates `fleet1000` at several sizes, with as much of everything for each rela
 CPU minutes (a simulation is one process), memory, and what control messages a node sends in an iteration. A
 size that takes longer than `--minutes` is broken off after the iteration in which it does, and its twenty
 iterations are extrapolated from those that were done. Rewrites the section `thousand`.
+
+It takes about half the minutes after `make compiled`, with PYTHONPATH=build/compiled.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from anabranch.net.wan.profile import find_profile
+from anabranch.protocol import peer
 from anabranch.protocol.records import Commit
 from anabranch.sim.scenario import Scenario, fleet_of, load_scenario
 from anabranch.sim.simulate import Simulation
@@ -124,6 +127,10 @@ def _gib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20)
 
 
+def _compiled() -> str:
+    return "" if str(peer.__file__).endswith(".py") else ", compiled (`make compiled`)"
+
+
 def _verdict(held: bool, cost: Cost) -> str:
     if not cost.iterations:
         return "**not shown**, no iteration was waited for"
@@ -159,9 +166,10 @@ def text_of(costs: list[Cost]) -> str:
             "### A thousand relays",
             "",
             "`fleet1000`: twelve stages, a tenth of the relays crash in every iteration but the first, "
-            "everything else in proportion to the relays; one seed, one process. *Minutes*: of CPU, of all "
-            "iterations; *iteration*: virtual seconds; *messages*, *kB*: small ones, per node and iteration, "
-            f"the first two not counted; *ratio*: to {first.relays} relays. Goals at {last.relays} relays: "
+            f"everything else in proportion to the relays; one seed, one process{_compiled()}. *Minutes*: of "
+            "CPU, of all iterations; *iteration*: virtual seconds; *messages*, *kB*: small ones, per node "
+            f"and iteration, the first two not counted; *ratio*: to {first.relays} relays. "
+            f"Goals at {last.relays} relays: "
             f"{met}.",
             *failed,
             "",

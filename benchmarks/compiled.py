@@ -1,0 +1,98 @@
+"""The simulator and the protocol compiled with mypyc (which comes with mypy), for what simulates for long.
+
+    make compiled
+    PYTHONPATH=build/compiled nice .venv/bin/python benchmarks/thousand.py
+
+Copies the package to `build/compiled` and compiles there what takes the time; nothing else ever looks
+there. Once the sources are others than those that were compiled, importing it fails: it is to be compiled
+anew. Needs a C compiler, and some minutes of CPU. Outcomes are the same.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE, TARGET = ROOT / "src" / "anabranch", ROOT / "build" / "compiled"
+#: What is compiled, with all that is in it, and what is left as it is: modules whose classes are looked at
+#: by msgspec, or by their annotations, cannot be compiled, and modules that take no time need not be (among
+#: them such as mypyc does not understand: it says so).
+COMPILED = ("protocol", "flow", "flow/auction", "sim")
+ALONE = ("sim/trials/effort.py",)
+PLAIN = {
+    "protocol": ("rebalancing", "records"),
+    "flow": ("agent", "gwtf_messages", "instances", "oracle", "places", "wiring"),
+    "flow/auction": ("labels", "labels_rooms", "labels_shares", "messages"),
+    "sim": (
+        *("algebra", "bounds", "clairvoyant", "dealt", "devices", "hostile", "machines", "parts"),
+        *("recorded", "routing", "scenario", "simulate", "spans", "tape", "trace", "training", "violation"),
+    ),
+}
+#: What the copy begins with.
+GUARD = '''
+from hashlib import sha256 as _sha256
+from pathlib import Path as _Path
+
+
+def _digest(source: _Path) -> str:
+    """Of all files of the package there."""
+    found = _sha256()
+    for path in sorted(path for path in source.rglob("*.*") if path.is_file() and path.suffix != ".pyc"):
+        found.update(f"{path.relative_to(source)}\\0".encode() + path.read_bytes())
+    return found.hexdigest()
+'''
+CHECK = '''
+
+if _digest(_Path(%r)) != %r:
+    raise ImportError("the sources are not those that were compiled: run `make compiled` again")
+'''
+
+
+def digest(source: Path) -> str:
+    """As the copy works it out."""
+    scope: dict[str, object] = {}
+    exec(GUARD, scope)
+    return str(scope["_digest"](source))  # type: ignore[operator]
+
+
+def modules() -> list[str]:
+    """What is compiled, by path."""
+    found = list(ALONE)
+    for folder in COMPILED:
+        plain = {"__init__", *PLAIN[folder]}
+        paths = (SOURCE / folder).glob("*.py")
+        found += [f"{folder}/{path.name}" for path in paths if path.stem not in plain]
+    return sorted(f"anabranch/{path}" for path in found)
+
+
+def extensions(folder: Path) -> list[Any]:
+    """Copies the package there and has mypyc write C, for `setup` in that directory."""
+    from mypyc.build import mypycify
+
+    shutil.copytree(SOURCE, folder / "anabranch", ignore=shutil.ignore_patterns("__pycache__"))
+    os.chdir(folder)
+    options = ["--config-file=", "--follow-imports=silent", "--ignore-missing-imports"]
+    return mypycify([*options, *modules()], opt_level="2", multi_file=True)
+
+
+def main() -> int:
+    from setuptools import setup
+
+    made_of, part = digest(SOURCE), TARGET.with_suffix(".part")
+    for former in (TARGET, part):
+        shutil.rmtree(former, ignore_errors=True)
+    found = extensions(part)
+    setup(name="compiled", packages=[], ext_modules=found, script_args=["-q", "build_ext", "--inplace"])
+    shutil.rmtree("build")
+    first = Path("anabranch/__init__.py")
+    first.write_text(first.read_text() + GUARD + CHECK % (str(SOURCE), made_of))
+    part.rename(TARGET)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
