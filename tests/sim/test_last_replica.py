@@ -8,7 +8,8 @@ from anabranch.protocol import messages as msg
 from anabranch.protocol.events import Event, Received
 from anabranch.protocol.records import Member
 from anabranch.protocol.settings import Settings
-from anabranch.sim.algebra import ONE_CLASS, Machine, counting_world
+from anabranch.sim.algebra import ONE_CLASS, Machine, counting_world, wrong_states
+from anabranch.sim.invariants import Invariants
 from anabranch.sim.node import Node
 
 
@@ -31,3 +32,30 @@ def test_a_joiner_of_a_lost_stage_says_what_helps_and_asks_seldom() -> None:
     told = [text for text in texts if "too old" in text]
     assert len(told) == 1 and "anabranch resume" in told[0]
     assert 10 < len(asked) < 90
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("delay_s", [0.0, 0.5])
+def test_two_stages_that_lose_two_of_three_each_at_once_are_both_served(seed: int, delay_s: float) -> None:
+    """The last one of a stage is not moved to another one that is down to one replica because those who died
+    with it have yet to be removed; and if it is, it goes back, whether it serves there yet or not."""
+    settings = Settings("both", 1, 2, 6, 8, min_replicas=2, snapshot_every=2)
+    names = [("d0", 0), ("d1", 0), *((f"r{stage}.{n}", stage) for stage in (1, 2) for n in range(3))]
+    world = counting_world(settings, [Machine(name, stage) for name, stage in names], seed)
+    Invariants(world)
+    struck: list[float] = []
+
+    def strike() -> None:
+        for name, stage in names:
+            if stage and not name.endswith("2"):
+                world.crash(name)
+
+    def look(node: Node, event: Event) -> None:
+        if not struck and world.history().t == 4:
+            struck.append(world.clock.now)
+            world.clock.after(delay_s, strike)
+
+    world.watchers.append(look)
+    world.run(300.0)
+    assert struck and world.history().t == 8
+    assert not wrong_states(world)

@@ -184,12 +184,18 @@ class Restoring:
 
     def _movable(self, stage: int, t: int, least: int) -> str | None:
         """Whom the stage with the most replicas can spare: one that keeps the state already, or else the
-        slowest that can be reached; one that keeps the log only if it must be."""
+        slowest that can be reached; one that keeps the log only if it must be. For a lost stage those count
+        who are to serve once no stage is without anybody; for one that is not lost, only who can be reached:
+        others may have died as well."""
         if stage == 0:
             return None  # a data node needs the corpus
         membership = self.core.membership
         relays = range(1, self.core.settings.stages + 1)
         live = {other: membership.live(other, t + 1) for other in relays if other not in self._lost}
+        if least > 2:
+            live = {other: [p for p in there if self.core.reachable(p)] for other, there in live.items()}
+        else:
+            live = {other: sorted(filter(self._knows, self._members(other))) for other in live}
         richest = max(live, key=lambda other: (len(live[other]), -other), default=0)
         willing = [p for p in live.get(richest, []) if p != self.core.me and self.core.reachable(p)]
         # Those who are to serve only from now on may have step t yet to take, from one that has taken it.
