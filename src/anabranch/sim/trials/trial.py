@@ -123,6 +123,9 @@ class Trial:
             raise Violation("I4", f"{EVENTS_MAX} events: the peers go round in a circle")
         if isinstance(event, ev.Received):
             self.heard[node.id].append(event)
+        elif isinstance(event, ev.LinkDown):  # what came over one connection cannot come again over another
+            kept = [heard for heard in self.heard[node.id] if heard.peer != event.peer]
+            self.heard[node.id] = deque(kept, maxlen=HEARD)
         if self.invariants.t != self._t:
             self._t, self._progress_at = self.invariants.t, self.world.clock.now
             self._committed()
