@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from anabranch.protocol.messages import AnyMessage
+from anabranch.protocol.messages import AnyMessage, ReducedPart, ReducePart
 
 #: Seconds for which a peer that was hung up on is not let in.
 BAN_S = 30.0
@@ -92,6 +92,7 @@ EARLY_MAX, EARLY_PAYLOADS_MAX = 256, 4
 EARLY_AHEAD, FAR_AHEAD = 3, 1000
 
 Kept = tuple[str, AnyMessage, object]
+Part = ReducePart | ReducedPart
 
 
 class Early:
@@ -111,6 +112,8 @@ class Early:
             return f"about an iteration {ahead} ahead of the last commit"
         if ahead > EARLY_AHEAD:
             return None
+        if payload is not None and isinstance(message, Part) and not self._newest(peer, message):
+            return None
         count = self._by_peer.setdefault(peer, [0, 0])
         if count[0] >= EARLY_MAX or (payload is not None and count[1] >= EARLY_PAYLOADS_MAX):
             return "too much about a later iteration"
@@ -118,6 +121,24 @@ class Early:
         count[1] += payload is not None
         self._kept.append((peer, message, payload))
         return None
+
+    def _newest(self, peer: str, part: Part) -> bool:
+        """Whether no part of a newer attempt of that reduce came from the peer; those of older ones go. A
+        replica that is behind gets the same once more with each attempt."""
+        stay: list[Kept] = []
+        for kept in self._kept:
+            sender, was, payload = kept
+            if sender == peer and payload is not None and isinstance(was, Part):
+                alike = (was.fence, was.stage) == (part.fence, part.stage)
+                if alike and was.attempt > part.attempt:
+                    return False
+                if alike and was.attempt < part.attempt:
+                    continue
+            stay.append(kept)
+        if gone := len(self._kept) - len(stay):
+            self._kept = stay
+            self._by_peer[peer] = [count - gone for count in self._by_peer[peer]]
+        return True
 
     def forget(self, void: Callable[[AnyMessage], bool]) -> None:
         """Drop what is of no use any more."""
