@@ -23,6 +23,7 @@ from anabranch.net.wan.profile import wan10
 from anabranch.protocol import events as ev
 from anabranch.protocol import messages as msg
 from anabranch.protocol import tasks
+from anabranch.sim import modelled
 from anabranch.sim.dealt import placed
 from anabranch.sim.modelled import ModelledWorld
 from anabranch.sim.node import Node
@@ -191,6 +192,8 @@ def _last(found: Sequence[Done], task: Done) -> Done | None:
 @contextlib.contextmanager
 def bytes_of(share: float, kinds: tuple[type, ...]) -> Iterator[None]:
     """Payloads of some messages have this share of their bytes only."""
+    if not str(modelled.__file__).endswith(".py"):
+        raise SystemExit("`without` changes the simulator, and a compiled one cannot be: without PYTHONPATH")
     whole = ModelledWorld.payload_bytes
 
     def part(self: ModelledWorld, sender: Node, message: msg.AnyMessage) -> float:
