@@ -49,17 +49,21 @@ class Neighbour:
     def hop_s(self) -> float:
         """Seconds of the link alone for one activation, both directions averaged (latency and transfer); 0
         before anything was measured."""
-        if self._measured_bytes is not None:
-            self._hop_s = self.link.seconds(self._measured_bytes)
-            self._line_s = self.link.line_s(self._measured_bytes)
-            self._measured_bytes = None
+        self._work_out()
         return self._hop_s
 
     @property
     def line_s(self) -> float:
         """Seconds between two activations that the link passes one after the other, in its slower direction;
         0 before anything was measured."""
-        return self._line_s if self.hop_s else 0.0
+        self._work_out()
+        return self._line_s
+
+    def _work_out(self) -> None:
+        if self._measured_bytes is not None:
+            self._hop_s = self.link.seconds(self._measured_bytes)
+            self._line_s = self.link.line_s(self._measured_bytes)
+            self._measured_bytes = None
 
     def measured(self, activation_bytes: int) -> None:
         """Something was learnt of the link. Heartbeats are many, and those who ask for `hop_s` few."""
