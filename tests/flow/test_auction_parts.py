@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anabranch.flow.agent import PeerUp, Received, Send, Setup, Side, Wake
+from anabranch.flow.agent import CostChanged, PeerUp, Received, Send, Setup, Side, Wake
 from anabranch.flow.auction import AuctionAgent
 from anabranch.flow.auction.line import In, Line, Out
 from anabranch.flow.auction.market import Market, Ranking
@@ -157,6 +157,47 @@ def test_a_source_tries_again_while_the_flow_further_on_is_still_moving() -> Non
         now = now + 0.2 if letter else agent.deadline() or now
     assert now > 4000.0
     assert len(agent.standing()) == 1
+
+
+def _searches(changes: list[float], rises: list[float]) -> list[float]:
+    """When a source searches: its only next hop refuses a unit at each time of `rises`, at a price that is
+    higher by more than an epsilon, and says of each search that there is a way; the link's cost changes, by
+    hardly anything, at each of `changes`."""
+    agent = AuctionAgent(Setup("d", 0, 1, demand=1, relays=1 << 22, cost_max=250.0), Dice(0))
+    agent.handle(PeerUp("r", Side.NEXT, 100.0), 0.0)
+    agent.handle(Received("r", Side.NEXT, _price(100.0)), 0.1)
+    seq, price, found = 1, 100.0, 0
+    times: list[float] = []
+    for now in sorted({*changes, *rises}):
+        offers = [send.message for send in agent.handle(Wake(), now) if isinstance(send.message, Offer)]
+        if offers and offers[-1].searches and offers[-1].searches[0].number > found:
+            found = offers[-1].searches[0].number
+            times.append(now)
+        if now in changes:
+            agent.handle(CostChanged("r", Side.NEXT, 100.0 + 1e-6 * now), now)
+        if now in rises and offers and offers[-1].pushed > offers[-1].recalled:
+            price, seq, pushed = price + 20.0, seq + 1, offers[-1].pushed
+            finding = (Finding("d", found, True),) if found else ()
+            answer = Answer(seq, offers[-1].seq, False, (), finding, 0, pushed, price, (), ())
+            agent.handle(Received("r", Side.NEXT, answer), now)
+    return times
+
+
+def test_a_source_searches_less_and_less_often_where_changes_never_cease() -> None:
+    """Each search goes through the whole swarm, and there is a way each time."""
+    seconds = [float(n) for n in range(1, 3000)]
+    times = _searches(changes=seconds[::20], rises=seconds)
+    assert 3 <= len(times) <= 15
+    assert times == sorted(times)
+    assert times[-1] - times[-2] > 3.0 * (times[1] - times[0])
+
+
+def test_after_a_rest_a_source_searches_soon_after_a_change() -> None:
+    rises = [float(n) for n in range(1, 200)]
+    later = [400.0 + n for n in range(1, 200)]
+    times = _searches(changes=[30.0, 400.0], rises=[*rises, *later])
+    first = next(time for time in times if time > 400.0)
+    assert first - 400.0 < 10.0 < times[0]
 
 
 def test_a_fall_is_told_only_when_the_price_it_comes_from_is_confirmed() -> None:

@@ -50,8 +50,13 @@ LULL_SHARE = 0.5
 #: Units whose previous hop has died wait so long for another to take them over.
 ORPHAN_S = 8.0
 #: A source with excess searches for a way when its price has risen by so many epsilons: from cold, where
-#: prices have far to go anyhow, and after a change from outside; twice as many each time it has searched.
-SEARCH_EPSILONS, SEARCH_STIRRED, SEARCH_MAX = 25.0, 6.0, 25.0
+#: prices have far to go anyhow, and after a change from outside; twice as many each time it has searched, to
+#: a maximum that is greater after a change.
+SEARCH_EPSILONS, SEARCH_STIRRED, SEARCH_MAX, SEARCH_STIRRED_MAX = 25.0, 6.0, 25.0, 400.0
+#: For searches, changes from outside that follow each other within so long are one. Where somebody comes or
+#: goes every few seconds prices never rest, there is a way nearly always, and each search for it goes through
+#: the whole swarm.
+SERIES_S = 60.0
 #: A source that turns units away at a higher price than it searched with tells the others by another search;
 #: so often, until something changes from outside.
 EVEN = 3
@@ -151,14 +156,15 @@ class AuctionAgent:
 
     def _stirred(self, stir: int, now: float) -> None:
         """Something has changed from outside, here or elsewhere: what is too high may fall again."""
+        if now >= self._stirred_at + SERIES_S:
+            self._search_step = SEARCH_STIRRED
+            self._search_level = -math.inf
         self._stir = stir
         self._stirred_at = now
         self._market.stirred = True
         self._lull_s = min(self._lull_s, LULL_MAX_S)
         self._further = 0
         self._standing.hurry()
-        self._search_step = SEARCH_STIRRED
-        self._search_level = -math.inf
         self._retry_s = RETRY_S
         self._evened = 0
 
@@ -376,7 +382,8 @@ class AuctionAgent:
         if self._search_level == -math.inf:
             self._search_level = market.level + self._search_step * market.epsilon
         if market.level >= self._search_level:
-            self._search_step = min(2 * self._search_step, SEARCH_MAX)
+            most = SEARCH_STIRRED_MAX if market.stirred else SEARCH_MAX
+            self._search_step = min(2 * self._search_step, most)
             self._search_level = market.level + self._search_step * market.epsilon
             self._search(market.level)
 
