@@ -6,7 +6,7 @@ import pytest
 
 from anabranch.protocol.membership import Membership
 from anabranch.protocol.neighbours import Neighbours, edges
-from anabranch.protocol.records import Member
+from anabranch.protocol.records import Member, Members
 
 PICKS = 3
 
@@ -78,3 +78,57 @@ def test_a_swarm_is_crowded_from_the_first_stage_that_is_too_large() -> None:
     assert set(near.beside(2, 1, 1)) == set(ids("b", 2 * PICKS)), "b6 does not serve yet"
     assert PICKS <= len(near.beside(2, 1, 2)) <= 7
     assert near.all(1) >= set(near.beside(2, 1, 2)) | set(near.beside(0, 1, 2))
+
+
+def regions_of(peers: tuple[str, ...], count: int) -> tuple[str, ...]:
+    return tuple(f"region {number % count}" for number, _ in enumerate(peers))
+
+
+def test_most_of_whom_a_peer_picks_are_of_its_region() -> None:
+    one, other = ids("a", 80), ids("b", 80)
+    here, there = regions_of(one, 10), regions_of(other, 10)
+    graph = edges(one, other, PICKS, (here, there))
+    assert graph == edges(other, one, PICKS, (there, here))
+    where = dict(zip((*one, *other), (*here, *there), strict=True))
+    near = [sum(where[peer] == where[each] for each in graph[peer]) for peer in one]
+    assert min(near) >= PICKS - 1, "of eight that it has there"
+    assert all(len(graph[peer]) > near[k] for k, peer in enumerate(one)), "and somebody anywhere"
+    assert max(len(graph[peer]) for peer in one) <= 4 * PICKS
+
+
+def test_where_nobody_is_near_as_many_are_picked_as_ever() -> None:
+    one, other = ids("a", 50), ids("b", 50)
+    alone = tuple(f"of {peer}" for peer in one)
+    assert edges(one, other, PICKS, (alone, regions_of(other, 2))) == edges(one, other, PICKS)
+    assert edges(one, other, PICKS, (("",) * 50, ("",) * 50)) == edges(one, other, PICKS)
+
+
+def test_whole_stages_are_reached_from_one_region() -> None:
+    reached = frozenset({"s0.0"})
+    for stage in range(5):
+        here = tuple(f"s{stage}.{n}" for n in range(100))
+        following = tuple(f"s{stage + 1}.{n}" for n in range(100))
+        graph = edges(here, following, PICKS, (regions_of(here, 10), regions_of(following, 10)))
+        reached = frozenset().union(*(graph[peer] for peer in reached))
+    assert len(reached) == 100
+
+
+def test_who_was_removed_in_this_iteration_has_the_neighbours_it_had() -> None:
+    """A replacement asks them for what was with it: they are found though others have gone, too."""
+    membership = Membership()
+    near = Neighbours("a0", lambda: membership, PICKS, stages=2)
+    for stage, letter in enumerate("dab"):
+        for number, peer in enumerate(ids(letter, 40)):
+            membership.restore(Member(peer, stage, 1, "", 4, peer, f"region {number % 5}", ""))
+            membership.serve({peer: 1})
+    membership.open(1, 2)
+    before = set(near.beside(2, 1, 1, "a7"))
+    former = {(one, other) for one in ("a7", "a8") for other in near.beside(2, 1, 1, one)}
+    membership.apply(Members(1, removed={"a7": "gone", "a12": "gone", "b3": "gone"}))
+    assert set(near.beside(2, 1, 1, "a7")) >= before - {"b3"}
+    pairs = {(one, other) for one in ("a7", "a8") for other in ids("b", 40)}
+    linked = {(one, other) for one, other in pairs if near.were(one, 1, other, 2, 1)}
+    assert former <= linked and len(linked) <= len(former) + 4
+    assert membership.gone.keys() == {"a7", "a12", "b3"}
+    membership.open(2, 2)
+    assert not membership.gone

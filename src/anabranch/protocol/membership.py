@@ -27,6 +27,8 @@ class Membership:
         self.handed_on: list[tuple[str, tuple[str, ...]]] = []
         self.reopened_t = 0
         """The iteration that lost all data nodes that it was opened with."""
+        self.gone: dict[str, tuple[int, str]] = {}
+        """Whom the log removed since the iteration that is open, or is to be, was begun: stage and region."""
         self.version = 0
         """Rises with every change of who is a member, or serves."""
         self._seen = 0
@@ -54,6 +56,9 @@ class Membership:
         for peer in record.removed:
             self._hand_on(peer)
             self._leave_stage(peer)
+            if peer in self.members:
+                self.gone.pop(peer, None)
+                self.gone[peer] = self.members[peer].stage, self.members[peer].region
             self.members.pop(peer, None)
             self.active_from.pop(peer, None)
             self.order.pop(peer, None)
@@ -74,6 +79,7 @@ class Membership:
         if t == self.opening_t or not all(self.count(stage, t) for stage in range(stages + 1)):
             return
         self.opening_t, self.opening, self.handed_on = t, self.live(0, t), []
+        self.gone.clear()
         self.begun = True
 
     def rolled_back(self, t: int) -> None:
@@ -145,6 +151,15 @@ class Membership:
     def serving(self, stage: int) -> list[str]:
         """Active members of `stage` in the iteration that is open, or is to be opened after a rollback."""
         return self.live(stage, self.opening_t if self.opening_t or not self.begun else 1 << 40)
+
+    def regions(self, peers: Iterable[str]) -> tuple[str, ...]:
+        """Of each of them ("" where that is not known)."""
+        members, gone = self.members, self.gone
+        return tuple([members[p].region if p in members else gone.get(p, (0, ""))[1] for p in peers])
+
+    def gone_from(self, stage: int) -> list[str]:
+        """Who was removed from it since the iteration that is open was begun, the last one first."""
+        return [peer for peer, (of, _) in reversed(self.gone.items()) if of == stage]
 
     def is_live(self, peer: str, stage: int, t: int) -> bool:
         member = self.members.get(peer)

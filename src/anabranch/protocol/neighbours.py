@@ -6,6 +6,9 @@ Ravishankar, IEEE/ACM ToN 6(1), 1998), and an edge is there if either end picked
 it picked, most have about twice as many, a random graph of that degree is well connected, and who goes or
 comes changes the edges of few. Where no stage has more than twice what is picked, all are neighbours.
 
+Of what a peer picks all but one in `FAR` are of its own region, if it has so many there: a microbatch crosses
+as many links as there are stages, twice, and short ones have to be there to be chosen.
+
 Links with neighbours are kept and listened to; what else is linked lasts as long as it is of use.
 """
 
@@ -24,8 +27,11 @@ from anabranch.protocol.membership import Membership
 #: whole swarm asks for the same.
 GRAPHS_KEPT = 256
 IDS_KEPT = 1 << 14
+#: One in so many of those whom a peer picks (and one at least) may be of any region.
+FAR = 3
 #: Beyond every iteration: all that serve, or are to.
 ALL_TIMES = 1 << 40
+ALL_BITS = (1 << 64) - 1
 
 
 @lru_cache(IDS_KEPT)
@@ -43,9 +49,28 @@ def _scores(one: Sequence[str], other: Sequence[str]) -> NDArray[np.uint64]:
     return scores
 
 
+def _picked(scores: NDArray[np.uint64], near: NDArray[np.bool_] | None, picks: int) -> NDArray[np.bool_]:
+    """Whom each row picks of the columns: the highest scores, most of them of those that are near it."""
+    picks = min(picks, scores.shape[1])
+    found: NDArray[np.bool_] = np.zeros(scores.shape, dtype=np.bool_)
+    close = min(picks - max(1, picks // FAR), scores.shape[1])
+    if near is not None and close > 0:
+        ranked = np.where(near, scores, np.uint64(0))
+        found = near & (ranked >= np.partition(ranked, -close, axis=1)[:, -close, None])
+    ranked = np.where(found, np.uint64(ALL_BITS), scores)
+    picked: NDArray[np.bool_] = ranked >= np.partition(ranked, -picks, axis=1)[:, -picks, None]
+    return picked
+
+
 @lru_cache(GRAPHS_KEPT)
-def edges(one: tuple[str, ...], other: tuple[str, ...], picks: int) -> Mapping[str, frozenset[str]]:
-    """Neighbours of each of `one` in `other`, and the other way round. With one == other: in one stage."""
+def edges(
+    one: tuple[str, ...],
+    other: tuple[str, ...],
+    picks: int,
+    regions: tuple[tuple[str, ...], tuple[str, ...]] | None = None,
+) -> Mapping[str, frozenset[str]]:
+    """Neighbours of each of `one` in `other`, and the other way round. With one == other: in one stage.
+    regions: of each of `one` and of `other` (None: wherever they are)."""
     same = one == other
     if not one or not other or max(len(one), len(other)) <= 2 * picks:
         found = {peer: frozenset(other) - {peer} for peer in one}
@@ -53,14 +78,18 @@ def edges(one: tuple[str, ...], other: tuple[str, ...], picks: int) -> Mapping[s
     scores = _scores(one, other)
     if same:
         np.fill_diagonal(scores, 0)  # nobody picks itself
-    least = [np.partition(scores, -min(picks, scores.shape[axis]), axis=axis) for axis in (0, 1)]
-    by_column = least[0][-min(picks, scores.shape[0])]
-    by_row = least[1][:, -min(picks, scores.shape[1])]
-    picked = (scores >= by_row[:, None]) | (scores >= by_column[None, :])
+    near = None if regions is None else np.array(regions[0])[:, None] == np.array(regions[1])[None, :]
+    picked = _picked(scores, near, picks)
+    picked |= _picked(scores.T, None if near is None else near.T, picks).T
     found = {peer: frozenset(other[n] for n in np.flatnonzero(picked[m])) for m, peer in enumerate(one)}
     for n, peer in enumerate(() if same else other):
         found[peer] = frozenset(one[m] for m in np.flatnonzero(picked[:, n]))
     return found
+
+
+def _with(peers: list[str], peer: str) -> list[str]:
+    """Somebody counts as one of them."""
+    return peers if not peer or peer in peers else sorted([*peers, peer])
 
 
 class Neighbours:
@@ -97,15 +126,29 @@ class Neighbours:
         membership = self._look()
         key = (peer, stage, t)
         if key not in self._known:
-            others, fellows = membership.live(stage, t), membership.live(own, t)
-            if peer not in fellows:
-                fellows = sorted([*fellows, peer])
+            fellows, others = _with(membership.live(own, t), peer), membership.live(stage, t)
             if stage == own:
                 graph = edges(tuple(fellows), tuple(fellows), max(1, self.picks // 2))
             else:
-                graph = edges(tuple(fellows), tuple(others), self.picks)
+                regions = membership.regions(fellows), membership.regions(others)
+                graph = edges(tuple(fellows), tuple(others), self.picks, regions)
             self._known[key] = graph[peer]
         return self._known[key]
+
+    def were(self, peer: str, own: int, other: str, stage: int, t: int) -> bool:
+        """Whether a peer of the stage `own` and another of `stage` beside it are neighbours, or were when
+        both served."""
+        membership = self._look()
+        fellows, others = _with(membership.live(own, t), peer), _with(membership.live(stage, t), other)
+        if max(len(fellows), len(others)) <= 2 * self.picks:
+            return True
+        return self._picks(membership, peer, others, other) or self._picks(membership, other, fellows, peer)
+
+    def _picks(self, membership: Membership, peer: str, others: list[str], other: str) -> bool:
+        """Whether a peer picks another one of a stage beside its own."""
+        (here,), there = membership.regions((peer,)), membership.regions(others)
+        near = np.array([[region == here for region in there]])
+        return bool(_picked(_scores((peer,), others), near, self.picks)[0, others.index(other)])
 
     def beside(self, stage: int, own: int, t: int, peer: str = "") -> list[str]:
         """Those who serve `stage` at t and are neighbours of a peer (me) of the stage `own` beside it, by
