@@ -8,7 +8,7 @@ from anabranch.protocol.contacts import Contacts
 from anabranch.protocol.core import Core
 from anabranch.protocol.detector import Silence
 from anabranch.protocol.events import Send
-from anabranch.protocol.messages import Ask, CallBack, Forward, Return, Slots
+from anabranch.protocol.messages import Ask, CallBack, Forward, Return, Slots, Want
 from anabranch.protocol.records import Member, Members
 from anabranch.protocol.sending import Leg, Sender
 from anabranch.protocol.settings import Settings
@@ -215,3 +215,42 @@ def test_neighbours_of_all_who_were_lost_are_asked() -> None:
     sender.find(0, ("d",), True, lost=(one, other))
     asked = sender.items[0].finding
     assert near[one] | near[other] <= asked
+
+
+def found(removed: str = "", lack: str = "", silent: str = "") -> tuple[list[str], Forward]:
+    """A data node comes in the place of x, of its stage: whom it asks, and what it sends on when some answer
+    that they do not have the microbatch, and others fall silent."""
+    node = Node("greedy", relays="abc")
+    for peer in removed:
+        node.core.membership.apply(Members(2, removed={peer: "gone"}))
+        del node.core.links[peer]
+    for peer in "abc":
+        if peer not in removed:
+            node.slots(peer, 4, 4)
+    node.sender.find(0, ("x", "d"), True, lost=("x",))
+    asked = node.sent(Want)
+    for peer in lack:
+        node.sender.on_lack(peer, 0, refused=False, way=node.sender.items[0].way)
+    for peer in silent:
+        node.lose(peer)
+    node.sender.provide(0, b"x")
+    said = [effect.message for effect in node.core.effects if isinstance(effect, Send)]
+    return asked, next(message for message in said if isinstance(message, Forward))
+
+
+def test_what_nobody_has_at_the_next_stage_is_not_looked_for_beyond_it() -> None:
+    """All who may have it say that they do not: it went no further, and who gets it now need not ask."""
+    asked, forward = found(lack="abc")
+    assert asked == ["a", "b", "c"]
+    assert not forward.repair and forward.lost == ()
+
+
+def test_it_is_looked_for_beyond_who_may_have_had_it_and_is_gone() -> None:
+    """Two in a row were lost: who comes in the place of the second one is told of it, and asks its
+    neighbours."""
+    asked, forward = found(removed="b", lack="ac")
+    assert asked == ["a", "c"]
+    assert forward.repair and forward.lost == ("b",)
+    asked, forward = found(lack="ab", silent="c")
+    assert asked == ["a", "b", "c"]
+    assert forward.repair and forward.lost == ("c",)

@@ -41,6 +41,9 @@ class Leg(Enum):
 
 @dataclass
 class Item:
+    """A microbatch on its way out. lost: who had it at the next stage, or may have had it, and cannot be
+    asked. further: whether it may be with somebody beyond the next stage, where nobody has it."""
+
     index: int
     train: bool
     path: tuple[str, ...]
@@ -54,6 +57,7 @@ class Item:
     lost: tuple[str, ...] = ()
     asked: set[tuple[str, bool]] = field(default_factory=set)
     finding: set[str] = field(default_factory=set)
+    further: bool = False
     sendable_since: float = math.inf
     waits_since: float = math.inf
     held_for: str | None = None
@@ -130,16 +134,27 @@ class Sender:
         self._due_at = None
         self.items[index] = item
         item.finding = {peer for peer in self._peers() if self.core.reachable(peer)}
-        following, own = self.core.next_stage(), self.core.stage
-        far = {peer for one in lost for peer in self.core.near.beside(following, own, self.t, one)}
+        following, own, near = self.core.next_stage(), self.core.stage, self.core.near
+        had, gone = tuple(lost), self.core.membership.gone_from(following)
+        beside = (peer for peer in gone if any(near.were(one, own, peer, following, self.t) for one in had))
+        item.further = not had
+        self._unheard(item, *beside)
+        far = {peer for one in had for peer in near.beside(following, own, self.t, one)}
         for peer in sorted(far):
-            if self.core.near.crowded and peer not in self.core.suspects:
+            if near.crowded and peer not in self.core.suspects:
                 item.finding.add(peer)
                 self.core.contacts.reach(peer)
                 item.probe_at = self.core.now + self._patience_s(item)
+            elif peer not in item.finding:
+                self._unheard(item, peer)
         for peer in sorted(item.finding):
             self._ask_after(item, peer)
         self._found_nobody(item)
+
+    def _unheard(self, item: Item, *peers: str) -> None:
+        """They may have it, and cannot be asked: from there it may have gone on."""
+        if peers:
+            item.lost, item.further = (*peers, *item.lost)[:LOST_MAX], True
 
     def provide(self, index: int, payload: Payload) -> None:
         """The activation of an item is computed."""
@@ -247,8 +262,9 @@ class Sender:
         """The link to `peer` broke or it is suspected: what it still owes us goes elsewhere at once."""
         self.core.policy.lost(peer, self.core.now)
         for item in list(self.items.values()):
-            if item.leg is Leg.FINDING:
+            if item.leg is Leg.FINDING and peer in item.finding:
                 item.finding.discard(peer)
+                self._unheard(item, peer)
                 self._found_nobody(item)
             elif item.peer == peer and (not item.returned or item.index in self._missed):
                 self._repair(item, reason)
@@ -444,7 +460,9 @@ class Sender:
                 self._ask_after(item, item.peer)
             elif item.leg is Leg.FINDING and self.core.now >= item.probe_at:
                 item.probe_at = math.inf
-                item.finding &= self.core.links.keys()  # the others may be out of reach for ever
+                far = item.finding - self.core.links.keys()  # these may be out of reach for ever
+                item.finding -= far
+                self._unheard(item, *sorted(far))
                 self._found_nobody(item)
 
     def deadline(self) -> float:
@@ -490,7 +508,7 @@ class Sender:
             item.index,
             item.path,
             item.train,
-            item.repair,
+            item.further,
             not item.returned,
             item.way,
             item.lost,
@@ -529,7 +547,7 @@ class Sender:
         if item.peer is not None:
             had = [peer for peer in item.lost if peer != item.peer]
             item.lost = (item.peer, *had)[:LOST_MAX]
-        item.repair, item.leg, item.peer = True, Leg.WAITING, None
+        item.repair, item.further, item.leg, item.peer = True, True, Leg.WAITING, None
         item.asked.clear()  # what that brought since was another's
         item.sendable_since = item.waits_since = item.held_until = math.inf
         item.probe_at = math.inf
