@@ -230,6 +230,24 @@ def test_nobody_is_pressed_for_one_that_has_slots_or_none_waits() -> None:
     ledger.deal(["a", "b"])
     assert ledger.insist() == []
     ledger.receive("a")
-    ledger.ask("a", 7, repair=False)
-    assert ledger.insist() == []
-    assert [grant.standing for grant in ledger.grants.values()] == [1, 1]
+    assert ledger.ask("a", 7, repair=False) == ["b"], "it is asked for what it does not use"
+    assert ledger.insist() == [], "and not pressed"
+    assert [grant.standing for grant in ledger.grants.values()] == [1, 0]
+
+
+def test_a_slot_that_nobody_uses_is_called_in_for_one_that_waits() -> None:
+    """Two have more to send than was dealt to them, and another one nothing: it hands its slots back, one for
+    each that waits, and not what it needs itself."""
+    ledger = SlotLedger(6)
+    ledger.deal(["a", "b", "c"])
+    for peer in "aabbc":
+        assert ledger.receive(peer)
+    assert ledger.ask("a", 3, repair=False) == ["c"]
+    assert ledger.ask("b", 4, repair=False) == [], "c has one, and that is asked for"
+    credit = Credit()
+    credit.told(ledger.grants["c"].told(FENCE))
+    assert credit.free == 1 and credit.beyond_standing == 1
+    assert ledger.give_back("c", 1) == ["a"]
+    assert ledger.receive("a")
+    assert ledger.ask("c", 1, repair=False) == []
+    assert ledger.release("c") == ["c"], "the lowest index first"

@@ -40,6 +40,11 @@ class Grant:
         return self.linked and self.held < self.standing
 
     @property
+    def called(self) -> int:
+        """Slots beyond its own: it is to hand them back if it does not need them."""
+        return max(0, self.held - self.standing)
+
+    @property
     def unused(self) -> int:
         return self.total - self.received - self.returned
 
@@ -117,7 +122,20 @@ class SlotLedger:
         if not again:
             self.asks.insert(at, ask)
         told += self._serve()
+        if not again and ask in self.asks:
+            told += self._call_in()
         return told if peer in told or not again else [*told, peer]
+
+    def _call_in(self) -> list[str]:
+        """Somebody waits, and others have slots that they do not use: whoever has most of those is to hand
+        one back, one for each that waits. Returns the peers to tell."""
+        idle = {peer: grant for peer, grant in self.grants.items() if grant.unused > 0}
+        if sum(grant.called for grant in idle.values()) >= len(self.asks):
+            return []
+        waiting = {peer for _, _, peer in self.asks}
+        able = {p: g.unused for p, g in idle.items() if g.linked and g.unused > g.called and p not in waiting}
+        richest = max(able, key=lambda peer: (able[peer], peer), default=None)
+        return [] if richest is None else self._take_back([richest])
 
     def _ask_back(self) -> list[str]:
         """Somebody came after all was dealt out: of the slots of whom most stand one is his no longer, and
