@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from anabranch.protocol.absent import WAITING_SHARE, Absent
+from anabranch.protocol.admission import Admission
 from anabranch.protocol.contacts import Contacts
 from anabranch.protocol.core import Core
+from anabranch.protocol.events import Send
+from anabranch.protocol.messages import Missing
 from anabranch.protocol.records import Member, Members
+from anabranch.protocol.reducing import Reducing
+from anabranch.protocol.round import Round
 from anabranch.protocol.settings import Settings
+from anabranch.protocol.voter import Kept, Voter
 
 
 def stage_of_three() -> tuple[Core, Absent]:
@@ -48,3 +54,30 @@ def test_whoever_has_said_nothing_to_a_new_leader_is_not_counted_on() -> None:
     absent.back("b")
     core.now = absent.deadline()
     assert absent.present(1, 5) == ["a", "b"] and absent.without(5) == {"c"}
+
+
+def test_what_only_one_has_that_is_to_be_removed_is_done_again_before_the_log_says_so() -> None:
+    """In a large swarm removals are logged at certain times. Once all else of its stage is done somebody
+    waits for its part; until then there is time."""
+    core, _ = stage_of_three()
+    core.membership.apply(Members(3, joined=(Member("d", 0, 1, "", 4, name="d"),), active_from={"d": 1}))
+    admission = Admission(core, "", "", "", lambda member: None, {})
+    reducing = Reducing(core, Voter(core, Kept(), print, print, bool, bool), admission)
+    current = Round(1, "base", 0.0)
+    current.claims[1] = {"a": frozenset({0}), "b": frozenset({2}), "c": frozenset({3})}
+
+    def missed() -> list[Missing]:
+        sent = [effect.message for effect in core.effects if isinstance(effect, Send)]
+        told = [message for message, _ in core.to_self]
+        return [message for message in [*sent, *told] if isinstance(message, Missing)]
+
+    admission.remove("c", "connection refused")
+    assert admission.absent.present(1, 1) == ["a", "b"]
+    reducing.attempt(current)
+    assert missed() == [], "1 is under way yet"
+    current.claims[1]["a"] = frozenset({0, 1})
+    current.reported[1] = 1
+    reducing.attempt(current)
+    assert [message.units for message in missed()] == [{1: (3,)}]
+    reducing.attempt(current)
+    assert len(missed()) == 1, "it is said once"

@@ -12,7 +12,7 @@ log to say (R2).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
 from anabranch.protocol.core import Core
@@ -46,6 +46,8 @@ class Absent:
         """When the steps may wait for them once more."""
         self._unheard: set[str] = set()
         self._told_by = math.inf
+        self.going: Callable[[], Collection[str]] = tuple
+        """Members whose removal is to be logged."""
         self.waits: Callable[[int], bool] = _whatever
         """Whether the step that is open still waits for something of a stage."""
 
@@ -56,12 +58,13 @@ class Absent:
 
     def silent(self) -> frozenset[str]:
         """Members that the step may have to do without: who is silent now, or was named in no attempt, or
-        has yet to tell a new leader what it has."""
+        has yet to tell a new leader what it has, or is about to be removed."""
         late = self._unheard if self._unheard and self.core.now >= self._told_by else set()
-        if not (self._without or self._lost or self.core.suspects or late):
+        going = self.going()
+        if not (self._without or self._lost or self.core.suspects or late or going):
             return frozenset()
         silent = filter(self._silent, {*self._lost, *self.core.suspects})
-        return frozenset({*self._without, *silent, *late})
+        return frozenset({*self._without, *silent, *late, *going})
 
     def present(self, stage: int, t: int) -> list[str]:
         """The members of a stage that its reduce is made of."""

@@ -97,6 +97,7 @@ class Admission:
         self._leaving: dict[str, tuple[str, float]] = {}
         self._lost: dict[str, Lost] = {}
         self.absent = Absent(core, self._lost)
+        self.absent.going = self.going
         self._waiting_for = ""
 
     # --- in ------------------------------------------------------------------------------------
@@ -228,6 +229,14 @@ class Admission:
         self._leaving.pop(peer, None)
         if peer in self.core.membership.members and peer != self.core.me:
             self._removals.setdefault(peer, reason)
+
+    def going(self) -> Collection[str]:
+        """Members that are to be removed, by a record that is yet to be logged, or chosen. In a large swarm
+        that may be a while."""
+        if not self._removals and not self._going:
+            return ()
+        members = self.core.membership.members
+        return [peer for peer in {**self._removals, **dict.fromkeys(self._going)} if peer in members]
 
     def link_down(self, peer: str, reason: str, refused: bool, patience_s: float) -> None:
         """The link to a member broke, or dialling it failed."""

@@ -115,6 +115,10 @@ class Reducing:
         away &= self.admission.absent.without(current.t)
         if away <= told:
             return
+        if away <= set(self.admission.going()):  # soon everybody knows: it is urgent where all else is done
+            had = [current.claims.get(stage, {}).get(peer, frozenset()) for peer in away]
+            if not lacking <= frozenset().union(*had):
+                return
         told |= away
         names = " and ".join(peer[:8] for peer in sorted(away))
         text = f"goes on without {names} of stage {stage}, not heard: {len(lacking)} units go to others"
