@@ -12,9 +12,11 @@ sum) instead of s + 4.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
+from anabranch.protocol.records import Member
 from anabranch.protocol.tasks import part_bounds
 
 #: So many times what a peer picks as neighbours exchange parts all with all.
@@ -56,6 +58,12 @@ class Cells:
         if part is not None:
             found |= {self.collector(other, part) for other in range(len(self.bounds))}
         return found - {position}
+
+
+def in_order(members: list[str], known: Mapping[str, Member], picks: int) -> list[str]:
+    """A reduce's members, in the order in which it names them. In a large stage those of one region stand
+    together: they reduce in the same cell, mostly."""
+    return members if len(members) <= FLAT * picks else sorted(members, key=lambda peer: known[peer].region)
 
 
 @lru_cache(256)

@@ -138,6 +138,8 @@ class Folding:
             self.peer.welcome(member)
         for peer, t in record.active_from.items():
             core.note("peer_active", subject=peer, from_iteration=t)
+        if core.stage in stages.values():
+            self.peer.replica.look_ahead()
         self.peer.joining.members_changed(record)
         touched = core.me in record.active_from or any(member.id == core.me for member in record.joined)
         if touched or not core.near.crowded:

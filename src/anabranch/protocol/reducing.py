@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from anabranch.protocol.admission import Admission
-from anabranch.protocol.cells import FLAT
+from anabranch.protocol.cells import in_order
 from anabranch.protocol.core import Core
 from anabranch.protocol.cover import missing, settle
 from anabranch.protocol.messages import Attempt, AttemptId, Missing, Prepared
@@ -56,15 +56,8 @@ class Reducing:
             current.looked[stage] = look
             self._redo(current, stage, members, lacking)
             return
-        members = self._in_cells(members)
+        members = in_order(members, self.core.membership.members, self.core.settings.neighbours)
         self._order(current, stage, members, settle(cover, claims, members))
-
-    def _in_cells(self, members: list[str]) -> list[str]:
-        """In a large stage members of one region stand together: they reduce in the same cell, mostly."""
-        if len(members) <= FLAT * self.core.settings.neighbours:
-            return members
-        known = self.core.membership.members
-        return sorted(members, key=lambda peer: known[peer].region)
 
     def _order(self, current: Round, stage: int, members: list[str], owners: tuple[int, ...]) -> None:
         self._attempt_number += 1

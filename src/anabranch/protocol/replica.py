@@ -7,11 +7,11 @@ The gradient of a step that this replica did not sum comes from others (`lacking
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 
 from anabranch.protocol.attempting import Reduce
-from anabranch.protocol.cells import FLAT, cells_of
+from anabranch.protocol.cells import FLAT, cells_of, in_order
 from anabranch.protocol.core import Core
 from anabranch.protocol.iteration import Iteration, sampled
 from anabranch.protocol.lacking import Lacking
@@ -83,8 +83,27 @@ class Replica:
         self._subtracted = set()
         self._early = EarlyParts()
         self._sent_at = {}
+        self.look_ahead()
 
     # --- the reduce ----------------------------------------------------------------------------
+
+    def look_ahead(self) -> None:
+        """In a large swarm not all with whom I am to exchange parts are linked: those with whom I would if
+        all who serve now reduced are dialled, so that the reduce need not wait for that."""
+        core, iteration = self.core, self.iteration
+        if iteration is None or not core.near.crowded:
+            return
+        live, picks = core.membership.live(core.stage, iteration.t), core.settings.neighbours
+        members = in_order(live, core.membership.members, picks)
+        if core.me in members:
+            cells = cells_of(len(members), FLAT * picks)
+            self._reach(members[position] for position in cells.partners(members.index(core.me)))
+
+    def _reach(self, peers: Iterable[str]) -> None:
+        """Dial those whom it is on me to dial."""
+        for peer in peers:
+            if self.core.membership.dials(self.core.me, peer):
+                self.core.contacts.reach(peer)
 
     def on_attempt(self, message: Attempt) -> str | None:
         """Check the cover and begin (R7); returns why the attempt is refused, if it is."""
@@ -141,9 +160,8 @@ class Replica:
         self.reduce = reduce
         reduce.first = self._later.first(reduce, reduce.message.fence.t in self.pending)
         reduce.told_late = reduce.position not in reduce.first
-        for peer in reduce.partners if self.core.near.crowded else ():
-            if self.core.membership.dials(self.core.me, peer):
-                self.core.contacts.reach(peer)
+        if self.core.near.crowded:
+            self._reach(reduce.partners)
         freeze = Freeze(iteration.t, reduce.count)
         self.core.submit(Rank.STEP, freeze, (), lambda result: self._frozen(reduce, result))
 
