@@ -7,7 +7,7 @@ from anabranch.protocol.admission import Admission
 from anabranch.protocol.contacts import Contacts
 from anabranch.protocol.core import Core
 from anabranch.protocol.events import Send
-from anabranch.protocol.messages import Missing
+from anabranch.protocol.messages import Missing, Prepared
 from anabranch.protocol.records import Member, Members
 from anabranch.protocol.reducing import Reducing
 from anabranch.protocol.round import Round
@@ -81,3 +81,30 @@ def test_what_only_one_has_that_is_to_be_removed_is_done_again_before_the_log_sa
     assert [message.units for message in missed()] == [{1: (3,)}]
     reducing.attempt(current)
     assert len(missed()) == 1, "it is said once"
+
+
+def test_a_reduce_that_lost_somebody_stands_until_another_one_can_be_ordered() -> None:
+    """It may have sent all that it had to send. If not its units are done again, and the others reduce."""
+    core, _ = stage_of_three()
+    admission = Admission(core, "", "", "", lambda member: None, {})
+    reducing = Reducing(core, Voter(core, Kept(), print, print, bool, bool), admission)
+    current = Round(1, "base", 0.0)
+    current.claims[1] = {"a": frozenset({0, 1}), "b": frozenset({2}), "c": frozenset({3})}
+    reducing.attempt(current)
+    first = current.attempts[1]
+    assert first.members == ("a", "b", "c")
+    core.membership.apply(Members(3, removed={"c": "gone"}))
+    current.claims[1].pop("c")
+    current.torn.add(1)
+    reducing.attempt(current)
+    assert current.attempts[1] is first and reducing.prepared(current, 1) is None
+    for peer in "ab":
+        current.prepared[1][peer] = Prepared(core.fence(1, "base"), 1, first.attempt, "digest", {})
+    assert reducing.prepared(current, 1) is not None, "all had been sent"
+    current.prepared[1].clear()
+    current.agreed.clear()
+    current.claims[1]["b"] = frozenset({2, 3})
+    current.reported[1] = 1
+    reducing.attempt(current)
+    assert current.attempts[1].members == ("a", "b") and current.attempts[1].attempt > first.attempt
+    assert 1 not in current.torn

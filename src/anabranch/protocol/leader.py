@@ -147,7 +147,7 @@ class Leader:
         return not self.released.last or self.reducing.prepared(current, stage) is None
 
     def removed(self, peer: str) -> None:
-        """The log removed a member: its claims leave with it; a reduce that needed it is given up."""
+        """The log removed a member: its claims leave with it; a reduce that it took part in may not end."""
         self.keeping.removed(peer)
         self.restoring.removed(peer)
         self.admission.parted.removed(peer)
@@ -165,9 +165,8 @@ class Leader:
             claims.pop(peer, None)
             current.prepared.get(stage, {}).pop(peer, None)
             attempt = current.attempts.get(stage)
-            taking_part = attempt is not None and (peer in attempt.members or peer in attempt.helpers)
-            if taking_part and not self.reducing.prepared(current, stage):
-                current.give_up(stage)
+            if attempt is not None and (peer in attempt.members or peer in attempt.helpers):
+                current.torn.add(stage)
 
     def stop(self, reason: str) -> None:
         """The owner wants the run to end after the present iteration."""
@@ -312,9 +311,10 @@ class Leader:
         current = self.round
         if current is None or current.t > self.core.steps:
             return active_from
+        reduces = stage in current.attempts and stage not in current.torn
         if current.t == active_from:  # a lost stage is refilled
-            return active_from + (stage in current.attempts)
-        if not stage or stage in current.attempts or self.core.near.crowded:
+            return active_from + reduces
+        if not stage or reduces or self.core.near.crowded:
             return active_from
         settings = self.core.settings
         cover = settings.cover(stage)

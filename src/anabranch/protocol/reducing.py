@@ -39,14 +39,15 @@ class Reducing:
                 self._look(current, stage, look)
 
     def _look(self, current: Round, stage: int, look: Look) -> None:
-        """Order a stage's reduce, unless there is one that can still end, or units are lacking."""
+        """Order a stage's reduce, unless there is one that can still end, or units are lacking. Where
+        somebody in it is gone it may end yet, if all that one had to send was sent: it stands until another
+        can be ordered."""
         members = self.admission.absent.present(stage, current.t)
-        if stage in current.attempts:
-            attempt = current.attempts[stage]
-            if set(attempt.members) <= set(members) and not look[2].intersection(attempt.helpers):
+        attempt = current.attempts.get(stage)
+        if attempt is not None:
+            whole = set(attempt.members) <= set(members) and not look[2].intersection(attempt.helpers)
+            if (whole and stage not in current.torn) or self.prepared(current, stage):
                 current.looked[stage] = look
-                return
-            if not self._without(current, stage, look[2]):
                 return
         cover = self.core.settings.cover(stage)
         claims = {p: u for p, u in current.claims.get(stage, {}).items() if p in members}
@@ -56,6 +57,8 @@ class Reducing:
             current.looked[stage] = look
             self._redo(current, stage, members, lacking)
             return
+        if attempt is not None:
+            self._give_up(current, attempt, look[2])
         members = in_order(members, self.core.membership.members, self.core.settings.neighbours)
         self._order(current, stage, members, settle(cover, claims, members))
 
@@ -89,16 +92,12 @@ class Reducing:
         for peer in (*members, *spread.helpers):
             self.core.send(peer, message)
 
-    def _without(self, current: Round, stage: int, silent: frozenset[str]) -> bool:
-        """Give up a stage's attempt, which cannot end because of somebody that the step does without, unless
-        it has ended; whether it is given up. Where that is a helper nobody helps with this iteration's
-        next one: it may be heard again, and fall silent again."""
-        if self.prepared(current, stage):
-            return False
-        if silent.intersection(current.attempts[stage].helpers):
-            current.even.add(stage)
-        current.give_up(stage)
-        return True
+    def _give_up(self, current: Round, attempt: Attempt, silent: frozenset[str]) -> None:
+        """An attempt may never end because of somebody that the step does without. Where that is a helper
+        nobody helps with this iteration's next one: it may be heard again, and fall silent again."""
+        if silent.intersection(attempt.helpers):
+            current.even.add(attempt.stage)
+        current.give_up(attempt.stage)
 
     def _redo(self, current: Round, stage: int, members: list[str], lacking: set[int]) -> None:
         """What members have added that the step does without, others do again: whoever sent it on sees to

@@ -37,6 +37,8 @@ class Round:
     retries: dict[int, int] = field(default_factory=dict)
     even: set[int] = field(default_factory=set)
     """Stages one of whose helpers fell silent: nobody is to help with their reduce any more."""
+    torn: set[int] = field(default_factory=set)
+    """Stages of whose reduce somebody was removed: it may yet end, if all that was there had been sent."""
     redone: dict[int, set[str]] = field(default_factory=dict)
     """By stage: members that this step does without; others do again what they had added."""
     reported: dict[int, int] = field(default_factory=dict)
@@ -48,6 +50,7 @@ class Round:
 
     def give_up(self, stage: int) -> dict[str, Prepared]:
         """Forget a stage's attempt; who was PREPARED for it."""
+        self.torn.discard(stage)
         self.attempts.pop(stage, None)
         self.looked.pop(stage, None)
         self.agreed.pop(stage, None)
