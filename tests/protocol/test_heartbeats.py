@@ -15,8 +15,9 @@ from anabranch.protocol.records import Member, Members
 from anabranch.protocol.settings import Settings
 
 
-def pings(relays: int, payload: bytes | None) -> Counter[int]:
-    """Heartbeats of twelve with which relay 1 is pinged, that is sent something before each."""
+def pings(relays: int, payload: bytes | None, earlier: float = 0.0) -> Counter[int]:
+    """Heartbeats of twelve with which a relay is pinged that is sent something before each: so many seconds
+    (heartbeats) earlier."""
     core = Core("d", 1, 0, Settings("run", 1, 1, 4, 100, neighbours=1), "other")
     peers = [f"r{n}" for n in range(relays)]
     members = (Member("d", 0, 1, "", 4), *(Member(peer, 1, 1, "", 4) for peer in peers))
@@ -26,11 +27,12 @@ def pings(relays: int, payload: bytes | None) -> Counter[int]:
     near = sorted(core.near.all(0))[0]
     found: Counter[int] = Counter()
     for beat in range(12):
+        core.now = beat - earlier
+        core.send(near, Want(core.fence(1, "base"), 0, False, 0), payload)
+        core.effects.clear()
         core.now = float(beat)
         for silence in core.links.values():
             silence.heard(core.now)
-        core.send(near, Want(core.fence(1, "base"), 0, False, 0), payload)
-        core.effects.clear()
         contacts.tick(0)
         sent = [effect for effect in core.effects if isinstance(effect, Send)]
         found[beat] += sum(isinstance(effect.message, Ping) and effect.peer == near for effect in sent)
@@ -40,6 +42,12 @@ def pings(relays: int, payload: bytes | None) -> Counter[int]:
 @pytest.mark.parametrize(("relays", "crowded"), [(2, False), (9, True)])
 def test_in_a_large_swarm_no_ping_goes_where_something_was_said(relays: int, crowded: bool) -> None:
     assert pings(relays, None).total() == (12 // (LEFT_OUT + 1) if crowded else 12)
+
+
+@pytest.mark.parametrize("earlier", [0.4, 0.6])
+def test_what_was_said_long_ago_is_no_ping(earlier: float) -> None:
+    """Whoever is told something early in a heartbeat, and nothing in the next, doubts the sender."""
+    assert (pings(9, None, earlier).total() < 12) == (earlier < 0.5)
 
 
 def test_what_takes_long_on_its_way_says_nothing() -> None:

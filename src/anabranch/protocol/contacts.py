@@ -20,8 +20,10 @@ REDIAL_MAX_S = 8.0
 SEEK_S = 8.0
 #: Heartbeats without a word after which a link that is none to a neighbour may be closed.
 IDLE_HEARTBEATS = 3.0
-#: In a large swarm no ping goes to whom something else was sent since the last one, so often in a row.
-LEFT_OUT = 3
+#: In a large swarm no ping goes to whom something else was sent within this share of a heartbeat, so often
+#: in a row. (Whoever heard nothing since an earlier word would by the next heartbeat doubt the sender:
+#: `detector`.) Of two who ping each other one thus leaves it at answers.
+JUST_NOW, LEFT_OUT = 0.5, 3
 #: Heartbeats whose answers are still waited for.
 PINGS_KEPT = 32
 
@@ -128,14 +130,16 @@ class Contacts:
         return self._listened
 
     def _turns(self, links: Iterable[str]) -> list[str]:
-        """Who is pinged now: all of `links`; in a large swarm not those who were sent something since the
-        last heartbeat (an answer to their own ping for instance) and so have heard me, unless they were left
-        out often: each end is to measure the link, too, and to tell how much of the log it has."""
+        """Who is pinged now: all of `links`; in a large swarm not those who were sent something just now (an
+        answer to their own ping for instance) and so have heard me, unless they were left out often: each
+        end is to measure the link, too, and to tell how much of the log it has."""
         if not self.core.near.crowded:
             return list(links)
         before, spoken_to = self._left_out, self.core.spoken_to
+        since = self.core.now - JUST_NOW * self.core.settings.heartbeat_s
         self._left_out = {
-            peer: before.get(peer, LEFT_OUT) + 1 if peer in spoken_to else LEFT_OUT + 1 for peer in links
+            peer: before.get(peer, LEFT_OUT) + 1 if spoken_to.get(peer, -math.inf) >= since else LEFT_OUT + 1
+            for peer in links
         }
         due = [peer for peer, times in self._left_out.items() if times > LEFT_OUT]
         self._left_out.update(dict.fromkeys(due, 0))

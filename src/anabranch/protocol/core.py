@@ -77,8 +77,9 @@ class Core:
     policy: Policy = field(init=False)
     dice: Dice = field(init=False)
     near: Neighbours = field(init=False)
-    spoken_to: set[str] = field(default_factory=set)
-    """Who was sent something since the last heartbeat that is heard at once; a payload may take long."""
+    spoken_to: dict[str, float] = field(default_factory=dict)
+    """Who was sent something since the last heartbeat that is heard at once, and when; a payload may take
+    long."""
     in_use: Callable[[], Collection[str]] = tuple
     """Peers that work is shared with just now, neighbours or not."""
     planned: Callable[[], Mapping[str, int]] = dict
@@ -107,7 +108,7 @@ class Core:
             self.to_self.append((message, payload))
         elif peer in self.links:
             if payload is None:
-                self.spoken_to.add(peer)
+                self.spoken_to[peer] = self.now
             else:
                 self.payload_at = self.now
             self.effects.append(Send(peer, message, payload))
