@@ -164,7 +164,8 @@ def test_nothing_is_dealt(how: str) -> None:
     leads = Leads(deal="arrival" if how == "off" else "links")
     leads.all_tell()
     if how == "begun":
-        leads.core.membership.begun = True
+        leads.core.membership.apply(Members(9, active_from=dict.fromkeys(leads.core.membership.members, 1)))
+        leads.core.membership.open(1, 0)
     if how == "crowd":
         more = [Member(f"m{n}", 1, 1, "class", 8) for n in range(SEARCHED)]
         leads.core.membership.apply(Members(9, joined=tuple(more)))

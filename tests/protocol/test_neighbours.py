@@ -68,12 +68,10 @@ def test_a_swarm_is_crowded_from_the_first_stage_that_is_too_large() -> None:
     near = Neighbours("a0", lambda: membership, PICKS, stages=2)
     for stage, letter in enumerate("dab"):
         for peer in ids(letter, 2 * PICKS):
-            membership.restore(Member(peer, stage, 1, "", 4, peer, "", ""))
-            membership.serve({peer: 1})
+            membership.enter((Member(peer, stage, 1, "", 4, peer, "", ""),), {peer: 1}, 1)
     assert not near.crowded
     assert near.beside(2, 1, 1) == sorted(ids("b", 2 * PICKS))
-    membership.restore(Member("b6", 2, 1, "", 4, "b6", "", ""))
-    membership.serve({"b6": 2})
+    membership.enter((Member("b6", 2, 1, "", 4, "b6", "", ""),), {"b6": 2}, 2)
     assert near.crowded
     assert set(near.beside(2, 1, 1)) == set(ids("b", 2 * PICKS)), "b6 does not serve yet"
     assert PICKS <= len(near.beside(2, 1, 2)) <= 7
@@ -119,8 +117,8 @@ def test_who_was_removed_in_this_iteration_has_the_neighbours_it_had() -> None:
     near = Neighbours("a0", lambda: membership, PICKS, stages=2)
     for stage, letter in enumerate("dab"):
         for number, peer in enumerate(ids(letter, 40)):
-            membership.restore(Member(peer, stage, 1, "", 4, peer, f"region {number % 5}", ""))
-            membership.serve({peer: 1})
+            joined = (Member(peer, stage, 1, "", 4, peer, f"region {number % 5}", ""),)
+            membership.enter(joined, {peer: 1}, 1)
     membership.open(1, 2)
     before = set(near.beside(2, 1, 1, "a7"))
     former = {(one, other) for one in ("a7", "a8") for other in near.beside(2, 1, 1, one)}

@@ -152,7 +152,8 @@ def test_one_that_does_not_answer_a_trial_holds_nobody_up() -> None:
 
 def test_trials_end_when_the_run_begins_and_are_of_bounded_size() -> None:
     node = Node(deal="links")
-    node.core.membership.begun = True
+    node.core.membership.apply(Members(2, active_from={"d": 1}))
+    node.core.membership.open(1, 0)
     assert len(node.tick(100.0)) == 1  # as ever
     assert trial_bytes(Settings("x", 1, 2, 4, 1, activation_bytes=1 << 30)) == TRIAL_BYTES
     assert trial_bytes(Settings("x", 1, 2, 4, 1, activation_bytes=100, block_bytes=5000)) == 5000
@@ -318,7 +319,9 @@ def test_until_then_links_are_kept_with_everybody() -> None:
     contacts = Contacts(core)
     contacts.connect()
     assert {effect.peer for effect in core.effects if isinstance(effect, Dial)} == {"d", "far"}
-    core.effects, core.membership.begun = [], True
+    core.effects = []
+    core.membership.apply(Members(2, active_from={"d": 1}))
+    core.membership.open(1, 0)
     fresh = Contacts(core)
     fresh.connect()
     assert {effect.peer for effect in core.effects if isinstance(effect, Dial)} == {"d"}

@@ -151,7 +151,7 @@ class Admission:
             )
         if (reason := absurd(member)) is not None:
             return reason
-        seen = self.core.membership.incarnations.get(peer, 0)
+        seen = self.core.membership.incarnation(peer)
         if member.incarnation < seen:
             return f"incarnation {member.incarnation} is older than {seen}, which was seen already"
         return None

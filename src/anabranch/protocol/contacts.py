@@ -256,7 +256,7 @@ class Contacts:
 
     def outdated(self, peer: str) -> bool:
         """Whether the link to a peer is one to a former process: a copy of its key, or a ghost (I7)."""
-        known = self.core.membership.incarnations.get(peer, 0)
+        known = self.core.membership.incarnation(peer)
         return self.core.linked_incarnation.get(peer, known) < known
 
     # --- dialling ------------------------------------------------------------------------------

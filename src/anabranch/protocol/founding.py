@@ -130,10 +130,9 @@ def _take_up(peer: Peer, leader: Leader, history: History, saved: Saved | None) 
     peer.core.voters = peer.voter.raft.log.voters
     peer.core.course = history.course
     peer.core.taken.begun(history.t, history.base)
-    for former in history.membership.members.values():
-        peer.core.membership.restore(former)
-    peer.core.membership.number = history.membership.number
-    peer.core.membership.incarnations.update(history.membership.incarnations)
+    former = tuple(history.membership.members.values())
+    peer.core.membership.enter(former, {}, history.membership.number)
+    peer.core.membership.remember(history.membership)
 
 
 def leader_genesis(history: History) -> Genesis:

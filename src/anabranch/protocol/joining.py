@@ -187,11 +187,8 @@ class Joining:
         self._welcome = welcome
         self._answered()
         core.stage = welcome.stage
-        for member in welcome.members:
-            core.membership.restore(member)
+        core.membership.enter(welcome.members, welcome.active_from, welcome.number)
         peer.contacts.fellows = {}
-        core.membership.serve(welcome.active_from)
-        core.membership.number = welcome.number
         peer.committed = welcome.t
         core.voters = welcome.voters
         peer.leadership.following.admitted(welcome.term)

@@ -196,8 +196,11 @@ class Keeping:
             keepers = [p for p in holders if membership.stage_of(p) != stage]
             asked = [p for s, p in point.ordered if s == stage and p not in holders]
             asked = [p for p in asked if self._willing(p, stage, point.t)]
-            willing = [p for p in candidates(membership, stage) if self._willing(p, stage, point.t)]
-            wanted = min(self.core.settings.snapshot_copies, max(1, len(willing)))
+            wanted = self.core.settings.snapshot_copies
+            willing: list[str] = []
+            if len(keepers) < wanted:  # else it does not matter who else would
+                willing = [p for p in candidates(membership, stage) if self._willing(p, stage, point.t)]
+                wanted = min(wanted, max(1, len(willing)))
             complete &= len(keepers) >= wanted
             chosen = keepers + asked
             while len(chosen) < wanted and (rest := [p for p in willing if p not in chosen]):

@@ -253,7 +253,7 @@ class Leadership:
         core, membership = self.peer.core, self.peer.core.membership
         for voter in core.voters:
             peer = peer_of(voter)
-            member, known = membership.members.get(peer), membership.incarnations.get(peer, 0)
+            member, known = membership.members.get(peer), membership.incarnation(peer)
             other_disk = member is not None and voter_id(peer, member.disk) != voter
             if peer in core.links and core.linked_incarnation.get(peer, 0) <= known and not other_disk:
                 return True

@@ -2,100 +2,140 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from anabranch.protocol.records import Member, Members
-
-#: Answers of `live` that are remembered of a stage, between two changes of it.
-LIVE_KEPT = 32
+from anabranch.protocol.roster import Roster
 
 
 class Membership:
     """Members in the latest Members record. A member is *active* at iteration t if the log says from which
     iteration it serves and t has reached it; only active members hold slots and count as live."""
 
+    __slots__ = ("_former", "_roster")
+
     def __init__(self) -> None:
-        self.number = 0
-        self.members: dict[str, Member] = {}
-        self.active_from: dict[str, int] = {}
-        self.order: dict[str, int] = {}
-        self.incarnations: dict[str, int] = {}
-        self.begun = False
+        self._roster = Roster()
+        self._former: dict[str, int] = {}
+        """The highest incarnation that this fold has seen of peers that are no members now, or are members
+        with a lower one."""
+
+    # --- what it says; none of it is to be changed -----------------------------------------------
+
+    @property
+    def number(self) -> int:
+        """Of the latest record."""
+        return self._roster.number
+
+    @property
+    def members(self) -> dict[str, Member]:
+        """In the order of joining."""
+        return self._roster.members
+
+    @property
+    def active_from(self) -> dict[str, int]:
+        """The iteration from which they serve, of those who do or are to."""
+        return self._roster.active_from
+
+    @property
+    def order(self) -> dict[str, int]:
+        """Who joined earlier has the lower number."""
+        return self._roster.order
+
+    @property
+    def begun(self) -> bool:
         """Whether every stage has had a member that serves."""
-        self.opening_t = 0
-        self.opening: list[str] = []
-        self.handed_on: list[tuple[str, tuple[str, ...]]] = []
-        self.reopened_t = 0
+        return self._roster.begun
+
+    @property
+    def opening_t(self) -> int:
+        """The iteration that is open, as far as its data nodes go (`open`); 0: none is."""
+        return self._roster.opening_t
+
+    @property
+    def opening(self) -> list[str]:
+        """The data nodes that its indices were split over at first."""
+        return self._roster.opening
+
+    @property
+    def handed_on(self) -> list[tuple[str, tuple[str, ...]]]:
+        """Those of them that were removed since, each with those that remained."""
+        return self._roster.handed_on
+
+    @property
+    def reopened_t(self) -> int:
         """The iteration that lost all data nodes that it was opened with."""
-        self.gone: dict[str, tuple[int, str]] = {}
+        return self._roster.reopened_t
+
+    @property
+    def gone(self) -> dict[str, tuple[int, str]]:
         """Whom the log removed since the iteration that is open, or is to be, was begun: stage and region."""
-        self.version = 0
-        """Rises with every change of who is a member, or serves."""
-        self._seen = 0
-        self._stages: dict[int, list[str]] = {}
-        self._live: dict[int, dict[int, list[str]]] = {}
-        """Stage -> iteration -> who serves it."""
-        self._versions: dict[int, int] = {}
+        return self._roster.gone
+
+    @property
+    def version(self) -> int:
+        """Another after every change of who is a member, or serves."""
+        return self._roster.version
 
     def version_of(self, stage: int) -> int:
-        """Rises with every change of who is a member of this stage, or serves it."""
-        return self._versions.get(stage, 0)
+        """Another after every change of who is a member of this stage, or serves it."""
+        return self._roster.versions.get(stage, 0)
 
-    def _changed(self, stages: Iterable[int]) -> None:
-        self.version += 1
-        for stage in stages:
-            self._live.pop(stage, None)
-            self._versions[stage] = self.version
+    def incarnation(self, peer: str) -> int:
+        """The highest that was seen of a peer since this one follows the log; 0: it never was a member."""
+        former, member = self._former.get(peer, 0), self.members.get(peer)
+        return former if member is None or member.incarnation < former else member.incarnation
 
-    def _stages_of(self, peers: Iterable[str]) -> set[int]:
-        return {self.members[peer].stage for peer in peers if peer in self.members}
+    def knew(self, peer: str) -> bool:
+        """Whether it is a member, or was one since this one follows the log."""
+        return peer in self.members or peer in self._former
+
+    def ever(self) -> Collection[str]:
+        """All of whom `knew` is true."""
+        return self.members.keys() | self._former.keys()
+
+    # --- following the log -----------------------------------------------------------------------
 
     def apply(self, record: Members) -> None:
-        self._changed(self._stages_of(record.removed))
-        self.number = record.number
-        for peer in record.removed:
-            self._hand_on(peer)
-            self._leave_stage(peer)
-            if peer in self.members:
-                self.gone.pop(peer, None)
-                self.gone[peer] = self.members[peer].stage, self.members[peer].region
-            self.members.pop(peer, None)
-            self.active_from.pop(peer, None)
-            self.order.pop(peer, None)
-        for member in record.joined:
-            self.restore(member)
-        self.serve({p: t for p, t in record.active_from.items() if p in self.members})
+        before = self._known_of((*record.removed, *[member.id for member in record.joined]))
+        self._roster = self._roster.applied(record)
+        self._remember(before)
 
-    def serve(self, active_from: Mapping[str, int]) -> None:
-        """From which iteration members serve."""
-        self._changed(self._stages_of(active_from))
-        self.active_from.update(active_from)
+    def enter(self, members: Sequence[Member], active_from: Mapping[str, int], number: int) -> None:
+        """Members as they were told: in the order of joining, who serves from when, and the number of the
+        latest record."""
+        before = self._known_of([member.id for member in members])
+        self._roster = self._roster.entered(members, active_from, number)
+        self._remember(before)
+
+    def remember(self, other: Membership) -> None:
+        """Incarnations that another fold of this log has seen."""
+        self._remember(other._known_of(other.ever()))
+
+    def _known_of(self, peers: Iterable[str]) -> dict[str, int]:
+        return {peer: self.incarnation(peer) for peer in peers if self.knew(peer)}
+
+    def _remember(self, incarnations: Mapping[str, int]) -> None:
+        for peer, incarnation in incarnations.items():
+            member = self.members.get(peer)
+            if member is None or member.incarnation < incarnation:
+                self._former[peer] = max(incarnation, self._former.get(peer, 0))
+            else:
+                self._former.pop(peer, None)
 
     def open(self, t: int, stages: int) -> None:
         """Called after every record, with the iteration that follows the last commit: its indices are split
         over the data nodes of the first record after which every stage can serve it (R2). Every peer
         computes the same split, whatever was removed before it came to open the iteration. Where all those
         data nodes were removed, it is opened anew, with whoever serves next."""
-        if t == self.opening_t or not all(self.count(stage, t) for stage in range(stages + 1)):
-            return
-        self.opening_t, self.opening, self.handed_on = t, self.live(0, t), []
-        self.gone.clear()
-        self.begun = True
+        self._roster = self._roster.opened(t, stages)
 
     def rolled_back(self, t: int) -> None:
         """The run goes on from the state after iteration t: whoever served, or was to serve later, serves
         from the next iteration on."""
-        self._changed(list(self._stages))
-        self.active_from = {peer: min(since, t + 1) for peer, since in self.active_from.items()}
-        self.opening_t, self.opening, self.handed_on = 0, [], []
+        self._roster = self._roster.rolled_back(t)
 
-    def _hand_on(self, peer: str) -> None:
-        gone = {former for former, _ in self.handed_on}
-        if peer in self.opening and peer not in gone:
-            remaining = [p for p in self.opening if p != peer and p not in gone]
-            self.handed_on.append((peer, tuple(remaining)))
-            if not remaining:
-                self.reopened_t, self.opening_t, self.opening, self.handed_on = self.opening_t, 0, [], []
+    # --- what follows from it --------------------------------------------------------------------
 
     def assignment(self, t: int, indices: Sequence[int]) -> Assignment:
         """Who admits each of `indices` of iteration t, removals included."""
@@ -106,47 +146,27 @@ class Membership:
             assignment.remove(peer, remaining)
         return assignment
 
-    def restore(self, member: Member) -> None:
-        """Enter a member (again); its place in the order of joining is at the end."""
-        self._changed({member.stage, *self._stages_of((member.id,))})
-        self._seen += 1
-        self._leave_stage(member.id)
-        self._stages.setdefault(member.stage, []).append(member.id)
-        self.members[member.id] = member
-        self.order[member.id] = self._seen
-        self.incarnations[member.id] = max(member.incarnation, self.incarnations.get(member.id, 0))
-        self.active_from.pop(member.id, None)
-
-    def _leave_stage(self, peer: str) -> None:
-        former = self.members.get(peer)
-        if former is not None:
-            self._stages[former.stage].remove(peer)
-
     def live(self, stage: int, t: int) -> list[str]:
         """Active members of `stage` at iteration t, by id."""
-        return list(self._alive(stage, t))
+        return list(self._roster.alive(stage, t))
 
     def count(self, stage: int, t: int) -> int:
         """How many they are."""
-        return len(self._alive(stage, t))
-
-    def _alive(self, stage: int, t: int) -> list[str]:
-        known = self._live.setdefault(stage, {})
-        found = known.get(t)
-        if found is None:
-            if len(known) > LIVE_KEPT:
-                known.clear()
-            since, later = self.active_from, t + 1
-            found = known[t] = sorted([p for p in self.of(stage) if since.get(p, later) <= t])
-        return found
+        return len(self._roster.alive(stage, t))
 
     def of(self, stage: int) -> Collection[str]:
         """Members of `stage`, whether they serve or not, in no order."""
-        return self._stages.get(stage, ())
+        return self._roster.stages.get(stage, ())
 
     def widest(self) -> int:
         """Members of the stage that has most."""
-        return max(map(len, self._stages.values()), default=0)
+        return self._roster.widest()
+
+    def graph(
+        self, stage: int, own: int, t: int, picks: int, edges: Callable[[], Mapping[str, frozenset[str]]]
+    ) -> Mapping[str, frozenset[str]]:
+        """Neighbours in two stages of those who serve them at t, as `edges` finds them, worked out once."""
+        return self._roster.graph(stage, own, t, picks, edges)
 
     def serving(self, stage: int) -> list[str]:
         """Active members of `stage` in the iteration that is open, or is to be opened after a rollback."""

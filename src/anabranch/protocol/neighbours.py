@@ -126,12 +126,19 @@ class Neighbours:
         membership = self._look()
         key = (peer, stage, t)
         if key not in self._known:
-            fellows, others = _with(membership.live(own, t), peer), membership.live(stage, t)
-            if stage == own:
-                graph = edges(tuple(fellows), tuple(fellows), max(1, self.picks // 2))
-            else:
+            picks, serves = self.picks, membership.live(own, t)
+
+            def of(fellows: list[str]) -> Mapping[str, frozenset[str]]:
+                if stage == own:
+                    return edges(tuple(fellows), tuple(fellows), max(1, picks // 2))
+                others = membership.live(stage, t)
                 regions = membership.regions(fellows), membership.regions(others)
-                graph = edges(tuple(fellows), tuple(others), self.picks, regions)
+                return edges(tuple(fellows), tuple(others), picks, regions)
+
+            if peer in serves:
+                graph = membership.graph(stage, own, t, picks, lambda: of(serves))
+            else:
+                graph = of(_with(serves, peer))
             self._known[key] = graph[peer]
         return self._known[key]
 

@@ -54,7 +54,7 @@ def check_bounds(node: Node) -> int:
 
 def _senders(core: Core) -> int:
     """From how many processes something may have come."""
-    seen = core.membership.incarnations
+    seen = core.membership.ever()
     return len(seen) + sum(peer not in seen for peer in core.links) + 1
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 #: New objects between two looks for garbage.
-NEW_OBJECTS = 100_000
+NEW_OBJECTS = 400_000
 
 
 @contextmanager
