@@ -14,10 +14,12 @@ from anabranch.protocol.messages import Ping, Want
 from anabranch.protocol.records import Member, Members
 from anabranch.protocol.settings import Settings
 
+BEATS = 16
+
 
 def pings(relays: int, payload: bytes | None, earlier: float = 0.0) -> Counter[int]:
-    """Heartbeats of twelve with which a relay is pinged that is sent something before each: so many seconds
-    (heartbeats) earlier."""
+    """Of BEATS heartbeats those with which a relay is pinged that is sent something before each: so many
+    seconds (heartbeats) earlier."""
     core = Core("d", 1, 0, Settings("run", 1, 1, 4, 100, neighbours=1), "other")
     peers = [f"r{n}" for n in range(relays)]
     members = (Member("d", 0, 1, "", 4), *(Member(peer, 1, 1, "", 4) for peer in peers))
@@ -26,7 +28,7 @@ def pings(relays: int, payload: bytes | None, earlier: float = 0.0) -> Counter[i
     contacts = Contacts(core)
     near = sorted(core.near.all(0))[0]
     found: Counter[int] = Counter()
-    for beat in range(12):
+    for beat in range(BEATS):
         core.now = beat - earlier
         core.send(near, Want(core.fence(1, "base"), 0, False, 0), payload)
         core.effects.clear()
@@ -41,16 +43,16 @@ def pings(relays: int, payload: bytes | None, earlier: float = 0.0) -> Counter[i
 
 @pytest.mark.parametrize(("relays", "crowded"), [(2, False), (9, True)])
 def test_in_a_large_swarm_no_ping_goes_where_something_was_said(relays: int, crowded: bool) -> None:
-    assert pings(relays, None).total() == (12 // (LEFT_OUT + 1) if crowded else 12)
+    assert pings(relays, None).total() == (BEATS // (LEFT_OUT + 1) if crowded else BEATS)
 
 
 @pytest.mark.parametrize("earlier", [0.4, 0.6])
 def test_what_was_said_long_ago_is_no_ping(earlier: float) -> None:
     """Whoever is told something early in a heartbeat, and nothing in the next, doubts the sender."""
-    assert (pings(9, None, earlier).total() < 12) == (earlier < 0.5)
+    assert (pings(9, None, earlier).total() < BEATS) == (earlier < 0.5)
 
 
 def test_what_takes_long_on_its_way_says_nothing() -> None:
     """A payload that is handed to a slow link with every heartbeat keeps nobody from thinking that the sender
     is gone: nothing of it is heard until it is there."""
-    assert pings(9, b"an activation").total() == 12
+    assert pings(9, b"an activation").total() == BEATS

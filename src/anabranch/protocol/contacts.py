@@ -23,7 +23,7 @@ IDLE_HEARTBEATS = 3.0
 #: In a large swarm no ping goes to whom something else was sent within this share of a heartbeat, so often
 #: in a row. (Whoever heard nothing since an earlier word would by the next heartbeat doubt the sender:
 #: `detector`.) Of two who ping each other one thus leaves it at answers.
-JUST_NOW, LEFT_OUT = 0.5, 3
+JUST_NOW, LEFT_OUT = 0.5, 7
 #: Heartbeats whose answers are still waited for.
 PINGS_KEPT = 32
 
