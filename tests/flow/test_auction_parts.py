@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -187,17 +189,17 @@ def test_a_source_searches_less_and_less_often_where_changes_never_cease() -> No
     """Each search goes through the whole swarm, and there is a way each time."""
     seconds = [float(n) for n in range(1, 3000)]
     times = _searches(changes=seconds[::20], rises=seconds)
-    assert 3 <= len(times) <= 15
-    assert times == sorted(times)
-    assert times[-1] - times[-2] > 3.0 * (times[1] - times[0])
+    assert 3 <= len(times) <= 20
+    assert times[-1] - times[-2] > 200.0 > 20.0 > times[1] - times[0]
 
 
 def test_after_a_rest_a_source_searches_soon_after_a_change() -> None:
     rises = [float(n) for n in range(1, 200)]
     later = [400.0 + n for n in range(1, 200)]
     times = _searches(changes=[30.0, 400.0], rises=[*rises, *later])
-    first = next(time for time in times if time > 400.0)
-    assert first - 400.0 < 10.0 < times[0]
+    after = [time for time in times if time > 400.0]
+    assert after[0] - 400.0 < 10.0 < times[0]
+    assert max(second - first for first, second in pairwise(after)) < 25.0
 
 
 def test_a_fall_is_told_only_when_the_price_it_comes_from_is_confirmed() -> None:

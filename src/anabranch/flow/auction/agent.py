@@ -51,11 +51,11 @@ LULL_SHARE = 0.5
 ORPHAN_S = 8.0
 #: A source with excess searches for a way when its price has risen by so many epsilons: from cold, where
 #: prices have far to go anyhow, and after a change from outside; twice as many each time it has searched, to
-#: a maximum that is greater after a change.
-SEARCH_EPSILONS, SEARCH_STIRRED, SEARCH_MAX, SEARCH_STIRRED_MAX = 25.0, 6.0, 25.0, 400.0
-#: For searches, changes from outside that follow each other within so long are one. Where somebody comes or
-#: goes every few seconds prices never rest, there is a way nearly always, and each search for it goes through
-#: the whole swarm.
+#: a maximum that is greater where changes never cease.
+SEARCH_EPSILONS, SEARCH_STIRRED, SEARCH_MAX, SEARCH_UNCEASING_MAX = 25.0, 6.0, 25.0, 400.0
+#: Changes from outside never cease where each follows within so long on another, for longer than that: where
+#: somebody comes or goes every few seconds prices never rest, there is a way nearly always, and each search
+#: for it goes through the whole swarm.
 SERIES_S = 60.0
 #: A source that turns units away at a higher price than it searched with tells the others by another search;
 #: so often, until something changes from outside.
@@ -89,7 +89,7 @@ class AuctionAgent:
         self._retry_at = math.inf
         self._retry_s = RETRY_S
         self._lull_s = LULL_COLD_S
-        self._stirred_at = math.inf
+        self._stirred_at = self._series_at = math.inf
         self._further = 0
         self._stir = 0
         self._search_number = setup.incarnation << 32
@@ -157,16 +157,23 @@ class AuctionAgent:
     def _stirred(self, stir: int, now: float) -> None:
         """Something has changed from outside, here or elsewhere: what is too high may fall again."""
         if now >= self._stirred_at + SERIES_S:
-            self._search_step = SEARCH_STIRRED
-            self._search_level = -math.inf
+            self._series_at = now
         self._stir = stir
         self._stirred_at = now
+        if not self._unceasing:
+            self._search_step = SEARCH_STIRRED
+            self._search_level = -math.inf
         self._market.stirred = True
         self._lull_s = min(self._lull_s, LULL_MAX_S)
         self._further = 0
         self._standing.hurry()
         self._retry_s = RETRY_S
         self._evened = 0
+
+    @property
+    def _unceasing(self) -> bool:
+        """Whether the last changes from outside were many, and for long."""
+        return self._stirred_at >= self._series_at + SERIES_S
 
     def _receive(self, event: Received, now: float) -> None:
         letter = event.message
@@ -300,7 +307,7 @@ class AuctionAgent:
         self._act_at = math.inf
         if not market.ready and now >= self._start_at:
             self._start_at = math.inf
-            self._stirred_at = now
+            self._stirred_at = self._series_at = now
             market.start()
         market.act()
         if now >= self._repair_at or self._surveying:
@@ -382,7 +389,7 @@ class AuctionAgent:
         if self._search_level == -math.inf:
             self._search_level = market.level + self._search_step * market.epsilon
         if market.level >= self._search_level:
-            most = SEARCH_STIRRED_MAX if market.stirred else SEARCH_MAX
+            most = SEARCH_UNCEASING_MAX if self._unceasing else SEARCH_MAX
             self._search_step = min(2 * self._search_step, most)
             self._search_level = market.level + self._search_step * market.epsilon
             self._search(market.level)
