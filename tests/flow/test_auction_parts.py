@@ -193,6 +193,12 @@ def test_a_source_searches_less_and_less_often_where_changes_never_cease() -> No
     assert times[-1] - times[-2] > 200.0 > 20.0 > times[1] - times[0]
 
 
+def test_where_changes_never_cease_a_first_search_waits_as_long_as_from_cold() -> None:
+    seconds = [float(n) for n in range(1, 200)]
+    times = _searches(changes=seconds[::5], rises=[1.0, *seconds[80:]])
+    assert times[0] - 81.0 > 15.0
+
+
 def test_after_a_rest_a_source_searches_soon_after_a_change() -> None:
     rises = [float(n) for n in range(1, 200)]
     later = [400.0 + n for n in range(1, 200)]

@@ -160,8 +160,9 @@ class AuctionAgent:
             self._series_at = now
         self._stir = stir
         self._stirred_at = now
-        if not self._unceasing:
-            self._search_step = SEARCH_STIRRED
+        least = SEARCH_MAX if self._unceasing else SEARCH_STIRRED
+        if not self._unceasing or self._search_step < least:
+            self._search_step = least
             self._search_level = -math.inf
         self._market.stirred = True
         self._lull_s = min(self._lull_s, LULL_MAX_S)
