@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from anabranch.protocol.membership import Membership
 from anabranch.protocol.records import Member, Members
+from anabranch.protocol.roster import ROSTERS_KEPT
 
 IDS, STAGES = "abcdefgh", 3
 
@@ -151,3 +152,37 @@ def test_whose_members_came_in_another_order_has_a_log_of_its_own() -> None:
         membership.apply(Members(2, (then,)))
         dials.append(membership.dials("a", "b"))
     assert dials == [False, True]
+
+
+def come_and_go(membership: Membership, times: int, opens: bool) -> None:
+    """Each time one comes, and who came before leaves."""
+    first = tuple(Member(peer, n % 2, 1, "", 1) for n, peer in enumerate("abcd"))
+    membership.apply(Members(1, first, dict.fromkeys("abcd", 1)))
+    for number in range(2, times + 2):
+        comes = Member(f"p{number}", 1, 1, "", 1)
+        membership.apply(Members(number, (comes,), removed={f"p{number - 1}": "gone"}))
+        if opens:
+            membership.open(number, 1)
+
+
+def test_who_follows_the_log_no_more_keeps_nothing_of_what_came_after() -> None:
+    """A peer of a simulated swarm that is dead stays where it was; the others go on from there."""
+    dead, others = Membership(), Membership()
+    come_and_go(others, 1, opens=True)
+    dead._roster = others._roster
+    come_and_go(others, 3 * ROSTERS_KEPT, opens=True)
+    kept, roster = 0, dead._roster
+    while roster.next is not None:
+        kept, roster = kept + 1, roster.next[1]
+    assert kept <= ROSTERS_KEPT
+
+
+def test_a_log_that_is_read_again_from_its_beginning_leaves_nothing_of_those_who_went() -> None:
+    """Nothing is under way that one of them may have had; each value had all of them, and is compared."""
+    history, peer = Membership(), Membership()
+    come_and_go(history, 20, opens=False)
+    assert history.gone == {}
+    come_and_go(peer, 20, opens=True)
+    assert peer.gone == {}
+    peer.apply(Members(30, removed={"a": "gone"}))
+    assert peer.gone == {"a": (0, "")}

@@ -23,6 +23,7 @@ class Node:
         self.core = Core("d", 1, 0, Settings("r", 1, 1, 4, 1, policy=policy, neighbours=picks), "d")
         members = tuple(Member(name, int(name != "d"), 1, "", 1, name=name) for name in "d" + relays)
         self.core.membership.apply(Members(1, joined=members, active_from=dict.fromkeys("d" + relays, 1)))
+        self.core.membership.open(1, 1)
         for peer in relays:
             self.core.links[peer] = Silence(0.0, 1.0)
             self.core.costs.of(peer).forward_s = compute_s

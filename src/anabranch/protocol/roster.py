@@ -126,7 +126,8 @@ class Roster:
         if known is None:
             known = _known[value] = made
             if len(_known) > ROSTERS_KEPT:
-                del _known[next(iter(_known))]
+                # Whoever is still there (a peer that is dead) is not to keep all that came after.
+                _known.pop(next(iter(_known))).next = None
         self.next = (asked, known)
         return known
 
@@ -190,7 +191,7 @@ class Roster:
         for peer in record.removed:
             self._hand_on(peer)
             former = self.members.get(peer)
-            if former is not None:
+            if former is not None and self.begun:  # before that nothing is under way
                 self.gone.pop(peer, None)
                 self.gone[peer] = former.stage, former.region
             self._leave(peer)
