@@ -218,12 +218,18 @@ def test_neighbours_of_all_who_were_lost_are_asked() -> None:
     assert near[one] | near[other] <= asked
 
 
-def found(removed: str = "", lack: str = "", silent: str = "") -> tuple[list[str], Forward]:
+def found(
+    removed: str = "", lack: str = "", silent: str = "", followed: bool = True
+) -> tuple[list[str], Forward]:
     """A data node comes in the place of x, of its stage: whom it asks, and what it sends on when some answer
-    that they do not have the microbatch, and others fall silent."""
+    that they do not have the microbatch, and others fall silent. followed: whether it was there when the log
+    removed x."""
     node = Node("greedy", relays="abc")
+    if followed:
+        node.core.membership.apply(Members(2, (Member("x", 0, 1, "", 1),)))
+        node.core.membership.apply(Members(3, removed={"x": "gone"}))
     for peer in removed:
-        node.core.membership.apply(Members(2, removed={peer: "gone"}))
+        node.core.membership.apply(Members(4, removed={peer: "gone"}))
         del node.core.links[peer]
     for peer in "abc":
         if peer not in removed:
@@ -255,3 +261,11 @@ def test_it_is_looked_for_beyond_who_may_have_had_it_and_is_gone() -> None:
     asked, forward = found(lack="ab", silent="c")
     assert asked == ["a", "b", "c"]
     assert forward.repair and forward.lost == ("c",)
+
+
+def test_who_came_after_the_removals_looks_further() -> None:
+    """A stage is lost and refilled while its iteration is open: who comes then does not know whom the log had
+    removed before, at its own stage and at the next one."""
+    asked, forward = found(lack="abc", followed=False)
+    assert asked == ["a", "b", "c"]
+    assert forward.repair

@@ -177,6 +177,10 @@ class Membership:
         members, gone = self.members, self.gone
         return tuple([members[p].region if p in members else gone.get(p, (0, ""))[1] for p in peers])
 
+    def followed(self, peer: str) -> bool:
+        """Whether it is a member, or was one since this fold knows of the iteration that is open."""
+        return peer in self.members or peer in self.gone
+
     def gone_from(self, stage: int) -> list[str]:
         """Who was removed from it since the iteration that is open was begun, the last one first."""
         return [peer for peer, (of, _) in reversed(self.gone.items()) if of == stage]

@@ -135,9 +135,11 @@ class Sender:
         self.items[index] = item
         item.finding = {peer for peer in self._peers() if self.core.reachable(peer)}
         following, own, near = self.core.next_stage(), self.core.stage, self.core.near
-        had, gone = tuple(lost), self.core.membership.gone_from(following)
+        membership = self.core.membership
+        had, gone = tuple(lost), membership.gone_from(following)
         beside = (peer for peer in gone if any(near.were(one, own, peer, following, self.t) for one in had))
-        item.further = not had
+        # Whoever came in the course of the iteration does not know who was removed before that, nor where.
+        item.further = not had or self.t == membership.reopened_t or not all(map(membership.followed, had))
         self._unheard(item, *beside)
         far = {peer for one in had for peer in near.beside(following, own, self.t, one)}
         for peer in sorted(far):
