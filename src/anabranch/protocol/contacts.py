@@ -276,12 +276,22 @@ class Contacts:
         core, members = self.core, self.core.membership.members
         if core.keeps_log(core.me) or core.deals:
             return members
-        keepers = {core.leader, *self._known_voters()}
+        keepers = self._keepers()
         if core.near.crowded:
             near = core.near.all(core.stage) | keepers
             return sorted((peer for peer in near if peer in members), key=core.membership.order.__getitem__)
         stages = {core.stage, core.next_stage(), core.previous_stage()}
         return [peer for peer, member in members.items() if member.stage in stages or peer in keepers]
+
+    def _wants(self, peer: str) -> bool:
+        """Whether I keep a link with this member of a large swarm."""
+        core = self.core
+        always = core.keeps_log(core.me) or core.deals or peer in self._keepers()
+        return always or peer in core.near.all(core.stage)
+
+    def _keepers(self) -> set[str]:
+        """Who keeps the log, as far as I know, and who leads it."""
+        return {self.core.leader, *self._known_voters()}
 
     def trim(self) -> None:
         """An iteration begins: links to other stages that nobody has used for long, and that are not those of
@@ -335,7 +345,7 @@ class Contacts:
         """Plan to dial a member whose link broke, if that is on me."""
         membership, near = self.core.membership, self.core.near
         mine = peer in membership.members and membership.dials(self.core.me, peer)
-        if mine and near.crowded and peer not in self._wanted():
+        if mine and near.crowded and not self._wants(peer):
             mine = False  # it is dialled when it is needed
         if mine or peer in self.fellows:
             self._plan_dial(peer)

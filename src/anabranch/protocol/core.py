@@ -80,6 +80,8 @@ class Core:
     spoken_to: dict[str, float] = field(default_factory=dict)
     """Who was sent something since the last heartbeat that is heard at once, and when; a payload may take
     long."""
+    unheard: Collection[str] = ()
+    """Kinds of notes that the driver has no use for."""
     in_use: Callable[[], Collection[str]] = tuple
     """Peers that work is shared with just now, neighbours or not."""
     planned: Callable[[], Mapping[str, int]] = dict
@@ -114,7 +116,8 @@ class Core:
             self.effects.append(Send(peer, message, payload))
 
     def note(self, kind: str, **fields: Any) -> None:
-        self.effects.append(Note(kind, fields))
+        if kind not in self.unheard:
+            self.effects.append(Note(kind, fields))
 
     def refuse(self, peer: str, message: str, reason: str) -> None:
         """Count something that `peer` said and that is not taken."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from anabranch.protocol import events as ev
@@ -35,7 +34,7 @@ PIECES_MAX = 32
 #: (as `snapshots.every = 0` of a run file).
 SNAPSHOTS_EVERY = (5, 100)
 COPIES = 2
-#: What every peer notes alike when it follows the log.
+#: What every peer notes alike when it follows the log, and in a large swarm most of all that is noted.
 SAME_EVERYWHERE = frozenset({"peer_joined", "peer_active", "peer_removed"})
 
 
@@ -82,6 +81,8 @@ class Sent:
 class ModelledWorld(World):
     """`add` peers as in any world. `under_way_s`: host -> seconds in which something it sent was under
     way."""
+
+    unheard = SAME_EVERYWHERE
 
     def __init__(self, fleet: Fleet, settings: Settings, seed: int) -> None:
         self.fleet = fleet
@@ -215,11 +216,6 @@ class ModelledWorld(World):
             return node.peer.helping.parts(stage)
         reduce = node.peer.replica.reduce
         return reduce.count if reduce is not None else 1
-
-    def note(self, node: Node, kind: str, fields: Mapping[str, object]) -> None:
-        """Who came and went is the same at everybody, and in a large swarm most of all that is noted."""
-        if kind not in SAME_EVERYWHERE:
-            super().note(node, kind, fields)
 
     # --- faults --------------------------------------------------------------------------------
 

@@ -57,8 +57,10 @@ class World:
 
     watchers see every event at every node after it was handled. trouble: what is wrong with the wires; slow:
     factor on the delays of the link of two peers. strict: a task that cannot be done is an error of the
-    simulation, not of a peer.
+    simulation, not of a peer. unheard: kinds of notes that nobody reads.
     """
+
+    unheard: frozenset[str] = frozenset()
 
     def __init__(
         self,
@@ -90,7 +92,7 @@ class World:
 
     def add_leader(self, peer: Peer, member: Member, disk: Disk | None = None) -> Node:
         """The founder, with what its disk has of the log. Where others keep it too it knocks at a door."""
-        node = Node(self, peer, member, 1.0)
+        node = self._node(peer, member, 1.0)
         node.disk = disk or Disk(member.disk)
         self.schedule = peer.core.schedule
         self.nodes[member.id] = node
@@ -113,7 +115,7 @@ class World:
         peer = Peer(member.id, member.incarnation, leader, self.settings, member.stage, kept)
         peer.leadership.founder = member.id == self.genesis.leader
         peer.joining.doors = {i: n.member.address for i, n in self.nodes.items() if n.member.address}
-        node = Node(self, peer, member, slowness)
+        node = self._node(peer, member, slowness)
         node.disk = disk
         self.nodes[member.id] = node
 
@@ -124,6 +126,10 @@ class World:
 
         self.clock.at(at, begin)
         return node
+
+    def _node(self, peer: Peer, member: Member, slowness: float) -> Node:
+        peer.core.unheard = self.unheard
+        return Node(self, peer, member, slowness)
 
     def seed_of(self, member: Member) -> int:
         """Of the dice of one process."""
