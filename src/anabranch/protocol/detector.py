@@ -10,6 +10,7 @@ again. Suspicion re-routes one's own work; it removes nobody (R3).
 from __future__ import annotations
 
 import bisect
+from array import array
 
 #: Gaps remembered per peer.
 WINDOW = 256
@@ -30,8 +31,8 @@ class Silence:
     def __init__(self, now: float, heartbeat_s: float) -> None:
         self.last_heard = now
         self._heartbeat_s = heartbeat_s
-        self._gaps: list[float] = [heartbeat_s]
-        self._sorted: list[float] = [heartbeat_s]
+        self._gaps = array("d", [heartbeat_s])
+        self._sorted = array("d", [heartbeat_s])
         self.patience_s = self._patience_s()
         """Silence (seconds) after which the peer is suspected."""
 

@@ -8,6 +8,7 @@ passed in. An absurd sample (negative, zero, NaN, infinite) is left out and coun
 from __future__ import annotations
 
 import math
+from array import array
 
 from anabranch.flow.problem import link_cost
 
@@ -42,52 +43,69 @@ class Samples:
     """The newest samples of one quantity. `follow`: a lasting change outdates what was before (CHANGE).
     `kept`: how many still count after a silence."""
 
-    # A large swarm has many links, and a simulated one those of all peers: slots, and lists that are no
-    # longer than what is in them.
-    __slots__ = ("_even", "_follow", "_kept", "_last", "_quantiles", "_samples", "_window", "ignored")
+    # A large swarm has many links, and a simulated one those of all peers: slots, and numbers side by side.
+    __slots__ = (
+        *("_answer", "_asked", "_follow", "_kept", "_last", "_values", "_weights", "_window"),
+        "ignored",
+    )
 
     def __init__(self, window: int = WINDOW, kept: int = KEPT, follow: bool = True) -> None:
         self.ignored = 0
-        self._samples: list[tuple[float, float]] = []
+        self._values = array("d")
+        self._weights: array[float] | None = None
+        """None as long as no sample has weighed anything but 1."""
         self._window, self._kept, self._follow = window, kept, follow
         self._last = -math.inf
-        self._quantiles: dict[tuple[float, float], float | None] = {}
-        self._even = True
-        """No sample has weighed anything but 1."""
+        self._asked: tuple[float, float] | None = None
+        """The quantile that was asked for last, since there is no other sample."""
+        self._answer: float | None = None
 
     def add(self, value: float, now: float, weight: float = 1.0) -> None:
         if not plausible(value):
             self.ignored += 1
             return
-        self._quantiles.clear()
-        self._even = self._even and weight == 1.0
+        self._asked = None
         if now - self._last > AGE_S:
-            self._forget(len(self._samples) - self._kept)
+            self._forget(len(self._values) - self._kept)
         self._last = now
-        self._samples.append((value, weight))
-        self._forget(len(self._samples) - self._window)
+        self._weigh(weight)
+        self._values.append(value)
+        if self._weights is not None:
+            self._weights.append(weight)
+        self._forget(len(self._values) - self._window)
         if self._follow:
             self._follow_change()
 
     def replace(self, value: float, weight: float) -> None:
         """The newest sample again, now that more is known about it."""
-        self._samples[-1] = (value, weight)
-        self._even = self._even and weight == 1.0
-        self._quantiles.clear()
+        self._values[-1] = value
+        self._weigh(weight)
+        if self._weights is not None:
+            self._weights[-1] = weight
+        self._asked = None
+
+    def _weigh(self, weight: float) -> None:
+        """A sample is to weigh so much."""
+        if self._weights is None and weight != 1.0:
+            self._weights = array("d", [1.0]) * len(self._values)
 
     def quantile(self, share: float, heaviest: float = math.inf) -> float | None:
         """The least sample that at least `share` of the weight does not exceed; None without a sample.
         No sample weighs more than `heaviest`."""
-        if (share, heaviest) not in self._quantiles:
-            self._quantiles[share, heaviest] = self._quantile(share, heaviest)
-        return self._quantiles[share, heaviest]
+        asked = (share, heaviest)
+        if asked != self._asked:
+            self._asked, self._answer = asked, self._quantile(share, heaviest)
+        return self._answer
 
     def _quantile(self, share: float, heaviest: float) -> float | None:
-        if self._even and heaviest >= 1.0:
-            values = sorted(self._samples)
-            return values[max(1, math.ceil(share * len(values))) - 1][0] if values else None
-        ordered = sorted((value, min(weight, heaviest)) for value, weight in self._samples)
-        below, wanted = 0.0, share * sum(weight for _, weight in ordered)
+        weights = self._weights
+        if weights is None and heaviest >= 1.0:
+            values = sorted(self._values)
+            return values[max(1, math.ceil(share * len(values))) - 1] if values else None
+        if weights is None:
+            weights = array("d", [1.0]) * len(self._values)
+        ordered = sorted([(value, min(w, heaviest)) for value, w in zip(self._values, weights, strict=True)])
+        below, wanted = 0.0, share * sum([weight for _, weight in ordered])
         for value, weight in ordered:
             below += weight
             if below >= wanted:
@@ -98,7 +116,7 @@ class Samples:
         return self.quantile(0.5)
 
     def _follow_change(self) -> None:
-        values = [value for value, _ in self._samples]
+        values = self._values
         old, new = sorted(values[:-CHANGE]), values[-CHANGE:]
         if not old:
             return
@@ -111,7 +129,9 @@ class Samples:
     def _forget(self, count: int) -> None:
         """The oldest of them."""
         if count > 0:
-            del self._samples[:count]
+            del self._values[:count]
+            if self._weights is not None:
+                del self._weights[:count]
 
 
 class Latency(Samples):
