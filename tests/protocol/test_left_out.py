@@ -86,19 +86,22 @@ def test_what_only_one_has_that_is_to_be_removed_is_done_again_before_the_log_sa
 def test_a_reduce_that_lost_somebody_stands_until_another_one_can_be_ordered() -> None:
     """It may have sent all that it had to send. If not its units are done again, and the others reduce."""
     core, _ = stage_of_three()
+    core.membership.apply(Members(3, joined=(Member("e", 1, 1, "", 4, name="e"),)))
+    core.membership.apply(Members(4, active_from={"e": 1}))
     admission = Admission(core, "", "", "", lambda member: None, {})
     reducing = Reducing(core, Voter(core, Kept(), print, print, bool, bool), admission)
     current = Round(1, "base", 0.0)
-    current.claims[1] = {"a": frozenset({0, 1}), "b": frozenset({2}), "c": frozenset({3})}
+    current.claims[1] = {"a": frozenset({0}), "b": frozenset({2}), "c": frozenset({3})}
+    current.claims[1]["e"] = frozenset({1})
     reducing.attempt(current)
     first = current.attempts[1]
-    assert first.members == ("a", "b", "c")
-    core.membership.apply(Members(3, removed={"c": "gone"}))
+    assert first.members == ("a", "b", "c", "e")
+    core.membership.apply(Members(5, removed={"c": "gone"}))
     current.claims[1].pop("c")
-    current.torn.add(1)
     reducing.attempt(current)
     assert current.attempts[1] is first and reducing.prepared(current, 1) is None
-    for peer in "ab":
+    for peer in "abe":
+        assert reducing.prepared(current, 1) is None, "e would have to fetch the gradient"
         current.prepared[1][peer] = Prepared(core.fence(1, "base"), 1, first.attempt, "digest", {})
     assert reducing.prepared(current, 1) is not None, "all had been sent"
     current.prepared[1].clear()
@@ -106,5 +109,5 @@ def test_a_reduce_that_lost_somebody_stands_until_another_one_can_be_ordered() -
     current.claims[1]["b"] = frozenset({2, 3})
     current.reported[1] = 1
     reducing.attempt(current)
-    assert current.attempts[1].members == ("a", "b") and current.attempts[1].attempt > first.attempt
+    assert current.attempts[1].members == ("a", "b", "e") and current.attempts[1].attempt > first.attempt
     assert 1 not in current.torn

@@ -165,7 +165,8 @@ class Leader:
             claims.pop(peer, None)
             current.prepared.get(stage, {}).pop(peer, None)
             attempt = current.attempts.get(stage)
-            if attempt is not None and (peer in attempt.members or peer in attempt.helpers):
+            taking_part = attempt is not None and (peer in attempt.members or peer in attempt.helpers)
+            if taking_part and not self.reducing.prepared(current, stage):
                 current.torn.add(stage)
 
     def stop(self, reason: str) -> None:

@@ -49,6 +49,7 @@ class Reducing:
             if (whole and stage not in current.torn) or self.prepared(current, stage):
                 current.looked[stage] = look
                 return
+            current.torn.add(stage)
         cover = self.core.settings.cover(stage)
         claims = {p: u for p, u in current.claims.get(stage, {}).items() if p in members}
         if not members:
@@ -120,19 +121,22 @@ class Reducing:
             self.core.send(peer, Missing(fence, {stage: tuple(sorted(lacking))}))
 
     def prepared(self, current: Round, stage: int) -> Prepared | None:
-        """A PREPARED of the stage, if min(2, live) replicas agree on its digest."""
+        """A PREPARED of the stage, if min(2, live) replicas agree on its digest. Where somebody was removed
+        meanwhile all who are left have to: the others would fetch the gradient, of few who have it."""
         attempt = current.attempts.get(stage)
         prepared = current.prepared.get(stage, {})
         if attempt is None or not prepared:
             return None
-        found = (attempt.attempt, len(prepared), self.core.membership.version)
+        torn = stage in current.torn
+        found = (attempt.attempt, len(prepared), self.core.membership.version, torn)
         known = current.agreed.get(stage)
         if known is not None and known[0] == found:
             return known[1]
         live = self.core.membership.live(stage, current.t)
         agreeing = [prepared[peer] for peer in live if peer in prepared]
         current.agreed[stage] = (found, None)
-        if len(agreeing) < min(2, len(live)) or not agreeing:
+        left = set(attempt.members) & set(self.admission.absent.present(stage, current.t)) if torn else set()
+        if len(agreeing) < min(2, len(live)) or not agreeing or not left <= prepared.keys():
             return None
         if len({(message.digest, *sorted(message.squares.items())) for message in agreeing}) > 1:
             text = f"stage {stage}: digests of iteration {current.t} differ; reducing again"

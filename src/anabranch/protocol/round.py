@@ -38,15 +38,16 @@ class Round:
     even: set[int] = field(default_factory=set)
     """Stages one of whose helpers fell silent: nobody is to help with their reduce any more."""
     torn: set[int] = field(default_factory=set)
-    """Stages of whose reduce somebody was removed: it may yet end, if all that was there had been sent."""
+    """Stages of whose reduce somebody is gone: it may yet end, if all that was there had been sent."""
     redone: dict[int, set[str]] = field(default_factory=dict)
     """By stage: members that this step does without; others do again what they had added."""
     reported: dict[int, int] = field(default_factory=dict)
     """By stage: reports of new units so far."""
     looked: dict[int, Look] = field(default_factory=dict)
     """By stage: the look at its cover, or its attempt, after which there was nothing to do."""
-    agreed: dict[int, tuple[tuple[AttemptId, int, int], Prepared | None]] = field(default_factory=dict)
-    """By stage: of which attempt, so many PREPARED and membership it was found who agrees; the answer."""
+    agreed: dict[int, tuple[tuple[AttemptId, int, int, bool], Prepared | None]] = field(default_factory=dict)
+    """By stage: of which attempt, so many PREPARED, membership, and torn or not, it was found who agrees; the
+    answer."""
 
     def give_up(self, stage: int) -> dict[str, Prepared]:
         """Forget a stage's attempt; who was PREPARED for it."""
