@@ -82,8 +82,6 @@ class ModelledWorld(World):
     """`add` peers as in any world. `under_way_s`: host -> seconds in which something it sent was under
     way."""
 
-    unheard = SAME_EVERYWHERE
-
     def __init__(self, fleet: Fleet, settings: Settings, seed: int) -> None:
         self.fleet = fleet
         work = fleet.scenario.work
@@ -93,6 +91,7 @@ class ModelledWorld(World):
             return Sized(stage, pieces_of(work, stage))
 
         super().__init__(seed, settings, algebra.genesis_of(settings, leader.id), make)
+        self.unheard = SAME_EVERYWHERE
         self.work = work
         self._region = {host.id: host.region for host in fleet.hosts.values()}
         self._ways: dict[tuple[str, str], Way] = {}

@@ -60,8 +60,6 @@ class World:
     simulation, not of a peer. unheard: kinds of notes that nobody reads.
     """
 
-    unheard: frozenset[str] = frozenset()
-
     def __init__(
         self,
         seed: int,
@@ -86,6 +84,7 @@ class World:
         self.trouble = Trouble(self.random)
         self.slow = self.trouble.slow
         self.strict = True
+        self.unheard: frozenset[str] = frozenset()
         self.liars: set[str] = set()
         """What they say of their own slots need not be so."""
         self._blocked: dict[frozenset[str], float] = {}
