@@ -53,6 +53,7 @@ class Slow:
         ]
         return (
             list(membership.members.items()) == list(self.members.items())
+            and sorted(membership.order, key=membership.order.__getitem__) == list(membership.members)
             and membership.active_from == self.active
             and live == [membership.live(stage, t) for stage in range(STAGES) for t in range(6)]
             and {p: membership.incarnation(p) for p in IDS if membership.knew(p)} == self.seen

@@ -120,7 +120,7 @@ class Contacts:
         if everyone or core.keeps_log(core.me) or core.me == core.leader:
             self._listened = None
             return core.links
-        wanted = {*core.near.all(core.stage), *core.in_use(), core.leader, *self._known_voters()}
+        wanted = self._around().union(core.in_use())
         members = core.membership.members
         self._listened = {p: s for p, s in core.links.items() if p in wanted or p not in members}
         for peer, silence in self._listened.items():
@@ -276,18 +276,21 @@ class Contacts:
         core, members = self.core, self.core.membership.members
         if core.keeps_log(core.me) or core.deals:
             return members
-        keepers = self._keepers()
         if core.near.crowded:
-            near = core.near.all(core.stage) | keepers
-            return sorted((peer for peer in near if peer in members), key=core.membership.order.__getitem__)
+            around = (peer for peer in self._around() if peer in members)
+            return sorted(around, key=core.membership.order.__getitem__)
+        keepers = self._keepers()
         stages = {core.stage, core.next_stage(), core.previous_stage()}
         return [peer for peer, member in members.items() if member.stage in stages or peer in keepers]
 
     def _wants(self, peer: str) -> bool:
         """Whether I keep a link with this member of a large swarm."""
         core = self.core
-        always = core.keeps_log(core.me) or core.deals or peer in self._keepers()
-        return always or peer in core.near.all(core.stage)
+        return core.keeps_log(core.me) or core.deals or peer in self._around()
+
+    def _around(self) -> frozenset[str]:
+        """With whom I keep links in a large swarm: neighbours, and who keeps the log."""
+        return self.core.near.all(self.core.stage) | self._keepers()
 
     def _keepers(self) -> set[str]:
         """Who keeps the log, as far as I know, and who leads it."""

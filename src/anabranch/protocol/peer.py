@@ -356,7 +356,7 @@ class Peer:
             member.id,
             msg.Welcome(
                 member.stage,
-                tuple(sorted(core.membership.members.values(), key=lambda m: core.membership.order[m.id])),
+                tuple(core.membership.members.values()),
                 dict(core.membership.active_from),
                 core.membership.number,
                 self.position.index,
