@@ -138,7 +138,8 @@ class _Files:
     """Decoders of files, by way of one."""
 
     def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="anabranch-fuzz-"))
+        self._kept = tempfile.TemporaryDirectory(prefix="anabranch-fuzz-")  # gone when the last test ends
+        self.folder = Path(self._kept.name)
         (self.folder / "version").write_text("1\n")
         (self.folder / "checkpoints").mkdir()
 

@@ -47,6 +47,22 @@ def test_reports_to_another_leader_are_handed_to_the_founder() -> None:
     assert sorted(found) == sorted([("r2.0", (b"one", b"two")), (leader.id, (b"three",))])
 
 
+def test_many_short_reports_are_handed_over_at_once() -> None:
+    """A run may end a moment after the founder is back."""
+    world = swarm(5, replicas=2)
+    world.crash("d0")
+    until(world, world.clock.now + 5.0)
+    leader = world.leading()
+    said = [(leader.id, (b"line %d" % n,)) for n in range(500)]
+    for _, lines in said:
+        leader.handle(ev.Observed(lines))
+    come_back(world, "d0", 0.0, leader.id)
+    until(world, world.clock.now + 0.01)
+    found = reported_to(world.nodes["d0"])
+    until(world, world.clock.now + 8.0)
+    assert found and found == said
+
+
 def test_what_is_kept_is_bounded_and_the_oldest_goes_first() -> None:
     core = Core("d", 1, 0, Settings("run", 1, 1, 4, 100), "d")
     clippings = Clippings(core)

@@ -14,8 +14,8 @@ from anabranch.protocol.messages import Report
 
 #: Lines, and bytes of them, that are kept.
 LINES_MAX, BYTES_MAX = 8192, 4 << 20
-#: So many reports are handed over at once, and then none for so long (s).
-AT_ONCE, PAUSE_S = 8, 0.5
+#: Reports of so many bytes are handed over at once (one, if it is longer), and then none for so long (s).
+BYTES_AT_ONCE, PAUSE_S = 64 << 10, 0.5
 
 
 class Clippings:
@@ -43,8 +43,10 @@ class Clippings:
         self._at = core.now + PAUSE_S
         if core.founder not in core.membership.active_from or not core.reachable(core.founder):
             return
-        for _ in range(min(AT_ONCE, len(self._kept))):
+        sent_bytes = 0
+        while self._kept and sent_bytes < BYTES_AT_ONCE:
             peer, lines = self._next()
+            sent_bytes += sum(map(len, lines))
             core.send(core.founder, Report(lines, peer))
 
     def deadline(self) -> float:
