@@ -154,6 +154,9 @@ def test_an_unreadable_file_is_refused_by_name(tmp_path: Path) -> None:
     path.write_text("[run\nseed = 1")
     with pytest.raises(ConfigError, match=r"run\.toml: not valid TOML.*line 1"):
         load_run_file(path)
+    path.write_text("[run]\nseed = " + "9" * 5000)
+    with pytest.raises(ConfigError, match=r"run\.toml: not valid TOML.*4300 digits"):
+        load_run_file(path)
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="cannot be read"):
         load_run_file(path)

@@ -318,7 +318,7 @@ def config_from_text(text: str, where: str) -> RunConfig:
     """`config_from_dict` of TOML. Raises ConfigError."""
     try:
         data = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # an integer of too many digits is no TOMLDecodeError
         raise ConfigError(f"{where}: not valid TOML: {error}") from None
     return config_from_dict(data, where)
 

@@ -208,7 +208,8 @@ def _network() -> bytes:
 def _entries() -> tuple[bytes, ...]:
     member = Member("r1.0", 1, 1, "class", 4)
     records = [Control("stop", 3), Members(1, joined=(member,)), Rollback(2, 1, "why", ("a", "b"))]
-    return tuple(encode_entry(Entry(0, 1, NO_ENTRY, record)) for record in records)
+    lines = tuple(encode_entry(Entry(0, 1, NO_ENTRY, record)) for record in records)
+    return (*lines, lines[0].partition(b"\"control")[0] + NESTED[4:])
 
 
 def _events() -> tuple[bytes, ...]:
@@ -233,8 +234,10 @@ def _corpus_manifest() -> bytes:
     return json.dumps(manifest).encode()
 
 
-def _vote() -> bytes:
-    return b'{"version": 1, "nonce": "1a", "term": 3, "vote": "x"}\n' + _entries()[0] + b"\n"
+def _votes() -> tuple[bytes, ...]:
+    """A good one, one in a term that is no number, one whose log is nested too deeply, one that is itself."""
+    vote, (entry, *_, nested) = b'{"version": 1, "nonce": "1a", "term": 3, "vote": "x"}\n', _entries()
+    return (vote + entry + b"\n", vote.replace(b"3", b"1e999"), vote + nested + b"\n", NESTED[4:])
 
 
 SCENARIO = b"""[anabranch]
@@ -252,6 +255,8 @@ stage = 1
 
 #: Deeper than a reader that calls itself can follow.
 NESTED = b"a = " + b"[" * 100_000
+#: An integer of more digits than Python converts.
+LONG = b"a = " + b"9" * 5000
 
 
 def _text(data: bytes) -> str:
@@ -274,15 +279,15 @@ def decoders() -> dict[str, Decoder]:
         "tickets": Decoder(_tickets, (TicketError,), (_ticket_text(),)),
         "seals": Decoder(_seals, (), (certificate, grant.text.encode())),
         "hello": Decoder(_hello, (Refused, TicketError), (hello,)),
-        "run-files": Decoder(files.run_file, (ConfigError,), (run, run[:600], NESTED)),
+        "run-files": Decoder(files.run_file, (ConfigError,), (run, run[:600], NESTED, LONG)),
         "manifests": Decoder(files.manifest, (UserError,), (msgspec.json.encode(manifest),)),
         "log-entries": Decoder(lambda data: follow(Position(), data), (LogError,), _entries()),
         "event-lines": Decoder(decode_event, (ValueError, msgspec.DecodeError), _events()),
         "corpus-manifests": Decoder(files.corpus_manifest, (UserError,), (_corpus_manifest(), NESTED[4:])),
-        "votes": Decoder(files.vote, (UserError, LogError), (_vote(), NESTED[4:])),
+        "votes": Decoder(files.vote, (UserError,), _votes()),
         "snapshots": Decoder(_snapshot, (SnapshotError,), (_snapshot_bytes(),)),
-        "genesis": Decoder(_genesis, (ConfigError,), (run[:600], NESTED)),
-        "scenarios": Decoder(files.scenario, (UserError,), (SCENARIO, NESTED)),
+        "genesis": Decoder(_genesis, (ConfigError,), (run[:600], NESTED, LONG)),
+        "scenarios": Decoder(files.scenario, (UserError,), (SCENARIO, NESTED, LONG)),
         "churn-traces": Decoder(lambda data: parse_trace(_text(data), "trace"), (UserError,), (_trace(),)),
         "networks": Decoder(lambda data: parse_profile(_text(data), "net"), (WanError,), (_network(),)),
         "instances": Decoder(parse_instance, (InstanceError,), _instances()),

@@ -19,6 +19,7 @@ from anabranch.protocol.records import (
     Members,
     NoOp,
     Rollback,
+    decode_entry,
     encode_entry,
     entry_hash,
 )
@@ -105,6 +106,17 @@ def test_lines_that_are_no_entries() -> None:
     for line in (b"", b"{}", b"[1]", b"\xff", a_run()[0][:-1], b'{"index":0}'):
         with pytest.raises(LogError, match="cannot be read"):
             follow(fold(()).position, line)
+
+
+def test_a_line_nested_too_deeply_is_no_entry() -> None:
+    """It comes from other peers, too: a voter is told so by the error that it looks for."""
+    line = b'{"index":0,"term":1,"previous":"","record":{"kind":' + b"[" * 100_000
+    with pytest.raises(LogError, match="nested too deeply"):
+        follow(fold(()).position, line)
+    with pytest.raises(LogError, match="nested too deeply"):
+        VoterLog((line,))
+    with pytest.raises(ValueError, match="nested too deeply"):
+        decode_entry(line)
 
 
 def test_what_is_known_is_told_apart_from_what_is_wrong() -> None:

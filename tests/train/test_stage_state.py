@@ -111,6 +111,13 @@ def test_a_deeply_nested_header_is_refused() -> None:
         parse(len(header).to_bytes(8, "little") + header)
 
 
+def test_a_counter_beyond_all_numbers_is_refused() -> None:
+    """1e999 is read as infinity, of which there is no integer."""
+    header = b'{"__metadata__":{"format":"anabranch-stage-1","t":"3","adam_step":1e999}}'
+    with pytest.raises(SnapshotError, match="cannot be read"):
+        parse(len(header).to_bytes(8, "little") + header)
+
+
 @given(st.integers(0, 400), st.binary(min_size=1, max_size=4))
 def test_damage_is_refused_or_changes_the_fingerprint(at: int, junk: bytes) -> None:
     state = state_of()

@@ -8,6 +8,8 @@ import secrets
 from itertools import accumulate
 from pathlib import Path
 
+import msgspec
+
 from anabranch.checkpoint.directory import write_atomically
 from anabranch.errors import UserError
 from anabranch.protocol.events import Persist
@@ -17,6 +19,22 @@ from anabranch.protocol.voter import Kept
 from anabranch.protocol.voterlog import VoterLog
 
 VERSION = 1
+
+
+class _Versioned(msgspec.Struct):
+    """Of a vote by any release."""
+
+    version: int
+
+
+class _Vote(msgspec.Struct):
+    nonce: str
+    term: int
+    vote: str
+
+    def __post_init__(self) -> None:
+        if self.term < 0:
+            raise ValueError("no term is below 0")
 
 
 class VoterDisk:
@@ -67,13 +85,15 @@ class VoterDisk:
 
     def _read_vote(self) -> tuple[str, int, str] | None:
         try:
-            state = json.loads(self._vote.read_bytes())
-            if state["version"] != VERSION:
-                raise UserError(f"{self._vote}: version {state['version']} is not that of this release")
-            return str(state["nonce"]), int(state["term"]), str(state["vote"])
+            data = self._vote.read_bytes()
+            version = msgspec.json.decode(data, type=_Versioned).version
+            if version != VERSION:
+                raise UserError(f"{self._vote}: version {version} is not that of this release")
+            state = msgspec.json.decode(data, type=_Vote)
+            return state.nonce, state.term, state.vote
         except FileNotFoundError:
             return None
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, RecursionError):
             raise UserError(
                 f"{self._vote} cannot be read: remove it together with {self.log.name} beside it, and this "
                 "machine takes part as one that lost its disk"

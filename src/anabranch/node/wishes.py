@@ -62,7 +62,7 @@ async def heed(live: LivePeer, run_dir: Path) -> None:
         for line in whole.splitlines():
             try:
                 wish = _LINE.decode(line)
-            except (ValueError, msgspec.DecodeError):
+            except (ValueError, RecursionError):
                 continue
             if not why_not(wish.action, wish.steps):
                 live.handle(ev.Wished(wish.action, wish.steps))

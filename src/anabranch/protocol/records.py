@@ -194,8 +194,11 @@ def encode_entry(entry: Entry) -> bytes:
 
 @lru_cache(LINES_CACHED)
 def decode_entry(line: bytes) -> Entry:
-    """The entry of one log line. Raises msgspec.ValidationError / DecodeError when it is not one."""
-    return _decoder.decode(line)
+    """The entry of one log line. Raises msgspec.DecodeError, a ValueError, when it is not one."""
+    try:
+        return _decoder.decode(line)
+    except RecursionError:
+        raise msgspec.DecodeError("nested too deeply") from None
 
 
 @lru_cache(LINES_CACHED)

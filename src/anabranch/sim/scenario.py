@@ -96,7 +96,7 @@ def read_scenario(name: str) -> tuple[dict[str, Any], str]:
             raise UserError(f"{name}: cannot be read: {why}; shipped scenarios: {known}") from None
     try:
         data = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # an integer of too many digits is no TOMLDecodeError
         raise UserError(f"{where}: not TOML: {error}") from None
     for section, key in FILES:
         part = data.get(section)

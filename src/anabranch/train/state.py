@@ -120,7 +120,7 @@ def _counters(data: bytes, longest_header: int) -> tuple[int, int]:
         t, adam_step = int(metadata["t"]), int(metadata["adam_step"])
     except SnapshotError:
         raise
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         raise SnapshotError("the snapshot's header cannot be read: it is damaged or not a snapshot") from None
     if not 0 <= adam_step <= t:
         raise SnapshotError(f"the snapshot's counters make no sense: {adam_step} Adam steps after step {t}")

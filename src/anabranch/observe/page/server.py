@@ -193,7 +193,7 @@ class PageServer:
             return self._answer(writer, 403, b"only the owner of the run may act on it\n")
         try:
             wish = _WISH.decode(request.body)
-        except (ValueError, msgspec.DecodeError):
+        except (ValueError, RecursionError):
             raise BadRequest from None
         name = self.recording.view.board.get("nodes", wish.peer).get("name", "")
         why_not = self._owner.ask(wish.action, name, wish.steps)
