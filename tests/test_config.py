@@ -157,6 +157,11 @@ def test_an_unreadable_file_is_refused_by_name(tmp_path: Path) -> None:
     path.write_text("[run]\nseed = " + "9" * 5000)
     with pytest.raises(ConfigError, match=r"run\.toml: not valid TOML.*4300 digits"):
         load_run_file(path)
+    for key in ("[run]\nseed", "[run]\nsteps", "[fleet]\nrelays_per_stage", "[optimizer]\nlr"):
+        value = "9" * 400
+        path.write_text(f"[anabranch]\nversion = 1\n{key} = {f'[{value}]' if 'per_stage' in key else value}")
+        with pytest.raises(ConfigError, match="must be a"):
+            load_run_file(path)
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="cannot be read"):
         load_run_file(path)

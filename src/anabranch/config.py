@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from anabranch.config_rules import check_fleet_holds, check_rules, relays_by_stage
+from anabranch.config_rules import check_fleet_holds, check_rules, is_64_bits, relays_by_stage
 from anabranch.errors import ConfigError
 
 if sys.version_info >= (3, 11):
@@ -445,7 +445,7 @@ def _typed(value: Any, hint: Any, label: str) -> Any:
 
 
 def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, int) and not isinstance(value, bool) and is_64_bits(value)
 
 
 def _key(field_name: str) -> str:

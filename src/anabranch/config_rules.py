@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from anabranch.config import RunConfig
 
 
+def is_64_bits(value: int) -> bool:
+    """Whether it is an integer as TOML's are; of a larger one there may be no float."""
+    return -(2**63) <= value < 2**64
+
+
 @dataclass(frozen=True)
 class Range:
     """Allowed numbers; an `open` end is excluded. None is no bound."""
@@ -27,8 +32,8 @@ class Range:
     open_high: bool = False
 
     def holds(self, value: float) -> bool:
-        """No range holds NaN."""
-        if math.isnan(value):
+        """No range holds NaN, nor an integer that is none of 64 bits."""
+        if math.isnan(value) if isinstance(value, float) else not is_64_bits(value):
             return False
         if self.low is not None and (value < self.low or (self.open_low and value == self.low)):
             return False

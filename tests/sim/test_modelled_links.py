@@ -234,6 +234,7 @@ def test_shipped_devices_are_fine_and_cite_a_source() -> None:
     ("change", "says"),
     [
         ({"memory_bytes": 16}, "my.json: t4: memory_bytes: 16 is not a number of at least 100000000.0"),
+        ({"memory_bytes": 10**400}, "my.json: t4: memory_bytes: 1000"),
         ({"fp32_flops_per_s": "8.1"}, "my.json: t4: fp32_flops_per_s: '8.1' is not a number of at least"),
         ({"memory_bytes_per_s": 320e15}, "memory_bytes_per_s: 3.2e+17 is not a number"),
         ({"memory_bytes_per_s": float("nan")}, "my.json: t4: memory_bytes_per_s: nan is not a number of"),

@@ -231,6 +231,8 @@ def test_sixty_four_devices_in_every_shipped_network(profile: str) -> None:
         ({"fleet.device": []}, 'fleet.device must be a list such as ["t4"], not []'),
         ({"fleet.device": "t4"}, """fleet.device must be a list such as ["t4"], not 't4'"""),
         ({"fleet.devices": "none.json"}, "wan10.toml: fleet.devices: none.json: cannot be read: No such"),
+        ({"model.microbatches": 10**400}, "model.microbatches = 1000"),
+        ({"churn.crash": 10**400}, "churn.crash must be a number of at least 0.0"),
         ({"churn.crash": float("nan")}, "wan10.toml: churn.crash = nan is out of range: at least 0.0"),
         ({"network.up_bps": [float("inf")]}, "network.up_bps = inf is out of range: at least 100000.0"),
         ({"model.size": "llama-8b"}, "a stage of llama-8b does not fit into a t4"),

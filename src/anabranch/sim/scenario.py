@@ -14,6 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
+from anabranch.config_rules import is_64_bits
 from anabranch.errors import UserError
 from anabranch.sim.devices import WIDTHS, Device, Machine, Work, known_devices
 from anabranch.sim.drift import Drift
@@ -161,13 +162,13 @@ def _part(kind: type, section: str, content: Mapping[str, Any], where: str, plac
 def _value(value: Any, kind: type[Any], key: str, label: str) -> Any:
     allowed = RANGES.get(key)
     assert kind in (bool, int, float, str), key
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+    if kind is float and isinstance(value, int) and not isinstance(value, bool) and is_64_bits(value):
         value = float(value)
     if type(value) is not kind:
         names = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
         bounds = f" of {allowed}" if allowed is not None else ""
         raise UserError(f"{label} must be {names[kind]}{bounds}, not {value!r}")
-    if allowed is not None and not allowed.holds(float(value)):
+    if allowed is not None and not allowed.holds(value):
         raise UserError(f"{label} = {value!r} is out of range: {allowed}")
     return value
 
