@@ -28,7 +28,7 @@ PLAIN = {
     "flow": ("agent", "gwtf_messages", "instances", "oracle", "places", "wiring"),
     "flow/auction": ("labels", "labels_rooms", "labels_shares", "messages"),
     "sim": (
-        *("algebra", "bounds", "clairvoyant", "dealt", "devices", "hostile", "machines", "parts"),
+        *("algebra", "bounds", "clairvoyant", "dealt", "devices", "hostile", "machines", "pages", "parts"),
         *("recorded", "routing", "scenario", "simulate", "spans", "tape", "trace", "training", "violation"),
     ),
 }

@@ -12,6 +12,7 @@ from anabranch.sim.dealt import placed
 from anabranch.sim.garbage import seldom_collected
 from anabranch.sim.modelled import ModelledWorld, member_of, settings_of
 from anabranch.sim.node import Node
+from anabranch.sim.pages import LargePages
 from anabranch.sim.phases import Phases
 from anabranch.sim.scenario import Fleet, Regions, Scenario
 from anabranch.sim.tape import Outcome, Tape
@@ -51,6 +52,7 @@ class Simulation:
         churn, relays = fleet.scenario.churn, self.tape.relays
         self.churn = Churn(world.clock, churn, relays, seed, self._crash, self._back, fleet.trace)
         self._effort = Effort(world)
+        self._pages = LargePages()
         self._phases = Phases(self.leader, fleet.scenario.model.stages)
         self.crashed: list[tuple[str, float]] = []
         """Relay, when."""
@@ -112,6 +114,7 @@ class Simulation:
             world.sent.kinds,
         )
         self.churn.opened(record.t + 1, row.seconds)
+        self._pages.ask()
 
     # --- churn ---------------------------------------------------------------------------------
 
