@@ -20,10 +20,10 @@ REDIAL_MAX_S = 8.0
 SEEK_S = 8.0
 #: Heartbeats without a word after which a link that is none to a neighbour may be closed.
 IDLE_HEARTBEATS = 3.0
-#: In a large swarm no ping goes to whom something else was sent within this share of a heartbeat, so often
-#: in a row. (Whoever heard nothing since an earlier word would by the next heartbeat doubt the sender:
-#: `detector`.) Of two who ping each other one thus leaves it at answers.
-JUST_NOW, LEFT_OUT = 0.5, 7
+#: In a large swarm only those are pinged that were silent for a heartbeat, which is looked after so often in
+#: one (so their answers come before they are doubted: `detector`), and neighbours at least once in so many
+#: heartbeats.
+LOOKS, MEASURED = 2, 8.0
 #: Heartbeats whose answers are still waited for.
 PINGS_KEPT = 32
 
@@ -35,7 +35,7 @@ class Contacts:
     def __init__(self, core: Core) -> None:
         self.core = core
         core.contacts = self
-        self._ping_at = 0.0
+        self._ping_at = self._beat_at = 0.0
         self._pings: dict[int, float] = {}
         self._number = 0
         self._next_index = 0
@@ -45,8 +45,8 @@ class Contacts:
         """What this peer does when it has closed a link by itself."""
         self.at_beat: Callable[[], object] | None = None
         """What is to be done with the next heartbeat, once."""
-        self._left_out: dict[str, int] = {}
-        """How often in a row a ping was left out, by peer."""
+        self._pinged_at: dict[str, float] = {}
+        """When those that I listen to were pinged, in a large swarm."""
         self.fellows: dict[str, str] = {}
         """Addresses of those who keep the log with me, by my disk: dialled until I follow the log again."""
         self._none_silent_before = math.inf
@@ -88,13 +88,7 @@ class Contacts:
         core = self.core
         self._next_index = next_index
         if core.now >= self._ping_at:
-            self._ping_at = core.now + core.settings.heartbeat_s
-            at_beat, self.at_beat = self.at_beat, None
-            if at_beat is not None:
-                at_beat()
-            self._ping(*self._turns(self._listen()))
-            core.spoken_to.clear()
-            self._seek()
+            self._beat()
         self._dial_again()
         self.witnesses.tick()
         if core.now < self._none_silent_before:
@@ -129,20 +123,35 @@ class Contacts:
                 self._not_before(silence)
         return self._listened
 
-    def _turns(self, links: Iterable[str]) -> list[str]:
-        """Who is pinged now: all of `links`; in a large swarm not those who were sent something just now (an
-        answer to their own ping for instance) and so have heard me, unless they were left out often: each
-        end is to measure the link, too, and to tell how much of the log it has."""
-        if not self.core.near.crowded:
+    def _beat(self) -> None:
+        """A heartbeat, or a part of one."""
+        core, heartbeat_s = self.core, self.core.settings.heartbeat_s
+        whole = core.now >= self._beat_at
+        if whole:
+            self._beat_at = core.now + heartbeat_s
+            at_beat, self.at_beat = self.at_beat, None
+            if at_beat is not None:
+                at_beat()
+            self._listen()
+        self._ping_at = core.now + heartbeat_s / (LOOKS if core.near.crowded else 1)
+        self._ping(*self._turns(whole))
+        if whole:
+            self._seek()
+
+    def _turns(self, whole: bool) -> list[str]:
+        """Who is pinged now: all that I listen to; in a large swarm those who were not heard for a heartbeat
+        (whoever pings me, or sends me anything else, is), and with a whole one those who were not pinged for
+        many: each end is to measure the link, too, and to tell how much of the log it has."""
+        links, core = self._listening(), self.core
+        if not core.near.crowded:
             return list(links)
-        before, spoken_to = self._left_out, self.core.spoken_to
-        since = self.core.now - JUST_NOW * self.core.settings.heartbeat_s
-        self._left_out = {
-            peer: before.get(peer, LEFT_OUT) + 1 if spoken_to.get(peer, -math.inf) >= since else LEFT_OUT + 1
-            for peer in links
-        }
-        due = [peer for peer, times in self._left_out.items() if times > LEFT_OUT]
-        self._left_out.update(dict.fromkeys(due, 0))
+        now, heartbeat_s, before = core.now, core.settings.heartbeat_s, self._pinged_at
+        if whole:
+            around = self._around()
+            self._pinged_at = {p: before.get(p, -math.inf if p in around else now) for p in links}
+        pinged_at, silent, long = self._pinged_at, now - heartbeat_s, now - MEASURED * heartbeat_s
+        due = [p for p, s in links.items() if s.last_heard <= silent or pinged_at.get(p, now) <= long]
+        pinged_at.update(dict.fromkeys(due, now))
         return due
 
     def _known_voters(self) -> Iterable[str]:
@@ -191,7 +200,7 @@ class Contacts:
 
     def hurry(self) -> None:
         """A heartbeat is due at once."""
-        self._ping_at = self.core.now
+        self._ping_at = self._beat_at = self.core.now
 
     # --- links ---------------------------------------------------------------------------------
 

@@ -77,9 +77,6 @@ class Core:
     policy: Policy = field(init=False)
     dice: Dice = field(init=False)
     near: Neighbours = field(init=False)
-    spoken_to: dict[str, float] = field(default_factory=dict)
-    """Who was sent something since the last heartbeat that is heard at once, and when; a payload may take
-    long."""
     unheard: Collection[str] = ()
     """Kinds of notes that the driver has no use for."""
     in_use: Callable[[], Collection[str]] = tuple
@@ -109,9 +106,7 @@ class Core:
         if peer == self.me:
             self.to_self.append((message, payload))
         elif peer in self.links:
-            if payload is None:
-                self.spoken_to[peer] = self.now
-            else:
+            if payload is not None:
                 self.payload_at = self.now
             self.effects.append(Send(peer, message, payload))
 
