@@ -1,9 +1,17 @@
-"""Virtual time: a heap of things to happen, in a fixed order."""
+"""Virtual time: things to happen, in a fixed order.
+
+What happens soon lies in a heap. What happens later lies unsorted, by slices of time, until its slice has
+come: among a thousand peers most of a single heap would be compared again and again, far from any cache.
+"""
 
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable
+
+#: Slices of a second.
+SLICES = 64.0
 
 
 class Clock:
@@ -11,20 +19,50 @@ class Clock:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self._heap: list[tuple[float, int, Callable[[], object]]] = []
+        self._soon: list[tuple[float, int, Callable[[], object]]] = []
+        """All that happens before `_later_at`."""
+        self._later_at = 0.0
+        self._later: dict[int, list[tuple[float, int, Callable[[], object]]]] = {}
+        self._slices: list[int] = []
+        """Those that there is something in, a heap."""
         self._count = 0
 
     def at(self, time: float, action: Callable[[], object]) -> None:
+        """An infinite time never comes."""
         self._count += 1
-        heapq.heappush(self._heap, (time if time > self.now else self.now, self._count, action))
+        if time < self.now:
+            time = self.now
+        happening = (time, self._count, action)
+        if time < self._later_at:
+            heapq.heappush(self._soon, happening)
+            return
+        if time == math.inf:
+            return
+        number = int(time * SLICES)
+        found = self._later.get(number)
+        if found is None:
+            self._later[number] = [happening]
+            heapq.heappush(self._slices, number)
+        else:
+            found.append(happening)
 
     def after(self, seconds: float, action: Callable[[], object]) -> None:
         self.at(self.now + seconds, action)
 
     def step(self) -> bool:
         """Let the next thing happen; False when nothing is planned."""
-        if not self._heap:
+        if not self._soon and not self._come():
             return False
-        self.now, _, action = heapq.heappop(self._heap)
+        self.now, _, action = heapq.heappop(self._soon)
         action()
+        return True
+
+    def _come(self) -> bool:
+        """The next slice of time in which something happens has come; False if there is none."""
+        if not self._slices:
+            return False
+        number = heapq.heappop(self._slices)
+        self._soon = self._later.pop(number)
+        self._soon.sort()
+        self._later_at = (number + 1) / SLICES
         return True
