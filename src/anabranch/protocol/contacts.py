@@ -57,16 +57,16 @@ class Contacts:
     def deadline(self) -> float:
         """When `tick` wants to be called next."""
         core = self.core
-        times = [self._ping_at, self.witnesses.deadline()]
-        if self._dials:
-            times += [at for at, _ in self._dials.values()]
+        due = min(self._ping_at, self.witnesses.deadline())
+        for at, _ in self._dials.values():
+            due = min(due, at)
         if core.now < self._none_silent_before:
-            return min(*times, self._none_silent_before)
+            return min(due, self._none_silent_before)
         for peer, silence in self._listening().items():
-            times.append(max(silence.doubted_at(), self._ask_at(peer, silence)))
+            due = min(due, max(silence.doubted_at(), self._ask_at(peer, silence)))
             if peer not in core.suspects:
-                times.append(silence.suspected_at())
-        return min(times)
+                due = min(due, silence.suspected_at())
+        return due
 
     def _not_before(self, silence: Silence) -> None:
         """Keep the moment before which no link needs a look: it may be too early, never too late."""

@@ -288,5 +288,5 @@ class Joining:
             self.report()
 
     def deadline(self) -> float:
-        fetched = self.fetching.download.deadline() if self.fetching.download else float("inf")
-        return min(self.again_at, self._knock_at, fetched)
+        due, download = min(self.again_at, self._knock_at), self.fetching.download
+        return min(due, download.deadline()) if download is not None else due

@@ -65,7 +65,7 @@ class Lacking:
         self._fetches.reset()
 
     def deadline(self) -> float:
-        return self._at if self._wanted() is not None else math.inf
+        return self._at if self._at < math.inf and self._wanted() is not None else math.inf
 
     def tick(self) -> None:
         """Ask the next peer of the stage for the gradient of a step that we missed."""

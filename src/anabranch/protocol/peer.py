@@ -125,14 +125,19 @@ class Peer:
         return self._time.awaits(self._due)
 
     def _deadline(self) -> float:
-        times = [self.stepping.repeat_at, self.contacts.deadline(), self.replica.deadline()]
-        times += [self.joining.deadline(), self.router.deadline(), self.snapshots.deadline()]
-        times += [self.voter.deadline(), self.leaving.deadline(), self.clippings.deadline()]
+        due = min(self.stepping.repeat_at, self.contacts.deadline())
+        due = min(due, self.replica.deadline())
+        due = min(due, self.joining.deadline())
+        due = min(due, self.router.deadline())
+        due = min(due, self.snapshots.deadline())
+        due = min(due, self.voter.deadline())
+        due = min(due, self.leaving.deadline())
+        due = min(due, self.clippings.deadline())
         if self.iteration is not None:
-            times.append(self.iteration.sender.deadline())
+            due = min(due, self.iteration.sender.deadline())
         if self.lead is not None:
-            times.append(self.lead.deadline())
-        return min(times)
+            due = min(due, self.lead.deadline())
+        return due
 
     def _small_talk(self, event: ev.Event) -> bool:
         """Whether the event is a heartbeat, or the answer to one, before anything else is due."""
