@@ -14,6 +14,7 @@ are held-out evaluation windows: forward only, never a unit of a cover.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cache
 
 Payload = object
 
@@ -26,6 +27,7 @@ def embed_unit(index: int) -> int:
     return 2 * index + 1
 
 
+@cache
 def full_cover(stage: int, microbatches: int) -> frozenset[int]:
     """The units that a committed step counts at `stage`, each exactly once (I1)."""
     return frozenset(range(2 * microbatches if stage == 0 else microbatches))

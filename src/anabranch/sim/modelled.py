@@ -24,7 +24,7 @@ from anabranch.sim.devices import GRADIENT_BYTES, STATE_BYTES, Work
 from anabranch.sim.links import SETUP_TRIPS, Traffic, UnderWay, Way
 from anabranch.sim.node import Computer, Node
 from anabranch.sim.parked import Parked
-from anabranch.sim.scenario import Fleet
+from anabranch.sim.scenario import Fleet, Host
 from anabranch.sim.world import World
 from anabranch.train.sizes import SUM_WIRE_BYTES
 
@@ -99,6 +99,7 @@ class ModelledWorld(World):
         self.sent = Sent()
         self._sized: tuple[msg.AnyMessage | None, int] = (None, 0)
         self._computing: dict[str, tuple[float, float]] = {}
+        self._task_s: dict[tuple[str, int, type[Task], int], float] = {}
         self.under_way = UnderWay(self.clock)
         self._parked = Parked(work)
         schedule = Schedule("batch {}".format, _parameters, settings.microbatches, work.tokens)
@@ -118,19 +119,26 @@ class ModelledWorld(World):
         reduce = node.peer.replica.reduce
         parts = reduce.count if reduce is not None else 1
         host, stage, kind = self.fleet.hosts[node.id], node.peer.core.stage, type(task)
-        machine = host.machine
         if isinstance(task, tasks.WeightGradient) and stage == 0 and task.unit % 2:
             kind = tasks.Embed  # the gradients of an embedding's rows: as many bytes as the rows
-        seconds = machine.seconds(stage, kind, parts)
+        seconds = self._machine_s(host, stage, kind, parts)
         if isinstance(task, tasks.SumPart) and reduce is not None and reduce.message.sums:
             seconds *= len(reduce.members) / parts  # the model's is that of a part for each member
         if isinstance(task, tasks.InputGradient) and task.again:
-            seconds += machine.seconds(stage, tasks.Forward)
+            seconds += self._machine_s(host, stage, tasks.Forward, 1)
         if host.parked:
-            link = machine.device.host_link_bytes_per_s
+            link = host.machine.device.host_link_bytes_per_s
             seconds += self._parked.copy_s(host.id, stage, host.resident, link, task)
         seconds *= node.slowness * self.fleet.slowness(node.id)
         self._computing[node.id] = (self.clock.now, seconds)
+        return seconds
+
+    def _machine_s(self, host: Host, stage: int, kind: type[Task], parts: int) -> float:
+        """What its machine takes at its best."""
+        key = (host.id, stage, kind, parts)
+        seconds = self._task_s.get(key)
+        if seconds is None:
+            seconds = self._task_s[key] = host.machine.seconds(stage, kind, parts)
         return seconds
 
     def unfinished_s(self, host: str) -> float:

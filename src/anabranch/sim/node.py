@@ -29,7 +29,7 @@ class Computer(Protocol):
 class Link:
     """One connection between two processes. `cut_by` is who died; what it sent before may still arrive."""
 
-    __slots__ = ("_lanes", "cut_by", "ends", "nodes", "open", "quiet_at")
+    __slots__ = ("_bulky", "_small", "cut_by", "ends", "nodes", "open", "quiet_at")
 
     def __init__(self, one: Node, other: Node) -> None:
         self.ends = frozenset((one.id, other.id))
@@ -37,15 +37,17 @@ class Link:
         self.open = True
         self.cut_by: str | None = None
         self.quiet_at = 0.0
-        self._lanes: dict[tuple[str, bool], float] = {}
+        self._small: dict[str, float] = {}
+        self._bulky: dict[str, float] = {}
+        """By sender: when the last one arrives on either lane."""
 
     def arrival(self, sender: str, bulk: bool, planned: float) -> float:
         """When a message arrives: in order on each of a link's two lanes."""
-        lane = (sender, bulk)
-        at = self._lanes.get(lane, 0.0)
+        lane = self._bulky if bulk else self._small
+        at = lane.get(sender, 0.0)
         if planned > at:
             at = planned
-        self._lanes[lane] = at
+        lane[sender] = at
         if at > self.quiet_at:
             self.quiet_at = at
         return at
@@ -200,7 +202,7 @@ class Node:
         world = self.world
         match effect:
             case ev.Send(peer, message, payload):
-                if not self._unseen[peer]:
+                if not self._unseen or not self._unseen[peer]:
                     world.send(self, peer, message, payload)
             case ev.Run(task, inputs):
                 self._run(task, inputs)
