@@ -76,6 +76,7 @@ class _Lane:
     __slots__ = (
         "begun_at",
         "down",
+        "level_bps",
         "most_bps",
         "plan",
         "rate_bps",
@@ -93,7 +94,7 @@ class _Lane:
         self.sender, self.receiver, self.way = sender, receiver, way
         self.up, self.down = up, down
         self.most_bps = way.rate_bps
-        self.rate_bps = 0.0
+        self.rate_bps = self.level_bps = 0.0
         self.since = self.begun_at = 0.0
         self.told: int | None = None
         """Priority of what has been going since begun_at."""
@@ -112,14 +113,25 @@ class _Wire:
     close to that, as sums are rounded; no other is ever full.
 
     While lines are shared: turn, the latest in which it was looked at, and filled; room, of which nobody has
-    anything yet; rising, how many lanes still want more; full.
+    anything yet; rising, how many lanes still want more, and what each would get of the room; full.
     """
 
-    __slots__ = ("binds", "filled", "full", "lanes", "most_bps", "narrow", "rising", "room", "turn")
+    __slots__ = (
+        "binds",
+        "filled",
+        "full",
+        "lanes",
+        "most_bps",
+        "narrow",
+        "rising",
+        "room",
+        "share_bps",
+        "turn",
+    )
 
     def __init__(self, most_bps: float) -> None:
         self.lanes: dict[_Lane, None] = {}
-        self.most_bps = self.room = most_bps
+        self.most_bps = self.room = self.share_bps = most_bps
         self.narrow: bool | None = None
         self.binds = self.full = False
         self.rising = self.turn = self.filled = 0
@@ -127,7 +139,9 @@ class _Wire:
     def look(self) -> bool:
         """Whether it is narrow."""
         if self.narrow is None:
-            wanted_bps = sum([lane.most_bps for lane in self.lanes])
+            wanted_bps = 0.0
+            for lane in self.lanes:
+                wanted_bps += lane.most_bps
             self.narrow = wanted_bps > self.most_bps
             self.binds = wanted_bps > (1.0 - ROUNDING) * self.most_bps
         return self.narrow
@@ -296,11 +310,11 @@ class Traffic:
                     continue
                 wire.turn = turn
                 if wire.look():
-                    fresh = [other for other in wire.lanes if other.turn != turn]
-                    for other in fresh:
-                        other.turn = turn
-                    found += fresh
-                    todo += fresh
+                    for other in wire.lanes:
+                        if other.turn != turn:
+                            other.turn = turn
+                            found.append(other)
+                            todo.append(other)
         return found
 
     def _share(self, lanes: list[_Lane]) -> None:
@@ -310,18 +324,23 @@ class Traffic:
             self._goes(lane, min(min(lane.up.most_bps, lane.down.most_bps), lane.most_bps))
             return
         wires, rising = self._filled(lanes), lanes
-        rates: list[tuple[_Lane, float]] = []
+        stopped: list[_Lane] = []
         while rising:
             wires = [wire for wire in wires if wire.rising]
-            shares = [wire.room / wire.rising for wire in wires]
-            level = min([*shares, min([lane.most_bps for lane in rising])])
-            for wire, share in zip(wires, shares, strict=True):
-                wire.full = share <= level
+            level = math.inf
+            for wire in wires:
+                wire.share_bps = wire.room / wire.rising
+                level = min(level, wire.share_bps)
+            for lane in rising:
+                level = min(level, lane.most_bps)
+            for wire in wires:
+                wire.full = wire.share_bps <= level
             still = []
             for lane in rising:
                 up, down = lane.up, lane.down
                 if lane.most_bps <= level or up.full or down.full:
-                    rates.append((lane, level))
+                    lane.level_bps = level
+                    stopped.append(lane)
                     up.room -= level
                     down.room -= level
                     up.rising -= 1
@@ -329,8 +348,8 @@ class Traffic:
                 else:
                     still.append(lane)
             rising = still
-        for lane, rate in rates:
-            self._goes(lane, rate)
+        for lane in stopped:
+            self._goes(lane, lane.level_bps)
 
     def _filled(self, lanes: list[_Lane]) -> list[_Wire]:
         """The wires of these lanes that may become full, empty as yet."""

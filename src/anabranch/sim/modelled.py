@@ -157,12 +157,12 @@ class ModelledWorld(World):
             found = self._ways[ends] = self.fleet.way(sender, receiver)
         return found
 
-    def _delay(self, *ends: str) -> float:
-        way = self._way(*ends)
+    def _delay(self, sender: str, receiver: str) -> float:
+        way = self._way(sender, receiver)
         seconds = way.latency_s
         while way.loss and self.random.random() < way.loss:
             seconds += way.retransmit_s()
-        return seconds * self.trouble.factor(*ends) if self.slow else seconds
+        return seconds * self.trouble.factor(sender, receiver) if self.slow else seconds
 
     def _setup_s(self, one: str, other: str) -> float:
         return sum(self._delay(*ends) for ends in ((one, other), (other, one)) * SETUP_TRIPS)

@@ -136,10 +136,10 @@ class World:
 
     # --- wires ---------------------------------------------------------------------------------
 
-    def _delay(self, *ends: str) -> float:
+    def _delay(self, sender: str, receiver: str) -> float:
         least, greatest = self.model.latency_s
         delay_s = least + (greatest - least) * self.random.random()
-        return delay_s * self.trouble.factor(*ends) if self.slow else delay_s
+        return delay_s * self.trouble.factor(sender, receiver) if self.slow else delay_s
 
     def send(self, sender: Node, peer: str, message: AnyMessage, payload: Payload | None) -> None:
         """Put a message on the wire."""
