@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from anabranch.protocol.admission import Admission
 from anabranch.protocol.cells import in_order
 from anabranch.protocol.core import Core
@@ -50,13 +52,13 @@ class Reducing:
                 current.looked[stage] = look
                 return
             current.torn.add(stage)
-        cover = self.core.settings.cover(stage)
-        claims = {p: u for p, u in current.claims.get(stage, {}).items() if p in members}
         if not members:
             return
-        if lacking := missing(cover, claims):
+        cover, here = self.core.settings.cover(stage), set(members)
+        claims = {p: u for p, u in current.claims.get(stage, {}).items() if p in here}
+        if sum(map(len, claims.values())) < len(cover) or missing(cover, claims):
             current.looked[stage] = look
-            self._redo(current, stage, members, lacking)
+            self._redo(current, stage, here, claims)
             return
         if attempt is not None:
             self._give_up(current, attempt, look[2])
@@ -100,14 +102,17 @@ class Reducing:
             current.even.add(attempt.stage)
         current.give_up(attempt.stage)
 
-    def _redo(self, current: Round, stage: int, members: list[str], lacking: set[int]) -> None:
+    def _redo(
+        self, current: Round, stage: int, members: set[str], claims: Mapping[str, frozenset[int]]
+    ) -> None:
         """What members have added that the step does without, others do again: whoever sent it on sees to
         that (R6)."""
         membership, told = self.core.membership, current.redone.setdefault(stage, set())
-        away = set(membership.live(stage, current.t)) - set(members)
-        away &= self.admission.absent.without(current.t)
+        away = self.admission.absent.without(current.t) - members
+        away.intersection_update(membership.live(stage, current.t))
         if away <= told:
             return
+        lacking = missing(self.core.settings.cover(stage), claims)
         if away <= set(self.admission.going()):  # soon everybody knows: it is urgent where all else is done
             had = [current.claims.get(stage, {}).get(peer, frozenset()) for peer in away]
             if not lacking <= frozenset().union(*had):

@@ -201,12 +201,8 @@ class Router:
     def _sides(self, peer: str) -> list[Side]:
         """On which sides of this peer `peer` stands, while both serve and are linked."""
         core = self.core
-        member, serves = core.membership.members.get(peer), core.membership.active_from
-        if member is None or peer not in serves or core.me not in serves or peer not in core.links:
-            return []
-        if not core.knows_process(peer):
-            return []  # a new process under the name of one that the log has yet to remove
-        if core.near.crowded and peer not in core.near.all(core.stage):
+        member = core.membership.members.get(peer)
+        if member is None:
             return []
         sides = []
         if member.stage == core.previous_stage():
@@ -215,6 +211,13 @@ class Router:
             sides.append(Side.NEXT)
         if member.stage == core.stage != 0 and self._published:
             sides.append(Side.SAME)
+        serves = core.membership.active_from
+        if not sides or peer not in serves or core.me not in serves or peer not in core.links:
+            return []
+        if not core.knows_process(peer):
+            return []  # a new process under the name of one that the log has yet to remove
+        if core.near.crowded and peer not in core.near.all(core.stage):
+            return []
         return sides
 
     @property
