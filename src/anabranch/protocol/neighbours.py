@@ -136,7 +136,9 @@ class Neighbours:
                 return edges(tuple(fellows), tuple(others), picks, regions)
 
             if peer in serves:
-                graph = membership.graph(stage, own, t, picks, lambda: of(serves))
+                # The graph of two stages is the same from both ends.
+                ends = (stage, own) if stage < own else (own, stage)
+                graph = membership.graph(*ends, t, picks, lambda: of(serves))
             else:
                 graph = of(_with(serves, peer))
             self._known[key] = graph[peer]
