@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from anabranch.protocol.graph import edges
 from anabranch.protocol.membership import Membership
-from anabranch.protocol.neighbours import Neighbours, edges
+from anabranch.protocol.neighbours import Neighbours
 from anabranch.protocol.records import Member, Members
 
 PICKS = 3
@@ -17,7 +18,7 @@ def ids(letter: str, count: int) -> tuple[str, ...]:
 
 def test_small_stages_know_each_other_whole() -> None:
     one, other = ids("a", 2), ids("b", 2 * PICKS)
-    graph = edges(one, other, PICKS)
+    graph = edges(one, other, PICKS).whole()
     assert all(graph[peer] == set(other) for peer in one)
     assert all(graph[peer] == set(one) for peer in other)
     assert edges(other, other, PICKS)["b0"] == set(other) - {"b0"}
@@ -26,7 +27,7 @@ def test_small_stages_know_each_other_whole() -> None:
 @pytest.mark.parametrize(("many", "more"), [(83, 83), (40, 83), (7, 2), (2, 100)])
 def test_both_ends_see_the_same_edges_and_nobody_has_fewer_than_it_picks(many: int, more: int) -> None:
     one, other = ids("a", many), ids("b", more)
-    graph, mirrored = edges(one, other, PICKS), edges(other, one, PICKS)
+    graph, mirrored = edges(one, other, PICKS).whole(), edges(other, one, PICKS).whole()
     assert graph == mirrored
     for here, there in ((one, other), (other, one)):
         for peer in here:
@@ -38,7 +39,7 @@ def test_both_ends_see_the_same_edges_and_nobody_has_fewer_than_it_picks(many: i
 
 def test_a_large_stage_with_itself() -> None:
     stage = ids("a", 60)
-    graph = edges(stage, stage, PICKS)
+    graph = edges(stage, stage, PICKS).whole()
     assert all(peer not in graph[peer] and len(graph[peer]) >= PICKS for peer in stage)
     assert all(peer in graph[other] for peer in stage for other in graph[peer])
 
@@ -49,15 +50,15 @@ def test_every_way_through_a_hundred_stages_of_a_hundred_is_short() -> None:
     for stage in range(4):
         here = tuple(f"s{stage}.{n}" for n in range(100))
         following = tuple(f"s{stage + 1}.{n}" for n in range(100))
-        graph = edges(here, following, PICKS)
+        graph = edges(here, following, PICKS).whole()
         reached = frozenset().union(*(graph[peer] for peer in reached))
     assert len(reached) == 100
 
 
 def test_who_goes_changes_the_edges_of_few() -> None:
     one, other = ids("a", 50), ids("b", 50)
-    before = edges(one, other, PICKS)
-    after = edges(tuple(p for p in one if p != "a7"), other, PICKS)
+    before = edges(one, other, PICKS).whole()
+    after = edges(tuple(p for p in one if p != "a7"), other, PICKS).whole()
     touched = [peer for peer in other if after[peer] != before[peer]]
     assert set(touched) <= before["a7"]
     assert all(after[peer] >= before[peer] - {"a7"} for peer in other)
@@ -85,8 +86,8 @@ def regions_of(peers: tuple[str, ...], count: int) -> tuple[str, ...]:
 def test_most_of_whom_a_peer_picks_are_of_its_region() -> None:
     one, other = ids("a", 80), ids("b", 80)
     here, there = regions_of(one, 10), regions_of(other, 10)
-    graph = edges(one, other, PICKS, (here, there))
-    assert graph == edges(other, one, PICKS, (there, here))
+    graph = edges(one, other, PICKS, (here, there)).whole()
+    assert graph == edges(other, one, PICKS, (there, here)).whole()
     where = dict(zip((*one, *other), (*here, *there), strict=True))
     near = [sum(where[peer] == where[each] for each in graph[peer]) for peer in one]
     assert min(near) >= PICKS - 1, "of eight that it has there"
@@ -97,8 +98,8 @@ def test_most_of_whom_a_peer_picks_are_of_its_region() -> None:
 def test_where_nobody_is_near_as_many_are_picked_as_ever() -> None:
     one, other = ids("a", 50), ids("b", 50)
     alone = tuple(f"of {peer}" for peer in one)
-    assert edges(one, other, PICKS, (alone, regions_of(other, 2))) == edges(one, other, PICKS)
-    assert edges(one, other, PICKS, (("",) * 50, ("",) * 50)) == edges(one, other, PICKS)
+    assert edges(one, other, PICKS, (alone, regions_of(other, 2))).whole() == edges(one, other, PICKS).whole()
+    assert edges(one, other, PICKS, (("",) * 50, ("",) * 50)).whole() == edges(one, other, PICKS).whole()
 
 
 def test_whole_stages_are_reached_from_one_region() -> None:
@@ -106,7 +107,7 @@ def test_whole_stages_are_reached_from_one_region() -> None:
     for stage in range(5):
         here = tuple(f"s{stage}.{n}" for n in range(100))
         following = tuple(f"s{stage + 1}.{n}" for n in range(100))
-        graph = edges(here, following, PICKS, (regions_of(here, 10), regions_of(following, 10)))
+        graph = edges(here, following, PICKS, (regions_of(here, 10), regions_of(following, 10))).whole()
         reached = frozenset().union(*(graph[peer] for peer in reached))
     assert len(reached) == 100
 

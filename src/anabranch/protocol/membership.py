@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+from anabranch.protocol.graph import Graph
 from anabranch.protocol.records import Member, Members
 from anabranch.protocol.roster import Roster
 
@@ -163,8 +164,8 @@ class Membership:
         return self._roster.widest()
 
     def graph(
-        self, stage: int, own: int, t: int, picks: int, edges: Callable[[], Mapping[str, frozenset[str]]]
-    ) -> Mapping[str, frozenset[str]]:
+        self, stage: int, own: int, t: int, picks: int, edges: Callable[[], Graph]
+    ) -> Graph:
         """Neighbours in two stages of those who serve them at t, as `edges` finds them, worked out once."""
         return self._roster.graph(stage, own, t, picks, edges)
 

@@ -6,85 +6,23 @@ Ravishankar, IEEE/ACM ToN 6(1), 1998), and an edge is there if either end picked
 it picked, most have about twice as many, a random graph of that degree is well connected, and who goes or
 comes changes the edges of few. Where no stage has more than twice what is picked, all are neighbours.
 
-Of what a peer picks all but one in `FAR` are of its own region, if it has so many there: a microbatch crosses
-as many links as there are stages, twice, and short ones have to be there to be chosen.
+Of what a peer picks all but one in `graph.FAR` are of its own region, if it has so many there: a microbatch
+crosses as many links as there are stages, twice, and short ones have to be there to be chosen.
 
 Links with neighbours are kept and listened to; what else is linked lasts as long as it is of use.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
+from anabranch.protocol.graph import Graph, edges, picked_of, scores_of
 from anabranch.protocol.membership import Membership
 
-#: Neighbours are picked afresh for so many pairs of stages before an answer is forgotten: in virtual time a
-#: whole swarm asks for the same.
-GRAPHS_KEPT = 256
-IDS_KEPT = 1 << 14
-#: One in so many of those whom a peer picks (and one at least) may be of any region.
-FAR = 3
 #: Beyond every iteration: all that serve, or are to.
 ALL_TIMES = 1 << 40
-ALL_BITS = (1 << 64) - 1
-
-
-@lru_cache(IDS_KEPT)
-def _number(peer: str) -> int:
-    return int.from_bytes(hashlib.blake2b(peer.encode(), digest_size=8).digest(), "big")
-
-
-def _scores(one: Sequence[str], other: Sequence[str]) -> NDArray[np.uint64]:
-    """A hash of every pair (SplitMix64 of both ids' hashes), the same whichever end comes first."""
-    rows, columns = (np.array([_number(peer) for peer in peers], dtype=np.uint64) for peers in (one, other))
-    mixed = rows[:, None] ^ columns[None, :]
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
-    scores: NDArray[np.uint64] = mixed ^ (mixed >> np.uint64(31))
-    return scores
-
-
-def _picked(scores: NDArray[np.uint64], near: NDArray[np.bool_] | None, picks: int) -> NDArray[np.bool_]:
-    """Whom each row picks of the columns: the highest scores, most of them of those that are near it."""
-    picks = min(picks, scores.shape[1])
-    found: NDArray[np.bool_] = np.zeros(scores.shape, dtype=np.bool_)
-    close = min(picks - max(1, picks // FAR), scores.shape[1])
-    if near is not None and close > 0:
-        ranked = np.where(near, scores, np.uint64(0))
-        found = near & (ranked >= np.partition(ranked, -close, axis=1)[:, -close, None])
-    ranked = np.where(found, np.uint64(ALL_BITS), scores)
-    picked: NDArray[np.bool_] = ranked >= np.partition(ranked, -picks, axis=1)[:, -picks, None]
-    return picked
-
-
-@lru_cache(GRAPHS_KEPT)
-def edges(
-    one: tuple[str, ...],
-    other: tuple[str, ...],
-    picks: int,
-    regions: tuple[tuple[str, ...], tuple[str, ...]] | None = None,
-) -> Mapping[str, frozenset[str]]:
-    """Neighbours of each of `one` in `other`, and the other way round. With one == other: in one stage.
-    regions: of each of `one` and of `other` (None: wherever they are)."""
-    same = one == other
-    if not one or not other or max(len(one), len(other)) <= 2 * picks:
-        found = {peer: frozenset(other) - {peer} for peer in one}
-        return found if same else found | {peer: frozenset(one) for peer in other}
-    scores = _scores(one, other)
-    if same:
-        np.fill_diagonal(scores, 0)  # nobody picks itself
-    near = None if regions is None else np.array(regions[0])[:, None] == np.array(regions[1])[None, :]
-    picked = _picked(scores, near, picks)
-    picked |= _picked(scores.T, None if near is None else near.T, picks).T
-    found = {peer: frozenset(other[n] for n in np.flatnonzero(picked[m])) for m, peer in enumerate(one)}
-    for n, peer in enumerate(() if same else other):
-        found[peer] = frozenset(one[m] for m in np.flatnonzero(picked[:, n]))
-    return found
 
 
 def _with(peers: list[str], peer: str) -> list[str]:
@@ -128,7 +66,7 @@ class Neighbours:
         if key not in self._known:
             picks, serves = self.picks, membership.live(own, t)
 
-            def of(fellows: list[str]) -> Mapping[str, frozenset[str]]:
+            def of(fellows: list[str]) -> Graph:
                 if stage == own:
                     return edges(tuple(fellows), tuple(fellows), max(1, picks // 2))
                 others = membership.live(stage, t)
@@ -157,7 +95,7 @@ class Neighbours:
         """Whether a peer picks another one of a stage beside its own."""
         (here,), there = membership.regions((peer,)), membership.regions(others)
         near = np.array([[region == here for region in there]])
-        return bool(_picked(_scores((peer,), others), near, self.picks)[0, others.index(other)])
+        return bool(picked_of(scores_of((peer,), others), near, self.picks)[0, others.index(other)])
 
     def beside(self, stage: int, own: int, t: int, peer: str = "") -> list[str]:
         """Those who serve `stage` at t and are neighbours of a peer (me) of the stage `own` beside it, by

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from itertools import count
 
+from anabranch.protocol.graph import Graph
 from anabranch.protocol.records import Member, Members
 
 #: Answers of `alive` that are remembered of a stage.
@@ -62,7 +63,7 @@ class Roster:
         self.live: dict[int, dict[int, list[str]]] = {}
         """Stage -> iteration -> who serves it."""
         self.versions: dict[int, int] = {}
-        self.graphs: dict[tuple[int, int, int, int], Mapping[str, frozenset[str]]] = {}
+        self.graphs: dict[tuple[int, int, int, int], Graph] = {}
         """What `neighbours` worked out."""
         self.digest = 0
         """Of `members` and `active_from`: the exclusive or of the hashes of what is in them."""
@@ -157,8 +158,8 @@ class Roster:
         return found
 
     def graph(
-        self, stage: int, own: int, t: int, picks: int, edges: Callable[[], Mapping[str, frozenset[str]]]
-    ) -> Mapping[str, frozenset[str]]:
+        self, stage: int, own: int, t: int, picks: int, edges: Callable[[], Graph]
+    ) -> Graph:
         """What `edges` gives, worked out once."""
         key = (stage, own, t, picks)
         found = self.graphs.get(key)
