@@ -16,6 +16,8 @@ from anabranch.protocol.witnesses import Witnesses
 #: Seconds between attempts to reach a member (doubling to the maximum, with jitter).
 REDIAL_S = 0.5
 REDIAL_MAX_S = 8.0
+#: In a large swarm a dial has so many seconds for its answer before the next: it takes several round trips.
+ANSWER_S = 4.0
 #: Seconds without a link to anybody who keeps the log after which a member dials them itself.
 SEEK_S = 8.0
 #: Heartbeats without a word after which a link that is none to a neighbour may be closed.
@@ -45,6 +47,8 @@ class Contacts:
         """What this peer does when it has closed a link by itself."""
         self.at_beat: Callable[[], object] | None = None
         """What is to be done with the next heartbeat, once."""
+        self._near: frozenset[str] = frozenset()
+        """With whom I kept links at the last heartbeat, in a large swarm."""
         self._pinged_at: dict[str, float] = {}
         """When those that I listen to were pinged, in a large swarm."""
         self.fellows: dict[str, str] = {}
@@ -114,7 +118,8 @@ class Contacts:
         if everyone or core.keeps_log(core.me) or core.me == core.leader:
             self._listened = None
             return core.links
-        wanted = self._around().union(core.in_use())
+        self._near = self._around()
+        wanted = self._near.union(core.in_use())
         members = core.membership.members
         self._listened = {p: s for p, s in core.links.items() if p in wanted or p not in members}
         for peer, silence in self._listened.items():
@@ -147,8 +152,8 @@ class Contacts:
             return list(links)
         now, heartbeat_s, before = core.now, core.settings.heartbeat_s, self._pinged_at
         if whole:
-            around = self._around()
-            self._pinged_at = {p: before.get(p, -math.inf if p in around else now) for p in links}
+            near = self._near
+            self._pinged_at = {p: before.get(p, -math.inf if p in near else now) for p in links}
         pinged_at, silent, long = self._pinged_at, now - heartbeat_s, now - MEASURED * heartbeat_s
         due = [p for p, s in links.items() if s.last_heard <= silent or pinged_at.get(p, now) <= long]
         pinged_at.update(dict.fromkeys(due, now))
@@ -281,21 +286,22 @@ class Contacts:
                 self.reach(peer)
 
     def _wanted(self) -> Iterable[str]:
-        """Members that I keep links with, in the order of joining."""
+        """Members that I keep links with, in the order of joining (in a large swarm those that I do not have
+        yet)."""
         core, members = self.core, self.core.membership.members
         if core.keeps_log(core.me) or core.deals:
             return members
         if core.near.crowded:
-            around = (peer for peer in self._around() if peer in members)
-            return sorted(around, key=core.membership.order.__getitem__)
+            missing = (peer for peer in self._around().difference(core.links, self._dials) if peer in members)
+            return sorted(missing, key=core.membership.order.__getitem__)
         keepers = self._keepers()
         stages = {core.stage, core.next_stage(), core.previous_stage()}
         return [peer for peer, member in members.items() if member.stage in stages or peer in keepers]
 
     def _wants(self, peer: str) -> bool:
-        """Whether I keep a link with this member of a large swarm."""
+        """Whether I keep a link with this member of a large swarm, by what my last heartbeat found."""
         core = self.core
-        return core.keeps_log(core.me) or core.deals or peer in self._around()
+        return core.keeps_log(core.me) or core.deals or peer in self._near or peer in self._keepers()
 
     def _around(self) -> frozenset[str]:
         """With whom I keep links in a large swarm: neighbours, and who keeps the log."""
@@ -339,19 +345,23 @@ class Contacts:
         if peer == core.me or peer in core.links or peer in self._dials:
             return
         if address:
-            self._plan_dial(peer)
-            core.effects.append(Dial(peer, address))
+            self._dial(peer, address)
 
     def _address(self, peer: str) -> str:
         """Where a peer that I have reason to dial listens ("": there is none)."""
         member = self.core.membership.members.get(peer)
         return member.address if member is not None else self.fellows.get(peer, "")
 
-    def _plan_dial(self, peer: str) -> None:
+    def _dial(self, peer: str, address: str) -> None:
+        """Now, and again if nothing comes of it."""
+        self._plan_dial(peer, ANSWER_S if self.core.near.crowded else 0.0)
+        self.core.effects.append(Dial(peer, address))
+
+    def _plan_dial(self, peer: str, least_s: float = 0.0) -> None:
         """When `peer` is dialled (again): less and less often, for as long as it is a member."""
         _, backoff = self._dials.get(peer, (0.0, None))
         backoff = backoff or Backoff(self.core.dice, REDIAL_S, REDIAL_MAX_S)
-        self._dials[peer] = (self.core.now + (backoff.next() or REDIAL_MAX_S), backoff)
+        self._dials[peer] = (self.core.now + max(least_s, backoff.next() or REDIAL_MAX_S), backoff)
 
     def redial(self, peer: str) -> None:
         """Plan to dial a member whose link broke, if that is on me."""
@@ -379,5 +389,4 @@ class Contacts:
             if not address or peer in core.links:
                 del self._dials[peer]
             else:
-                self._plan_dial(peer)
-                core.effects.append(Dial(peer, address))
+                self._dial(peer, address)

@@ -146,6 +146,7 @@ class Folding:
             self.peer.look_around()
         else:
             # In a large swarm somebody comes or goes all the time.
+            self.peer.leave_former([member.id for member in record.joined])
             self.peer.contacts.at_beat = self.peer.look_around
         if record.active_from and self.peer.iteration is not None:
             self.peer.reception.take_early(self.peer.iteration)

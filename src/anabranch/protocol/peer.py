@@ -7,7 +7,7 @@ woken (style of h11 and aioquic). It does no I/O and owns no clock. `node/` and 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from anabranch.protocol import events as ev
 from anabranch.protocol import messages as msg
@@ -302,15 +302,22 @@ class Peer:
     def look_around(self) -> None:
         """Who serves has changed: capacity, demand and neighbours follow."""
         self.router.members_changed()
-        self.connect()
+        if self.core.near.crowded:
+            self.contacts.connect()  # those to former processes were hung up on at once
+        else:
+            self.connect()
 
     def connect(self) -> None:
         """Who is a member has changed: hang up on former processes, dial the neighbours."""
-        for peer in [peer for peer in self.core.links if self.contacts.outdated(peer)]:
+        self.leave_former(list(self.core.links))
+        self.contacts.connect()
+
+    def leave_former(self, peers: Iterable[str]) -> None:
+        """Hang up on those of them that are processes of members that have another one now."""
+        for peer in [peer for peer in peers if peer in self.core.links and self.contacts.outdated(peer)]:
             reason = "another process of this peer has been admitted"
             self.core.effects.append(ev.HangUp(peer, reason))
             self.link_down(peer, reason, refused=False)
-        self.contacts.connect()
 
     # --- time ----------------------------------------------------------------------------------
 

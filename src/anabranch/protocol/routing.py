@@ -56,6 +56,7 @@ COST_MIN_S, COST_MAX_S = 1e-4, 3600.0
 PASS_CHANGE = 1.3
 #: Incarnations are told apart by so many bits: the agent multiplies them to name units and searches.
 INCARNATION_BITS = 29
+SIDES = tuple(Side)
 _FOREIGN = "a letter of another policy than the run's"
 
 
@@ -135,7 +136,7 @@ class Router:
     def link_down(self, peer: str) -> None:
         """The connection is gone, or another has taken its place."""
         self.probes.link_down(peer)
-        for side in Side:
+        for side in SIDES:
             self._first_costs.pop((peer, side), None)
             if self.neighbours.pop((peer, side), None) is not None:
                 self._give(PeerDown(peer, side))

@@ -248,6 +248,8 @@ class Sender:
 
     def link_up(self, peer: str) -> None:
         """The link to `peer` is (back) up."""
+        if self._is_beyond(peer):
+            return
         for item in self.items.values():
             if item.leg is Leg.FINDING and peer in item.finding:
                 self._ask_after(item, peer)
@@ -255,6 +257,8 @@ class Sender:
 
     def link_down(self, peer: str, reason: str) -> None:
         """The link to `peer` broke; what was on its way is lost."""
+        if self._is_beyond(peer):
+            return
         if peer in self.credits:
             self.credits[peer].stale = True
         self._forget_asks(peer)
@@ -262,6 +266,8 @@ class Sender:
 
     def peer_lost(self, peer: str, reason: str) -> None:
         """The link to `peer` broke or it is suspected: what it still owes us goes elsewhere at once."""
+        if self._is_beyond(peer):
+            return
         self.core.policy.lost(peer, self.core.now)
         for item in list(self.items.values()):
             if item.leg is Leg.FINDING and peer in item.finding:
@@ -271,6 +277,12 @@ class Sender:
             elif item.peer == peer and (not item.returned or item.index in self._missed):
                 self._repair(item, reason)
         self.pump()
+
+    def _is_beyond(self, peer: str) -> bool:
+        """Whether a link to a peer is none to the next stage: nothing that is sent depends on it. (In a small
+        swarm whatever happens is a moment to look for what can be sent.)"""
+        core = self.core
+        return core.near.crowded and core.membership.stage_of(peer) not in (None, core.next_stage())
 
     def peer_removed(self, peer: str, reason: str) -> None:
         """The log removed `peer`: its claims are gone, so whatever it had from us is done again."""
