@@ -130,10 +130,14 @@ class Node:
         world, peer = self.world, self.peer
         for effect in peer.handle(event, world.clock.now + self._clock_ahead_s):
             self._carry_out(effect)
-        if peer.voter.raft.chosen != self.log_read:
+        more = peer.voter.raft.chosen != self.log_read
+        if more:
             world.read_log(self)
         for watcher in world.watchers:
             watcher(self, event)
+        if more or isinstance(event, ev.Finished) or self.id == world.genesis.leader:
+            for bookkeeper in world.bookkeepers:
+                bookkeeper(self, event)
         if self.running:  # the event may have ended it
             self._plan_wake()
 

@@ -51,7 +51,7 @@ class Simulation:
         self.leader = world.nodes[world.genesis.leader]
         churn, relays = fleet.scenario.churn, self.tape.relays
         self.churn = Churn(world.clock, churn, relays, seed, self._crash, self._back, fleet.trace)
-        self._effort = Effort(world)
+        self._effort = Effort(world, faults=False)
         self._pages = LargePages()
         self._phases = Phases(self.leader, fleet.scenario.model.stages)
         self.crashed: list[tuple[str, float]] = []
@@ -60,7 +60,7 @@ class Simulation:
         """Relay, when its machine, or another like it, began to join again."""
         self._lost_s = 0.0
         self._t = self._log_read = self._notes_read = 0
-        world.watchers.append(self._watch)
+        world.bookkeepers.append(self._watch)
         world.clock.after(START_AGAIN_S, self._supervise)
 
     def run(self) -> Outcome:

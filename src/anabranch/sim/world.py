@@ -55,9 +55,10 @@ MakeComputer = Callable[[int], Computer]
 class World:
     """A swarm. `add` peers, then `run`.
 
-    watchers see every event at every node after it was handled. trouble: what is wrong with the wires; slow:
-    factor on the delays of the link of two peers. strict: a task that cannot be done is an error of the
-    simulation, not of a peer. unheard: kinds of notes that nobody reads.
+    watchers see every event at every node after it was handled; bookkeepers, after them, what tasks came to,
+    what happens to the founder, and events at which a voter learnt what is chosen. trouble: what is wrong
+    with the wires; slow: factor on the delays of the link of two peers. strict: a task that cannot be done is an
+    error of the simulation, not of a peer. unheard: kinds of notes that nobody reads.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class World:
         self.checkpoints: dict[int, dict[int, tuple[tuple[Payload, ...], str]]] = {}
         self.notes: list[tuple[float, str, str, dict[str, object]]] = []
         self.watchers: list[Callable[[Node, ev.Event], None]] = []
+        self.bookkeepers: list[Callable[[Node, ev.Event], None]] = []
         self.trouble = Trouble(self.random)
         self.slow = self.trouble.slow
         self.strict = True

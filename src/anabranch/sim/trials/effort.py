@@ -15,9 +15,10 @@ from anabranch.sim.world import World
 
 
 class Effort:
-    """Watches a world. Waste and repairs are put down to the fault that was delivered last."""
+    """Watches a world. Waste and repairs are put down to the fault that was delivered last; where none is
+    delivered a bookkeeper sees enough."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, faults: bool = True) -> None:
         self.world = world
         self.computed_s = 0.0
         self.wasted_s = 0.0
@@ -26,7 +27,7 @@ class Effort:
         self._dead: dict[int, dict[tuple[int, int, str], float]] = defaultdict(dict)
         self._last: Delivered | None = None
         self._log_read = self._notes_read = 0
-        world.watchers.append(self)
+        (world.watchers if faults else world.bookkeepers).append(self)
 
     def struck(self, fault: Delivered) -> None:
         self._last = fault
