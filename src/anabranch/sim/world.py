@@ -57,8 +57,8 @@ class World:
 
     watchers see every event at every node after it was handled; bookkeepers, after them, what tasks came to,
     what happens to the founder, and events at which a voter learnt what is chosen. trouble: what is wrong
-    with the wires; slow: factor on the delays of the link of two peers. strict: a task that cannot be done is an
-    error of the simulation, not of a peer. unheard: kinds of notes that nobody reads.
+    with the wires; slow: factor on the delays of the link of two peers. strict: a task that cannot be done is
+    an error of the simulation, not of a peer. unheard: kinds of notes that nobody reads.
     """
 
     def __init__(
