@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabranch.protocol.messages import Fence, Slots
-from anabranch.protocol.slots import Credit, SlotLedger
+from anabranch.protocol.slots import Credit, SlotLedger, Uses
 
 FENCE = Fence(1, 1, 1, "base")
 
@@ -45,6 +46,8 @@ class Wire:
             self.forwards[peer].pop()
             assert self.ledger.receive(peer), "a forward within its credit was refused"
             self.held.append(peer)
+            if self.draw.random() < 0.8:  # it may be what came another way already
+                self.tell(self.ledger.use(peer))
         elif action == "release" and self.held:
             self.tell(self.ledger.release(self.held.pop(self.draw.randrange(len(self.held)))))
         elif action == "ask" and self.up[peer]:
@@ -104,6 +107,7 @@ def test_the_capacity_is_dealt_evenly_and_the_rest_goes_to_those_who_ask() -> No
     ledger = SlotLedger(7)
     assert ledger.deal(["a", "b", "c"]) == ["a", "b", "c"]
     assert [ledger.grants[peer].total for peer in "abc"] == [2, 2, 2]
+    assert ledger.receive("b") and ledger.receive("c")
     assert ledger.ask("b", 5, repair=False) == ["b"]
     assert ledger.ask("c", 6, repair=False) == []
     assert ledger.ask("c", 1, repair=True) == ["c"]  # the repair slot
@@ -160,10 +164,11 @@ def test_a_forward_without_a_slot_is_refused() -> None:
 def test_a_removed_peers_unused_slots_and_the_repair_slot_are_free_again() -> None:
     ledger = SlotLedger(2)
     ledger.deal(["a", "b"])
+    assert ledger.receive("a")
     assert ledger.ask("a", 0, repair=True) == ["a"]
     assert not ledger.repair_free
     ledger.forget("a")
-    assert ledger.repair_free and ledger.pool == 1
+    assert ledger.repair_free and ledger.pool == 0
 
 
 def test_what_was_lost_with_a_link_did_not_use_its_slot() -> None:
@@ -251,3 +256,91 @@ def test_a_slot_that_nobody_uses_is_called_in_for_one_that_waits() -> None:
     assert ledger.receive("a")
     assert ledger.ask("c", 1, repair=False) == []
     assert ledger.release("c") == ["c"], "the lowest index first"
+
+
+def hoard(ledger: SlotLedger, hoarder: str, honest: str, repair: bool = False) -> dict[str, int]:
+    """`hoarder` asks for every microbatch; the honest ones hand back what is asked for and they do not use.
+    Returns who holds how many slots then."""
+    for index in range(40):
+        told = ledger.ask(hoarder, index, repair)
+        while told:
+            peer = told.pop(0)
+            grant = ledger.grants[peer]
+            if peer in honest and min(grant.unused, grant.called) > 0:
+                told += ledger.give_back(peer, grant.returned + min(grant.unused, grant.called))
+    return {peer: grant.held for peer, grant in ledger.grants.items()}
+
+
+@pytest.mark.parametrize("repair", [False, True])
+def test_who_uses_nothing_gets_no_more_by_asking_than_was_dealt_to_it(repair: bool) -> None:
+    ledger = SlotLedger(6)
+    ledger.deal(["a", "b", "h"])
+    assert hoard(ledger, "h", "ab", repair) == {"a": 2, "b": 2, "h": 2}
+    assert all(map(ledger.receive, "aabb"))
+    assert ledger.ask("b", 50, repair=True) == ["b"], "nor is the repair slot its own"
+    assert ledger.ask("a", 51, repair=False) == []
+    assert ledger.release("b") == [], "it goes back to where repairs look for it"
+    assert ledger.repair_free
+    assert ledger.release("a") == ["a"], "its asks are not behind those of the hoarder"
+
+
+def test_who_was_dealt_nothing_and_uses_nothing_gets_one() -> None:
+    ledger = SlotLedger(2)
+    ledger.deal(["a", "b"])
+    assert hoard(ledger, "h", "ab") == {"a": 1, "b": 0, "h": 1}
+    assert ledger.receive("a")
+    assert ledger.release("a") == ["a"]
+
+
+def test_slots_that_are_handed_back_and_asked_for_again_leave_the_others_what_is_theirs() -> None:
+    """Each time one is called in for it, and goes to the pool, for which the others would have to ask."""
+    ledger = SlotLedger(6)
+    ledger.deal(["a", "b", "h"])
+    assert ledger.receive("h")
+    for index in range(20):
+        for peer in ("a", "b", "h"):
+            ledger.ask("h", index, repair=False)
+            grant = ledger.grants[peer]
+            back = min(grant.unused, grant.called)
+            ledger.give_back(peer, grant.returned + back)
+    assert sum(ledger.grants[peer].standing for peer in "ab") >= 3
+
+
+def test_who_uses_what_it_asks_for_gets_more_each_time_and_at_most_a_quarter_beyond_its_own() -> None:
+    """Asks overtake what is sent: with each that came, one more may be on its way."""
+    uses = Uses()
+    ledger = SlotLedger(8, uses=uses)
+    ledger.deal([])
+    for index in range(8):
+        ledger.ask("a", index, repair=False)
+    on_its_way = []
+    for _ in range(7):
+        on_its_way.append(ledger.grants["a"].unused)
+        assert ledger.receive("a")
+        ledger.use("a")
+    assert on_its_way == [1, 2, 3, 3, 3, 3, 2]
+    for left in (3, 3, 3, 3, 3, 3, 2):
+        uses.fade()
+        ledger = SlotLedger(8, uses=uses)
+        ledger.deal([])
+        for index in range(8):
+            ledger.ask("a", index, repair=False)
+        assert ledger.grants["a"].unused == left, "who used many may have many, and fewer with time"
+
+
+def test_what_came_twice_or_cannot_be_computed_with_was_no_use() -> None:
+    ledger = SlotLedger(4)
+    ledger.deal([])
+    for index in range(4):
+        ledger.ask("h", index, repair=False)
+    for _ in range(3):
+        assert ledger.receive("h")
+        ledger.release("h")
+        assert ledger.grants["h"].unused == 1, "it was known already"
+    assert ledger.receive("h")
+    ledger.use("h")
+    ledger.useless("h")
+    ledger.release("h")
+    for index in range(4, 8):
+        ledger.ask("h", index, repair=False)
+    assert ledger.grants["h"].unused == 1

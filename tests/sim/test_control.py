@@ -177,7 +177,7 @@ def test_another_leads_while_the_owner_pauses_and_dies_with_it() -> None:
     """The founder's next process finds another leader, and tells it at once; that one dies when it has logged
     the pause. The next leader keeps to it. (With this seed it is a relay: d1 alone has its stage's state.)"""
     settings = replace(LONG, steps=40, checkpoint_every=20)
-    world = counting_world(settings, [Machine(name, stage) for name, stage in STAGES.items()], 14)
+    world = counting_world(settings, [Machine(name, stage) for name, stage in STAGES.items()], 15)
     Invariants(world)
     Patient(world)
 

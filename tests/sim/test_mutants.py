@@ -9,7 +9,7 @@ from mutants import MUTANTS, SEEDS, caught
 QUICK = {
     "a slot granted twice": 1,
     "an embedding counted twice": 4,
-    "a repair slot used by admission": 4,
+    "a repair slot used by admission": 0,
     "acknowledged twice": 0,
     "claims of the removed": 14,
     "doubles kept": 6,

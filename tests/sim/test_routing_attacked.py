@@ -269,6 +269,7 @@ def test_asks_are_served_in_order_and_each_once() -> None:
     ledger = SlotLedger(1)
     ledger.deal(["a", "b"])
     ledger.ask("b", 3, repair=False)
+    assert ledger.receive("b")
     for index in (9, 2, 9, 7, 2):
         ledger.ask("a", index, repair=False)
     ledger.ask("b", 8, repair=True)

@@ -60,8 +60,8 @@ def test_who_comes_back_has_each_piece_of_the_state_sent_once(monkeypatch: pytes
     fleet = fleet_of(load_scenario("wan10", SLOW | changes | {"network.loss": 0.004}), wan10(), 0)
     simulation = Simulation(fleet, "auction", 0)
     clock = simulation.world.clock
-    clock.at(2000.0, lambda: simulation.churn._crash("r1.0"))
-    clock.at(2010.0, lambda: simulation.churn._back("r1.0"))
+    clock.at(1900.0, lambda: simulation.churn._crash("r1.0"))
+    clock.at(1910.0, lambda: simulation.churn._back("r1.0"))
     outcome = simulation.run()
     assert not outcome.failure
     assert len({piece for _, _, piece in sent}) == 32

@@ -22,6 +22,7 @@ from anabranch.protocol.placement import SEARCHED
 from anabranch.protocol.refusals import Refusals
 from anabranch.protocol.schedule import Schedule
 from anabranch.protocol.settings import Settings
+from anabranch.protocol.slots import Uses
 from anabranch.protocol.sparing import Sparing
 from anabranch.protocol.steps import Taken
 from anabranch.protocol.tasks import Payload, Result, Task
@@ -74,6 +75,7 @@ class Core:
     taken: Taken = field(default_factory=Taken)
     course: Course = field(default_factory=Course)
     sparing: Sparing = field(default_factory=Sparing)
+    uses: Uses = field(default_factory=Uses)
     policy: Policy = field(init=False)
     dice: Dice = field(init=False)
     near: Neighbours = field(init=False)

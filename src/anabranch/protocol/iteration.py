@@ -132,7 +132,8 @@ class Iteration:
         prepare = self._embed if core.stage == 0 else None
         self.sender = Sender(core, t, base, prepare, self._gradient_arrived)
         self._room = capacity + 1  # with the repair slot
-        self.ledger = SlotLedger(core.settings.slots(core.stage, capacity))
+        core.uses.fade()
+        self.ledger = SlotLedger(core.settings.slots(core.stage, capacity), uses=core.uses)
         upstream = [*core.sparing.working(core.near.beside(core.previous_stage(), core.stage, t))]
         self._tell_slots(self.ledger.deal(upstream, plan))
         batch = core.settings.microbatches if admits else 0
@@ -261,6 +262,7 @@ class Iteration:
         )
         unit.kept = self._has_room()
         self.units[message.index] = unit
+        self._tell_slots(self.ledger.use(peer))
         self._at_work(peer, 1)
         self._sample(peer, message.index, backward=False)
         if self.core.stage == 0:
@@ -462,6 +464,8 @@ class Iteration:
         """What the upstream peer sent cannot be computed with: it may try elsewhere."""
         del self.units[unit.index]
         self.sender.forget(unit.index)
+        if unit.granted is not None:
+            self.ledger.useless(unit.granted)
         self._finish(unit)
         self._release_slot(unit)
         self.core.refuse(unit.upstream, "Forward", reason)

@@ -5,6 +5,10 @@ When a link breaks, forwards on their way are lost, and both sides start again f
 capacity is dealt out beforehand, by the standing flow or evenly; the remainder is a pool for those who ask.
 One *repair* slot per node is beyond the capacity and serves repairs only, so that admission can never starve
 them.
+
+Who asks for slots and sends nothing in them must not have them all. What was sent may arrive long after an
+ask that was made later, so nobody is judged by what has come just now: how many slots a peer may have unused
+at once grows with those that it has used here.
 """
 
 from __future__ import annotations
@@ -15,14 +19,34 @@ from dataclasses import dataclass, field
 
 from anabranch.protocol.messages import Fence, Slots
 
+#: What of the slots that a peer used counts in the next iteration, and from how many on.
+FADES, FADED = 0.75, 0.5
+
+
+@dataclass
+class Uses:
+    """In how many slots each upstream peer sent something new. With each iteration less of it counts."""
+
+    of: dict[str, float] = field(default_factory=dict)
+
+    def fade(self) -> None:
+        """An iteration is opened."""
+        self.of = {peer: used * FADES for peer, used in self.of.items() if used * FADES > FADED}
+
+    def add(self, peer: str, slots: int) -> None:
+        self.of[peer] = self.of.get(peer, 0.0) + slots
+
 
 @dataclass
 class Grant:
-    """What one upstream peer has of us in this iteration. Totals only rise while its link lasts. at_work: its
+    """What one upstream peer has of us in this iteration. Totals only rise while its link lasts. own: so
+    many it may have unused in any case. calls: how often another was to hand one back for it. at_work: its
     units here whose gradient is not back; told_others: what it was last told of those of others."""
 
     standing: int
     total: int
+    own: int = 1
+    calls: int = 0
     received: int = 0
     released: int = 0
     returned: int = 0
@@ -60,6 +84,7 @@ class SlotLedger:
     capacity: int
     pool: int = 0
     repair_free: bool = True
+    uses: Uses = field(default_factory=Uses)
     grants: dict[str, Grant] = field(default_factory=dict)
     asks: list[tuple[bool, int, str]] = field(default_factory=list)
     _spare: int = 0
@@ -77,7 +102,8 @@ class SlotLedger:
         rest = self.capacity - planned - (1 if planned else 0)
         each = rest // len(upstream) if upstream else 0
         self.pool = self._spare = self.capacity - planned - each * len(upstream)
-        self.grants = {peer: Grant(share + each, share + each) for peer, share in shares.items()}
+        dealt = {peer: share + each for peer, share in shares.items()}
+        self.grants = {peer: Grant(most, most, max(1, most)) for peer, most in dealt.items()}
         return list(upstream)
 
     def receive(self, peer: str) -> bool:
@@ -87,6 +113,36 @@ class SlotLedger:
             return False
         grant.received += 1
         return True
+
+    def use(self, peer: str) -> list[str]:
+        """What arrived was new: it may have another slot. Returns the peers to tell."""
+        self.uses.add(peer, 1)
+        if not self.asks:
+            return []
+        told = self._serve()
+        return [*told, *self._call_in(peer)] if any(asker == peer for _, _, asker in self.asks) else told
+
+    def useless(self, peer: str) -> None:
+        """What arrived cannot be computed with."""
+        self.uses.add(peer, -1)
+
+    def _bound(self, peer: str) -> bool:
+        """Whether it has as many slots that it does not use as it may have: its own; beyond these one and one
+        more for each that it used, while less than a quarter of all stands unused beyond what is each one's
+        own. So a quarter goes round even if those who were dealt half of all use none."""
+        grant = self.grants[peer]
+        if grant.unused < grant.own:
+            return False
+        if grant.unused >= 1 + self.uses.of.get(peer, 0.0):
+            return True
+        return sum(max(0, each.unused - each.own) for each in self.grants.values()) >= self.capacity // 4
+
+    def _next(self) -> int | None:
+        """Where among the asks the first is that may be answered."""
+        for at, (_, _, peer) in enumerate(self.asks):
+            if not self._bound(peer):
+                return at
+        return None
 
     def release(self, peer: str) -> list[str]:
         """The unit that `peer` sent is done; returns the peers whose total rose."""
@@ -123,19 +179,27 @@ class SlotLedger:
             self.asks.insert(at, ask)
         told += self._serve()
         if not again and ask in self.asks:
-            told += self._call_in()
+            told += self._call_in(peer)
         return told if peer in told or not again else [*told, peer]
 
-    def _call_in(self) -> list[str]:
+    def _call_in(self, asker: str) -> list[str]:
         """Somebody waits, and others have slots that they do not use: whoever has most of those is to hand
-        one back, one for each that waits. Returns the peers to tell."""
+        one back, one for each that waits. It is done once for an asker, and once for each slot that it used.
+        Returns the peers to tell."""
+        mine = self.grants[asker]
+        if self._bound(asker) or mine.calls > self.uses.of.get(asker, 0.0):
+            return []
         idle = {peer: grant for peer, grant in self.grants.items() if grant.unused > 0}
-        if sum(grant.called for grant in idle.values()) >= len(self.asks):
+        wanted = sum(not self._bound(peer) for _, _, peer in self.asks)
+        if sum(grant.called for grant in idle.values()) >= wanted:
             return []
         waiting = {peer for _, _, peer in self.asks}
         able = {p: g.unused for p, g in idle.items() if g.linked and g.unused > g.called and p not in waiting}
         richest = max(able, key=lambda peer: (able[peer], peer), default=None)
-        return [] if richest is None else self._take_back([richest])
+        if richest is None:
+            return []
+        mine.calls += 1
+        return self._take_back([richest])
 
     def _ask_back(self) -> list[str]:
         """Somebody came after all was dealt out: of the slots of whom most stand one is his no longer, and
@@ -200,7 +264,7 @@ class SlotLedger:
         self.pool += slots
 
     def _reuse(self, grant: Grant, peer: str) -> list[str]:
-        if grant.lacks and not (self.asks and grant.unused):
+        if grant.lacks and not (grant.unused and self._next() is not None):
             grant.total += 1
             return [peer]
         self._put_back(1)
@@ -208,18 +272,20 @@ class SlotLedger:
 
     def _serve(self) -> list[str]:
         told: list[str] = []
-        while self.asks:
-            not_repair, _, peer = self.asks[0]
+        if self.pool <= 0 and not self.repair_free:
+            return told
+        while (at := self._next()) is not None:
+            not_repair, _, peer = self.asks[at]
             if self.pool > 0:
                 self.pool -= 1
             elif not not_repair and self.repair_free:
                 self.repair_free = False
             else:
                 break
-            self.asks.pop(0)
+            self.asks.pop(at)
             self.grants[peer].total += 1
             told.append(peer)
-        while not self.asks and self.pool > self._spare:
+        while at is None and self.pool > self._spare:
             lender = next((peer for peer, grant in self.grants.items() if grant.lacks), None)
             if lender is None:
                 break
