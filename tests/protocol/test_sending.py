@@ -269,3 +269,18 @@ def test_who_came_after_the_removals_looks_further() -> None:
     asked, forward = found(lack="abc", followed=False)
     assert asked == ["a", "b", "c"]
     assert forward.repair
+
+
+def test_what_a_peer_had_that_moves_to_another_stage_goes_elsewhere() -> None:
+    """In a large swarm the record that removes it may let it in elsewhere at once: it is a member again, and
+    of no next stage, when its removal is heard of."""
+    node = Node("greedy", relays="abcefghi", picks=2)
+    assert node.core.near.crowded
+    for peer in "abcefghi":
+        node.slots(peer, 1, 1)
+    node.sender.submit(0, b"x", ("d",), True)
+    [first] = node.sent(Forward)
+    moved = Member(first, 0, 2, "", 1, name=first)
+    node.core.membership.apply(Members(2, removed={first: "moves"}, joined=(moved,)))
+    node.sender.peer_removed(first, "moves")
+    assert len(node.sent(Forward)) == 2

@@ -266,8 +266,10 @@ class Sender:
 
     def peer_lost(self, peer: str, reason: str) -> None:
         """The link to `peer` broke or it is suspected: what it still owes us goes elsewhere at once."""
-        if self._is_beyond(peer):
-            return
+        if not self._is_beyond(peer):
+            self._lost(peer, reason)
+
+    def _lost(self, peer: str, reason: str) -> None:
         self.core.policy.lost(peer, self.core.now)
         for item in list(self.items.values()):
             if item.leg is Leg.FINDING and peer in item.finding:
@@ -289,7 +291,7 @@ class Sender:
         self.credits.pop(peer, None)
         self._first.discard(peer)
         self._forget_asks(peer)
-        self.peer_lost(peer, reason)
+        self._lost(peer, reason)  # it may be at another stage by the same record
         for item in list(self.items.values()):
             if item.peer == peer and item.returned:
                 self._repair(item, reason)
