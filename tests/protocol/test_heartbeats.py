@@ -53,3 +53,44 @@ def test_who_is_silent_for_a_heartbeat_is_pinged_whatever_it_is_sent(payload: by
     assert pinged.total() >= BEATS - 1
     between = [later - earlier for earlier, later in zip(pinged, list(pinged)[1:], strict=False)]
     assert max(between) <= 1.0 < Silence(0.0, 1.0).doubted_at()
+
+
+def test_a_neighbour_is_dialled_again_by_one_that_keeps_the_log_no_longer() -> None:
+    names = [f"r{n}" for n in range(12)]
+    me = names[-1]
+    core = Core(me, 1, 1, Settings("r", 1, 1, 4, 9, neighbours=2, voters=3), "d")
+    contacts = Contacts(core)
+    members = [Member(n, 0, 1, "", 1, name=n, address=f"{n}:1") for n in ("d", "e")]
+    members += [Member(n, 1, 1, "", 1, name=n, address=f"{n}:1") for n in names]
+    core.membership.apply(Members(1, tuple(members), {member.id: 1 for member in members}))
+    core.membership.open(1, 1)
+    core.leader, core.voters, core.now = "d", ("d/", "e/", f"{me}/"), 10.0
+    for peer in [*names[:-1], "d", "e"]:
+        contacts.link_up(peer)
+    contacts.tick(0)
+    core.voters = ("d/", "e/", "r0/")
+    contacts.connect()
+    near = sorted(core.near.all(1) - {me, "r0", "d", "e"})
+    other = next(peer for peer in near if core.membership.dials(me, peer))
+    core.now += 0.3
+    contacts.link_down(other)
+    contacts.redial(other)
+    assert core.near.crowded and other in contacts._dials
+
+
+def test_a_hurried_heartbeat_goes_to_all() -> None:
+    core = Core("d", 1, 0, Settings("run", 1, 1, 4, 100, neighbours=1), "other")
+    peers = [f"r{n}" for n in range(12)]
+    members = (Member("d", 0, 1, "", 4), *(Member(peer, 1, 1, "", 4) for peer in peers))
+    core.membership.apply(Members(1, members, {member.id: 1 for member in members}))
+    core.links = {peer: Silence(0.0, 1.0) for peer in peers}
+    contacts = Contacts(core)
+    contacts.tick(0)
+    core.now = 0.2
+    for silence in core.links.values():
+        silence.heard(core.now)
+    core.effects.clear()
+    contacts.hurry()
+    contacts.tick(0)
+    pinged = {effect.peer for effect in core.effects if isinstance(effect, Send)}
+    assert core.near.crowded and pinged >= core.near.all(0) - {"d"}

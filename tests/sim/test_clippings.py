@@ -63,6 +63,36 @@ def test_many_short_reports_are_handed_over_at_once() -> None:
     assert found and found == said
 
 
+def test_the_founder_takes_all_that_is_handed_over() -> None:
+    """It takes so many lines of one peer and no more: who hands over what others said is not hung up on."""
+    world = swarm(5, replicas=2)
+    world.crash("d0")
+    until(world, world.clock.now + 5.0)
+    leader, line = world.leading(), (b"x",)
+    for _ in range(LINES_MAX):
+        leader.peer.clippings.keep("r2.0", line)
+    come_back(world, "d0", 0.0, leader.id)
+    until(world, world.clock.now + 0.01)
+    founder = world.nodes["d0"]
+    others = [name for name in world.nodes if name.startswith("r") and name != leader.id][:3]
+
+    def talk(name: str) -> None:
+        for _ in range(3000):
+            leader.handle(ev.Received(name, Report(line)))
+
+    for name in others:
+        world.clock.after(0.55, lambda name=name: talk(name))  # type: ignore[misc]
+    until(world, world.clock.now + 40.0)
+    refused = founder.peer.core.refusals.counts.get(leader.id, {})
+    assert len(others) == 3 and not refused.get("Report")
+
+
+def test_reports_without_lines_are_not_kept() -> None:
+    clippings = Clippings(Core("d", 1, 0, Settings("run", 1, 1, 4, 100), "d"))
+    clippings.keep("r", ())
+    assert not clippings._kept
+
+
 def test_what_is_kept_is_bounded_and_the_oldest_goes_first() -> None:
     core = Core("d", 1, 0, Settings("run", 1, 1, 4, 100), "d")
     clippings = Clippings(core)

@@ -20,16 +20,25 @@ TASKS = dict.fromkeys(("Forward", "Head", "InputGradient", "WeightGradient"), 0.
 
 
 class Swarm:
-    """Two data nodes, four relays of the first stage, of whom those who hoard take one microbatch at a time,
-    and two of the second. keep: they hand no slot back; ask: and ask for one for every microbatch."""
+    """Two data nodes, relays of the first stage, of whom those who hoard take one microbatch at a time, and
+    two of the second with so many slots. keep: they hand no slot back; ask: and ask for one for every
+    microbatch."""
 
-    def __init__(self, patch: pytest.MonkeyPatch, hoarders: int, keep: bool, ask: bool) -> None:
+    def __init__(
+        self,
+        patch: pytest.MonkeyPatch,
+        hoarders: int,
+        keep: bool,
+        ask: bool,
+        upstream: int = 4,
+        slots: int = 8,
+    ) -> None:
         settings = Settings("hoarded", 1, 2, MICROBATCHES, STEPS, min_replicas=2)
         machines = [Machine(f"d{n}", 0, 12) for n in range(2)]
-        machines += [Machine(f"r1.{n}", 1, 12) for n in range(4 - hoarders)]
+        machines += [Machine(f"r1.{n}", 1, 12) for n in range(upstream - hoarders)]
         self.hoarders = [f"h{n}" for n in range(hoarders)]
         machines += [Machine(name, 1, 1) for name in self.hoarders]
-        machines += [Machine(f"r2.{n}", 2, 8) for n in range(2)]
+        machines += [Machine(f"r2.{n}", 2, slots) for n in range(2)]
         self.world = counting_world(settings, machines, 3, Model(latency_s=(0.01, 0.05), task_s=TASKS))
         self.committed_s: list[float] = []
         self._asked: set[tuple[str, int]] = set()
@@ -80,3 +89,11 @@ def test_hoarders_have_no_more_by_asking_than_was_dealt_to_them(
     end."""
     kept = Swarm(monkeypatch, hoarders, keep=True, ask=False).run()
     assert Swarm(monkeypatch, hoarders, keep=True, ask=True).run() < 1.15 * kept
+
+
+@pytest.mark.parametrize("hoarders, upstream, slots", [(1, 4, 2), (2, 8, 3), (3, 8, 5)])
+def test_a_run_ends_where_those_who_hoard_cannot_have_all_slots(
+    monkeypatch: pytest.MonkeyPatch, hoarders: int, upstream: int, slots: int
+) -> None:
+    """Though there are fewer slots than upstream peers, and so none is dealt to anybody."""
+    Swarm(monkeypatch, hoarders, keep=True, ask=True, upstream=upstream, slots=slots).run()

@@ -14,8 +14,9 @@ from anabranch.protocol.messages import Report
 
 #: Lines, and bytes of them, that are kept.
 LINES_MAX, BYTES_MAX = 8192, 4 << 20
-#: Reports of so many bytes are handed over at once (one, if it is longer), and then none for so long (s).
-BYTES_AT_ONCE, PAUSE_S = 64 << 10, 0.5
+#: Reports of so many bytes and lines are handed over at once (one, if it is longer), and then none for so
+#: long (s): no more lines than the founder takes of one peer (`refusals`).
+BYTES_AT_ONCE, LINES_AT_ONCE, PAUSE_S = 64 << 10, 128, 0.5
 
 
 class Clippings:
@@ -29,6 +30,8 @@ class Clippings:
 
     def keep(self, peer: str, lines: tuple[bytes, ...]) -> None:
         """What a peer (or I) reported to me, who have no log to write it to."""
+        if not lines:
+            return
         self._kept.append((peer, lines))
         self._lines += len(lines)
         self._size_bytes += sum(map(len, lines))
@@ -43,9 +46,10 @@ class Clippings:
         self._at = core.now + PAUSE_S
         if core.founder not in core.membership.active_from or not core.reachable(core.founder):
             return
-        sent_bytes = 0
-        while self._kept and sent_bytes < BYTES_AT_ONCE:
+        sent_bytes = sent_lines = 0
+        while self._kept and sent_bytes < BYTES_AT_ONCE and sent_lines < LINES_AT_ONCE:
             peer, lines = self._next()
+            sent_lines += len(lines)
             sent_bytes += sum(map(len, lines))
             core.send(core.founder, Report(lines, peer))
 

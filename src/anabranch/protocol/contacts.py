@@ -38,6 +38,7 @@ class Contacts:
         self.core = core
         core.contacts = self
         self._ping_at = self._beat_at = 0.0
+        self._hurries = False
         self._pings: dict[int, float] = {}
         self._number = 0
         self._next_index = 0
@@ -115,10 +116,11 @@ class Contacts:
         is no member (yet)."""
         core, before = self.core, self._listened
         everyone = not core.near.crowded or core.deals
+        if core.near.crowded:
+            self._near = self._around()
         if everyone or core.keeps_log(core.me) or core.me == core.leader:
             self._listened = None
             return core.links
-        self._near = self._around()
         wanted = self._near.union(core.in_use())
         members = core.membership.members
         self._listened = {p: s for p, s in core.links.items() if p in wanted or p not in members}
@@ -131,7 +133,7 @@ class Contacts:
     def _beat(self) -> None:
         """A heartbeat, or a part of one."""
         core, heartbeat_s = self.core, self.core.settings.heartbeat_s
-        whole = core.now >= self._beat_at
+        whole = core.now >= self._beat_at - 0.5 * heartbeat_s / LOOKS  # parts of it need not add up
         if whole:
             self._beat_at = core.now + heartbeat_s
             at_beat, self.at_beat = self.at_beat, None
@@ -147,8 +149,9 @@ class Contacts:
         """Who is pinged now: all that I listen to; in a large swarm those who were not heard for a heartbeat
         (whoever pings me, or sends me anything else, is), and with a whole one those who were not pinged for
         many: each end is to measure the link, too, and to tell how much of the log it has."""
-        links, core = self._listening(), self.core
-        if not core.near.crowded:
+        links, core, everyone = self._listening(), self.core, self._hurries
+        self._hurries = False
+        if not core.near.crowded or everyone:
             return list(links)
         now, heartbeat_s, before = core.now, core.settings.heartbeat_s, self._pinged_at
         if whole:
@@ -204,8 +207,9 @@ class Contacts:
         return all(core.now >= silence.doubted_at() for silence in links)
 
     def hurry(self) -> None:
-        """A heartbeat is due at once."""
+        """A heartbeat is due at once, for all."""
         self._ping_at = self._beat_at = self.core.now
+        self._hurries = True
 
     # --- links ---------------------------------------------------------------------------------
 
