@@ -31,7 +31,9 @@ from anabranch.flow.auction.search import Searches
 from anabranch.flow.auction.standing import Standing
 from anabranch.flow.dice import Dice
 
-TICK_S = 0.1
+#: What changes together leaves together. Where changes never cease (`SERIES_S`) more does: a quarter fewer
+#: letters at 250 relays, and iterations as long as before.
+TICK_S, TICK_UNCEASING_S = 0.1, 0.25
 #: An acknowledgement with nothing else to say waits so long for something to say (together with a round trip
 #: it stays below what a question waits for, `line.REPEAT_S`).
 LINGER_S = 1.0
@@ -287,8 +289,9 @@ class AuctionAgent:
     # -- what follows ------------------------------------------------------------------------------------
 
     def _soon(self, now: float) -> None:
-        if now + TICK_S < self._act_at:
-            self._act_at = now + TICK_S
+        tick_s = TICK_UNCEASING_S if self._unceasing else TICK_S
+        if now + tick_s < self._act_at:
+            self._act_at = now + tick_s
 
     def _due(self) -> float:
         return min(
