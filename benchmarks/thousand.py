@@ -60,14 +60,15 @@ class Timed(Simulation):
 
 @dataclass(frozen=True)
 class Cost:
-    """Of a size. iterations: done. begin_s, iteration_s: CPU seconds before the first is counted, and of each
-    that is. seconds: virtual, of an iteration. messages, kinds, kilobytes: control messages of a node in an
-    iteration."""
+    """Of a size. iterations: done. begin_s, iteration_s, end_s: CPU seconds before the first is counted, from
+    making the peers on; of each that is; and after the last, until all is tidied up. seconds: virtual, of an
+    iteration. messages, kinds, kilobytes: control messages of a node in an iteration."""
 
     relays: int
     iterations: int
     begin_s: float
     iteration_s: float
+    end_s: float
     gib: float
     seconds: float
     messages: float
@@ -77,9 +78,9 @@ class Cost:
 
     @property
     def minutes(self) -> float:
-        """CPU minutes of all iterations, extrapolated where some were not done."""
+        """CPU minutes of all, extrapolated where some iterations were not done."""
         counted = ITERATIONS - min(_warm_up(self.iterations), ITERATIONS)
-        return (self.begin_s + counted * self.iteration_s) / 60.0
+        return (self.begin_s + counted * self.iteration_s + self.end_s) / 60.0
 
 
 def _warm_up(iterations: int) -> int:
@@ -104,7 +105,7 @@ def measure(relays: int, minutes: float) -> Cost:
         failure = ""
     rows, ends_s, nodes = timed.tape.rows, timed.ends_s, len(timed.fleet.hosts)
     if not rows:
-        return Cost(relays, 0, ends_s[-1] - ends_s[0], 0.0, _gib(), 0.0, 0.0, 0.0, {}, failure)
+        return Cost(relays, 0, ends_s[-1] - ends_s[0], 0.0, 0.0, _gib(), 0.0, 0.0, 0.0, {}, failure)
     skipped = _warm_up(len(rows))
     counted = rows[skipped:]
     kinds = Counter[str]()
@@ -116,6 +117,7 @@ def measure(relays: int, minutes: float) -> Cost:
         len(rows),
         ends_s[skipped] - ends_s[0],
         (ends_s[len(rows)] - ends_s[skipped]) / len(counted),
+        time.process_time() - ends_s[len(rows)],
         _gib(),
         fmean(row.seconds for row in counted),
         sum(row.messages for row in counted) * share,

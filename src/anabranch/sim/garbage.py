@@ -6,8 +6,8 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-#: New objects between two looks for garbage.
-NEW_OBJECTS = 400_000
+#: New objects between two looks for garbage: those of twenty iterations of a thousand peers, a gigabyte.
+NEW_OBJECTS = 8_000_000
 
 
 @contextmanager
