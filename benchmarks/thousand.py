@@ -26,7 +26,7 @@ from statistics import fmean
 from anabranch.net.wan.profile import find_profile
 from anabranch.protocol import peer
 from anabranch.protocol.records import Commit
-from anabranch.sim.garbage import seldom_collected
+from anabranch.sim.garbage import seldom
 from anabranch.sim.scenario import Scenario, fleet_of, load_scenario
 from anabranch.sim.simulate import Simulation
 from report import table, write_section
@@ -47,8 +47,7 @@ class Timed(Simulation):
 
     def __init__(self, scenario: Scenario, limit_s: float) -> None:
         self.ends_s = [time.process_time()]
-        with seldom_collected():
-            super().__init__(fleet_of(scenario, find_profile(scenario.network.profile), 0), "auction", 0)
+        super().__init__(fleet_of(scenario, find_profile(scenario.network.profile), 0), "auction", 0)
         self.limit_s = limit_s
 
     def _committed(self, record: Commit) -> None:
@@ -89,6 +88,8 @@ def _warm_up(iterations: int) -> int:
 
 
 def measure(relays: int, minutes: float) -> Cost:
+    """In a process of its own, which ends with it."""
+    seldom()
     scenario = load_scenario(
         "fleet1000",
         {

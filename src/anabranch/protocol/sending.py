@@ -77,6 +77,12 @@ class Item:
         return () if done or self.peer is None else (self.peer,)
 
 
+def _count(outstanding: dict[str, int], item: Item, times: int) -> None:
+    """An item is bound for whom it is bound for, or no longer."""
+    for peer in item.bound_for():
+        outstanding[peer] = outstanding.get(peer, 0) + times
+
+
 class Sender:
     """One iteration's outgoing microbatches at one node.
 
@@ -362,15 +368,15 @@ class Sender:
             (item for item in self.items.values() if item.leg is Leg.WAITING),
             key=lambda item: (item.returned, not item.repair, item.index),
         )
-        outstanding: Counter[str] = Counter()
-        for item in self.items.values():
-            outstanding.update(item.bound_for())
+        outstanding: dict[str, int] = {}
+        for item in self.items.values() if waiting else ():
+            _count(outstanding, item, 1)
         for item in waiting:
             if item.payload is None and self._prepare is None:
                 continue
-            outstanding.subtract(item.bound_for())
+            _count(outstanding, item, -1)
             self._place(item, outstanding)
-            outstanding.update(item.bound_for())
+            _count(outstanding, item, 1)
         self.core.unsent = sum(item.leg is Leg.WAITING for item in waiting)
         self._give_back()
 

@@ -247,5 +247,5 @@ class Node:
         if result.error and self.world.strict and not isinstance(task, Snapshot | CheckState):
             raise RuntimeError(f"{self.id} could not do {task}: {result.error}")
         seconds = self.world.task_s(self, task)
-        finished = ev.Finished(task, replace(result, seconds=seconds))
+        finished = ev.Finished(task, result.after(seconds))
         self.world.clock.after(seconds, lambda: self.handle(finished))

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator
 
 #: Asked for where memory has grown to so much, and again by so much more of it (bytes; factor).
-LEAST_BYTES, GROWN = 128 << 20, 1.2
+LEAST_BYTES, GROWN = 128 << 20, 1.05
 LARGE_BYTES = 2 << 20
 MADV_COLLAPSE = 25
 

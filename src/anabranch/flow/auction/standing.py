@@ -10,7 +10,7 @@ room for both, the source gives the unit up and wants another.
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable
 
 from anabranch.flow.agent import Held, Setup, UnitId
@@ -335,9 +335,12 @@ class Standing:
         units = self._on.get(lane[0], ())
         return sum(unit.source == lane[1] for unit in units) if self._labels.active else len(units)
 
-    def _excess(self) -> Counter[tuple[Out, str]]:
+    def _excess(self) -> defaultdict[tuple[Out, str], int]:
         """By how much the standing units over each next hop exceed the working ones."""
-        excess = Counter(self._lane(line, unit) for line, units in self._on.items() for unit in units)
+        excess: defaultdict[tuple[Out, str], int] = defaultdict(int)
+        for line, units in self._on.items():
+            for unit in units:
+                excess[self._lane(line, unit)] += 1
         for lane in excess:
             excess[lane] -= self._working(lane)
         return excess
