@@ -82,6 +82,8 @@ class World:
         self.checkpoints: dict[int, dict[int, tuple[tuple[Payload, ...], str]]] = {}
         self.notes: list[tuple[float, str, str, dict[str, object]]] = []
         self.watchers: list[Callable[[Node, ev.Event], None]] = []
+        self._last: Node | None = None
+        """Who was found to go on though the leader has stopped."""
         self.bookkeepers: list[Callable[[Node, ev.Event], None]] = []
         self.trouble = Trouble(self.random)
         self.slow = self.trouble.slow
@@ -373,10 +375,13 @@ class World:
         if not leader.alive or (sent_away and self.settings.voters > 1):
             # Others may lead it to its end; the founder is needed for the last checkpoint alone.
             return self.settings.voters == 1 or self._all_committed()
-        for node in self.nodes.values():
-            if node.running and (leader.stopped is None or leader.id in node.links):
-                return False
-        return True
+        if self._last is not None and self._goes_on(self._last, leader):
+            return False  # looked for after each event: among a thousand peers that took seconds
+        self._last = next((node for node in self.nodes.values() if self._goes_on(node, leader)), None)
+        return self._last is None
+
+    def _goes_on(self, node: Node, leader: Node) -> bool:
+        return node.running and (leader.stopped is None or leader.id in node.links)
 
     def _all_committed(self) -> bool:
         done = [node.peer for node in self.nodes.values() if node.peer.committed >= node.peer.core.steps]
