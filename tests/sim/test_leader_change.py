@@ -230,6 +230,23 @@ def test_joiners_find_the_new_leader(seed: int) -> None:
     assert all(f"late{number}" in members for number in range(4))
 
 
+@pytest.mark.parametrize("seed", [101, 117, 129])
+def test_who_was_just_welcomed_stays_a_member(seed: int) -> None:
+    """The leader dies as its joiner is welcomed: nobody else has folded that yet, the new leader neither."""
+    world = long_swarm(seed)
+
+    def come(world: World, node: Node) -> None:
+        member = msgspec.structs.replace(world.nodes["d1"].member, id="late", stage=-1, address="late:1")
+        world.add(member, "d0", at=world.clock.now)
+
+    Fault(world, ("d0",), chosen_by_leader(3), come)
+    fault = Fault(world, ("late",), received(msg.Welcome, 0), lambda world, node: world.crash("d0"))
+    world.run(until_s=900)
+    check_counted(world)
+    leading = next(node for node in world.nodes.values() if node.running and leads(node))
+    assert fault.delivered and "late" in leading.peer.core.membership.members
+
+
 def test_without_a_majority_nothing_is_committed_and_it_goes_on_when_one_is_back() -> None:
     world = long_swarm(30)
     voters: list[str] = []

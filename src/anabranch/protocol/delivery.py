@@ -169,7 +169,8 @@ class Delivery:
             case msg.JoinRequest():
                 return lead.admission.on_join(peer, message)
             case msg.Ready() if peer not in self.core.membership.members:
-                self.core.send(peer, msg.Refused("you are no longer a member of the run: join it again"))
+                if lead.log.knows_all:  # else the log may have it; it says so again
+                    self.core.send(peer, msg.Refused("you are no longer a member of the run: join it again"))
             case msg.Ready():
                 lead.dealing.told(peer, message.links)
                 agreed = lead.released.fingerprint_at(message.t, message.stage)

@@ -88,6 +88,15 @@ class Voter:
         return self.raft.busy or self.raft.role is not Role.LEADER
 
     @property
+    def knows_all(self) -> bool:
+        """Whether this leader knows of everything that was chosen before it led: the first line of its own
+        term is (Raft §5.4.2). Until then the log may have members that it has not folded."""
+        raft = self.raft
+        if raft.role is not Role.LEADER or raft.chosen == raft.log.start.index:
+            return False
+        return raft.log.term_of(raft.chosen - 1) == raft.term
+
+    @property
     def term(self) -> int:
         return self.raft.term
 
