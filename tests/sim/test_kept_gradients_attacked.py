@@ -266,4 +266,4 @@ def test_what_was_kept_of_void_steps_counts_no_longer() -> None:
     held = tuple(msg.HeldGradient(1, t, f"digest {t}") for t in (3, 4, 5))
     keeping.on_holds("r2.0", msg.Holds((), 1, held))
     keeping.begin(Point(3, ("", "", ""), 3))
-    assert keeping.gradients["r2.0"] == {(1, 3): "digest 3"}
+    assert keeping.gradients.of("r2.0") == {(1, 3): "digest 3"}

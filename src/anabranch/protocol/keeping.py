@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from anabranch.protocol.core import Core
+from anabranch.protocol.holdings import Holdings
 from anabranch.protocol.membership import Membership
 from anabranch.protocol.messages import Complete, Holds, Keep, Spoilt
 
@@ -57,8 +58,8 @@ class Keeping:
         self.complete_t = -1
         self._logged: set[int] = set()
         self._recent: dict[int, Point] = {}
-        self.gradients: dict[str, dict[tuple[int, int], str]] = {}
-        self._held: dict[str, dict[tuple[int, int], str]] = {}
+        self.gradients = Holdings()
+        self._states = Holdings()
         self._reported: dict[str, int] = {}
         self._refused: set[tuple[str, int]] = set()
         self._spoilt: set[tuple[str, int, int]] = set()
@@ -76,8 +77,7 @@ class Keeping:
             point.on_disk |= known.on_disk
         self.points = {t: other for t, other in self.points.items() if t < point.t} | {point.t: point}
         self._recent = {t: other for t, other in self._recent.items() if t < point.t}
-        for peer, held in self.gradients.items():
-            self.gradients[peer] = {key: digest for key, digest in held.items() if key[1] <= point.t}
+        self.gradients.rolled_back(point.t)
         self.complete_t = min(self.complete_t, point.t)
         self._changed = True
 
@@ -121,9 +121,9 @@ class Keeping:
         if message.number <= self._reported.get(peer, 0):
             return
         self._reported[peer] = message.number
-        self._held[peer] = {(held.stage, held.t): held.fingerprint for held in message.states}
+        self._states.told(peer, {(held.stage, held.t): held.fingerprint for held in message.states})
         self._refused |= {(peer, held.stage) for held in message.states if not held.fingerprint}
-        self.gradients[peer] = {(held.stage, held.t): held.digest for held in message.gradients}
+        self.gradients.told(peer, {(held.stage, held.t): held.digest for held in message.gradients})
         self._changed = True
 
     def on_spoilt(self, peer: str, message: Spoilt) -> None:
@@ -135,8 +135,8 @@ class Keeping:
     def removed(self, peer: str) -> None:
         if peer in self.core.membership.members:
             return  # it was given another stage, and holds what it held
-        self._held.pop(peer, None)
-        self.gradients.pop(peer, None)
+        self._states.forget(peer)
+        self.gradients.forget(peer)
         self._reported.pop(peer, None)
         self._refused = {(other, stage) for other, stage in self._refused if other != peer}
         self._changed = True
@@ -147,18 +147,19 @@ class Keeping:
     def holders(self, t: int, stage: int) -> list[str]:
         """Members that hold the state of the stage after t, own replicas and keepers alike."""
         point = self.points.get(t)
-        if point is None:
-            return []
-        wanted, members = point.fingerprints[stage], self.core.membership.members
-        peers = [p for p, held in self._held.items() if p in members and held.get((stage, t)) == wanted]
+        return sorted(self._holding(point, stage)) if point is not None else []
+
+    def _holding(self, point: Point, stage: int) -> list[str]:
+        members, t = self.core.membership.members, point.t
+        peers = [p for p in self._states.who(stage, t, point.fingerprints[stage]) if p in members]
         if point.on_disk and self.core.me not in peers:
             peers.append(self.core.me)
-        return sorted(p for p in peers if (p, stage, t) not in self._spoilt)
+        return [p for p in peers if (p, stage, t) not in self._spoilt] if self._spoilt else peers
 
     def has(self, t: int, stage: int, among: Among = _anybody) -> bool:
         """Whether the state of the stage after t can be had, from those `among` is true of."""
         point = self.points.get(t)
-        return point is not None and (point.initial or any(map(among, self.holders(t, stage))))
+        return point is not None and (point.initial or any(map(among, self._holding(point, stage))))
 
     def newest(self, before: int, among: Among = _anybody) -> Point | None:
         """The last point before an iteration whose state can be had for every stage."""
@@ -192,8 +193,8 @@ class Keeping:
         membership, complete = self.core.membership, True
         load = Counter(peer for _, peer in point.ordered)
         for stage in range(self.core.settings.stages + 1):
-            holders = self.holders(point.t, stage)
-            keepers = [p for p in holders if membership.stage_of(p) != stage]
+            holders = self._holding(point, stage)
+            keepers = sorted(p for p in holders if membership.stage_of(p) != stage)
             asked = [p for s, p in point.ordered if s == stage and p not in holders]
             asked = [p for p in asked if self._willing(p, stage, point.t)]
             wanted = self.core.settings.snapshot_copies
@@ -209,7 +210,7 @@ class Keeping:
                 chosen.append(following)
                 asked.append(following)
             for peer in asked if holders else ():
-                self._tell(point, stage, peer, holders)
+                self._tell(point, stage, peer, sorted(holders))
         return complete
 
     def _willing(self, peer: str, stage: int, t: int) -> bool:

@@ -110,8 +110,7 @@ class Safekeeping:
     def holders(self, stage: int, t: int, digest: str) -> list[str]:
         """Members that hold the gradient of the step."""
         members = self.core.membership.members
-        held = self.keeping.gradients
-        return sorted(p for p in members if held.get(p, {}).get((stage, t)) == digest)
+        return sorted(p for p in self.keeping.gradients.who(stage, t, digest) if p in members)
 
     def point(self, stage: int, t: int) -> Point | None:
         """The last point from which kept gradients bring the stage to the state after t."""

@@ -1,0 +1,51 @@
+"""Who says that it holds what of which stage and iteration: by peer, and by what is held.
+
+In a large swarm every member reports within moments, and who holds something is asked after each report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+#: What is held of (stage, t), by its digest or fingerprint.
+Held = Mapping[tuple[int, int], str]
+
+
+class Holdings:
+    """What each peer said last."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, Held] = {}
+        self._who: dict[tuple[int, int, str], set[str]] = {}
+
+    def of(self, peer: str) -> Held:
+        return self._of.get(peer, {})
+
+    def who(self, stage: int, t: int, digest: str) -> Collection[str]:
+        """The peers that hold it, in no order."""
+        return self._who.get((stage, t, digest), ())
+
+    def told(self, peer: str, held: Held) -> None:
+        """All that a peer holds now."""
+        before = self._of.get(peer, {})
+        self._of[peer] = held
+        for (stage, t), digest in before.items():
+            if held.get((stage, t)) != digest:
+                self._drop(peer, (stage, t, digest))
+        for (stage, t), digest in held.items():
+            self._who.setdefault((stage, t, digest), set()).add(peer)
+
+    def forget(self, peer: str) -> None:
+        for (stage, t), digest in self._of.pop(peer, {}).items():
+            self._drop(peer, (stage, t, digest))
+
+    def rolled_back(self, t: int) -> None:
+        """What is of a later iteration is void."""
+        for peer, held in list(self._of.items()):
+            self.told(peer, {key: digest for key, digest in held.items() if key[1] <= t})
+
+    def _drop(self, peer: str, what: tuple[int, int, str]) -> None:
+        peers = self._who[what]
+        peers.discard(peer)
+        if not peers:
+            del self._who[what]
