@@ -40,6 +40,9 @@ class Relay:
         message = Forward(fence, index, (peer,), True, not gradient_needed, gradient_needed, index)
         assert self.iteration.on_forward(peer, message, b"x") is None
 
+    def back(self, peer: str, index: int) -> None:
+        assert self.iteration.on_backward(peer, Backward(self.core.fence(1, "base"), index), b"z") is None
+
     def compute(self) -> Task:
         """The next task."""
         job = self.core.queue.next()
@@ -59,7 +62,7 @@ def test_what_others_have_here_is_told_and_taken_back() -> None:
     assert relay.told() == {"a": 1, "c": 2}
     relay.compute()  # the forward of 0
     assert relay.told() == {}
-    relay.iteration.sender.on_backward("a", 0, b"z")
+    relay.back("a", 0)
     relay.compute()  # its input gradient: that is all that hurries
     assert relay.told() == {"b": 0, "c": 1}
 
@@ -85,7 +88,7 @@ def test_the_units_of_a_peer_that_lost_its_link_do_not_count_below_nothing() -> 
     relay.iteration.ledger.forget("a")
     relay.iteration.ledger.ask("a", 5, False)
     relay.compute()
-    relay.iteration.sender.on_backward("a", 0, b"z")
+    relay.back("a", 0)
     relay.compute()
     assert relay.iteration.ledger.grants["a"].at_work == 0
 
@@ -97,10 +100,10 @@ def test_what_nobody_upstream_waits_for_is_computed_last() -> None:
         relay.forward("a", index, needed)
     computed = [relay.compute() for _ in range(2)]
     for index in (1, 3):
-        relay.iteration.sender.on_backward("a", index, b"z")
+        relay.back("a", index)
     computed += [relay.compute() for _ in range(6)]
     for index in (0, 2):
-        relay.iteration.sender.on_backward("a", index, b"z")
+        relay.back("a", index)
     computed += [relay.compute() for _ in range(4)]
     forward, gradient, weights = (
         [getattr(task, "index", getattr(task, "unit", -1)) for task in computed if isinstance(task, kind)]
@@ -121,7 +124,7 @@ def test_beyond_its_capacity_a_relay_keeps_only_what_came() -> None:
     forwards = [relay.compute() for _ in range(6)]
     assert [task.keep for task in forwards if isinstance(task, ForwardTask)] == [True] * 4 + [False] * 2
     for index in (4, 5, 0):
-        relay.iteration.sender.on_backward("a", index, b"z")
+        relay.back("a", index)
     done = [relay.compute() for _ in range(6)]
     assert [(type(task), getattr(task, "index", getattr(task, "unit", -1))) for task in done] == [
         (InputGradient, 0),
@@ -159,7 +162,7 @@ def test_a_microbatch_that_came_two_ways_goes_back_both() -> None:
     relay.forward("a", 0)
     relay.iteration.on_want("b", Want(relay.core.fence(1, "base"), 0, True, 7))
     relay.compute()
-    relay.iteration.sender.on_backward("a", 0, b"z")
+    relay.back("a", 0)
     relay.core.effects.clear()
     relay.compute()
     sends = [effect for effect in relay.core.effects if isinstance(effect, Send)]

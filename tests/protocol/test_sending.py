@@ -28,7 +28,7 @@ class Node:
             self.core.links[peer] = Silence(0.0, 1.0)
             self.core.costs.of(peer).forward_s = compute_s
         self.core.costs.of("b")._hop_s = b_hop_s
-        self.sender = Sender(self.core, 1, "base", None, lambda index, payload: None)
+        self.sender = Sender(self.core, 1, "base", None)
 
     def slots(self, peer: str, total: int, standing: int = 0) -> None:
         self.sender.on_slots(peer, Slots(self.core.fence(1, "base"), total, 0, 0, 0, standing))
@@ -144,7 +144,7 @@ def test_what_is_prepared_again_has_nothing_due() -> None:
     """It was asked after in vain, in a swarm where not everybody knows everybody. With a time that is past
     the peer would be woken at once, again and again, until the activation is computed."""
     node = Node("greedy", relays="abc", picks=1)
-    sender = node.sender = Sender(node.core, 1, "base", lambda index: None, lambda index, payload: None)
+    sender = node.sender = Sender(node.core, 1, "base", lambda index: None)
     Contacts(node.core)
     sender.find(0, ("d",), True, lost=("e",))
     assert math.isfinite(sender.deadline())
@@ -209,7 +209,7 @@ def test_who_had_it_and_was_lost_is_told_to_the_next_as_well() -> None:
 
 def test_neighbours_of_all_who_were_lost_are_asked() -> None:
     node = Node("greedy", relays="abcdefgh".replace("d", ""), picks=1)
-    sender = node.sender = Sender(node.core, 1, "base", lambda index: None, lambda index, payload: None)
+    sender = node.sender = Sender(node.core, 1, "base", lambda index: None)
     Contacts(node.core)
     near = {one: set(node.core.near.beside(1, 0, 1, one)) for one in ("x", "y", "z", "w", "v")}
     one, other = next((a, b) for a in near for b in near if near[a] - near[b] and near[b] - near[a])

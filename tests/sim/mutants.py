@@ -106,7 +106,9 @@ def acknowledged_twice(patch: Patch) -> None:
     """A gradient that comes a second time is taken a second time."""
     arrived = Sender.on_backward
 
-    def on_backward(self: Sender, peer: str, index: int, payload: Payload | None) -> str | None:
+    def on_backward(
+        self: Sender, peer: str, index: int, payload: Payload | None
+    ) -> tuple[bool, str | None]:
         item = self.items.get(index)
         if item is not None:
             item.returned = False

@@ -5,7 +5,6 @@ It keeps nothing of the result, and sums are whole numbers: who adds them up cha
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from anabranch.protocol.cells import FLAT
@@ -68,8 +67,7 @@ class Helping:
         if (wrong := misdealt(message, FLAT * core.settings.neighbours)) is not None:
             return wrong
         mine = [part for part, peer in enumerate(collectors(message)) if peer == core.me]
-        then = self._told(message)
-        summing = Summing(core, message.fence.t, mine, contributors(message), True, then)
+        summing = Summing(core, message.fence.t, mine, contributors(message), True, self._summed)
         self._helps[message.stage] = _Help(message, summing)
         for peer, part, payload in self._of(message.stage).take():
             self.on_part(peer, part, payload)
@@ -103,20 +101,18 @@ class Helping:
     def _of(self, stage: int) -> EarlyParts:
         return self._early.setdefault(stage, EarlyParts())
 
-    def _told(self, message: Attempt) -> Callable[[int, Result], None]:
-        def summed(part: int, result: Result) -> None:
-            help = self._helps.get(message.stage)
-            if help is None or help.message is not message:
-                return
-            if not result.outputs:
-                what = f"the sum for stage {message.stage} in iteration {message.fence.t}"
-                self.core.note("note", text=f"{what} failed: {result.error}")
-                return  # the leader orders the reduce again, without helpers
-            help.reduced[part] = result.outputs[0]
-            for member in message.members:
-                self._send(help, part, member)
-
-        return summed
+    def _summed(self, summing: Summing, part: int, result: Result) -> None:
+        help = next((help for help in self._helps.values() if help.summing is summing), None)
+        if help is None:
+            return
+        message = help.message
+        if not result.outputs:
+            what = f"the sum for stage {message.stage} in iteration {message.fence.t}"
+            self.core.note("note", text=f"{what} failed: {result.error}")
+            return  # the leader orders the reduce again, without helpers
+        help.reduced[part] = result.outputs[0]
+        for member in message.members:
+            self._send(help, part, member)
 
     def _send(self, help: _Help, part: int, member: str) -> None:
         message = help.message

@@ -130,7 +130,7 @@ class Iteration:
         self._came: dict[tuple[str, int], deque[int]] = defaultdict(lambda: deque(maxlen=WAYS_KEPT))
         self.overflow: Overflow | None = None
         prepare = self._embed if core.stage == 0 else None
-        self.sender = Sender(core, t, base, prepare, self._gradient_arrived)
+        self.sender = Sender(core, t, base, prepare)
         self._room = capacity + 1  # with the repair slot
         core.uses.fade()
         self.ledger = SlotLedger(core.settings.slots(core.stage, capacity), uses=core.uses)
@@ -350,7 +350,10 @@ class Iteration:
     def on_backward(self, peer: str, message: Backward, payload: Payload | None) -> str | None:
         if payload is not None:
             self._sample(peer, message.index, backward=True)
-        return self.sender.on_backward(peer, message.index, payload)
+        first, refusal = self.sender.on_backward(peer, message.index, payload)
+        if first:
+            self._gradient_arrived(message.index, payload)
+        return refusal
 
     def _sample(self, peer: str, index: int, backward: bool) -> None:
         """Acknowledge the first payload of a direction, in some iterations, and the first of all that comes

@@ -174,7 +174,7 @@ class Replica:
             return
         assert self.iteration is not None
         reduce.parts, whole = result.outputs, len(reduce.cells.bounds) == 1
-        then = partial(self._summed if whole else self._cell_summed, reduce)
+        then = self._stage_summed if whole else self._cell_summed
         reduce.summing = Summing(self.core, self.iteration.t, reduce.mine, reduce.senders, whole, then)
         for part, collector in enumerate(reduce.collectors if reduce.position in reduce.senders else ()):
             if collector == self.core.me:
@@ -265,8 +265,13 @@ class Replica:
         size_bytes = settings.sums_bytes * settings.blocks[self.core.stage - 1] / reduce.count
         self.core.costs.sums_arrived(peer, size_bytes, self.core.now - sent_at, self.core.now)
 
-    def _cell_summed(self, reduce: Reduce, part: int, result: Result) -> None:
-        if reduce is not self.reduce or self._failed(reduce, result):
+    def _stage_summed(self, summing: Summing, part: int, result: Result) -> None:
+        if self.reduce is not None and self.reduce.summing is summing:
+            self._summed(self.reduce, part, result)
+
+    def _cell_summed(self, summing: Summing, part: int, result: Result) -> None:
+        reduce = self.reduce
+        if reduce is None or reduce.summing is not summing or self._failed(reduce, result):
             return
         reduce.sums[reduce.cell] = result.outputs[0]
         for cell in range(len(reduce.cells.bounds)):

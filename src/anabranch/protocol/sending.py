@@ -87,8 +87,7 @@ class Sender:
     """One iteration's outgoing microbatches at one node.
 
     prepare(index): compute the activation (data nodes embed only when there is a slot); None on relays,
-    whose activation is provided when its forward is done. on_gradient(index, payload): the gradient came
-    back.
+    whose activation is provided when its forward is done.
     """
 
     def __init__(
@@ -97,7 +96,6 @@ class Sender:
         t: int,
         base: str,
         prepare: Callable[[int], None] | None,
-        on_gradient: Callable[[int, Payload | None], None],
     ) -> None:
         self.core = core
         self.t = t
@@ -105,7 +103,6 @@ class Sender:
         self.items: dict[int, Item] = {}
         self.credits: dict[str, Credit] = {}
         self._prepare = prepare
-        self._on_gradient = on_gradient
         self._usual_s = 0.0
         self._ways = 0
         self._missed: set[int] = set()
@@ -179,18 +176,19 @@ class Sender:
         if comes and not self.core.near.crowded and peer not in self.core.sparing.waits:
             self._call_back(peer)
 
-    def on_backward(self, peer: str, index: int, payload: Payload | None) -> str | None:
-        """The gradient of `index` came back; returns why it is refused, if it is."""
+    def on_backward(self, peer: str, index: int, payload: Payload | None) -> tuple[bool, str | None]:
+        """The gradient of `index` came back. Returns whether it is the first, and why it is refused, if it
+        is."""
         item = self.items.get(index)
         if item is None and index in self._gone:
-            return None
+            return False, None
         if item is None:
-            return f"gradient of microbatch {index}, which was never sent"
+            return False, f"gradient of microbatch {index}, which was never sent"
         if item.returned:
             item.redoing = False
-            return None
+            return False, None
         if item.train and payload is None:
-            return f"backward of microbatch {index} without its gradient"
+            return False, f"backward of microbatch {index} without its gradient"
         item.returned = True
         item.probe_at = math.inf
         self._due_at = None
@@ -200,8 +198,7 @@ class Sender:
         else:
             took = self.core.now - item.sent_at
             self._usual_s = took if self._usual_s == 0.0 else 0.8 * self._usual_s + 0.2 * took
-        self._on_gradient(index, payload)
-        return None
+        return True, None
 
     def reject(self, index: int, reason: str) -> None:
         """The gradient that came cannot be computed with: another peer is to make it."""

@@ -17,7 +17,7 @@ APart = ReducePart | ReducedPart
 
 class Summing:
     """Of one attempt: each of the parts that are mine, as soon as there is one of every position. whole: that
-    is the sum of the stage, which is rounded. then: (part, what came out), also where it failed."""
+    is the sum of the stage, which is rounded. then: (this, part, what came out), also where it failed."""
 
     def __init__(
         self,
@@ -26,7 +26,7 @@ class Summing:
         mine: Collection[int],
         positions: Collection[int],
         whole: bool,
-        then: Callable[[int, Result], None],
+        then: Callable[[Summing, int, Result], None],
     ) -> None:
         self.core = core
         self.mine = mine
@@ -45,7 +45,7 @@ class Summing:
             return
         del self._contributions[part]
         inputs = tuple(contributions[position] for position in self._positions)
-        self.core.submit(Rank.STEP, self._task, inputs, partial(self._then, part))
+        self.core.submit(Rank.STEP, self._task, inputs, partial(self._then, self, part))
 
 
 def collectors(message: Attempt) -> tuple[str, ...]:

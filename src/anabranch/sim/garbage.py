@@ -8,6 +8,8 @@ from contextlib import contextmanager
 
 #: New objects between two looks for garbage: those of twenty iterations of a thousand peers, a gigabyte.
 NEW_OBJECTS = 8_000_000
+#: Peers whose place others took, before their remains are looked for: at least, and of those that are there.
+REMAINS, REMAINS_SHARE = 100, 0.25
 
 
 @contextmanager
@@ -27,3 +29,18 @@ def seldom_collected() -> Iterator[None]:
 def seldom() -> None:
     """From now on in this process."""
     gc.set_threshold(NEW_OBJECTS)
+
+
+class Remains:
+    """Of peers that were followed by another process: a peer and its parts know each other, and only a look
+    at everything finds such circles. Left where they are, they take memory, and what lives lies far apart."""
+
+    def __init__(self) -> None:
+        self._peers = 0
+
+    def another(self, living: int) -> None:
+        """Of one more peer, where there are so many living ones."""
+        self._peers += 1
+        if self._peers >= max(REMAINS, REMAINS_SHARE * living):
+            self._peers = 0
+            gc.collect()

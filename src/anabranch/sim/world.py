@@ -24,6 +24,7 @@ from anabranch.protocol.schedule import Schedule
 from anabranch.protocol.settings import Settings
 from anabranch.protocol.tasks import Payload, Task
 from anabranch.sim.clock import Clock
+from anabranch.sim.garbage import Remains
 from anabranch.sim.node import Computer, Disk, Link, Node
 from anabranch.sim.trouble import DIAL_S, Disorder, Trouble
 from anabranch.sim.violation import Violation
@@ -92,6 +93,7 @@ class World:
         self.liars: set[str] = set()
         """What they say of their own slots need not be so."""
         self._blocked: dict[frozenset[str], float] = {}
+        self._remains = Remains()
 
     def add_leader(self, peer: Peer, member: Member, disk: Disk | None = None) -> Node:
         """The founder, with what its disk has of the log. Where others keep it too it knocks at a door."""
@@ -121,6 +123,8 @@ class World:
         node = self._node(peer, member, slowness)
         node.disk = disk
         self.nodes[member.id] = node
+        if former is not None:
+            self._remains.another(len(self.nodes))
 
         def begin() -> None:
             self.trouble.gone.discard(member.id)
