@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -292,6 +298,35 @@ def test_a_folder_for_pictures_that_cannot_be_is_refused_before_anything_runs(
     assert capsys.readouterr().err == f"error: --plot {tmp_path / 'file'}: File exists\n"
     assert main(["simulate", "wan10", "--jobs", "-1"]) == 2
     assert "--jobs -1: at least 0" in capsys.readouterr().err
+
+
+def _children(process: int) -> list[str]:
+    try:
+        return Path(f"/proc/{process}/task/{process}/children").read_text("ascii").split()
+    except FileNotFoundError:
+        return []
+
+
+def test_an_interrupt_does_not_wait_for_the_seeds_under_way() -> None:
+    """Hours of it on two processes; only the one that leads them is interrupted, as by `kill -INT`."""
+    long = [sys.executable, "-m", "anabranch", "simulate", "wan10", "--set", "run.iterations=100000"]
+    leader = subprocess.Popen([*long, "--seeds", "3", "--jobs", "2"], stderr=subprocess.PIPE, text=True)
+    working: list[str] = []
+    try:
+        while len(working) < 2:
+            assert leader.poll() is None
+            time.sleep(0.05)
+            working = _children(leader.pid)
+        leader.send_signal(signal.SIGINT)
+        _, said = leader.communicate(timeout=60.0)
+        assert leader.returncode == 130
+        assert said == "\ninterrupted\n"
+        assert not [child for child in working if Path(f"/proc/{child}").exists()]
+    finally:
+        leader.kill()
+        for child in working:
+            with suppress(ProcessLookupError):
+                os.kill(int(child), signal.SIGKILL)
 
 
 def test_wrong_command_lines_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -35,6 +39,9 @@ examples:
   anabranch simulate my.toml                                    your own machines (docs/simulate.md)
   anabranch simulate --from runs/tiny                           a run that was: its machines, links and churn
 """
+
+#: Seconds between lines of progress.
+PROGRESS_S = 20.0
 
 _POLICIES = (
     "the protocol's own: auction, gwtf, swarm, greedy, static; other systems modelled: swarm-published, "
@@ -122,12 +129,39 @@ def run(args: argparse.Namespace) -> int:
 
 
 def run_all(scenario: Scenario, policies: Sequence[str], seeds: Sequence[int], jobs: int) -> list[Outcome]:
-    """Every policy with every seed, in that order."""
+    """Every policy with every seed, in that order. What breaks it off does not wait for what is under way.
+    Raises UserError where a process is gone."""
     trials = [(scenario, policy, seed) for policy, seed in product(policies, seeds)]
     if jobs <= 1 or len(trials) == 1:
-        return list(map(_one, trials))
-    with ProcessPoolExecutor(min(jobs, len(trials))) as pool:
-        return list(pool.map(_one, trials))
+        return _told(map(_one, trials), len(trials))
+    others = multiprocessing.active_children()
+    with ProcessPoolExecutor(min(jobs, len(trials)), initializer=_leave_interrupts) as pool:
+        try:
+            return _told(pool.map(_one, trials), len(trials))
+        except BaseException as stop:
+            for child in multiprocessing.active_children():
+                if child not in others:
+                    child.terminate()
+            if isinstance(stop, BrokenProcessPool):
+                sentence = "a process that simulated ended unexpectedly; fewer --jobs take less memory"
+                raise UserError(sentence) from None
+            raise
+
+
+def _told(outcomes: Iterable[Outcome], trials: int) -> list[Outcome]:
+    """All of them; how many there are is told now and then to whoever waits."""
+    found, told = [], time.monotonic()
+    for outcome in outcomes:
+        found.append(outcome)
+        if time.monotonic() - told > PROGRESS_S and len(found) < trials:
+            told = time.monotonic()
+            print(f"{len(found)} of {trials} simulated ...", file=sys.stderr, flush=True)
+    return found
+
+
+def _leave_interrupts() -> None:
+    """Of a process that simulates: who leads it ends it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _one(trial: tuple[Scenario, str, int]) -> Outcome:
