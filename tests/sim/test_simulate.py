@@ -268,12 +268,18 @@ device = "h100"
 device = "t4"
 """
 NO_REGION = SMALL_MACHINE.replace('device = "t4"', 'device = "h100"\nregion = "Atlantis"')
+#: Two relays for two stages, both of the first one; then relays that are named and counted as well.
+NO_RELAY = SMALL_MACHINE.replace("stages = 1", "stages = 2").replace('device = "', 'stage = 1\ndevice = "')
+NAMED = SMALL_MACHINE.replace('device = "t4"', 'role = "data"') + '[[machines]]\ndevice = "h100"\n'
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
         (SMALL_MACHINE, "machines[1].device: a stage of llama-1b does not fit into a t4"),
+        (NO_RELAY, "machines: none of the relays has stage 2 of model.stages = 2"),
+        (f"{NAMED}[fleet]\nrelays = 4\n", "fleet.relays is of machines that are drawn, and [[machines]]"),
+        (f"{NAMED}[network]\nup_bps = [1e8]\n", "network.up_bps is of machines that are drawn, and"),
         (NO_REGION, "machines[1].region: 'Atlantis' is no region of the network; there are Oregon"),
         (f"{SMALL_MACHINE}[network]\nprofile = 'moon'\n", "network.profile: moon: cannot be read: No such"),
         (f"{SMALL_MACHINE}[churn]\ntrace = 'no.json'\n", "churn.trace: no.json: cannot be read: No such"),

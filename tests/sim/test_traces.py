@@ -249,16 +249,26 @@ def test_an_event_log_becomes_a_scenario() -> None:
     assert found.iteration_s == 10.0
 
 
+def test_what_a_run_decides_by_itself_is_in_its_scenario() -> None:
+    changes = {"fleet.recompute": 1.0, "fleet.rebalance": 3, "fleet.spread": "never", "fleet.spare": "links"}
+    found = recorded(a_log(), with_changes(CONFIG, {**changes, "routing.policy": "greedy"}), "mine")
+    fleet = found.scenario.fleet
+    assert (fleet.recompute, fleet.rebalance, fleet.spread, fleet.spare) == (1.0, 3, "never", "links")
+    assert found.policy == "greedy"
+
+
 def test_the_command_simulates_a_run_that_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory = RunDirectory.create(tmp_path / "mine")
-    directory.run_file.write_text(render_run_file(CONFIG), "utf-8")
+    directory.run_file.write_text(
+        render_run_file(with_changes(CONFIG, {"routing.policy": "greedy"})), "utf-8"
+    )
     with log.EventLog(directory.events) as events:
         for event in a_log():
             events.write(event)
     assert main(["simulate", "--from", str(directory.path), "--jobs", "1"]) == 0
     told = capsys.readouterr().out
     assert "the run itself: 10.00 s an iteration, 3 joins and losses" in told
-    assert told.startswith("mine: llama-tiny, 4 microbatches of ")
+    assert told.startswith("mine: llama-tiny, 4 microbatches of ") and "greedy" in told.splitlines()[1]
     out = directory.path / "simulated"
     load_profile(out / "network.json")
     scenario = load_scenario(str(out / "scenario.toml"))

@@ -45,7 +45,7 @@ PROGRESS_S = 20.0
 
 _POLICIES = (
     "the protocol's own: auction, gwtf, swarm, greedy, static; other systems modelled: swarm-published, "
-    "swarm-tuned, restart (default: auction)"
+    "swarm-tuned, restart (default: auction, with --from the run's)"
 )
 
 
@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--from", type=Path, metavar="RUN_DIR", dest="run_dir",
                         help="the run there as a scenario, written to RUN_DIR/simulated")  # fmt: skip
-    parser.add_argument("--policy", nargs="+", default=["auction"], metavar="P", help=_POLICIES)
+    parser.add_argument("--policy", nargs="+", default=[], metavar="P", help=_POLICIES)
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help="0 to N-1 (default: 1)")
     parser.add_argument(
         "--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", dest="changes",
@@ -102,7 +102,8 @@ def run(args: argparse.Namespace) -> int:
     sentence = misfit(scenario)
     if sentence:
         raise UserError(f"{shown(name)}: {sentence}")
-    policies = list(dict.fromkeys(args.policy))
+    usual = "auction" if recorded is None else recorded.policy
+    policies = list(dict.fromkeys(args.policy or [usual]))
     if args.plot is not None:
         try:
             args.plot.mkdir(parents=True, exist_ok=True)

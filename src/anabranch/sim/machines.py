@@ -95,6 +95,10 @@ def problem(machines: Sequence[MachinePart], stages: int) -> str:
     relays = [part for part in each if part.role == "relay"]
     if len(relays) < stages:
         return f"machines: {len(relays)} relays, at least one for each of model.stages = {stages}"
+    served = {stage for stage, _ in staged(machines, stages)}
+    bare = next((stage for stage in range(1, stages + 1) if stage not in served), None)
+    if bare is not None:
+        return f"machines: none of the relays has stage {bare} of model.stages = {stages}"
     return ""
 
 

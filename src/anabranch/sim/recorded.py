@@ -42,12 +42,13 @@ WARM_UP = 0.25
 @dataclass(frozen=True)
 class Recorded:
     """scenario: without the paths of its two files, whose contents are `profile` (Network profile, JSON) and
-    `trace`. iteration_s: mean of the steps that are counted, as the run had them."""
+    `trace`. iteration_s: mean of the steps that are counted, as the run had them. policy: its routing's."""
 
     scenario: Scenario
     profile: dict[str, Any]
     trace: Trace
     iteration_s: float
+    policy: str
 
 
 class _Log:
@@ -96,7 +97,7 @@ def recorded(events: Iterable[Event | Unknown], config: RunConfig, name: str) ->
     names = _names(log)
     machines = tuple(_machine(log, peer, names[peer], steps) for peer in _in_order(log))
     warm_up = int(len(steps) * WARM_UP)
-    batch = config.batch
+    batch, fleet = config.batch, config.fleet
     scenario = Scenario(
         name,
         ModelPart(
@@ -107,14 +108,20 @@ def recorded(events: Iterable[Event | Unknown], config: RunConfig, name: str) ->
             batch.microbatches,
             DTYPES[config.compute.dtype],
         ),
-        FleetPart(recompute=config.fleet.recompute),
+        FleetPart(
+            recompute=fleet.recompute,
+            rebalance=min(fleet.rebalance, 100_000),
+            spread=fleet.spread,
+            spare=fleet.spare,
+        ),
         machines,
         NetworkPart(),
         ChurnPart(spare_last=False),
         run=RunPart(len(steps), warm_up, HEARTBEAT_S),
     )
     iteration_s = statistics.mean(step.seconds for step in steps[warm_up:])
-    return Recorded(scenario, _profile(log, names, name), _trace(log, names, steps[0]), iteration_s)
+    profile, trace = _profile(log, names, name), _trace(log, names, steps[0])
+    return Recorded(scenario, profile, trace, iteration_s, config.routing.policy)
 
 
 def _in_order(log: _Log) -> list[str]:

@@ -39,6 +39,14 @@ WORDS = {
     "spread": ("links", "never", "always"),
     "spare": ("links", "never", "always"),
 }
+#: Keys of machines that are drawn -> of those that are named. The second lot is used where no data node is.
+OF_RELAYS = {"fleet.relays": "count", "fleet.speed": "speed", "fleet.capacity": "capacity"}
+OF_ALL = {
+    "fleet.data_nodes": "count",
+    "fleet.device": "device",
+    "network.up_bps": "up_bps",
+    "network.down_bps": "down_bps",
+}
 #: Share of a machine's host memory that parked activations may take.
 HOST_SHARE = 0.5
 
@@ -130,8 +138,20 @@ def parse_scenario(data: Mapping[str, Any], where: str) -> Scenario:
             raise UserError(f"{where}: [{section}] is no section of a scenario; there are {known}")
         part = _part(parts[section], section, content, where)
         scenario = replace(scenario, **{section: part})
+    if scenario.machines:
+        _only_named(scenario, data, where)
     _together(scenario, where)
     return scenario
+
+
+def _only_named(scenario: Scenario, data: Mapping[str, Any], where: str) -> None:
+    """Refuse what is said of machines that are drawn where none is."""
+    unused = OF_RELAYS | (OF_ALL if any(each.role == "data" for each in scenario.machines) else {})
+    for dotted, key in unused.items():
+        section, _, name = dotted.partition(".")
+        if name in data.get(section, {}):
+            sentence = f"is of machines that are drawn, and [[machines]] names them: see {key} there"
+            raise UserError(f"{where}: {dotted} {sentence}")
 
 
 def _machines(content: Any, where: str) -> tuple[MachinePart, ...]:
