@@ -257,8 +257,9 @@ class RoutingSection:
     """How microbatches find their way."""
 
     policy: str = "auction"
-    """"auction" (peers plan the cheapest flow together, and leave the plan for a shorter queue), "greedy"
-    (least cost among peers with a free slot) or "static" (replica = index mod replicas)."""
+    """"auction" (peers plan the cheapest flow together, and leave the plan for a shorter queue), "gwtf" (the
+    published flow, followed as planned), "swarm" (SWARM's queues by virtual time), "greedy" (least cost among
+    peers with a free slot) or "static" (replica = index mod replicas)."""
     return_: str = "any"
     """"any": any data node may take the loss of any microbatch; "own": its own."""
 

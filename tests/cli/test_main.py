@@ -57,6 +57,15 @@ entry()
     assert (result.returncode, result.stderr) == (0, "")
 
 
+def test_an_unknown_option_is_told_with_the_usage_of_its_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as leaving:
+        main(["trace", "wan10", "--weeks", "2"])
+    assert leaving.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("usage: anabranch trace ")
+    assert error.endswith("anabranch trace: error: unrecognized arguments: --weeks 2\n")
+
+
 def test_without_a_command_it_helps(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     shown = capsys.readouterr().out

@@ -36,5 +36,7 @@ def test_wrong_files_and_devices_are_named(tmp_path: Path, capsys: pytest.Captur
         load_scenario("wan10", {"fleet.devices": str(tmp_path / "none.json")})
     assert main(["profile", "--device", "cuda:77"]) == 2
     assert "--device cuda:77: " in capsys.readouterr().err
+    assert main(["profile", "--name", ""]) == 2
+    assert "--name: must not be empty" in capsys.readouterr().err
     assert main(["profile", "--device", "abacus"]) == 2
     assert capsys.readouterr().err == "error: --device abacus: must be auto, cpu, cuda or cuda:N\n"

@@ -124,3 +124,9 @@ def test_drift_and_churn_do_not_touch_the_deal() -> None:
     assert stages(placed(quiet, wan10(), 1)) == stages(placed(rough, wan10(), 1))
     counts = [len(placed(quiet, wan10(), 1).stage(stage)) for stage in (1, 2)]
     assert all(abs(one - other) <= 2 for one, other in pairwise(counts))
+
+
+def test_a_run_that_does_not_begin_is_the_scenarios_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("anabranch.sim.dealt.PATIENCE_HEARTBEATS", 0.01)
+    with pytest.raises(UserError, match=r"fleet\.deal = 'links': the run has not begun after"):
+        placed(scenario(), wan10(), 0)

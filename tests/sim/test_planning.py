@@ -226,6 +226,7 @@ def test_what_people_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     out = tmp_path / "run.toml"
     assert main(["plan", free, "--stages", "3", "--simulate", "0", "--out", str(out)]) == 0
     assert "an hour" not in capsys.readouterr().out, "no prices, no cost"
+    assert main(["plan", free, "--stages", "3", "--simulate", "0", "--out", str(out), "--force"]) == 0
     assert sum(load_run_file(out).fleet.relays_per_stage) == 5
 
 
@@ -261,6 +262,8 @@ def test_wrong_options_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture
         (["--model", "moon"], "model.size: there is no 'moon'"),
         (["--churn", "2"], "churn.crash = 2.0 is out of range"),
         (["--out", str(tmp_path / "no" / "run.toml"), "--simulate", "0"], "there is no folder"),
+        (["--out", str(tmp_path)], f"--out {tmp_path}: Is a directory"),
+        (["--out", fleet_file(tmp_path)], "exists; give another name, or --force to overwrite it"),
     ):
         assert main(["plan", fleet_file(tmp_path), *options]) == 2
         assert says in capsys.readouterr().err

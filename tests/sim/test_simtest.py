@@ -112,7 +112,9 @@ def test_aims_fill_the_matrix_evenly() -> None:
     assert len(aimed) > 150
 
 
-@pytest.mark.parametrize("arguments", [["--seeds", "7"], ["--seeds", "9:3"], ["--profile", "hurricane"]])
+@pytest.mark.parametrize(
+    "arguments", [["--seeds", "7"], ["--seeds", "9:3"], ["--jobs", "-1"], ["--profile", "hurricane"]]
+)
 def test_bad_arguments_are_one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simtest", *arguments]) == 2
     assert capsys.readouterr().err.count("\n") == 1

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from small_scenario import SMALL
 
+from anabranch.checkpoint.directory import RunDirectory
 from anabranch.cli.main import main
 from anabranch.config import config_from_dict
 from anabranch.errors import UserError
@@ -241,9 +242,11 @@ def test_sixty_four_devices_in_every_shipped_network(profile: str) -> None:
         ({"churn.crash": 10**400}, "churn.crash must be a number of at least 0.0"),
         ({"churn.crash": float("nan")}, "wan10.toml: churn.crash = nan is out of range: at least 0.0"),
         ({"network.up_bps": [float("inf")]}, "network.up_bps = inf is out of range: at least 100000.0"),
-        ({"model.size": "llama-8b"}, "a stage of llama-8b does not fit into a t4"),
+        ({"model.size": "llama-8b"}, "a stage of llama-8b does not fit into a t4, with model.stages = 6"),
         ({"network.up_bps": [1000]}, "network.up_bps = 1000.0 is out of range: at least 100000.0"),
-        ({"run.warm_up": 12}, "run.warm_up = 12: less than run.iterations = 12"),
+        ({"pipeline.stages": 3}, "wan10.toml: [pipeline] is of run files, and this is to be a scenario"),
+        ({"churn.crash": 0.1, "churn.trace": "no.json"}, "one of them (churn.crash = 0.0 leaves it to the"),
+        ({"run.warm_up": 12}, "run.warm_up = 12: must be less than run.iterations = 12"),
         ({"anabranch.version": 2}, "anabranch.version must be 1"),
         ({"anabranch.version": True}, "anabranch.version must be 1"),
         ({"anabranch.verzion": 1}, "wan10.toml: anabranch.verzion is no key; [anabranch] has version"),
@@ -345,6 +348,26 @@ def test_wrong_command_lines_are_refused(capsys: pytest.CaptureFixture[str]) -> 
     assert "wan10.toml: network.profile: moon.json: cannot be read" in capsys.readouterr().err
     assert main(["simulate", "wan10", "--set", "churn"]) == 2
     assert "write it as section.key=value" in capsys.readouterr().err
+    assert main(["simulate", "wan10", "--set", "fleet.device=[t4]"]) == 2
+    assert """write it as the shell keeps it: 'fleet.device=["t4"]'""" in capsys.readouterr().err
+
+
+def test_a_run_directory_is_no_scenario_and_the_way_to_one_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    RunDirectory.create(tmp_path / "mine")
+    assert main(["simulate", str(tmp_path / "mine")]) == 2
+    assert f"`anabranch simulate --from {tmp_path / 'mine'}` makes" in capsys.readouterr().err
+
+
+def test_a_run_that_comes_to_no_end_is_told_without_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    """A few small messages take an hour there."""
+    thin = ["network.up_bps=[100000]", "network.down_bps=[100000]", "network.loss=0.2", "fleet.relays=2"]
+    brief = ["model.stages=2", "model.microbatches=2", "run.iterations=1", "run.warm_up=0"]
+    assert main(["simulate", "wan10", "--set", *thin, *brief]) == 1
+    told = capsys.readouterr().out
+    assert "nan" not in told and "0 seeds, 0 iterations counted" in told
+    assert "FAILED auction, seed 0: step 1 is not there after 3600 virtual seconds: iteration 1 lacks" in told
 
 
 def test_the_first_reduce_of_large_stages_is_not_taken_to_be_stuck() -> None:

@@ -82,7 +82,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status. Bad input is one line on stderr and status 2."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     parser = build_parser(arguments)
-    parsed = parser.parse_args(arguments)
+    parsed, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        getattr(parsed, "of_command", parser).error(f"unrecognized arguments: {' '.join(unknown)}")
     if parsed.command is None:
         parser.print_help()
         return 0
@@ -119,6 +121,7 @@ def build_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         )
         if name == chosen:
             importlib.import_module(command.module).add_arguments(child)
+            child.set_defaults(of_command=child)
     return parser
 
 

@@ -26,6 +26,7 @@ def plot(folder: Path, fleet: Fleet, found: Sequence[Summary], outcomes: Sequenc
         for each in found
         for figure in (each.figures,)
     }
+    finished = {each.policy for each in outcomes if not each.failure}
     lines = {
         each.policy: [
             (row.seconds, row.alive_s / row.seconds, row.bound_s, row.crashes)
@@ -33,7 +34,7 @@ def plot(folder: Path, fleet: Fleet, found: Sequence[Summary], outcomes: Sequenc
         ]
         for each in outcomes
     }
-    churn = "churn as traced" if scenario.churn.trace else f"{100 * scenario.churn.crash:.0f} % churn"
+    churn = "churn as traced" if scenario.churn.trace else f"{100 * scenario.churn.crash:g} % churn"
     title = f"{scenario.name}, {churn}"
     tokens = scenario.model.microbatches * scenario.work.tokens
     try:
@@ -41,7 +42,7 @@ def plot(folder: Path, fleet: Fleet, found: Sequence[Summary], outcomes: Sequenc
         draw_bars(bars, title, folder / "policies.svg")
         draw_throughput(lines, tokens, title, folder / "throughput.svg")
         for policy in bars:
-            if policy in POLICIES:
+            if policy in POLICIES and policy in finished:
                 _iteration(folder, fleet, policy)
     except OSError as error:
         raise UserError(f"--plot {folder}: {error.strerror}") from None

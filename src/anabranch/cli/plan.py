@@ -49,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--iterations", type=int, default=4, metavar="N", help="of each (default: 4)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the recommended run file there")
+    parser.add_argument("--force", action="store_true", help="overwrite an existing file")
     parser.add_argument("--json", action="store_true", help="print the result as JSON (docs/formats.md)")
 
 
@@ -64,8 +65,8 @@ def run(args: argparse.Namespace) -> int:
     if any(stages < 1 for stages in args.stages):
         raise UserError(f"--stages {min(args.stages)}: at least 1")
     scenario = load_fleet(args.fleet, args.model, args.churn)
-    if args.out is not None and not args.out.parent.is_dir():
-        raise UserError(f"--out {args.out}: there is no folder {args.out.parent}")
+    if args.out is not None:  # it takes minutes until it is written
+        _look(args.out, args.force)
     regions = open_fleet(scenario, args.fleet).regions
     found = plans(scenario, regions, args.stages, _tell)
     ranked = found[: max(args.simulate, 5)]
@@ -73,7 +74,8 @@ def run(args: argparse.Namespace) -> int:
         ranked = []
         for plan in shortlist(found, args.simulate):
             model = plan.scenario.model
-            shape = f"{model.stages} stages, {model.microbatches} microbatches of {model.rows} rows"
+            batch = f"{model.microbatches} microbatches of {model.rows}×{model.sequence}"
+            shape = f"{model.stages} stages, {batch}"
             _tell(f"simulating {len(ranked) + 1} of {args.simulate}: {shape}")
             ranked.append(simulated(plan, regions, args.iterations))
         ranked.sort(key=lambda plan: (bool(plan.simulated and plan.simulated.failures), plan.iteration_s))
@@ -98,6 +100,16 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(f"wrote {args.out}; next, on a data node: anabranch start {args.out}")
     return 0
+
+
+def _look(out: Path, force: bool) -> None:
+    """Refuse what cannot or must not be written."""
+    if not out.parent.is_dir():
+        raise UserError(f"--out {out}: there is no folder {out.parent}")
+    if out.is_dir():
+        raise UserError(f"--out {out}: Is a directory")
+    if out.exists() and not force:
+        raise UserError(f"--out {out} exists; give another name, or --force to overwrite it")
 
 
 def _tell(text: str) -> None:

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from anabranch.cli.outputs import write_out
+from anabranch.errors import UserError
 
 _EPILOG = """\
 examples:
@@ -30,6 +31,8 @@ def run(args: argparse.Namespace) -> int:
     from anabranch.node.gauge import gauge
     from anabranch.sim.devices import parse_devices, read_devices
 
+    if not args.name:
+        raise UserError("--name: must not be empty")
     devices = {}
     if args.out is not None and args.out.exists():
         read_devices(args.out)

@@ -48,6 +48,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.profile and args.profile not in PROFILES:
         raise UserError(f"--profile {args.profile}: there are {', '.join(PROFILES)}")
+    if args.jobs < 0:
+        raise UserError(f"--jobs {args.jobs}: at least 0, which is one per core")
     if args.trace is not None:
         return _trace(args.trace, args.profile, args.json)
     first, last = _range(args.seeds)

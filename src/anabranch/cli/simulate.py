@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import multiprocessing
 import os
 import signal
@@ -180,6 +181,10 @@ def _change(text: str) -> tuple[str, Any]:
     try:
         return key, tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
+        if value.startswith("["):
+            words = [f'"{word.strip()}"' for word in value.strip("[]").split(",")]
+            kept = f"'{key}=[{', '.join(words)}]'"
+            raise UserError(f"--set {text}: write it as the shell keeps it: {kept}") from None
         return key, value
 
 
@@ -247,11 +252,15 @@ def report(found: Sequence[Summary]) -> str:
         cells = []
         for each in found:
             figure = each.figures[key]
+            if math.isnan(figure.mean):
+                cells.append("–")
+                continue
             text = form.format(factor * figure.mean)
             text = f"{text} ± {form.format(factor * figure.half)}" if each.seeds > 1 else text
             cells.append(text if key not in _PHASES.values() or each.policy in POLICIES else "–")
         rows.append([column, *cells])
-    rows.append(["clairvoyant s", *(f"{each.figures['bound_s'].mean:.2f}" for each in found)])
+    bounds = [each.figures["bound_s"].mean for each in found]
+    rows.append(["clairvoyant s", *("–" if math.isnan(bound) else f"{bound:.2f}" for bound in bounds)])
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = [
         "  ".join(
@@ -261,7 +270,8 @@ def report(found: Sequence[Summary]) -> str:
         for row in rows
     ]
     seeds, iterations = found[0].seeds, found[0].iterations
-    counted = f"{seeds} seed{'' if seeds == 1 else 's'}, {iterations} iterations counted"
+    many = ["" if number == 1 else "s" for number in (seeds, iterations)]
+    counted = f"{seeds} seed{many[0]}, {iterations} iteration{many[1]} counted"
     lines.append(counted + (": mean ± 95 %" if seeds > 1 else ""))
     lines += [f"control messages of a node, {each.policy}: {_kinds(each)}" for each in found if each.kinds]
     lines += [f"FAILED {each.policy}, {failure}" for each in found for failure in each.failures]

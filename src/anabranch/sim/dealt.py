@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from anabranch.errors import UserError
 from anabranch.protocol.placement import KEPT_FIRST
 from anabranch.sim.modelled import ModelledWorld, settings_of
 from anabranch.sim.scenario import Fleet, Host, Regions, Scenario, fleet_of
@@ -19,11 +20,15 @@ PATIENCE_HEARTBEATS = 600
 
 
 def placed(scenario: Scenario, regions: Regions, seed: int) -> Fleet:
-    """The fleet with every relay at its stage. Raises UserError as `fleet_of`."""
+    """The fleet with every relay at its stage. Raises UserError as `fleet_of`, and if no run begins."""
     fleet = fleet_of(scenario, regions, seed)
     if scenario.fleet.deal != "links" or all(host.told for host in fleet.hosts.values() if host.stage):
         return fleet
-    return fleet_of(scenario, regions, seed, dealt_by_links(fleet, seed))
+    try:
+        deal = dealt_by_links(fleet, seed)
+    except TimeoutError as error:
+        raise UserError(f"fleet.deal = 'links': {error}; are the links far too thin?") from None
+    return fleet_of(scenario, regions, seed, deal)
 
 
 def dealt_by_links(fleet: Fleet, seed: int) -> Mapping[str, int]:

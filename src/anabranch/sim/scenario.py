@@ -39,6 +39,8 @@ WORDS = {
     "spread": ("links", "never", "always"),
     "spare": ("links", "never", "always"),
 }
+#: Sections of a run file that a scenario has not.
+OF_RUN_FILES = ("data", "batch", "optimizer", "pipeline", "compute", "checkpoint", "routing")
 #: Keys of machines that are drawn -> of those that are named. The second lot is used where no data node is.
 OF_RELAYS = {"fleet.relays": "count", "fleet.speed": "speed", "fleet.capacity": "capacity"}
 OF_ALL = {
@@ -102,7 +104,10 @@ def read_scenario(name: str) -> tuple[dict[str, Any], str]:
         except (OSError, UnicodeDecodeError) as error:
             known = ", ".join(shipped_scenarios())
             why = (error.strerror if isinstance(error, OSError) else "") or error
-            raise UserError(f"{name}: cannot be read: {why}; shipped scenarios: {known}") from None
+            then = f"; shipped scenarios: {known}"
+            if (Path(name) / "version").is_file():
+                then = f"; `anabranch simulate --from {name}` makes a scenario of a run"
+            raise UserError(f"{name}: cannot be read: {why}{then}") from None
     try:
         data = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # an integer of too many digits is no TOMLDecodeError
@@ -122,10 +127,15 @@ def parse_scenario(data: Mapping[str, Any], where: str) -> Scenario:
     header = data.get("anabranch")
     version = header.get("version") if isinstance(header, Mapping) else None
     if type(version) is not int or version != SCENARIO_VERSION:
-        raise UserError(f"{where}: anabranch.version must be {SCENARIO_VERSION}")
+        begins = "" if version is not None else "; the file begins with [anabranch], and version = 1 below it"
+        raise UserError(f"{where}: anabranch.version must be {SCENARIO_VERSION}{begins}")
     odd = next((key for key in data["anabranch"] if key != "version"), None)
     if odd is not None:
         raise UserError(f"{where}: anabranch.{odd} is no key; [anabranch] has version")
+    foreign = next((section for section in OF_RUN_FILES if section in data), None)
+    if foreign is not None:
+        way = "; `anabranch simulate --from RUN_DIR` makes one of a run"
+        raise UserError(f"{where}: [{foreign}] is of run files, and this is to be a scenario{way}")
     scenario = Scenario(name=Path(where).stem)
     for section, content in data.items():
         if section == "anabranch":
@@ -219,14 +229,17 @@ def _together(scenario: Scenario, where: str) -> None:
             raise UserError(f"{where}: {key}: there is no {name!r}; there are {', '.join(devices)}")
         machine = Machine(devices[name], scenario.work)
         if not named and not fleet.capacity and machine.capacity(1) < 1:
-            raise UserError(f"{where}: fleet.device: a stage of {model.size} does not fit into a {name}")
+            what = f"a stage of {model.size} does not fit into a {name}, with model.stages = {model.stages}"
+            raise UserError(f"{where}: fleet.device: {what}")
     for key, words in WORDS.items():
         if (word := getattr(fleet, key)) not in words:
             raise UserError(f"{where}: fleet.{key}: {word!r} is none of {', '.join(words)}")
     if scenario.churn.trace and scenario.churn.crash:
-        raise UserError(f"{where}: churn.crash and churn.trace both say who crashes: one of them")
+        both = "churn.crash and churn.trace both say who crashes: one of them"
+        raise UserError(f"{where}: {both} (churn.crash = 0.0 leaves it to the trace)")
     if run.warm_up >= run.iterations:
-        raise UserError(f"{where}: run.warm_up = {run.warm_up}: less than run.iterations = {run.iterations}")
+        less = f"must be less than run.iterations = {run.iterations}"
+        raise UserError(f"{where}: run.warm_up = {run.warm_up}: {less}")
 
 
 # --- one seed of it -----------------------------------------------------------------------------------

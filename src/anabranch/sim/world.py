@@ -367,9 +367,9 @@ class World:
                 return
             if not self.clock.step() or self.clock.now > until_s:
                 break
-        history = self.history()
-        waiting = [f for _, _, kind, f in self.notes if kind == "waiting"][-1:]
-        raise TimeoutError(f"t={history.t} at {self.clock.now:.1f} virtual seconds; {waiting}")
+        after = f"step {self.history().t + 1} is not there after {self.clock.now:.0f} virtual seconds"
+        waiting = [f"{f.get('reason', f)}" for _, _, kind, f in self.notes if kind == "waiting"][-1:]
+        raise TimeoutError(": ".join([after, *waiting]))
 
     def _over(self) -> bool:
         leader = self.nodes[self.genesis.leader]

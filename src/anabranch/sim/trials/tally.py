@@ -120,10 +120,12 @@ def report(found: Tally) -> str:
         f"{found.seeds_per_s:.1f} seeds per second; median {found.median_seed_s:.2f} s of a core a seed",
     ]
     for condition, count in found.not_promised.items():
-        lines.append(f"{count} seeds could not go on, for want of {condition}")
+        lines.append(f"{count} seed{'' if count == 1 else 's'} could not go on, for want of {condition}")
     for failure in found.failures:
         lines.append(f"FAILED seed {failure.seed} ({failure.profile}) {failure.text} | {failure.reproduce}")
-    lines.append(f"{len(found.failures)} seeds failed" if found.failures else "no invariant was violated")
+    count = len(found.failures)
+    failed = f"{count} seed{'' if count == 1 else 's'} failed"
+    lines.append(failed if found.failures else "no invariant was violated")
     return "\n".join(lines)
 
 

@@ -154,7 +154,8 @@ class Yard(ABC):
         self.begin()
         while self.t < run.iterations:
             if not self.clock.step() or self.clock.now > PATIENCE_S * run.iterations:
-                self.outcome.failure = f"t={self.t} at {self.clock.now:.1f} virtual seconds"
+                after = f"after {self.clock.now:.0f} virtual seconds"
+                self.outcome.failure = f"step {self.t + 1} is not there {after}"
                 break
         return self.outcome
 
