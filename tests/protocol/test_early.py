@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from anabranch.protocol.messages import AttemptId, Fence, Forward, ReducedPart, ReducePart
+from anabranch.protocol.messages import AttemptId, Fence, Forward, ReducedPart, ReducePart, Slots
 from anabranch.protocol.refusals import EARLY_PAYLOADS_MAX, Early
 
 FENCE = Fence("", 1, 3, "base")
@@ -58,3 +58,15 @@ def test_one_attempt_of_too_many_parts_is_too_much() -> None:
         assert early.keep("a", part(ReducedPart, 1, at), b"x", 1) is None
     assert early.keep("a", part(ReducedPart, 1, EARLY_PAYLOADS_MAX), b"x", 1)
     assert early.keep("a", Forward(FENCE, 0, (), True, False, False, 0, ()), b"x", 1)
+
+
+def test_what_a_peer_granted_goes_with_its_link() -> None:
+    """With the next link it gives another account: the larger one of the former would be believed."""
+    early = Early()
+    slots, other = Slots(FENCE, 8, 0, 0, 0, 8), part(ReducePart, 1, 0)
+    for peer in "ab":
+        assert early.keep(peer, slots, None, 1) is None
+        assert early.keep(peer, other, b"x", 1) is None
+    early.link_down("a")
+    early.link_down("nobody")
+    assert early.take() == [("a", other, b"x"), ("b", slots, None), ("b", other, b"x")]

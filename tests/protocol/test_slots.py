@@ -344,3 +344,12 @@ def test_what_came_twice_or_cannot_be_computed_with_was_no_use() -> None:
     for index in range(4, 8):
         ledger.ask("h", index, repair=False)
     assert ledger.grants["h"].unused == 1
+
+
+def test_who_may_not_know_what_was_dealt_to_it_is_told_when_it_asks() -> None:
+    ledger = SlotLedger(4)
+    ledger.deal(["a", "b"])
+    assert ledger.ask("a", 0, repair=False) == ["a"], "nothing came from it: it has two, perhaps unheard"
+    assert ledger.receive("b")
+    ledger.use("b")
+    assert ledger.ask("b", 1, repair=False) == [], "it used what it was dealt"

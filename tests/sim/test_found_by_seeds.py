@@ -97,3 +97,53 @@ def test_a_gradient_for_what_was_refused_meanwhile() -> None:
     assert spoilt
     assert world.history().t == 4
     assert not wrong_states(world)
+
+
+def test_slots_granted_over_a_link_that_broke_are_granted_no_more() -> None:
+    """A relay that has yet to hear of the iteration keeps what the next one granted it in advance. The link
+    breaks, which gives the slots to others; with the next link there is another account."""
+    world = world_of(1)
+    Invariants(world)
+    world.slow[frozenset(("d0", "r1.0"))] = 30.0  # the log comes late
+    broken: list[int] = []
+
+    def granted() -> int:
+        kept = world.nodes["r1.0"].peer.reception.early._kept
+        return sum(isinstance(message, msg.Slots) for peer, message, _ in kept if peer == "r2.0")
+
+    def look(node: Node, event: ev.Event) -> None:
+        if node.id == "r1.0" and granted() and not broken:
+            broken.append(granted())
+            assert world.cut("r1.0", "r2.0")
+        elif node.id == "r1.0" and isinstance(event, ev.LinkDown) and event.peer == "r2.0":
+            broken.append(granted())
+
+    world.watchers.append(look)
+    world.run(until_s=900.0)
+    assert broken[0] > 0 and broken[1] == 0
+    assert world.history().t == 4
+    assert not wrong_states(world)
+
+
+def test_a_process_that_was_frozen_reads_nothing_of_a_connection_that_it_closed() -> None:
+    """What came over it meanwhile is with the connection, and gone."""
+    world = world_of(1)
+    node, read = world.nodes["d0"], list[str]()
+
+    def look(seen: Node, event: ev.Event) -> None:
+        if seen is node and isinstance(event, ev.Received) and event.peer == "r1.0" and not node.frozen:
+            read.append(type(event.message).__name__)
+
+    def hang_up(world: World, node: Node) -> None:
+        world.freeze("d0", 1.0)
+        garbage = msg.Holders(0, 1, "", ())
+        for _ in range(300):
+            node.handle(ev.Received("r1.0", garbage, None))
+
+    world.watchers.append(look)
+    fault = Fault(world, ("d0",), faults.received(msg.Backward, 2), hang_up)
+    world.run(until_s=900.0)
+    assert fault.delivered
+    assert 0 < read.count("Holders") < 300, "the rest was never read"
+    assert world.history().t == 4
+    assert not wrong_states(world)

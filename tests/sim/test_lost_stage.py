@@ -36,7 +36,7 @@ PHASES: dict[str, Callable[[int], Moment]] = {
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_stage_lost_at_any_phase_is_restored(phase: str, t: int, stage: int, comes: bool) -> None:
     """By a joiner, or by a peer of the other stage where none comes."""
-    world = swarm(seed=t + 5)  # both replicas have units in t then, and send each other parts
+    world = swarm(seed=t + 9)  # both replicas have units in t then, and send each other parts
     fault = lose(world, stage, PHASES[phase](t))
     if comes:
         come_when(world, lambda: bool(fault.delivered))

@@ -277,6 +277,7 @@ class Peer:
         silence = self.contacts.link_down(peer)
         self.router.link_down(peer)
         self.replica.lacking.link_down(peer)
+        self.reception.early.link_down(peer)
         if self.iteration is not None:
             self.iteration.link_down(peer, reason)
         if self.lead is not None and peer != core.me:

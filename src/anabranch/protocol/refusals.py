@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from anabranch.protocol.messages import AnyMessage, ReducedPart, ReducePart
+from anabranch.protocol.messages import AnyMessage, ReducedPart, ReducePart, Slots
 
 #: Seconds for which a peer that was hung up on is not let in.
 BAN_S = 30.0
@@ -144,6 +144,14 @@ class Early:
         """Drop what is of no use any more."""
         for peer, message, payload in self.take():
             if not void(message):
+                self.keep(peer, message, payload, 0)
+
+    def link_down(self, sender: str) -> None:
+        """What a peer granted held for that link: with the next one it gives another account."""
+        if sender not in self._by_peer:
+            return
+        for peer, message, payload in self.take():
+            if peer != sender or not isinstance(message, Slots):
                 self.keep(peer, message, payload, 0)
 
     def take(self) -> list[Kept]:

@@ -180,7 +180,10 @@ class SlotLedger:
         told += self._serve()
         if not again and ask in self.asks:
             told += self._call_in(peer)
-        return told if peer in told or not again else [*told, peer]
+        # One of whom nothing came may not have heard of what was dealt to it.
+        grant = self.grants[peer]
+        tell = again or (grant.standing > 0 and not grant.received)
+        return told if peer in told or not tell else [*told, peer]
 
     def _call_in(self, asker: str) -> list[str]:
         """Somebody waits, and others have slots that they do not use: whoever has most of those is to hand

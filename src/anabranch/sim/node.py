@@ -108,6 +108,8 @@ class Node:
         self._unseen: Counter[str] = Counter()
         """By peer: changes of the link to it that a process that was frozen has not heard of yet. What it
         says to that peer goes into the connection that it knows, which is no more."""
+        self._hung_up: set[str] = set()
+        """On whom it hung up while it takes that in: what had come over those connections it never reads."""
 
     def next_life(self, without_disk: bool = False) -> Member:
         """The same machine as a new process."""
@@ -153,7 +155,10 @@ class Node:
         for event in backlog:
             if isinstance(event, ev.LinkUp | ev.LinkDown):
                 self._unseen[event.peer] -= 1
-            self.handle(event)
+                self._hung_up.discard(event.peer)
+            if not (isinstance(event, ev.Received) and event.peer in self._hung_up):
+                self.handle(event)
+        self._hung_up.clear()
         self.catching_up = False
 
     @property
@@ -214,6 +219,8 @@ class Node:
                 world.dial(self, peer, address)
             case ev.HangUp(peer, reason):
                 world.hang_up(self, peer, reason)
+                if self.catching_up:
+                    self._hung_up.add(peer)
             case ev.BuildStage(stage):
                 self.computer = world.make_computer(stage)
                 result = self.computer.run(InitState(0))
