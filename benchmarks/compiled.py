@@ -96,6 +96,7 @@ def main() -> int:
     first = Path("anabranch/__init__.py")
     first.write_text(first.read_text() + GUARD + CHECK % (str(SOURCE), made_of))
     part.rename(TARGET)
+    print(f"to use it: PYTHONPATH={TARGET.relative_to(ROOT)} .venv/bin/anabranch simulate fleet1000")
     return 0
 
 
