@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 
 from anabranch.observe.timeline import Repair, Span, draw_bars, draw_throughput, draw_timeline
@@ -57,3 +58,20 @@ def test_a_thousand_nodes_fit_on_a_page(tmp_path: Path) -> None:
     height_pt = float(words(out).partition('height="')[2].partition("pt")[0])
     assert height_pt < 72 * 30
     assert "<!-- r0 -->" in words(out) and "<!-- r1 -->" not in words(out)
+
+
+def _height(words: str, label: str) -> float:
+    """Where a label stands in a picture (points from above)."""
+    found = re.search(rf"<!-- {re.escape(label)} -->\s*<g [^>]*translate\([\d.]+ ([\d.]+)\)", words)
+    assert found, label
+    return float(found[1])
+
+
+def test_names_of_short_phases_do_not_stand_in_each_other(tmp_path: Path) -> None:
+    out = tmp_path / "timeline.svg"
+    phases = {"fill": 0.06, "steady": 0.3, "drain": 0.02, "reduce": 0.02}
+    draw_timeline([Span("r0", "forward", 0.0, 0.4)], ["r0"], "a title", out, phases)
+    words = out.read_text("utf-8")
+    low = _height(words, "steady 0.30 s")
+    assert _height(words, "drain 0.02 s") == _height(words, "fill 0.06 s") == low
+    assert _height(words, "a title") < _height(words, "reduce 0.02 s") < low

@@ -267,7 +267,7 @@ def test_the_command_simulates_a_run_that_was(tmp_path: Path, capsys: pytest.Cap
             events.write(event)
     assert main(["simulate", "--from", str(directory.path), "--jobs", "1"]) == 0
     told = capsys.readouterr().out
-    assert "the run itself: 10.00 s an iteration, 3 joins and losses" in told
+    assert "the run itself: 10.00 s an iteration, joins and losses: 3" in told
     assert told.startswith("mine: llama-tiny, 4 microbatches of ") and "greedy" in told.splitlines()[1]
     out = directory.path / "simulated"
     load_profile(out / "network.json")

@@ -50,7 +50,7 @@ def plot(folder: Path, fleet: Fleet, found: Sequence[Summary], outcomes: Sequenc
 
 def _iteration(folder: Path, fleet: Fleet, policy: str) -> None:
     """The iteration with most crashes."""
-    from anabranch.observe.timeline import draw_timeline, trace
+    from anabranch.observe.timeline import draw_timeline, in_seconds, trace
     from anabranch.observe.worldmap import draw_map
     from anabranch.sim.dealt import placed
     from anabranch.sim.phases import PHASES
@@ -66,7 +66,7 @@ def _iteration(folder: Path, fleet: Fleet, policy: str) -> None:
     row = max(rows, key=lambda row: row.crashes)
     nodes = sorted(fleet.hosts, key=lambda name: (fleet.hosts[name].stage, name))
     crashes = f"{row.crashes} crash{'' if row.crashes == 1 else 'es'}"
-    title = f"{policy}, iteration {row.t}: {row.seconds:.1f} s, {crashes}"
+    title = f"{policy}, iteration {row.t}: {in_seconds(row.seconds, row.seconds)}, {crashes}"
     phases = {name[:-2]: row.phases[name] for name in PHASES}
     happened, repairs, begin_s = spans.of(row.t), spans.repairs(row.t), spans.time_of(row.t)[0]
     draw_timeline(happened, nodes, title, folder / f"timeline-{policy}.svg", phases, repairs, begin_s)

@@ -126,7 +126,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"{heading(fleet)}\n{report(found)}")
         if recorded is not None:
             took, changes = recorded.iteration_s, len(recorded.trace.changes)
-            print(f"the run itself: {took:.2f} s an iteration, {changes} joins and losses; {name}")
+            print(f"the run itself: {took:.2f} s an iteration, joins and losses: {changes}; {name}")
     return 1 if any(each.failures for each in found) else 0
 
 
@@ -181,10 +181,10 @@ def _change(text: str) -> tuple[str, Any]:
     try:
         return key, tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
-        if value.startswith("["):
-            words = [f'"{word.strip()}"' for word in value.strip("[]").split(",")]
-            kept = f"'{key}=[{', '.join(words)}]'"
-            raise UserError(f"--set {text}: write it as the shell keeps it: {kept}") from None
+        words = [word.strip() for word in value.strip("[]").split(",")]
+        if value.startswith("[") and all(word[:1].isalpha() for word in words):
+            quoted = ", ".join(f'"{word}"' for word in words)
+            raise UserError(f"--set {text}: write it as the shell keeps it: '{key}=[{quoted}]'") from None
         return key, value
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import matplotlib
 from matplotlib.artist import Artist
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
@@ -46,6 +47,8 @@ _WORDS = {
 REPAIR = "#d4557f"
 #: Nodes up to which each has a row of full height and a name; inches of a row, and of all rows at most.
 ROWS, ROW_IN, ROWS_IN = 64, 0.32, 24.0
+#: Width of a letter above the rows as a share of a row's length, and points by which names are lifted.
+LETTER, LIFT_PT = 0.0065, 10.0
 POLICY_COLOURS = (BLUE, ORANGE, GREEN, "#a371f7", "#d4557f", "#1fa3a3", "#b08c1e")
 _STYLE: Any = {
     "svg.hashsalt": "anabranch",
@@ -116,19 +119,16 @@ def draw_timeline(
             if span.kind == "gone":
                 at, row = span.begin_s - begin, rows[span.node]
                 axes.plot(at, row, "X", color=RED, markersize=7, markeredgewidth=0, zorder=6)
-        end = 0.0
-        for phase, seconds in (phases or {}).items():
+        end, lifted = 0.0, _name_phases(axes, phases or {})
+        for seconds in (phases or {}).values():
             axes.axvline(end, color=INK, linewidth=0.6, linestyle=":")
-            if seconds:
-                middle, label = end + seconds / 2, f"{phase} {seconds:.1f} s"
-                axes.text(middle, -0.62, label, ha="center", va="bottom", fontsize=8)
             end += seconds
         every = -(-len(nodes) // ROWS)
         axes.set_yticks(range(0, len(nodes), every), nodes[::every], fontsize=8)
         axes.set_ylim(len(nodes) - 0.4, -0.6)
         axes.set_xlim(left=0.0)
         axes.set_xlabel("seconds")
-        axes.set_title(title, loc="left", fontsize=11, pad=18 if phases else None)
+        axes.set_title(title, loc="left", fontsize=11, pad=18 + LIFT_PT * lifted if phases else None)
         axes.grid(True, axis="x", color=GRID)
         axes.set_axisbelow(True)
         axes.spines[["top", "right", "left"]].set_visible(False)
@@ -136,6 +136,29 @@ def draw_timeline(
         handles = _legend(spans, bool(repairs))
         figure.legend(handles=handles, loc="outside lower center", ncols=5, frameon=False, fontsize=9)
         _save(figure, out)
+
+
+def in_seconds(seconds: float, whole_s: float) -> str:
+    """To a tenth, or where the whole is short to a hundredth."""
+    return f"{seconds:.1f} s" if whole_s >= 2.0 else f"{seconds:.2f} s"
+
+
+def _name_phases(axes: Axes, phases: Mapping[str, float]) -> bool:
+    """Above the rows; who would stand in the name before is lifted above it. Whether any is."""
+    whole_s, end, edge, lifted, some = sum(phases.values()), 0.0, -math.inf, False, False
+    for phase, seconds in phases.items():
+        if seconds:
+            middle, label = end + seconds / 2, f"{phase} {in_seconds(seconds, whole_s)}"
+            half = 0.5 * LETTER * whole_s * len(label)
+            lifted = middle - half < edge and not lifted
+            some = some or lifted
+            axes.annotate(
+                label, (middle, -0.62), (0.0, LIFT_PT * lifted), textcoords="offset points", ha="center",
+                va="bottom", fontsize=8, annotation_clip=False,
+            )  # fmt: skip
+            edge = middle + half
+        end += seconds
+    return some
 
 
 def _legend(spans: Sequence[Span], repairs: bool) -> list[Artist]:

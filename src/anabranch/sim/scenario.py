@@ -160,7 +160,7 @@ def _only_named(scenario: Scenario, data: Mapping[str, Any], where: str) -> None
     for dotted, key in unused.items():
         section, _, name = dotted.partition(".")
         if name in data.get(section, {}):
-            sentence = f"is of machines that are drawn, and [[machines]] names them: see {key} there"
+            sentence = f"is of machines that are drawn, and [[machines]] names them: change {key} there"
             raise UserError(f"{where}: {dotted} {sentence}")
 
 
