@@ -217,6 +217,14 @@ def test_the_run_file_is_one_and_says_what_was_planned(
     )
 
 
+def test_the_run_decides_by_itself_what_it_did_where_it_was_simulated(tmp_path: Path) -> None:
+    keys = 'achieved = 0.01\nspare = "links"\nspread = "never"\nrebalance = 2\ndeal = "links"'
+    fleet, out = fleet_file(tmp_path, FLEET.replace("achieved = 0.01", keys)), tmp_path / "run.toml"
+    assert main(["plan", fleet, "--stages", "2", "--simulate", "0", "--out", str(out)]) == 0
+    run = load_run_file(out).fleet
+    assert (run.spare, run.spread, run.rebalance, run.deal) == ("links", "never", 2, "links")
+
+
 def test_what_people_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", fleet_file(tmp_path), "--stages", "3", "--simulate", "0"]) == 0
     told = capsys.readouterr().out

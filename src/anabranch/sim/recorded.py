@@ -87,7 +87,7 @@ def recorded(events: Iterable[Event | Unknown], config: RunConfig, name: str) ->
     log = _Log(events)
     steps = [log.steps[t] for t in sorted(log.steps)]
     if len(steps) < 2 or not log.timings:
-        raise UserError(f"{name}: the event log holds fewer than two steps with their timings")
+        raise UserError(f"{name}: the event log holds fewer than two steps with their timings: run it on")
     own = [f.name for f in fields(config.model) if f.name not in ("size", "initial_weights", "vocab_size")]
     changed = [key for key in own if getattr(config.model, key) is not None]
     if changed:

@@ -19,6 +19,8 @@ from anabranch.train.sizes import model_config, named_size
 
 #: What a scenario calls the precision of computing and wire -> what a run file does.
 DTYPES = {"fp32": "fp32", "fp16": "bf16"}
+#: What a run decides by itself, and places beyond memory: as in the simulation of the plan.
+AS_SIMULATED = ("park", "recompute", "rebalance", "deal", "spread", "spare")
 #: Boundaries of one microbatch that a peer keeps until the step is released.
 KEPT = 4
 
@@ -44,8 +46,7 @@ def run_config(plan: Plan) -> RunConfig:
             "relays": sum(plan.replicas),
             "relays_per_stage": list(plan.replicas),
             "minimum": min(plan.replicas),
-            "park": scenario.fleet.park,
-            "recompute": scenario.fleet.recompute,
+            **{key: getattr(scenario.fleet, key) for key in AS_SIMULATED},
             "boundary_budget_bytes": max(RunConfig().fleet.boundary_budget_bytes, kept),
         },
         "compute": {"dtype": DTYPES[model.dtype]},
