@@ -27,7 +27,7 @@ from anabranch.protocol.tasks import Payload
 
 RUN = "run"
 OWNER, OTHER = (Identity.from_seed(name.ljust(32)) for name in (b"owner", b"other"))
-FENCE = Fence(1, 1, 1, "0" * 64)
+FENCE = Fence(1, 1, 1, "0" * 64, 1)
 N = 300_000
 #: What a sum of half a batch looks like: values below 2^39 units.
 SUMS = torch.randint(-(1 << 39), 1 << 39, (N,), generator=torch.Generator().manual_seed(1))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from anabranch.protocol import messages as msg
 from anabranch.protocol.messages import MAX_MESSAGE_BYTES, Fence, MessageError, decode, encode
 
-FENCE = Fence(1, 2, 3, "base")
+FENCE = Fence(1, 2, 3, "base", 1)
 EXAMPLES = [
     msg.Slots(FENCE, 4, 2, 1, 0, 2),
     msg.Forward(FENCE, 5, ("d0", "r1"), True, False, True, 3),
@@ -92,8 +92,10 @@ def test_oversized_messages_are_refused_on_both_sides() -> None:
     "message",
     [
         msg.Backward(FENCE, -1),
-        msg.Backward(Fence(1, 2, -3, "b"), 0),
-        msg.Backward(Fence(1, 2, 3, "b" * 200), 0),
+        msg.Backward(Fence(1, 2, -3, "b", 1), 0),
+        msg.Backward(Fence(1, 2, 3, "b", -2), 0),
+        msg.Backward(Fence(1, 2, 3, "b", 4097), 0),
+        msg.Backward(Fence(1, 2, 3, "b" * 200, 1), 0),
         msg.Claim(FENCE, 9999, ()),
         msg.Lack(FENCE, 1 << 40, False, 1),
         msg.Leave("x" * 257),  # it goes into others' texts, which have bounds too

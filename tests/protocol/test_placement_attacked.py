@@ -69,7 +69,7 @@ def test_what_a_member_tells_of_strangers_is_not_remembered() -> None:
     admission = leading()
     for report in range(20):
         links = {f"{report}.{n}": (0.1, 1e6) for n in range(1000)}
-        message = decode(encode(Applied(Fence(1, 1, 1, ""), 1, "", {}, links)))
+        message = decode(encode(Applied(Fence(1, 1, 1, "", 1), 1, "", {}, links)))
         assert isinstance(message, Applied)
         admission.ways.told("a", message.links)
     kept = sum(map(len, admission.ways._latency_s.values()))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from anabranch.protocol.messages import Fence, Slots
 from anabranch.protocol.slots import Credit, SlotLedger, Uses
 
-FENCE = Fence(1, 1, 1, "base")
+FENCE = Fence(1, 1, 1, "base", 1)
 
 
 class Wire:

@@ -25,7 +25,7 @@ def links(slow: set[frozenset[str]]) -> Callable[[str, str], Way]:
 
 
 def attempt(members: tuple[str, ...], helpers: tuple[str, ...], sums: tuple[int, ...]) -> Attempt:
-    return Attempt(Fence(1, 1, "base", 1), 1, AttemptId(1, 1), 1, members, (0, 1), helpers, sums)
+    return Attempt(Fence(1, 1, 1, "base", 1), 1, AttemptId(1, 1), 1, members, (0, 1), helpers, sums)
 
 
 def test_two_that_are_far_from_each_other_are_helped_by_who_is_near_both() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 import pytest
 import torch
 from small_swarm import MadeUpBatches, check_equal, small_model, small_run
@@ -22,6 +23,8 @@ from anabranch.sim.world import World
 
 Forged = tuple[str, msg.AnyMessage, Payload | None]
 X = torch.ones(1, 8, 16)
+#: In a fence: the stage that the sender serves.
+OWN = -1
 ID = AttemptId(9, 9)
 
 
@@ -36,8 +39,7 @@ def attempt(fence: Fence, owners: tuple[int, ...], stage: int = 1) -> msg.Attemp
 
 
 def other(fence: Fence, **changes: object) -> Fence:
-    fields = {"epoch": fence.epoch, "incarnation": fence.incarnation, "t": fence.t, "base": fence.base}
-    return Fence(**{**fields, **changes})  # type: ignore[arg-type]
+    return msgspec.structs.replace(fence, **changes)  # type: ignore[arg-type]
 
 
 #: name -> (forged message for r1.0 given a valid fence, part of the reason; None: ignored without a word)
@@ -45,6 +47,7 @@ FORGERIES: dict[str, tuple[Callable[[Fence], Forged], str | None]] = {
     "epoch": (lambda f: ("d0", forward(other(f, epoch=9)), X), "epoch 9, not 1"),
     "incarnation": (lambda f: ("d0", forward(other(f, incarnation=7)), X), "incarnation 7, not 1"),
     "base": (lambda f: ("d0", forward(other(f, base="0" * 32)), X), "on another base"),
+    "a former role, or a next": (lambda f: ("d0", forward(other(f, stage=1)), X), None),
     "past": (lambda f: ("d0", forward(other(f, t=f.t - 1)), X), None),
     "stranger": (lambda f: ("stranger", forward(f), X), "not a member"),
     "not upstream": (lambda f: ("r2.0", forward(f), X), "does not precede mine"),
@@ -95,7 +98,11 @@ def told() -> dict[str, list[str]]:
         iteration = node.peer.iteration
         assert iteration is not None
         for name, (forge, _) in FORGERIES.items():
-            sender, message, payload = forge(Fence(1, 1, iteration.t, iteration.base))
+            sender, message, payload = forge(Fence(1, 1, iteration.t, iteration.base, OWN))
+            fence = getattr(message, "fence", None)
+            if fence is not None and fence.stage == OWN and sender in world.nodes:
+                fence = other(fence, stage=world.nodes[sender].peer.core.stage)
+                message = msgspec.structs.replace(message, fence=fence)
             before = len(world.notes)
             node.handle(ev.Received(sender, message, payload))
             notes = world.notes[before:]
@@ -125,7 +132,7 @@ def test_a_forward_beyond_its_slots_is_refused_and_told_so() -> None:
     def flood(world: World, node: Node) -> None:
         iteration = node.peer.iteration
         assert iteration is not None
-        fence = Fence(1, 1, iteration.t, iteration.base)
+        fence = Fence(1, 1, iteration.t, iteration.base, 0)
         before = len(world.notes)
         for way in range(9000, 9020):
             node.handle(ev.Received("d0", forward(fence, 5, way=way), X))

@@ -119,7 +119,7 @@ def test_many(role: str) -> None:
 
 def test_a_flood_is_hung_up_on_and_its_log_stays_short() -> None:
     world = HostileTrial(5, "beside").world
-    fence = msg.Fence(9, 1, 1, "")
+    fence = msg.Fence(9, 1, 1, "", 1)
 
     def flood() -> None:
         for _ in range(5000):

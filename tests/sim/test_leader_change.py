@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -245,6 +246,30 @@ def test_who_was_just_welcomed_stays_a_member(seed: int) -> None:
     check_counted(world)
     leading = next(node for node in world.nodes.values() if node.running and leads(node))
     assert fault.delivered and "late" in leading.peer.core.membership.members
+
+
+@pytest.mark.parametrize("seed", [10, 11, 12])
+def test_what_a_step_takes_is_not_the_time_that_a_new_leader_took_to_fold_it(seed: int) -> None:
+    """C_3 is chosen and nobody but the dead leader has folded it: the next one opens the round of 3 as it
+    takes over, and folds C_3 a round trip later. That is not what a step takes."""
+    world = long_swarm(seed)
+    steps: list[float] = []
+    found: list[float] = []
+
+    def look(node: Node, event: ev.Event) -> None:
+        lead = node.peer.lead
+        if lead is None:
+            return
+        if node.id == "d0" and lead.reducing.step_s and (not steps or steps[-1] != lead.reducing.step_s):
+            steps.append(lead.reducing.step_s)
+        if node.id != "d0" and not found and lead.reducing.step_s:
+            found.append(lead.reducing.step_s)
+
+    world.watchers.append(look)
+    fault = Fault(world, ("d0",), chosen_by_leader(3), crash)
+    world.run(until_s=900)
+    assert fault.delivered and found
+    assert found[0] > 0.5 * statistics.median(steps), (steps, found)
 
 
 def test_without_a_majority_nothing_is_committed_and_it_goes_on_when_one_is_back() -> None:

@@ -68,7 +68,7 @@ def test_a_voter_that_says_it_leads_is_followed_until_it_should_have_shown_a_lin
             members = core.membership.live(core.stage, iteration.t)
             owners = tuple(members.index(core.me) for _ in range(6))
             id_ = AttemptId(core.term, 1)
-            fence = msg.Fence(1, 1, iteration.t, iteration.base)
+            fence = msg.Fence(1, 1, iteration.t, iteration.base, world.nodes[liar].member.stage)
             plain.handle(ev.Received(liar, msg.Attempt(fence, core.stage, id_, 1, tuple(members), owners)))
 
     for n in range(60):

@@ -123,7 +123,7 @@ class Core:
             self.note("refused", subject=peer, reason=f"{message}: {reason}", count=count)
 
     def fence(self, t: int, base: str) -> Fence:
-        return Fence(self.settings.epoch, self.incarnation, t, base)
+        return Fence(self.settings.epoch, self.incarnation, t, base, self.stage)
 
     def submit(
         self, rank: Rank, task: Task, inputs: tuple[Payload, ...], then: Then, index: int = 0

@@ -20,8 +20,8 @@ _FROM_NEXT = frozenset({msg.Slots, msg.Backward, msg.Have, msg.Lack})
 _FROM_BESIDE = frozenset({msg.Got})
 _FROM_PREVIOUS = frozenset({msg.Ask, msg.Return, msg.Forward, msg.Want, msg.CallBack})
 _FROM_STAGE = frozenset({msg.ReducePart, msg.ReducedPart})
-_FROM_LEADER = frozenset({msg.Attempt, msg.Missing})
-FENCED = _FROM_NEXT | _FROM_PREVIOUS | _FROM_BESIDE | _FROM_STAGE | _FROM_LEADER
+FROM_LEADER = frozenset({msg.Attempt, msg.Missing})
+FENCED = _FROM_NEXT | _FROM_PREVIOUS | _FROM_BESIDE | _FROM_STAGE | FROM_LEADER
 HEARTBEATS = frozenset({msg.Ping, msg.Pong})
 
 
@@ -37,7 +37,7 @@ class Delivery:
     ) -> str | None:
         core = self.core
         kind = type(message)
-        if kind in _FROM_LEADER:
+        if kind in FROM_LEADER:
             if peer != core.leader:
                 return "only the leader says that"
         elif not core.membership.is_live(peer, stage, iteration.t):
@@ -187,7 +187,7 @@ class Delivery:
             case msg.Wish():
                 lead.asked.wish = message
             case msg.Holds():
-                lead.keeping.on_holds(peer, message)
+                return lead.keeping.on_holds(peer, message)
             case msg.Spoilt():
                 lead.keeping.on_spoilt(peer, message)
             case msg.WhoHas():

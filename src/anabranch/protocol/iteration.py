@@ -237,8 +237,8 @@ class Iteration:
             return f"no microbatch {message.index} in iteration {self.t}"
         if message.train != self._trains(message.index):
             return f"microbatch {message.index} of iteration {self.t} is one to train"
-        if not message.path or len(message.path) > self.core.settings.stages + 1:
-            return "a path that is not one"
+        if len(message.path) != (self.core.stage or self.core.settings.stages + 1):
+            return "a path that is not one"  # one of each stage before
         came = self._came[peer, message.index]
         if message.way in came:
             return None  # the same message again

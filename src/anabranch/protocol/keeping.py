@@ -22,6 +22,8 @@ from anabranch.protocol.messages import Complete, Holds, Keep, Spoilt
 ORDER_AGAIN_S = 10.0
 #: Sources named to one keeper.
 SOURCES_NAMED = 8
+#: States and gradients that a peer may say it holds.
+HELD_MAX = 16384
 #: Iterations that a checkpoint on its way to disk may be old.
 RECENT_KEPT = 64
 
@@ -117,29 +119,42 @@ class Keeping:
         if t in self._recent:
             self.points.setdefault(t, self._recent[t]).on_disk = True
 
-    def on_holds(self, peer: str, message: Holds) -> None:
+    def on_holds(self, peer: str, message: Holds) -> str | None:
+        """Returns why that is refused, if it is."""
         if message.number <= self._reported.get(peer, 0):
-            return
+            return None
+        stages = [held.stage for held in message.states] + [held.stage for held in message.gradients]
+        if len(stages) > HELD_MAX or max(stages, default=0) > self.core.settings.stages:
+            return "to hold more than there is"
         self._reported[peer] = message.number
         self._states.told(peer, {(held.stage, held.t): held.fingerprint for held in message.states})
         self._refused |= {(peer, held.stage) for held in message.states if not held.fingerprint}
         self.gradients.told(peer, {(held.stage, held.t): held.digest for held in message.gradients})
         self._changed = True
+        return None
 
     def on_spoilt(self, peer: str, message: Spoilt) -> None:
         """A member that was to have a copy says that its holder gave it something else."""
-        if peer in self.core.membership.members:
+        if peer in self.core.membership.members and message.holder in self.holders(message.t, message.stage):
             self._spoilt.add((message.holder, message.stage, message.t))
             self._changed = True
+
+    def link_down(self, peer: str) -> None:
+        """One that is no member says again what it holds when it is linked."""
+        if peer not in self.core.membership.members:
+            self._forget(peer)
 
     def removed(self, peer: str) -> None:
         if peer in self.core.membership.members:
             return  # it was given another stage, and holds what it held
+        self._forget(peer)
+        self._changed = True
+
+    def _forget(self, peer: str) -> None:
         self._states.forget(peer)
         self.gradients.forget(peer)
         self._reported.pop(peer, None)
         self._refused = {(other, stage) for other, stage in self._refused if other != peer}
-        self._changed = True
 
     def members_changed(self) -> None:
         self._changed = True
@@ -147,7 +162,9 @@ class Keeping:
     def holders(self, t: int, stage: int) -> list[str]:
         """Members that hold the state of the stage after t, own replicas and keepers alike."""
         point = self.points.get(t)
-        return sorted(self._holding(point, stage)) if point is not None else []
+        if point is None or stage >= len(point.fingerprints):
+            return []
+        return sorted(self._holding(point, stage))
 
     def _holding(self, point: Point, stage: int) -> list[str]:
         members, t = self.core.membership.members, point.t

@@ -375,7 +375,7 @@ class Leader:
             self.finished = True
 
     def _committed(self, record: Commit, base: str) -> None:
-        if self.round is not None:
+        if self.round is not None and self.round.attempts:  # else another led that step
             self.reducing.step_s = self.core.now - self.round.opened_at
         if record.stages:
             before = tuple(stage.fingerprint_before for stage in record.stages)

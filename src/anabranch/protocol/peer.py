@@ -283,6 +283,7 @@ class Peer:
         if self.lead is not None and peer != core.me:
             patience = silence.patience_s if silence else 2.0
             self.lead.admission.link_down(peer, reason, refused, patience)
+            self.lead.keeping.link_down(peer)
         self.voter.lost(peer)
         if peer == core.leader:
             self.joining.leader_down(reason)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from anabranch.protocol import events as ev
 from anabranch.protocol import messages as msg
 from anabranch.protocol.audience import ROLE
-from anabranch.protocol.delivery import FENCED, HEARTBEATS, Delivery
+from anabranch.protocol.delivery import FENCED, FROM_LEADER, HEARTBEATS, Delivery
 from anabranch.protocol.iteration import Iteration
-from anabranch.protocol.refusals import GARBLED, Early, Kind
+from anabranch.protocol.refusals import GARBLED, OF_LINK, Early, Kind
 from anabranch.protocol.tasks import Payload
 from anabranch.protocol.voting import RaftMessage
 
@@ -125,6 +125,10 @@ class Reception:
         if member is None:
             # One that is admitted finds those whom the log has yet to tell of it.
             return self.keep_early(peer, message, payload, fence.t) if peer in core.links else "not a member"
+        if fence.stage != member.stage and type(message) not in FROM_LEADER:
+            if core.membership.gone.get(peer, (-1, ""))[0] == fence.stage:
+                return None  # it said so before the log moved it: not to who I am for it now
+            return self.keep_early(peer, message, payload, fence.t)  # the log has yet to tell of the move
         return self.delivery.current(iteration, peer, member.stage, message, payload)
 
     def keep_early(
@@ -137,6 +141,9 @@ class Reception:
         """Look again at what came before its time, and is of this iteration."""
         for peer, message, payload in self.early.take():
             fence: msg.Fence = message.fence  # type: ignore[union-attr]
+            linked = peer in self.core.links or peer == self.core.me
+            if not linked and isinstance(message, OF_LINK):
+                continue  # what came before this was too much, and it was hung up on
             if fence.t == iteration.t and fence.base == iteration.base:
                 self.receive(peer, message, payload)
             elif fence.t > iteration.t or fence.base not in self.peer.bases:

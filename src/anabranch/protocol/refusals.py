@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from anabranch.protocol.messages import AnyMessage, ReducedPart, ReducePart, Slots
+from anabranch.protocol.messages import AnyMessage, Ask, ReducedPart, ReducePart, Return, Slots
 
 #: Seconds for which a peer that was hung up on is not let in.
 BAN_S = 30.0
@@ -91,6 +91,9 @@ EARLY_MAX, EARLY_PAYLOADS_MAX = 256, 4
 #: Iterations ahead of the last commit that something may be about: to be kept, to be believed.
 EARLY_AHEAD, FAR_AHEAD = 3, 1000
 
+#: What holds for the link that it came over: with the next one both ends give another account.
+OF_LINK = (Slots, Ask, Return)
+
 Kept = tuple[str, AnyMessage, object]
 Part = ReducePart | ReducedPart
 
@@ -147,11 +150,11 @@ class Early:
                 self.keep(peer, message, payload, 0)
 
     def link_down(self, sender: str) -> None:
-        """What a peer granted held for that link: with the next one it gives another account."""
+        """What a peer granted, and asked for, is void."""
         if sender not in self._by_peer:
             return
         for peer, message, payload in self.take():
-            if peer != sender or not isinstance(message, Slots):
+            if peer != sender or not isinstance(message, OF_LINK):
                 self.keep(peer, message, payload, 0)
 
     def take(self) -> list[Kept]:

@@ -218,7 +218,8 @@ class Node:
             case ev.Dial(peer, address):
                 world.dial(self, peer, address)
             case ev.HangUp(peer, reason):
-                world.hang_up(self, peer, reason)
+                if not self._unseen[peer]:  # else the connection that it knows is no more
+                    world.hang_up(self, peer, reason)
                 if self.catching_up:
                     self._hung_up.add(peer)
             case ev.BuildStage(stage):

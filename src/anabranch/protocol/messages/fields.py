@@ -20,17 +20,21 @@ COUNT_MAX = 1 << 40
 Count = Annotated[int, msgspec.Meta(ge=0, le=COUNT_MAX)]
 #: ... or -1: none.
 CountOrNone = Annotated[int, msgspec.Meta(ge=-1, le=COUNT_MAX)]
-StageNumber = Annotated[int, msgspec.Meta(ge=0, le=4096)]
+STAGE_MAX = 4096
+StageNumber = Annotated[int, msgspec.Meta(ge=0, le=STAGE_MAX)]
+StageOrNone = Annotated[int, msgspec.Meta(ge=-1, le=STAGE_MAX)]
 Index = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
 
 
 class Fence(msgspec.Struct, array_like=True, frozen=True):
-    """Which history a message belongs to: epoch, sender's incarnation, iteration, base (DESIGN §3)."""
+    """Which history a message belongs to: epoch, sender's incarnation, iteration, base (DESIGN §3); and the
+    stage that the sender served when it said so (-1: none), for the log may move it within an iteration."""
 
     epoch: Count
     incarnation: Count
     t: Count
     base: Hash
+    stage: StageOrNone
 
 
 class Message(msgspec.Struct, array_like=True, frozen=True, tag_field="type"):

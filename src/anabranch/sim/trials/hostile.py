@@ -97,12 +97,14 @@ def _fence(dice: random.Random, target: Node) -> msg.Fence:
     """Of the open iteration, mostly; else another epoch, incarnation, iteration or base."""
     peer = target.peer
     t, base, epoch = peer.replica.t + 1, peer.base, peer.core.settings.epoch
+    stage = peer.core.previous_stage()
     wrong = dice.randrange(6)
     return msg.Fence(
         epoch + 1 if wrong == 0 else epoch,
         dice.choice([0, 1, 2, _HUGE]) if wrong == 1 else 1,
         max(0, t + dice.choice([-1, 1, 5, _HUGE])) if wrong == 2 else max(0, t),
         "f" * 32 if wrong == 3 else base,
+        max(-1, stage + dice.choice([-1, 1])) if wrong == 4 else stage,
     )
 
 
