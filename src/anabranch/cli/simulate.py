@@ -9,9 +9,10 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -139,7 +140,9 @@ def run_all(scenario: Scenario, policies: Sequence[str], seeds: Sequence[int], j
     others = multiprocessing.active_children()
     with ProcessPoolExecutor(min(jobs, len(trials)), initializer=_leave_interrupts) as pool:
         try:
-            return _told(pool.map(_one, trials), len(trials))
+            with _interrupts_wait():
+                outcomes = pool.map(_one, trials)
+            return _told(outcomes, len(trials))
         except BaseException as stop:
             for child in multiprocessing.active_children():
                 if child not in others:
@@ -159,6 +162,19 @@ def _told(outcomes: Iterable[Outcome], trials: int) -> list[Outcome]:
             told = time.monotonic()
             print(f"{len(found)} of {trials} simulated ...", file=sys.stderr, flush=True)
     return found
+
+
+@contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """While processes are begun: what interrupts Python as it comes back from a fork is forgotten."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _leave_interrupts() -> None:
