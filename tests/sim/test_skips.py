@@ -127,7 +127,8 @@ def test_an_overflow_of_a_microbatch_that_is_not_there_is_refused() -> None:
     def lie(world: World, leader: Node) -> None:
         iteration = leader.peer.iteration
         assert iteration is not None
-        message = msg.Overflow(msg.Fence(1, 1, iteration.t, iteration.base, 1), 1, 1000, "blocks.0.wq")
+        fence = msg.Fence(1, 1, iteration.t, iteration.base, 1)
+        message = msg.Overflow(fence, 1, 1000, "blocks.0.attention.wq")
         before = len(world.notes)
         leader.handle(ev.Received("r1.0", message))
         told.extend(str(fields["reason"]) for _, _, kind, fields in world.notes[before:] if kind == "refused")

@@ -125,7 +125,7 @@ class Keeping:
             return None
         stages = [held.stage for held in message.states] + [held.stage for held in message.gradients]
         if len(stages) > HELD_MAX or max(stages, default=0) > self.core.settings.stages:
-            return "to hold more than there is"
+            return "more than there is to hold"
         self._reported[peer] = message.number
         self._states.told(peer, {(held.stage, held.t): held.fingerprint for held in message.states})
         self._refused |= {(peer, held.stage) for held in message.states if not held.fingerprint}

@@ -145,16 +145,16 @@ class Early:
 
     def forget(self, void: Callable[[AnyMessage], bool]) -> None:
         """Drop what is of no use any more."""
-        for peer, message, payload in self.take():
-            if not void(message):
-                self.keep(peer, message, payload, 0)
+        self._drop(lambda peer, message: void(message))
 
     def link_down(self, sender: str) -> None:
         """What a peer granted, and asked for, is void."""
-        if sender not in self._by_peer:
-            return
+        if sender in self._by_peer:
+            self._drop(lambda peer, message: peer == sender and isinstance(message, OF_LINK))
+
+    def _drop(self, void: Callable[[str, AnyMessage], bool]) -> None:
         for peer, message, payload in self.take():
-            if peer != sender or not isinstance(message, OF_LINK):
+            if not void(peer, message):
                 self.keep(peer, message, payload, 0)
 
     def take(self) -> list[Kept]:

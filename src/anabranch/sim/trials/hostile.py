@@ -11,6 +11,8 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from anabranch.protocol import events as ev
 from anabranch.protocol import messages as msg
 from anabranch.protocol.peer import Peer
@@ -78,6 +80,10 @@ def _stranger(trial: Trial, target: Node) -> str:
 
 
 def _tell(trial: Trial, sender: str, target: Node, message: msg.AnyMessage, payload: object) -> None:
+    fence = getattr(message, "fence", None)
+    if fence is not None and fence.stage == _OWN:
+        fence = structs.replace(fence, stage=trial.world.nodes[sender].peer.core.stage)
+        message = structs.replace(message, fence=fence)
     received = ev.Received(sender, msg.decode(msg.encode(message)), payload)
 
     def arrive() -> None:
@@ -91,20 +97,21 @@ def _tell(trial: Trial, sender: str, target: Node, message: msg.AnyMessage, payl
 
 Maker = Callable[[random.Random, Node], tuple[msg.AnyMessage, object]]
 _HUGE = 1 << 30
+#: In a fence: the stage that the sender serves.
+_OWN = -1
 
 
 def _fence(dice: random.Random, target: Node) -> msg.Fence:
-    """Of the open iteration, mostly; else another epoch, incarnation, iteration or base."""
+    """Of the open iteration, mostly; else another epoch, incarnation, iteration, base or stage."""
     peer = target.peer
     t, base, epoch = peer.replica.t + 1, peer.base, peer.core.settings.epoch
-    stage = peer.core.previous_stage()
     wrong = dice.randrange(6)
     return msg.Fence(
         epoch + 1 if wrong == 0 else epoch,
         dice.choice([0, 1, 2, _HUGE]) if wrong == 1 else 1,
         max(0, t + dice.choice([-1, 1, 5, _HUGE])) if wrong == 2 else max(0, t),
         "f" * 32 if wrong == 3 else base,
-        max(-1, stage + dice.choice([-1, 1])) if wrong == 4 else stage,
+        dice.choice([0, 1, 2]) if wrong == 4 else _OWN,
     )
 
 
