@@ -1,14 +1,19 @@
 """Is the simulator right? A small swarm for real under the emulated ten regions, and in virtual time.
 
-    python benchmarks/sim_vs_real.py [--repetitions 3] [--steps 18] [--warm-up 8] [--write]
+    python benchmarks/sim_vs_real.py [--repetitions 3] [--steps 28] [--warm-up 16] [--write]
 
 Needs Linux, root and /dev/net/tun (network namespaces), and a machine that does nothing else: with the
-defaults about ten minutes. One scenario calibrates: seconds of each task per block of the model come from its
-timings, and one rate, of each process's line, is chosen so that the simulated iteration takes as long as the
-real one (TCP's slow start, encryption and Python are in it). Three others are judged by these figures and the
-network's profile alone: a longer pipeline, more replicas elsewhere, and one whose relay is killed. A
+defaults about eleven minutes. One scenario calibrates: seconds of each task per block of the model come from
+its timings, and one number, what each connection has under way at most, is chosen so that the simulated
+iteration takes as long as the real one. A connection that sends one burst an iteration never fills these
+links: TCP has one window of it under way, whatever the link could take, so that its rate is in inverse
+proportion to the round trip (encryption and Python are in it, too). Three others are judged by these figures
+and the network's profile alone: a longer pipeline, more replicas elsewhere, and one whose relay is killed. A
 repetition whose iterations spread by more than a tenth of their mean (standard deviation, before and after
 the crash apart) is thrown out and counted.
+
+The first iterations are not counted: connections are slow at first, and BBR, ten seconds after its shortest
+round trip, once sends next to nothing for 0.2 s and a round trip to measure it anew (PROBE_RTT).
 """
 
 from __future__ import annotations
@@ -43,8 +48,8 @@ GOAL, SPREAD = 0.10, 0.10
 SIZE, ROWS, SEQUENCE = "llama-tiny", 2, 128
 #: The relay that is killed, steps after the warm-up and the share of an iteration before it is.
 VICTIM, AFTER, SHARE = "relay-2.1", 2, 0.5
-#: Rates of a process's line that are tried (bits per second), and how often the interval is halved.
-RATES, HALVED = (4e6, 2e9), 7
+#: Windows of a connection that are tried (bytes), and how often the interval is halved.
+WINDOWS, HALVED = (1e4, 1e8), 9
 PATIENCE_S = 300.0
 SEEDS = 3
 
@@ -124,11 +129,11 @@ def _watched(swarm: LocalSwarm, setting: Setting, warm_up: int) -> list[float]:
 
 @dataclass(frozen=True)
 class Calibrated:
-    """data: the data node. block: a relay with one block. line_bps: of each process."""
+    """data: the data node. block: a relay with one block. window_bytes: of each connection."""
 
     data: MachinePart
     block: MachinePart
-    line_bps: float = RATES[1]
+    window_bytes: float = WINDOWS[1]
 
 
 def measured(run_dir: Path) -> Calibrated:
@@ -149,8 +154,8 @@ def scenario_of(setting: Setting, known: Calibrated, steps: int, warm_up: int) -
     places = regions_of(list(names), wan10())
     model = ModelPart(SIZE, len(setting.relays), ROWS, SEQUENCE, setting.microbatches)
     scenario = Scenario(
-        setting.name, model, FleetPart(), (), NetworkPart(), ChurnPart(spare_last=False),
-        run=RunPart(steps, warm_up),
+        setting.name, model, FleetPart(), (), NetworkPart(window_bytes=known.window_bytes),
+        ChurnPart(spare_last=False), run=RunPart(steps, warm_up),
     )  # fmt: skip
     machines = []
     for name, stage in names.items():
@@ -158,12 +163,7 @@ def scenario_of(setting: Setting, known: Calibrated, steps: int, warm_up: int) -
         like = known.block if stage else known.data
         keys = ("forward_s", "input_gradient_s", "weight_gradient_s", "reduce_s", "apply_s")
         seconds = {key: blocks * getattr(like, key) for key in keys}
-        machines.append(
-            replace(
-                like, name=name, stage=stage, region=places[name], up_bps=known.line_bps,
-                down_bps=known.line_bps, **seconds,
-            )
-        )  # fmt: skip
+        machines.append(replace(like, name=name, stage=stage, region=places[name], **seconds))
     return replace(scenario, machines=tuple(machines))
 
 
@@ -194,14 +194,14 @@ def _mean(scenario: Scenario, seed: int, warm_up: int) -> float:
 
 
 def calibrate(known: Calibrated, iteration_s: float, steps: int, warm_up: int) -> Calibrated:
-    """The line's rate at which the calibration's simulated iteration takes so long; the interval is halved on
-    a logarithmic scale."""
-    low, high = RATES
+    """The window with which the calibration's simulated iteration takes so long; the interval is halved on a
+    logarithmic scale."""
+    low, high = WINDOWS
     for _ in range(HALVED):
         middle = (low * high) ** 0.5
-        slower = predicted(CALIBRATION, replace(known, line_bps=middle), steps, warm_up, 1) > iteration_s
+        slower = predicted(CALIBRATION, replace(known, window_bytes=middle), steps, warm_up, 1) > iteration_s
         low, high = (middle, high) if slower else (low, middle)
-    return replace(known, line_bps=(low * high) ** 0.5)
+    return replace(known, window_bytes=(low * high) ** 0.5)
 
 
 # --- side by side -------------------------------------------------------------------------------------
@@ -219,8 +219,8 @@ def spread(took: Sequence[float], setting: Setting) -> float:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--repetitions", type=int, default=3, help="of each scenario")
-    parser.add_argument("--steps", type=int, default=18, help="iterations of each repetition")
-    parser.add_argument("--warm-up", type=int, default=8, help="of them, not counted")
+    parser.add_argument("--steps", type=int, default=28, help="iterations of each repetition")
+    parser.add_argument("--warm-up", type=int, default=16, help="of them, not counted")
     parser.add_argument("--judged", type=int, default=len(JUDGED), help="scenarios besides the calibration")
     parser.add_argument("--write", action="store_true", help="put the table into docs/results.md")
     options = parser.parse_args()
@@ -291,8 +291,8 @@ def report(
             f"Seconds per iteration of a real swarm under the emulated ten regions (`{SIZE}`, {ROWS}×"
             f"{SEQUENCE} tokens a microbatch, one data node) and in the simulator; {options.steps} "
             f"iterations, the first {options.warm_up} not counted; {took_s / 60:.0f} minutes. The first "
-            f"scenario calibrates: seconds per block and {known.line_bps / 1e6:.0f} Mbit/s for each "
-            "process's line; the others are judged.",
+            f"scenario calibrates: seconds per block and {known.window_bytes / 1e3:.0f} kB that a "
+            "connection has under way at most; the others are judged.",
             "",
             table(head, rows),
             "",

@@ -50,6 +50,15 @@ def test_a_link_that_bandwidth_binds() -> None:
     assert at == pytest.approx(expected, abs=TINY)
 
 
+def test_a_window_binds_what_a_link_carries_in_a_round_trip() -> None:
+    """50 kB under way on a way of 0.1 s: 2 Mbit/s, whatever the link takes. A nearer one is not bound."""
+    net = Net(Way(0.1, 8e6, window_bytes=0.05 * MB), a_c=Way(0.02, 8e6, window_bytes=0.05 * MB))
+    net.send("far", "a", "b", MB)
+    net.send("near", "a", "c", MB)
+    assert net.run() == pytest.approx({"far": 4.1, "near": 1.02}, abs=TINY)
+    assert Way(0.1, 8e6, 0.2, 1e9).rate_bps == Way(0.1, 8e6, 0.2).rate_bps < 8e6
+
+
 def test_directions_do_not_disturb_each_other_and_differ() -> None:
     net = Net(Way(0.1, 8e6), b_a=Way(0.3, 2e6))
     net.send("there", "a", "b", MB)

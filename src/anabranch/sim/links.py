@@ -31,20 +31,24 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Way:
-    """One direction of a link. loss: share of packets that are lost."""
+    """One direction of a link. loss: share of packets that are lost. window_bytes: what a connection has sent
+    and not been acknowledged at most."""
 
     latency_s: float
     bandwidth_bps: float
     loss: float = 0.0
+    window_bytes: float = math.inf
 
     @cached_property
     def rate_bps(self) -> float:
-        """What a connection reaches: where packets are lost at most MSS/RTT · sqrt(3/2)/sqrt(loss) (Mathis et
-        al., CCR 27(3), 1997)."""
-        if not self.loss or not self.latency_s:
+        """What a connection reaches: a window in a round trip; where packets are lost at most MSS/RTT ·
+        sqrt(3/2)/sqrt(loss) (Mathis et al., CCR 27(3), 1997)."""
+        if not self.latency_s:
             return self.bandwidth_bps
-        window_bits = 8.0 * SEGMENT_BYTES * math.sqrt(1.5 / self.loss)
-        return min(self.bandwidth_bps, window_bits / (2.0 * self.latency_s))
+        window_bytes = self.window_bytes
+        if self.loss:
+            window_bytes = min(window_bytes, SEGMENT_BYTES * math.sqrt(1.5 / self.loss))
+        return min(self.bandwidth_bps, 8.0 * window_bytes / (2.0 * self.latency_s))
 
     def seconds(self, size_bytes: float) -> float:
         """From the first byte's departure to the last one's arrival, with the way to itself."""

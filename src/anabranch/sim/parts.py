@@ -54,12 +54,13 @@ class FleetPart:
 @dataclass(frozen=True)
 class NetworkPart:
     """profile: of regions, shipped or a file. up_bps, down_bps: each host's own line (bits per second), by
-    the seed one of these."""
+    the seed one of these. loss: share of packets. window_bytes: of a connection, under way at most."""
 
     profile: str = "wan10"
     up_bps: tuple[float, ...] = (2e9,)
     down_bps: tuple[float, ...] = (2e9,)
     loss: float = 0.0
+    window_bytes: float = 1e12
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,7 @@ RANGES = {
     "network.up_bps": Range(1e5, 1e13),
     "network.down_bps": Range(1e5, 1e13),
     "network.loss": Range(0.0, 0.2),
+    "network.window_bytes": Range(1e3, 1e12),
     "churn.crash": Range(0.0, 0.9),
     "churn.return_s": Range(0.0, 1e6),
     "drift.speed": Range(0.0, 2.0),

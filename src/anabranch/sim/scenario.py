@@ -300,7 +300,8 @@ class Fleet:
         ends = self.hosts[sender].region, self.hosts[receiver].region
         link = self.regions.link(*ends)
         rate_bps = link.rate_bps if self.drift is None else link.rate_bps * self.drift.rate(*ends)
-        return Way(link.delay_s, rate_bps, self.scenario.network.loss)
+        network = self.scenario.network
+        return Way(link.delay_s, rate_bps, network.loss, network.window_bytes)
 
     def slowness(self, host: str) -> float:
         """By how much its tasks take longer now than its machine says."""
