@@ -4,10 +4,9 @@
 
 Needs Linux, root and /dev/net/tun (network namespaces), and a machine that does nothing else: with the
 defaults about eleven minutes. One scenario calibrates: seconds of each task per block of the model come from
-its timings, and one number, what each connection has under way at most, is chosen so that the simulated
-iteration takes as long as the real one. A connection that sends one burst an iteration never fills these
-links: TCP has one window of it under way, whatever the link could take, so that its rate is in inverse
-proportion to the round trip (encryption and Python are in it, too). Three others are judged by these figures
+its timings, and one number, the round trips
+that a connection takes for a burst (`network.burst_trips`: TCP's pacing, encryption and Python), is chosen so
+that the simulated iteration takes as long as the real one. Three others are judged by these figures
 and the network's profile alone: a longer pipeline, more replicas elsewhere, and one whose relay is killed. A
 repetition whose iterations spread by more than a tenth of their mean (standard deviation, before and after
 the crash apart) is thrown out and counted. Batches are large enough that every replica is worth a part of
@@ -49,8 +48,8 @@ GOAL, SPREAD = 0.10, 0.10
 SIZE, ROWS, SEQUENCE = "llama-tiny", 2, 128
 #: The relay that is killed, steps after the warm-up and the share of an iteration before it is.
 VICTIM, AFTER, SHARE = "relay-2.1", 2, 0.5
-#: Windows of a connection that are tried (bytes), and how often the interval is halved.
-WINDOWS, HALVED = (1e4, 1e8), 9
+#: Round trips for a burst that are tried, and how often the interval is halved.
+TRIPS, HALVED = (0.05, 5.0), 9
 PATIENCE_S = 300.0
 SEEDS = 3
 
@@ -130,11 +129,11 @@ def _watched(swarm: LocalSwarm, setting: Setting, warm_up: int) -> list[float]:
 
 @dataclass(frozen=True)
 class Calibrated:
-    """data: the data node. block: a relay with one block. window_bytes: of each connection."""
+    """data: the data node. block: a relay with one block. burst_trips: of the network."""
 
     data: MachinePart
     block: MachinePart
-    window_bytes: float = WINDOWS[1]
+    burst_trips: float = 0.0
 
 
 def measured(run_dir: Path) -> Calibrated:
@@ -155,7 +154,7 @@ def scenario_of(setting: Setting, known: Calibrated, steps: int, warm_up: int) -
     places = regions_of(list(names), wan10())
     model = ModelPart(SIZE, len(setting.relays), ROWS, SEQUENCE, setting.microbatches)
     scenario = Scenario(
-        setting.name, model, FleetPart(), (), NetworkPart(window_bytes=known.window_bytes),
+        setting.name, model, FleetPart(), (), NetworkPart(burst_trips=known.burst_trips),
         ChurnPart(spare_last=False), run=RunPart(steps, warm_up),
     )  # fmt: skip
     machines = []
@@ -195,14 +194,14 @@ def _mean(scenario: Scenario, seed: int, warm_up: int) -> float:
 
 
 def calibrate(known: Calibrated, iteration_s: float, steps: int, warm_up: int) -> Calibrated:
-    """The window with which the calibration's simulated iteration takes so long; the interval is halved on a
+    """The pacing with which the calibration's simulated iteration takes so long; the interval is halved on a
     logarithmic scale."""
-    low, high = WINDOWS
+    low, high = TRIPS
     for _ in range(HALVED):
         middle = (low * high) ** 0.5
-        slower = predicted(CALIBRATION, replace(known, window_bytes=middle), steps, warm_up, 1) > iteration_s
-        low, high = (middle, high) if slower else (low, middle)
-    return replace(known, window_bytes=(low * high) ** 0.5)
+        slower = predicted(CALIBRATION, replace(known, burst_trips=middle), steps, warm_up, 1) > iteration_s
+        low, high = (low, middle) if slower else (middle, high)
+    return replace(known, burst_trips=(low * high) ** 0.5)
 
 
 # --- side by side -------------------------------------------------------------------------------------
@@ -292,8 +291,8 @@ def report(
             f"Seconds per iteration of a real swarm under the emulated ten regions (`{SIZE}`, {ROWS}×"
             f"{SEQUENCE} tokens a microbatch, one data node) and in the simulator; {options.steps} "
             f"iterations, the first {options.warm_up} not counted; {took_s / 60:.0f} minutes. The first "
-            f"scenario calibrates: seconds per block and {known.window_bytes / 1e3:.0f} kB that a "
-            "connection has under way at most; the others are judged.",
+            f"scenario calibrates: seconds per block and {known.burst_trips:.2f} round trips that a "
+            "connection takes for a burst (`network.burst_trips`); the others are judged.",
             "",
             table(head, rows),
             "",

@@ -50,13 +50,40 @@ def test_a_link_that_bandwidth_binds() -> None:
     assert at == pytest.approx(expected, abs=TINY)
 
 
-def test_a_window_binds_what_a_link_carries_in_a_round_trip() -> None:
-    """50 kB under way on a way of 0.1 s: 2 Mbit/s, whatever the link takes. A nearer one is not bound."""
-    net = Net(Way(0.1, 8e6, window_bytes=0.05 * MB), a_c=Way(0.02, 8e6, window_bytes=0.05 * MB))
-    net.send("far", "a", "b", MB)
-    net.send("near", "a", "c", MB)
-    assert net.run() == pytest.approx({"far": 4.1, "near": 1.02}, abs=TINY)
-    assert Way(0.1, 8e6, 0.2, 1e9).rate_bps == Way(0.1, 8e6, 0.2).rate_bps < 8e6
+def test_a_paced_connection_takes_its_share_of_a_round_trip_for_a_burst_however_quick_the_link_is() -> None:
+    """Half a round trip of 0.4 s: for one payload as for ten together, once it has learnt to."""
+    one, ten = (Net(Way(0.2, 1e12, burst_trips=0.5)) for _ in range(2))
+    for number in range(40):
+        one.clock.at(float(number), lambda n=number: one.send(f"{n}", "a", "b", 0.5 * MB))
+        for part in range(10):
+            ten.clock.at(float(number), lambda n=number, p=part: ten.send(f"{n} {p}", "a", "b", 0.5 * MB))
+    assert one.run()["39"] == pytest.approx(39.0 + 0.2 + 0.2, abs=TINY)
+    at = ten.run()
+    assert at["39 9"] == pytest.approx(39.0 + 0.2 + 0.2, abs=TINY)
+    assert at["39 4"] == pytest.approx(39.0 + 0.1 + 0.2, abs=TINY)
+
+
+def test_a_paced_connection_is_slow_at_first_and_after_a_break() -> None:
+    """14.6 kB in half a round trip, and as much more as was carried: looked at once in a round trip."""
+    net, first = Net(Way(0.05, 1e12, burst_trips=0.5)), 14_600.0
+    net.send("first", "a", "b", 7 * first)
+    # In the first round trip of 0.1 s two are carried; then three go in half of one: five in 5/6 of it.
+    seconds = 0.1 + 0.1 * 5 / 6
+    net.clock.at(10.0, lambda: net.send("second", "a", "b", 7 * first))
+    net.clock.at(20.0, lambda: net.traffic.drop("a", "b"))
+    net.clock.at(20.0, lambda: net.send("again", "a", "b", 7 * first))
+    assert net.run() == pytest.approx(
+        {"first": seconds + 0.05, "second": 10.1, "again": 20.0 + seconds + 0.05}, abs=TINY
+    )
+
+
+def test_a_paced_connection_takes_no_more_than_its_link_and_its_line_have() -> None:
+    net = Net(Way(0.01, 8e6, burst_trips=0.5), {"a": Line(up_bps=4e6)}, a_c=Way(0.01, 8e6, burst_trips=0.5))
+    for number in range(30):
+        net.clock.at(10.0 * number, lambda n=number: net.send(f"b {n}", "a", "b", MB))
+        net.clock.at(10.0 * number, lambda n=number: net.send(f"c {n}", "a", "c", MB))
+    at = net.run()
+    assert at["b 29"] == at["c 29"] == pytest.approx(290.0 + 4.0 + 0.01, abs=TINY)
 
 
 def test_directions_do_not_disturb_each_other_and_differ() -> None:

@@ -6,7 +6,8 @@ other. What a lane gets is max-min fair under three bounds: the bandwidth of its
 uplink and the receiver's downlink (Bertsekas and Gallager, Data Networks, 1992, section 6.5: progressive
 filling). Rates change at the moments at which a payload begins or ends, so between them all is exact.
 
-Not modelled: slow start, headers, and the room that small messages take.
+Where it is asked for (`Way.burst_trips`) connections are paced as TCP's are, and slow at first. Not modelled:
+headers, and the room that small messages take.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from anabranch.sim.clock import Clock
 SETUP_TRIPS = 3
 #: Payload of a TCP segment on an Ethernet path (bytes), for the throughput that loss leaves.
 SEGMENT_BYTES = 1460
+#: What a new connection sends at once (RFC 6928); each byte that is acknowledged lets another one go with it.
+FIRST_WINDOW_BYTES = 14_600
 #: A lost small message is sent again after a round trip and this (s), Linux's least retransmission timeout.
 RETRANSMIT_S = 0.2
 #: Far more than rounding moves a sum of rates, as a share of it.
@@ -31,24 +34,22 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Way:
-    """One direction of a link. loss: share of packets that are lost. window_bytes: what a connection has sent
-    and not been acknowledged at most."""
+    """One direction of a link. loss: share of packets that are lost. burst_trips: round trips that a
+    connection takes at least for what it is given within one, if it is not new; 0: as the link does."""
 
     latency_s: float
     bandwidth_bps: float
     loss: float = 0.0
-    window_bytes: float = math.inf
+    burst_trips: float = 0.0
 
     @cached_property
     def rate_bps(self) -> float:
-        """What a connection reaches: a window in a round trip; where packets are lost at most MSS/RTT ·
-        sqrt(3/2)/sqrt(loss) (Mathis et al., CCR 27(3), 1997)."""
-        if not self.latency_s:
+        """What a connection reaches: where packets are lost at most MSS/RTT · sqrt(3/2)/sqrt(loss) (Mathis et
+        al., CCR 27(3), 1997)."""
+        if not self.loss or not self.latency_s:
             return self.bandwidth_bps
-        window_bytes = self.window_bytes
-        if self.loss:
-            window_bytes = min(window_bytes, SEGMENT_BYTES * math.sqrt(1.5 / self.loss))
-        return min(self.bandwidth_bps, 8.0 * window_bytes / (2.0 * self.latency_s))
+        window_bits = 8.0 * SEGMENT_BYTES * math.sqrt(1.5 / self.loss)
+        return min(self.bandwidth_bps, window_bits / (2.0 * self.latency_s))
 
     def seconds(self, size_bytes: float) -> float:
         """From the first byte's departure to the last one's arrival, with the way to itself."""
@@ -74,6 +75,38 @@ class _Payload:
     arrived: Callable[[], None] = field(compare=False)
 
 
+class _Paced:
+    """A connection as TCP paces it: it is slow at first, and what it has learnt to carry is what got through
+    in a round trip, so that one that is given little at a time never fills its link (bandwidth is measured
+    "application-limited"; Cardwell et al., BBR, ACM Queue 14(5), 2016)."""
+
+    __slots__ = ("carried_bits", "given_bits", "learns", "most_bits", "since", "trip_s", "trips")
+
+    def __init__(self, way: Way) -> None:
+        self.trip_s, self.trips = 2.0 * way.latency_s, way.burst_trips
+        self.carried_bits = self.given_bits = self.most_bits = 0.0
+        self.since = -math.inf
+        self.learns = False
+        """Whether it is looked at again in a round trip."""
+
+    def give(self, bits: float, now: float) -> None:
+        """Most that it was given within a round trip."""
+        if now - self.since > self.trip_s:
+            self.since, self.given_bits = now, 0.0
+        self.given_bits += bits
+        self.most_bits = max(self.most_bits, self.given_bits)
+
+    @property
+    def knows(self) -> bool:
+        """Whether it has learnt to carry all that it is given."""
+        return 8.0 * FIRST_WINDOW_BYTES + self.carried_bits >= self.most_bits
+
+    @property
+    def rate_bps(self) -> float:
+        learnt_bits = min(self.most_bits, 8.0 * FIRST_WINDOW_BYTES + self.carried_bits)
+        return learnt_bits / (self.trips * self.trip_s)
+
+
 class _Lane:
     """One direction between two hosts, while something is on it."""
 
@@ -82,6 +115,7 @@ class _Lane:
         "down",
         "level_bps",
         "most_bps",
+        "paced",
         "plan",
         "rate_bps",
         "receiver",
@@ -98,6 +132,7 @@ class _Lane:
         self.sender, self.receiver, self.way = sender, receiver, way
         self.up, self.down = up, down
         self.most_bps = way.rate_bps
+        self.paced: _Paced | None = None
         self.rate_bps = self.level_bps = 0.0
         self.since = self.begun_at = 0.0
         self.told: int | None = None
@@ -107,8 +142,11 @@ class _Lane:
 
     def advance(self, now: float) -> None:
         """Take off what has left since the last change."""
-        self.waiting[0].bits -= self.rate_bps * (now - self.since)
+        left_bits = self.rate_bps * (now - self.since)
+        self.waiting[0].bits -= left_bits
         self.since = now
+        if self.paced is not None:
+            self.paced.carried_bits += left_bits
 
 
 class _Wire:
@@ -186,6 +224,7 @@ class Traffic:
         self.clock = clock
         self._way, self._line = way, line
         self._lanes: dict[tuple[str, str], _Lane] = {}
+        self._paced: dict[tuple[str, str], _Paced] = {}
         self._up: dict[str, _Wire] = {}
         self._down: dict[str, _Wire] = {}
         self._order = self._turn = 0
@@ -214,11 +253,13 @@ class Traffic:
             self._tell(lane)
             if lane.rate_bps:
                 self._plan(lane)
+            self._pace(lane, payload)
             return
         up, down = self._wire(self._up, sender), self._wire(self._down, receiver)
         lane = self._lanes[sender, receiver] = _Lane(sender, receiver, self._way(sender, receiver), up, down)
         lane.since = self.clock.now
         lane.waiting.append(payload)
+        self._pace(lane, payload)
         self._tell(lane)
         up.put(lane)
         down.put(lane)
@@ -228,6 +269,7 @@ class Traffic:
         """The connection of two hosts is gone, and what had not left with it: sender -> payloads lost."""
         lost = {}
         for pair in ((one, other), (other, one)):
+            self._paced.pop(pair, None)
             if pair in self._lanes:
                 lost[pair[0]] = len(self._lanes[pair].waiting)
                 self._end(self._lanes[pair])
@@ -240,6 +282,36 @@ class Traffic:
         return lane.rate_bps if lane is not None else 0.0
 
     # --- inside --------------------------------------------------------------------------------
+
+    def _pace(self, lane: _Lane, payload: _Payload) -> None:
+        """Its connection was given this."""
+        way = lane.way
+        if not way.burst_trips or not way.latency_s:
+            return
+        ends = lane.sender, lane.receiver
+        paced = lane.paced = self._paced.get(ends) or self._paced.setdefault(ends, _Paced(way))
+        paced.give(payload.bits, self.clock.now)
+        self._quicken(ends, lane, paced)
+
+    def _learn(self, ends: tuple[str, str], paced: _Paced) -> None:
+        """A round trip later."""
+        lane = self._lanes.get(ends)
+        paced.learns = False
+        if lane is None or lane.paced is not paced:
+            return
+        lane.advance(self.clock.now)
+        self._quicken(ends, lane, paced)
+
+    def _quicken(self, ends: tuple[str, str], lane: _Lane, paced: _Paced) -> None:
+        """As much as it has learnt until now."""
+        most_bps = min(lane.way.rate_bps, paced.rate_bps)
+        if most_bps != lane.most_bps:
+            lane.most_bps = most_bps
+            lane.up.narrow = lane.down.narrow = None
+            self._unsettle(lane)
+        if not paced.knows and not paced.learns:
+            paced.learns = True
+            self.clock.after(paced.trip_s, partial(self._learn, ends, paced))
 
     def _end(self, lane: _Lane) -> None:
         """Nothing is on this lane any more: those that shared a line with it go quicker."""
@@ -287,6 +359,8 @@ class Traffic:
     def _departed(self, lane: _Lane) -> None:
         lane.since = self.clock.now
         payload = heapq.heappop(lane.waiting)
+        if lane.paced is not None:
+            lane.paced.carried_bits += payload.bits
         self.clock.after(lane.way.latency_s, payload.arrived)
         if lane.waiting:
             self._tell(lane)

@@ -54,13 +54,13 @@ class FleetPart:
 @dataclass(frozen=True)
 class NetworkPart:
     """profile: of regions, shipped or a file. up_bps, down_bps: each host's own line (bits per second), by
-    the seed one of these. loss: share of packets. window_bytes: of a connection, under way at most."""
+    the seed one of these. loss: share of packets. burst_trips: TCP's pacing (`links.Way`)."""
 
     profile: str = "wan10"
     up_bps: tuple[float, ...] = (2e9,)
     down_bps: tuple[float, ...] = (2e9,)
     loss: float = 0.0
-    window_bytes: float = 1e12
+    burst_trips: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ RANGES = {
     "network.up_bps": Range(1e5, 1e13),
     "network.down_bps": Range(1e5, 1e13),
     "network.loss": Range(0.0, 0.2),
-    "network.window_bytes": Range(1e3, 1e12),
+    "network.burst_trips": Range(0.0, 10.0),
     "churn.crash": Range(0.0, 0.9),
     "churn.return_s": Range(0.0, 1e6),
     "drift.speed": Range(0.0, 2.0),

@@ -301,7 +301,7 @@ class Fleet:
         link = self.regions.link(*ends)
         rate_bps = link.rate_bps if self.drift is None else link.rate_bps * self.drift.rate(*ends)
         network = self.scenario.network
-        return Way(link.delay_s, rate_bps, network.loss, network.window_bytes)
+        return Way(link.delay_s, rate_bps, network.loss, network.burst_trips)
 
     def slowness(self, host: str) -> float:
         """By how much its tasks take longer now than its machine says."""
