@@ -86,6 +86,38 @@ def test_a_paced_connection_takes_no_more_than_its_link_and_its_line_have() -> N
     assert at["b 29"] == at["c 29"] == pytest.approx(290.0 + 4.0 + 0.01, abs=TINY)
 
 
+def seconds_of_a_large_burst(small: int, beside: int) -> float:
+    """Of 200 first windows, after so many small bursts, with so many payloads of a byte beside it."""
+    net, first = Net(Way(0.05, 1e12, burst_trips=0.5)), 14_600.0
+    for number in range(small):
+        net.clock.at(float(number), lambda: net.send("small", "a", "b", first))
+    net.clock.at(1000.0, lambda: net.send("large", "a", "b", 200 * first))
+    for number in range(beside):
+        net.clock.at(1000.001 + number / 500.0, lambda: net.send("beside", "a", "b", 1.0))
+    return net.run()["large"] - 1000.0
+
+
+def test_what_was_learnt_is_what_was_carried_when_more_was_given() -> None:
+    """Small bursts, of which each went at once, teach nothing of a large one; and what is put beside it at
+    other moments does not make it learn sooner."""
+    alone = seconds_of_a_large_burst(0, 0)
+    # In round trips of 0.1 s 2, 6, 18 and 54 windows are carried; of the other 120 81 go in half of one.
+    assert alone == pytest.approx(4 * 0.1 + 120 / 81 * 0.05 + 0.05, abs=TINY)
+    assert seconds_of_a_large_burst(400, 0) == pytest.approx(alone, abs=TINY)
+    assert seconds_of_a_large_burst(0, 50) == pytest.approx(alone, rel=1e-3)
+
+
+def test_nothing_at_all_arrives_and_a_connection_that_its_link_binds_is_not_looked_at() -> None:
+    net = Net(Way(1e-5, 8e6, burst_trips=0.5))
+    net.send("nothing", "a", "b", 0.0)
+    net.send("long", "a", "b", 100 * MB)
+    steps = 0
+    while net.clock.step():
+        steps += 1
+    assert net.at == pytest.approx({"nothing": 1e-5, "long": 100.0 + 1e-5}, abs=1e-6)
+    assert steps < 20
+
+
 def test_directions_do_not_disturb_each_other_and_differ() -> None:
     net = Net(Way(0.1, 8e6), b_a=Way(0.3, 2e6))
     net.send("there", "a", "b", MB)

@@ -4,7 +4,8 @@ Bytes flow like a fluid. Between two hosts each direction is a lane on which the
 first and those of one urgency go in order, as on a live connection (`net.outbox`); lanes never wait for each
 other. What a lane gets is max-min fair under three bounds: the bandwidth of its own direction, the sender's
 uplink and the receiver's downlink (Bertsekas and Gallager, Data Networks, 1992, section 6.5: progressive
-filling). Rates change at the moments at which a payload begins or ends, so between them all is exact.
+filling). Rates change at the moments at which a payload begins or ends (where connections are paced, once in
+a round trip, too), so between them all is exact.
 
 Where it is asked for (`Way.burst_trips`) connections are paced as TCP's are, and slow at first. Not modelled:
 headers, and the room that small messages take.
@@ -26,6 +27,8 @@ SETUP_TRIPS = 3
 SEGMENT_BYTES = 1460
 #: What a new connection sends at once (RFC 6928); each byte that is acknowledged lets another one go with it.
 FIRST_WINDOW_BYTES = 14_600
+#: Nothing is paced over less than this (s).
+LEAST_BURST_S = 1e-9
 #: A lost small message is sent again after a round trip and this (s), Linux's least retransmission timeout.
 RETRANSMIT_S = 0.2
 #: Far more than rounding moves a sum of rates, as a share of it.
@@ -78,33 +81,52 @@ class _Payload:
 class _Paced:
     """A connection as TCP paces it: it is slow at first, and what it has learnt to carry is what got through
     in a round trip, so that one that is given little at a time never fills its link (bandwidth is measured
-    "application-limited"; Cardwell et al., BBR, ACM Queue 14(5), 2016)."""
+    "application-limited", and such measurements never lower it; Cardwell et al., BBR, ACM Queue 14(5), 2016).
 
-    __slots__ = ("carried_bits", "given_bits", "learns", "most_bits", "since", "trip_s", "trips")
+    It has learnt as much more as it carried in each round trip in which it was given more than it had learnt.
+    """
+
+    __slots__ = ("_carried_bits", "_given_bits", "_learnt_bits", "_looked_at", "_most_bits", "_since",
+                 "burst_s", "learns", "trip_s")  # fmt: skip
 
     def __init__(self, way: Way) -> None:
-        self.trip_s, self.trips = 2.0 * way.latency_s, way.burst_trips
-        self.carried_bits = self.given_bits = self.most_bits = 0.0
-        self.since = -math.inf
+        self.trip_s = 2.0 * way.latency_s
+        self.burst_s = max(way.burst_trips * self.trip_s, LEAST_BURST_S)
+        self._given_bits = self._carried_bits = 0.0
+        self._learnt_bits = self._most_bits = 8.0 * FIRST_WINDOW_BYTES
+        self._since = self._looked_at = -math.inf
         self.learns = False
         """Whether it is looked at again in a round trip."""
 
-    def give(self, bits: float, now: float) -> None:
-        """Most that it was given within a round trip."""
-        if now - self.since > self.trip_s:
-            self.since, self.given_bits = now, 0.0
-        self.given_bits += bits
-        self.most_bits = max(self.most_bits, self.given_bits)
+    @property
+    def rate_bps(self) -> float:
+        return min(self._learnt_bits, self._most_bits) / self.burst_s
 
     @property
     def knows(self) -> bool:
         """Whether it has learnt to carry all that it is given."""
-        return 8.0 * FIRST_WINDOW_BYTES + self.carried_bits >= self.most_bits
+        return self._learnt_bits >= self._most_bits
 
-    @property
-    def rate_bps(self) -> float:
-        learnt_bits = min(self.most_bits, 8.0 * FIRST_WINDOW_BYTES + self.carried_bits)
-        return learnt_bits / (self.trips * self.trip_s)
+    def give(self, bits: float, now: float) -> None:
+        """The most that it was given in a round trip that begins with a payload."""
+        if now - self._looked_at >= self.trip_s:
+            self.look(now)
+        if now - self._since > self.trip_s:
+            self._since, self._given_bits = now, 0.0
+        self._given_bits += bits
+        if self.knows:
+            self._carried_bits = 0.0
+        self._most_bits = max(self._most_bits, self._given_bits)
+
+    def carry(self, bits: float) -> None:
+        self._carried_bits += bits
+
+    def look(self, now: float) -> None:
+        """What was carried since the last time is acknowledged."""
+        self._looked_at = now
+        if not self.knows:
+            self._learnt_bits += self._carried_bits
+        self._carried_bits = 0.0
 
 
 class _Lane:
@@ -146,7 +168,7 @@ class _Lane:
         self.waiting[0].bits -= left_bits
         self.since = now
         if self.paced is not None:
-            self.paced.carried_bits += left_bits
+            self.paced.carry(left_bits)
 
 
 class _Wire:
@@ -300,6 +322,7 @@ class Traffic:
         if lane is None or lane.paced is not paced:
             return
         lane.advance(self.clock.now)
+        paced.look(self.clock.now)
         self._quicken(ends, lane, paced)
 
     def _quicken(self, ends: tuple[str, str], lane: _Lane, paced: _Paced) -> None:
@@ -309,7 +332,8 @@ class Traffic:
             lane.most_bps = most_bps
             lane.up.narrow = lane.down.narrow = None
             self._unsettle(lane)
-        if not paced.knows and not paced.learns:
+        most_bps = min(lane.up.most_bps, lane.down.most_bps, lane.way.rate_bps)
+        if not paced.learns and not paced.knows and paced.rate_bps < most_bps:
             paced.learns = True
             self.clock.after(paced.trip_s, partial(self._learn, ends, paced))
 
@@ -360,7 +384,7 @@ class Traffic:
         lane.since = self.clock.now
         payload = heapq.heappop(lane.waiting)
         if lane.paced is not None:
-            lane.paced.carried_bits += payload.bits
+            lane.paced.carry(payload.bits)
         self.clock.after(lane.way.latency_s, payload.arrived)
         if lane.waiting:
             self._tell(lane)

@@ -113,7 +113,7 @@ RANGES = {
     "network.up_bps": Range(1e5, 1e13),
     "network.down_bps": Range(1e5, 1e13),
     "network.loss": Range(0.0, 0.2),
-    "network.burst_trips": Range(0.0, 10.0),
+    "network.burst_trips": Range(0.0, 1.0),
     "churn.crash": Range(0.0, 0.9),
     "churn.return_s": Range(0.0, 1e6),
     "drift.speed": Range(0.0, 2.0),
