@@ -12,9 +12,8 @@ than a tenth of their mean (standard deviation, before and after the crash apart
 Batches are large enough that every replica is worth a part of them: with six microbatches all go one way, and
 which, of two about as long, is a matter of chance.
 
-The first iterations are not counted: connections are slow at first, and BBR, ten seconds after its shortest
-round trip, sends next to nothing for 0.2 s and a round trip to measure it anew (PROBE_RTT; seen once in each
-run, of 44 iterations at most).
+The first iterations are not counted: connections are slow at first, and about ten seconds later one iteration
+takes up to 0.4 s more, which is what BBR's PROBE_RTT would do (0.2 s and a round trip; not shown to be it).
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ SETUP_TRIPS = 3
 #: Payload of a TCP segment on an Ethernet path (bytes), for the throughput that loss leaves.
 SEGMENT_BYTES = 1460
 #: What a new connection sends at once (RFC 6928); each byte that is acknowledged lets another one go with it.
-FIRST_WINDOW_BYTES = 14_600
+FIRST_WINDOW_BYTES = 10 * SEGMENT_BYTES
 #: Nothing is paced over less than this (s).
 LEAST_BURST_S = 1e-9
 #: A lost small message is sent again after a round trip and this (s), Linux's least retransmission timeout.
@@ -38,7 +38,7 @@ ROUNDING = 1e-9
 @dataclass(frozen=True)
 class Way:
     """One direction of a link. loss: share of packets that are lost. burst_trips: round trips that a
-    connection takes at least for what it is given within one, if it is not new; 0: as the link does."""
+    connection takes for the most that it was ever given in one, if it is not new; 0: as the link does."""
 
     latency_s: float
     bandwidth_bps: float
@@ -313,7 +313,7 @@ class Traffic:
         ends = lane.sender, lane.receiver
         paced = lane.paced = self._paced.get(ends) or self._paced.setdefault(ends, _Paced(way))
         paced.give(payload.bits, self.clock.now)
-        self._quicken(ends, lane, paced)
+        self._quicken(lane, paced)
 
     def _learn(self, ends: tuple[str, str], paced: _Paced) -> None:
         """A round trip later."""
@@ -323,18 +323,19 @@ class Traffic:
             return
         lane.advance(self.clock.now)
         paced.look(self.clock.now)
-        self._quicken(ends, lane, paced)
+        self._quicken(lane, paced)
 
-    def _quicken(self, ends: tuple[str, str], lane: _Lane, paced: _Paced) -> None:
-        """As much as it has learnt until now."""
+    def _quicken(self, lane: _Lane, paced: _Paced) -> None:
+        """The lane goes as its connection has learnt to; where that holds it up, it will learn more."""
         most_bps = min(lane.way.rate_bps, paced.rate_bps)
         if most_bps != lane.most_bps:
             lane.most_bps = most_bps
             lane.up.narrow = lane.down.narrow = None
             self._unsettle(lane)
-        most_bps = min(lane.up.most_bps, lane.down.most_bps, lane.way.rate_bps)
-        if not paced.learns and not paced.knows and paced.rate_bps < most_bps:
+        binds = paced.rate_bps < min(lane.up.most_bps, lane.down.most_bps, lane.way.rate_bps)
+        if binds and not paced.knows and not paced.learns:
             paced.learns = True
+            ends = lane.sender, lane.receiver
             self.clock.after(paced.trip_s, partial(self._learn, ends, paced))
 
     def _end(self, lane: _Lane) -> None:
