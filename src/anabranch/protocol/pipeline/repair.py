@@ -20,6 +20,10 @@ from anabranch.protocol.pipeline.sender import Sender
 #: by `costs.most_s`. A link that does not break delivers, and with large tensors on a slow link a second copy
 #: would only delay the others. Plain choice.
 PROBES_ON_THE_WAY = 3
+#: Reports of the leader that it lacks the claim of a microbatch whose gradient is back, after which another
+#: replica computes it. The leader reports after several times a step's usual duration, so the first report
+#: may concern a claim that was lost; a peer that answers it and still claims nothing is not to be relied on.
+UNCLAIMED_REPORTS = 2
 
 
 class Repairs:
@@ -170,12 +174,24 @@ class Repairs:
             if item.leg is OutgoingState.SENT and item.peer is not None and not self.ctx.reachable(item.peer):
                 self._repair(item, "the leader misses it, and its holder is not heard")
             elif item.leg is OutgoingState.SENT and item.peer is not None:
-                asked = [item.peer]
+                asked = [] if self._withheld(item, item.peer) else [item.peer]
             elif item.leg is OutgoingState.WAITING:
                 item.asked.clear()
             for peer in asked:
                 self._sender.ask_after(item, peer)
         self._sender.pump()
+
+    def _withheld(self, item: OutgoingMicrobatch, peer: str) -> bool:
+        """Send a microbatch to another replica if `peer` gave its gradient back and repeatedly does not claim
+        it; True if it was sent."""
+        item.unclaimed += item.returned
+        if item.unclaimed < UNCLAIMED_REPORTS or not self._sender.others_could(item):
+            return False
+        item.unclaimed = 0
+        self.ctx.costs.withheld(peer, self._sender.t)
+        item.refused_by.add(peer)
+        self._repair(item, "it gave the gradient back and does not claim the microbatch")
+        return True
 
     def reject(self, index: int, reason: str) -> None:
         """Refuse a gradient that cannot be used: another peer is to compute it."""

@@ -35,6 +35,8 @@ class Neighbour:
     """Iterations in a row in which it took microbatches and did not give one back in time."""
     missed_t: int = -1
     """Last of these iterations."""
+    unclaimed: int = 0
+    """Iterations in which it gave microbatches back and did not claim them."""
     avoided_until: int = 0
     """Iteration from which it gets microbatches again."""
     _queued_bytes: float = 0.0
@@ -152,6 +154,14 @@ class PeerCosts:
         neighbour.missed_t = t
         neighbour.missed = min(neighbour.missed + 1, AVOIDED_MAX)
         neighbour.avoided_until = max(neighbour.avoided_until, t + AVOIDED_FACTOR**neighbour.missed)
+
+    def withheld(self, peer: str, t: int) -> None:
+        """Note that a peer gave microbatches of iteration t back and does not claim them: it gets none for a
+        while, longer each time."""
+        neighbour = self.of(peer)
+        if not self.avoided(peer, t):
+            neighbour.unclaimed = min(neighbour.unclaimed + 1, AVOIDED_MAX)
+            neighbour.avoided_until = t + AVOIDED_FACTOR**neighbour.unclaimed
 
     def returned(self, peer: str, usual_s: float) -> None:
         """Note that a peer gave a microbatch back. usual_s: usual time (s) until then in this iteration."""
