@@ -40,3 +40,33 @@ def test_wrong_digests(replicas: int, liar: str) -> None:
     removed = {p: why for e in entries if isinstance(e, Members) for p, why in e.removed.items()}
     assert told and set(removed) == {liar}
     assert world.history().t == STEPS and wrong_states(world) == {}
+
+
+def test_two_of_five_that_agree_on_a_wrong_digest_do_not_get_it_committed() -> None:
+    """They report at once, before an honest replica can have the reduced gradient."""
+    settings = Settings("false digests", 1, 1, 10, STEPS, min_replicas=5)
+    machines = [Machine("d0", 0), *(Machine(f"r1.{number}", 1) for number in range(5))]
+    world = counting_world(settings, machines, 1)
+    Invariants(world)
+    told: list[int] = []
+
+    def lie(node: Node, event: object) -> None:
+        """Report as soon as the attempt is known here."""
+        reduce = node.peer.iterations.replica.all_reduce
+        attempt, iteration = reduce._announced, reduce.iteration
+        if node.id not in ("r1.0", "r1.1") or attempt is None or iteration is None:
+            return
+        if reduce.prepared is None and (node.id, iteration.t) not in done:
+            done.add((node.id, iteration.t))
+            told.append(iteration.t)
+            fence = node.peer.ctx.fence(iteration.t, iteration.base)
+            false = msg.Prepared(fence, 1, attempt.attempt, "wrong", {"w": 1.0})
+            world.carry(node, "d0", msg.encode(false), None)
+
+    done: set[tuple[str, int]] = set()
+    world.watchers.append(lie)
+    world.run(until_s=300.0)
+    entries = [decode_entry(line).record for line in world.log]
+    removed = {p for e in entries if isinstance(e, Members) for p in e.removed}
+    assert told and removed == {"r1.0", "r1.1"}
+    assert world.history().t == STEPS and wrong_states(world) == {}

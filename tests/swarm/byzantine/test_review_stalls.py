@@ -202,9 +202,6 @@ def test_one_lies_and_another_keeps_silent() -> None:
     assert go_on(world) == 12
 
 
-@pytest.mark.xfail(
-    strict=True, reason="open: the first two equal reports are agreed at once, whatever the size of the stage"
-)
 def test_two_of_five_that_agree_neither_decide_nor_expel() -> None:
     world = swarm(5, steps=8)
 

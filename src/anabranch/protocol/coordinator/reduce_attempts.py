@@ -159,7 +159,8 @@ class ReduceAttempts:
             self.ctx.outbox.send(peer, Missing(fence, {stage: tuple(sorted(lacking))}))
 
     def prepared(self, current: Round, stage: int) -> Prepared | None:
-        """A PREPARED report of the stage, if min(2, live) replicas agree on the gradient's digest; else None.
+        """A PREPARED report of the stage, if min(2, live) replicas, and more than half of the reduce's jury,
+        agree on the gradient's digest; else None.
 
         If a member of the reduce was removed meanwhile, all that are left must have reported: otherwise they
         would have to fetch the gradient from the few that have it.
@@ -168,10 +169,10 @@ class ReduceAttempts:
         prepared = current.prepared.get(stage, {})
         if attempt is None or not prepared:
             return None
-        torn = stage in current.torn
+        torn, silent = stage in current.torn, self.admission.absent.silent()
         _, result = self.witnessing.result(attempt)
         seen = len(prepared) + len(attempt.members) * (result is not None)
-        found = (attempt.attempt, seen, self.ctx.run.membership.version, torn)
+        found = (attempt.attempt, seen, self.ctx.run.membership.version, torn, silent)
         known = current.agreed.get(stage)
         if known is not None and known[0] == found:
             return known[1]
@@ -180,6 +181,9 @@ class ReduceAttempts:
         current.agreed[stage] = (found, None)
         left = set(attempt.members) & set(self.admission.absent.present(stage, current.t)) if torn else set()
         if len(agreeing) < min(2, len(live)) or not agreeing or not left <= prepared.keys():
+            return None
+        jury = self.admission.absent.jury([peer for peer in live if peer in attempt.members])
+        if 2 * len(jury & prepared.keys()) <= len(jury):
             return None
         if not self._cases.complete(attempt, prepared):
             return None

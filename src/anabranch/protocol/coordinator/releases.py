@@ -12,7 +12,6 @@ from anabranch.protocol.coordinator.round import LogTip, Round
 from anabranch.protocol.fleet.admission import Admission
 from anabranch.protocol.fleet.snapshot_catalog import SnapshotCatalog
 from anabranch.protocol.fleet.stage_recovery import StageRecovery
-from anabranch.protocol.log.records import Commit
 from anabranch.protocol.messages import Applied, Release
 
 #: Number of iterations whose agreed fingerprints are remembered, for joiners whose download took long.
@@ -43,9 +42,6 @@ class Releases:
     """(peer, stage) of reports that are not compared with the agreed fingerprint yet."""
     _agreed: dict[int, tuple[str, ...]] = field(default_factory=dict)
     """Iteration -> agreed fingerprint of each stage."""
-    _prepared: dict[int, frozenset[str]] = field(default_factory=dict)
-    """Stage -> peers that PREPARED the last step with the committed digest; empty if another coordinator led
-    that step."""
 
     @property
     def last(self) -> bool:
@@ -58,12 +54,9 @@ class Releases:
         self._agreed = {t: fingerprints} if fingerprints else {}
         self.t = t if fingerprints or t == 0 else t - 1
 
-    def committed(self, record: Commit, led: Round | None) -> None:
-        """Await the reports of a new step. led: its round, if this coordinator led it."""
-        self.applied, self._prepared = {}, {}
-        for stage, commit in enumerate(record.stages):
-            prepared = led.prepared.get(stage, {}) if led is not None and led.t == record.t else {}
-            self._prepared[stage] = frozenset(p for p, m in prepared.items() if m.digest == commit.digest)
+    def committed(self) -> None:
+        """Await the reports of a new step."""
+        self.applied = {}
 
     def removed(self, peer: str) -> None:
         for applied in self.applied.values():
@@ -120,17 +113,10 @@ class Releases:
         return membership.live(stage, self.tip.t) or membership.live(stage, self.tip.t + 1)
 
     def _majority(self, stage: int, live: list[str], applied: Mapping[str, str]) -> str | None:
-        """Fingerprint that all reports agree on. Where they differ: the one of more than half of the replicas
-        that PREPARED the committed gradient, or else of more than half of all that serve."""
-        if len(set(applied.values())) == 1:
-            return next(iter(applied.values()))
-        prepared = [peer for peer in live if peer in self._prepared.get(stage, ())]
-        for jurors in (prepared, live):
-            votes = Counter(applied[peer] for peer in jurors if peer in applied)
-            for fingerprint, count in votes.items():
-                if 2 * count > len(jurors):
-                    return fingerprint
-        return None
+        """Fingerprint that more than half of the stage's jury reported; None if there is none yet."""
+        jury = self.admission.absent.jury(live)
+        votes = Counter(applied[peer] for peer in jury if peer in applied)
+        return next((fingerprint for fingerprint, count in votes.items() if 2 * count > len(jury)), None)
 
     def disputed(self) -> tuple[int, list[str]] | None:
         """Stage whose replicas have all reported without a majority for any fingerprint, and these

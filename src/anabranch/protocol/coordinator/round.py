@@ -12,6 +12,9 @@ from anabranch.protocol.messages import Attempt, AttemptId, Prepared
 #: Inputs of the decision on a stage's reduce: number of reports of new units, membership version, silent
 #: members.
 Look = tuple[int, int, frozenset[str]]
+#: Inputs of a comparison of PREPARED reports: attempt, number of reports, membership version, True if the
+#: stage is in `Round.torn`, silent members.
+Compared = tuple[AttemptId, int, int, bool, frozenset[str]]
 
 
 @dataclass
@@ -56,9 +59,8 @@ class Round:
     """Stage -> number of reports of new units so far."""
     looked: dict[int, Look] = field(default_factory=dict)
     """Stage -> inputs of the last decision on its reduce, if that decided nothing."""
-    agreed: dict[int, tuple[tuple[AttemptId, int, int, bool], Prepared | None]] = field(default_factory=dict)
-    """Stage -> (inputs, result) of the last comparison of PREPARED reports. Inputs: attempt, number of
-    reports, membership version, True if the stage is in `torn`."""
+    agreed: dict[int, tuple[Compared, Prepared | None]] = field(default_factory=dict)
+    """Stage -> (inputs, result) of the last comparison of PREPARED reports."""
 
     def give_up(self, stage: int) -> dict[str, Prepared]:
         """Forget a stage's attempt; return its PREPARED reports."""

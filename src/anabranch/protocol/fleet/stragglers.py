@@ -10,7 +10,7 @@ WAITING_SHARE of the time lately. Stage 0 leaves nobody out: the log says which 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from anabranch.protocol.context.backoff import Backoff
@@ -88,6 +88,11 @@ class Stragglers:
             self._without.setdefault(peer, t)
             self._waited(peer)
         return present
+
+    def jury(self, replicas: Sequence[str]) -> set[str]:
+        """Replicas of a stage more than half of which have to agree on a result, so that a few liars that
+        agree decide nothing: those that are heard, without standbys, which get the gradient later."""
+        return set(self.ctx.standby_view.working(replicas)) - self.silent()
 
     def without(self, t: int) -> set[str]:
         """Members left out since iteration t, which may have computed a part of it."""
