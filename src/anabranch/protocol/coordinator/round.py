@@ -1,4 +1,4 @@
-"""Coordinator's state of the last step (tip of the log) and of the open iteration after it (round)."""
+"""The coordinator's records of the last step (tip of the log) and of the open iteration after it (round)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Look = tuple[int, int, frozenset[str]]
 
 @dataclass
 class Round:
-    """State of the open iteration `t` at the coordinator. Most fields are by stage."""
+    """Reports and decisions about the open iteration `t`, at the coordinator. Most fields are by stage."""
 
     t: int
     base: str
@@ -61,7 +61,7 @@ class Round:
     reports, membership version, True if the stage is in `torn`."""
 
     def give_up(self, stage: int) -> dict[str, Prepared]:
-        """Forget a stage's attempt; return its PREPARED reports."""
+        """Forget a stage's reduce attempt; return the PREPARED reports that it had."""
         self.torn.discard(stage)
         self.attempts.pop(stage, None)
         self.looked.pop(stage, None)
@@ -71,10 +71,11 @@ class Round:
 
 
 class LogTip:
-    """Last step in the log, and the open round.
+    """Last step in the log, and the round of the open iteration.
 
     fingerprints: agreed state hashes of all stages after iteration `t`, once the step is released. round:
-    open iteration. stop_reason: why no further iteration is opened."""
+    open iteration. stop_reason: why no further iteration is opened.
+    """
 
     def __init__(self, ctx: PeerContext) -> None:
         self.ctx = ctx
@@ -104,8 +105,8 @@ class LogTip:
         return current if self.ctx.run.membership.is_live(peer, stage, t) else None
 
     def windows(self, current: Round) -> range:
-        """Indices of the held-out windows that are sent in this iteration, to evaluate the state before
-        it."""
+        """Indices of the held-out windows that pass the pipeline in this iteration, to evaluate the state
+        before it."""
         settings = self.ctx.run.settings
         count = settings.windows if settings.evaluates(current.t - 1, self.ctx.run.steps) else 0
         return range(settings.microbatches, settings.microbatches + count)
