@@ -120,10 +120,14 @@ class RateLimits:
     def charge(self, peer: str, allowance: Allowance, now: float, amount: float = 1.0) -> bool:
         """Charge `amount` of `allowance` to `peer`, and to its ticket and address block if it is a stranger;
         False, without a charge, if one of these is exhausted."""
-        buckets = [self._bucket(peer, allowance, now, 1.0)]
-        for name in self._shared(peer):
-            buckets.append(self._bucket(name, allowance, now, SHARED))
-        return charge_all(buckets, amount)
+        bucket = self._bucket(peer, allowance, now, 1.0)
+        if peer in self._came_with and (names := self._shared(peer)):
+            shared = [self._bucket(name, allowance, now, SHARED) for name in names]
+            return charge_all([bucket, *shared], amount)
+        if bucket.left < amount:
+            return False
+        bucket.left -= amount
+        return True
 
     def _bucket(self, name: str, allowance: Allowance, now: float, share: float) -> TokenBucket:
         """Token bucket of a peer, ticket or address block, filled up to `now`. share: its size as a multiple

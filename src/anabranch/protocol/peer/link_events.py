@@ -51,8 +51,7 @@ class LinkEvents(Timer):
         """True if `peer` showed a ticket to watch last, and is no member: a member's owner may look on with
         the member's key."""
         known = self.credentials.get(peer)
-        member = peer in self._ctx.run.membership.members
-        return known is not None and known.role == ROLE and not member
+        return known is not None and known.role == ROLE and peer not in self._ctx.run.membership.members
 
     # --- up and down ---------------------------------------------------------------------------
 

@@ -76,7 +76,7 @@ class BandwidthProbes:
     def deadline(self) -> float:
         if self.ctx.run.deals:
             return self._at if self._trying or self._untried() else math.inf
-        return self._at if self._line_unknown() or self._probing else math.inf
+        return self._at if self._probing or self._line_unknown() else math.inf
 
     @property
     def _probing(self) -> bool:

@@ -153,4 +153,6 @@ class Snapshots(Timer):
             download.tick()
 
     def deadline(self) -> float:
-        return min((download.deadline() for download in self.downloads.values()), default=math.inf)
+        if not self.downloads:
+            return math.inf
+        return min(download.deadline() for download in self.downloads.values())
