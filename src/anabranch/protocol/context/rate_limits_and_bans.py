@@ -58,7 +58,8 @@ class TokenBucket:
     def fill(self, burst: float, per_s: float, now: float) -> None:
         """Add the tokens accrued until `now`, at `per_s` a second, up to `burst`."""
         if now > self.at:
-            self.left, self.at = min(burst, self.left + per_s * (now - self.at)), now
+            left = self.left + per_s * (now - self.at)
+            self.left, self.at = left if left < burst else burst, now
 
 
 def charge_all(buckets: Sequence[TokenBucket], amount: float) -> bool:

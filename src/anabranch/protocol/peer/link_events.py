@@ -45,7 +45,7 @@ class LinkEvents(Timer):
 
     def observes(self, peer: str) -> bool:
         """True if `peer` is an observer, which only reads the run's event log."""
-        return peer in self._event_log_server or self._only_watches(peer)
+        return self._only_watches(peer) or peer in self._event_log_server.asked_at
 
     def _only_watches(self, peer: str) -> bool:
         """True if `peer` showed a ticket to watch last, and is no member: a member's owner may look on with
