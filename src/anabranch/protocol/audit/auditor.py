@@ -313,8 +313,8 @@ class Auditor(Timer):
             self._fetch_again(job, check, result)
 
     def _fetch_again(self, job: _Job, check: _Check, result: Result) -> None:
-        """Fetch those inputs again, from other sources, whose hashes are not in the receipt. If they came
-        from the other sources already, report the work as withheld."""
+        """Fetch the inputs whose hashes are not those in the receipt once more, from other sources. If they
+        came from other sources already, report the work as withheld."""
         pairs = zip(check.items, result.hashes or ("",) * len(check.items), check.expected, strict=False)
         job.wanted = [item for item, found, expected in pairs if found != expected]
         if not job.wanted:  # the worker failed: it dropped what the audit had computed

@@ -77,10 +77,10 @@ class LinkTable:
         return self._timed.setdefault(peer, set())
 
     def register_user(self, partners: Callable[[], Collection[str]]) -> None:
-        """Register a part of this peer that exchanges work with other peers; `partners()` returns these
+        """Register a component of this peer that exchanges work with other peers; `partners()` returns these
         peers."""
         self._users.append(partners)
 
     def in_use(self) -> set[str]:
-        """Peers with which any part exchanges work now, neighbours or not."""
+        """Peers with which any component of this peer exchanges work now, neighbours or not."""
         return {peer for partners in self._users for peer in partners()}

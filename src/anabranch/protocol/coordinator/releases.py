@@ -83,7 +83,8 @@ class Releases:
             self.stage_recovery.caught_up(peer)
 
     def has_last(self, peer: str) -> bool:
-        """True if `peer` reported that it applied the last step, or reported work of the next one."""
+        """True if `peer` certainly has the state after the last step: it reported so, or reported work of the
+        next step."""
         stage = self.ctx.run.membership.stage_of(peer)
         if stage is None:
             return False

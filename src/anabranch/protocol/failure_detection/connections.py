@@ -65,13 +65,14 @@ class Connections:
         return due
 
     def _not_before(self, silence: AdaptiveTimeout) -> None:
-        """Lower `_none_silent_before` to the time at which this link's silence timeout can expire."""
+        """Lower `_none_silent_before` to the time at which this link will have been silent for long enough to
+        ask other members about the peer."""
         doubted_at = silence.doubted_at()
         if doubted_at < self._none_silent_before:
             self._none_silent_before = doubted_at
 
     def _ask_at(self, peer: str, silence: AdaptiveTimeout) -> float:
-        """Earliest time (s) at which other members are asked about the silent `peer`."""
+        """Earliest time (s) at which this peer asks other members about the silent `peer` (again)."""
         return self.indirect_probes.asked_at(peer) + DOUBT * silence.patience_s
 
     def listens_up(self, next_index: int) -> bool:

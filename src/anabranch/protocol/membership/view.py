@@ -213,7 +213,8 @@ class Membership:
     # --- stages --------------------------------------------------------------------------------
 
     def version_of(self, stage: int) -> int:
-        """Value of `version` at the latest change of the members of a stage, or of those that serve it."""
+        """Value that `version` had at the latest change of the members of a stage, or of which of them
+        serve."""
         return self._versions.get(stage, 0)
 
     def live(self, stage: int, t: int) -> list[str]:

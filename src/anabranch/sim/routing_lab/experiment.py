@@ -148,7 +148,7 @@ def victims(instance: Instance, count: int, seed: int) -> list[str]:
 
 
 def messages_of(world: FlowWorld) -> Messages:
-    """Counts of datagrams since the last reset."""
+    """Numbers of datagrams that the agents sent since the last reset."""
     counts = world.counts
     return Messages(
         total=counts.total,
