@@ -34,7 +34,8 @@ ACCUSERS = 2
 
 @dataclass(frozen=True)
 class Source:
-    """Where work came from: a peer, the name that its owner chose, the key of its ticket, its stage."""
+    """Origin of work: a peer, the name that its owner chose, the key of its ticket, and the stage that it
+    served."""
 
     peer: str
     name: str
@@ -44,13 +45,12 @@ class Source:
 
 @dataclass
 class Contribution:
-    """Work on record of one source, or of several.
-
-    units: by stage, in committed steps. tokens: of the microbatches among them; at stage 0, where a
-    microbatch has two units, those of the head. steps: in which units counted. signed: units behind a signed
-    receipt whose hash the commit has. audited: units that an auditor computed again and found the same.
-    verdicts: number of findings, those about void commits included. revoked: reason, "" if none.
-    """
+    """Recorded work of one source, or of several added up. A unit is a microbatch at one stage. units: number
+    of units in committed steps, by stage. tokens: tokens of these microbatches; at stage 0, where a
+    microbatch has two units, only the head's count. steps: number of steps in which units counted. signed:
+    units in signed receipts whose hashes the commit has. audited: units that an auditor computed again and
+    found the same. verdicts: number of findings, those about void commits included. revoked: reason, "" if
+    none."""
 
     sources: list[Source]
     units: Counter[int] = field(default_factory=Counter)
@@ -64,7 +64,7 @@ class Contribution:
 
     @property
     def total(self) -> int:
-        """Units at all stages."""
+        """Number of units at all stages together."""
         return self.units.total()
 
     @property
@@ -73,11 +73,11 @@ class Contribution:
 
     @property
     def state(self) -> str:
-        """Standing in a word: "convicted" (by two auditors), "revoked", or ""."""
+        """Standing of the source as a word: "convicted" (by two auditors), "revoked", or ""."""
         return "convicted" if self.convicted else "revoked" if self.revoked else ""
 
     def add(self, other: Contribution) -> None:
-        """Add the work of another source."""
+        """Add the work of another source to this one."""
         self.sources += other.sources
         self.units.update(other.units)
         self.tokens += other.tokens
@@ -102,22 +102,22 @@ class Ledger:
     rows: list[Contribution]
 
     def people(self) -> list[Contribution]:
-        """Work by name and ticket. Two tickets' peers of one name are two people; a peer without a name is
-        one of its own."""
+        """Contributions summed by name and ticket. Peers of one name that came with two tickets are two
+        people; a peer without a name is one of its own."""
         return _summed(self.rows, lambda source: (source.name or source.peer, source.ticket))
 
     def tickets(self) -> list[Contribution]:
-        """Work by ticket."""
+        """Contributions summed by ticket."""
         return _summed(self.rows, lambda source: source.ticket)
 
     def shares(self, contribution: Contribution) -> dict[int, float]:
-        """Share of each stage's units, 0 to 1, by stage."""
+        """Share (0 to 1) that a contribution has in the units of each stage, by stage."""
         units = sorted(contribution.units.items())
         return {stage: count / self.stage_units[stage] for stage, count in units if count}
 
 
 def _summed(rows: Iterable[Contribution], key: Callable[[Source], object]) -> list[Contribution]:
-    """Rows of the same key added up, most units first."""
+    """Sum of the contributions with equal `key`, most units first."""
     sums: dict[object, Contribution] = {}
     for row in rows:
         sums.setdefault(key(row.sources[0]), Contribution([])).add(row)
@@ -129,7 +129,8 @@ def _summed(rows: Iterable[Contribution], key: Callable[[Source], object]) -> li
 
 @dataclass
 class _Counted:
-    """Commit that counts, with the sources of its members and the hash of its log entry."""
+    """Committed step that was not rolled back, with the sources of its members and the hash of its log
+    entry."""
 
     commit: Commit
     base: str
@@ -137,7 +138,7 @@ class _Counted:
 
 
 class _LogReader:
-    """Fold of a commit log: commits that count, members, revocations."""
+    """Reader of a commit log: collects the commits that count, the members and the revocations."""
 
     def __init__(self, lines: Iterable[bytes]) -> None:
         """Raises LogError at the first line that does not follow the one before."""
@@ -173,14 +174,15 @@ class _LogReader:
         self.counted.append(_Counted(commit, base, sources))
 
     def source(self, peer: str, stage: int) -> Source:
-        """Source of work of `peer` at `stage`, by its newest name and ticket so far."""
+        """Source of the work of `peer` at `stage`, with the newest name and ticket that the log has so
+        far."""
         member = self.members.get(peer)
         name = plain(member.name, NAME_MAX) if member is not None else ""
         return Source(peer, name, member.ticket if member is not None else "", stage)
 
 
 class _Rows:
-    """Contributions by source, in the making."""
+    """Table of contributions by source, while it is filled."""
 
     def __init__(self, read: _LogReader, unit_tokens: int) -> None:
         self._read = read
@@ -194,7 +196,7 @@ class _Rows:
         return self.by_source.setdefault(source, Contribution([source]))
 
     def count(self, each: _Counted) -> None:
-        """Count the units of a commit for their owners."""
+        """Count the units of a committed step for the peers that computed them."""
         for stage, part in enumerate(each.commit.stages):
             receipts = part.receipts or ("",) * len(part.members)
             for unit, owner in enumerate(part.owners):
@@ -257,7 +259,7 @@ def ledger(lines: Iterable[bytes], audits: Sequence[Audit], unit_tokens: int) ->
 
 
 def as_dict(found: Ledger, ticket_names: Mapping[str, str]) -> dict[str, Any]:
-    """Plain values for JSON."""
+    """Ledger as plain values, for JSON. ticket_names: ticket key -> name."""
 
     def plainly(each: Contribution) -> dict[str, Any]:
         shares = found.shares(each)

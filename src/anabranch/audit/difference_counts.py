@@ -17,11 +17,8 @@ _INTEGERS = {4: torch.int32, 8: torch.int64}
 
 @dataclass
 class DifferenceCount:
-    """Comparison counts of one kind of value.
-
-    `first` is the place of the first difference. It is appended to `firsts`, too, which several counts share
-    to keep their order.
-    """
+    """Number of compared values of one kind, and of those that differ. `first` is the place of the first
+    difference; it is also appended to `firsts`, a list that several counts share to keep their order."""
 
     compared: int = 0
     differ: int = 0
@@ -45,7 +42,7 @@ class DifferenceCount:
             self._count(1, 1, 0, f"{where}, {item} {index}")
 
     def word(self, ours: object, theirs: object, where: str) -> None:
-        """Compare two hashes or counters."""
+        """Compare two hashes or counters for equality."""
         self._count(1, int(ours != theirs), 0, where)
 
     def tensor(self, ours: Tensor, theirs: Tensor, where: str) -> None:
@@ -67,7 +64,8 @@ class DifferenceCount:
 
 
 def distance(ours: Tensor, theirs: Tensor) -> float:
-    """‖ours − theirs‖₂ / ‖theirs‖₂ in fp64; 0 if both are zero, infinite if it is not finite."""
+    """Relative distance ‖ours − theirs‖₂ / ‖theirs‖₂ in fp64; 0 if both are zero, infinite if it is not
+    finite."""
     a, b = ours.detach().cpu().double(), theirs.detach().cpu().double()
     apart, length = float(torch.linalg.vector_norm(a - b)), float(torch.linalg.vector_norm(b))
     if apart == 0.0:

@@ -44,12 +44,14 @@ Arrays = dict[Label, npt.NDArray[Any]]
 
 
 def fixed_bounds(dtype: str, labels: Iterable[Label]) -> dict[Label, float]:
-    """Constant bound of each label that has one; the other bounds must be measured."""
+    """Bounds of the labels (of tensors and series) whose bound is constant; the other bounds must be
+    measured."""
     return {(t, name): FP64_BOUND for t, name in labels if dtype == "fp64" and t <= FP64_STEPS}
 
 
 def distances(theirs: Vectors, ours: Vectors) -> dict[Label, float]:
-    """Relative L2 distance per label; infinite if only one side has the label or the shapes differ."""
+    """Relative L2 distance by label (of a tensor or series); infinite if only one side has the label or the
+    shapes differ."""
     found = {}
     for label in theirs.keys() | ours.keys():
         a, b = theirs.get(label), ours.get(label)
@@ -58,7 +60,8 @@ def distances(theirs: Vectors, ours: Vectors) -> dict[Label, float]:
 
 
 def logged_vectors(history: LogReplay, means: bool = False) -> dict[Label, Tensor]:
-    """The log's losses, norms and evaluations under the labels of `RecordedValues.vectors`.
+    """Losses, norms and evaluations in the log, as vectors under the labels that `RecordedValues.vectors`
+    uses.
 
     means: True for the mean loss of each step (as in `independent_vectors`), False for each microbatch's sum.
     """
@@ -95,7 +98,7 @@ def replay_permutation(
     number: int,
     advance: Callable[[float], None] = lambda amount: None,
 ) -> Vectors:
-    """Tensors and series of a replay in permutation `number`."""
+    """Tensors and series of a replay that adds the microbatches in permutation `number` of their order."""
     recorded = RecordedValues(checkpoints, history.t)
     stepper = SequentialStepper(inputs.reference(), permuted(number, inputs.run.batch.microbatches))
     replay(history, stepper, [recorded], advance)
@@ -134,10 +137,9 @@ def permutations(
 def measured_bounds(
     found: Mapping[Label, float], ours: Vectors, permutations: Iterator[Vectors]
 ) -> tuple[dict[Label, float], int]:
-    """Bound of every label in `found`, and the number of permutations used to measure them.
-
-    found: distances of the run. Stops as soon as each of them is within its bound.
-    """
+    """Bound of every label in `found`, and the number of permutations that were replayed to measure the
+    bounds. found: distances of the run. No further permutation is replayed once each distance is within its
+    bound."""
     largest = dict.fromkeys(found, 0.0)
     used = 0
     while any(found[label] > SLACK * largest[label] for label in found):

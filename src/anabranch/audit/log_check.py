@@ -21,7 +21,7 @@ from anabranch.protocol.membership.view import Membership
 
 @dataclass
 class LoggedRun:
-    """Contents of a log that was read to its end."""
+    """Contents of a commit log that was read to its end."""
 
     genesis: Genesis
     history: LogReplay
@@ -67,7 +67,8 @@ def read_log(path: Path) -> LoggedRun:
 
 
 def log_lines(path: Path) -> tuple[list[bytes], int]:
-    """Whole lines of a log file, and the length in bytes of a last line that a crash cut off (0: none)."""
+    """Whole lines of a log file, and the length in bytes of an incomplete last line, which a crash cut off
+    (0: there is none)."""
     with os_errors_named(f"cannot read the commit log {path}", "verify runs where the log is kept"):
         data = path.read_bytes()
     *lines, rest = data.split(b"\n")
@@ -82,7 +83,7 @@ def log_lines(path: Path) -> tuple[list[bytes], int]:
 
 @dataclass
 class _LogChecker:
-    """Record-by-record checker; keeps the values that the next record must agree with."""
+    """Checker of a log, record by record; it keeps the values that the next record must agree with."""
 
     genesis: Genesis | None = None
     rollbacks: int = 0
@@ -204,7 +205,8 @@ class _LogChecker:
             self._check_owners(commit.t, stage, entry, genesis.microbatches)
 
     def _check_evaluation(self, evaluation: Evaluation, t: int) -> None:
-        """Check that an evaluation is of the state before its record: the replay evaluates no other state."""
+        """Check that an evaluation in the log is of the state before its record: the replay evaluates no
+        other state."""
         self._expect(evaluation.t == t, f"holds an evaluation of step {evaluation.t}, not {t}")
         self._expect(bool(evaluation.loss_sums), "holds an evaluation of no window")
 

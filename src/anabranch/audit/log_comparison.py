@@ -60,12 +60,12 @@ class RecordedValues:
                 self._tensors[t, name] = tensor.to("cpu", copy=True)
 
     def vectors(self) -> dict[Label, Tensor]:
-        """All recorded values by label; series in fp64."""
+        """All recorded values as vectors by label; series of numbers in fp64."""
         return {**self._tensors, **as_vectors(self._last_t, self._series)}
 
 
 def as_vectors(t: int, series: Mapping[str, Sequence[float]]) -> dict[Label, Tensor]:
-    """Series of numbers up to iteration t as fp64 vectors; empty ones are left out."""
+    """Series of numbers up to iteration t as fp64 vectors by label; empty ones are left out."""
     return {(t, name): torch.tensor(values, dtype=torch.float64) for name, values in series.items() if values}
 
 

@@ -29,7 +29,7 @@ PackedShare = tuple[list[npt.NDArray[np.int64]], dict[int, float], dict[int, fro
 
 
 class ParallelStepper:
-    """`Stepper` that takes each step together with worker processes; made by `parallel_stepper`."""
+    """Computation of a replay's steps by this process together with workers; made by `parallel_stepper`."""
 
     def __init__(self, reference: Reference, microbatches: int, pipes: Sequence[Connection]) -> None:
         self.reference = reference
@@ -90,7 +90,7 @@ def _receive(pipe: Connection) -> Any:
 
 
 def _work(run_dir: str, rank: int, jobs: int, pipe: Connection) -> None:
-    """Main function of a worker; it returns when the pipe closes."""
+    """Main function of a worker process; it returns when the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C is for the first process, whose end closes the pipe
     inputs = open_inputs(Path(run_dir))
     batch = inputs.run.batch
@@ -115,7 +115,7 @@ def _packed(share: Share) -> PackedShare:
 
 
 def _unpacked(t: int, packed: PackedShare, reference: Reference) -> Share:
-    """Share of iteration `t` that another process sent, on the device of `reference`."""
+    """Sum of another process's share of iteration `t`, as received, unpacked on the device of `reference`."""
     sums, losses, overflows = packed
     device = reference.states[0].weights.device
     return Share(t, [torch.from_numpy(part).to(device) for part in sums], losses, overflows)

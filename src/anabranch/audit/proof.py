@@ -44,8 +44,9 @@ PROOF_RESULT_VERSION = 1
 
 @dataclass
 class ProofResult:
-    """Outcome of a check. false: sentences on claims of the receipt that are not what the work gives.
-    unknown: sentences on what could not be judged. right: number of claims that are right."""
+    """Outcome of checking a proof file. false: sentences on statements of the receipt that the recomputed
+    work contradicts. unknown: sentences on what could not be judged. right: number of statements that are
+    right."""
 
     proof: ProofFile
     false: list[str] = field(default_factory=list)
@@ -90,8 +91,8 @@ class ProofResult:
 
 @dataclass(frozen=True)
 class _Logged:
-    """Place of a contribution in the log. before: history up to the entry before the commit. position: of the
-    subject among the members of its stage."""
+    """Place of a contribution in the commit log. before: history up to the entry before the commit. position:
+    rank of the accused peer among the members of its stage."""
 
     commit: Commit
     part: StageCommit
@@ -100,7 +101,8 @@ class _Logged:
 
 
 def verify_proof(run_dir: Path, path: Path, signer: Signer) -> ProofResult:
-    """Check a proof file against log, corpus and run file of a run directory. signer: its `verify` is used.
+    """Check a proof file against log, corpus and run file of a run directory. signer: checks signatures (its
+    `verify` is used).
 
     Raises UserError for anything missing or unreadable, and for a file that the log does not bear out.
     """
@@ -142,7 +144,8 @@ def verify_proof(run_dir: Path, path: Path, signer: Signer) -> ProofResult:
 
 
 def _logged(inputs: Inputs, proof: ProofFile) -> _Logged | None:
-    """Place of the contribution in the log, steps that were rolled back included; None if it has none."""
+    """Place of the contribution in the log, where steps count that were rolled back later; None if the log
+    does not have it."""
     path = inputs.directory.log
     lines, _ = log_lines(path)
     try:
@@ -162,7 +165,7 @@ def _logged(inputs: Inputs, proof: ProofFile) -> _Logged | None:
 
 
 def _mismatch(proof: ProofFile, receipt: Receipt, hashed: str, logged: _Logged | None) -> str:
-    """Sentence on why the file is about no contribution of this log, "" if it is about one."""
+    """Reason in words why the proof file is about no contribution of this log; "" if it is about one."""
     about = receipt.run, receipt.t, receipt.stage, receipt.peer
     if about != (proof.run_id, proof.step, proof.stage, proof.subject):
         return "its receipt is about another run, step, stage or peer than the file says"
@@ -195,7 +198,7 @@ def _broken_part_seal(receipt: Receipt, signer: Signer) -> str | None:
 
 
 def _not_replayable(inputs: Inputs, logged: _Logged) -> str:
-    """Sentence on why the step cannot be computed again here to the last bit, "" if it can."""
+    """Reason in words why the step cannot be recomputed here to the last bit; "" if it can."""
     genesis, run = logged.before.genesis, inputs.run
     assert genesis is not None, "_mismatch requires it"
     if problems := compare_with_genesis(inputs, genesis):
@@ -209,7 +212,7 @@ def _not_replayable(inputs: Inputs, logged: _Logged) -> str:
 
 
 def _state_before(inputs: Inputs, logged: _Logged) -> Reference:
-    """Reference in the state before the step, replayed from the nearest checkpoint on its branch of the
+    """Reference model in the state before the step, replayed from the nearest checkpoint on its branch of the
     log."""
     directory, before = inputs.directory, logged.before
     start, reference = 0, inputs.reference()
@@ -232,7 +235,8 @@ def _state_before(inputs: Inputs, logged: _Logged) -> Reference:
 
 
 def _compare(result: ProofResult, receipt: Receipt, logged: _Logged, work: ReplayedWork) -> None:
-    """Compare every claim of the receipt with the work. A result is judged where its inputs are right."""
+    """Compare every statement of the receipt with the recomputed work. A result is judged only if its inputs
+    are right."""
     for unit in receipt.units:
         _compare_unit(result, unit, work)
     if receipt.units and not result.unknown:
@@ -244,7 +248,8 @@ def _compare(result: ProofResult, receipt: Receipt, logged: _Logged, work: Repla
 
 
 def _compare_sum(result: ProofResult, total: SumReceipt, logged: _Logged, work: ReplayedWork) -> None:
-    """Compare a part that the subject added up, if what it got from the owners of units is right."""
+    """Compare a part of the gradient that the accused peer added up, if its inputs from the owners of units
+    are right."""
     came = {position: transfer.hash for position, transfer in total.inputs}
     right = {position: work.parts[position][total.part] for position in set(logged.part.owners)}
     if came == right and not work.overflows:

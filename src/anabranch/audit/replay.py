@@ -43,8 +43,8 @@ class Observer(Protocol):
     def stepped(self, commit: Commit, record: StepRecord) -> None: ...
 
     def skipped(self, commit: Commit, record: StepRecord, witnesses: frozenset[Witness]) -> None:
-        """Called when the replay has passed an iteration that the log skipped. witnesses: overflows found
-        here in the microbatch that the log names."""
+        """Called after an iteration that the log skipped. witnesses: overflows that the replay found in the
+        microbatch that the log names."""
         ...
 
     def evaluated(self, t: int, windows: Sequence[tuple[float, int]]) -> None:
@@ -63,7 +63,8 @@ def replay(
     observers: Sequence[Observer],
     advance: Callable[[float], None] = lambda amount: None,
 ) -> None:
-    """Take or skip every iteration as the log does, from the initial state on; `advance(1)` after each."""
+    """Replay the log: take or skip every iteration as it does, beginning at the initial state; call
+    `advance(1)` after each."""
     reference = stepper.reference
 
     def arrive(t: int) -> None:

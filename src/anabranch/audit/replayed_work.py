@@ -21,9 +21,10 @@ from anabranch.train.stage.stage import Stage
 
 @dataclass
 class ReplayedWork:
-    """Hashes of a stage's work in a step. units: microbatch -> activation in, gradient in, activation out,
-    gradient out. parts: member's position -> hashes of the parts of its gradient sum. sums: part -> hash of
-    the members' parts added up. overflows: microbatch -> tensor that overflowed; such a one has no hashes."""
+    """Hashes of one stage's work in a step. units: microbatch -> hashes of activation in, gradient in,
+    activation out, gradient out. parts: member's position -> hashes of the parts of its gradient sum. sums:
+    part -> hash of the members' parts added up. overflows: microbatch -> tensor that overflowed; such a
+    microbatch has no hashes."""
 
     units: dict[int, tuple[str, str, str, str]] = field(default_factory=dict)
     parts: dict[int, tuple[str, ...]] = field(default_factory=dict)
@@ -48,8 +49,8 @@ class StepReplay:
     def work(
         self, t: int, stage: int, commit: StageCommit, parts: int, summed: Collection[int]
     ) -> ReplayedWork:
-        """Work of all members of `stage` in step t. parts: parts of a sum. summed: those whose total is
-        wanted."""
+        """Recompute the work of all members of `stage` in step t. parts: number of parts into which a
+        gradient sum is cut. summed: parts whose total is wanted."""
         found = ReplayedWork()
         accumulator = self._stages[stage].accumulator
         kept: dict[int, list[Tensor]] = {part: [] for part in summed}
@@ -98,7 +99,7 @@ def _hashes(*tensors: Tensor) -> tuple[str, str, str, str]:
 
 
 def restored(inputs: Inputs, snapshots: Sequence[bytes]) -> Reference:
-    """Reference in the state of a checkpoint: the snapshots of stages 0 to S. Raises SnapshotError."""
+    """Reference model in the state of a checkpoint: `snapshots` of stages 0 to S. Raises SnapshotError."""
     reference = inputs.reference()
     reference.restore(snapshots)
     return reference

@@ -32,7 +32,8 @@ DETERMINING_KEYS = (
 
 @dataclass(frozen=True)
 class Inputs:
-    """Inputs of a replay. `initial`: imported tensors, or None if the seed gives the initial weights."""
+    """Everything that a replay starts from. `initial`: imported tensors, or None if the seed gives the
+    initial weights."""
 
     directory: RunDirectory
     run: RunConfig
@@ -63,7 +64,7 @@ def open_inputs(run_dir: Path) -> Inputs:
 
 
 def compare_with_genesis(inputs: Inputs, genesis: Genesis) -> list[str]:
-    """Sentences on how the run directory differs from the log's genesis record."""
+    """Differences between the run directory and the log's genesis record, as sentences."""
     problems = []
     ours, logged = _keys(render_run_file(inputs.run)), _keys(genesis.config)
     # Without optimizer.decay_steps the learning rate's cosine ends with the run.
@@ -80,7 +81,7 @@ def compare_with_genesis(inputs: Inputs, genesis: Genesis) -> list[str]:
 
 
 def _keys(run_file: str) -> dict[str, Any]:
-    """Keys and values of a run file, "section.key" -> value; empty if the text is not TOML."""
+    """Settings in the text of a run file, "section.key" -> value; empty if the text is not TOML."""
     try:
         sections = parse_toml(run_file)
     except ValueError:

@@ -49,7 +49,7 @@ class Distance:
         return self.distance / self.bound if self.bound else float("inf")
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; None stands for infinity, which JSON lacks."""
+        """Distance as plain values, for JSON; None stands for infinity, which JSON lacks."""
         return {
             key: None if isinstance(value, float) and not math.isfinite(value) else value
             for key, value in asdict(self).items()
@@ -175,7 +175,8 @@ class Report:
 
 
 def _distance_lines(title: str, distances: Sequence[Distance]) -> list[str]:
-    """Worst distance of each kind (weights, the two moments, each series) under a title."""
+    """Text lines with a title and the greatest distance of each kind (weights, the two moments, each
+    series)."""
     if not distances:
         return []
     if all(distance.distance == 0.0 for distance in distances):
@@ -189,6 +190,6 @@ def _distance_lines(title: str, distances: Sequence[Distance]) -> list[str]:
 
 
 def shortened(problems: Sequence[str], most: int = 5) -> list[str]:
-    """First `most` of the sentences, and how many more there are."""
+    """First `most` of the sentences, and the number of those left out."""
     more = len(problems) - most
     return [*problems[:most], *([f"... and {more} more"] if more > 0 else [])]

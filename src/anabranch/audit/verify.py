@@ -115,7 +115,8 @@ def _bounds(
     ours: Vectors,
     jobs: int,
 ) -> tuple[dict[Label, float], int]:
-    """Bound of every label, and the number of permutations that were replayed to measure the bounds."""
+    """Bound of every label (of a tensor or series), and the number of permutations that were replayed to
+    measure the bounds."""
     fixed = fixed_bounds(inputs.run.compute.dtype, found)
     unbounded = {label: apart for label, apart in found.items() if label not in fixed}
     with progress("measuring the bounds", None, unit=f"steps of at most {PERMUTATIONS} replays") as advance:
@@ -145,7 +146,8 @@ def _labelled(found: Mapping[Label, float], bounds: Mapping[Label, float]) -> li
 
 
 def _problems(inputs: Inputs, log: LoggedRun) -> list[str]:
-    """Contradictions of the log with itself, the run directory and the run's strictness."""
+    """Contradictions in the log, between log and run directory, or with the strictness that the run promises,
+    as sentences."""
     problems = [*log.problems, *compare_with_genesis(inputs, log.genesis)]
     others = [name for name in log.classes if name != log.genesis.numerics_class]
     if inputs.run.run.numerics != "mixed" and others:

@@ -41,7 +41,8 @@ _UNFINISHED = ".unfinished-"
 
 
 class StageFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """File of one stage in a checkpoint. `blake3` is of its bytes, `fingerprint` of the state in it."""
+    """Manifest entry of one stage's file in a checkpoint. `blake3`: hash of the file's bytes. `fingerprint`:
+    hash of the state in it."""
 
     name: str
     size_bytes: int
@@ -140,11 +141,9 @@ class RunDirectory:
 
     @contextmanager
     def led(self) -> Iterator[None]:
-        """Hold the lock of the process that leads the run: two processes would write one log.
-
-        The kernel releases the lock at exit. Raises UserError if another process holds the lock. Without file
-        locks (Windows) nothing is checked.
-        """
+        """Context manager that holds the lock of the process that leads the run, since two such processes
+        would write one log. The kernel releases the lock at exit. Raises UserError if another process holds
+        it. Without file locks (Windows) nothing is checked."""
         with open(self._version_file, "rb") as file:
             try:
                 import fcntl
@@ -173,14 +172,14 @@ class RunDirectory:
         return self.checkpoints_path / f"step-{t:06}"
 
     def checkpoints(self) -> list[int]:
-        """Steps of the checkpoints on disk, ascending."""
+        """Numbers of the steps with a checkpoint on disk, ascending."""
         if not self.checkpoints_path.is_dir():
             return []
         found = (_STEP.fullmatch(entry.name) for entry in self.checkpoints_path.iterdir())
         return sorted(int(match.group(1)) for match in found if match)
 
     def latest_checkpoint(self) -> int:
-        """Step of the newest checkpoint. Raises UserError if there is none."""
+        """Number of the step of the newest checkpoint. Raises UserError if there is none."""
         steps = self.checkpoints()
         if not steps:
             raise UserError(
@@ -225,8 +224,9 @@ class RunDirectory:
         return final
 
     def prune(self, keep: int, newest: int | None = None) -> list[int]:
-        """Delete unfinished checkpoints and all but the last `keep` up to step `newest` (None: the newest);
-        returns the deleted steps. Later ones are damaged or of steps that were rolled back, and stay."""
+        """Delete unfinished checkpoints, and of those up to step `newest` (None: the newest) all but the last
+        `keep`; returns the deleted steps. Later ones are damaged or of steps that were rolled back, and
+        stay."""
         for leftover in self.checkpoints_path.glob(f"{_UNFINISHED}*"):
             shutil.rmtree(leftover, ignore_errors=True)
         counted = [t for t in self.checkpoints() if newest is None or t <= newest]
@@ -262,10 +262,9 @@ class RunDirectory:
         return manifest
 
     def read_stage(self, t: int, stage: int) -> bytes:
-        """Snapshot bytes of one stage, checked for size and hash.
-
-        Raises UserError naming the file and an alternative if it is missing, truncated or changed.
-        """
+        """Read one stage's snapshot bytes from the checkpoint of step t, checked for size and hash. Raises
+        UserError if the file is missing, truncated or changed; it names the file and a checkpoint to use
+        instead."""
         entry = self.manifest(t).stages.get(stage)
         if entry is None:
             raise UserError(f"{self.checkpoint_path(t)} has no stage {stage}; the run had fewer stages")

@@ -69,10 +69,8 @@ class Permutation:
 
 
 class Batches:
-    """Source of a run's batches.
-
-    Iterations count from 1, microbatches and rows from 0. Arrays are int64 (rows, sequence).
-    """
+    """Batches of a run, computed on demand. Iterations count from 1, microbatches and rows from 0. Arrays of
+    token ids are int64 (rows, sequence)."""
 
     def __init__(self, corpus: Corpus, batch: BatchSection, seed: int) -> None:
         """Raises ConfigError if the training part has fewer windows than one iteration has rows, or the
@@ -101,19 +99,20 @@ class Batches:
         self._permutation = lru_cache(maxsize=8)(self._make_permutation)
 
     def microbatch(self, t: int, index: int) -> tuple[Ids, Ids]:
-        """(inputs, targets) of microbatch `index` of iteration `t`."""
+        """Token ids (inputs, targets) of microbatch `index` of iteration `t`, each (rows, sequence)."""
         return self._cut(self._corpus.train_tokens, self.window_numbers(t, index))
 
     def window_numbers(self, t: int, index: int) -> list[int]:
-        """Number of the corpus window of each row of microbatch `index` of iteration `t`, after the epoch's
-        permutation."""
+        """For each row of microbatch `index` of iteration `t` the number of its corpus window, after the
+        epoch's permutation."""
         if t < 1 or not 0 <= index < self._batch.microbatches:
             raise IndexError(f"there is no microbatch {index} in iteration {t}")
         first = (t - 1) * self._rows_per_iteration + index * self._batch.rows
         return [self._window("train", self.windows, first + row) for row in range(self._batch.rows)]
 
     def evaluation_window(self, window: int) -> tuple[Ids, Ids]:
-        """(inputs, targets) of held-out microbatch `window`, the same in every evaluation of the run."""
+        """Token ids (inputs, targets) of held-out microbatch `window`, the same in every evaluation of the
+        run."""
         if window < 0:
             raise IndexError(f"there is no evaluation window {window}")
         samples = range(window * self._batch.rows, (window + 1) * self._batch.rows)
@@ -121,11 +120,12 @@ class Batches:
         return self._cut(self._corpus.held_out_tokens, windows)
 
     def evaluation_bytes(self, window: int) -> int:
-        """UTF-8 bytes behind the targets of `evaluation_window(window)`; separators have none."""
+        """Number of UTF-8 bytes that the targets of `evaluation_window(window)` stand for; separators have
+        none."""
         return int(self._corpus.token_bytes[self.evaluation_window(window)[1]].sum())
 
     def iteration_bytes(self, t: int) -> int:
-        """UTF-8 bytes that the targets of iteration `t` stand for."""
+        """Number of UTF-8 bytes that the targets of iteration `t` stand for."""
         return sum(
             int(self._corpus.token_bytes[self.microbatch(t, index)[1]].sum())
             for index in range(self._batch.microbatches)
@@ -153,7 +153,7 @@ class Batches:
         return np.ascontiguousarray(rows[:, :-1]), np.ascontiguousarray(rows[:, 1:])
 
     def _row(self, tokens: Tokens, window: int) -> Ids:
-        """Tokens of a window, (sequence + 1,)."""
+        """Token ids of a corpus window, shape (sequence + 1,)."""
         start = window * self._batch.sequence
         return tokens[start : start + self._batch.sequence + 1].astype(np.int64)
 

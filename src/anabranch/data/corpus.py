@@ -51,7 +51,8 @@ Tokens = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 
 @dataclass(frozen=True)
 class CorpusFile:
-    """File of a corpus: name below the corpus directory, size, and BLAKE3 (hex) of the bytes."""
+    """Entry of one corpus file: name below the corpus directory, size in bytes, and BLAKE3 (hex) of its
+    bytes."""
 
     name: str
     size_bytes: int
@@ -60,7 +61,8 @@ class CorpusFile:
 
 @dataclass(frozen=True)
 class Part:
-    """Counts of the training or the held-out part; `text_bytes` are UTF-8 bytes without separators."""
+    """Counts of the training or the held-out part of a corpus; `text_bytes` are UTF-8 bytes without
+    separators."""
 
     documents: int
     tokens: int
@@ -96,9 +98,9 @@ def materialise(
 ) -> Corpus:
     """Write the corpus that `section` describes into `directory`, or open it if it already exists.
 
-    tell: gets sentences about files that were left out or are not UTF-8. Raises ConfigError if the source
-    cannot be read, has fewer than 20 documents or too little text for the vocabulary, or if the directory
-    holds a corpus of other settings.
+    tell: callback for sentences to the user about files that were left out or are not UTF-8. Raises
+    ConfigError if the source cannot be read, has fewer than 20 documents or too little text for the
+    vocabulary, or if the directory holds a corpus of other settings.
     """
     if (directory / MANIFEST).is_file():
         return _open_same(section, directory)
@@ -224,7 +226,8 @@ class _PartWriter:
 
 @contextmanager
 def _unfinished(path: Path) -> Iterator[Path]:
-    """Temporary file that is flushed and renamed to `path` on success, and deleted after an error."""
+    """Context manager: temporary file that is flushed and renamed to `path` on success, and deleted after an
+    error."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         yield temporary
@@ -247,7 +250,7 @@ def _training_texts(documents: Documents, report: Progress) -> Iterator[str]:
 
 
 class _Manifest(msgspec.Struct, kw_only=True):
-    """Contents of manifest.json."""
+    """Contents of manifest.json, which describes a corpus directory."""
 
     format: str = FORMAT
     version: int = VERSION

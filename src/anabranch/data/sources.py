@@ -73,7 +73,7 @@ class Documents:
         return (document for document in self.open() if document.text)
 
     def remarks(self) -> list[str]:
-        """Sentences about files that were left out, and about text that is not UTF-8."""
+        """Sentences for the user about files that were left out, and about text that is not UTF-8."""
         found = []
         if self.left_out:
             count, first = len(self.left_out), self.left_out[0]
@@ -90,7 +90,7 @@ class Documents:
 
 
 def open_documents(section: DataSection) -> Documents:
-    """Documents that `section` names. Raises ConfigError if there are none."""
+    """Documents of the source that the run file's `section` names. Raises ConfigError if there are none."""
     openers: dict[str, Callable[[DataSection], Documents]] = {
         "stdlib": _stdlib,
         "text": _text,
@@ -102,7 +102,7 @@ def open_documents(section: DataSection) -> Documents:
 
 
 def replace_undecodable(data: bytes) -> str:
-    """UTF-8 text of `data` without a byte order mark; undecodable bytes become U+FFFD."""
+    """Decode `data` as UTF-8, without a byte order mark; undecodable bytes become U+FFFD."""
     return data.decode("utf-8", errors="replace").removeprefix("\ufeff")
 
 
@@ -149,7 +149,8 @@ def _text(section: DataSection) -> Documents:
 def _file_documents(
     label: str, root: Path, files: list[Path], cut: bool = False, left_out: tuple[Path, ...] = ()
 ) -> Documents:
-    """Documents of files: each file as a whole, or `cut` into pieces at line ends."""
+    """Documents of text files: each file is one document, or is `cut` into pieces at line ends. label:
+    setting and path, for messages. left_out: binary files of the folder."""
     total = _total_size(files)
     replaced: dict[str, int] = {}
     piece_bytes = max(1, math.ceil(total / TEXT_PIECES))
@@ -173,7 +174,7 @@ def _file_documents(
 
 
 def _cut_at_line_ends(data: bytes, piece_bytes: int) -> Iterator[bytes]:
-    """Pieces of at least `piece_bytes` (but the last) that end where a line ends."""
+    """Cut `data` into pieces that end where a line ends, each of at least `piece_bytes` (except the last)."""
     start = 0
     while start < len(data):
         line_end = data.find(b"\n", start + piece_bytes - 1)
@@ -256,7 +257,8 @@ def _saved_dataset(section: DataSection) -> Documents:
 def _table_documents(
     section: DataSection, files: list[Path], open_table: Callable[[Path], tuple[list[str], Iterator[Any]]]
 ) -> Documents:
-    """Documents of a column of Arrow tables; `open_table` returns the column names and the record batches."""
+    """Documents of one column of Arrow tables. open_table: function that returns a file's column names and
+    record batches."""
 
     def documents() -> Iterator[Document]:
         position = 0
@@ -331,7 +333,8 @@ def _record_files(section: DataSection, suffixes: tuple[str, ...]) -> list[Path]
 
 
 def _walk(root: Path, skip: Callable[[str], bool] = lambda name: False) -> list[Path]:
-    """Files below `root` in sorted order of their relative path, without hidden ones."""
+    """Files below `root` in sorted order of their relative path, without hidden ones. skip(name): True for
+    folders to leave out."""
     found = []
     for folder, folders, files in os.walk(root):
         folders[:] = [name for name in folders if not name.startswith(".") and not skip(name)]
@@ -340,7 +343,7 @@ def _walk(root: Path, skip: Callable[[str], bool] = lambda name: False) -> list[
 
 
 def _undecodable(data: bytes) -> int:
-    """Number of U+FFFD that decoding adds to the text of `data`."""
+    """Number of U+FFFD that decoding adds to the text of `data`: its undecodable places."""
     try:
         data.decode("utf-8")
     except UnicodeDecodeError:

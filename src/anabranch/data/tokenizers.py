@@ -37,8 +37,8 @@ VOCABULARY_MAX = 1 << 24
 
 @contextmanager
 def _panics_named(path: Path) -> Iterator[None]:
-    """Raise ConfigError for a panic of the tokenizer library: it is a BaseException that no handler of
-    Exception sees, and would end a thread or a process without a word."""
+    """Context manager that turns a panic of the tokenizer library about `path` into ConfigError: a panic is a
+    BaseException that no handler of Exception sees, and would end a thread or a process without a word."""
     try:
         yield
     except BaseException as error:
@@ -103,7 +103,7 @@ class TextTokenizer:
         return [encoding.ids for encoding in encodings]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Text of `ids`; separators and other special tokens are left out."""
+        """Text for the token ids `ids`; separators and other special tokens are left out."""
         with _panics_named(self._path):
             return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
 
@@ -137,13 +137,13 @@ def write_tokenizer(section: DataSection, texts: Iterable[str], path: Path) -> N
 
 
 def tokenizer_file(section: DataSection) -> Path:
-    """File that `section` names as its tokenizer, by its own path or by that of its folder."""
+    """Path of the tokenizer.json that `section` names, directly or by its folder."""
     given = Path(section.tokenizer).expanduser()
     return given / "tokenizer.json" if given.is_dir() else given
 
 
 def _bytes_tokenizer() -> Tokenizer:
-    """Tokenizer whose ids 0..255 are bytes and 256 is the separator."""
+    """Tokenizer without merges: ids 0..255 are bytes and 256 is the separator."""
     vocabulary = {character: byte for byte, character in enumerate(_byte_characters())}
     tokenizer = _byte_level(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.add_special_tokens([SEPARATOR])
@@ -151,7 +151,8 @@ def _bytes_tokenizer() -> Tokenizer:
 
 
 def _train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Byte-level BPE. The same texts give the same file: ties are broken by the library in token order."""
+    """Train a byte-level BPE tokenizer. The same texts give the same file: the library breaks ties in token
+    order."""
     tokenizer = _byte_level(models.BPE())
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
@@ -171,7 +172,7 @@ def _byte_level(model: models.BPE) -> Tokenizer:
 
 
 def _front(texts: Iterable[str], characters: int) -> Iterator[str]:
-    """Leading texts of `characters` in all; the last one is cut."""
+    """First texts of `texts`, together `characters` long; the last one is cut."""
     for text in texts:
         yield text[:characters]
         characters -= len(text)
@@ -180,17 +181,16 @@ def _front(texts: Iterable[str], characters: int) -> Iterator[str]:
 
 
 def _byte_characters() -> list[str]:
-    """Printable character by which byte-level tokenizers spell each byte 0..255 (as GPT-2 does).
-
-    Printable Latin-1 bytes stand for themselves; the others are numbered from U+0100 on.
-    """
+    """Printable character with which byte-level tokenizers write each byte 0..255 (as GPT-2 does). Printable
+    Latin-1 bytes stand for themselves; the others are numbered from U+0100 on."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = itertools.count(0x100)
     return [chr(byte if byte in printable else next(others)) for byte in range(256)]
 
 
 def _spelt_bytes(token: str) -> int:
-    """UTF-8 bytes of a token spelt as SentencePiece (▁ is a space, <0x0A> a byte) or WordPiece (##ing) do."""
+    """UTF-8 bytes of a token that is written as in SentencePiece (▁ is a space, <0x0A> a byte) or WordPiece
+    (##ing)."""
     if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
         return 1
     return len(token.removeprefix("##").replace("▁", " ").encode())

@@ -80,7 +80,7 @@ class EventTail:
 
 
 def decode_lines(lines: Iterable[bytes]) -> Iterator[Event | Unknown]:
-    """Events of `lines`. Lines that are not events (cut off by a crash) are left out."""
+    """Decode lines of an event log; lines that are not events (cut off by a crash) are left out."""
     for line in lines:
         try:
             yield decode_event(line)
@@ -124,7 +124,7 @@ def commit_times(events: Iterable[Event]) -> list[tuple[int, float]]:
 
 
 def _end_last_line(path: Path) -> None:
-    """Complete a line that a crash cut off, which would otherwise swallow the next event."""
+    """End a line that a crash cut off by a newline, since the next event would be appended to it."""
     if not path.exists() or path.stat().st_size == 0:
         return
     with open(path, "rb+") as file:

@@ -16,7 +16,8 @@ _E = TypeVar("_E", bound=Event)
 
 
 def plain_event(event: _E) -> _E:
-    """`event` of another peer with all texts in it on one line, without control characters, and short."""
+    """Copy of another peer's `event` in which every text is one line, short, and without control
+    characters."""
     return _changed(event, plain)
 
 
@@ -47,7 +48,7 @@ def _changed(event: _E, change: Callable[[str], str]) -> _E:
 
 
 def _texts(value: Any, change: Callable[[str], str]) -> Any:
-    """`value` with `change` made to each text in it, keys included."""
+    """Copy of `value` in which `change` was applied to each text, keys included."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, list):

@@ -20,7 +20,7 @@ EVENT_VERSION = 1
 
 
 def _kind(name: str) -> str:
-    """Kind of a class: RunStarted -> run_started."""
+    """Event kind of a class name: RunStarted -> run_started."""
     return "".join("_" + c.lower() if c.isupper() else c for c in name).lstrip("_")
 
 
@@ -125,11 +125,9 @@ class Skip(Event, frozen=True, kw_only=True):
 
 
 class Suspected(Event, frozen=True, kw_only=True):
-    """Verdict of `peer` on the silence of `subject`, to which it sends no work meanwhile.
-
-    `verdict`: "suspected", "refuted" (heard again), "the link is bad", "nobody is heard", "gone". `asked`:
-    answers of other peers about `subject`, by their ids.
-    """
+    """Event: verdict of `peer` on the silence of `subject`, which gets no work from it meanwhile. `verdict`:
+    "suspected", "refuted" (heard again), "the link is bad", "nobody is heard", "gone". `asked`: answers of
+    other peers about `subject`, by their ids."""
 
     subject: str
     reason: str
@@ -140,7 +138,7 @@ class Suspected(Event, frozen=True, kw_only=True):
 
 
 class Repair(Event, frozen=True, kw_only=True):
-    """Transfer of microbatch (t, index) at `stage` from `dead` to `replacement`."""
+    """Event: microbatch (t, index) went from the failed replica `dead` of `stage` to `replacement`."""
 
     t: int
     index: int
@@ -151,8 +149,8 @@ class Repair(Event, frozen=True, kw_only=True):
 
 
 class Redo(Event, frozen=True, kw_only=True):
-    """Recomputation by `owner` of a unit (the share of one microbatch in a stage's gradient) whose holders of
-    `stage` are all lost."""
+    """Event: `owner` computed a unit (the share of one microbatch in a stage's gradient) again, because all
+    peers of `stage` that had it are lost."""
 
     t: int
     stage: int
@@ -162,7 +160,8 @@ class Redo(Event, frozen=True, kw_only=True):
 
 
 class Double(Event, frozen=True, kw_only=True):
-    """Unit that two replicas had computed: `kept` counts it, `subtracted` took it out of its sum."""
+    """Event: two replicas had computed the same unit; `kept` counts it, `subtracted` took it out of its
+    gradient sum."""
 
     t: int
     stage: int
@@ -172,10 +171,10 @@ class Double(Event, frozen=True, kw_only=True):
 
 
 class Audit(Event, frozen=True, kw_only=True):
-    """Finding of `auditor` about the work of `subject` at `stage` in step t. verdict: "same", "different",
-    "withheld" or "unable". what, found, claimed: the first difference, its hash as computed again and in the
-    subject's receipt. receipt: the signed receipt (base64), if it is different. base: hash of the commit's
-    log entry."""
+    """Event: finding of `auditor`, which computed the work of `subject` at `stage` in step t again. verdict:
+    "same", "different", "withheld" or "unable". what, found, claimed: the first difference, its hash as
+    computed again and in the subject's receipt. receipt: the signed receipt (base64), if it is different.
+    base: hash of the commit's log entry."""
 
     t: int
     stage: int
@@ -190,7 +189,7 @@ class Audit(Event, frozen=True, kw_only=True):
 
 
 class Refused(Event, frozen=True, kw_only=True):
-    """Refusal by `peer` of messages or the connection of `subject`, `count` times."""
+    """Event: `peer` refused messages or the connection of `subject`, `count` times."""
 
     subject: str
     reason: str
@@ -198,7 +197,7 @@ class Refused(Event, frozen=True, kw_only=True):
 
 
 class FaultDelivered(Event, frozen=True, kw_only=True):
-    """Planned fault of a test that struck `peer`."""
+    """Event: a fault that a test had planned struck `peer`."""
 
     fault: str
     """Kind of fault, such as "kill" or "freeze"."""
@@ -214,29 +213,27 @@ class Checkpoint(Event, frozen=True, kw_only=True):
 
 
 class Waiting(Event, frozen=True, kw_only=True):
-    """Pause of the run until an outside condition changes."""
+    """Event: the run pauses until an outside condition changes."""
 
     reason: str
 
 
 class Rollback(Event, frozen=True, kw_only=True):
-    """Return of the run to the state after step t."""
+    """Event: the run went back to the state after step t."""
 
     t: int
     reason: str = ""
 
 
 class Controlled(Event, frozen=True, kw_only=True):
-    """Decision of the owner, as logged.
-
-    action: "pause" (t: the step after which no other begins), "continue", "steps" (t: the new number).
-    """
+    """Event: decision of the owner, as logged. action: "pause" (t: the step after which no other begins),
+    "continue", "steps" (t: the new number of steps)."""
 
     action: str
     t: int = 0
 
     def words(self) -> str:
-        """Sentence for people."""
+        """The owner's decision as a sentence."""
         match self.action:
             case "pause":
                 return f"the owner pauses the run after step {self.t}"
@@ -253,7 +250,7 @@ class RunFinished(Event, frozen=True, kw_only=True):
 
 
 class Timing(Event, frozen=True, kw_only=True):
-    """Seconds that `peer` spent in the parts of iteration t, and bytes that it sent."""
+    """Event: compute seconds of `peer` in the parts of iteration t, and bytes that it sent."""
 
     t: int
     stage: int
@@ -274,7 +271,7 @@ class Timing(Event, frozen=True, kw_only=True):
 
 
 class Vitals(Event, frozen=True, kw_only=True):
-    """Measurements of `peer` of itself and its links, reported every few seconds of training."""
+    """Event: `peer` reports measurements of itself and its links, every few seconds of training."""
 
     stage: int
     capacity: int = 0
@@ -291,7 +288,7 @@ class Vitals(Event, frozen=True, kw_only=True):
 
 
 class Note(Event, frozen=True, kw_only=True):
-    """A sentence for people, without other fields."""
+    """Event that is only a sentence for people."""
 
     text: str
 

@@ -34,7 +34,7 @@ class Side(Enum):
 
     @property
     def opposite(self) -> Side:
-        """Side on which the neighbour sees this node."""
+        """Side on which the neighbour at the other end of the link sees this node."""
         return _OPPOSITE[self]
 
     # An enum's own hash is a Python call, and (peer, side) is a key in every agent's hottest tables.
@@ -45,7 +45,7 @@ _OPPOSITE = {Side.PREVIOUS: Side.NEXT, Side.NEXT: Side.PREVIOUS, Side.SAME: Side
 
 
 class UnitId(NamedTuple):
-    """Name of one microbatch's path in the plan. A data node never uses a number twice."""
+    """Name of a unit (path of one microbatch in the plan). A data node never uses a number twice."""
 
     source: str
     number: int
@@ -77,8 +77,9 @@ class Setup:
     """Facts that a node's agent is given when it is made.
 
     stage: 0 for a data node. capacity: of a relay, in microbatches. demand: of a data node, in microbatches.
-    incarnation: grows with each restart of the node. relays, cost_max: upper bounds of the number of relays
-    and of link costs in the swarm, from which a policy may derive the cost of refusing a microbatch.
+    incarnation: number of this process of the node, higher after each restart. relays, cost_max: upper bounds
+    of the number of relays and of link costs in the swarm, from which a policy may derive the cost of
+    refusing a microbatch.
     """
 
     id: str
@@ -136,7 +137,7 @@ class Received(msgspec.Struct, frozen=True):
 
 
 class Wake(msgspec.Struct, frozen=True):
-    """Event: the time that the agent's `deadline` returned has passed."""
+    """Event: the time has come that the agent's `deadline` returned."""
 
 
 Event = PeerUp | PeerDown | CostChanged | CapacityChanged | DemandChanged | Received | Wake
@@ -158,7 +159,7 @@ class Agent(Protocol):
         ...
 
     def deadline(self) -> float | None:
-        """Time (s) at which the agent needs a `Wake`, or None if it waits for other events only."""
+        """Time (s) at which the agent needs a `Wake` event; None if it only waits for other events."""
         ...
 
     def standing(self) -> Sequence[Held]:
@@ -186,10 +187,8 @@ class Agent(Protocol):
         ...
 
     def quiet(self) -> bool:
-        """True if this agent awaits no reply or acknowledgement and plans no change.
-
-        Periodic messages with `confirms` set do not count.
-        """
+        """True if this agent awaits no answer and plans no change. Periodic messages (`confirms`) do not
+        count."""
         ...
 
 

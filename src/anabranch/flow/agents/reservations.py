@@ -95,7 +95,8 @@ class Reservations:
         return [Send(peer, Side.NEXT, Reserve(unit, link))]
 
     def repeat(self) -> list[Send]:
-        """Repeat the requests that are not confirmed: a message was lost, or a relay was full."""
+        """Send again the reservation requests that are not confirmed: a message was lost, or a relay was
+        full."""
         return [
             Send(place.next, Side.NEXT, Reserve(unit, place.link))
             for unit, place in self._departing.items()
@@ -103,14 +104,15 @@ class Reservations:
         ]
 
     def keep_only(self, links: Iterable[UnitId]) -> list[Send]:
-        """Give up this source's units whose working unit is not in `links`."""
+        """Give up the units of this source whose working unit (unit of the negotiated plan) is not in
+        `links`."""
         alive = set(links)
         gone = [unit for link, unit in self._by_link.items() if link not in alive]
         return self._give_up(gone)
 
     @property
     def reserving(self) -> bool:
-        """True if a unit that begins at this node is not confirmed yet."""
+        """True if some unit that begins at this node is not confirmed yet."""
         return bool(self._departing)
 
     def _give_up(self, units: Iterable[UnitId]) -> list[Send]:

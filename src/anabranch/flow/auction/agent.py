@@ -28,7 +28,8 @@ PRICED = 0.5
 
 
 class AuctionAgent:
-    """Agent of one node (`flow.agents.interface.Agent`). It uses no random numbers; `rng` is ignored."""
+    """Agent of policy `auction` at one node (`flow.agents.interface.Agent`). It uses no random numbers; `rng`
+    is ignored."""
 
     def __init__(self, setup: Setup, rng: CounterRng) -> None:
         self._setup = setup

@@ -8,8 +8,8 @@ from anabranch.flow.auction.timing import QUIET_S
 
 
 class Changes:
-    """Counter of external changes at any node of the swarm. last_at: time (s) of the newest; infinite before
-    the start."""
+    """Count of external changes (nodes, costs, capacities, demands) anywhere in the swarm, as one node knows
+    it. last_at: time (s) of the newest; infinite before the start."""
 
     def __init__(self) -> None:
         self.count = 0

@@ -12,7 +12,8 @@ from anabranch.flow.auction.residual_search import Searches
 
 
 class Excess:
-    """A source's searches for free capacity, and the price above which it refuses units (`Market.limit`)."""
+    """Part of the auction at a data node (source) with units beyond the swarm's capacity: its searches for
+    free capacity, and the price above which it refuses units (`Market.limit`)."""
 
     def __init__(self, setup: Setup, market: Market, searches: Searches, changes: Changes) -> None:
         self._market = market
@@ -25,7 +26,7 @@ class Excess:
         self._evened = 0
 
     def changed(self) -> None:
-        """Let the next search begin soon, after an external change."""
+        """Let the next search for free capacity begin soon, after an external change."""
         unceasing = self._changes.unceasing
         least = timing.SEARCH_MAX_EPSILONS if unceasing else timing.SEARCH_EPSILONS
         if not unceasing or self._step < least:
@@ -59,7 +60,8 @@ class Excess:
         return market.limit != before
 
     def _search_at_level(self) -> None:
-        """Search if the price has risen by a step since the last search or the last external change."""
+        """Begin a search if the price has risen by one step since the last search or the last external
+        change."""
         market, own = self._market, self._searches.own
         if not market.ready or market.level == math.inf or (own is not None and not own.open):
             return

@@ -19,13 +19,13 @@ _Envelope = tuple[int, int, bool, tuple[Search, ...], tuple[Finding, ...], int]
 
 
 class Link:
-    """State of a link at one end.
+    """State of a link at one end. A letter is a message with the whole state.
 
     changed: set (as a dict) of the node's links with news to send, shared by its links. owes: True if the
     other end waits for an answer. asks: True if this end repeats its letter until it is acknowledged.
     repeat_at: time (s) of the repetition. searches, findings: source -> newest search and finding to send to
-    the other end. heard, findings_read: source -> newest search number and finding processed from the other
-    end. read: searches and findings in the other end's last letter.
+    the other end. heard, findings_read: source -> number of the newest search and finding handled from the
+    other end. read: searches and findings in the other end's last letter.
     """
 
     # Slots save memory: a node of a large swarm has hundreds of links.
@@ -52,7 +52,7 @@ class Link:
 
     @property
     def dirty(self) -> bool:
-        """True if this end's state differs from the last letter that it sent."""
+        """True if this end's state has changed since the last letter that it sent."""
         return self._dirty
 
     @dirty.setter
@@ -66,7 +66,8 @@ class Link:
         return not (self.dirty or self.owes or self.asks)
 
     def receive(self, letter: Letter) -> bool:
-        """Process sequence number and acknowledgement of a letter; True if it is newer than all before."""
+        """Handle the sequence number and acknowledgement of a letter; True if the letter is newer than all
+        before."""
         if letter.ack > self._acked:
             self._acked = letter.ack
             if letter.ack >= self._seq:
@@ -80,11 +81,12 @@ class Link:
         return True
 
     def is_latest(self, letter: Letter) -> bool:
-        """True if no newer letter was received. A repeated letter may still acknowledge something."""
+        """True if no newer letter was received before. An older or repeated letter may still acknowledge
+        something."""
         return letter.seq == self._seen
 
     def _envelope(self, now: float, stir: int) -> _Envelope:
-        """Values of the fields of `Letter` for a letter that is sent now. stir: number of external changes
+        """Fields of the next `Letter` that do not depend on its direction. stir: number of external changes
         known here."""
         asking, answers = self.asks, self.owes
         if self._dirty:
@@ -107,14 +109,14 @@ class Link:
 
 
 class OutLink(Link):
-    """A link to a next hop.
+    """Link to a next hop, at this node's end.
 
     price: last price from the next hop, a lower bound: only falls are sent. fresh: True if the price was
-    confirmed in the current survey. to_data: True if the next hop is a data node. level: `cost` + `price`,
-    set by the market. pushed, returned: units handed over and handed back so far. recalled: number that
-    `returned` must reach at least. units: units placed at the next hop, recalled ones not counted. bid: see
-    `Offer`. wants: standing unit -> version of this end's state that first wanted it. whole, stale: units of
-    `wants` that the next hop answered are reserved to the end of the path, or cannot be kept.
+    confirmed in the current repair. to_data: True if the next hop is a data node. level: `cost` + `price`,
+    set by the market. pushed, returned: numbers of units handed over and handed back so far. recalled: number
+    that `returned` must reach at least. units: units placed at the next hop, recalled ones not counted. bid:
+    see `Offer`. wants: standing unit -> version of this end's state that first wanted it. whole, stale: units
+    of `wants` that, by the next hop's answer, are reserved to the end of the path, or cannot be kept.
     """
 
     __slots__ = (
@@ -148,7 +150,7 @@ class OutLink(Link):
         self.dirty = True
 
     def knows_of(self, unit: UnitId) -> bool:
-        """True if the other end has acknowledged that this end wants the unit."""
+        """True if the other end has acknowledged that this end wants to pass `unit` through it."""
         return self.wants.get(unit, math.inf) <= self._acked
 
     def letter(self, now: float, stir: int) -> Offer:
@@ -157,7 +159,7 @@ class OutLink(Link):
 
 
 class InLink(Link):
-    """A link from a previous hop.
+    """Link from a previous hop, at this node's end.
 
     number: ascends in the order in which the node's links opened. pushed, returned, recalled, bid: as in
     `OutLink`, of the previous hop. sent_price: price in the last letter to it. wants: standing units that the
@@ -192,7 +194,7 @@ class InLink(Link):
 
 
 class Deadlines:
-    """Set of the links' deadlines (s). least: the earliest; infinite if there are none."""
+    """Deadlines (s) of all links of a node. least: the earliest; infinite if there are none."""
 
     __slots__ = ("_times", "least")
 

@@ -41,7 +41,8 @@ MOVE_COLD, MOVE = 7.0, 4.0
 
 
 class Ranking:
-    """Next hops sorted by `OutLink.level`, the cost of one more unit; without those of infinite cost."""
+    """Next hops of a node, sorted by `OutLink.level` (cost of one more unit); hops of infinite cost are left
+    out."""
 
     __slots__ = ("_level", "_sorted", "_two")
 
@@ -124,17 +125,17 @@ class Market:
 
     @property
     def dearest(self) -> float:
-        """Greatest finite cost of a placed unit from this node to the end of its path."""
+        """Greatest finite cost (s) from this node to the end of its path, over the placed units."""
         return max((link.level for link in self.users if link.level < math.inf), default=0.0)
 
     @property
     def many(self) -> bool:
-        """True if the capacity exceeds the number of next hops."""
+        """True if the node's capacity exceeds its number of next hops."""
         return self.capacity > len(self.outs)
 
     @property
     def is_last(self) -> bool:
-        """True if the next hops are data nodes at the end of the path."""
+        """True if this node is of the last stage: its next hops are data nodes, at the end of the path."""
         return any(link.to_data for link in islice(self.outs.values(), 1))
 
     @property
@@ -271,7 +272,7 @@ class Market:
             link.fresh = link.to_data
 
     def doubtful(self) -> OutLink | None:
-        """Next hop whose price must be confirmed before the repair; None if there is none."""
+        """Next hop whose price must be confirmed before the repair can be made; None if there is none."""
         if not self.too_high:
             return None
         best = self.ranking.best_two()[0]
@@ -279,7 +280,7 @@ class Market:
 
     @property
     def too_high(self) -> bool:
-        """True if a repair would lower a price or a bid, or move a unit."""
+        """True if a repair would change anything: lower a price or a bid, or move a unit."""
         if not self.ready:
             return False
         best, level, second = self.ranking.best_two()
@@ -290,7 +291,7 @@ class Market:
         return any(bid < link.bid - least for link, bid in self._current_bids(best, level, second))
 
     def repair(self) -> None:
-        """Lower prices and bids that are too high, and move units to cheaper next hops.
+        """Repair: lower prices and bids that are too high, and move units to cheaper next hops.
 
         Call it only after a time in which no unit moved: if prices are raised and lowered at the same time,
         they chase each other.

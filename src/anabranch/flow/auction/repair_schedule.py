@@ -14,10 +14,8 @@ from anabranch.flow.auction.market import Market
 
 
 class RepairSchedule:
-    """Times of one node's repairs.
-
-    at: time (s) of the next repair. surveying: True if a repair waits for a next hop to confirm its price.
-    """
+    """Times of one node's repairs (lowering of prices and bids, moves of units). at: time (s) of the next
+    repair. surveying: True if a repair waits until a next hop confirms its price."""
 
     def __init__(self, market: Market, changes: Changes) -> None:
         self.at = math.inf

@@ -144,10 +144,8 @@ def _by_level(link: OutLink) -> tuple[float, str]:
 
 
 class Searches:
-    """Part of one node in the newest searches of all sources.
-
-    bound: greatest `Search.bound` of any source; all sources refuse units above this price.
-    """
+    """Part of one node in the newest search of each source. bound: greatest `Search.bound` of any source; all
+    sources refuse units above this price."""
 
     def __init__(self, name: str, market: Market, is_data: bool) -> None:
         self._name = name
@@ -157,7 +155,7 @@ class Searches:
         self.bound = 0.0
 
     def launch(self, number: int, bound: float) -> None:
-        """Start a search with this node as its source."""
+        """Start a search of which this node is the source. bound: this node's price."""
         self.bound = max(self.bound, bound)
         explorer = Explorer(self._market, Search(self._name, number, self.bound), self._is_data)
         self._explorers[self._name] = explorer
@@ -170,7 +168,7 @@ class Searches:
 
     @property
     def are_many(self) -> bool:
-        """True if another source has searched, too."""
+        """True if a data node other than this one has also searched."""
         return len(self._explorers) > 1
 
     @property

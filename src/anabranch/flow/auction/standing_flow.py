@@ -157,7 +157,8 @@ class StandingFlow:
                     place.since = now
 
     def moved(self, now: float) -> None:
-        """Note that the working flow has changed at this node."""
+        """Note that the working flow (units not confirmed along their whole path) has changed at this
+        node."""
         self._changed_at = now
         self._depart_at, self._pauses = -math.inf, 0
         self._recheck = True
@@ -223,7 +224,8 @@ class StandingFlow:
                 self._check(place.since + timing.PATIENCE_S)
 
     def _admit(self) -> None:
-        """Reserve places for queued units within capacity, if the market has placed more units onward."""
+        """Reserve places for units that wait for one, within capacity, as far as the market has placed more
+        units onward."""
         for unit, previous in list(self._queue.items()):
             if len(self._places) >= self._market.capacity:
                 return
@@ -279,7 +281,7 @@ class StandingFlow:
             self._move(unit, place, now)
 
     def _move(self, unit: UnitId, place: Place, now: float) -> None:
-        """Find another next hop for the unit; give the unit up if there is none."""
+        """Choose another next hop for a reserved unit; give the unit up if there is none."""
         link = self._free_link(besides=place.next)
         if link is not None:
             place.since = now

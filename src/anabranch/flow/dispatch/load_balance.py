@@ -34,10 +34,8 @@ def places(pass_s: Mapping[str, float], capacity: Mapping[str, int], batch: int)
 
 @lru_cache(TIMES_KEPT)
 def _time_s(replicas: tuple[tuple[str, float, int], ...], batch: int) -> float:
-    """Least seconds in which a stage can compute `batch` microbatches.
-
-    replicas: (peer, seconds per microbatch, capacity) of each.
-    """
+    """Least seconds in which a stage can compute `batch` microbatches. replicas: (peer, seconds per
+    microbatch, capacity in microbatches) of each."""
     first = [(pass_s, peer, 1, pass_s, capacity) for peer, pass_s, capacity in replicas if capacity > 0]
     heapq.heapify(first)
     time_s = 0.0

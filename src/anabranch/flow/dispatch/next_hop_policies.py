@@ -49,7 +49,8 @@ class Candidate:
 
 
 class Choice(NamedTuple):
-    """Chosen peer. hold_s: 0 to send at once; else the longest time (s) to wait for a slot at the peer."""
+    """Decision about one microbatch: the peer, and the longest time to wait for it. hold_s: 0 to send at
+    once; else the longest time (s) to wait until that peer grants a slot."""
 
     peer: str
     hold_s: float = 0.0
@@ -73,13 +74,13 @@ class Policy:
         raise NotImplementedError
 
     def opened(self, peers: Collection[str]) -> None:
-        """Handle the begin of an iteration, in which `peers` serve the next stage."""
+        """Begin an iteration, in which `peers` serve the next stage."""
 
     def returned(self, index: int) -> None:
-        """Handle the return of the gradient of microbatch `index`."""
+        """Note that the gradient of microbatch `index` came back."""
 
     def lost(self, peer: str, now: float) -> None:
-        """Handle the loss or suspicion of `peer`."""
+        """Note that the link to `peer` broke, or that `peer` is suspected to have failed."""
 
 
 class Greedy(Policy):
@@ -105,7 +106,8 @@ class Dispatch(Policy):
 
     Queueing is at the peer or on the link, whichever is slower. If the best peer has no free slot, the
     microbatch is held back for as long as waiting costs less than the best peer with a free slot. load,
-    price, hold: False ignores reported load, ignores the flow's prices, never holds back (for benchmarks).
+    price, hold: switches for benchmarks; False ignores reported load, ignores the flow's prices, never holds
+    a microbatch back.
     """
 
     def __init__(self, load: bool = True, price: bool = True, hold: bool = True) -> None:

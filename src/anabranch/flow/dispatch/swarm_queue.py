@@ -47,11 +47,8 @@ class _Mean:
 
 @dataclass
 class _Call:
-    """Choice of `peer` for one microbatch, and the time that it is expected to take there.
-
-    waited_s: seconds that the microbatch had waited when `peer` was chosen. took_s: expected seconds of the
-    microbatch at the peer; 0 before it is sent.
-    """
+    """Record of a choice: `peer` was chosen for a microbatch. waited_s: seconds that the microbatch had
+    waited then. took_s: expected seconds of the microbatch at the peer; 0 before it is sent."""
 
     peer: str
     waited_s: float
@@ -59,7 +56,7 @@ class _Call:
 
 
 class SwarmQueue(Policy):
-    """Virtual times, running means and bans of one sender's next hops."""
+    """Policy `swarm` at one sender: virtual times, running means and bans of its next hops."""
 
     def __init__(self, rng: CounterRng) -> None:
         self._dice = rng

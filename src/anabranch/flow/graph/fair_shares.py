@@ -21,9 +21,8 @@ TOLERANCE = 1e-7
 
 @dataclass(frozen=True)
 class FairShares:
-    """A fair flow. shares: data node -> admitted microbatches over its demand. flow: microbatches in all.
-    cost: least total cost of such a flow.
-    """
+    """Max-min fair flow. shares: data node -> admitted microbatches divided by its demand. flow: microbatches
+    in all. cost: least total cost of such a flow."""
 
     shares: dict[str, float]
     flow: float
@@ -82,7 +81,8 @@ class _FairProgram:
         return float(self._solve(goal, settled, free)[-1])
 
     def raise_alone(self, name: str, settled: dict[str, float], free: list[str], level: float) -> float:
-        """The greatest share of data node `name` while the others of `free` have the share `level`."""
+        """Greatest share that data node `name` can have, while the others of `free` have the share
+        `level`."""
         departs = self._departs_from[name]
         others = [other for other in free if other != name]
         amounts = self._solve(-departs, settled | dict.fromkeys(others, level), [])

@@ -132,7 +132,8 @@ class FlowProgram:
         self.limits = np.array(list(limits.values()), dtype=np.float64)
 
     def best(self, *, integer: bool = False) -> Vector:
-        """Variables of the greatest flow with the least cost. integer: True for whole microbatches."""
+        """Solve the problem: values of the variables in the greatest flow with the least cost. integer: True
+        for whole microbatches."""
         if not self.hops:
             return np.zeros(0)
         constraints = [(self.conserve, 0.0, 0.0), (self.bound, -np.inf, self.limits)]
@@ -166,10 +167,8 @@ def minimise(
     *,
     integer: bool = False,
 ) -> Vector:
-    """Variables from 0 to `most` that minimise `objective`. Raises OracleError if the solver finds none.
-
-    constraints: (matrix, least, most) of linear forms. integer: True if the variables must be integers.
-    """
+    """Values from 0 to `most` that minimise the linear `objective`. Raises OracleError if the solver finds
+    none. constraints: (matrix, least, most) of linear forms. integer: True if the values must be integers."""
     result = milp(
         objective,
         constraints=[LinearConstraint(*each) for each in constraints],

@@ -73,7 +73,8 @@ class Answer(Message, frozen=True):
 
 
 class Moved(Message, frozen=True):
-    """Notice that the sender is now an end of unit `link`. told: cost from the sender to the sink."""
+    """Notice that the sender has replaced another node at one end of unit `link`. told: cost from the sender
+    to the sink."""
 
     link: UnitId
     told: float

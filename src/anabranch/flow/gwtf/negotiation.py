@@ -27,7 +27,7 @@ REST_ROUNDS = 60
 
 @dataclass(slots=True)
 class Pending:
-    """Request to neighbour (peer, side) without an answer. link: outflow that a RequestChange would swap."""
+    """Unanswered request to neighbour (peer, side). link: outflow that a RequestChange would swap."""
 
     number: UnitId
     peer: str
@@ -40,7 +40,7 @@ class Negotiation:
     """Requests of one node, and its answers to others.
 
     pending: this node's unanswered request. answers: neighbour -> last answer to it; a neighbour has at most
-    one unanswered request. same: other nodes of this stage. temperature: of the annealing.
+    one unanswered request. same: other nodes of this stage. temperature: of the simulated annealing.
     """
 
     def __init__(self, setup: Setup, rng: CounterRng, units: Units, reservations: Reservations) -> None:

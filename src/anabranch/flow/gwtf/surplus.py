@@ -15,13 +15,13 @@ BACKOFF_ROUNDS = 64
 
 
 def push_back(units: Units, unit: Unit) -> Send:
-    """Drop an inflow and notify the previous node."""
+    """Drop the inflow `unit`, and notify the previous node."""
     units.drop_in(unit.link)
     return Send(unit.peer, Side.PREVIOUS, PushBack((unit.link,)))
 
 
 def cancel(units: Units, out: Unit) -> Send:
-    """Drop an outflow and notify the next node."""
+    """Drop the outflow `out`, and notify the next node."""
     units.drop_out(out.link)
     return Send(out.peer, Side.NEXT, Cancel((out.link,)))
 

@@ -33,12 +33,12 @@ class Unit:
 class Units:
     """Inflows from the previous stage, outflows to the next stage, link costs and offers of one node.
 
-    next, previous: neighbour -> link cost. offers: next hop -> version, and cost by sink. ins, outs: units by
-    name. reported: inflow -> cost to the sink that its previous node knows. given: unit handed over to a node
-    of the same stage -> round, as the unit's other end may not know yet. version, advertised: this node's
-    newest offer. round: number of the current round. changed: round of the last change; outs_changed: of the
-    last change of outflows or neighbours. wait_until: round before which no spare unit is requested; backoff:
-    rounds to wait after the next cancelled outflow.
+    next, previous: neighbour -> link cost. offers: next hop -> version, and cost by sink. ins, outs: inflows
+    and outflows by name. reported: inflow -> cost to the sink that its previous node knows. given: unit
+    handed over to a node of the same stage -> round, as the unit's other end may not know yet. version,
+    advertised: this node's newest offer. round: number of the current round. changed: round of the last
+    change; outs_changed: of the last change of outflows or neighbours. wait_until: round before which no
+    spare unit is requested; backoff: rounds to wait after the next cancelled outflow.
     """
 
     def __init__(self, setup: Setup) -> None:
@@ -64,7 +64,7 @@ class Units:
         return self.next if side is Side.NEXT else self.previous
 
     def note_change(self) -> None:
-        """Note a change of units, unless during the back-off after a cancelled outflow."""
+        """Note that units have changed, unless during the back-off after a cancelled outflow."""
         if self.backoff == 1:
             self.changed = self.round
 
@@ -82,7 +82,7 @@ class Units:
         return len(self.outs) + sum(unit.partner is None for unit in self.ins.values())
 
     def excess(self) -> int:
-        """Units beyond the capacity of this relay."""
+        """Number of units beyond the capacity of this relay."""
         return max(0, self.load() - self.capacity)
 
     def cost_to_sink(self, out: Unit) -> float:
@@ -173,11 +173,11 @@ class Units:
                 self.note_change()
 
     def is_long_ago(self, at: int) -> bool:
-        """True if neighbours must know by now of a unit that was handed over in round `at`."""
+        """True if `at` is so many rounds ago that neighbours must know by now of a unit handed over then."""
         return self.round - at > 2 * CONFIRM_ROUNDS
 
     def price(self) -> float:
-        """Least cost from this node to a sink, over outflows and offers."""
+        """Least cost from this node to a sink, over its outflows and the neighbours' offers."""
         costs = [self.cost_to_sink(unit) for unit in self.outs.values()]
         costs += [self.next[peer] + cost for peer, (_, of) in self.offers.items() for cost in of.values()]
         return min(costs, default=math.inf)

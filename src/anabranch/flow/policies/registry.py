@@ -16,7 +16,7 @@ from anabranch.flow.gwtf.agent import GwtfAgent
 class Planner(NamedTuple):
     """Planning part of a policy: an agent at every peer plans the flow with its neighbours' agents.
 
-    agent: maker of an agent. published: True for GWTF's published algorithm, in which peers of one stage
+    agent: factory of the agents. published: True for GWTF's published algorithm, in which peers of one stage
     negotiate too, a relay takes part with its whole capacity, and microbatches follow the plan.
     """
 
@@ -44,7 +44,8 @@ def is_published(name: str) -> bool:
 
 
 def make_policy(name: str, rng: CounterRng | None = None) -> Policy:
-    """Dispatch policy `name` for one node. An unknown name raises ValueError with the known ones."""
+    """Make the dispatch policy `name` for one node. Raises ValueError, with the known names, for an unknown
+    one."""
     if name not in POLICIES:
         raise ValueError(f"no routing policy {name!r}; there are {', '.join(sorted(POLICIES))}")
     return POLICIES[name](rng or CounterRng(0))

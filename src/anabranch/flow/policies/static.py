@@ -34,7 +34,7 @@ def arrange(instance: Instance) -> Flow:
 
 
 def _extend(instance: Instance, paths: list[Path], room: dict[str, int]) -> list[Path]:
-    """Extend paths by one stage, by a bottleneck matching. room: relay of that stage -> free places."""
+    """Extend each path by one stage, by a bottleneck matching. room: relay of that stage -> free places."""
     units = Counter(path[-1] for path in paths)
     hops = {hop: cost for hop, cost in instance.links.items() if hop[0] in units and hop[1] in room}
     most = _transport(units, room, list(hops)).total()
@@ -56,10 +56,8 @@ def _extend(instance: Instance, paths: list[Path], room: dict[str, int]) -> list
 
 
 def _transport(units: Counter[str], room: dict[str, int], hops: Sequence[_Hop]) -> Counter[_Hop]:
-    """Microbatches on each hop in a maximum flow (Edmonds and Karp) that prefers the first of `hops`.
-
-    units: node -> microbatches at it. room: node of the next stage -> free places.
-    """
+    """Maximum flow to the next stage (Edmonds and Karp) that prefers the first of `hops`: microbatches on
+    each hop. units: node -> microbatches at it. room: node of the next stage -> free places."""
     residual: dict[str, dict[str, int]] = {_SOURCE: dict(units), _SINK: {}}
     residual |= {start: {} for start in units} | {end: {_SINK: free} for end, free in room.items()}
     for start, end in hops:

@@ -88,12 +88,10 @@ class VirtualTime(LeastCost):
 
 @dataclass(slots=True)
 class _Walk:
-    """A unit at one node, and its previous and next node.
-
-    step, out_step: numbers of its hand-over to this node and to the next one. used: hand-overs so far. done:
-    True if its path is whole from this node on. stood: True if it was done before: if it then finds no way
-    on, the next unit is tried all the same. tried: next hops that were asked to take it.
-    """
+    """Unit (path of a microbatch) at one node, with its previous and next node. step, out_step: numbers of
+    its hand-over to this node and to the next one. used: hand-overs so far. done: True if its path is whole
+    from this node on. stood: True if it was done before: if it then finds no way on, the next unit is tried
+    all the same. tried: next hops that were asked to take it."""
 
     previous: str | None
     step: int
@@ -108,7 +106,8 @@ class _Walk:
 
 
 class WiringAgent:
-    """Agent of one node (`flow.agents.interface.Agent`). A data node sends one unit after the other."""
+    """Agent of `greedy` or `swarm` at one node (`flow.agents.interface.Agent`). A data node sends one unit
+    after the other."""
 
     def __init__(self, setup: Setup, rng: CounterRng, rule: LeastCost) -> None:
         self._setup = setup
@@ -313,7 +312,7 @@ class WiringAgent:
         return sends
 
     def _confirmed(self, peer: str, side: Side, units: Sequence[tuple[UnitId, int]]) -> list[Send]:
-        """Answer a confirmation: refuse or drop the listed units that this node does not share."""
+        """Answer a neighbour's `Confirm`: refuse or drop the listed units that this node does not share."""
         sends: list[Send] = []
         for unit, step in units:
             if side is Side.PREVIOUS:

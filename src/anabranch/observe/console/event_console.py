@@ -37,7 +37,8 @@ class Console:
         self._print(plain_lines(text))
 
     def _print(self, text: str) -> None:
-        """Print a text that may have this program's own colours, and nobody else's."""
+        """Print a text whose colours are this program's own; control characters that others wrote were
+        removed before."""
         print(text, file=self._stream, flush=True)
 
     def on_event(self, event: log.Event) -> None:
@@ -70,7 +71,8 @@ class Console:
             self._print(text)
 
     def _share(self, event: log.Step, stage: int) -> list[int]:
-        """Microbatches of a step at each replica of a relay stage, in the order of the replicas' names."""
+        """Number of a step's microbatches at each replica of a relay stage, in the order of the replicas'
+        names."""
         served = Counter(event.owners[stage].values())
         idle = {peer for peer, (at, first) in self._serving.items() if at == stage and first <= event.t}
         names = {peer: self._view.peers.called(peer) for peer in served.keys() | idle}
@@ -95,4 +97,4 @@ class JsonConsole(Console):
         super().on_event(event)
 
     def _say_of_event(self, text: str) -> None:
-        """Print nothing: the event itself was printed."""
+        """Print nothing: the event itself was printed already."""

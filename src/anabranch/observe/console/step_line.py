@@ -28,7 +28,8 @@ def wants_colour(stream: IO[str], environment: Mapping[str, str] | None = None) 
 
 
 class StepLine:
-    """Formatter of the lines of one run; it remembers the most peers that each stage has had."""
+    """Formatter of the step lines of one run; it remembers the greatest number of peers that each stage has
+    had."""
 
     def __init__(self, colour: bool) -> None:
         self._colour = colour
@@ -69,7 +70,8 @@ class StepLine:
 
 
 def _split(shares: Sequence[Sequence[int]]) -> str:
-    """Split in text: "1: 7+1  2: 0-3x16" is 7 and 1 at two replicas, then 0 to 3 at each of sixteen."""
+    """Text for the split of microbatches: "1: 7+1 2: 0-3x16" means 7 and 1 at two replicas of stage 1, then 0
+    to 3 at each of sixteen of stage 2."""
     shown = []
     for stage, counts in enumerate(shares, start=1):
         few = len(counts) <= _LISTED

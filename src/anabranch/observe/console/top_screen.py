@@ -107,7 +107,7 @@ def _spark(name: str, values: list[float], form: str, width: int) -> Text:
 
 
 def _stages(view: View, width: int, room: int) -> list[Text]:
-    """Line of each stage with its peers; peers and stages for which there is no room are only counted."""
+    """Lines with each stage and its peers; peers and stages for which there is no room are only counted."""
     stages = int(view.state.get("run", "").get("stages", 0))
     rows: list[list[dict[str, Any]]] = [[] for _ in range(min(stages, 999) + 1)]
     for node in view.state.sections.get("nodes", {}).values():
@@ -136,7 +136,7 @@ def _stages(view: View, width: int, room: int) -> list[Text]:
 
 
 def _story(view: View, width: int, room: int) -> list[Text]:
-    """Latest sentences that fit, in order; long ones take two lines."""
+    """Lines with the latest sentences that fit, in order; long ones take two lines."""
     lines: list[Text] = []
     began = float(view.state.get("run", "").get("began") or 0.0)
     for time, subject, _, text in reversed(view.story.items[-room:] if room > 0 else []):

@@ -48,7 +48,8 @@ class Writer(Protocol):
 
 
 class TensorBoardWriter:
-    """Writer of event files in a folder. Raises UserError if the package is missing."""
+    """Writer of metrics to TensorBoard event files in a folder. Raises UserError if the package is
+    missing."""
 
     def __init__(self, folder: Path) -> None:
         try:
@@ -68,10 +69,8 @@ class TensorBoardWriter:
 
 
 class WandbWriter:
-    """Writer of a run in a Weights & Biases project, online or as WANDB_MODE says.
-
-    Raises UserError if the package is missing or the run cannot begin.
-    """
+    """Writer of metrics to a Weights & Biases project, online or as WANDB_MODE says. Raises UserError if the
+    package is missing or the run cannot begin."""
 
     def __init__(self, project: str, name: str, folder: Path) -> None:
         try:
@@ -93,14 +92,14 @@ class WandbWriter:
 
 
 class MetricExporter:
-    """Converter of events into metrics (docs/reference/metrics.md) for some writers."""
+    """Converter of a run's events into metrics (docs/reference/metrics.md), for one or several writers."""
 
     def __init__(self, writers: Iterable[Writer]) -> None:
         self._writers = list(writers)
         self._view = View()
 
     def take(self, event: log.Event | log.Unknown) -> None:
-        """Write the metrics of a step or an evaluation; other events only update totals."""
+        """Write the metrics of a step or evaluation event; other events only update running totals."""
         self._view.take(event)
         if isinstance(event, log.Step):
             self._write(event.t, event.time, self._step_metrics(event))

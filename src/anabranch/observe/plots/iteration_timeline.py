@@ -45,7 +45,7 @@ LIFT_PT = 10.0
 
 @dataclass(frozen=True)
 class Span:
-    """Activity of a node from begin_s to end_s. text: description for the trace."""
+    """Activity of a node from `begin_s` to `end_s` (s). text: description for the trace."""
 
     node: str
     kind: str
@@ -126,7 +126,7 @@ def _draw_spans(
 
 
 def _name_phases(axes: Axes, phases: Mapping[str, float]) -> bool:
-    """Write the phases' names above the rows; True if any name stands in a second line, for lack of room."""
+    """Write the phases' names above the rows of the plot; True if there was not room for all in one line."""
     whole_s, end, edge, lifted, any_lifted = sum(phases.values()), 0.0, -math.inf, False, False
     for phase, seconds in phases.items():
         if seconds:

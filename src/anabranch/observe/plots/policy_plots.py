@@ -17,8 +17,8 @@ _STYLE = {**STYLE, "axes.grid.axis": "y"}
 
 
 def draw_bars(figures: Mapping[str, tuple[float, float, float]], title: str, out: Path) -> None:
-    """Draw a bar per policy. figures: policy -> (seconds of an iteration, half the width of its confidence
-    interval, clairvoyant bound in seconds).
+    """Draw a bar for each policy: seconds of an iteration. figures: policy -> (seconds of an iteration, half
+    the width of its confidence interval, clairvoyant bound in seconds).
 
     NaN seconds: no seed finished. An interval beyond the plot is given as text only.
     """

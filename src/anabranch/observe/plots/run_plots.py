@@ -26,7 +26,7 @@ MARKS = {"fault": (RED, "v"), "repair": (GREEN, "o"), "redo": (ORANGE, "s"), "sk
 
 @dataclass
 class History:
-    """Events of a run that the plots show, by step."""
+    """Events of a run, by step, that the plots show."""
 
     title: str = ""
     steps: dict[int, log.Step] = field(default_factory=dict)
@@ -35,7 +35,8 @@ class History:
     """Kind of mark -> fractional steps at which it happened."""
 
     def bits_per_nat(self) -> float | None:
-        """Bits per byte per nat per token, from the last evaluation that has both; None if unknown."""
+        """Factor from nats per token to bits per byte, from the last evaluation that has both; None if
+        unknown."""
         for _, evaluation in sorted(self.evaluations.items(), reverse=True):
             if evaluation.loss and evaluation.bits_per_byte:
                 return evaluation.bits_per_byte / evaluation.loss
@@ -43,7 +44,8 @@ class History:
 
 
 def read_history(events: Iterable[log.Event | log.Unknown]) -> History:
-    """Gather events. A step taken again (after a rollback or a resume) replaces the former one."""
+    """Collect the events for the plots. A step taken again (after a rollback or a resume) replaces the former
+    one."""
     history = History()
     faults: list[float] = []
     for event in events:

@@ -52,7 +52,8 @@ _A = (1.340264, -0.081106, 0.000893, 0.003796)
 
 
 def project(longitude: npt.ArrayLike, latitude: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """Degrees -> plane: (x, y), each of the shape of the arguments."""
+    """Map projection: degrees (longitude, latitude) -> (x, y) in the plane, each of the shape of the
+    arguments."""
     east = np.radians((np.asarray(longitude) - MIDDLE + 180.0) % 360.0 - 180.0)
     theta = np.arcsin(math.sqrt(3.0) / 2.0 * np.sin(np.radians(latitude)))
     y = Polynomial((0.0, _A[0], 0.0, _A[1], 0.0, 0.0, 0.0, _A[2], 0.0, _A[3]))
@@ -149,10 +150,8 @@ def _draw_links(
 
 
 def _arc(start: Point, end: Point, number: int, apart: float) -> list[npt.NDArray[np.float64]]:
-    """Arc in the shorter direction, in pieces if it crosses the map's edge.
-
-    The arc is the `number`th of its pair of regions; each is higher than the one before by the share `apart`.
-    """
+    """Points of an arc in the shorter direction, in pieces if it crosses the map's edge. The arc is the
+    `number`th of its pair of regions; each is higher than the one before by the share `apart`."""
     far = (end[0] - start[0] + 180.0) % 360.0 - 180.0
     rise = abs(far) * RISE * (1.0 + apart * (number - 1)) + apart / 0.3 * number
     most = min(rise, NORTHMOST - max(start[1], end[1]))
@@ -193,7 +192,8 @@ def _draw_hosts(
 
 
 def around(at: int, count: int, radius: float) -> Point:
-    """Offset of host `at` of `count` in a region: on a ring, or for more than RING in a sunflower disc."""
+    """Offset of the dot of host `at` among the `count` hosts of a region: on a ring, or for more than RING in
+    a sunflower disc."""
     if count <= RING:
         turn = 2.0 * math.pi * at / count + math.pi / 2.0
     else:

@@ -1,5 +1,5 @@
-"""Auditor: computes another replica's contribution to a committed step again, and reports whether it is the
-same. Not here: what follows from the report (protocol.coordinator)."""
+"""Auditor: computes a contribution (all units of one replica in a committed step) again, and reports whether
+the result is the same. Not here: what follows from the report (protocol.coordinator)."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ AUDITORS = 2
 
 @dataclass(frozen=True)
 class _Check:
-    """Computation of a part of a contribution, and what its receipt says. items: its inputs in order.
-    expected: hashes of inputs, then of outputs. what: name of each output."""
+    """Computation of an audit, with the hashes that the audited receipt states for it. items: its inputs in
+    order. expected: hashes of the inputs, then of the outputs. what: name of each output."""
 
     task: Task
     items: tuple[WorkItem, ...]
@@ -55,7 +55,8 @@ class _Check:
 
 
 def _checks(t: int, receipt: Receipt) -> Iterator[_Check]:
-    """Computations that together make a contribution: its units, their sum, the parts that it added up."""
+    """Computations that together repeat a contribution: its units, their sum, the parts of the gradient that
+    it added up."""
     for unit in receipt.units:
         yield _check_of_unit(t, unit, first=unit is receipt.units[0])
     if receipt.units:
@@ -85,12 +86,13 @@ def _check_of_sum(t: int, total: SumReceipt) -> _Check:
 
 @dataclass
 class _Job:
-    """Audit under way. sources: peers that may have the pieces, beside those that sent them. asked: those of
-    the present piece that were not asked yet, the first one being asked. silent: those that did not answer.
-    linked_by: when a source that is dialled must be linked; infinite if none is. apart: True if a source was
-    out of reach. again: True if pieces are fetched that their senders gave falsely. checks: those to come.
-    got: all pieces so far. wanted: pieces of the present check that are not here. due_at: when the next
-    source is asked."""
+    """Audit in progress, whose inputs ("pieces") are fetched one by one from peers ("sources"). sources:
+    peers that may have the pieces, besides those that sent them to the subject. asked: sources of the present
+    piece that were not asked yet; the first one is being asked. silent: sources that did not answer.
+    linked_by: time by which a source that is being dialled must be linked; infinite if none is. apart: True
+    if a source was out of reach. again: True while pieces are fetched again that their senders gave falsely.
+    checks: computations to come. got: all pieces so far. wanted: pieces of the present computation that are
+    still missing. due_at: time when the next source is asked."""
 
     drawn: Drawn
     sources: tuple[str, ...]
@@ -108,7 +110,7 @@ class _Job:
 
 
 def senders_of(receipt: Receipt) -> dict[WorkItem, str]:
-    """Peer that sent each input of a contribution."""
+    """Senders of a contribution's inputs: input -> peer that sent it to the audited replica."""
     senders = {}
     for unit in receipt.units:
         senders[WorkItem("activation", unit.unit)] = unit.activation_in.sender
@@ -120,7 +122,7 @@ def senders_of(receipt: Receipt) -> dict[WorkItem, str]:
 
 
 class Auditor(Timer):
-    """Audits at one replica: those drawn for it, and those that the leader orders. One at a time."""
+    """Audits made by one replica, one at a time: those drawn for it, and those that the leader orders."""
 
     def __init__(self, ctx: PeerContext, kept: KeptWork) -> None:
         self._ctx = ctx
@@ -131,8 +133,8 @@ class Auditor(Timer):
         self._job: _Job | None = None
 
     def committed(self, t: int, audited: Sequence[Drawn]) -> bool:
-        """Take note of the audits of step t, which is applied next; True if its weights are to be kept for
-        one."""
+        """Note the audits that were drawn for step t, just before the step is applied. Returns True if this
+        replica must keep its weights, to audit with them."""
         ctx, keeps = self._ctx, False
         if not ctx.run.stage:
             return False
@@ -146,7 +148,7 @@ class Auditor(Timer):
         return keeps
 
     def on_audit(self, message: Audit) -> str | None:
-        """Begin an audit that the leader orders; return why it is refused, or None."""
+        """Begin an audit that the leader orders; returns the reason if it is refused."""
         each = self._drawn.get((message.t, message.subject))
         if each is None or each.base != message.base or message.stage != self._ctx.run.stage:
             return "an audit of work for which nothing is kept here"
@@ -154,7 +156,7 @@ class Auditor(Timer):
         return None
 
     def clear(self) -> None:
-        """Drop all audits: the steps are void, or this replica lost its state."""
+        """Drop all audits, because the steps are void or this replica lost its state."""
         self._drawn.clear()
         self._queue.clear()
         self._job = None
@@ -169,7 +171,8 @@ class Auditor(Timer):
             self._overdue(self._job)
 
     def _overdue(self, job: _Job) -> None:
-        """Ask a source that was dialled once it is linked; give up one that does not answer in time."""
+        """Go on if a wait has ended: ask a dialled source that is linked now; give up a source that did not
+        answer in time."""
         if job.linked_by < math.inf and (
             self._ctx.reachable(job.asked[0]) or self._ctx.clock.now < job.linked_by
         ):
@@ -185,8 +188,9 @@ class Auditor(Timer):
         return self._job.due_at
 
     def _fetch(self, job: _Job) -> None:
-        """Ask for the next piece: who sent it, then who made or audited the contribution. The subject comes
-        last: the audit of one that does not answer is to end while the weights are kept."""
+        """Start to fetch the next piece: sources are its sender, then whoever made or audited the
+        contribution. The audited replica comes last, so that the audit ends while the weights are kept even
+        if that replica does not answer."""
         item = job.wanted[0]
         also = self._ctx.log.leader if item == RECEIPT else job.senders[item]
         peers = dict.fromkeys(job.sources if job.again else (also, *job.sources))
@@ -201,8 +205,8 @@ class Auditor(Timer):
             self._ask(job)
 
     def _ask(self, job: _Job) -> None:
-        """Ask the next source, once it is linked; report the work as withheld if there is none. A source out
-        of reach withholds nothing."""
+        """Ask the next source for the present piece, once that source is linked. If no source is left, report
+        the piece as withheld, unless a source was out of reach."""
         now = self._ctx.clock.now
         if not job.asked:
             self._report(job, "unable" if job.apart else "withheld")
@@ -223,7 +227,7 @@ class Auditor(Timer):
         self._ask(job)
 
     def on_work(self, peer: str, message: Work, payload: Payload | None) -> str | None:
-        """Take a piece; return why it is refused, or None."""
+        """Handle a piece that `peer` delivers; returns the reason if it is refused."""
         job = self._job
         if job is None or not job.asked or peer != job.asked[0] or job.due_at == math.inf:
             return None
@@ -255,7 +259,8 @@ class Auditor(Timer):
     # --- computing again -----------------------------------------------------------------------
 
     def _next_check(self, job: _Job) -> None:
-        """Fetch the inputs of the next computation; report after the last one."""
+        """Fetch the inputs of the next computation; after the last computation, report the result of the
+        audit."""
         if not job.checks:
             self._report(job, "same")
             return
@@ -263,7 +268,7 @@ class Auditor(Timer):
         self._go_on(job)
 
     def _go_on(self, job: _Job) -> None:
-        """Fetch the next input, or compute once all are here."""
+        """Fetch the next missing input; compute once all inputs are here."""
         if job.wanted:
             self._fetch(job)
             return
@@ -274,7 +279,7 @@ class Auditor(Timer):
         self._ctx.tasks.submit(TaskPriority.BACKGROUND, check.task, inputs, then)
 
     def _computed(self, job: _Job, check: _Check, result: Result) -> None:
-        """Compare what was computed again with the receipt."""
+        """Compare the result of a computation with the hashes in the receipt."""
         if job is not self._job:
             return
         count = len(check.items)
@@ -299,7 +304,7 @@ class Auditor(Timer):
             self._next_check(job)
 
     def _overflowed(self, job: _Job, check: _Check, found: Result, result: Result) -> None:
-        """Report an overflow, unless it comes from false inputs."""
+        """Report that the computation overflowed, unless its inputs were false."""
         if job is not self._job:
             return
         if result.hashes == check.expected[: len(check.items)]:
@@ -308,8 +313,8 @@ class Auditor(Timer):
             self._fetch_again(job, check, result)
 
     def _fetch_again(self, job: _Job, check: _Check, result: Result) -> None:
-        """Fetch the inputs that are not those of the receipt from the other sources; report the work as
-        withheld if that is where they came from."""
+        """Fetch the inputs whose hashes are not those in the receipt once more, from other sources. If they
+        came from other sources already, report the work as withheld."""
         pairs = zip(check.items, result.hashes or ("",) * len(check.items), check.expected, strict=False)
         job.wanted = [item for item, found, expected in pairs if found != expected]
         if not job.wanted:  # the worker failed: it dropped what the audit had computed

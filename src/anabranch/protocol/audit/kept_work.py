@@ -1,4 +1,5 @@
-"""Kept work: receipts of audited contributions, and what they were computed from, for auditors to fetch.
+"""Store of receipts of audited contributions and of the payloads they were computed from, for auditors to
+fetch.
 
 The peer that made a contribution keeps all of it; its neighbours keep what they sent it, so that an audit
 does not depend on its subject.
@@ -16,10 +17,8 @@ RECEIPT = WorkItem("receipt")
 
 
 class KeptWork:
-    """Contributions that others may fetch, by step and subject; those of the last AUDIT_STEPS steps.
-
-    A request for a step whose commit is not known here yet waits for that.
-    """
+    """Store of pieces of contributions by step and audited peer, for the last AUDIT_STEPS steps. A request
+    about a step whose commit this peer does not have yet waits for it."""
 
     def __init__(self, ctx: PeerContext) -> None:
         self._ctx = ctx
@@ -29,17 +28,18 @@ class KeptWork:
         """Peer -> its newest request about a later step."""
 
     def keep(self, t: int, subject: str, receipt: bytes, items: Mapping[WorkItem, Payload]) -> None:
-        """Keep a contribution to step t, or pieces of it (receipt b""); drop those to old steps."""
+        """Store a contribution to step t, or pieces of it (then `receipt` is b""); drop those to old
+        steps."""
         self._kept = {key: kept for key, kept in self._kept.items() if key[0] > t - AUDIT_STEPS}
         former, pieces = self._kept.get((t, subject), (b"", {}))
         self._kept[t, subject] = receipt or former, {**pieces, **items}
 
     def own(self, t: int, subject: str, item: WorkItem) -> Payload | None:
-        """Piece of a contribution that is kept here; None if it is not."""
+        """Stored piece of a contribution; None if this peer does not have it."""
         return self._kept.get((t, subject), (b"", {}))[1].get(item)
 
     def committed(self, t: int) -> None:
-        """Answer the requests about step t: what is drawn of it is kept now."""
+        """Note that step t is committed: answer the requests about it that waited."""
         self._committed = t
         early, self._early = self._early, {}
         for peer, message in early.items():
@@ -51,7 +51,7 @@ class KeptWork:
         self._committed = -1
 
     def on_fetch(self, peer: str, message: FetchWork) -> str | None:
-        """Hand over a piece of a contribution; return why the request is refused, or None."""
+        """Send the requester a piece of a contribution; returns the reason if the request is refused."""
         ctx, item = self._ctx, message.item
         if ctx.run.membership.stage_of(peer) != message.stage:
             return "the work of another stage"

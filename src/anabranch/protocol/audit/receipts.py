@@ -15,7 +15,8 @@ from anabranch.protocol.messages.common import Count, Hash, Id, Index, Seal, Sta
 
 
 class Transfer(msgspec.Struct, array_like=True, frozen=True):
-    """Payload received: its hash, its sender and the stage that this served, and its seal."""
+    """Payload that a relay received: its hash, sender and seal (the sender's signature), and the stage that
+    the sender served."""
 
     hash: Hash
     sender: Id
@@ -24,7 +25,8 @@ class Transfer(msgspec.Struct, array_like=True, frozen=True):
 
 
 class UnitReceipt(msgspec.Struct, array_like=True, frozen=True):
-    """Microbatch computed: activation and gradient received, hashes of activation and gradient sent on."""
+    """Receipt for one microbatch: hashes of the activation and the gradient received, and of those sent
+    on."""
 
     unit: Index
     activation_in: Transfer
@@ -34,7 +36,8 @@ class UnitReceipt(msgspec.Struct, array_like=True, frozen=True):
 
 
 class SumReceipt(msgspec.Struct, array_like=True, frozen=True):
-    """Part of the gradient that the signer added up: the members' parts by position, hash of the sum."""
+    """Receipt for a part of the gradient that the signer added up: hashes of the members' parts by position,
+    and of the sum."""
 
     part: Index
     inputs: tuple[tuple[Index, Transfer], ...]
@@ -42,9 +45,9 @@ class SumReceipt(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Receipt(msgspec.Struct, array_like=True, frozen=True):
-    """Work of `peer` at `stage` in step t on `base`, in reduce attempt (term, number). parts: hashes of the
-    parts of its gradient sum. sums: parts that it added up. reduced: parts of the whole gradient, as they
-    came."""
+    """Statement of what `peer` received and sent at `stage` in step t on `base`, for reduce attempt (term,
+    number). parts: hashes of the parts of its own gradient sum. sums: parts that it added up for all members.
+    reduced: hashes of the parts of the whole gradient, as it received them."""
 
     run: str
     base: Hash
@@ -72,13 +75,13 @@ _PURPOSE = b"anabranch receipt|"
 
 
 def signed(receipt: Receipt, signer: Signer) -> bytes:
-    """Encoded receipt with its signature."""
+    """Encode a receipt and sign it."""
     body = _encoder.encode(receipt)
     return _encoder.encode(SignedReceipt(body, signer.sign(_PURPOSE + body)))
 
 
 def opened(data: bytes, signer: Signer) -> Receipt | None:
-    """Receipt in `data`; None unless its peer signed it."""
+    """Decode a signed receipt; None unless it was signed by the peer that it names."""
     try:
         envelope = _decoder.decode(data)
         receipt = _body_decoder.decode(envelope.body)
@@ -94,7 +97,8 @@ def receipt_hash(data: bytes) -> str:
 
 
 def unit_receipts(seals: Seals, units: Collection[int]) -> tuple[UnitReceipt, ...]:
-    """Receipts of the microbatches `units`, which were all computed."""
+    """Receipts of the microbatches `units`, all of which this peer computed. seals: what it received and
+    sent."""
 
     def came(kind: str, unit: int) -> Transfer:
         received = seals.received[kind, unit]
@@ -113,7 +117,7 @@ def unit_receipts(seals: Seals, units: Collection[int]) -> tuple[UnitReceipt, ..
 
 
 def mismatch(receipt: Receipt, peer: str, attempt: Attempt, run: str, stages: int) -> str | None:
-    """Reason why a receipt does not belong to `peer` in this attempt, or None."""
+    """Reason why a receipt does not belong to `peer` in this reduce attempt, or None."""
     fence, position = attempt.fence, attempt.members.index(peer)
     about = (receipt.run, receipt.base, receipt.t, receipt.stage, receipt.peer)
     if about != (run, fence.base, fence.t, attempt.stage, peer):
@@ -130,7 +134,8 @@ def mismatch(receipt: Receipt, peer: str, attempt: Attempt, run: str, stages: in
 
 
 def broken_seal(receipt: Receipt, signer: Signer) -> str | None:
-    """First transfer of a receipt whose seal is not its sender's signature, or None."""
+    """First received payload in a receipt whose seal is not the signature of its sender; None if all are
+    valid."""
     for unit in receipt.units:
         for kind, came in ((ACTIVATION, unit.activation_in), (GRADIENT, unit.gradient_in)):
             text = seal_text(receipt.run, receipt.base, came.stage, kind, str(unit.unit), came.hash)
@@ -140,9 +145,9 @@ def broken_seal(receipt: Receipt, signer: Signer) -> str | None:
 
 
 def contradictions(receipts: Sequence[Receipt], signer: Signer) -> dict[str, str]:
-    """Peers that contradict themselves in the receipts of one step -> what they signed twice. A relay that
-    sealed another part of a sum than its receipt has, or whose receipt has a seal that its sender never
-    made."""
+    """Peers that contradict themselves in the receipts of one step -> what they signed twice. A peer
+    contradicts itself if it sealed another part of its sum than its receipt states, or states a seal that the
+    sender never made."""
     found: dict[str, str] = {}
     by_unit = {(r.stage, unit.unit): (r, unit) for r in receipts for unit in r.units}
     by_peer = {(r.stage, r.peer): r for r in receipts}
@@ -183,7 +188,8 @@ def _compare(
     kind: str,
     name: str,
 ) -> None:
-    """Compare what `receiver` says it got with what the receipt of `owner` says was sent."""
+    """Compare what `receiver` states as received with what the receipt of `owner` states as sent, and enter
+    who contradicts itself into `found`."""
     if came.sender != owner or came.hash == sent:
         return  # it came from another replica, which computed the same before, or it is what was sent
     text = seal_text(receiver.run, receiver.base, came.stage, kind, name, came.hash)

@@ -1,8 +1,8 @@
 """Seals of one iteration at one peer: signatures of the hashes of what it sends, and checks of what it
 received.
 
-A seal makes a transfer undeniable: who sent other bytes than its receipt says is convicted by its own
-signature.
+A seal makes a transfer undeniable: a peer that sent other bytes than its receipt states is convicted by its
+own signature.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ ACTIVATION, GRADIENT, PART, REDUCED = "activation", "gradient", "part", "reduced
 
 
 def seal_text(run: str, base: str, stage: int, kind: str, name: str, payload_hash: str) -> bytes:
-    """Text that a seal signs. base: hash of the log entry before the iteration. stage: of the sender. name:
-    of the microbatch, or of attempt and part."""
+    """Text that a seal signs. base: hash of the log entry before the iteration. stage: stage of the sender.
+    name: name of the microbatch, or of the reduce attempt and part."""
     return f"anabranch seal|{run}|{base}|{stage}|{kind}|{name}|{payload_hash}".encode()
 
 
 @dataclass(frozen=True)
 class Received:
-    """Payload that came from `sender`, which serves `stage`, with its seal. hash: "" until computed."""
+    """Payload that came from `sender`, which serves `stage`, with its seal. hash: hash of the payload, ""
+    until computed."""
 
     sender: str
     stage: int
@@ -31,7 +32,8 @@ class Received:
 
 
 class Seals:
-    """Seals of one iteration at this peer, by kind of payload and microbatch; none without audit."""
+    """Seals of one iteration at this peer, by kind of payload and microbatch. Empty in a run without
+    audits."""
 
     def __init__(self, ctx: PeerContext, base: str) -> None:
         self._ctx = ctx
@@ -43,12 +45,13 @@ class Seals:
         self._seals: dict[tuple[str, int], bytes] = {}
 
     def arrived(self, kind: str, index: int, sender: str, stage: int, seal: bytes) -> None:
-        """Note a payload's sender and seal, which are checked once its hash is known."""
+        """Note the sender and the seal of an arrived payload. The seal is checked once the payload's hash is
+        known."""
         if self.on:
             self.received[kind, index] = Received(sender, stage, seal)
 
     def check(self, kind: str, index: int, payload_hash: str) -> str | None:
-        """Check the seal of a received payload with this hash; return why it is no good, or None."""
+        """Check the seal of a received payload that has this hash; returns the reason if it is not valid."""
         came = self.received.get((kind, index))
         if not self.on or came is None:
             return None
@@ -67,7 +70,7 @@ class Seals:
         self._seals.pop((kind, index), None)
 
     def seal(self, kind: str, index: int) -> bytes:
-        """This peer's seal of what it computed; b"" without audit."""
+        """This peer's signature for a payload that it computed; b"" in a run without audits."""
         payload_hash = self.computed.get((kind, index))
         if payload_hash is None:
             return b""
@@ -82,7 +85,8 @@ class Seals:
     # --- parts of a reduce ---------------------------------------------------------------------
 
     def seal_part(self, kind: str, name: str, payload_hash: str) -> bytes:
-        """This peer's seal of a part of its sum, or of a part that it reduced. name: `part_name`."""
+        """This peer's signature for a part of its gradient sum, or for a part that it reduced. name:
+        `part_name`."""
         return self._sign(kind, name, payload_hash) if self.on else b""
 
     def part_is_sealed(self, kind: str, sender: str, name: str, payload_hash: str, seal: bytes) -> bool:
@@ -96,5 +100,5 @@ class Seals:
 
 
 def part_name(term: int, number: int, part: int) -> str:
-    """Name of a part of a reduce attempt in its seal."""
+    """Name that a seal uses for a part of a reduce attempt."""
     return f"{term}.{number}.{part}"

@@ -1,4 +1,5 @@
-"""Consensus on the log: the peer's Raft node, choice of voters, view of the leader, replay of history.
+"""Consensus on the log: a peer's Raft node, the choice of voters, a peer's view of the leader, replay of a
+whole log.
 
 Raft's algorithm itself is in `protocol.raft`.
 

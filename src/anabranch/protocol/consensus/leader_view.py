@@ -1,4 +1,4 @@
-"""Leader of the log as one peer knows it, and the check of other voters' claims to lead (R3, R9)."""
+"""Leader of the log as a peer knows it, and the check of other voters' claims to lead (R3, R9)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PROOF_S = 10.0
 
 
 class LeaderView:
-    """Leader and term that one peer follows (`ctx.log`). changed: called when leader or term change.
+    """Leader and term that one peer follows (`ctx.log`). changed: callback for a new leader or term.
 
     A voter learns the leader from its own Raft node. Other peers believe a voter's claim to lead in a term
     not far beyond the known one. Since a leader first appends an entry of its own term, a claim without such
@@ -31,7 +31,7 @@ class LeaderView:
         """Voters whose claim was given up."""
 
     def line(self, term: int) -> None:
-        """Note that a committed entry of `term` was applied."""
+        """Note that a committed log entry of `term` was applied here, which proves that term's leader."""
         self._proven = max(self._proven, term)
 
     def admitted(self, term: int) -> None:
@@ -45,7 +45,7 @@ class LeaderView:
             self._follow(leader, term)
 
     def claims(self, voter: str, term: int) -> str | None:
-        """Consider a voter's claim to lead in `term`; returns the reason if the claim is refused."""
+        """Consider the claim of `voter` to lead in `term`; returns the reason if the claim is refused."""
         ctx = self.ctx
         if term > max(ctx.log.term, self._proven) + TERMS_AHEAD:
             return f"nobody is in term {term}"

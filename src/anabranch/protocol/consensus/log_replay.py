@@ -1,4 +1,4 @@
-"""History of a run, computed from its whole log: the commits that count, members, and the last position."""
+"""Replay of a run's whole log: its valid commits, its members, and the position after the last entry."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ from anabranch.protocol.membership.view import Membership
 
 @dataclass
 class LogReplay:
-    """Commits that were not rolled back, in order, and the state of the run after the last log entry.
+    """Result of replaying a log: commits that were not rolled back, in order, and the state of the run after
+    the last log entry.
 
     bases[t]: base of the state after iteration t, the hash of a log entry. records[t]: hashes of all entries
-    that lead to that state (the commit and the rollbacks to it). evaluations: by iteration. rolled_back:
-    number of commits made void. removals: number of removed peers, without those that moved to another stage.
-    stopped: True if the last entry stops the run.
+    that lead to that state (the commit and the rollbacks to it). evaluations: held-out losses by iteration.
+    rolled_back: number of commits made void. removals: number of removed peers, without those that moved to
+    another stage. stopped: True if the last entry stops the run.
     """
 
     genesis: Genesis | None = None
@@ -50,7 +51,7 @@ class LogReplay:
 
     @property
     def t(self) -> int:
-        """Last committed iteration of the run."""
+        """Last committed iteration of the run that was not rolled back."""
         return self.commits[-1].t if self.commits else self.start_t
 
     @property
@@ -70,8 +71,8 @@ class LogReplay:
 
 
 def fold(lines: Iterable[bytes]) -> LogReplay:
-    """Compute the history from the lines of a whole log. Raises LogError at the first entry that does not
-    follow the one before."""
+    """Replay the lines of a whole log. Raises LogError at the first entry that does not follow the one
+    before."""
     history = LogReplay()
     for line in lines:
         entry, history.position = follow(history.position, line)

@@ -23,11 +23,9 @@ TERMS_AHEAD = 1 << 16
 
 @dataclass(frozen=True)
 class SavedVoterState:
-    """State of a voter on its disk: term, vote and log, and the seed of its random timeouts.
-
-    nonce: name of the disk; "" if it never held a log shared with other voters. lines: encoded entries from
-    `start` on. founders: voters before the first Voters record.
-    """
+    """Raft state of a peer as stored on its disk: term, vote and log, and the seed of its random timeouts.
+    nonce: random name of the disk; "" if it never held a log shared with other voters. lines: encoded log
+    entries from `start` on. founders: voters before the first Voters record."""
 
     nonce: str = ""
     term: int = 0
@@ -39,22 +37,20 @@ class SavedVoterState:
 
 
 def voter_id(peer: str, nonce: str) -> str:
-    """Voter id of a peer and its disk, which is named by `nonce`."""
+    """Voter id of `peer` with the disk named `nonce`. A peer that lost its disk gets another id."""
     return f"{peer}/{nonce}" if nonce else peer
 
 
 def peer_of(voter: str) -> str:
-    """Peer id in a voter id."""
+    """Id of the peer to which a voter id belongs."""
     return voter.partition("/")[0]
 
 
 class Voter(Timer):
-    """Raft node of one peer, which may be a voter, a learner, or keep no log.
-
-    on_chosen(line): called with each committed entry, in log order. on_became: called when the role or the
-    leader changed. may_lead: True if this peer is able to coordinate the run. yields: True if it should lead
-    only while no other voter takes the lead.
-    """
+    """Raft node of one peer, which may be a voter, a learner, or keep no log. on_chosen(line): callback for
+    each committed entry, in log order. on_became: callback for a new role or leader. may_lead: True if this
+    peer is able to coordinate the run. yields: True if this peer should lead only while no other voter takes
+    the lead."""
 
     def __init__(
         self,
@@ -101,11 +97,12 @@ class Voter(Timer):
 
     @property
     def term(self) -> int:
-        """Present term."""
+        """Present Raft term."""
         return self.raft.term
 
     def append(self, record: AnyRecord) -> None:
-        """Propose a record. Raises LogError if this peer may not."""
+        """Propose a log record. Raises LogError if this peer may not, for example because it does not
+        lead."""
         self.raft.propose(record, self.ctx.clock.now)
         self._settle()
 
@@ -116,7 +113,8 @@ class Voter(Timer):
         return self.raft.log.entries_from(start, self.raft.commit_index)
 
     def has(self, index: int, previous: str) -> bool:
-        """True if the entry before `index` has hash `previous` in this disk's log, or is no longer kept."""
+        """True if this disk's log agrees with a reader's: its entry before `index` has the hash `previous`,
+        or is no longer kept."""
         log = self.raft.log
         return log.start.index > index or log.hash_before(index) == previous
 
@@ -126,8 +124,8 @@ class Voter(Timer):
         self._settle()
 
     def transfer_leadership_to(self, peer: str) -> bool:
-        """Transfer leadership to `peer`; False if it cannot lead now: it has not the whole log, or its
-        present process is not in the log yet."""
+        """Transfer leadership to `peer`; False if `peer` cannot lead now, because it lacks a part of the log
+        or its present process is not in the log yet."""
         raft = self.raft
         for voter in self.heirs():
             known = peer_of(voter) == peer and self.ctx.knows_process(peer)
@@ -137,7 +135,8 @@ class Voter(Timer):
         return False
 
     def heirs(self, going: Collection[str] = ()) -> list[str]:
-        """Other reachable voters, to which leadership can be offered. going: peers that are leaving."""
+        """Other reachable voters to which leadership can be offered. going: peers that are leaving the
+        run."""
         voters, ctx = self.raft.log.voters, self.ctx
         others = [voter for voter in voters if voter != self.raft.me and peer_of(voter) not in going]
         return [voter for voter in others if ctx.reachable(peer_of(voter))]
@@ -145,8 +144,8 @@ class Voter(Timer):
     # --- events --------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Start the Raft node, and dial the other voters at the addresses in this disk's log: a restarted
-        voter may be the one that is missing for a majority."""
+        """Start the Raft node, and dial the other voters at the addresses in this disk's log: after a
+        restart, this voter may be the one missing for a majority."""
         self.raft.begin(self.ctx.clock.now)
         dialer, raft = self.ctx.dialer, self.raft
         fellows = {peer_of(voter) for voter in raft.log.electors(raft.commit_index) - {raft.me}}
@@ -177,7 +176,7 @@ class Voter(Timer):
         return None
 
     def leave(self) -> None:
-        """Lead from now on only while no other voter does."""
+        """Prefer, from now on, that any other voter leads, because this peer leaves the run."""
         self.leaving = True
 
     def persisted(self, number: int) -> None:
@@ -187,7 +186,7 @@ class Voter(Timer):
         self._settle()
 
     def lost(self, peer: str) -> None:
-        """Note that the link to `peer` broke; if it led, an election begins soon."""
+        """Note that the link to `peer` broke; if that peer led, an election begins soon."""
         if peer_of(self.raft.leader) == peer:
             self._look()
             self.raft.leader_lost(self.raft.leader, self.ctx.clock.now)
@@ -206,21 +205,23 @@ class Voter(Timer):
             self._settle()
 
     def _look_for_votes(self) -> None:
-        """Dial all voters, as a candidate. Linked peers too (one may have come back with another disk, which
-        has no vote), and removed ones, which keep their vote until another peer has it."""
+        """Dial all voters, as a candidate that needs their votes. Linked peers are dialled, too (one may have
+        come back with another disk, which has no vote), and so are removed voters, which keep their vote
+        until another peer has it."""
         raft = self.raft
         for voter in sorted(raft.log.electors(raft.commit_index) - {raft.me}):
             self.ctx.dialer.reach(peer_of(voter))
 
     def leads_well(self) -> bool:
-        """True if this peer should lead once it is elected: it is able to, and no preferred voter can."""
+        """True if this peer should lead if it is elected: it is able to, and there is no voter that should
+        rather lead."""
         if not self._may_lead():
             return False
         return not self._yields() or not (self.raft.transferring or self._to_be_offered())
 
     def _to_be_offered(self) -> bool:
-        """True if leadership has not been offered yet to some voter that could take it. A process that was
-        started after the last entry of the log about its peer cannot, for it is no member."""
+        """True if there is a voter that could lead and has not been offered leadership yet. A process that
+        was started after the log's last entry about its peer could not, for it is no member."""
         left, log, known = set(self.heirs()) - self._offered, self.raft.log, dict[str, int]()
         for index in range(log.start.index, log.length) if left else ():
             record = decode_entry(log.line(index)).record
@@ -231,13 +232,13 @@ class Voter(Timer):
 
     @property
     def minds(self) -> bool:
-        """True if this peer was elected but does not coordinate the run: it is not able to, or should not,
-        and gives leadership away."""
+        """True if this peer was elected but must not coordinate the run, because it is not able to or should
+        not; it then gives leadership away."""
         return self.raft.role is Role.LEADER and not self.ctx.log.leads
 
     def give_away(self, going: Collection[str] = ()) -> None:
-        """Offer leadership to another voter, each time to the next: active members first, among them the
-        founder, then the one with most of the log. going: peers that are leaving."""
+        """Offer leadership to another voter, each time to the next one: active members first, among them the
+        founder, then the voter with most of the log. going: peers that are leaving the run."""
         ctx, raft = self.ctx, self.raft
         serves = ctx.run.membership.active_from
 
@@ -261,7 +262,7 @@ class Voter(Timer):
         return raft.deadline()
 
     def _look(self) -> None:
-        """Tell the Raft state machine whether this peer may stand for election without delay."""
+        """Inform the Raft state machine whether this peer may stand for election without extra delay."""
         self.raft.campaigns = self._may_lead() and not self.leaving
 
     def _settle(self) -> None:

@@ -16,8 +16,8 @@ MANY = 50
 
 @dataclass(frozen=True)
 class Candidate:
-    """Active member that could become a voter. order: rank in the order of joining. founder: True if it has
-    the run's directory."""
+    """Active member considered as a voter. order: rank in the order of joining. founder: True if it has the
+    run's directory."""
 
     voter: str
     stage: int
@@ -26,15 +26,15 @@ class Candidate:
 
 
 def size(serving: int, most: int) -> int:
-    """Number of voters for `serving` active members, at most `most`."""
+    """Number of voters for a run with `serving` active members, at most `most`."""
     return min(most, 5 if serving > MANY else 3 if serving >= 3 else 1)
 
 
 def wanted(kept: Sequence[str], candidates: Collection[Candidate], count: int) -> list[str]:
-    """Peers that should vote: the present voters in `kept`, then up to `count` candidates, data nodes before
-    relays, and relays of stages without a voter before others. The founder is always among them, if need be
-    in place of the last of `kept` (never of the first). No other peer is added if that makes the number
-    even."""
+    """Peers that should vote: the present voters in `kept`, then up to `count` of the `candidates`, data
+    nodes before relays, and relays of stages without a voter before others. The founder is always included,
+    if need be in place of the last of `kept` (never of the first). No other peer is added if that would make
+    the number even."""
     chosen = list(kept)
     returned = [c.voter for c in candidates if c.founder and c.voter not in kept]
     if returned:
@@ -53,9 +53,9 @@ def wanted(kept: Sequence[str], candidates: Collection[Candidate], count: int) -
 def next_voters(
     voters: Sequence[str], target: Sequence[str], ready: Collection[str], alive: Collection[str]
 ) -> tuple[str, ...] | None:
-    """Voters after the next single change on the way from `voters` to `target`; None: no change is possible.
-    New voters, which must be `ready` (have the whole log), are added before others are removed, dead ones
-    first. A majority of the resulting voters must be `alive`."""
+    """Voters after the next change of one voter, on the way from the set `voters` to the set `target`; None:
+    no change is possible. New voters, which must be `ready` (have the whole log), are added before others are
+    removed, dead ones first. A majority of the resulting voters must be `alive`."""
     added = [voter for voter in target if voter not in voters]
     if any(voter not in ready for voter in added):
         return None
@@ -70,16 +70,20 @@ def next_voters(
 
 
 def heard(ctx: PeerContext, voter: Voter) -> set[str]:
-    """Reachable voters and learners that answered this leader within the last two heartbeat intervals."""
+    """Voters and learners that are reachable and answered this leader within the last two heartbeat
+    intervals."""
     raft, recently = voter.raft, ctx.clock.now - 2.0 * ctx.run.settings.heartbeat_s
     known = {*raft.log.voters, *raft.learners}
     return {name for name in known if ctx.reachable(peer_of(name)) and raft.heard_at(name) >= recently}
 
 
 def target(ctx: PeerContext, voter: Voter, leaving: Collection[str] = ()) -> list[str]:
-    """Voters that the log should have, the leader first. leaving: members that want to leave, whose votes go
-    to others first. An even number of voters tolerates no more losses than the odd number below it, so one is
-    left out: of two the one that is not the founder."""
+    """Voters that the log should have, the leader first. leaving: members that want to leave the run and
+    should vote no longer.
+
+    An even number of voters tolerates no more losses than the odd number below it, so one is left out: of two
+    voters the one that is not the founder.
+    """
     membership, raft = ctx.run.membership, voter.raft
     members = membership.members
     disks = {voter_id(peer, member.disk): peer for peer, member in members.items() if member.disk}
@@ -121,8 +125,9 @@ def change(ctx: PeerContext, voter: Voter, leaving: Collection[str] = ()) -> Vot
 
 
 def fewer(ctx: PeerContext, voter: Voter) -> Voters | None:
-    """Next removal of a voter on the way to the leader as the only one: dead voters first, and only while all
-    that remain answered a moment ago (two voters tolerate no loss); None: none is possible."""
+    """Next removal of a voter, on the way to the leader as the only voter; None: none is possible. Dead
+    voters are removed first, and any voter only while all that remain answered a moment ago (two voters
+    tolerate no loss)."""
     raft, alive = voter.raft, heard(ctx, voter)
     others = [v for v in raft.log.voters if v != raft.me]
     removed = min(others, key=lambda v: (v in alive, raft.heard_at(v)), default=None)

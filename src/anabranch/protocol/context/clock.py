@@ -1,5 +1,5 @@
-"""Time of one peer: time of the event in hand, monotonic time without the process's sleep, timers of its
-parts."""
+"""Time of one peer: time of the event being handled, monotonic time without the process's sleep, timers of
+its parts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ ROUNDING_S = 1e-6
 
 
 class Clock:
-    """Monotonic time (s, see `OwnTime`) of the event that the peer handles; `Peer.handle` advances it."""
+    """Time (s, monotonic; see `OwnTime`) of the event that the peer is handling; `Peer.handle` advances
+    it."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -35,7 +36,7 @@ class OwnTime:
 
     While a process is stopped (laptop lid, SIGSTOP, swapping) or its clock is set, the absence of messages
     proves nothing. Own time stands still meanwhile, and every timer with it. `now` never falls. A wake-up
-    later than planned by at most `grace_s` is no sleep.
+    that is late by at most `grace_s` does not count as sleep.
     """
 
     def __init__(self, grace_s: float) -> None:
@@ -47,7 +48,7 @@ class OwnTime:
         self._awaited_own = -math.inf
 
     def take(self, clock: float) -> float:
-        """Convert the driver's time `clock` of an event to own time."""
+        """Convert the driver's time `clock` of an event to this peer's own time."""
         if clock < self._last:
             self._ahead -= self._last - clock
         else:
@@ -63,7 +64,8 @@ class OwnTime:
         return self.now
 
     def awaits(self, own: float) -> float:
-        """Convert the own time of the next wake-up to the driver's time, and remember it."""
+        """Convert own time of the next wake-up to the driver's time, and store it: a wake-up that comes much
+        later shows a sleep."""
         self._awaited_own = own
         self._awaited = own + self._ahead
         return self._awaited

@@ -21,7 +21,7 @@ ANSWER_S = 4.0
 
 @dataclass(eq=False)
 class Dialer:
-    """Dials members and fellow voters, one attempt at a time to each."""
+    """Dialer of members and fellow voters: one attempt at a time to each."""
 
     me: str
     clock: Clock
@@ -36,7 +36,7 @@ class Dialer:
 
     @property
     def dialled(self) -> Iterable[str]:
-        """Peers that are being dialled."""
+        """Peers to which a dial is in progress."""
         return self._dials
 
     def use_fellows(self, addresses: Mapping[str, str]) -> None:
@@ -44,10 +44,10 @@ class Dialer:
 
     def deadline(self) -> float:
         """Time (s) of the next attempt; infinite if none is planned."""
-        return min((at for at, _ in self._dials.values()), default=float("inf"))
+        return min(at for at, _ in self._dials.values()) if self._dials else float("inf")
 
     def reach(self, peer: str) -> None:
-        """Dial a member or fellow voter, unless it is linked or being dialled."""
+        """Dial a member or fellow voter, unless it is linked or a dial is in progress."""
         address = self._address(peer)
         if peer == self.me or peer in self.links.up or peer in self._dials:
             return

@@ -20,7 +20,8 @@ Part = ReducePart | ReducedPart
 
 
 class EarlyBuffer:
-    """Messages about iterations that are not open yet, in order of arrival: (sender, message, payload)."""
+    """Messages that are too early for this peer, about iterations that it has not opened, in order of
+    arrival: (sender, message, payload)."""
 
     def __init__(self) -> None:
         self._kept: list[Kept] = []
@@ -30,11 +31,9 @@ class EarlyBuffer:
         return len(self._kept)
 
     def keep(self, peer: str, message: FencedMessage, payload: object, ahead: int) -> str | None:
-        """Keep a message about an iteration; return the reason if it is refused.
-
+        """Store a message about an iteration that is not open yet; returns the reason if it is refused.
         ahead: number of iterations after the last committed one. A message that is slightly too far ahead is
-        dropped without refusal: its sender repeats it.
-        """
+        dropped without refusal: its sender repeats it."""
         if ahead > FAR_AHEAD:
             return f"about an iteration {ahead} ahead of the last commit"
         if ahead > EARLY_AHEAD:
@@ -50,10 +49,8 @@ class EarlyBuffer:
         return None
 
     def _newest(self, peer: str, part: Part) -> bool:
-        """Drop the sender's parts of older attempts of the same reduce; False if a newer attempt is kept.
-
-        A replica that is behind receives the same parts again with each attempt.
-        """
+        """Drop the sender's parts of older attempts of the same reduce; False if parts of a newer attempt are
+        stored. A replica that is behind receives the same parts again with each attempt."""
         stay: list[Kept] = []
         for kept in self._kept:
             sender, was, payload = kept
@@ -70,11 +67,11 @@ class EarlyBuffer:
         return True
 
     def forget(self, void: Callable[[FencedMessage], bool]) -> None:
-        """Drop the messages for which `void` is true."""
+        """Drop the messages for which `void` returns True."""
         self._drop(lambda peer, message: void(message))
 
     def link_down(self, sender: str) -> None:
-        """Drop the messages of a disconnected peer that are void without their connection (credits)."""
+        """Drop the messages of a disconnected peer that are valid only on their connection (credits)."""
         if sender in self._by_peer:
             self._drop(lambda peer, message: peer == sender and type(message) in PER_CONNECTION)
 
@@ -84,7 +81,7 @@ class EarlyBuffer:
                 self.keep(peer, message, payload, 0)
 
     def take(self) -> list[Kept]:
-        """Remove and return all messages."""
+        """Remove and return all stored messages."""
         kept, self._kept = self._kept, []
         self._by_peer.clear()
         return kept

@@ -13,7 +13,7 @@ from anabranch.protocol.telemetry.adaptive_timeout import AdaptiveTimeout
 
 @dataclass(frozen=True)
 class LostLink:
-    """Link that went down, or dial that failed. refused: True if nothing listens at the peer's address.
+    """Link that broke, or dial that failed. refused: True if nothing listens at the peer's address.
     patience_s: longest silence (s) that is normal for this peer, from its history."""
 
     peer: str
@@ -23,7 +23,8 @@ class LostLink:
 
 
 class LinkTable:
-    """State by linked peer. `incarnations`: process of each peer that was linked last; outlives the link."""
+    """Table of the connected peers and of what is known about each link. incarnations: last linked process
+    (incarnation) of each peer; outlives the link."""
 
     def __init__(self) -> None:
         self.up: dict[str, AdaptiveTimeout] = {}
@@ -48,7 +49,7 @@ class LinkTable:
         self.suspects.discard(peer)
 
     def drop(self, peer: str) -> AdaptiveTimeout | None:
-        """Remove a link and its measurements; return its adaptive timeout."""
+        """Remove a link and its measurements; returns the peer's adaptive silence timeout."""
         self.suspects.discard(peer)
         self.epochs.pop(peer, None)
         self._timed.pop(peer, None)
@@ -59,25 +60,27 @@ class LinkTable:
         self.up.pop(peer)
 
     def forged(self, peer: str) -> None:
-        """Record that the linked process of `peer` sent a payload without its seal."""
+        """Record that the linked process of `peer` forged a payload: sent it without a valid seal
+        (signature)."""
         self.forgers.add((peer, self.incarnations.get(peer, 0)))
 
     def is_forger(self, peer: str) -> bool:
         return (peer, self.incarnations.get(peer, 0)) in self.forgers
 
     def announced(self, peer: str, epoch: int) -> None:
-        """Record the epoch that `peer` announced."""
+        """Record the epoch (number of the voters' replacement by the owner) that `peer` announced."""
         self.epochs[peer] = epoch
 
     def timed_directions(self, peer: str) -> set[bool]:
-        """Directions in which a payload was acknowledged since the link came up: True for forward, False for
-        backward. The caller adds to the set."""
+        """Directions in which a payload to `peer` was acknowledged since the link came up: True for forward,
+        False for backward. The caller adds to this set."""
         return self._timed.setdefault(peer, set())
 
     def register_user(self, partners: Callable[[], Collection[str]]) -> None:
-        """Register a part that shares work with peers; `partners` returns these peers whenever called."""
+        """Register a component of this peer that exchanges work with other peers; `partners()` returns these
+        peers."""
         self._users.append(partners)
 
     def in_use(self) -> set[str]:
-        """Peers that any part shares work with now, neighbours or not."""
+        """Peers with which any component of this peer exchanges work now, neighbours or not."""
         return {peer for partners in self._users for peer in partners()}

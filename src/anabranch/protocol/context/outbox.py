@@ -17,7 +17,8 @@ from anabranch.protocol.messages import Message
 
 @dataclass(eq=False)
 class Outbox:
-    """Collects effects in the order in which the parts of a peer ask for them."""
+    """Collector of the effects (messages and requests to the driver) that the parts of a peer ask for, in
+    order."""
 
     me: str
     clock: Clock
@@ -34,8 +35,8 @@ class Outbox:
     """Number of microbatches that wait for a credit of the next stage."""
 
     def send(self, peer: str, message: Message, payload: Payload | None = None) -> None:
-        """Send to a linked peer, or to this peer itself. A message to a peer without a link is dropped:
-        important messages are repeated when the link is up."""
+        """Send a message to a linked peer, or to this peer itself. A message to a peer without a link is
+        dropped: important messages are repeated when the link is up."""
         if peer == self.me:
             self.to_self.append((message, payload))
         elif peer in self.links.up:
@@ -44,7 +45,7 @@ class Outbox:
             self.effects.append(Send(peer, message, payload))
 
     def emit(self, effect: Effect) -> None:
-        """Ask the driver for something other than a message to a linked peer."""
+        """Ask the driver for an effect other than a message to a linked peer."""
         self.effects.append(effect)
 
     def note(self, kind: str, **fields: Any) -> None:

@@ -30,7 +30,7 @@ from anabranch.protocol.telemetry.peer_costs import PeerCosts
 
 @dataclass(frozen=True)
 class PeerContext:
-    """Components shared by the parts of one peer; `make_context` builds it."""
+    """Components that all parts of one peer share; `make_context` builds it."""
 
     me: str
     incarnation: int
@@ -54,11 +54,12 @@ class PeerContext:
         self.costs.activation_bytes = settings.activation_bytes
 
     def fence(self, t: int, base: str) -> Fence:
-        """Fence (epoch, process, iteration `t`, base, stage) of a message of this peer."""
+        """Fence for a message of this peer about iteration `t` on `base`: says to which epoch, process,
+        history and stage the message belongs."""
         return Fence(self.run.settings.epoch, self.incarnation, t, base, self.run.stage)
 
     def start_next(self) -> bool:
-        """Start the next task if the worker is free; True if one was started."""
+        """Start the next waiting task if the worker is free; True if one was started."""
         job = self.tasks.next()
         if job is None:
             return False
@@ -66,25 +67,26 @@ class PeerContext:
         return True
 
     def admitted(self) -> bool:
-        """True if the log, as far as this peer followed it, has this process as a member."""
+        """True if this process is a member according to the log, as far as this peer has applied it."""
         member = self.run.membership.members.get(self.me)
         return member is not None and member.incarnation == self.incarnation
 
     def knows_process(self, peer: str) -> bool:
-        """True if the linked process of `peer` is the one that the log has as a member."""
+        """True if the log has the linked process of `peer` as a member, not an earlier or later process."""
         member = self.run.membership.members.get(peer)
         return member is not None and self.links.incarnations.get(peer) == member.incarnation
 
     def reachable(self, peer: str) -> bool:
-        """True if work can be sent to `peer` now."""
+        """True if `peer` can be sent work now: it is this peer itself, or is linked, not suspected, and sent
+        no forged payload."""
         links = self.links
         if links.forgers and links.is_forger(peer):
             return False
         return peer == self.me or (peer in links.up and peer not in links.suspects)
 
     def apart(self) -> tuple[str, ...]:
-        """Replicas of this peer's stage, serving or about to serve, that it cannot reach; in a large stage
-        only those that it shares work with."""
+        """Replicas of this peer's stage that it cannot reach, among those that serve or will serve; in a
+        large stage only those with which it exchanges work."""
         run = self.run
         fellows = set(run.near.active_neighbours(run.stage, run.stage, ALL_TIMES))
         if run.near.crowded:
@@ -102,11 +104,11 @@ def make_context(
     memberships: Callable[[], Membership] = Membership,
     signer: Signer | None = None,
 ) -> PeerContext:
-    """Make the context of peer `me`, which takes `leader` for the log's leader at first.
+    """Make the context of peer `me`. leader: assumed leader of the log at the start.
 
-    Its random streams are functions of its id and incarnation. unheard: kinds of notes that the driver does
-    not use. memberships: makes an empty membership. signer: signatures of this peer, for runs that are
-    audited.
+    Its random streams are functions of its id and incarnation. unheard: kinds of event-log notes that the
+    driver does not use. memberships: factory of an empty membership. signer: signatures of this peer, for
+    runs that are audited.
     """
     seed = zlib.crc32(me.encode())
     run = RunView(me, (incarnation, seed), stage, settings, memberships)

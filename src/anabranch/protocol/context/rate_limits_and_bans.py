@@ -37,7 +37,8 @@ ALL_NOTED = 32
 
 
 class Kind(Enum):
-    """Limited quantities besides messages, far above the need of honest peers in the fuzzed runs."""
+    """Rate-limited quantities besides messages. Their limits are far above the need of honest peers in the
+    fuzzed runs."""
 
     REFUSAL = Allowance(256.0, 2.0)
     LINES = Allowance(8192.0, 256.0)
@@ -49,19 +50,20 @@ BUCKETS_KEPT = (len(Kind) + len(ALLOWANCES) + 1) * PEERS_KEPT
 
 @dataclass(slots=True)
 class TokenBucket:
-    """Tokens left at time `at` (s)."""
+    """Tokens in a token bucket at time `at` (s)."""
 
     left: float
     at: float
 
     def fill(self, burst: float, per_s: float, now: float) -> None:
-        """Add the tokens that came since, `per_s` a second, up to `burst`."""
+        """Add the tokens accrued until `now`, at `per_s` a second, up to `burst`."""
         if now > self.at:
-            self.left, self.at = min(burst, self.left + per_s * (now - self.at)), now
+            left = self.left + per_s * (now - self.at)
+            self.left, self.at = left if left < burst else burst, now
 
 
 def charge_all(buckets: Sequence[TokenBucket], amount: float) -> bool:
-    """Take `amount` from each bucket; False, without a charge, if one of them has less."""
+    """Take `amount` tokens from each bucket; False, and nothing is taken, if one of them has fewer."""
     for bucket in buckets:
         if bucket.left < amount:
             return False
@@ -72,17 +74,15 @@ def charge_all(buckets: Sequence[TokenBucket], amount: float) -> bool:
 
 @dataclass
 class _Ban:
-    """Ban until `until` (s), the `count`th of its subject."""
+    """Ban until time `until` (s), the `count`th of the same peer, ticket or address block."""
 
     until: float
     count: int
 
 
 class RateLimits:
-    """Token buckets, counts of refused messages, and bans, by peer, ticket and address block.
-
-    seated(peer): True if the peer is a member, which answers for itself alone.
-    """
+    """Token buckets, counts of refused messages, and bans, by peer, ticket and address block. seated(peer):
+    True if the peer is a member, which is charged alone."""
 
     def __init__(self, seated: Callable[[str], bool] = lambda peer: False) -> None:
         self._seated = seated
@@ -96,11 +96,11 @@ class RateLimits:
 
     @property
     def counts(self) -> Mapping[str, Mapping[str, int]]:
-        """Number of refused messages by peer and message kind."""
+        """Numbers of refused messages, by peer and kind of message."""
         return self._counts
 
     def came_with(self, peer: str, *shared: str) -> None:
-        """Note the ticket and the address block with which `peer` came ("": it has none)."""
+        """Note the ticket that `peer` showed and the address block that it came from ("": none)."""
         self._came_with.pop(peer, None)
         if names := tuple([name for name in shared if name]):
             self._came_with[peer] = names
@@ -108,25 +108,31 @@ class RateLimits:
             self._came_with.pop(next(iter(self._came_with)))
 
     def _shared(self, peer: str) -> tuple[str, ...]:
-        """Ticket and address block that a stranger is charged to; none for a member."""
+        """Names of the ticket and address block to which a stranger is charged besides its own key; none for
+        a member."""
         found = self._came_with.get(peer, ())
         return () if not found or self._seated(peer) else found
 
     def take(self, peer: str, kind: Kind, now: float, amount: float = 1.0) -> bool:
-        """Charge `amount` to the allowance of `peer`, and of those that it shares; False, without a charge,
-        if one of them is exhausted."""
+        """Charge `amount` of `kind` to `peer`, and to its ticket and address block if it is a stranger;
+        False, without a charge, if one of these allowances is exhausted."""
         return self.charge(peer, kind.value, now, amount)
 
     def charge(self, peer: str, allowance: Allowance, now: float, amount: float = 1.0) -> bool:
-        """Charge `amount` to one allowance of `peer`, and of those that it shares; False, without a charge,
-        if one of them is exhausted."""
-        buckets = [self._bucket(peer, allowance, now, 1.0)]
-        for name in self._shared(peer):
-            buckets.append(self._bucket(name, allowance, now, SHARED))
-        return charge_all(buckets, amount)
+        """Charge `amount` of `allowance` to `peer`, and to its ticket and address block if it is a stranger;
+        False, without a charge, if one of these is exhausted."""
+        bucket = self._bucket(peer, allowance, now, 1.0)
+        if peer in self._came_with and (names := self._shared(peer)):
+            shared = [self._bucket(name, allowance, now, SHARED) for name in names]
+            return charge_all([bucket, *shared], amount)
+        if bucket.left < amount:
+            return False
+        bucket.left -= amount
+        return True
 
     def _bucket(self, name: str, allowance: Allowance, now: float, share: float) -> TokenBucket:
-        """Bucket of a peer, ticket or block, filled up to now. share: its size in those of a peer."""
+        """Token bucket of a peer, ticket or address block, filled up to `now`. share: its size as a multiple
+        of one peer's."""
         bucket = self._buckets.get((name, allowance))
         if bucket is None:
             if len(self._buckets) >= BUCKETS_KEPT:
@@ -136,7 +142,8 @@ class RateLimits:
         return bucket
 
     def count(self, peer: str, message: str) -> int:
-        """Count a refused message of this kind; return how many were refused so far."""
+        """Count a refused message of the kind of `message`; returns how many of that kind were refused so
+        far."""
         if peer not in self._counts and len(self._counts) >= PEERS_KEPT:
             self._counts.pop(next(iter(self._counts)))
         mine = self._counts.setdefault(peer, {})
@@ -160,6 +167,6 @@ class RateLimits:
             self._bans.pop(next(iter(self._bans)))
 
     def banned(self, peer: str, now: float) -> bool:
-        """True if `peer` is banned, or is a stranger whose ticket or address block is."""
+        """True if `peer` is banned, or is a stranger whose ticket or address block is banned."""
         names = (peer, *self._shared(peer))
         return any(name in self._bans and self._bans[name].until > now for name in names)

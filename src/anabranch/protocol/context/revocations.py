@@ -8,7 +8,8 @@ from anabranch.protocol.log.records import AnyRecord, Member, Revoke
 
 
 class Revocations:
-    """Ids of revoked peers and keys of revoked tickets, each with the owner's reason. None is ever lifted."""
+    """Ids of revoked peers and keys of revoked tickets, each with the owner's reason. A revocation is never
+    lifted."""
 
     def __init__(self) -> None:
         self._reasons: dict[str, str] = {}
@@ -18,21 +19,21 @@ class Revocations:
 
     @property
     def reasons(self) -> Mapping[str, str]:
-        """Reason by peer id or ticket key."""
+        """Reasons of all revocations, by peer id or ticket key."""
         return self._reasons
 
     def fold(self, record: AnyRecord) -> None:
-        """Take in the next record of the log."""
+        """Add the revocations in the next record of the log."""
         if isinstance(record, Revoke):
             self.add({record.id: record.reason})
 
     def add(self, reasons: Mapping[str, str]) -> None:
-        """Take in revocations that are known from elsewhere: a resumed run's log, or a `Welcome`."""
+        """Add revocations that are known from elsewhere: a resumed run's log, or a `Welcome`."""
         for target, reason in reasons.items():
             self._reasons.setdefault(target, reason)
 
     def refusal(self, peer: str, ticket: str) -> str | None:
-        """Reason why a peer with a credential of this ticket may take no part; None: it may. ticket: "" if
+        """Reason why a peer with a credential of this ticket may not take part; None: it may. ticket: "" if
         the peer has none."""
         if peer in self._reasons:
             return f"the run's owner expelled this peer: {self._reasons[peer]}"
@@ -41,7 +42,7 @@ class Revocations:
         return None
 
     def refused(self, members: Iterable[Member]) -> dict[str, str]:
-        """Those of these members that may take no part, by id, with the reason."""
+        """Those of the given members that may not take part, by id, with the reason."""
         if not self._reasons:
             return {}
         found = {member.id: self.refusal(member.id, member.ticket) for member in members}

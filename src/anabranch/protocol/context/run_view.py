@@ -1,6 +1,6 @@
-"""Views that all parts of a peer read: the run (settings, members, own stage, pause), the log's leader and
-voters, and the standby replicas. Each field is replaced by the method that names the reason; parts only read.
-"""
+"""Read-only views for all parts of a peer: of the run (settings, members, own stage, pause), of the log's
+leader and voters, and of the standby replicas. Each field is replaced by the method that names the reason;
+parts only read."""
 
 from __future__ import annotations
 
@@ -52,10 +52,8 @@ class RunCourse:
 
 
 class RunView:
-    """State of the run as this peer knows it.
-
-    memberships: makes an empty membership.
-    """
+    """A peer's view of the run: settings, members, its own stage, progress. memberships: factory of an empty
+    membership."""
 
     policy: Policy
     near: Overlay
@@ -97,16 +95,16 @@ class RunView:
         self.founder = founder
 
     def resume_course(self, course: RunCourse) -> None:
-        """Replace the pause and the number of steps by those in the log."""
+        """Replace the pause and the number of steps by those of `course`, which come from the log."""
         self.course = course
 
     def forget_members(self) -> None:
-        """Start from an empty membership: the log is applied again from its first record."""
+        """Start from an empty membership, because the log is applied again from its first record."""
         self.membership = self._memberships()
 
     @property
     def steps(self) -> int:
-        """Number of steps of the run: the run file's, unless the log says otherwise."""
+        """Number of steps of the run: the run file's, unless a `Control` record in the log changed it."""
         return self.course.steps or self.settings.steps
 
     @property
@@ -117,7 +115,8 @@ class RunView:
         return waits and len(self.membership.members) <= SEARCHED
 
     def next_stage(self) -> int:
-        """Stage after this peer's on a microbatch's path; after the last stage comes stage 0 (the head)."""
+        """Stage after this peer's stage on a microbatch's path; after the last stage comes stage 0 (the
+        head)."""
         return (self.stage + 1) % (self.settings.stages + 1)
 
     def previous_stage(self) -> int:
@@ -125,10 +124,8 @@ class RunView:
 
 
 class LogView:
-    """Leader, term and voters of the log, as this peer knows them.
-
-    leads: term in which this peer leads the log, 0 if it does not.
-    """
+    """A peer's view of the log's leader, term and voters. leads: term in which this peer itself leads the
+    log, 0 if it does not."""
 
     def __init__(self, leader: str) -> None:
         self.leader = leader
@@ -142,18 +139,18 @@ class LogView:
         self.leader, self.term = leader, term
 
     def follow_leader(self, leader: str) -> None:
-        """Take `leader` for the log's leader in the known term."""
+        """Regard `leader` as the log's leader in the known term."""
         self.leader = leader
 
     def reach_term(self, term: int) -> None:
         self.term = term
 
     def take_lead(self, term: int) -> None:
-        """Lead the log in `term`; 0 gives the lead up."""
+        """Note that this peer leads the log in `term`; 0: it leads no longer."""
         self.leads = term
 
     def elect(self, voters: tuple[str, ...]) -> None:
-        """Replace the voters."""
+        """Replace the set of voters."""
         self.voters = voters
         self.voting_peers = frozenset(voter.partition("/")[0] for voter in voters)
 
@@ -163,10 +160,9 @@ class LogView:
 
 
 class StandbyView:
-    """Standby replicas by the coordinator's last announcement to this peer.
-
-    waits: by standby, seconds that a sender waits for another replica before it uses the standby.
-    """
+    """Standby replicas (those that get no microbatches while others can take them), as the coordinator last
+    announced them. waits: by standby, seconds that a sender waits for another replica before it uses the
+    standby."""
 
     def __init__(self) -> None:
         self.waits: Mapping[str, float] = {}
@@ -174,7 +170,7 @@ class StandbyView:
         """Term and number of the last announcement."""
 
     def announced(self, term: int, message: Spared) -> str | None:
-        """Take in an announcement of the leader of `term`; return the reason if it is refused."""
+        """Handle an announcement of standbys by the leader of `term`; returns the reason if it is refused."""
         waits = message.waits
         if len(waits) > SEARCHED or not all(0.0 <= wait_s <= MOST_S for wait_s in waits.values()):
             return "replicas that nobody spares so"
@@ -184,11 +180,11 @@ class StandbyView:
 
     @property
     def number(self) -> int:
-        """Number of the last announcement."""
+        """Running number of the last announcement."""
         return self._latest[1]
 
     def working(self, peers: Sequence[str]) -> Sequence[str]:
-        """Filter the standbys out of `peers`, unless all of them are standbys."""
+        """Those of `peers` that are no standbys; all of them if all are standbys."""
         if not self.waits:
             return peers
         return [peer for peer in peers if peer not in self.waits] or peers

@@ -45,7 +45,8 @@ class _Job:
 
 
 class WorkQueue:
-    """Waiting tasks and the running one. seconds: compute seconds by kind of task since `take_seconds`."""
+    """Tasks of the peer's worker: the waiting ones and the running one. seconds: compute seconds by kind of
+    task since the last `take_seconds`."""
 
     def __init__(self) -> None:
         self._heap: list[_Job] = []
@@ -56,7 +57,7 @@ class WorkQueue:
     def submit(
         self, rank: TaskPriority, task: Task, inputs: tuple[Payload, ...], then: Then, index: int = 0
     ) -> None:
-        """Queue a task; `then` gets its result, unless its iteration is dropped before."""
+        """Queue a task. `then` is called with its result, unless its iteration is dropped before."""
 
         def timed(result: Result) -> None:
             kind = type(task).__name__
@@ -80,7 +81,8 @@ class WorkQueue:
         return self.running.task, self.running.inputs
 
     def finish(self, task: Task) -> Then | None:
-        """End the running task; return the function for its result. Raises RuntimeError for another task."""
+        """Note that the running task has ended; returns the function that takes its result. Raises
+        RuntimeError if `task` is another one."""
         job, self.running = self.running, None
         if job is None or job.task is not task:
             raise RuntimeError(f"the driver finished {task}, which was not running")
@@ -97,11 +99,11 @@ class WorkQueue:
         heapq.heapify(self._heap)
 
     def drop(self, t: int) -> None:
-        """Drop microbatch work of iterations up to `t`; step work stays."""
+        """Drop microbatch work of iterations up to `t`; work of the step itself stays."""
         self._forget(lambda job: job.rank not in _OUTLIVING and job.t <= t)
 
     def drop_after(self, t: int) -> None:
-        """Drop all work of iterations after `t`, step work too, for a rollback to `t`."""
+        """Drop all work of iterations after `t`, that of steps too, for a rollback to `t`."""
         self._forget(lambda job: job.t > t)
 
     def _forget(self, void: Callable[[_Job], bool]) -> None:
@@ -112,7 +114,7 @@ class WorkQueue:
 
     @property
     def adding(self) -> bool:
-        """True while the worker adds a weight gradient."""
+        """True while the worker computes and adds a weight gradient."""
         return self.running is not None and isinstance(self.running.task, WeightGradient)
 
     @property

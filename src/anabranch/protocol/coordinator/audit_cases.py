@@ -40,9 +40,9 @@ PATIENCE_S = 4 * WAIT_S
 
 @dataclass
 class Case:
-    """Audited contribution. receipt: as it came with PREPARED. due_at: when the run's end waits for it no
-    more. over: True once nothing more is awaited. incarnation: of the subject when the step was committed.
-    verdicts: by auditor."""
+    """Audit of one contribution, as the leader follows it. receipt: as it came with PREPARED. due_at: time
+    (s) until which the end of the run waits for it. over: True once no more reports are awaited. incarnation:
+    process number of the audited peer when the step was committed. verdicts: by auditor."""
 
     drawn: Drawn
     receipt: bytes
@@ -54,8 +54,9 @@ class Case:
 
 @dataclass(eq=False)
 class AuditCases:
-    """Receipts and audits of the last steps. returns: reason to go back to a snapshot, "" if none.
-    returns_before: first iteration that is void. settled: True if whoever caused that is out of the run."""
+    """Receipts and audits of the last steps, at the leader. returns: reason to go back to a snapshot, "" if
+    there is none. returns_before: first iteration that is void then. settled: True if the peer that caused
+    the return is out of the run."""
 
     ctx: PeerContext
     admission: Admission
@@ -76,7 +77,7 @@ class AuditCases:
     # --- receipts of the open iteration --------------------------------------------------------
 
     def refused(self, peer: str, message: Prepared, attempt: Attempt, current: Round) -> str | None:
-        """Check the receipt of a PREPARED report and keep it; return why it is refused, or None."""
+        """Check the receipt of a PREPARED report and keep it; returns the reason if it is refused."""
         if not self.on or not attempt.stage or peer not in attempt.members:
             return None
         run, receipt = self.ctx.run, opened(message.receipt, self.ctx.signer)
@@ -101,21 +102,21 @@ class AuditCases:
         return removed or (came.stage, came.sender) in current.served
 
     def complete(self, attempt: Attempt, prepared: Mapping[str, Prepared]) -> bool:
-        """True if all owners of units that are still members sent their receipts."""
+        """True if every owner of units in this attempt that is still a member has sent its receipt."""
         if not self.on or not attempt.stage:
             return True
         owners = {attempt.members[position] for position in set(attempt.owners)}
         return all(p in prepared for p in owners if p in self.ctx.run.membership.members)
 
     def summing(self, stage: int, members: Sequence[str], owners: tuple[int, ...]) -> tuple[int, ...]:
-        """Positions of the members that sum a part each, in a reduce of one cell: owners of units, whose
-        receipts are in the commit. () without audit: all sum a part."""
+        """Positions of the members that sum one part each, in a reduce without cells: with audits only the
+        owners of units, whose receipts are in the commit; () without audits, where all members sum."""
         able = tuple(sorted(set(owners)))
         flat = len(members) <= FLAT * self.ctx.run.settings.neighbours
         return able if self.on and stage and flat and len(able) <= PARTS else ()
 
     def hashes(self, current: Round, attempt: Attempt) -> tuple[str, ...]:
-        """Hash of each member's receipt for the commit; () without audit."""
+        """Hash of each reduce member's receipt, for the commit; () without audits."""
         if not self.on or not attempt.stage:
             return ()
         prepared, position = current.prepared[attempt.stage], set(attempt.owners)
@@ -126,8 +127,8 @@ class AuditCases:
         return tuple(map(receipt_hash, receipts))
 
     def consistent(self, current: Round) -> bool:
-        """True if the receipts of all stages fit together. Where they do not, the log goes back to a state
-        before the iteration; who contradicts itself is convicted."""
+        """True if the receipts of all stages agree with each other. If not, peers that contradict themselves
+        are convicted, and the log goes back to a state before the iteration."""
         if not self.on or self._checked == self._state(current):
             return not self.returns
         self._checked = self._state(current)
@@ -147,7 +148,8 @@ class AuditCases:
     # --- audits --------------------------------------------------------------------------------
 
     def committed(self, record: Commit, base: str, led: Round | None) -> None:
-        """Await the audits that are drawn from a step's commit. led: its round, if it was led from here."""
+        """Open a case for each audit that is drawn from the commit `record`. base: hash of its log entry.
+        led: the coordinator's round of that step, if this peer led it."""
         if not self.on:
             return
         for key in [key for key in self._cases if key[0] <= record.t - AUDIT_STEPS]:
@@ -162,19 +164,20 @@ class AuditCases:
             self._cases[each.t, each.subject] = Case(each, receipt, due_at, over, incarnation)
 
     def awaited_until(self) -> float:
-        """Time (s) until which audits of the last steps are awaited; -inf if none is under way."""
+        """Time (s) until which reports about the audits of the last steps are awaited; -inf if no audit is
+        open."""
         members = self.ctx.run.membership.members
         due = [c.due_at for c in self._cases.values() if not c.over and c.drawn.auditors[0] in members]
         return max(due, default=-math.inf)
 
     def doubtful_from(self) -> float:
-        """First iteration that is void, or that has an open audit; infinite if there is none."""
+        """First iteration that is void or has an audit still open; infinite if there is none."""
         now, open_cases = self.ctx.clock.now, (c for c in self._cases.values() if not c.over)
         first = min((case.drawn.t for case in open_cases if case.due_at > now), default=math.inf)
         return min(first, self.returns_before) if self.returns else first
 
     def receipt_of(self, t: int, subject: str) -> bytes:
-        """Receipt of a contribution that is audited; b"" if it is not known here."""
+        """Receipt of the audited contribution of `subject` to step t; b"" if it is not known here."""
         case = self._cases.get((t, subject))
         return case.receipt if case is not None else b""
 
@@ -183,7 +186,7 @@ class AuditCases:
         self.returns, self.settled, self._checked = "", False, ()
 
     def on_audited(self, peer: str, message: Audited) -> str | None:
-        """Enter the report of an auditor; return why it is refused, or None."""
+        """Handle the report of an auditor; returns the reason if it is refused."""
         case = self._cases.get((message.t, message.subject))
         if case is None or case.over or (case.drawn.base, case.drawn.stage) != (message.base, message.stage):
             return None
@@ -236,15 +239,15 @@ class AuditCases:
             self._return(f"{peer[:8]} could not tell if {about} is false", each.t)
 
     def _expired(self, case: Case) -> None:
-        """Close a case whose inputs are dropped now. If a difference was found that no second replica looked
-        at, the step is void."""
+        """Close a case that can no longer be audited, as its inputs are dropped now. If one auditor found a
+        difference that no second one checked, the step is void."""
         each = case.drawn
         if not case.over and "different" in case.verdicts.values():
             about = f"the work of {each.subject[:8]} at stage {each.stage} in step {each.t}"
             self._return(f"no second replica answered if {about} is false", each.t)
 
     def _stayed(self, case: Case) -> bool:
-        """True if the subject is the process that did the work, at the same stage."""
+        """True if the audited peer still runs the process that did the work, at the same stage."""
         member = self.ctx.run.membership.members.get(case.drawn.subject)
         return (
             member is not None
@@ -255,7 +258,7 @@ class AuditCases:
     # --- consequences --------------------------------------------------------------------------
 
     def _return(self, reason: str, t: int) -> None:
-        """Go back to a state before iteration t."""
+        """Order a return of the log to a state before iteration t."""
         self.returns_before = min(self.returns_before, t) if self.returns else t
         self.returns = self.returns or reason
 
@@ -275,8 +278,8 @@ class AuditCases:
 
 
 def unlinked(receipts: list[Receipt]) -> str:
-    """First unit whose input is not what the owner of the unit before or after it sent; "" if there is
-    none."""
+    """First unit whose input is not what the owner of the same microbatch at the stage before or after sent;
+    "" if there is none."""
     out = {(r.stage, u.unit): u for r in receipts for u in r.units}
     for (stage, index), unit in out.items():
         before, after = out.get((stage - 1, index)), out.get((stage + 1, index))

@@ -19,7 +19,7 @@ EVERY_HEARTBEATS, WITHIN_S = 0.25, 0.05
 
 
 class Broadcast:
-    """Announces committed entries for one coordinator."""
+    """Announcer of committed log entries to all members, at the peer that leads."""
 
     def __init__(self, ctx: PeerContext) -> None:
         self.ctx = ctx
@@ -27,7 +27,7 @@ class Broadcast:
         self._announce_at = math.inf
 
     def chosen(self, line: bytes) -> None:
-        """Announce a committed entry now, or with the next batch."""
+        """Announce a committed log entry now, or with the next batch of them."""
         self._unannounced.append(line)
         record = decode_entry(line).record if self.ctx.run.near.crowded else None
         if isinstance(record, Members):
@@ -52,7 +52,7 @@ class Broadcast:
                 self.ctx.outbox.send(peer, message)
 
     def changes_at(self) -> float:
-        """Earliest time at which a membership change may be logged."""
+        """Earliest time (s) at which a membership change may be logged."""
         if not self.ctx.run.near.crowded:
             return self.ctx.clock.now
         period_s = EVERY_HEARTBEATS * self.ctx.run.settings.heartbeat_s

@@ -20,7 +20,8 @@ LAST_CHECKPOINT = (1.0, 8.0, 6)
 
 @dataclass
 class Collection:
-    """Checkpoint of iteration `t` under way: a download for each stage, and the states that have arrived."""
+    """Checkpoint of iteration `t` in progress: a download for each stage, and the states that have
+    arrived."""
 
     t: int
     base: str
@@ -29,11 +30,8 @@ class Collection:
 
 
 class Checkpoints:
-    """Schedule of checkpoints.
-
-    t: last step that has a checkpoint, or whose checkpoint was given up. has_directory: True if checkpoints
-    can be written on this machine.
-    """
+    """Schedule of checkpoints and the one in progress. t: last step that has a checkpoint, or whose
+    checkpoint was given up. has_directory: True if checkpoints can be written on this machine."""
 
     def __init__(
         self, ctx: PeerContext, tip: LogTip, released: Releases, catalog: SnapshotCatalog, has_directory: bool
@@ -47,11 +45,11 @@ class Checkpoints:
 
     @property
     def done(self) -> bool:
-        """True if the last step has its checkpoint, or its checkpoint was given up."""
+        """True if the run's last step has its checkpoint, or that checkpoint was given up."""
         return self.t >= self.tip.t
 
     def set_last(self, t: int) -> None:
-        """Take t as the last step that has a checkpoint, and drop an unfinished checkpoint."""
+        """Record t as the last step that has a checkpoint, and drop a checkpoint in progress."""
         self.t, self._open = t, None
 
     def due(self) -> None:
@@ -67,7 +65,7 @@ class Checkpoints:
             self._collect(Collection(self.tip.t, self.tip.base))
 
     def _collect(self, checkpoint: Collection) -> None:
-        """Download every stage's state from the replicas that applied the last step."""
+        """Download every stage's state from replicas that applied the last step."""
         self._open = checkpoint
 
         def fetched(state: State) -> None:
@@ -86,8 +84,8 @@ class Checkpoints:
             download.start()
 
     def failed(self, t: int, reason: str) -> None:
-        """Try the checkpoint of the last step again after a back-off; give any other up: the run goes on, and
-        the last checkpoint that was written stays."""
+        """Handle a failed checkpoint of step t: try that of the run's last step again after a back-off; give
+        any other up. The run goes on, and the last checkpoint that was written stays."""
         self._open = None
         self.ctx.outbox.note("note", text=f"no checkpoint of iteration {t}: {reason}")
         wait_s = self._again.next() if self.tip.over else None

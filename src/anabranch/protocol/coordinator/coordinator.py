@@ -62,11 +62,9 @@ GIVEN_AWAY_S = 60.0
 
 
 class Coordinator:
-    """Decisions of the peer that leads the log.
-
-    admit: makes the part that admits and removes members. has_directory: True if checkpoints can be written
-    on this machine. account: what this peer knows of a reduce whose parts it sums. opening: records that are
-    logged first."""
+    """Decisions of the peer that leads the log. admit: function that makes the part that admits and removes
+    members. has_directory: True if checkpoints can be written on this machine. account: function that returns
+    what this peer knows of a reduce whose parts it sums. opening: records that are logged first."""
 
     def __init__(
         self,
@@ -134,8 +132,8 @@ class Coordinator:
         return self.tip.round
 
     def restore(self, t: int, base: str, adam_step: int, fingerprints: tuple[str, ...]) -> None:
-        """Set the last step when this process begins to lead at step `t`. fingerprints: states of all
-        stages."""
+        """Set the last committed step, when this process begins to lead a run that stands at step `t`.
+        fingerprints: state hashes of all stages after it."""
         self.tip.move(t, base, adam_step, fingerprints)
         self.vouchers.moved(t, base)
         self.released.begin(t, fingerprints)
@@ -144,7 +142,8 @@ class Coordinator:
         self.catalog.begin(RestorePoint(t, fingerprints, adam_step, on_disk=on_disk))
 
     def _roll_back(self, record: Rollback, base: str) -> None:
-        """Continue from an earlier iteration; reports of later ones are void."""
+        """Follow the Rollback `record`: continue from an earlier iteration; reports about later ones are
+        void. base: hash of the record's log entry."""
         checkpointed = min(self.checkpoints.t, record.t)
         self.restore(record.t, base, record.adam_step, record.fingerprints)
         self.checkpoints.set_last(checkpointed)
@@ -156,7 +155,8 @@ class Coordinator:
     def take_over(
         self, t: int, base: str, adam_step: int, fingerprints: tuple[str, ...], skips: int, closed: bool
     ) -> None:
-        """Set the last step when this peer succeeds another leader.
+        """Set the last committed step, when this peer succeeds another leader. closed: True if the log has
+        the last evaluation of the run (`Closing`).
 
         fingerprints: known if the log was rolled back to `t`; empty if step `t` was taken, which is released
         once enough replicas have reported it again (R9). skips: consecutive skipped steps.
@@ -169,15 +169,16 @@ class Coordinator:
         self._open_round()
 
     def _waits_for(self, stage: int) -> bool:
-        """True if the open step still waits for `stage`: for its reduce, or for replicas to apply the last
-        step."""
+        """True if the open step still waits for something from `stage`: its reduce, or replicas that have not
+        applied the last step."""
         current = self.round
         if current is None:
             return False
         return not self.released.last or self.reducing.prepared(current, stage) is None
 
     def removed(self, peer: str) -> None:
-        """Drop the reports of a removed member; a reduce that it took part in may not end."""
+        """Drop the reports of a removed member. A reduce in which it took part may be unable to end and is
+        then ordered anew."""
         self.catalog.removed(peer)
         self.stage_recovery.removed(peer)
         self.admission.parted.removed(peer)
@@ -200,7 +201,7 @@ class Coordinator:
                 current.torn.add(stage)
 
     def stop(self, reason: str) -> None:
-        """End the run after the present iteration, as its owner wants."""
+        """Plan to end the run after the present iteration, as its owner wants."""
         if self.tip.stop_reason is None:
             self.tip.stop_reason = reason
 
@@ -246,7 +247,8 @@ class Coordinator:
         self._finish()
 
     def _returns(self) -> Rollback | None:
-        """Record that goes back to the last snapshot, after a dispute or a conviction."""
+        """Record that returns the log to the last snapshot, after a dispute or a conviction; None if there is
+        no reason."""
         audits = self.audits
         if audits.returns:
             if self.catalog.newest(audits.returns_before) is None:
@@ -259,7 +261,8 @@ class Coordinator:
         return self.disputes.decide(self.released.disputed())
 
     def _change_members(self, quiet: bool) -> None:
-        """Log the next change of members, serving replicas or voters, if one may be logged now."""
+        """Log the next change of members, of serving replicas or of voters, if it may be logged now. quiet:
+        True if little work is lost by a change now."""
         self.admission.let_go(quiet and self.released.last)
         change: Members | Voters | None = None
         if self.telling.changes_at() <= self.ctx.clock.now:
@@ -275,7 +278,8 @@ class Coordinator:
             self.log.append(change)
 
     def _step(self, current: Round) -> bool:
-        """Advance the open iteration; True if its step was proposed."""
+        """Advance the open iteration: order reduces, and propose the record of its step. True if that was
+        proposed."""
         self.standby_policy.look(current.t, self.released.last)
         self.reducing.attempt(current)
         self.reports.take_unanswered(current)
@@ -289,7 +293,8 @@ class Coordinator:
         return False
 
     def _voters(self) -> Voters | None:
-        """Next change of voters, or None. At the end of the run only the founder remains a voter."""
+        """Next change of the log's voters, or None. At the end of the run only the founder remains a
+        voter."""
         if self.ctx.run.settings.voters == 1 or self.ctx.clock.now < self._voters_at:
             return None
         if self._step_aside() or (not self.has_directory and self._give_back()):
@@ -301,7 +306,8 @@ class Coordinator:
         return record
 
     def _step_aside(self) -> bool:
-        """Offer the lead to a voter that hears a member which the run waits for and this leader cannot reach.
+        """Offer leadership to a voter that hears a member which this leader cannot reach, although the run
+        waits for that member.
 
         False if there is none, if the last such offer brought the run no further, or at the end of the run,
         which the founder has to lead.
@@ -319,7 +325,7 @@ class Coordinator:
         return False
 
     def _give_back(self) -> bool:
-        """Offer the lead to the founder, which has the run's directory, once it serves and votes again.
+        """Offer leadership to the founder, which has the run's directory, once it serves and votes again.
         True if it was offered. Between two offers other decisions are taken."""
         ctx, founder = self.ctx, self.ctx.run.founder
         begins = ctx.run.membership.active_from.get(founder)
@@ -334,7 +340,8 @@ class Coordinator:
         return True
 
     def _active_from(self) -> int | None:
-        """Iteration from which ready peers may serve; None while stages lack peers for the run to begin.
+        """Iteration from which joiners that are ready may serve; None while stages lack peers for the run to
+        begin.
 
         While every stage has a live member, iteration t + 1 is already open, so they serve from t + 2, which
         no peer opens before the step of t + 1 is proposed.
@@ -361,9 +368,10 @@ class Coordinator:
         return None
 
     def _begins(self, active_from: int, stage: int, ready_t: int) -> int | None:
-        """Iteration from which a peer serves that has a stage's state after `ready_t`; None if it must first
-        apply the last step. A relay serves in the open iteration if much of its stage's work is left and the
-        swarm is small (in a large one neighbours would change, which waits for the next iteration)."""
+        """Iteration from which a ready peer serves `stage`, whose state it has after iteration `ready_t`;
+        None if it must first apply the last step. A relay serves in the open iteration already if much of its
+        stage's work is left and the swarm is small (in a large one neighbours would change, which waits for
+        the next iteration)."""
         current = self.round
         if current is None or current.t > self.ctx.run.steps:
             return active_from
@@ -385,7 +393,7 @@ class Coordinator:
             self.ctx.outbox.note("waiting", reason=reason)
 
     def _open_round(self) -> None:
-        """Begin to collect reports about iteration t + 1 (each peer opens it by itself: R1)."""
+        """Begin to collect reports about iteration t + 1. Each peer opens that iteration by itself (R1)."""
         t = self.t + 1
         if self.round is not None or self.tip.stop_reason is not None or not self.ctx.run.course.opens(t):
             return
@@ -401,8 +409,7 @@ class Coordinator:
                 opened.manifest = self.schedule.manifest(t)
 
     def repeat(self, peer: str) -> None:
-        """Repeat to a peer, whose link came up, the reduce attempts and the release that it may have
-        missed."""
+        """Send `peer`, whose link came up, the reduce attempts and the release that it may have missed."""
         self.standby_policy.repeat(peer)
         if self.round is not None:
             for attempt in self.round.attempts.values():
@@ -415,7 +422,7 @@ class Coordinator:
     # --- the log -------------------------------------------------------------------------------
 
     def chosen(self, record: AnyRecord, base: str) -> None:
-        """Apply a committed record; called in log order."""
+        """Apply a committed record at the coordinator; called in log order. base: hash of its entry."""
         if isinstance(record, Commit):
             self._committed(record, base)
         elif isinstance(record, Genesis):
@@ -454,7 +461,8 @@ class Coordinator:
             self.stop(f"{SKIPS_IN_A_ROW} skipped steps in a row (overflow at {where})")
 
     def _false_witnesses(self, current: Round) -> None:
-        """Count overflows that another replica computed without one, and remove who reports several."""
+        """Count the overflows that a peer reported and another replica did not find; remove a peer that
+        reports several."""
         for peer in self.reports.unconfirmed(current):
             self._false[peer] = count = self._false.get(peer, 0) + 1
             text = f"{peer[:8]} reported an overflow in iteration {current.t} that others did not find"

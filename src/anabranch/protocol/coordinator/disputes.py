@@ -1,9 +1,9 @@
 """Disputes: replicas of a stage that report different states after the same step, without a majority (I2).
 
-Nobody can tell from the reports who is wrong, so nobody is removed on one word, and no reported state
-becomes the run's. The log goes back to the newest snapshot that all agreed on, and the steps since are
-computed again. A dispute that returns is settled by a third replica or by the owner, who can expel one;
-until then the waits between two rollbacks grow.
+Nobody can tell from the reports which replica is wrong, so none is removed on the word of one other, and no
+reported state becomes the run's. The log goes back to the newest snapshot that all agreed on, and the steps
+since are computed again. A dispute that returns is settled by a third replica or by the owner, who can expel
+one; until then the waits between two rollbacks grow.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ AGAIN_S = (30.0, 3600.0)
 
 
 class Disputes:
-    """Decision about replicas that report different states."""
+    """Decisions about replicas of a stage that report different states."""
 
     def __init__(self, ctx: PeerContext, tip: LogTip, catalog: SnapshotCatalog) -> None:
         self.ctx = ctx
@@ -31,10 +31,8 @@ class Disputes:
         self._noted = ""
 
     def decide(self, dispute: tuple[int, list[str]] | None) -> Rollback | None:
-        """Record that ends a dispute; None if there is none, or nothing to go back to.
-
-        dispute: stage, and the replicas that report different states of it after the last step.
-        """
+        """Record that ends a dispute; None if there is no dispute or nothing to go back to. dispute: stage,
+        and its replicas with different states after the last step."""
         if dispute is None:
             return None
         stage, peers = dispute
@@ -45,9 +43,9 @@ class Disputes:
     def go_back(
         self, reason: str, advice: str, before: int | None = None, settled: bool = False
     ) -> Rollback | None:
-        """Record that returns to the newest snapshot, of an iteration before `before` if given; None while a
-        return is not due again. advice: what ends the dispute. settled: True if it ended: the return is due
-        at once."""
+        """Record that returns the run to its newest snapshot (of an iteration before `before`, if given);
+        None if there is none or the next return is not due yet. reason, advice: words for the log: why, and
+        what would end the dispute. settled: True if its cause is gone, so the return is due at once."""
         point = self.catalog.newest(self.tip.t if before is None else before)
         now = self.ctx.clock.now
         if point is None or (now < self._next_at and not settled):

@@ -20,8 +20,8 @@ WISH_S = 60.0
 
 
 class FounderRequests:
-    """Pending requests of the operator at the founder, repeated to the leader until the log has them: one
-    about the run's course, and any number of revocations."""
+    """Operator's requests that the founder has sent to the leader and repeats until they are logged: one that
+    pauses, continues or limits the run, and any number of revocations."""
 
     def __init__(self, ctx: PeerContext) -> None:
         self._ctx = ctx
@@ -32,12 +32,12 @@ class FounderRequests:
 
     @property
     def open(self) -> bool:
-        """True if a request is pending."""
+        """True if a request is not fulfilled yet."""
         return self._own is not None or bool(self._revocations)
 
     def wish(self, action: str, steps: int = 0, target: str = "", reason: str = "") -> None:
-        """Start a request: it is repeated to the leader until the log has it or, except for revocations,
-        WISH_S seconds have passed."""
+        """Start a request. It is repeated to the leader until it is in the log; except for revocations it is
+        given up after WISH_S seconds."""
         wish = Wish(action, steps, target=target, reason=reason)
         if action != REVOKE:
             self._own, self._until = wish, self._ctx.clock.now + WISH_S
@@ -45,7 +45,7 @@ class FounderRequests:
             self._revocations[target] = wish
 
     def repeat(self) -> None:
-        """Send the pending requests to the leader; give the one about the run's course up after WISH_S
+        """Send the pending requests to the leader again; give a pause, continuation or limit up after WISH_S
         seconds."""
         ctx = self._ctx
         for wish in self._revocations.values():
@@ -59,7 +59,7 @@ class FounderRequests:
             ctx.outbox.send(ctx.log.leader, self._own)
 
     def folded(self, record: AnyRecord) -> None:
-        """End the request if `record` fulfils it."""
+        """End the request that the applied log record `record` fulfils."""
         own = self._own
         if isinstance(record, Revoke):
             self._revocations.pop(record.id, None)
@@ -67,7 +67,7 @@ class FounderRequests:
             self._own = None if own.action != STEPS or own.steps == record.steps else own
 
     def answered(self, wish: Wish) -> None:
-        """End the request `wish`: the leader has nothing to log for it."""
+        """End the request `wish`, for which the leader has nothing to log."""
         if wish.action == REVOKE:
             self._revocations.pop(wish.target, None)
         elif self._own == Wish(wish.action, wish.steps):
@@ -75,10 +75,11 @@ class FounderRequests:
 
 
 def control_record(ctx: PeerContext, wish: Wish, t: int, opened: bool) -> Control | None:
-    """Make the `Control` record that fulfils the operator's request `wish` at the coordinator, or None.
+    """`Control` record that fulfils the operator's request `wish`, made at the coordinator; None if nothing
+    has to be logged.
 
-    t: last committed iteration; opened: True if t + 1 is open. If nothing has to be logged, the founder is
-    informed and stops repeating.
+    t: last committed iteration; opened: True if t + 1 is open. Without a record the founder is told so, and
+    stops repeating the request.
     """
     paused = ctx.run.course.held >= 0
     if wish.action == STEPS and wish.steps != ctx.run.steps:
@@ -95,7 +96,7 @@ def control_record(ctx: PeerContext, wish: Wish, t: int, opened: bool) -> Contro
 
 
 class RevocationRequests:
-    """Revocations that the founder asked this coordinator for and that are not logged yet."""
+    """Revocations that the founder requested from this coordinator and that are not logged yet."""
 
     def __init__(self, ctx: PeerContext) -> None:
         self._ctx = ctx
@@ -105,7 +106,8 @@ class RevocationRequests:
         self._asked[wish.target] = wish
 
     def record(self) -> Revoke | None:
-        """Next `Revoke` record to log, or None. A request with nothing to log is answered."""
+        """Next `Revoke` record to log, or None. The founder is told of a request for which nothing has to be
+        logged."""
         ctx = self._ctx
         while self._asked:
             target = next(iter(self._asked))

@@ -18,7 +18,8 @@ from anabranch.protocol.reduce.coverage import global_norm
 
 @dataclass(eq=False)
 class Proposals:
-    """Builder of the next record about the open iteration, from reports, reduces and releases."""
+    """Builder of the next log record about the open iteration, from members' reports, reduces and
+    releases."""
 
     ctx: PeerContext
     log: Voter
@@ -29,8 +30,9 @@ class Proposals:
     cases: AuditCases
 
     def record(self, current: Round) -> AnyRecord | None:
-        """The record of the step, if it may be proposed: all stages are PREPARED, the last step is released,
-        the held-out windows are evaluated. After the last step: the record of the last evaluation."""
+        """Record of the open step, if it may be proposed now: all stages are PREPARED, the last step is
+        released, the held-out windows are evaluated. After the run's last step: the record of the last
+        evaluation. Else None."""
         if not self.released.last:
             return None
         evaluation = self._evaluation(current)
@@ -51,7 +53,7 @@ class Proposals:
         return self._commit(current, messages, evaluation)
 
     def _evaluation(self, current: Round) -> Evaluation | None:
-        """Evaluation of the state before this iteration; None until all its windows are reported."""
+        """Held-out evaluation of the state before this iteration; None until all its windows are reported."""
         windows = self.tip.windows(current)
         if not windows or any(index not in current.evaluations for index in windows):
             return None
@@ -78,7 +80,7 @@ class Proposals:
         return self._record(current, adam_step, norm, current.counted_losses, tuple(stages), evaluation)
 
     def _skip(self, current: Round, witness: Witness) -> Commit:
-        """Record of a skipped step: a gradient overflowed, as `witness` shows."""
+        """Record of a skipped step, because a gradient overflowed; `witness` is the report of that."""
         return self._record(current, self.tip.adam_step, 0.0, (), (), None, witness)
 
     def _record(
@@ -91,7 +93,7 @@ class Proposals:
         evaluation: Evaluation | None,
         witness: Witness | None = None,
     ) -> Commit:
-        """Record of a step, or of a skipped step if there is a witness."""
+        """Record of a step; of a skipped step if there is a witness of an overflow."""
         step = self.schedule.step(current.t, max(1, adam_step), norm)
         return Commit(
             run=self.ctx.run.settings.run,

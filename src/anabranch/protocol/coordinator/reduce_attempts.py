@@ -30,12 +30,12 @@ DISSENTS = 2
 
 
 def _result(message: Prepared) -> tuple[object, ...]:
-    """Result that a PREPARED report states: digest and sums of squares."""
+    """Result that a PREPARED report states: the gradient's digest and sums of squares."""
     return (message.digest, *sorted(message.squares.items()))
 
 
 class ReduceAttempts:
-    """Reduces that the coordinator orders. step_s: duration (s) of the last step."""
+    """Reduces that the coordinator orders, with their retries. step_s: duration (s) of the last step."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class ReduceAttempts:
         cases: AuditCases,
         account: Callable[[Attempt], ReduceAccount | None],
     ) -> None:
-        """account: what this peer knows of an attempt whose parts it sums."""
+        """account: function that returns what this peer knows of an attempt whose parts it sums."""
         self.ctx = ctx
         self._cases = cases
         self.log = log
@@ -58,7 +58,7 @@ class ReduceAttempts:
         """(peer, iteration) in which a peer reported another gradient than most of its stage."""
 
     def attempt(self, current: Round) -> None:
-        """Order a reduce at each stage whose units are all claimed."""
+        """Order a reduce at each stage if all units of the stage are claimed."""
         if current.t > self.ctx.run.steps:
             return
         version, silent = self.ctx.run.membership.version, self.admission.absent.silent()
@@ -68,10 +68,10 @@ class ReduceAttempts:
                 self._decide(current, stage, look)
 
     def _decide(self, current: Round, stage: int, look: Look) -> None:
-        """Order a stage's reduce, unless the present one can still end or units are missing.
+        """Order a stage's reduce, unless the reduce in progress can still end or some units are not claimed.
 
-        A reduce that lost a member stands until another can be ordered: it still ends if the lost member had
-        sent everything.
+        A reduce that lost a member stays valid until another can be ordered, for it ends if the lost member
+        had sent everything.
         """
         members = self.admission.absent.present(stage, current.t)
         attempt = current.attempts.get(stage)
@@ -128,7 +128,8 @@ class ReduceAttempts:
     def _unwitnessed(
         self, current: Round, stage: int, members: list[str], owners: tuple[int, ...]
     ) -> ReducePlan:
-        """Plan of a reduce whose parts are summed by its members, and by helpers where that is faster."""
+        """Plan of a reduce that is not witnessed: its parts are summed by its members, and by helpers where
+        that is faster."""
         spread = EVEN
         if not current.retries.get(stage) and stage not in current.even and not self._cases.on:
             worked = {peer for claims in current.claims.values() for peer, units in claims.items() if units}
@@ -139,7 +140,8 @@ class ReduceAttempts:
     def _redo(
         self, current: Round, stage: int, members: set[str], claims: Mapping[str, frozenset[int]]
     ) -> None:
-        """Have the units of absent members repeated by other replicas: ask the peers that sent them (R6)."""
+        """Have the units of absent members computed again by other replicas: the peers that sent those units
+        are asked to (R6)."""
         membership, redone = self.ctx.run.membership, current.redone.setdefault(stage, set())
         away = self.admission.absent.without(current.t) - members
         away.intersection_update(membership.live(stage, current.t))
@@ -199,9 +201,9 @@ class ReduceAttempts:
     def _contradicted(
         self, current: Round, attempt: Attempt, prepared: Mapping[str, Prepared]
     ) -> Prepared | None:
-        """The PREPARED report of more than half of a reduce's members, where reports differ; None while
-        others may still report. A member that often reports another result than most is removed. Without a
-        majority the reduce is repeated, with all parts summed here: nobody can tell yet who is wrong."""
+        """PREPARED report that more than half of a reduce's members agree on, if reports differ; None while
+        others may still report. A member that often differs from the majority is removed. Without a majority
+        the reduce is repeated, with all parts summed by this peer, since nobody can tell yet who is wrong."""
         stage, t = attempt.stage, current.t
         here, found = self.witnessing.result(attempt)
         if here:
@@ -236,7 +238,8 @@ class ReduceAttempts:
         prepared: Mapping[str, Prepared],
         result: tuple[str, Mapping[str, float]] | None,
     ) -> None:
-        """Remove the members of a witnessed reduce that report another result than this peer found."""
+        """Remove the members of a witnessed reduce whose reported result differs from the one that this peer
+        computed."""
         if result is None:
             return
         true = (result[0], *sorted(result[1].items()))
@@ -253,7 +256,7 @@ class ReduceAttempts:
         return tuple(current.losses[owner][index] for index, owner in enumerate(owners))
 
     def patience_s(self, current: Round) -> float:
-        """Seconds without progress after which `stalled` acts; they double with each stall or retry."""
+        """Seconds without any report after which `stalled` acts; they double with each stall or retry."""
         doubled = min(current.stalls, 5)
         if current.retries:
             witnessed = sum(min(tries, TRIES_LATE) for tries in current.witnessed.values())
@@ -264,12 +267,12 @@ class ReduceAttempts:
         return max(STALL_FLOOR_S, usual_s) * 2.0**doubled * current.spread
 
     def _sums_s(self) -> float:
-        """Estimated seconds of the longest reduce, from the measured costs of this peer's links."""
+        """Estimated seconds of the longest stage's reduce, from the measured costs of this peer's links."""
         sizes = map(self.ctx.run.settings.reduced_bytes_of, range(self.ctx.run.settings.stages + 1))
         return self.ctx.costs.reduce_s(max(sizes))
 
     def stalled(self, current: Round) -> None:
-        """If no report came for too long: ask for missing units, and order stuck reduces again."""
+        """Act if no report came for too long: ask for missing units, and order stuck reduces again."""
         if self.ctx.clock.now < current.progress_at + self.patience_s(current):
             return
         current.spread = self.ctx.rng.uniform(0.75, 1.0)
@@ -292,7 +295,7 @@ class ReduceAttempts:
             self.ctx.outbox.send(peer, Missing(self.ctx.fence(current.t, current.base), lacking))
 
     def _reduce_again(self, current: Round, attempt: Attempt) -> None:
-        """Order a stuck reduce again, without the members that keep it from ending."""
+        """Order a stuck reduce again, without the members that block it."""
         stage = attempt.stage
         if attempt.sums:  # reduced without helpers for a while
             self.spreading.failed(stage, current.t)

@@ -31,8 +31,8 @@ EVEN_FOR = 50
 
 @dataclass(frozen=True)
 class ReducePlan:
-    """Plan of a stage's reduce. helpers: peers that sum parts besides the members. sums: summing peer of each
-    part, as a position in members + helpers. Both are empty for an even reduce."""
+    """Plan of a stage's reduce. helpers: peers that sum parts besides the members. sums: for each part the
+    peer that sums it, as a position in members + helpers. Both are empty for an even reduce."""
 
     helpers: tuple[str, ...] = ()
     sums: tuple[int, ...] = ()
@@ -42,7 +42,7 @@ EVEN = ReducePlan()
 
 
 class ReduceSchedule:
-    """Planner of reduces, with their past durations. ways: link measurements reported by members."""
+    """Planner of reduces, with the durations of past ones. ways: link measurements that members reported."""
 
     def __init__(self, ctx: PeerContext, ways: LinkMeasurements) -> None:
         self.ctx = ctx
@@ -56,9 +56,9 @@ class ReduceSchedule:
     ) -> ReducePlan:
         """Plan the reduce of a stage in the open iteration `t`.
 
-        able: peers that work in this iteration and are not silent; others may not have opened it, and could
-        not keep the parts. owners: positions of the members that own units; only these have sums to send, and
-        in an even reduce they share the parts.
+        able: peers that work in this iteration and are not silent; any other may not have opened it, and
+        could not store the parts. owners: positions of the members that own units; only these have sums to
+        send, and in an even reduce they share the parts.
         """
         ctx, settings = self.ctx, self.ctx.run.settings
         crowded = ctx.run.near.crowded or len(members) > FLAT * settings.neighbours
@@ -90,8 +90,7 @@ class ReduceSchedule:
         return evenly if found == EVEN else found
 
     def _linked(self, helper: str, members: Sequence[str]) -> bool:
-        """True if every member has a link with `helper` (two home machines may be unable to dial each
-        other)."""
+        """True if every member has a link with `helper` (two home machines may be unable to connect)."""
         return self.ctx.run.settings.spread == "always" or all(
             self.ways.measured(helper, member) for member in members
         )
@@ -120,9 +119,10 @@ def spread(
 ) -> ReducePlan:
     """Assign the parts one by one, each to the peer with which the whole reduce takes least time.
 
-    size_bytes: sums and reduced gradient. way: link estimate between two peers. even_s: measured seconds of
-    an even reduce of these members, a lower bound of its estimate. working: positions of the members that
-    have sums to send, and share the parts in an even reduce; empty: all."""
+    size_bytes: sums and reduced gradient. way: function (sender, receiver) -> estimate of the link. even_s:
+    measured seconds of an even reduce of these members, a lower bound of its estimate. working: positions of
+    the members that have sums to send, and share the parts in an even reduce; empty: all.
+    """
     everybody, way = [*members, *helpers], cache(way)
     senders = tuple(working) or tuple(range(len(members)))
     even = _Plan(everybody, len(members), senders, size_bytes / len(senders), way)
@@ -148,7 +148,8 @@ def spread(
 
 
 def by_chance(members: Sequence[str], helpers: Sequence[str], rng: CounterRng) -> ReducePlan:
-    """Random plan for tests: at most three helpers, each with at least one part, the other parts anywhere."""
+    """Random plan of a reduce, for tests: at most three helpers, each with at least one part; the other parts
+    are summed anywhere."""
     drawn = list(helpers)
     rng.shuffle(drawn)
     chosen = tuple(drawn[: rng.below(4)])
@@ -183,7 +184,7 @@ class _Plan:
         self._line_bps = {one: LINE * bps for one, bps in best.items()}
 
     def seconds(self, position: int | None = None) -> float:
-        """Seconds of the whole exchange, with one more part summed at `position` if given."""
+        """Estimated seconds of the whole exchange; with `position`, as if that peer summed one more part."""
         there_s, back_s = self._longest_s if position is None else self._with(position)
         return there_s + back_s
 
@@ -201,7 +202,8 @@ class _Plan:
         return longest
 
     def _loads(self, position: int) -> list[tuple[tuple[object, ...], float, float, float]]:
-        """Loads of one more part summed at `position`: (carrier, bits, bits per second, latency)."""
+        """Loads that one more part summed at `position` would add: (carrier, bits, bits per second, latency
+        in s)."""
         there, back = self._bits
         middle = self._everybody[position]
         found: list[tuple[tuple[object, ...], float, float, float]] = []

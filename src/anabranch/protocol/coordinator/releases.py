@@ -1,5 +1,5 @@
-"""Release of the last step once enough replicas of every stage applied it, and check that their states are
-equal (R9, R11)."""
+"""Release of the last step (peers may free what they kept for it) once enough replicas of every stage applied
+it, and the check that their states are equal (R9, R11)."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Releases:
     """Release state of the last step.
 
     t: last released step. applied: stage -> peer -> fingerprint of its state after the last step, as
-    reported. Only replicas that serve have a say in which fingerprint is agreed: one report never decides
-    against another one, and a member that serves nothing decides nothing.
+    reported. Only replicas that serve decide which fingerprint is agreed, by majority: one report never
+    overrides one other.
     """
 
     ctx: PeerContext
@@ -49,13 +49,13 @@ class Releases:
         return self.t >= self.tip.t
 
     def begin(self, t: int, fingerprints: tuple[str, ...]) -> None:
-        """Begin to lead at step t. fingerprints: agreed state hashes of all stages; empty if they are not
-        known and step t is yet to be released."""
+        """Start at step t, as this peer begins to lead. fingerprints: agreed state hashes of all stages;
+        empty if they are not known, then step t is yet to be released."""
         self._agreed = {t: fingerprints} if fingerprints else {}
         self.t = t if fingerprints or t == 0 else t - 1
 
     def committed(self) -> None:
-        """Await the reports of a new step."""
+        """Begin to await reports that a new step was applied."""
         self.applied = {}
 
     def removed(self, peer: str) -> None:
@@ -75,7 +75,8 @@ class Releases:
             self.stage_recovery.caught_up(peer)
 
     def has_last(self, peer: str) -> bool:
-        """True if `peer` reported that it applied the last step, or reported work of the next one."""
+        """True if `peer` certainly has the state after the last step: it reported so, or reported work of the
+        next step."""
         stage = self.ctx.run.membership.stage_of(peer)
         if stage is None:
             return False
@@ -83,7 +84,7 @@ class Releases:
         return peer in self.applied.get(stage, {}) or peer in claims
 
     def release(self) -> None:
-        """Release the last step if two replicas of every stage, or all of them, applied it and agree on its
+        """Release the last step if two replicas of every stage (or its only one) applied it and agree on its
         state."""
         if self.last:
             return
@@ -107,8 +108,8 @@ class Releases:
             self.ctx.outbox.send(peer, Release(fence))
 
     def _electorate(self, stage: int) -> list[str]:
-        """Replicas that serve the stage in the last step. Those who serve from the next iteration on stand in
-        for a stage that died after the commit."""
+        """Replicas of `stage` that may decide its fingerprint: those that served in the last step. If they
+        died after the commit, those that serve from the next iteration on."""
         membership = self.ctx.run.membership
         return membership.live(stage, self.tip.t) or membership.live(stage, self.tip.t + 1)
 
@@ -119,8 +120,8 @@ class Releases:
         return next((fingerprint for fingerprint, count in votes.items() if 2 * count > len(jury)), None)
 
     def disputed(self) -> tuple[int, list[str]] | None:
-        """Stage whose replicas have all reported without a majority for any fingerprint, and these
-        replicas."""
+        """Disputed stage, and its replicas: all have reported, and no fingerprint has a majority. None if
+        there is none."""
         if self.last:
             return None
         for stage in range(self.ctx.run.settings.stages + 1):
@@ -131,12 +132,9 @@ class Releases:
         return None
 
     def withheld(self, current: Round) -> dict[str, str]:
-        """Replicas for whose report the release waits -> reason to remove them.
-
-        Those that work in the next iteration have applied the last one, and honest ones repeat their report.
-        Others may still fetch the state; after more stalls they are to do so as joiners, for whom the run
-        does not wait.
-        """
+        """Replicas whose missing report blocks the release -> reason to remove them. A replica that works in
+        the next iteration has applied the last one, and an honest one repeats its report. Others may still
+        fetch the state; after more stalls they have to do so as joiners, for which the run does not wait."""
         if self.last or current.stalls < WITHHELD_STALLS:
             return {}
         found = {}
@@ -153,7 +151,7 @@ class Releases:
         return found
 
     def check_parity(self) -> None:
-        """Remove replicas whose state differs from the agreed one; they join again (I2)."""
+        """Remove replicas whose state differs from the agreed one; they have to join again (I2)."""
         if not self.last:
             return
         unchecked, self._unchecked = self._unchecked, []

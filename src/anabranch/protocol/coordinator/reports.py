@@ -21,7 +21,7 @@ UNANSWERED_STALLS = 2
 
 @dataclass(eq=False)
 class Reports:
-    """Checks members' reports and enters them into the open round."""
+    """Check of members' reports, and their entry into the open round."""
 
     ctx: PeerContext
     tip: LogTip
@@ -29,7 +29,8 @@ class Reports:
     cases: AuditCases
 
     def on_claim(self, peer: str, message: Claim) -> str | None:
-        """Enter a cumulative claim; return the reason if it is refused."""
+        """Enter a replica's cumulative claim (all units that its sum contains); returns the reason if it is
+        refused."""
         current = self.tip.current(peer, message.stage, message.fence.t, message.fence.base)
         if current is None:
             return None
@@ -89,7 +90,8 @@ class Reports:
         return None
 
     def on_overflow(self, peer: str, message: Overflow) -> str | None:
-        """Enter a report of a non-finite or out-of-range tensor; return the reason if it is refused."""
+        """Enter a report that a tensor overflowed (is not finite or out of range); returns the reason if it
+        is refused."""
         settings = self.ctx.run.settings
         if message.index >= settings.microbatches + settings.windows:
             return f"no microbatch {message.index} in iteration {message.fence.t}"
@@ -107,15 +109,17 @@ class Reports:
         return None
 
     def _needed(self, stage: int, t: int) -> int:
-        """Number of replicas that must find an overflow before the step is skipped: two, where the stage has
-        two within reach. (Nobody else embeds a data node's part of the batch: `take_unanswered`.)"""
+        """Number of replicas that must find an overflow before the step is skipped: two, if the stage has two
+        that can be reached; one, if not. (No other replica embeds a data node's part of the batch:
+        `take_unanswered`.)"""
         ctx = self.ctx
         able = [p for p in ctx.run.membership.live(stage, t) if p == ctx.me or ctx.reachable(p)]
         return min(2, max(1, len(able)))
 
     def take_unanswered(self, current: Round) -> None:
-        """Take one replica's word for an overflow if the step has stalled and no other replica computed the
-        microbatch: the others may take it and never give it back, or grant no credit for it."""
+        """Accept one replica's report of an overflow if the step has stalled and no other replica computed
+        that microbatch. Otherwise the others could block the step: by taking the microbatch and never giving
+        it back, or by granting no credit for it."""
         if current.witness is not None or current.stalls < UNANSWERED_STALLS:
             return
         for (stage, index), found in current.witnesses.items():
@@ -127,8 +131,8 @@ class Reports:
                 return
 
     def unconfirmed(self, current: Round) -> set[str]:
-        """Peers whose overflow another replica of their numerics class computed without one: the step was
-        committed. In another class the same microbatch may well stay in range."""
+        """Peers that reported an overflow which another replica of the same numerics class did not find, in a
+        step that was committed. In another class the same microbatch may well stay in range."""
         members = self.ctx.run.membership.members
         false = set()
         for (stage, index), found in current.witnesses.items():

@@ -1,4 +1,4 @@
-"""Coordinator's state of the last step (tip of the log) and of the open iteration after it (round)."""
+"""The coordinator's records of the last step (tip of the log) and of the open iteration after it (round)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Compared = tuple[AttemptId, int, int, bool, frozenset[str]]
 
 @dataclass
 class Round:
-    """State of the open iteration `t` at the coordinator. Most fields are by stage."""
+    """Reports and decisions about the open iteration `t`, at the coordinator. Most fields are by stage."""
 
     t: int
     base: str
@@ -63,7 +63,7 @@ class Round:
     """Stage -> (inputs, result) of the last comparison of PREPARED reports."""
 
     def give_up(self, stage: int) -> dict[str, Prepared]:
-        """Forget a stage's attempt; return its PREPARED reports."""
+        """Forget a stage's reduce attempt; return the PREPARED reports that it had."""
         self.torn.discard(stage)
         self.attempts.pop(stage, None)
         self.looked.pop(stage, None)
@@ -73,10 +73,11 @@ class Round:
 
 
 class LogTip:
-    """Last step in the log, and the open round.
+    """Last step in the log, and the round of the open iteration.
 
     fingerprints: agreed state hashes of all stages after iteration `t`, once the step is released. round:
-    open iteration. stop_reason: why no further iteration is opened."""
+    open iteration. stop_reason: why no further iteration is opened.
+    """
 
     def __init__(self, ctx: PeerContext) -> None:
         self.ctx = ctx
@@ -106,8 +107,8 @@ class LogTip:
         return current if self.ctx.run.membership.is_live(peer, stage, t) else None
 
     def windows(self, current: Round) -> range:
-        """Indices of the held-out windows that are sent in this iteration, to evaluate the state before
-        it."""
+        """Indices of the held-out windows that pass the pipeline in this iteration, to evaluate the state
+        before it."""
         settings = self.ctx.run.settings
         count = settings.windows if settings.evaluates(current.t - 1, self.ctx.run.steps) else 0
         return range(settings.microbatches, settings.microbatches + count)

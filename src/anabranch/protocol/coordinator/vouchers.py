@@ -1,5 +1,5 @@
-"""Keyed hashes of the stages' states, as serving replicas vouch for them; a joiner has to report the same
-(R14)."""
+"""Proofs that a joiner has its stage's state (R14): a hash of the state, keyed by a log entry, that serving
+replicas report and the joiner must report, too."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ VOUCHED_KEPT = 16
 
 
 class Vouchers:
-    """Proofs of the last iterations by stage, each from the replicas that vouched for it."""
+    """Proofs of the stages' states after the last iterations, from each replica that reported one."""
 
     def __init__(self, ctx: PeerContext) -> None:
         self.ctx = ctx
@@ -29,7 +29,7 @@ class Vouchers:
         self._proofs = {key: proofs for key, proofs in self._proofs.items() if key[0] in kept}
 
     def on_vouch(self, peer: str, message: Vouch) -> str | None:
-        """Take a replica's proof of its state; returns why it is refused, or None."""
+        """Enter a replica's proof of its state; returns the reason if it is refused."""
         t, stage, membership = message.fence.t, message.stage, self.ctx.run.membership
         if not (membership.is_live(peer, stage, t) or membership.is_live(peer, stage, t + 1)):
             return "it does not serve the stage for which it vouches"
@@ -38,9 +38,9 @@ class Vouchers:
         return None
 
     def expected(self, t: int, stage: int) -> str | None:
-        """Proof that a joiner has the stage's state after iteration t: the one that most replicas vouch for.
-        "" if none is needed, since no replica that serves is in reach or the state is the initial one; None
-        if no replica has vouched for this state yet."""
+        """Proof that a joiner must show for the stage's state after iteration t: the one that most replicas
+        reported. "" if none is needed, since no serving replica can be reached or the state is the initial
+        one; None if no replica has reported a proof of this state yet."""
         ctx = self.ctx
         serving = [p for p in ctx.run.membership.serving(stage) if p == ctx.me or ctx.reachable(p)]
         if t == 0 or not serving:

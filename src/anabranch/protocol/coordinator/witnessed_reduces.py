@@ -33,7 +33,8 @@ TRIES_LATE = 2
 
 
 class WitnessedReduces:
-    """Decisions about witnessed reduces. account: what this peer knows of an attempt whose parts it sums."""
+    """Decisions about witnessed reduces. account: function that returns what this peer knows of an attempt
+    whose parts it sums."""
 
     def __init__(
         self,
@@ -52,8 +53,8 @@ class WitnessedReduces:
         self._until[stage] = t + WITNESSED_FOR
 
     def plan(self, stage: int, t: int, members: Sequence[str], owners: Collection[int]) -> ReducePlan | None:
-        """Plan of a witnessed reduce in iteration t; None if the stage needs none, or it is impossible: the
-        stage is too large, or this peer does not work in the iteration."""
+        """Plan of a witnessed reduce in iteration t; None if the stage needs none, or if it is impossible
+        because the stage is too large or this peer does not work in the iteration."""
         ctx, settings = self.ctx, self.ctx.run.settings
         if stage not in self._until or len(members) < 2:
             return None
@@ -72,7 +73,8 @@ class WitnessedReduces:
         return ReducePlan((ctx.me,), (len(members),) * PARTS) if own != stage else None
 
     def result(self, attempt: Attempt) -> tuple[bool, tuple[str, Mapping[str, float]] | None]:
-        """True if an attempt is witnessed, and its result: digest and sums of squares (None: not known)."""
+        """(True if the attempt is witnessed, its result as this peer summed it: digest and sums of squares,
+        None if not known)."""
         if not witnessed(attempt, self.ctx.me):
             return False, None
         account = self._account(attempt)
@@ -81,8 +83,8 @@ class WitnessedReduces:
     def at_fault(
         self, current: Round, attempt: Attempt, prepared: Mapping[str, Prepared]
     ) -> dict[str, str] | None:
-        """Members to remove, with reasons, because of which a witnessed attempt is stuck; None if this one is
-        not witnessed. Members that are not heard are judged elsewhere."""
+        """Members to remove, with reasons, because they block a witnessed attempt; None if this attempt is
+        not witnessed. Members that are silent to this peer are judged elsewhere."""
         if not witnessed(attempt, self.ctx.me):
             return None
         account, stage = self._account(attempt), attempt.stage

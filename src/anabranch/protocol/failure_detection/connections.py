@@ -1,4 +1,5 @@
-"""Links of a peer: heartbeats, detection of silent peers, and the choice of members to keep links with."""
+"""Links of a peer to others: heartbeats, detection of silent peers, and the choice of members to stay
+connected with."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ PINGS_KEPT = 32
 
 
 class Connections:
-    """Heartbeats of one peer, and the timeout of each of its links, which outlives the link to a member."""
+    """Manager of one peer's links: heartbeats, silence timeouts, dials. The timeout of a member outlives the
+    link to it."""
 
     def __init__(self, ctx: PeerContext, hung_up: Callable[[str], object] | None = None) -> None:
         """hung_up: called with a peer after `trim` closed the link to that peer; by default `link_down`."""
@@ -51,7 +53,7 @@ class Connections:
         self.indirect_probes = IndirectProbes(ctx, self._ping)
 
     def deadline(self) -> float:
-        """Time of the next `tick`."""
+        """Time of the next call of `tick` (s)."""
         ctx = self.ctx
         due = min(self._ping_at, self.indirect_probes.deadline(), ctx.dialer.deadline())
         if ctx.clock.now < self._none_silent_before:
@@ -63,24 +65,25 @@ class Connections:
         return due
 
     def _not_before(self, silence: AdaptiveTimeout) -> None:
-        """Lower `_none_silent_before` to the time at which this link can have been silent for too long."""
+        """Lower `_none_silent_before` to the time at which this link will have been silent for long enough to
+        ask other members about the peer."""
         doubted_at = silence.doubted_at()
         if doubted_at < self._none_silent_before:
             self._none_silent_before = doubted_at
 
     def _ask_at(self, peer: str, silence: AdaptiveTimeout) -> float:
-        """Earliest time of the next indirect probes about a silent peer."""
+        """Earliest time (s) at which this peer asks other members about the silent `peer` (again)."""
         return self.indirect_probes.asked_at(peer) + DOUBT * silence.patience_s
 
     def listens_up(self, next_index: int) -> bool:
-        """True if a watched link may have been silent for too long. next_index: length of this peer's log,
-        sent with pings."""
+        """True if the silence timeout of some watched link may have expired. next_index: length of this
+        peer's log, sent with pings."""
         self._next_index = next_index
         return self.ctx.clock.now >= self._none_silent_before
 
     def tick(self, next_index: int) -> list[Overdue]:
-        """Send the heartbeats, dials and indirect probes that are due; return the peers silent for longer
-        than their timeout. next_index: length of this peer's log, sent with pings."""
+        """Send the pings, dials and indirect probes that are due. Returns the watched peers that have been
+        silent for longer than their timeouts. next_index: length of this peer's log, sent with pings."""
         ctx = self.ctx
         self._next_index = next_index
         if ctx.clock.now >= self._ping_at:
@@ -98,12 +101,12 @@ class Connections:
         return overdue
 
     def _listening(self) -> Mapping[str, AdaptiveTimeout]:
-        """Watched links: those that get heartbeats, so that silence means a failure."""
+        """Watched links: links with heartbeats, on which silence means a failure."""
         return self.ctx.links.up if self._listened is None else self._listened
 
     def _listen(self) -> Mapping[str, AdaptiveTimeout]:
-        """Choose the watched links: all, or in a large swarm those to neighbours, to peers that microbatches
-        are exchanged with, to voters and to peers that are no members. A voter watches all links."""
+        """Choose the watched links: all, or in a large swarm those to neighbours, to peers with which this
+        peer exchanges microbatches, to voters and to peers that are no members. A voter watches all links."""
         ctx, before = self.ctx, self._listened
         if ctx.run.near.crowded:
             self._near = self._around()
@@ -120,7 +123,8 @@ class Connections:
         return self._listened
 
     def _beat(self) -> None:
-        """Send the pings that are due: of a whole heartbeat, or in a large swarm of a part of one."""
+        """Send the pings that are due. Peers are pinged together once per heartbeat interval; in a large
+        swarm a part of them at a time."""
         ctx, heartbeat_s = self.ctx, self.ctx.run.settings.heartbeat_s
         whole = ctx.clock.now >= self._beat_at - 0.5 * heartbeat_s / LOOKS  # parts of it need not add up
         if whole:
@@ -135,9 +139,9 @@ class Connections:
             self._seek()
 
     def _turns(self, whole: bool) -> list[str]:
-        """Peers to ping now: all watched ones; in a large swarm those not heard for a heartbeat interval and
-        those not pinged for MEASURED intervals (pings also measure links and carry the length of the log).
-        whole: True at a whole heartbeat."""
+        """Peers to ping now: all watched ones; in a large swarm only those from which nothing came for a
+        heartbeat interval, and those not pinged for MEASURED intervals (pings also measure links and carry
+        the length of the log). whole: True at the heartbeat itself, False between two."""
         links, ctx, everyone = self._listening(), self.ctx, self._hurries
         self._hurries = False
         if not ctx.run.near.crowded or everyone:
@@ -162,12 +166,13 @@ class Connections:
         return self.overdue(peer, self.ctx.clock.now - silence.last_heard, silence.patience_s)
 
     def overdue(self, peer: str, silence_s: float, patience_s: float) -> Overdue:
-        """Evidence about a silent member, from which its verdict follows. patience_s: its timeout."""
+        """Make the evidence about a member that has been silent for `silence_s`, from which its verdict
+        follows. patience_s: the member's timeout (s)."""
         account, linked = self.indirect_probes.account(peer), peer in self.ctx.links.up
         return Overdue(peer, silence_s, patience_s, account, self._alone(peer), linked)
 
     def suspect(self, overdue: Overdue) -> bool:
-        """Mark a silent peer as suspected; False if it was suspected already."""
+        """Mark the silent peer of `overdue` as suspected; False if it was suspected already."""
         ctx = self.ctx
         if overdue.peer in ctx.links.suspects:
             return False
@@ -176,14 +181,15 @@ class Connections:
         return True
 
     def renew(self, overdue: Overdue) -> str:
-        """Close the bad link to a peer, so that a new connection is made; returns the reason."""
+        """Close the link to the peer of `overdue`, which is judged bad, so that a new connection is made;
+        returns the reason."""
         reason = f"the link is bad: {overdue}; connecting anew"
         self.ctx.outbox.note("suspected", subject=overdue.peer, reason=reason, **overdue.numbers())
         self.ctx.outbox.emit(HangUp(overdue.peer, reason))
         return reason
 
     def _alone(self, peer: str) -> bool:
-        """True if this peer may itself be cut off: no member besides `peer` is heard, though there are
+        """True if this peer may itself be cut off: it hears no other member than `peer`, though there are
         some."""
         ctx, watched = self.ctx, self._listening()
         members = ctx.run.membership.members.keys()
@@ -193,11 +199,11 @@ class Connections:
         return all(ctx.clock.now >= silence.doubted_at() for silence in links)
 
     def at_next_beat(self, action: Callable[[], object]) -> None:
-        """Plan to call `action` once, with the next heartbeat."""
+        """Plan to call `action` once, together with the next heartbeat."""
         self._at_beat = action
 
     def hurry(self) -> None:
-        """Plan a heartbeat to all watched peers at the next tick."""
+        """Plan a ping to all watched peers at the next `tick`."""
         self._ping_at = self._beat_at = self.ctx.clock.now
         self._hurries = True
 
@@ -216,7 +222,7 @@ class Connections:
         ctx.dialer.cancel(peer)
 
     def link_down(self, peer: str) -> AdaptiveTimeout | None:
-        """Forget the link to `peer`; return its timeout if the peer is a member."""
+        """Drop the link to `peer`, which broke; returns the peer's timeout if it is a member."""
         self.indirect_probes.link_down(peer)
         if peer in self.ctx.costs.neighbours:
             self.ctx.costs.of(peer).broke()
@@ -230,7 +236,7 @@ class Connections:
         return self._known.get(peer)
 
     def heard(self, peer: str) -> bool:
-        """Note that a message of `peer` came; True if the peer was suspected until now."""
+        """Note that a message of `peer` arrived; True if `peer` was suspected until now."""
         silence = self.ctx.links.up.get(peer)
         if silence is None:
             return False
@@ -255,7 +261,7 @@ class Connections:
         return True
 
     def pong(self, message: Pong) -> float | None:
-        """Round trip (s) of the ping that `message` answers; None if that ping is too old."""
+        """Round trip (s) of the ping that the Pong `message` answers; None if that ping is too old."""
         sent_at = self._pings.get(message.number)
         return None if sent_at is None else self.ctx.clock.now - sent_at
 
@@ -267,7 +273,8 @@ class Connections:
     # --- dialling ------------------------------------------------------------------------------
 
     def connect(self) -> None:
-        """Dial the members that this peer wants a link with, if it is this peer's part to dial."""
+        """Dial the members with which this peer wants a link but has none, if this peer is the one to
+        dial."""
         ctx = self.ctx
         if ctx.me not in ctx.run.membership.members:
             return
@@ -276,8 +283,9 @@ class Connections:
                 ctx.dialer.reach(peer)
 
     def _wanted(self) -> Iterable[str]:
-        """Members to keep links with, in the order of joining: those of its own and adjacent stages, and
-        voters; for a voter all members; in a large swarm neighbours and voters that are not linked yet."""
+        """Members that this peer wants a link with, in the order of joining: members of its own and adjacent
+        stages, and voters; for a voter all members; in a large swarm neighbours and voters that are not
+        linked yet."""
         ctx, members = self.ctx, self.ctx.run.membership.members
         if ctx.log.keeps_log(ctx.me) or ctx.run.deals:
             return members
@@ -289,20 +297,21 @@ class Connections:
         return [peer for peer, member in members.items() if member.stage in stages or peer in keepers]
 
     def _wants(self, peer: str) -> bool:
-        """True if this peer keeps a link with `peer` in a large swarm, as of the last heartbeat."""
+        """True if this peer wants a link with `peer` in a large swarm, as of the last heartbeat."""
         ctx = self.ctx
         return ctx.log.keeps_log(ctx.me) or ctx.run.deals or peer in self._near or peer in self._keepers()
 
     def _around(self) -> frozenset[str]:
-        """Members to keep links with in a large swarm: neighbours and voters."""
+        """Members that this peer wants links with in a large swarm: neighbours and voters."""
         return self.ctx.run.near.all(self.ctx.run.stage) | self._keepers()
 
     def _keepers(self) -> frozenset[str]:
-        """Known voters and the leader."""
+        """Known voters and the leader, which keep the log."""
         return self.ctx.log.voting_peers | {self.ctx.log.leader}
 
     def trim(self) -> None:
-        """Close idle links to members of other stages that are no neighbours, as an iteration begins."""
+        """Close idle links to members of other stages that are no neighbours; called when an iteration
+        begins."""
         ctx, members = self.ctx, self.ctx.run.membership.members
         watched = self._listen()
         if watched is ctx.links.up:
@@ -317,8 +326,8 @@ class Connections:
                 self._hung_up(peer)
 
     def _seek(self) -> None:
-        """Dial all voters if none has been linked for SEEK_S, even those whose part it is to dial: this peer
-        may have been removed meanwhile, and then nobody dials it any more."""
+        """Dial all voters if none has been linked for SEEK_S, even those that should dial this peer: it may
+        have been removed meanwhile, and then nobody dials it any more."""
         ctx = self.ctx
         if ctx.log.leads or any(map(ctx.log.keeps_log, ctx.links.up)):
             self._alone_since = math.inf
@@ -329,8 +338,8 @@ class Connections:
                 ctx.dialer.reach(peer)
 
     def redial(self, peer: str) -> None:
-        """Plan to dial a member whose link broke, if it is this peer's part to dial and the link is
-        wanted."""
+        """Plan to dial a member whose link broke, if this peer is the one to dial and still wants the
+        link."""
         membership, near = self.ctx.run.membership, self.ctx.run.near
         mine = peer in membership.members and membership.dials(self.ctx.me, peer)
         wanted = not near.crowded or self._wants(peer)
@@ -338,7 +347,8 @@ class Connections:
             self.ctx.dialer.plan(peer)
 
     def forget(self, peer: str) -> None:
-        """Forget a former member: planned dials, its timeout and statements about it."""
+        """Drop everything about `peer`, no longer a member: planned dials, its timeout, and what others said
+        about it."""
         self.ctx.dialer.cancel(peer)
         self._known.pop(peer, None)
         if self._listened is not None:

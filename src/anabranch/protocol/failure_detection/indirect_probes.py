@@ -29,11 +29,9 @@ SILENCE_MAX_S = 1e6
 
 
 class ProbeReport(NamedTuple):
-    """Witnesses' statements about a silent peer.
-
-    heard_s: seconds since a witness last heard the peer; infinite if none did. answers: witness -> its answer
-    in words ("": none yet). silences_s: for how long each witness with a link to the peer has not heard it.
-    """
+    """Statements of other members, the witnesses, about a silent peer. heard_s: seconds since any witness
+    last heard the peer; infinite if none did. answers: witness -> its answer in words ("": none yet).
+    silences_s: for each witness with a link to the peer, seconds for which it has not heard it."""
 
     heard_s: float
     answers: dict[str, str]
@@ -56,10 +54,9 @@ class ProbeReport(NamedTuple):
 
 @dataclass
 class Inquiry:
-    """Questions `first` to `number` of this peer about one silent peer, and the answers.
-
-    answers: witness -> its answer (None: none yet) and the time of the answer or else of the question.
-    """
+    """Questions that this peer asked about one silent peer, numbered `first` to `number`, and the answers.
+    answers: witness -> its answer (None: none yet) and the time of the answer, or of the question if there is
+    no answer."""
 
     first: int
     number: int
@@ -68,10 +65,8 @@ class Inquiry:
 
 
 class IndirectProbes:
-    """Questions about silent peers: those that this peer asks, and those that it answers.
-
-    ping(peer): sends a heartbeat at once.
-    """
+    """Sender and answerer of questions about silent peers: those that this peer asks, and those that others
+    ask it. ping(peer): callback that sends a heartbeat at once."""
 
     def __init__(self, ctx: PeerContext, ping: Callable[[str], None]) -> None:
         self.ctx = ctx
@@ -87,8 +82,8 @@ class IndirectProbes:
     # --- asking --------------------------------------------------------------------------------
 
     def ask(self, subject: str, keep_s: float = 0.0) -> None:
-        """Ask WITNESSES members whether they hear `subject` (none, if it is no member). Answers of the last
-        `keep_s` seconds still count, until their witnesses answer anew."""
+        """Ask WITNESSES members whether they hear `subject` (none, if `subject` is no member). Answers of the
+        last `keep_s` seconds count until the witness answers again."""
         ctx, rng = self.ctx, self.ctx.rng
         member = ctx.run.membership.members.get(subject)
         asked: list[str] = []
@@ -111,8 +106,8 @@ class IndirectProbes:
             ctx.outbox.send(peer, Probe(self._number, subject, incarnation))
 
     def _candidates(self, subject: str, stage: int) -> tuple[list[str], list[str]]:
-        """Linked members that can be asked about `subject`: those at its stage or an adjacent one (probably
-        linked to it), and the others."""
+        """Linked members that can be asked about `subject`, as two lists: those at its stage or an adjacent
+        one (probably linked to it), and the others."""
         ctx, stages = self.ctx, self.ctx.run.settings.stages + 1
         near: list[str] = []
         far: list[str] = []
@@ -128,7 +123,7 @@ class IndirectProbes:
         return near, far
 
     def account(self, subject: str) -> ProbeReport:
-        """Witnesses' statements about `subject` so far."""
+        """Statements of the asked witnesses about `subject` so far."""
         inquiry = self._inquiries.get(subject)
         if inquiry is None:
             return ProbeReport(math.inf, {})
@@ -139,24 +134,26 @@ class IndirectProbes:
         return ProbeReport(min(heard, default=math.inf), words, tuple(silent))
 
     def hearers(self, subject: str) -> list[str]:
-        """Members that said that they hear `subject`."""
+        """Members that answered that they hear `subject`."""
         inquiry = self._inquiries.get(subject)
         answers = inquiry.answers.items() if inquiry is not None else ()
         return [witness for witness, (probed, _) in answers if probed is not None and probed.heard]
 
     def asked_at(self, subject: str) -> float:
-        """Time of the last question about `subject`; minus infinity: none since it was last heard."""
+        """Time of the last question about `subject` (s); minus infinity: none since a message of it last
+        came."""
         inquiry = self._inquiries.get(subject)
         return -math.inf if inquiry is None else inquiry.asked_at
 
     def forget(self, subject: str) -> None:
-        """Drop questions and answers about `subject`, which is heard again or no member any more."""
+        """Drop questions and answers about `subject`, because it is heard again or is no member any more."""
         self._inquiries.pop(subject, None)
 
     # --- answering -----------------------------------------------------------------------------
 
     def received(self, peer: str, message: Probe | Probed) -> str | None:
-        """Handle a question or an answer of `peer`; returns the reason if it is refused."""
+        """Handle a question (`Probe`) or an answer (`Probed`) of `peer`; returns the reason if it is
+        refused."""
         ctx = self.ctx
         member = ctx.run.membership.members.get(peer)
         if member is None or ctx.links.incarnations.get(peer, member.incarnation) != member.incarnation:
@@ -192,7 +189,7 @@ class IndirectProbes:
         return "an answer from whom was not asked" if probed.number == inquiry.number else None
 
     def heard(self, subject: str) -> None:
-        """Answer the questions about `subject`, of which a message came."""
+        """Answer others' questions about `subject`, because a message of it has just arrived."""
         if not self._questions:
             return
         for (asker, about), (number, _) in list(self._questions.items()):
@@ -201,7 +198,8 @@ class IndirectProbes:
                 self.ctx.outbox.send(asker, Probed(number, subject, linked=True, heard=True, silence_s=0.0))
 
     def link_down(self, peer: str) -> None:
-        """Drop the questions of `peer`, and answer those about it: there is no link."""
+        """Drop the questions that `peer` asked, and answer those about `peer`: this member has no link to it
+        any more."""
         for asker, subject in list(self._questions):
             if peer == subject:
                 number, _ = self._questions[asker, subject]
@@ -216,7 +214,7 @@ class IndirectProbes:
         return ANSWER_HEARTBEATS * self.ctx.run.settings.heartbeat_s
 
     def tick(self) -> None:
-        """Answer the questions that have waited long enough: their subjects are silent here too."""
+        """Answer the questions that have waited long enough: the subject was not heard here meanwhile."""
         ctx = self.ctx
         for (asker, subject), (number, since) in list(self._questions.items()):
             if ctx.clock.now >= since + self._patience_s():

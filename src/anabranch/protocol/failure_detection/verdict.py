@@ -28,7 +28,7 @@ WITNESSED = 2
 
 
 class Verdict(Enum):
-    """Verdicts on a silent peer; the values stand in the event log."""
+    """Verdicts on a silent peer. Their values are the words in the event log."""
 
     SUSPECTED = "suspected"
     REFUTED = "refuted"
@@ -38,11 +38,9 @@ class Verdict(Enum):
 
 
 class Overdue(NamedTuple):
-    """Evidence about a member that is silent for longer than its timeout.
-
-    patience_s: its timeout. alone: True if no other member is heard either, though there are some. linked:
-    True if there is a connection to it.
-    """
+    """Evidence about a member that is silent for longer than its timeout. patience_s: that timeout. alone:
+    True if this peer hears no other member either, though there are some. linked: True if there is a
+    connection to the silent member."""
 
     peer: str
     silence_s: float
@@ -65,7 +63,8 @@ class Overdue(NamedTuple):
 
     @property
     def to_all(self) -> bool:
-        """True if no member hears the peer, and WITNESSED others with a link to it have said so."""
+        """True if nobody hears the silent member: no member says that it does, and WITNESSED others with a
+        link to it said that they do not."""
         silent = [s for s in self.account.silences_s if s + ROUNDING >= DOUBT * self.patience_s]
         return self.linked and not self.account.heard and len(silent) >= WITNESSED
 
@@ -74,7 +73,7 @@ class Overdue(NamedTuple):
         return f"{what} for {self.silence_s:.1f} s (patience {self.patience_s:.1f} s); {self.account}"
 
     def numbers(self) -> dict[str, object]:
-        """Fields of an event about the silence, for the event log."""
+        """Numbers about the silence, as fields of an event for the event log."""
         return {
             "verdict": self.verdict.value,
             "silence_s": self.silence_s,

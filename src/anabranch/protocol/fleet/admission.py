@@ -40,17 +40,15 @@ DIAL_AGAIN_S = 0.1
 
 
 def _later(stage: int, t: int) -> None:
-    """Answer that no ready member serves yet."""
+    """Answer for a coordinator that gives none: no joiner may serve yet."""
 
 
 @dataclass(frozen=True)
 class StepQueries:
-    """Answers of the coordinator about the open step.
-
-    has_last(peer): True if the member reported that it applied the last step. waits_for(stage): True if the
-    open step still waits for something of the stage. worth_s(peer): seconds for which it pays to wait for the
-    last replica of a stage instead of restoring the stage.
-    """
+    """Functions that answer questions about the coordinator's open step. has_last(peer): True if the member
+    reported that it applied the last step. waits_for(stage): True if the open step still waits for something
+    from the stage. worth_s(peer): seconds for which it pays to wait for the last replica of a stage instead
+    of restoring the stage."""
 
     has_last: Callable[[str], bool] = lambda peer: False
     waits_for: Callable[[int], bool] = lambda stage: True
@@ -58,7 +56,8 @@ class StepQueries:
 
 
 class Admission:
-    """Joiners, leaving members and lost members, and the next change of membership to log."""
+    """Admission and removal by the coordinator: joiners, leaving members, lost members, and the next
+    membership change to log."""
 
     def __init__(
         self,
@@ -72,9 +71,9 @@ class Admission:
         hang_up: Callable[[str, str], None],
         step: StepQueries | None = None,
     ) -> None:
-        """welcome: sends an admitted member its Welcome. credentials: by peer, what it showed when it
-        dialled. hang_up(peer, reason): closes a link. step: answers about the open step; by default no step
-        is open."""
+        """welcome: sends an admitted member its Welcome. credentials: by peer, the credential (ticket) that
+        it showed when it dialled. hang_up(peer, reason): closes a link. step: answers about the open step; by
+        default no step is open."""
         step = self._step = step or StepQueries()
         self.ctx = ctx
         self._connections = connections
@@ -110,7 +109,8 @@ class Admission:
     # --- in ------------------------------------------------------------------------------------
 
     def on_join(self, peer: str, request: JoinRequest) -> str | None:
-        """Check a joiner's application; returns the reason of a refusal, or None: it will be admitted."""
+        """Check a joiner's request. Returns the reason if it is refused; None: the joiner will be
+        admitted."""
         credential = self._credentials.get(peer)
         if credential is None:
             self._hang_up(peer, "it was dialled from here: it is to dial again, and show its ticket")
@@ -175,7 +175,8 @@ class Admission:
         return self.ctx.run.revoked.refusal(peer, credential.ticket)
 
     def _over_quota(self, peer: str, credential: VerifiedCredential) -> str | None:
-        """Reason why a ticket lets no further peer in: other peers have all its seats. None: one is left."""
+        """Reason why a ticket lets no further peer in, because other peers have all its seats; None: a seat
+        is left."""
         if not credential.ticket or not credential.quota:
             return None
         known = {**self._coming, **self.ctx.run.membership.members, **self._joining}
@@ -190,8 +191,9 @@ class Admission:
         )
 
     def _stage_for(self, joiner: Member) -> int:
-        """Stage for a joiner that asked for any: by measured links if there are some, every stage has
-        KEPT_FIRST replicas and the swarm has at most SEARCHED members, else by the stages' rates."""
+        """Stage for a joiner that asked for any. It is chosen by measured links if some are measured, every
+        stage has KEPT_FIRST replicas and the swarm has at most SEARCHED members; else by the stages'
+        rates."""
         settings = self.ctx.run.settings
         blocks = settings.counts
         known = {**self._coming, **self.ctx.run.membership.members, **self._joining}
@@ -206,9 +208,9 @@ class Admission:
         return best_stage(joiner, members, blocks, batch_of(settings), link)
 
     def on_ready(self, peer: str, message: Ready, fingerprint: str | None, proof: str | None) -> str | None:
-        """Take the report of a joiner that it has its stage's state after iteration message.t; returns the
-        reason if the report is refused. fingerprint, proof: agreed ones of that state (None: not known yet;
-        the report will be repeated. proof "": none is needed)."""
+        """Handle a joiner's report that it has its stage's state after iteration message.t; returns the
+        reason if the report is refused. fingerprint, proof: agreed fingerprint and proof of that state (None:
+        not known yet; the report will be repeated. proof "": none is needed)."""
         member = self.ctx.run.membership.members.get(peer)
         if member is not None and member.stage != message.stage:
             return f"its stage is {member.stage}, not {message.stage}"
@@ -228,17 +230,17 @@ class Admission:
         return None
 
     def unproven(self, t: int, stage: int) -> list[tuple[str, Ready]]:
-        """Joiners, with their reports, that have a stage's state after iteration t by their own account
-        alone: no replica has vouched for it yet."""
+        """Joiners that claim to have a stage's state after iteration t although no replica has reported a
+        proof to compare with; with their reports."""
         return [(p, ready) for p, ready in self._unproven.items() if (ready.t, ready.stage) == (t, stage)]
 
     def has_last(self, peer: str) -> bool:
-        """True if a member reported that it applied the last step, or work of the open one."""
+        """True if the member reported that it applied the last step, or reported work of the open step."""
         return self._step.has_last(peer)
 
     def serve_at_once(self, stage: int, t: int) -> None:
-        """Let the members of a stage without active replicas at iteration t serve from t on, if they were to
-        serve later: they have the stage's state already."""
+        """Let the members of a stage that has no active replica at iteration t serve from t on, if the log
+        says a later iteration: they have the stage's state already."""
         membership = self.ctx.run.membership
         for peer, member in membership.members.items():
             if member.stage == stage and membership.active_from.get(peer, t) > t:
@@ -247,7 +249,7 @@ class Admission:
     # --- out -----------------------------------------------------------------------------------
 
     def leave(self, peer: str, reason: str) -> None:
-        """Note that a member (or a joiner) asked to leave."""
+        """Note that a member (or a joiner) asked to leave the run."""
         if peer in self.ctx.run.membership.members:
             self._leaving.setdefault(peer, (reason, self.ctx.clock.now + VOTE_S))
         else:
@@ -255,12 +257,13 @@ class Admission:
 
     @property
     def leaving(self) -> Collection[str]:
-        """Members that asked to leave."""
+        """Members that asked to leave the run."""
         return self._leaving.keys()
 
     def let_go(self, quiet: bool) -> None:
-        """Remove revoked members, and members that asked to leave, except for the last replica of a stage
-        and, until VOTE_S have passed, voters. quiet: True if little work is lost with a member now."""
+        """Plan the removal of revoked members, and of members that asked to leave, except for the last
+        replica of a stage and, until VOTE_S have passed, voters. quiet: True if little work is lost by a
+        removal now."""
         revoked, membership = self.ctx.run.revoked, self.ctx.run.membership
         if (judged := (membership.version, len(revoked.reasons))) != self._judged:
             self._judged = judged
@@ -274,7 +277,7 @@ class Admission:
                 self.remove(peer, f"left: {reason}")
 
     def remove(self, peer: str, reason: str) -> None:
-        """Plan to log the removal of a member, and forget a joiner."""
+        """Plan to log the removal of a member; drop a joiner that is not a member yet."""
         self._joining.pop(peer, None)
         self.ready.pop(peer, None)
         self._ready_t.pop(peer, None)
@@ -285,14 +288,14 @@ class Admission:
             self._removals.setdefault(peer, reason)
 
     def expel(self, peer: str, reason: str) -> None:
-        """Plan to remove a member for a deed that this peer saw itself. Neither it nor strangers with its
-        ticket or from its address block are admitted for a while, longer each time."""
+        """Plan to remove a member for misconduct that this peer itself observed. The member, and strangers
+        with its ticket or from its address block, are not admitted for a while, each time for longer."""
         if peer in self.ctx.run.membership.members and peer not in self.going() and peer != self.ctx.me:
             self.ctx.rate_limits.ban(peer, self.ctx.clock.now)
             self.remove(peer, reason)
 
     def going(self) -> Collection[str]:
-        """Members whose removal is planned, or logged but not committed yet."""
+        """Members whose removal is planned or logged, but not committed yet."""
         if not self._removals and not self._going:
             return ()
         members = self.ctx.run.membership.members
@@ -300,7 +303,7 @@ class Admission:
 
     def link_down(self, peer: str, reason: str, refused: bool, patience_s: float) -> None:
         """Note that the link to a peer broke, or that dialling it failed. refused: True if nothing listens at
-        its address. patience_s: its timeout."""
+        its address. patience_s: silence timeout of the peer (s)."""
         member = self.ctx.run.membership.members.get(peer)
         if member is None or peer in self.ctx.links.up:
             self._joining.pop(peer, None)
@@ -319,14 +322,15 @@ class Admission:
         self._connections.indirect_probes.ask(peer)
 
     def link_up(self, peer: str) -> None:
-        """Note a new link to `peer`; a member that restarted is removed, since its state is gone."""
+        """Note a new link to `peer`. If it leads to a restarted process, the member is removed, since its
+        state is gone."""
         self._lost.pop(peer, None)
         member = self.ctx.run.membership.members.get(peer)
         if member is not None and self.ctx.links.incarnations.get(peer, 0) > member.incarnation:
             self.remove(peer, "it came back as a new process")
 
     def tick(self) -> None:
-        """Dial and judge the members whose links are down, where due."""
+        """Dial the members whose links are down, and decide whether to remove them, where that is due."""
         now, connections = self.ctx.clock.now, self._connections
         for peer, lost in list(self._lost.items()):
             if peer not in self.ctx.run.membership.members:
@@ -349,8 +353,8 @@ class Admission:
             connections.indirect_probes.ask(peer, lost.patience_s)
 
     def silent(self, overdue: Overdue) -> None:
-        """Judge a linked member that is silent for longer than its timeout: remove it if it is gone, or
-        already when it is silent to all and the open step waits for it."""
+        """Decide about a linked member that is silent for longer than its timeout. It is removed if the
+        verdict is GONE, or already when nobody hears it and the open step waits for it."""
         gone = overdue.verdict is Verdict.GONE or (overdue.to_all and self.absent.needed(overdue.peer))
         if gone and not self._waits_for(overdue):
             self.remove(overdue.peer, str(overdue))
@@ -358,14 +362,14 @@ class Admission:
             self._doubt(overdue)
 
     def _doubt(self, overdue: Overdue) -> None:
-        """Note why a member without a link is not removed."""
+        """Write to the event log why a member whose link is down is not removed."""
         if overdue.verdict is Verdict.CUT_OFF:
             self._wait("nobody is heard: this machine's own connection may be gone")
         else:
             self._wait(f"no connection to {overdue.peer[:8]}, which others hear: {overdue.account}")
 
     def _waits_for(self, overdue: Overdue) -> bool:
-        """True if a member with verdict GONE is kept for now: the last replica of its stage."""
+        """True if a member with the verdict GONE is not removed for now, as the last replica of its stage."""
         peer = overdue.peer
         if not self._last_of_its_stage(peer):
             return False
@@ -376,8 +380,8 @@ class Admission:
         return True
 
     def held_up_by(self) -> list[str]:
-        """Lost members that alone have their stage's state, and that could not be reached for LAST
-        timeouts."""
+        """Lost members on which the run waits: each is the only one with its stage's state, and could not be
+        reached for LAST timeouts."""
         now, lost = self.ctx.clock.now, self._lost.items()
         unreached = [p for p, known in lost if now - known.since >= (LAST - 1.0) * known.patience_s]
         return [peer for peer in unreached if self._last_of_its_stage(peer)]
@@ -388,8 +392,8 @@ class Admission:
             self.ctx.outbox.note("waiting", reason=reason)
 
     def _last_of_its_stage(self, peer: str) -> bool:
-        """True if only `peer` has its stage's state. Other replicas that still have to fetch the last step do
-        not count; reachable members that are to serve later do, for they have the state."""
+        """True if `peer` is the only member with its stage's state. Other replicas that still have to fetch
+        the last step do not count; reachable members that are to serve later do, for they have the state."""
         membership = self.ctx.run.membership
         stage = membership.stage_of(peer)
         serving = membership.serving(stage) if stage is not None else []

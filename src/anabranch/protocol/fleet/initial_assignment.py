@@ -38,8 +38,8 @@ DRAWN, FEW = 5, 24
 
 
 class InitialAssignment:
-    """Initial assignment of relays by one coordinator. done: True if none is wanted, or once it is
-    decided."""
+    """Initial assignment of relays to stages by one coordinator. done: True if the run wants none, or once it
+    is decided."""
 
     def __init__(self, ctx: PeerContext, admission: Admission) -> None:
         self.ctx = ctx
@@ -52,13 +52,14 @@ class InitialAssignment:
         self._moved: frozenset[str] = frozenset()
 
     def told(self, peer: str, links: Mapping[str, tuple[float, float]]) -> None:
-        """Take a report of a ready member: receiver -> (round trip in s, bits per second sent there)."""
+        """Enter a ready member's report about its links: receiver -> (round trip in s, bits per second sent
+        to it)."""
         if self.ctx.run.deals and links and peer in self.ctx.run.membership.members:
             self.admission.ways.told(peer, links)
             self._reported[peer] = frozenset(other for other, (_, bps) in links.items() if plausible(bps))
 
     def removed(self, peer: str) -> None:
-        """Forget the report of a peer that was removed or moved."""
+        """Drop the link report of a peer that was removed or moved."""
         self._reported.pop(peer, None)
         if peer in self._moved:  # it may have reported again that it was ready at its old stage
             self.admission.ready.pop(peer, None)
@@ -69,8 +70,8 @@ class InitialAssignment:
         return self._until if waits else math.inf
 
     def decide(self, t: int) -> Members | None:
-        """Record of a better assignment, or None; called while the run could begin, until `done`. t: last
-        committed iteration."""
+        """Record of a better assignment, or None. Called while the run could begin, until `done` is True. t:
+        last committed iteration."""
         ctx, members = self.ctx, self.ctx.run.membership.members
         asked = any(peer in members for peer in self.admission.anywhere)
         if t > 0 or ctx.run.membership.begun or len(members) > SEARCHED or not asked:
@@ -87,7 +88,8 @@ class InitialAssignment:
         return self._reassigned([peer for peer in members if self._movable(peer)])
 
     def _movable(self, peer: str) -> bool:
-        """True if the peer asked for any stage, has the state of its present one, and can be reached."""
+        """True if the peer may be assigned to another stage: it asked for any, has the state of its present
+        one, and can be reached."""
         asked = peer in self.admission.anywhere and peer != self.ctx.me
         return asked and peer in self.admission.ready and self.ctx.reachable(peer)
 
@@ -97,7 +99,8 @@ class InitialAssignment:
         return all(members - {peer} <= set(self._reported.get(peer, ())) for peer in members)
 
     def _reassigned(self, movable: Collection[str]) -> Members | None:
-        """Record of the best assignment found if it is better by GAIN, else None."""
+        """Record of the best assignment found, if that is better than the present one by GAIN; else None.
+        movable: relays that may change stages."""
         ctx = self.ctx
         model = self._model()
         if model is None:
@@ -130,14 +133,15 @@ class InitialAssignment:
         return best
 
     def _drawn(self, before: Deal, movable: Sequence[str], count: int) -> Iterator[Deal]:
-        """Yield `count` assignments in which the movable relays exchange stages at random."""
+        """Yield `count` random assignments to begin the search from: the movable relays permuted over their
+        stages."""
         stages = [before[peer] for peer in movable]
         for _ in range(count):
             self.ctx.rng.shuffle(stages)
             yield before | dict(zip(movable, stages, strict=True))
 
     def _record(self, before: Deal, deal: Deal) -> Members:
-        """Record that moves the relays whose stage differs."""
+        """Record that moves each relay whose stage differs between the assignments `before` and `deal`."""
         membership = self.ctx.run.membership
         self._moved = frozenset(peer for peer in deal if deal[peer] != before[peer])
         moved = [msgspec.structs.replace(membership.members[peer], stage=deal[peer]) for peer in self._moved]

@@ -42,7 +42,7 @@ REASON = "which holds the others up"
 
 
 class Rebalancing:
-    """Plans moves once in each iteration, and decides when they are made."""
+    """Planner of moves between stages: plans once in each iteration, and decides when the moves are made."""
 
     def __init__(self, ctx: PeerContext) -> None:
         self.ctx = ctx
@@ -82,7 +82,7 @@ class Rebalancing:
         return Members(self.ctx.run.membership.number + 1, removed=reasons, joined=moved)
 
     def _has_departed(self) -> bool:
-        """True if a relay of the previous iteration is gone or has restarted."""
+        """True if a relay that served in the previous iteration is gone or has restarted."""
         members = self.ctx.run.membership.members
         before = self._incarnations
         self._incarnations = {p: m.incarnation for p, m in members.items() if m.stage}
@@ -91,9 +91,9 @@ class Rebalancing:
     def _possible(
         self, t: int, plan: Mapping[str, int], applied: Mapping[int, Collection[str]]
     ) -> dict[str, int]:
-        """Planned moves that leave KEEPS replicas with step t at each stage; none before all active replicas
-        of the stages concerned have confirmed step t (`applied`), since a relay that serves only from t + 1
-        on may have to fetch that step from one that would leave."""
+        """Those planned moves that leave KEEPS replicas with step t at each stage. None of them before all
+        active replicas of the stages concerned have confirmed step t (`applied`), since a relay that serves
+        only from t + 1 on may have to fetch that step from a relay that would leave."""
         membership = self.ctx.run.membership
         serving = {peer: m.stage for peer, m in membership.members.items() if m.stage and self._serves(m, t)}
         going = {peer: to for peer, to in plan.items() if peer in serving and not self._stays(peer)}
@@ -110,7 +110,7 @@ class Rebalancing:
         return moves
 
     def _plan(self, t: int) -> dict[str, int]:
-        """Moves that would pay now, relay -> new stage; computed once per iteration and membership."""
+        """Moves that would pay now (relay -> new stage), computed once per iteration and membership."""
         key = (t, self.ctx.run.membership.version)
         if key not in self._plans:
             self._plans = {key: self._best_moves(t)}
@@ -138,8 +138,9 @@ class Rebalancing:
         return plan
 
     def _next(self, t: int, relays: dict[str, Member], moved: dict[str, int]) -> Member | None:
-        """Relay, with its new stage, whose move raises the sorted stage rates most, the slowest stage first;
-        None if no move raises them. relays: planned state. moved: relays that the plan moves already."""
+        """Best next move for a plan: relay and new stage that raise the sorted stage rates most, the slowest
+        stage first; None if no move raises them. relays: members as the plan leaves them. moved: relays that
+        the plan moves already."""
         rates = self._rates(relays.values())
         slowest = rates.index(min(rates)) + 1
         best, found = sorted(rates), None
@@ -185,8 +186,8 @@ class Rebalancing:
         return left * (1.0 / now - 1.0 / after) - cost
 
     def _relays(self) -> list[Member]:
-        """Relays of the run as Member records with the pass times of their last heartbeat, and their slots as
-        the capacity."""
+        """Relays of the run as Member records, with the pass times that their heartbeats last reported, and
+        their slots as the capacity."""
         ctx, found = self.ctx, []
         for member in ctx.run.membership.members.values():
             if not member.stage:

@@ -33,7 +33,7 @@ Among = Callable[[str], bool]
 
 
 def _anybody(peer: str) -> bool:
-    """True for every peer."""
+    """True for every peer: the filter that excludes nobody."""
     return True
 
 
@@ -42,7 +42,7 @@ class RestorePoint:
     """Iteration t to which the run could go back, and the fingerprint of every stage's state after it.
 
     initial: True if every peer can make these states from the seed. on_disk: True if the leader's run
-    directory has them. ordered: (stage, keeper) -> time of the last order (s).
+    directory has a checkpoint of it. ordered: (stage, keeper) -> time of the last order (s).
     """
 
     t: int
@@ -54,8 +54,9 @@ class RestorePoint:
 
 
 class SnapshotCatalog:
-    """Restore points, their holders, and the orders for copies. complete_t: iteration of the latest complete
-    point (-1: none). gradients: reports of kept gradients."""
+    """Catalog of restore points, of peers that hold their states ("holders"), and of ordered copies.
+    complete_t: iteration of the latest complete point (-1: none). gradients: reports of gradients that peers
+    hold."""
 
     def __init__(self, ctx: PeerContext, doubtful_from: Callable[[], float] = lambda: math.inf) -> None:
         self.ctx = ctx
@@ -79,8 +80,8 @@ class SnapshotCatalog:
     # --- state ------------------------------------------------------------------------------
 
     def begin(self, point: RestorePoint) -> None:
-        """Add the point from which this coordinator goes on, at its start or after a rollback; later points
-        are dropped."""
+        """Begin with the restore point from which this coordinator continues, at its start or after a
+        rollback; later points are dropped."""
         self._logged = {t for t in self._logged if t < point.t} | {point.t}
         known = self.points.get(point.t)
         if known is not None:
@@ -92,21 +93,22 @@ class SnapshotCatalog:
         self._changed = True
 
     def inherit(self, points: Mapping[int, RestorePoint], first: RestorePoint) -> None:
-        """Take over the points that a new coordinator knows from the log. first: the initial state."""
+        """Adopt the restore points that a new coordinator knows from the log. first: the initial state."""
         self.points = {**points, 0: first}
         self._logged = set(self.points)
         self._changed = True
 
     def logged(self, point: RestorePoint) -> None:
-        """Note that the log has the fingerprints of a point, as C_{t+1} has those after iteration t: the next
-        leader will know them too. A leader that took over before it applied that entry learns them here."""
+        """Note that the log has the fingerprints of a restore point (record C_{t+1} has those after iteration
+        t), so that the next leader will know the point. A leader that took over before it applied that record
+        learns them here."""
         if self.ctx.run.settings.snapshots_at(point.t) and point.t >= self.complete_t:
             self.points.setdefault(point.t, point)
             self._logged.add(point.t)
             self._changed = True
 
     def begun_as_seeded(self) -> None:
-        """Note that the initial states are those that every peer can make from the seed."""
+        """Note that the run's initial states can be made by every peer from the seed."""
         if 0 in self.points:
             self.points[0].initial, self.points[0].on_disk = True, False
 
@@ -128,7 +130,8 @@ class SnapshotCatalog:
             self.points.setdefault(t, self._recent[t]).on_disk = True
 
     def on_holds(self, peer: str, message: Holds) -> str | None:
-        """Take a peer's report of the states and gradients that it holds; returns the reason if refused."""
+        """Enter a peer's report of the states and gradients that it holds; returns the reason if it is
+        refused."""
         if message.number <= self._reported.get(peer, 0):
             return None
         stages = [held.stage for held in message.states]
@@ -141,7 +144,7 @@ class SnapshotCatalog:
         return None
 
     def on_spoilt(self, peer: str, message: Spoilt) -> None:
-        """Take a member's report that a holder delivered another state than it should hold."""
+        """Enter a member's report that a holder delivered another state than it should hold."""
         if peer in self.ctx.run.membership.members and message.holder in self.holders(
             message.t, message.stage
         ):
@@ -149,12 +152,13 @@ class SnapshotCatalog:
             self._changed = True
 
     def link_down(self, peer: str) -> None:
-        """Forget what a peer without a link holds, if it is no member; it reports again once it is linked."""
+        """Drop the report of a peer whose link broke, if it is no member; it reports again once it is
+        linked."""
         if peer not in self.ctx.run.membership.members:
             self._forget(peer)
 
     def removed(self, peer: str) -> None:
-        """Forget the holdings of a removed peer, unless it was only moved to another stage."""
+        """Drop the report of a removed peer, unless it was only moved to another stage."""
         if peer not in self.ctx.run.membership.members:
             self._forget(peer)
             self._changed = True
@@ -165,7 +169,7 @@ class SnapshotCatalog:
         self._refused = {(other, stage) for other, stage in self._refused if other != peer}
 
     def members_changed(self) -> None:
-        """Check the orders at the next tick, for the members changed."""
+        """Plan to check the ordered copies at the next tick, because the members changed."""
         self._changed = True
 
     def holders(self, t: int, stage: int) -> list[str]:
@@ -183,16 +187,16 @@ class SnapshotCatalog:
         return [p for p in peers if (p, stage, t) not in self._spoilt] if self._spoilt else peers
 
     def has(self, t: int, stage: int, among: Among = _anybody) -> bool:
-        """True if the stage's state after iteration t is available from a peer for which `among` is True."""
+        """True if some peer that satisfies `among` has the stage's state after iteration t."""
         point = self.points.get(t)
         return point is not None and (point.initial or any(map(among, self._holding(point, stage))))
 
     def newest(self, before: int, among: Among = _anybody) -> RestorePoint | None:
-        """Latest point before iteration `before` of which every stage's state is available from peers for
-        which `among` is True; None: there is none.
+        """Latest restore point before iteration `before` for which peers that satisfy `among` have every
+        stage's state; None: there is none.
 
-        A return ends all audits. So a point after a step whose audit is open is taken only if there is no
-        other: nobody would learn that the step was false.
+        A return to it ends all audits, and a false step before it would never be found. So a point after a
+        step with an open audit is chosen only if there is no other.
         """
         stages = range(self.ctx.run.settings.stages + 1)
         kept = [t for t in self.points if t < before and all(self.has(t, s, among) for s in stages)]
@@ -204,7 +208,7 @@ class SnapshotCatalog:
     # --- orders --------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Order missing copies, and announce a newly complete point."""
+        """Order the copies that are missing, and announce a restore point that has become complete."""
         if not self._changed and self.ctx.clock.now < self._again_at:
             return
         self._changed, self._again_at = False, math.inf
@@ -222,7 +226,7 @@ class SnapshotCatalog:
         self._spoilt = {spoilt for spoilt in self._spoilt if spoilt[2] in self.points}
 
     def _order(self, point: RestorePoint) -> bool:
-        """Order the missing copies of a point; True if the point is complete."""
+        """Order the copies that a restore point lacks; True if the point is complete."""
         membership, complete = self.ctx.run.membership, True
         load = Counter(peer for _, peer in point.ordered)
         for stage in range(self.ctx.run.settings.stages + 1):
@@ -248,12 +252,13 @@ class SnapshotCatalog:
 
     def _willing(self, peer: str, stage: int, t: int) -> bool:
         """True if a peer can be ordered to copy the stage's state after iteration t: it is reachable, has
-        room, and did not deliver another state."""
+        room, and did not deliver a wrong state before."""
         refuses = (peer, stage) in self._refused or (peer, stage, t) in self._spoilt
         return not refuses and self.ctx.reachable(peer)
 
     def _tell(self, point: RestorePoint, stage: int, peer: str, holders: list[str]) -> None:
-        """Send a keeper its order, again after ORDER_AGAIN_S. holders: sources to copy from."""
+        """Send a keeper its order to copy a state; once more after ORDER_AGAIN_S. holders: sources to copy
+        from."""
         said_at = point.ordered.get((stage, peer), -math.inf)
         if self.ctx.clock.now >= said_at + ORDER_AGAIN_S:
             point.ordered[stage, peer] = said_at = self.ctx.clock.now
@@ -263,7 +268,7 @@ class SnapshotCatalog:
         self._again_at = min(self._again_at, said_at + ORDER_AGAIN_S)
 
     def repeat(self, peer: str) -> None:
-        """Tell a peer the latest complete point; it may drop older snapshots."""
+        """Announce the latest complete restore point to a peer again; it may drop older snapshots."""
         if self.complete_t >= 0:
             self.ctx.outbox.send(peer, Complete(self.complete_t))
 
@@ -282,7 +287,7 @@ def choose(
     membership: Membership, stage: int, willing: list[str], chosen: list[str], load: Counter[str]
 ) -> str:
     """Next keeper of a stage among `willing`: preferably of another stage than the keepers in `chosen`, with
-    an address that can be dialled, and with the least `load` (copies ordered); ties are broken by a hash."""
+    an address that can be dialled, and with the least `load` (copies ordered); a hash breaks ties."""
     used = {membership.stage_of(peer) for peer in chosen}
 
     def order(peer: str) -> tuple[bool, bool, int, str]:

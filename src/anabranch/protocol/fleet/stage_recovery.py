@@ -26,7 +26,7 @@ MOVE_AFTER_S = 5.0
 
 
 class StageRecovery:
-    """Detection of lost stages, and the records that restore them."""
+    """Detection of stages that lost their replicas, and the records that restore them."""
 
     def __init__(self, ctx: PeerContext, admission: Admission, catalog: SnapshotCatalog) -> None:
         self.ctx = ctx
@@ -48,13 +48,13 @@ class StageRecovery:
     # --- reports -------------------------------------------------------------------------------
 
     def on_behind(self, peer: str, message: Behind) -> None:
-        """Take the report of a replica that it cannot get what it needs for step message.t (R12)."""
+        """Enter a replica's report that it cannot get what it needs to apply step message.t (R12)."""
         if self.ctx.run.membership.stage_of(peer) != message.stage:
             return
         self._behind[peer] = message.t
 
     def on_who_has(self, peer: str, message: WhoHas, t: int) -> None:
-        """Answer a question for the holders of a stage's state. t: last committed iteration."""
+        """Answer a peer's question which peers hold a stage's state. t: last committed iteration."""
         wanted = message.t if message.t >= 0 else t
         point = self.catalog.points.get(wanted)
         if point is None or message.stage >= len(point.fingerprints):
@@ -103,8 +103,8 @@ class StageRecovery:
         return None
 
     def _look(self, t: int) -> None:
-        """Update the lost stages and those with one replica. If every stage is served and no replica is
-        behind they do not change before the membership does."""
+        """Update the sets of lost stages and of stages with one replica. If every stage is served and no
+        replica is behind, they stay the same until the membership changes."""
         membership, all_served = self.ctx.run.membership, True
         for stage in range(self.ctx.run.settings.stages + 1):
             live = membership.count(stage, t + 1)
@@ -119,13 +119,15 @@ class StageRecovery:
         self._looked = (t, membership.version) if all_served and not self._behind else None
 
     def _is_lost(self, stage: int, t: int) -> bool:
-        """True if no member can have the stage's state after iteration t, except as a snapshot."""
+        """True if no member can have the stage's state after iteration t, except in a snapshot of another
+        stage's peer."""
         membership = self.ctx.run.membership
         able = membership.live(stage, t + 1) or [p for p in self._members(stage) if self._knows(p)]
         return all(self._behind.get(peer) == t for peer in able)
 
     def _knows(self, peer: str) -> bool:
-        """True if `peer` has, or had, its stage's state: it is ready to serve, or the log says from when."""
+        """True if `peer` has or had its stage's state: it reported ready, or the log says from which
+        iteration it serves."""
         return peer in self.admission.ready or peer in self.ctx.run.membership.active_from
 
     def _members(self, stage: int) -> list[str]:
@@ -133,7 +135,8 @@ class StageRecovery:
         return [peer for peer, member in members.items() if member.stage == stage]
 
     def _rollback(self, t: int, lost: list[int]) -> Rollback | None:
-        """Record of the rollback to the newest available point; None if there is none."""
+        """Record of a rollback to the newest restore point with the states of all stages; None if there is
+        none. lost: stages that lost all replicas."""
         which = " and ".join(f"stage {stage}" for stage in lost)
         point = self.catalog.newest(t)
         if point is None:
@@ -149,13 +152,13 @@ class StageRecovery:
             self.ctx.outbox.note("note", text=text)
 
     def _stands_alone(self, stage: int, t: int) -> bool:
-        """True if a stage that had several replicas has one, and no other member."""
+        """True if a stage that had several replicas is down to one member."""
         live = self.ctx.run.membership.count(stage, t + 1)
         return live == 1 and len(self._members(stage)) == 1 and self._most_live.get(stage, 0) > 1
 
     def _move(self, stage: int, t: int, least: int, why: str) -> Members | None:
-        """Record that moves a peer to `stage` from the stage with most replicas, if it has `least` or more;
-        None: no peer can be moved. why: reason for the log."""
+        """Record that moves a peer to `stage` from the stage with most replicas, if that has at least
+        `least`; None: no peer can be moved. why: reason for the log."""
         peer = self._movable(stage, t, least)
         if peer is None:
             return None
@@ -190,9 +193,9 @@ class StageRecovery:
         return max(willing, key=lambda p: (not votes(p), p in keepers, membership.members[p].forward_s, p))
 
     def worth_s(self, peer: str, t: int, step_s: float) -> float:
-        """Seconds to wait for `peer`, the last replica of its stage: as long as the iterations lost with it
-        would take to compute again (the ski-rental rule); infinite if no other peer could replace it or no
-        restore point is in reach. t: last committed iteration. step_s: seconds of a step."""
+        """Seconds to wait for `peer`, the last replica of its stage: as long as it would take to compute the
+        iterations again that would be lost with it (the ski-rental rule); infinite if no other peer could
+        replace it or no restore point is in reach. t: last committed iteration. step_s: seconds of a step."""
 
         def in_reach(other: str) -> bool:
             return other != peer and self.ctx.reachable(other)

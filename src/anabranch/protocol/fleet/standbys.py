@@ -43,14 +43,16 @@ def searchable(ctx: PeerContext) -> bool:
 def by_chance(
     relays: Sequence[str], t: int, before: Mapping[str, float], rng: CounterRng
 ) -> Mapping[str, float]:
-    """Random standbys, drawn anew every other iteration, for tests (`spare = "always"`)."""
+    """Random standbys of iteration t, drawn anew every other iteration, for tests (`spare = "always"`).
+    before: those of the last draw."""
     if t % 2:
         return before
     return {peer: float(1 + rng.below(8)) for peer in relays if rng.below(3) == 0}
 
 
 class Standbys:
-    """Choice and announcement of standbys by the coordinator. ways: reported links."""
+    """Choice and announcement of standbys by the coordinator. ways: link measurements that members
+    reported."""
 
     def __init__(self, ctx: PeerContext, ways: LinkMeasurements) -> None:
         self.ctx = ctx
@@ -63,19 +65,19 @@ class Standbys:
         """Members that have reported links."""
 
     def told(self, peer: str) -> None:
-        """Note that `peer` reported its links; the first report leads to a new choice."""
+        """Note that `peer` reported its links; its first report triggers a new choice of standbys."""
         if peer not in self._heard:
             self._heard.add(peer)
             self._looked = None
 
     def removed(self, peer: str) -> None:
-        """Forget a former member."""
+        """Drop what is known of a former member."""
         self._heard.discard(peer)
 
     def look(self, t: int, released: bool) -> None:
         """Choose the standbys from the open iteration t on, once per iteration and membership, and once more
-        when the last step is released (`released`). They are announced in each iteration, changed or not: a
-        member may have missed the announcement, or follow that of another coordinator."""
+        when the last step is released (`released`). They are announced in each iteration even if they stay
+        the same, since a member may have missed the announcement or follow another coordinator's."""
         ctx = self.ctx
         key = (t, ctx.run.membership.version, released)
         if ctx.run.settings.spare == "never" or self._looked == key:
@@ -95,7 +97,7 @@ class Standbys:
             )
 
     def repeat(self, peer: str) -> None:
-        """Repeat the announcement to a peer whose link is new."""
+        """Send the announcement again to a peer whose link is new."""
         if self._t:
             self._number += 1
             self.ctx.outbox.send(peer, Spared(self._number, dict(self.ctx.standby_view.waits)))
@@ -108,11 +110,9 @@ class Standbys:
 
     def _by_links(self) -> Mapping[str, float]:
         """Standbys with which an iteration is shortest, by measured links: replicas with slow lines. Returns
-        standby -> seconds for which senders wait for other replicas before they use it.
-
-        The standbys stay as before unless a change clearly pays, and at stages with a replica that has not
-        reported its links.
-        """
+        standby -> seconds that a sender waits for another replica before it uses this one. The standbys stay
+        as before unless a change clearly pays, and at stages with a replica that has not reported its
+        links."""
         ctx, settings = self.ctx, self.ctx.run.settings
         t, members = ctx.run.membership.opening_t, ctx.run.membership.members
         live = [
@@ -153,6 +153,6 @@ class Standbys:
 
 
 def _wait_s(reduce_s: float) -> float:
-    """Seconds to wait for other replicas before a standby is used that lengthens the reduce by `reduce_s`: a
-    power of two, so that small changes are not announced."""
+    """Seconds that a sender waits for another replica before it uses a standby that would lengthen the reduce
+    by `reduce_s`. Rounded to a power of two, so that small changes are not announced."""
     return min(max(LEAST_S, 2.0 ** round(math.log2(max(reduce_s, LEAST_S)))), MOST_S)

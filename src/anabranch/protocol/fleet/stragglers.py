@@ -27,7 +27,8 @@ WAITING_SHARE = 0.1
 
 @dataclass
 class LostMember:
-    """Member whose link is down. until: time of the next verdict. dial_at: time of the next dial (s)."""
+    """Member whose link is down. reason: why. since: time when it went down (s). patience_s: the member's
+    silence timeout. until: time of the next verdict (s). dial_at: time of the next dial (s)."""
 
     reason: str
     since: float
@@ -38,13 +39,13 @@ class LostMember:
 
 
 class Stragglers:
-    """Members left out of the reduces, kept by the coordinator."""
+    """Record of the members that reduces leave out, kept by the coordinator."""
 
     def __init__(self, ctx: PeerContext, indirect_probes: IndirectProbes, lost: Mapping[str, LostMember],
         going: Callable[[], Collection[str]] = tuple, waits_for: Callable[[int], bool] = lambda stage: True,
     ) -> None:
         """lost: members whose link is down. going: members whose removal is planned or logged.
-        waits_for(stage): True if the open step waits for something of the stage."""
+        waits_for(stage): True if the open step still waits for something from the stage."""
         self.ctx = ctx
         self._indirect_probes = indirect_probes
         self._lost = lost
@@ -61,13 +62,13 @@ class Stragglers:
         self._waits_for = waits_for
 
     def take_over(self) -> None:
-        """Begin as a new leader: every active member has to report its last step."""
+        """Begin as a new leader: every active member has to report the last step that it applied."""
         self._unheard = set(self.ctx.run.membership.active_from)
         self._reported_by = self.ctx.clock.now + REPORTED_S
 
     def silent(self) -> frozenset[str]:
-        """Members that a reduce should leave out if it can: silent ones, those left out before, those late
-        with their report to a new leader, and those about to be removed."""
+        """Members that a reduce should leave out if it can: those silent, those left out before, those whose
+        report to a new leader is late, and those about to be removed."""
         late = self._unheard if self._unheard and self.ctx.clock.now >= self._reported_by else set()
         going = self._going()
         if not (self._without or self._lost or self.ctx.links.suspects or late or going):
@@ -76,7 +77,8 @@ class Stragglers:
         return frozenset({*self._without, *silent, *late, *going})
 
     def present(self, stage: int, t: int) -> list[str]:
-        """Members of a stage that take part in its reduce of iteration t; leaves out the others."""
+        """Members of a stage that take part in its reduce of iteration t; the others are recorded as left
+        out."""
         live = self.ctx.run.membership.live(stage, t)
         silent = self.silent() if stage else frozenset(self._without)
         if not silent:
@@ -95,12 +97,12 @@ class Stragglers:
         return set(self.ctx.standby_view.working(replicas)) - self.silent()
 
     def without(self, t: int) -> set[str]:
-        """Members left out since iteration t, which may have computed a part of it."""
+        """Members left out since iteration t, which may have computed a part of that iteration."""
         return {peer for peer, since in self._without.items() if since == t}
 
     def lacks(self, peer: str) -> bool:
-        """True if `peer` may not have the last step: it was left out and has not caught up, or has not
-        reported to this new leader."""
+        """True if `peer` may lack the last step: it was left out and has not caught up, or has not reported
+        to this new leader."""
         return peer in self._without or peer in self._awaited or peer in self._unheard
 
     def needed(self, peer: str) -> bool:
@@ -112,13 +114,14 @@ class Stragglers:
         return peer in self.present(stage, membership.opening_t)
 
     def back(self, peer: str) -> None:
-        """Note that `peer` takes part in the open iteration again."""
+        """Note that `peer`, which was left out, takes part in the open iteration again."""
         self._without.pop(peer, None)
         self._unheard.discard(peer)
         self._waited(peer)
 
     def _waited(self, peer: str) -> None:
-        """Note that the steps no longer wait for `peer`, and for how long they may not wait again."""
+        """Note that the steps no longer wait for `peer`, and compute for how long they will not wait for it
+        again."""
         since = self._awaited.pop(peer, None)
         if since is not None:
             self._not_before[peer] = self.ctx.clock.now + (self.ctx.clock.now - since) / WAITING_SHARE
@@ -129,19 +132,19 @@ class Stragglers:
         self._not_before.pop(peer, None)
 
     def has(self, peer: str, t: int) -> None:
-        """Note that `peer` has the state after iteration t, not the last one. If it was left out before t, it
-        got that state from others, and the next step waits for it as for a joiner."""
+        """Note that `peer` has the state after iteration t, which is not the last one. If it was left out
+        before t, it got that state from others, and the next step waits for it as for a joiner."""
         now = self.ctx.clock.now
         if t > self._without.get(peer, t) and now >= self._not_before.get(peer, now):
             del self._without[peer]
             self._awaited.setdefault(peer, now)
 
     def deadline(self) -> float:
-        """Time (s) at which members that have not reported to a new leader are late."""
+        """Time (s) at which members count as late that have not reported to this new leader."""
         return self._reported_by if self._unheard and self.ctx.clock.now < self._reported_by else math.inf
 
     def _silent(self, peer: str) -> bool:
-        """True if neither this leader nor any witness hears `peer`."""
+        """True if neither this leader nor any asked member hears `peer`."""
         ctx = self.ctx
         down = peer in self._lost and ctx.clock.now >= self._lost[peer].since + BACK_S
         out = down or peer in ctx.links.suspects

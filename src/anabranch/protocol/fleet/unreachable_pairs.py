@@ -1,4 +1,4 @@
-"""Unreachable pairs: replicas of a stage that cannot reach each other, though the leader hears them all.
+"""Unreachable pairs: two replicas of a stage that have no working link, though the leader hears both.
 
 They cannot reduce together, unless the leader sums the parts (`coordinator.witnessed_reduces`). Each replica
 reports with its claims which others of its stage it cannot reach (no link, or silent for longer than the
@@ -19,26 +19,27 @@ TRIES_APART, TRIES = 2, 6
 
 
 class UnreachablePairs:
-    """Reports of replicas about others of their stage that they cannot reach."""
+    """Reports of replicas about other replicas of their stage that they cannot reach."""
 
     def __init__(self, ctx: PeerContext) -> None:
         self.ctx = ctx
         self._apart: dict[str, frozenset[str]] = {}
 
     def told(self, peer: str, apart: Collection[str]) -> None:
-        """Take the latest report of `peer`. apart: replicas of its stage that it cannot reach."""
+        """Enter the latest report of `peer`. apart: replicas of its stage that it cannot reach."""
         self._apart[peer] = frozenset(apart)
 
     def removed(self, peer: str) -> None:
         self._apart.pop(peer, None)
 
     def among(self, members: Sequence[str]) -> bool:
-        """True if one of `members` reports that it cannot reach another."""
+        """True if one of `members` reports that it cannot reach another of them."""
         return any(self._apart_from(peer, members, ()) for peer in members)
 
     def keeps_out(self, apart: Collection[str], live: Collection[str]) -> list[str]:
-        """Replicas that a joiner must reach before it may serve. apart: replicas that it cannot reach. live:
-        active replicas of its stage; those that the coordinator does not reach either do not count."""
+        """Replicas that a joiner must reach before it may serve. apart: replicas that it cannot reach now.
+        live: active replicas of its stage. A replica that the coordinator does not reach either is not
+        demanded."""
         return sorted(peer for peer in apart if peer in live and self.ctx.reachable(peer))
 
     def take_out(
@@ -48,10 +49,11 @@ class UnreachablePairs:
         held: Mapping[str, Collection[int]],
         prepared: Collection[str],
     ) -> dict[str, str]:
-        """Members to remove, with reasons, when the reduce of `members` is stuck after `tries` attempts: the
-        one that is apart from the longest service first, then the one that holds the fewest microbatches.
-        Newcomers that claim not to reach an old replica thus go before it does. Never the coordinator
-        itself. held: member -> microbatches. prepared: members that reported PREPARED."""
+        """Members to remove, with reasons, when the reduce of `members` is stuck after `tries` attempts:
+        first the member that cannot reach the replica with the longest service, then the one with fewest
+        microbatches. So newcomers that claim not to reach an old replica are removed before it. The
+        coordinator itself is never removed. held: member -> number of microbatches. prepared: members that
+        reported PREPARED."""
         gone: dict[str, str] = {}
         while tries >= TRIES_APART:
             apart = {peer: self._apart_from(peer, members, gone) for peer in members}
@@ -66,18 +68,19 @@ class UnreachablePairs:
 
     def unprepared(self, members: Sequence[str], tries: int, prepared: Collection[str]) -> dict[str, str]:
         """Member to remove, with the reason, if a reduce is stuck after many attempts and no pair is
-        known."""
+        reported: one that has not reported PREPARED."""
         slow = [peer for peer in members if peer not in prepared and peer != self.ctx.me]
         why = f"its stage's reduce was tried {tries} times, and it was PREPARED in none"
         return dict.fromkeys(sorted(slow)[-1:], why)
 
     def _service(self, peer: str) -> int:
-        """Iterations that a replica has served, the open one included."""
+        """Number of iterations that a replica has served, the open one included."""
         membership = self.ctx.run.membership
         return max(1, membership.opening_t - membership.active_from.get(peer, membership.opening_t) + 1)
 
     def _apart_from(self, peer: str, members: Sequence[str], gone: Collection[str]) -> list[str]:
-        """Members, without those in `gone`, that cannot reach `peer` or that it cannot reach."""
+        """Members that report `peer` as unreachable or that `peer` reports as unreachable, without those in
+        `gone`."""
         if peer in gone:
             return []
         apart = self._apart

@@ -1,5 +1,5 @@
-"""Commit log: its records and their encoding, the hash chain, the parameters of a step. Not here: replication
-of the log (protocol.raft), reading a whole log (protocol.consensus.log_replay).
+"""Commit log: its records and their encoding, its hash chain, and the optimizer parameters that each step
+logs. Not here: replication of the log (protocol.raft), reading a whole log (protocol.consensus.log_replay).
 
 Imported by: audit, cli, node, protocol.audit, protocol.consensus, protocol.context, protocol.coordinator,
 protocol.fleet, protocol.interface, protocol.membership, protocol.messages, protocol.peer, protocol.placement,

@@ -12,7 +12,7 @@ class LogError(ValueError):
 
 
 class AlreadyApplied(LogError):
-    """Raised for an entry that was applied before."""
+    """Raised for a log entry that was applied before."""
 
 
 @dataclass(frozen=True)

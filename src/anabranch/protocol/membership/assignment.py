@@ -21,8 +21,8 @@ def split_indices(count: int, data_nodes: Sequence[str]) -> dict[str, range]:
 
 
 class Assignment:
-    """Data node of each microbatch index of an iteration. If a data node is removed, only its indices are
-    split again."""
+    """Assignment of the microbatch indices of an iteration to data nodes. If a data node is removed, only its
+    indices are assigned anew."""
 
     def __init__(self, indices: Sequence[int], data_nodes: Sequence[str]) -> None:
         self.holder: dict[int, str] = {}
@@ -31,7 +31,8 @@ class Assignment:
                 self.holder[indices[position]] = node
 
     def remove(self, node: str, remaining: Sequence[str]) -> list[int]:
-        """Split the indices of data node `node` over the `remaining` ones; returns these indices."""
+        """Assign the microbatch indices of a removed data node `node` to the `remaining` ones; returns these
+        indices."""
         orphans = sorted(index for index, holder in self.holder.items() if holder == node)
         for heir, positions in split_indices(len(orphans), remaining).items():
             for position in positions:
@@ -39,5 +40,5 @@ class Assignment:
         return orphans
 
     def of(self, node: str) -> list[int]:
-        """Sorted microbatch indices of data node `node`."""
+        """Sorted microbatch indices assigned to data node `node`."""
         return sorted(index for index, holder in self.holder.items() if holder == node)

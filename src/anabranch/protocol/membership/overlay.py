@@ -26,17 +26,14 @@ ALL_TIMES = 1 << 40
 
 
 def _with(peers: list[str], peer: str) -> list[str]:
-    """Sorted ids `peers`, with `peer` added."""
+    """Copy of the sorted ids `peers` with `peer` added."""
     return peers if not peer or peer in peers else sorted([*peers, peer])
 
 
 class Overlay:
-    """Neighbour graph of a run, with caches.
-
-    me: peer that neighbours are asked of by default. membership: returns the current membership. picks:
-    number of peers that a peer picks in each adjacent stage; half as many in its own. stages: number of relay
-    stages.
-    """
+    """Neighbour graph of a run's peers, with caches. me: peer whose neighbours are meant by default.
+    membership: function that returns the current membership. picks: number of peers that a peer picks in each
+    adjacent stage; half as many in its own. stages: number of relay stages."""
 
     def __init__(self, me: str, membership: Callable[[], Membership], picks: int, stages: int) -> None:
         self.me, self.picks, self.stages = me, picks, stages
@@ -47,7 +44,7 @@ class Overlay:
         self._crowded = False
 
     def _current(self) -> Membership:
-        """Current membership; drops results cached for an older one."""
+        """Current membership. Clears the caches if it has changed."""
         membership = self._membership()
         if self._version is None or self._version != (membership, membership.version):
             self._version = (membership, membership.version)
@@ -58,13 +55,13 @@ class Overlay:
 
     @property
     def crowded(self) -> bool:
-        """True if the swarm is large: in some stage not all peers are neighbours of all."""
+        """True if the swarm is large: at some stage, a peer has other peers that are not its neighbours."""
         self._current()
         return self._crowded
 
     def neighbours_at(self, stage: int, peer: str, own: int, t: int = ALL_TIMES) -> frozenset[str]:
-        """Neighbours at `stage` of a peer of stage `own`, which is the same or adjacent, among the members
-        active at iteration t. The peer itself counts as active."""
+        """Neighbours at `stage` of `peer`, which serves the same or the adjacent stage `own`, among the
+        members active at iteration t. `peer` itself counts as active."""
         membership = self._current()
         key = (peer, stage, t)
         if key not in self._known:
@@ -96,7 +93,7 @@ class Overlay:
         return self._picks(membership, peer, others, other) or self._picks(membership, other, fellows, peer)
 
     def _picks(self, membership: Membership, peer: str, others: list[str], other: str) -> bool:
-        """True if `peer` picks `other` among the peers `others` of an adjacent stage."""
+        """True if `peer` picks the peer `other`, one of the peers `others` of an adjacent stage."""
         (here,), there = membership.regions((peer,)), membership.regions(others)
         same_region = np.array([[region == here for region in there]])
         picked = highest(pair_scores((peer,), others), same_region, self.picks)

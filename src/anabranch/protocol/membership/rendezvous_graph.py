@@ -38,7 +38,8 @@ def pair_scores(rows: Sequence[str], columns: Sequence[str]) -> NDArray[np.uint6
 def highest(
     scores: NDArray[np.uint64], same_region: NDArray[np.bool_] | None, picks: int
 ) -> NDArray[np.bool_]:
-    """Picks of each row: its `picks` columns with the highest scores, all but one in FAR from its own region.
+    """Picks of each row: its `picks` columns with the highest scores, one pick in FAR from any region, the
+    others from its own region.
 
     same_region: mask of pairs of one region, shape as `scores`; None: picks ignore regions.
     """

@@ -25,12 +25,13 @@ class Membership:
     reached it. Containers are replaced by each change, never altered: a reader may keep them. All attributes
     are read-only for others.
 
-    number: number of the latest record. members: by id, in the order of joining. active_from: peer ->
+    number: number of the latest Members record. members: by id, in the order of joining. active_from: peer ->
     iteration from which it serves. order: peer -> rank in the order of joining. begun: True once every stage
     has had an active member. opening_t: open iteration, whose microbatches are split over the data nodes
     `opening`; 0: none. handed_on: data nodes removed since the iteration was opened, each with the data nodes
-    that remained. reopened_t: iteration that lost all data nodes that it was opened with. gone: peers removed
-    since the iteration was opened -> their stage and region. version: changes with every change.
+    left then, which took its microbatches over. reopened_t: iteration that lost all data nodes that it was
+    opened with. gone: peers removed since the iteration was opened -> their stage and region. version:
+    changes with every change.
     """
 
     __slots__ = (
@@ -62,7 +63,7 @@ class Membership:
         """Former member, or member with a lower incarnation now -> highest incarnation seen."""
 
     def adopt(self, other: Membership) -> None:
-        """Copy another membership, except for the incarnations that it has seen."""
+        """Become a copy of `other`, but keep the incarnations that this membership has seen."""
         self.number, self.members, self.active_from = other.number, other.members, other.active_from
         self.order, self.begun, self.gone = other.order, other.begun, other.gone
         self.opening_t, self.opening, self.handed_on = other.opening_t, other.opening, other.handed_on
@@ -73,7 +74,7 @@ class Membership:
     # --- changes -------------------------------------------------------------------------------
 
     def apply(self, record: Members) -> None:
-        """Apply a record of the log."""
+        """Apply one record of the log to the membership."""
         before = self._seen_of((*record.removed, *[member.id for member in record.joined]))
         self._change(("apply", record), lambda: self._apply(record))
         self._remember(before)
@@ -86,17 +87,19 @@ class Membership:
         self._remember(before)
 
     def open(self, t: int, stages: int) -> None:
-        """Fix the data nodes of iteration t once every stage has an active member (R2).
+        """Fix the data nodes among which the microbatches of iteration t are split, once every stage has an
+        active member (R2).
 
         Called after every record, with the iteration that follows the last commit, so that all peers compute
-        the same split of its microbatches. If all these data nodes are removed the iteration is opened again,
-        with the data nodes that serve next. stages: number of relay stages.
+        the same split. If all these data nodes are removed the iteration is opened again, with the data nodes
+        that serve next. stages: number of relay stages.
         """
         if t != self.opening_t and all(self._active(stage, t) for stage in range(stages + 1)):
             self._change(("open", t), lambda: self._open(t))
 
     def rolled_back(self, t: int) -> None:
-        """Follow a rollback to the state after iteration t: members active later serve from t + 1 on."""
+        """Follow a rollback to the state after iteration t: members that were to become active later serve
+        from t + 1 on."""
         self._change(("roll back", t), lambda: self._roll_back(t))
 
     def remember(self, other: Membership) -> None:
@@ -146,7 +149,7 @@ class Membership:
             self._versions[stage] = self.version
 
     def _seat(self, members: Iterable[Member]) -> None:
-        """Add members, known ones anew, at the end of the order of joining."""
+        """Add `members` at the end of the order of joining; a known one is moved there."""
         joined: dict[int, list[str]] = {}
         for member in members:
             self._remove(member.id)
@@ -172,7 +175,8 @@ class Membership:
         self._changed({self.members[peer].stage for peer in active_from if peer in self.members})
 
     def _hand_on(self, peer: str) -> None:
-        """Note that a data node of the open iteration is removed, and which remain."""
+        """Note that a data node of the open iteration was removed, and which data nodes take its microbatches
+        over."""
         gone = {former for former, _ in self.handed_on}
         if peer in self.opening and peer not in gone:
             remaining = [p for p in self.opening if p != peer and p not in gone]
@@ -183,7 +187,7 @@ class Membership:
     # --- incarnations --------------------------------------------------------------------------
 
     def incarnation(self, peer: str) -> int:
-        """Highest incarnation seen of a peer; 0: it never was a member."""
+        """Highest incarnation (process number) seen of a peer; 0: it never was a member."""
         former, member = self._former.get(peer, 0), self.members.get(peer)
         return former if member is None or member.incarnation < former else member.incarnation
 
@@ -192,7 +196,7 @@ class Membership:
         return peer in self.members or peer in self._former
 
     def ever(self) -> Collection[str]:
-        """All peers for which `knew` is True."""
+        """All peers that are or were members."""
         return self.members.keys() | self._former.keys()
 
     def _seen_of(self, peers: Iterable[str]) -> dict[str, int]:
@@ -209,7 +213,8 @@ class Membership:
     # --- stages --------------------------------------------------------------------------------
 
     def version_of(self, stage: int) -> int:
-        """Version of the latest change of the members of a stage or of those that serve it."""
+        """Value that `version` had at the latest change of the members of a stage, or of which of them
+        serve."""
         return self._versions.get(stage, 0)
 
     def live(self, stage: int, t: int) -> list[str]:
@@ -221,7 +226,7 @@ class Membership:
         return len(self._active(stage, t))
 
     def _active(self, stage: int, t: int) -> list[str]:
-        """Answer of `live`, from a cache: not to be altered."""
+        """Active members of `stage` at iteration t, sorted; the cached list, which must not be altered."""
         known = self._live.get(stage)
         if known is None:
             known = self._live[stage] = {}
@@ -239,8 +244,8 @@ class Membership:
         return member is not None and member.stage == stage and self.active_from.get(peer, t + 1) <= t
 
     def serving(self, stage: int) -> list[str]:
-        """Active members of `stage` in the open iteration; after a rollback all that are or will be
-        active."""
+        """Active members of `stage` in the open iteration. After a rollback, members that become active later
+        are included."""
         return self.live(stage, self.opening_t if self.opening_t or not self.begun else 1 << 40)
 
     def of(self, stage: int) -> Collection[str]:
@@ -248,7 +253,7 @@ class Membership:
         return self._stages.get(stage, ())
 
     def widest(self) -> int:
-        """Number of members of the largest stage."""
+        """Number of members of the stage with most members."""
         return max(map(len, self._stages.values()), default=0)
 
     def stage_of(self, peer: str) -> int | None:
@@ -259,7 +264,8 @@ class Membership:
     def graph(
         self, stage: int, own: int, t: int, picks: int, edges: Callable[[], RendezvousGraph]
     ) -> RendezvousGraph:
-        """Neighbour graph of the active members of two stages at iteration t: `edges()`, computed once."""
+        """Neighbour graph of the active members of two stages at iteration t: the result of `edges()`,
+        cached."""
         key = (stage, own, t, picks)
         found = self._graphs.get(key)
         if found is None:
@@ -271,12 +277,12 @@ class Membership:
     # --- removed peers -------------------------------------------------------------------------
 
     def regions(self, peers: Iterable[str]) -> tuple[str, ...]:
-        """Region of each of these peers ("": not known)."""
+        """Regions of the given peers ("": not known)."""
         members, gone = self.members, self.gone
         return tuple([members[p].region if p in members else gone.get(p, (0, ""))[1] for p in peers])
 
     def followed(self, peer: str) -> bool:
-        """True if the peer is a member, or was removed since the open iteration was opened."""
+        """True if `peer` is a member, or was one when the open iteration was opened."""
         return peer in self.members or peer in self.gone
 
     def gone_from(self, stage: int) -> list[str]:
@@ -295,8 +301,8 @@ class Membership:
         return assignment
 
     def dials(self, me: str, other: str) -> bool:
-        """True if it is the part of `me` to dial `other`: the member that joined later dials the earlier one,
-        unless only the later one has an address."""
+        """True if `me` has to dial `other` to make the link between them: the member that joined later dials
+        the earlier one, unless only the later one has an address."""
         mine, theirs = self.members.get(me), self.members.get(other)
         if mine is not None and theirs is not None and bool(mine.address) != bool(theirs.address):
             return bool(theirs.address)

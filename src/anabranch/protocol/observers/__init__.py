@@ -1,5 +1,5 @@
-"""Access to the run's event log, which its founder keeps: observers read it, and peers' reports are buffered
-while the founder is away.
+"""Access to the run's event log, which its founder keeps: observers (read-only clients) read it, and peers'
+reports are buffered while the founder is away.
 
 Not in it: the event log's file and format (node, observe).
 

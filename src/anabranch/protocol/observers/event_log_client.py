@@ -1,4 +1,5 @@
-"""Client of an observer: reads the event log from the run's founder, piece by piece, and resumes."""
+"""Observer's client of the event log: reads the log from the run's founder piece by piece, and resumes after
+a break."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ PIECE_MAX = 4 << 20
 
 
 class EventLogClient:
-    """Protocol of an observer, with the same interface to drivers as `peer.Peer`. position: number of bytes
-    of the event log read so far; size: bytes that the founder has."""
+    """Protocol state machine of an observer, with the same interface to drivers as `peer.Peer`. position:
+    number of bytes of the event log read so far. size: number of bytes that the founder has."""
 
     def __init__(self, founder: str, address: str, position: int, seed: int = 0) -> None:
         self.position = position
@@ -33,7 +34,7 @@ class EventLogClient:
         self._backoff = Backoff(CounterRng(seed), REDIAL_S, REDIAL_MAX_S)
 
     def deadline(self) -> float:
-        """Driver's time (s) at which `Wake` is wanted next."""
+        """Time on the driver's clock (s) at which the next `Wake` event is wanted."""
         return self._at
 
     def handle(self, event: ev.Event, now: float) -> list[ev.Effect]:

@@ -25,22 +25,23 @@ BURST_BYTES, BYTES_PER_S = 1 << 20, 128 << 10
 
 
 class EventLogServer:
-    """Observers that were served lately, and the bytes that they may still read."""
+    """Server side of the event log: recently served observers, and the bytes that they may still read."""
 
     def __init__(self, ctx: PeerContext) -> None:
         self._ctx = ctx
-        self._asked_at: dict[str, float] = {}
+        self.asked_at: dict[str, float] = {}
+        """Observer -> time (s) of its last request. Read only by others."""
         # Observer -> key of its ticket, and when it was seated; the longest seated is first.
         self._seats: dict[str, tuple[str, float]] = {}
         self._reading: set[str] = set()
         self._left, self._left_at = float(BURST_BYTES), 0.0
 
     def __contains__(self, peer: str) -> bool:
-        return peer in self._asked_at
+        return peer in self.asked_at
 
     def asked(self, peer: str, message: Watch, ticket: str = "") -> str | None:
         """Handle an observer's request for the event log; return the reason if it is refused. ticket: key of
-        the ticket with which it came."""
+        the ticket that it showed."""
         ctx = self._ctx
         if peer in ctx.run.membership.members:
             return "it takes part in the run, and does not look on"
@@ -48,7 +49,7 @@ class EventLogServer:
             reason = f"{OBSERVERS_MAX} look on already, and no more may; try again later"
             ctx.outbox.emit(HangUp(peer, reason))
             return None
-        self._asked_at[peer] = ctx.clock.now
+        self.asked_at[peer] = ctx.clock.now
         self._seats.setdefault(peer, (ticket, ctx.clock.now))
         if peer in self._reading:
             return "asked again before it was answered"
@@ -62,7 +63,7 @@ class EventLogServer:
         return None
 
     def read(self, event: EventsRead) -> None:
-        """Send an observer the piece of the event log that the driver has read."""
+        """Send an observer the piece of the event log that the driver has read for it."""
         if event.peer not in self._reading:
             return
         self._reading.discard(event.peer)
@@ -70,23 +71,21 @@ class EventLogServer:
         self._ctx.outbox.emit(Send(event.peer, Shown(event.position, event.data, event.size)))
 
     def gone(self, peer: str) -> bool:
-        """Forget an observer whose link went down; True if it was one."""
+        """Drop an observer whose link broke; True if `peer` was one."""
         self._reading.discard(peer)
         self._seats.pop(peer, None)
-        return self._asked_at.pop(peer, None) is not None
+        return self.asked_at.pop(peer, None) is not None
 
     def _make_room(self, ticket: str) -> bool:
-        """Disconnect idle observers, and one of the ticket with the most seats if that is fair; True if there
-        is room for one more with `ticket`.
-
-        Keys are free: whoever takes all seats with one ticket gives them up to other tickets at once, and to
-        others with the same one by turns.
-        """
+        """Make room for one more observer with `ticket`; True if there is room. Idle observers are
+        disconnected, then one observer of the ticket with the most seats if that is fair. Keys are free: a
+        ticket that takes all seats gives them up to other tickets at once, and to others with the same ticket
+        by turns."""
         now = self._ctx.clock.now
-        for peer, at in list(self._asked_at.items()):
+        for peer, at in list(self.asked_at.items()):
             if now > at + IDLE_S:
                 self._unseat(peer, "it did not ask for anything for long")
-        if len(self._asked_at) < OBSERVERS_MAX:
+        if len(self.asked_at) < OBSERVERS_MAX:
             return True
         seats = Counter(seat[0] for seat in self._seats.values())
         crowded, most = seats.most_common(1)[0]

@@ -1,4 +1,5 @@
-"""Budget of event-log lines of other peers, in bytes: by peer, by ticket (keys are free) and in all."""
+"""Budget, in bytes, of lines that other peers may write into the event log: by peer, by ticket (keys are
+free) and in all."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ class ReportBudget:
         """Charge lines of `peer` to every budget that they fall under; False, without a charge, if one of
         these is exhausted.
 
-        ticket: key of the ticket with which the peer came, "" for none. hands_over: True if a voter hands
-        over lines of others.
+        ticket: key of the ticket with which the peer came, "" for none. hands_over: True if a voter delivers
+        lines that other peers reported to it.
         """
         limits = {"all": ALL, f"voter {peer}": VOTER} if hands_over else {"all": ALL, f"peer {peer}": PEER}
         if ticket and not hands_over:

@@ -1,7 +1,7 @@
 """Buffer of peers' reports for the run's event log while its founder is away.
 
-The leader keeps the latest reports in memory and hands them over when the founder is a member again. Events
-carry their own time, so late lines of the event log still tell what happened.
+The leader keeps the latest reports in memory and sends them to the founder when that is a member again.
+Events carry their own time, so late lines of the event log still tell what happened.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ReportBuffer(Timer):
         self._at = 0.0
 
     def keep(self, peer: str, lines: tuple[bytes, ...]) -> None:
-        """Keep a report of `peer`; the oldest reports are dropped if there are too many."""
+        """Store a report of `peer`; if there are too many, the oldest are dropped."""
         if not lines:
             return
         self._kept.append((peer, lines))

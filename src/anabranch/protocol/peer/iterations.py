@@ -174,10 +174,10 @@ class Iterations(Timer):
         messages.
         """
         ctx, run, serving = self._ctx, self._ctx.run, self._ctx.run.membership.active_from
-        if ctx.me not in serving or all(peer in serving for peer in run.membership.of(run.stage)):
-            return
         to = self._state(), ctx.log.leader, ctx.log.term
-        if len(run.membership.members) > REPEATING and self._vouched == to:
+        if self._vouched == to and len(run.membership.members) > REPEATING:
+            return
+        if ctx.me not in serving or all(map(serving.__contains__, run.membership.of(run.stage))):
             return
         if proof := self.possession.get():
             self._vouched = to if ctx.reachable(ctx.log.leader) else None

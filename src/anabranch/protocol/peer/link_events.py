@@ -45,14 +45,13 @@ class LinkEvents(Timer):
 
     def observes(self, peer: str) -> bool:
         """True if `peer` is an observer, which only reads the run's event log."""
-        return peer in self._event_log_server or self._only_watches(peer)
+        return self._only_watches(peer) or peer in self._event_log_server.asked_at
 
     def _only_watches(self, peer: str) -> bool:
         """True if `peer` showed a ticket to watch last, and is no member: a member's owner may look on with
         the member's key."""
         known = self.credentials.get(peer)
-        member = peer in self._ctx.run.membership.members
-        return known is not None and known.role == ROLE and not member
+        return known is not None and known.role == ROLE and peer not in self._ctx.run.membership.members
 
     # --- up and down ---------------------------------------------------------------------------
 

@@ -49,8 +49,8 @@ THIN = 8.0
 
 
 def shared_out(each_s: Sequence[float], microbatches: int) -> list[int]:
-    """Division of a batch over replicas so that the last one finishes earliest: microbatches of each. each_s:
-    seconds per microbatch of each replica."""
+    """Microbatches of each replica if a batch is divided so that the last replica finishes as early as
+    possible. each_s: seconds per microbatch of each replica."""
     whole = sum(1.0 / seconds for seconds in each_s)
     shares = [int(microbatches / seconds / whole) for seconds in each_s]
     for _ in range(microbatches - sum(shares)):
@@ -79,7 +79,8 @@ def carried_s(links: Sequence[Sequence[float]], left: list[int], right: list[int
 def spread_reduce_s(
     bits: float, latency_s: float, relay_bps: Iterable[float], line_bps: Iterable[float]
 ) -> float:
-    """Seconds of a stage's reduce through helpers, peers close to all of the stage's replicas.
+    """Seconds of a stage's gradient reduce if it goes through helpers, peers close to all of the stage's
+    replicas.
 
     :param bits: sums and reduced gradient of one replica.
     :param latency_s: longest one-way latency between two replicas.
@@ -92,8 +93,8 @@ def spread_reduce_s(
 
 @dataclass(frozen=True)
 class Shares:
-    """Replicas of a stage and the microbatches of each. half_pass_s: half of the seconds of a forward and an
-    input gradient at each replica."""
+    """Division of a batch over the replicas of a stage: microbatches of each. half_pass_s: at each replica,
+    half of the seconds of a forward plus an input gradient."""
 
     peers: Group
     half_pass_s: tuple[float, ...]
@@ -129,8 +130,8 @@ def _ends(shares: Shares) -> list[tuple[str, float]]:
 
 @dataclass(frozen=True)
 class _Stage:
-    """Times of the replicas of a stage. busy_s: seconds of compute or of the access line, whichever is
-    longer."""
+    """Times of the replicas of one stage. busy_s: for each replica the longer of its compute seconds and the
+    seconds on its access line."""
 
     shares: Shares
     busy_s: float
@@ -143,11 +144,9 @@ def _unknown(peer: str) -> Iterable[Collection[float]]:
 
 
 def _line_bps(rates: Collection[float]) -> float:
-    """Estimated rate of a peer's access line, from the rates of its links in one direction.
-
-    The rate of the best link, times LINE if it is the only one. With several measured links no more than the
-    best is assumed: overestimating a line costs more than leaving part of it unused.
-    """
+    """Estimated rate of a peer's access line (bits per second) from the measured rates of its links in one
+    direction: the rate of the fastest link, or LINE times that rate if only one link is measured. More is
+    never assumed, for to overestimate a line costs more than to leave part of it unused."""
     return max(rates) * (1.0 if len(rates) > 1 else LINE)
 
 
@@ -156,10 +155,10 @@ class CostModel:
 
     :param members: all members, with their slots as the capacity. Members of stage 0 stay there.
     :param blocks: number of blocks of stages 1 to S.
-    :param way: estimates the link from a sender to a receiver.
+    :param way: function (sender, receiver) -> estimate of the link.
     :param spares: True if replicas may be standbys, without a share of the batch.
-    :param rates: measured link rates of a peer, a collection for what it sends and one for what it receives
-        (none: estimated from `way`).
+    :param rates: function peer -> measured rates of its links (bits per second), a collection for sending and
+        one for receiving (none: estimated from `way`).
     """
 
     def __init__(
@@ -193,17 +192,18 @@ class CostModel:
 
     @property
     def deal(self) -> Deal:
-        """Present assignment, relay -> stage."""
+        """Present assignment of relays to stages, relay -> stage."""
         return {member.id: member.stage for member in self._members.values() if member.stage}
 
     def seconds(self, deal: Mapping[str, int]) -> float:
-        """Iteration time of an assignment; infinite if a stage is empty."""
+        """Estimated iteration time (s) of the assignment `deal` (relay -> stage); infinite if a stage is
+        empty."""
         all_work_s = self.without((), deal)
         return min(all_work_s, self.without(self._choice(deal), deal)) if self._spares else all_work_s
 
     def without(self, spared: Collection[str], deal: Mapping[str, int]) -> float:
-        """Iteration time (s) if the peers in `spared` are standbys; a stage with no other replica uses
-        them."""
+        """Estimated iteration time (s) of the assignment `deal` if the peers `spared` are standbys and get no
+        microbatches. A stage of which all replicas are in `spared` uses them."""
         layers = self._layers(deal)
         if not all(layers):
             return math.inf
@@ -222,7 +222,7 @@ class CostModel:
         return longest_s + 2.0 * sum(hops) + max(stage.reduce_s for stage in stages)
 
     def _layers(self, deal: Mapping[str, int]) -> list[Group]:
-        """Sorted peers of stages 0 to S, and of stage 0 once more."""
+        """Sorted peers of each layer that a microbatch passes: stages 0 to S, and stage 0 once more."""
         groups: list[list[str]] = [[] for _ in self._blocks]
         for peer in sorted(deal):
             groups[deal[peer] - 1].append(peer)
@@ -231,7 +231,8 @@ class CostModel:
     # --- choice of standbys --------------------------------------------------------------------
 
     def spared(self, deal: Deal, before: Collection[str] = (), known: Collection[str] = ()) -> frozenset[str]:
-        """Peers that should be standbys: at each stage those with the slowest access lines, while it pays.
+        """Peers that should be standbys (get no microbatches): at each stage the replicas with the slowest
+        access lines, as many as make the iteration shorter.
 
         :param before: present standbys.
         :param known: peers whose access lines are known. A stage with any other peer is left as it is.
@@ -252,21 +253,22 @@ class CostModel:
         return found
 
     def with_mean(self, spared: Collection[str], deal: Deal) -> float:
-        """Iteration time with these standbys plus the mean time of all stages (s), by which choices are
-        compared that do not change the longest stage."""
+        """Estimated iteration time with the standbys `spared`, plus the mean time of all stages (s). The mean
+        tells choices apart that do not change the slowest stage."""
         groups = zip([0, *self._blocks], self._layers(deal)[:-1], strict=True)
         alone_s = [self._alone_s(blocks, group, _working(group, spared)) for blocks, group in groups if group]
         return self.without(spared, deal) + sum(alone_s) / len(alone_s)
 
     def costs_s(self, peer: str, spared: Collection[str], deal: Mapping[str, int]) -> float:
-        """Seconds by which its stage's reduce gets longer if the standby `peer` gets a share of the batch."""
+        """Seconds by which the reduce of the stage of standby `peer` gets longer if that peer gets
+        microbatches."""
         group = self._layers(deal)[deal[peer]]
         blocks, working = self._blocks[deal[peer] - 1], _working(group, spared)
         more = tuple(sorted({*working, peer}))
         return self._reduce_s(blocks, more, len(group)) - self._reduce_s(blocks, working, len(group))
 
     def _choice(self, deal: Mapping[str, int]) -> frozenset[str]:
-        """Best standbys if each stage is considered alone."""
+        """Best standbys of the assignment `deal` if each stage is considered alone."""
         groups = zip(self._blocks, self._layers(deal)[1:-1], strict=True)
         return frozenset(peer for blocks, group in groups for peer in self._spared_of(blocks, group))
 
@@ -286,8 +288,8 @@ class CostModel:
         return stage.busy_s + stage.reduce_s
 
     def _choices_of(self, group: Group) -> Iterator[Group]:
-        """Candidates for the working replicas of a stage: the 1, 2, ... peers with the fastest access lines,
-        all but the whole group."""
+        """Candidate sets of working replicas for a stage: the 1, 2, ... peers of `group` with the fastest
+        access lines, up to all but one."""
         ranked = sorted(group, key=lambda peer: (-self._line_bps[peer], peer))
         for count in range(1, len(group)):
             yield tuple(sorted(ranked[:count]))
@@ -316,7 +318,7 @@ class CostModel:
         return self._stages[key]
 
     def _late_bits(self, blocks: int, group: Group, working: Group) -> float:
-        """Bits of the reduced gradient that each working replica sends to its stage's standbys after the
+        """Bits of the reduced gradient that each working replica sends to the stage's standbys after the
         commit."""
         if len(working) < 2:
             return 0.0
@@ -330,8 +332,8 @@ class CostModel:
         return pass_s(self._members[peer], blocks) if blocks else 0.0
 
     def _reduce_s(self, blocks: int, working: Group, everybody: int) -> float:
-        """Seconds of a stage's reduce. everybody: number of its replicas, standbys included. A replica that
-        works alone sends its gradient to all standbys at once."""
+        """Seconds of a stage's gradient reduce among its working replicas. everybody: number of its replicas,
+        standbys included. A replica that works alone sends its gradient to all standbys at once."""
         size_bytes = self._sums_bytes(blocks)
         if len(working) == 1 < everybody:
             (alone,) = working
@@ -365,7 +367,8 @@ class CostModel:
 def cost_model_of(
     members: Sequence[Member], settings: Settings, ways: LinkMeasurements, spares: bool
 ) -> CostModel | None:
-    """Cost model of these members of a run; None while no link is measured. ways: reported links."""
+    """Cost model for the members of a run; None while no link is measured. ways: link measurements that
+    members reported."""
     link = ways.between({member.id: member.region for member in members})
     if link is None:
         return None
@@ -375,5 +378,5 @@ def cost_model_of(
 
 
 def _working(group: Group, spared: Collection[str]) -> Group:
-    """Replicas of a stage that are no standbys; all of them if there is no other."""
+    """Replicas of the stage `group` that are no standbys; all of them if all are standbys."""
     return tuple(peer for peer in group if peer not in spared) or group

@@ -23,7 +23,8 @@ KEPT_FIRST = 2
 
 
 def neediest_stage(members: Iterable[Member], blocks: Sequence[int]) -> int:
-    """Stage (1 to S) for the next joiner by the stages' rates alone. blocks: blocks of stages 1 to S."""
+    """Stage (1 to S) for the next joiner, chosen by the stages' rates in microbatches per second alone.
+    blocks: number of blocks of each of the stages 1 to S."""
     known = list(members)
     rates, counts = stage_rates(known, blocks), stage_counts(known, blocks)
     order = [(min(counts[k], KEPT_FIRST), rates[k], k + 1) for k in range(len(blocks))]
@@ -37,10 +38,8 @@ def best_stage(
     batch: Batch,
     way: Callable[[str, str], LinkEstimate],
 ) -> int:
-    """Stage (1 to S) at which the joiner makes an iteration shortest, links included.
-
-    Every stage must have a member. way: estimates the link from a sender to a receiver.
-    """
+    """Stage (1 to S) at which the joiner makes an iteration shortest, by compute and links. Every stage must
+    have a member. way: function (sender, receiver) -> estimate of the link."""
     known = list(members)
     model = CostModel([*known, msgspec.structs.replace(joiner, stage=1)], blocks, batch, cache(way))
     now = {member.id: member.stage for member in known if member.stage}

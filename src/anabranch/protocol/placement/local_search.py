@@ -14,7 +14,7 @@ from anabranch.protocol.placement.cost_model import Deal
 
 
 class Judge(Protocol):
-    """Model of the iteration time of an assignment."""
+    """Judge of an assignment: anything that estimates its iteration time."""
 
     @property
     def stages(self) -> int: ...
@@ -30,7 +30,8 @@ def bettered(
     tried: int = 1000,
     keeps: int = 1,
 ) -> Iterator[Deal]:
-    """Yield ever better assignments, each one change away from the previous one, until no tried change helps.
+    """Local search: yield ever better assignments of relays to stages, each one change away from the previous
+    one, until no tried change helps.
 
     :param judge: model of the iteration time.
     :param deal: assignment to begin with, relay -> stage.

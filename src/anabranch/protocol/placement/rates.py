@@ -1,4 +1,4 @@
-"""Pass times of members, rates of stages, and the sizes of a batch, from what members measured themselves.
+"""Estimates from members' own measurements: pass times, rates of stages, sizes of a batch.
 
 Not here: links (`cost_model`) and the choice of a stage (`join_placement`).
 """
@@ -25,21 +25,24 @@ SEARCHED = 64
 
 
 def pass_s(member: Member, blocks: int) -> float:
-    """Seconds of the forward and backward pass of one microbatch through `blocks` blocks."""
+    """Compute seconds of the forward plus the backward pass of one microbatch through `blocks` blocks at
+    `member`."""
     forward_s = min(member.forward_s, MOST_S) if member.forward_s > 0.0 else 0.0
     backward_s = member.backward_s if member.backward_s > 0.0 else BACKWARD_OF_FORWARD * forward_s
     return min(max(forward_s + backward_s, LEAST_S), MOST_S) * blocks
 
 
 def first_passes(member: Member, blocks: int) -> tuple[float, float]:
-    """Seconds of a forward pass and of an input gradient, from the measurement that a member joined with: its
-    backward time contains the weight gradient, which is assumed to take as long as a forward."""
+    """Compute seconds (forward pass, input gradient) at a member that has not worked yet, from the
+    measurement that it joined with. The measured backward contains the weight gradient, which is assumed to
+    take as long as a forward."""
     gradient_s = member.backward_s - member.forward_s if member.backward_s > 0.0 else member.forward_s
     return blocks * member.forward_s, blocks * max(0.0, gradient_s)
 
 
 def stage_rates(members: Iterable[Member], blocks: Sequence[int]) -> list[float]:
-    """Microbatches per second of stages 1 to S, limited by compute and by slots; links are not considered.
+    """Rate of each of the stages 1 to S in microbatches per second, limited by compute and by slots
+    (microbatches that a replica can hold at once); links are not considered.
 
     A microbatch occupies a slot of a stage until its gradient is back from all later stages: by Little's law
     a stage with c slots passes c microbatches in that time. blocks: number of blocks of stages 1 to S.
@@ -63,21 +66,22 @@ def stage_rates(members: Iterable[Member], blocks: Sequence[int]) -> list[float]
 
 
 def stage_counts(members: Iterable[Member], blocks: Sequence[int]) -> list[int]:
-    """Number of members of stages 1 to S."""
+    """Number of members of each of the stages 1 to S."""
     found = Counter(member.stage for member in members)
     return [found[stage] for stage in range(1, len(blocks) + 1)]
 
 
 def with_slots(member: Member, settings: Settings) -> Member:
-    """Copy of `member` whose capacity is its number of slots, those with recomputation included."""
+    """Copy of `member` whose capacity is the number of microbatches that it can hold at once, those included
+    whose activations it would recompute."""
     return msgspec.structs.replace(member, capacity=settings.slots(member.stage, member.capacity))
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Number of microbatches of an iteration, and sizes on the wire: of an activation, of the gradient sums
-    and the reduced gradient of one block together (`block_bytes`), the same of stage 0 (`ends_bytes`, 0: not
-    known)."""
+    """Sizes of an iteration: number of microbatches, and bytes on the wire of an activation, of one block's
+    gradient sums and reduced gradient together (`block_bytes`), and of the same for stage 0 (`ends_bytes`; 0:
+    not known)."""
 
     microbatches: int
     activation_bytes: int

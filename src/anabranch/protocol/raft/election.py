@@ -14,10 +14,8 @@ DOUBLINGS = 4
 
 
 class Election:
-    """Election timer, candidacy and vote of one voter.
-
-    step_down(term, leader): makes the voter a follower. lead(term): makes it the leader.
-    """
+    """Election timer, candidacy and vote of one Raft voter. step_down(term, leader): callback that makes this
+    voter a follower. lead(term): callback that makes it the leader."""
 
     def __init__(
         self,
@@ -39,14 +37,16 @@ class Election:
     # --- timer ---------------------------------------------------------------------------------
 
     def reset_timer(self) -> None:
-        """Restart the election timer, longer after each election without a winner."""
+        """Restart the election timer with a random delay; the range doubles with each election that nobody
+        won."""
         state = self._state
         patience_s = state.timeout.patience_s * 2.0 ** min(self._failures, DOUBLINGS)
         spread = self._dice.uniform(1.0, 2.0) + (not state.campaigns)
         self.deadline = state.now + patience_s * spread
 
     def leader_heard(self, is_new: bool) -> None:
-        """Note that a message of the leader came. is_new: True if it is that leader's first."""
+        """Note that a message from the current leader arrived, which postpones the election. is_new: True if
+        it is the first message of that leader."""
         now = self._state.now
         if not is_new and self._leader_heard_at > float("-inf"):
             self._state.timeout.add_gap(now - self._leader_heard_at)
@@ -55,7 +55,7 @@ class Election:
         self.reset_timer()
 
     def leader_lost(self) -> None:
-        """Note that the connection to the leader broke: stand for election within about a heartbeat."""
+        """Note that the connection to the leader broke: shorten the election timer to about one heartbeat."""
         self._leader_heard_at = float("-inf")
         soon_s = self._state.heartbeat_s * (self._dice.uniform(0.0, 1.0) + (not self._state.campaigns))
         self.deadline = min(self.deadline, self._state.now + soon_s)
@@ -68,8 +68,8 @@ class Election:
     # --- candidate -----------------------------------------------------------------------------
 
     def stand(self) -> None:
-        """Begin a pre-vote, which asks whether an election would be won: a voter that is cut off must not
-        raise the others' term."""
+        """Begin a pre-vote: ask the other voters whether they would vote for this one, without raising the
+        term. So a voter that is cut off cannot raise the others' term."""
         state = self._state
         if state.is_only_voter():
             self._failures = 0
@@ -84,7 +84,8 @@ class Election:
         self._request_votes(state.term + 1, trial=True, forced=False)
 
     def campaign(self, forced: bool = False) -> None:
-        """Stand for election in the next term. forced: True if voters are to ignore a live leader."""
+        """Become a candidate: raise the term and request votes. forced: True if voters are to ignore a live
+        leader."""
         state = self._state
         self.reset_timer()
         self._asked_at = state.now
@@ -101,7 +102,8 @@ class Election:
                 state.send(AskVote(state.me, voter, term, trial, length, last_term, forced))
 
     def on_vote(self, message: Vote) -> None:
-        """Count a vote; a majority makes a pre-candidate a candidate, and a candidate the leader."""
+        """Count a vote for this voter. A majority turns a pre-candidate into a candidate, and a candidate
+        into the leader."""
         state = self._state
         if not message.granted and message.term > state.term:
             self._step_down(message.term, "")
@@ -122,7 +124,8 @@ class Election:
     # --- voter ---------------------------------------------------------------------------------
 
     def on_request(self, message: AskVote) -> None:
-        """Answer a request for a vote or a pre-vote, which does not bind this voter."""
+        """Answer another voter's request for a vote or a pre-vote. An answer to a pre-vote does not bind this
+        voter."""
         state = self._state
         if (state.role is Role.LEADER or self.leader_alive()) and not message.forced:
             granted = False
@@ -141,7 +144,8 @@ class Election:
         return (message.last_term, message.length) >= (log.last_term, log.length)
 
     def grant(self, message: AskVote) -> bool:
-        """Give the vote of this term to the candidate; False if another candidate has it."""
+        """Vote for the candidate that sent `message`; False if this voter has voted for another one in this
+        term."""
         state = self._state
         if state.vote not in ("", message.sender):
             return False

@@ -22,12 +22,12 @@ class ElectionTimeout:
         self.patience_s = self._computed_s()
 
     def add_gap(self, seconds: float) -> None:
-        """Add the seconds between two messages of one leader."""
+        """Add a sample: seconds between two messages of one leader."""
         self._gaps.append(seconds)
         self.patience_s = self._computed_s()
 
     def add_round_trip(self, seconds: float) -> None:
-        """Add the seconds from a request to its reply."""
+        """Add a sample: seconds from a request to its reply."""
         self._round_trips.append(seconds)
         self.patience_s = self._computed_s()
 

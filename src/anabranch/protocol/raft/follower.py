@@ -12,7 +12,8 @@ from anabranch.protocol.raft.types import Role
 
 
 class LogFollower:
-    """Receiver of AppendEntries messages. step_down(term, leader): makes the voter a follower."""
+    """Follower side of log replication: receiver of AppendEntries messages. step_down(term, leader): callback
+    that makes this voter a follower."""
 
     def __init__(self, state: VoterState, election: Election, step_down: Callable[[int, str], None]) -> None:
         self._state = state
@@ -42,8 +43,9 @@ class LogFollower:
         state.send(Appended(state.me, message.sender, state.term, matches, length, message.round))
 
     def _append(self, message: Append) -> int | None:
-        """Append the sent entries, in place of ones that differ. Returns the number of entries that now agree
-        with the leader's log; None if the sent entries do not follow this log."""
+        """Append the entries of an AppendEntries message to the log, in place of entries that differ. Returns
+        the number of entries of this log that now agree with the leader's; None if the new entries do not
+        follow it."""
         state = self._state
         log = state.log
         if log.length == 0 and state.me not in log.voters and 0 < message.start <= message.chosen:

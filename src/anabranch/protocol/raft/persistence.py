@@ -9,8 +9,8 @@ from anabranch.protocol.raft.types import Effect, RaftMessage, Send, Write
 
 
 class Persistence:
-    """Writes of one voter that are not on disk yet, and the messages that must wait for them: a message may
-    not state what the disk does not hold. durable: length of the log on disk."""
+    """Writes of one voter that are not on disk yet, and the outgoing messages that wait for them: a message
+    must not state anything that the disk does not hold. durable: number of log entries on disk."""
 
     def __init__(self, length: int) -> None:
         self.durable = length
@@ -32,7 +32,7 @@ class Persistence:
         """Number of the write that a message waits for, message."""
 
     def term_changed(self) -> None:
-        """Plan to write term and vote."""
+        """Plan a write of the voter's term and vote, which changed."""
         self._due = True
 
     def truncated(self, length: int) -> None:
@@ -42,21 +42,23 @@ class Persistence:
         self._due = True
 
     def restarted(self, length: int) -> None:
-        """Note that the log is empty now and begins at index `length`."""
+        """Note that the log was replaced by an empty one that begins at index `length`."""
         self._written = length
         self._shorten(length)
 
     def _shorten(self, length: int) -> None:
-        """Count no entry from index `length` on as durable or under way."""
+        """Treat no entry from index `length` on as durable or as being written."""
         self.durable = min(self.durable, length)
         self._lengths = deque((number, min(lines, length)) for number, lines in self._lengths)
 
     def send(self, message: RaftMessage, after_log: bool) -> None:
-        """Send a message once term and vote are durable. after_log: True if the log must be, too."""
+        """Send a message once the term and vote are on disk. after_log: True if the log must be on disk,
+        too."""
         self._outbox.append((message, after_log))
 
     def flush(self, term: int, vote: str, log: RaftLog) -> list[Effect]:
-        """Effects: the write that is due, if any, and the messages that need not wait for it."""
+        """Effects to carry out now: the write that is due, if any, and the messages that wait for no
+        write."""
         effects: list[Effect] = []
         if self._due or self._written < log.length:
             lines = tuple(log.line(index) for index in range(self._written, log.length))
@@ -77,7 +79,8 @@ class Persistence:
         return effects
 
     def persisted(self, number: int) -> list[Effect]:
-        """Effects: messages that waited for the writes up to `number`, which are durable now."""
+        """Effects that became possible because the writes up to `number` are on disk: the messages that
+        waited for them."""
         self._done = max(self._done, number)
         while self._lengths and self._lengths[0][0] <= number:
             self.durable = self._lengths.popleft()[1]

@@ -12,13 +12,11 @@ ROUNDS_KEPT = 64
 
 @dataclass
 class Progress:
-    """Progress of one follower or learner.
-
-    match_index: number of its entries that agree with the leader's log and are durable; while `probing` a
-    guess, lowered by `step_back` entries, twice as many each time. next_index: first entry not sent yet.
-    heard_at: time of its last reply (s). round: latest broadcast that it answered. beyond_reach: True if its
-    log ends before the first entry that the leader still keeps.
-    """
+    """Leader's view of one follower's or learner's log. match_index: number of its entries that agree with
+    the leader's log and are durable; while `probing` only a guess, which is lowered by `step_back` entries,
+    twice as many each time. next_index: index of the first entry not sent yet. heard_at: time of its last
+    reply (s). round: latest broadcast that it answered. beyond_reach: True if its log ends before the first
+    entry that the leader still keeps, so that it cannot catch up."""
 
     match_index: int
     heard_at: float
@@ -39,8 +37,9 @@ class Progress:
         self.probing, self.beyond_reach, self.step_back = False, False, 1
 
     def rejected(self, length: int, start: int) -> bool:
-        """Note that the sent entries do not follow the follower's log of `length` entries. start: first entry
-        that the leader keeps. Returns True if the leader should at once probe further back."""
+        """Note that the follower refused the sent entries, because they do not follow its log of `length`
+        entries. start: index of the first entry that the leader keeps. Returns True if the leader should at
+        once send earlier entries."""
         if length < start:
             self.beyond_reach = True  # probed again with the next heartbeat
             return False
@@ -52,10 +51,8 @@ class Progress:
 
 
 class ProgressTracker:
-    """Progress of all other voters and learners.
-
-    round: running number of the leader's broadcasts. reads: broadcasts that read requests wait for, in order.
-    """
+    """Leader's view of all other voters and learners. round: running number of the leader's broadcasts.
+    reads: broadcasts that read requests wait for, in order."""
 
     def __init__(self) -> None:
         self.of: dict[str, Progress] = {}
@@ -71,15 +68,16 @@ class ProgressTracker:
         self._sent_at.pop(self.round - ROUNDS_KEPT, None)
 
     def replied(self, known: Progress, number: int, now: float) -> float | None:
-        """Note that a follower answered broadcast `number`. Returns the round trip (s); None if an answer to
-        it came before."""
+        """Note that follower `known` answered broadcast `number`. Returns the round trip (s); None if it had
+        answered that broadcast before."""
         known.heard_at = now
         new = number > known.round and number in self._sent_at
         known.round = max(known.round, number)
         return now - self._sent_at[number] if new else None
 
     def to_send(self, voter: str, log: RaftLog) -> tuple[int, str, tuple[bytes, ...]]:
-        """Entries to send to `voter`: index of the first, hash of the entry before it, encoded entries."""
+        """Next AppendEntries for `voter`: index of the first entry, hash of the entry before it, encoded
+        entries."""
         known = self.of[voter]
         known.match_index = max(known.match_index, log.start.index)
         previous = log.hash_before(known.match_index)
@@ -89,7 +87,7 @@ class ProgressTracker:
         return known.match_index, previous, lines
 
     def matched(self, voter: str) -> int:
-        """Number of entries of `voter` that certainly agree (0: not tracked)."""
+        """Number of log entries of `voter` that certainly agree with the leader's (0: not tracked)."""
         known = self.of.get(voter)
         return known.matched if known is not None else 0
 

@@ -23,11 +23,11 @@ from anabranch.protocol.raft.types import Effect, RaftMessage, Role
 
 
 class Raft(VoterState):
-    """Voter of a Raft group, or learner (a copy of the log without a vote).
+    """Raft state machine of one voter, or of a learner (a copy of the log without a vote). log, term, vote:
+    as on disk. heartbeat_s: seconds between the leader's broadcasts.
 
-    log, term, vote: as on disk. heartbeat_s: seconds between the leader's broadcasts. The owner calls `begin`
-    once, then the other methods as events happen, each with the time `now` (s), and carries out the effects
-    that `take` returns after each call.
+    The owner calls `begin` once, then the other methods as events happen, each with the time `now` (s). After
+    each call it carries out the effects that `take` returns.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Raft(VoterState):
     # --- inputs --------------------------------------------------------------------------------
 
     def begin(self, now: float) -> None:
-        """Start the voter; the only voter of a group leads at once."""
+        """Start the voter; if it is the only voter of the group, it leads at once."""
         self.now = now
         self.election.reset_timer()
         if self.is_only_voter():
@@ -56,7 +56,7 @@ class Raft(VoterState):
         self._flush()
 
     def take(self) -> list[Effect]:
-        """Return and clear the effects since the last call."""
+        """Return and clear the effects that the owner has to carry out since the last call."""
         effects, self.effects = self.effects, []
         return effects
 
@@ -67,7 +67,7 @@ class Raft(VoterState):
         return self.election.deadline if self.may_stand() else float("inf")
 
     def tick(self, now: float) -> None:
-        """Act on a passed deadline: send the leader's heartbeat or stand for election."""
+        """Act on a deadline that has passed: send the leader's heartbeat, or stand for election."""
         self._advance(now)
         if self.role is Role.LEADER:
             self.replication.tick()
@@ -84,7 +84,7 @@ class Raft(VoterState):
         self._flush()
 
     def receive(self, message: RaftMessage, now: float) -> None:
-        """Handle a message of another voter; one for a former disk of this peer is ignored."""
+        """Handle a Raft message of another voter. A message to an earlier disk of this peer is ignored."""
         self._advance(now)
         if message.to != self.me:
             return
@@ -136,7 +136,7 @@ class Raft(VoterState):
 
     @property
     def concerned(self) -> bool:
-        """True if this voter has a deadline: it leads or may stand for election."""
+        """True if this voter ever needs `tick`: it leads or may stand for election."""
         return self.role is Role.LEADER or self.may_stand()
 
     def has_leader(self) -> bool:
@@ -162,12 +162,12 @@ class Raft(VoterState):
         return ""
 
     def caught_up(self, learner: str) -> bool:
-        """True if a voter or learner has all committed entries on disk."""
+        """True if a voter or learner has all committed entries on its disk."""
         known = self.replication.progress.of.get(learner)
         return known is not None and not known.probing and known.match_index >= self.commit_index
 
     def match_index(self, voter: str) -> int:
-        """Number of entries of another voter that certainly agree with this leader's log."""
+        """Number of log entries of another voter that certainly agree with this leader's log."""
         return self.replication.progress.matched(voter)
 
     def lags(self, learner: str) -> bool:
@@ -194,13 +194,14 @@ class Raft(VoterState):
         return entry
 
     def add_learner(self, learner: str) -> None:
-        """Begin to send the log to a learner, which is to become a voter."""
+        """Begin to replicate the log to `learner`, which is to become a voter."""
         self.replication.add_learner(learner)
         self._flush()
 
     def read(self, now: float) -> int:
-        """Ask for confirmation that this voter still leads. Returns a ticket; the effect ReadConfirmed with
-        this ticket confirms it. Raises LogError if this voter does not lead."""
+        """Ask the other voters to confirm that this voter still leads. Returns a ticket: the effect
+        ReadConfirmed with the same ticket is the confirmation. Raises LogError if this voter does not
+        lead."""
         self._advance(now)
         if self.role is not Role.LEADER:
             raise LogError("only the leader answers for the log")
@@ -216,8 +217,8 @@ class Raft(VoterState):
         self._flush()
 
     def call_election(self, now: float) -> None:
-        """Call a new election as the leader: step down and stand at once, because the owner can lead only
-        now."""
+        """Give up leadership and stand for election at once: the owner became able to lead only now, so the
+        leader's term has to be a new one."""
         self._advance(now)
         if self.role is Role.LEADER:
             self._step_down(self.term, "")

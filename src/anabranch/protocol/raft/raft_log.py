@@ -19,11 +19,9 @@ LINE_OVERHEAD_BYTES = 16
 
 
 class RaftLog:
-    """Log entries from position `start` on; earlier ones are committed and no longer kept.
-
-    lines: encoded entries. voters: voters before the first Voters record. Raises LogError if `lines` are no
-    hash chain.
-    """
+    """Log of one voter, from index `start` on; earlier entries are committed and no longer in memory. lines:
+    encoded entries. voters: the group's voters before the first Voters record. Raises LogError if `lines` are
+    no hash chain."""
 
     def __init__(
         self, lines: Iterable[bytes] = (), start: Position | None = None, voters: tuple[str, ...] = ()
@@ -41,12 +39,12 @@ class RaftLog:
 
     @property
     def length(self) -> int:
-        """Index of the next entry to append: the number of entries of the whole log."""
+        """Total number of log entries, which is the index of the next entry to append."""
         return self.start.index + len(self._lines)
 
     @property
     def position(self) -> Position:
-        """Position of the next entry to append."""
+        """Hash-chain position (index and previous hash) of the next entry to append."""
         return Position(self.length, self._hashes[-1] if self._hashes else self.start.previous)
 
     @property
@@ -56,18 +54,18 @@ class RaftLog:
 
     @property
     def voters(self) -> tuple[str, ...]:
-        """Present voters: a Voters record counts as soon as it is appended."""
+        """The group's voters now: a Voters record counts as soon as it is appended, committed or not."""
         return self._voters[-1][1]
 
     @property
     def voters_since(self) -> int:
-        """Index of the latest Voters record."""
+        """Index of the log's latest Voters record."""
         return self._voters[-1][0]
 
     def electors(self, commit_index: int) -> frozenset[str]:
-        """Peers that may vote: voters by the last committed Voters record, or by a later one that may yet be
-        truncated. Only the last record can be, for each is committed before the next is proposed (§4.1 of the
-        thesis), even if a restarted voter knows a lower commit index."""
+        """Peers whose votes may count: the voters of the last committed Voters record, and those of a later
+        one that may yet be truncated. Only the last record can be uncommitted, for each is committed before
+        the next is proposed (§4.1 of the thesis), even if a restarted voter knows a lower commit index."""
         if self._electors is None or self._electors[0] != commit_index:
             self._electors = commit_index, self._electors_at(commit_index)
         return self._electors[1]
@@ -94,8 +92,8 @@ class RaftLog:
         return self._hashes[offset - 1] if 0 < offset <= len(self._hashes) else None
 
     def append(self, line: bytes, term: int | None = None) -> Entry:
-        """Append an entry. term: term of the leader that sent it; None: not known. Raises LogError if the
-        entry does not follow."""
+        """Append one encoded entry. term: term of the leader that sent it; None: not known. Raises LogError
+        if the entry does not follow the last one."""
         entry, _ = follow(self.position, line)
         if term is not None and entry.term > term:
             raise LogError(f"log entry {entry.index} is of term {entry.term}, and comes in term {term}")
@@ -118,7 +116,8 @@ class RaftLog:
         self._electors = None
 
     def compact(self, commit_index: int) -> None:
-        """Drop the oldest committed entries beyond LINES_KEPT from memory, an eighth of that at a time."""
+        """Drop the oldest committed entries from memory once there are more than LINES_KEPT, an eighth of
+        that at a time."""
         extra = min(len(self._lines), commit_index - self.start.index) - LINES_KEPT
         if extra < LINES_KEPT // 8:
             return
@@ -132,7 +131,7 @@ class RaftLog:
         self._electors = None
 
     def entries_from(self, index: int, end: int | None = None) -> tuple[bytes, ...]:
-        """Encoded entries from `index` on and before `end`, as many as fit one message, at least one."""
+        """Encoded entries from `index` on and before `end`: as many as fit one message, but at least one."""
         lines: list[bytes] = []
         size_bytes = 0
         for line in self._lines[index - self.start.index : None if end is None else end - self.start.index]:

@@ -12,10 +12,8 @@ from anabranch.protocol.raft.types import ReadConfirmed, Role
 
 
 class Replication:
-    """Replication of the log by one voter while it leads.
-
-    step_down(term, leader): makes the voter a follower. heartbeat_at: time of the next broadcast (s).
-    """
+    """Leader side of Raft: replicates one voter's log while that voter leads. step_down(term, leader):
+    callback that makes the voter a follower. heartbeat_at: time of the next broadcast (s)."""
 
     def __init__(self, state: VoterState, step_down: Callable[[int, str], None]) -> None:
         self.progress = ProgressTracker()
@@ -27,7 +25,7 @@ class Replication:
         self._step_down = step_down
 
     def begin(self) -> None:
-        """Start to replicate, as a new leader: track all copies and append a NoOp record."""
+        """Start to lead: track the logs of all other voters and append a NoOp record."""
         state = self._state
         others = (set(state.log.voters) | state.learners) - {state.me}
         self.progress.reads = []
@@ -37,13 +35,13 @@ class Replication:
         self.broadcast()
 
     def end(self) -> None:
-        """Stop, because the leader steps down."""
+        """Stop to lead, as the voter steps down."""
         self.progress.of, self.progress.reads = {}, []
         self._state.transferring = False
         self._state.learners.clear()
 
     def tick(self) -> None:
-        """Step down if no majority was heard lately; otherwise send the heartbeat if it is due."""
+        """Step down if no majority of voters answered lately; otherwise send the heartbeat if it is due."""
         state = self._state
         if not self._quorum_heard():
             self._step_down(state.term, "")
@@ -52,12 +50,12 @@ class Replication:
             self.broadcast()
 
     def _quorum_heard(self) -> bool:
-        """True if a majority was heard within two election timeouts (check-quorum, thesis §6.2)."""
+        """True if a majority of voters answered within two election timeouts (check-quorum, thesis §6.2)."""
         since = self._state.now - 2.0 * self._state.timeout.patience_s
         return self._state.has_quorum({v for v in self._state.log.voters if self.heard_at(v) >= since})
 
     def heard_at(self, voter: str) -> float:
-        """Time when a voter was last heard (s); -inf: never."""
+        """Time when `voter` last answered this leader (s); -inf: never."""
         if voter == self._state.me:
             return self._state.now
         known = self.progress.of.get(voter)
@@ -66,7 +64,7 @@ class Replication:
     # --- entries -------------------------------------------------------------------------------
 
     def append(self, record: AnyRecord) -> Entry:
-        """Append a record to the leader's own log."""
+        """Append a record to this leader's own log; `broadcast` sends it."""
         state = self._state
         position = state.log.position
         entry = Entry(index=position.index, term=state.term, previous=position.previous, record=record)
@@ -79,7 +77,8 @@ class Replication:
         return entry
 
     def broadcast(self) -> None:
-        """Send every voter and learner the entries that it lacks, or a heartbeat; forget former voters."""
+        """Send each voter and learner the log entries that it lacks, or an empty heartbeat; drop the progress
+        of peers that vote no longer."""
         state = self._state
         self.progress.next_round(state.now)
         self.heartbeat_at = state.now + self._state.heartbeat_s
@@ -90,7 +89,7 @@ class Replication:
                 del self.progress.of[voter]
 
     def add_learner(self, learner: str) -> None:
-        """Begin to send the log to a learner, which is to become a voter."""
+        """Begin to replicate the log to `learner`, which is to become a voter."""
         state = self._state
         if learner not in state.learners:
             state.learners.add(learner)
@@ -99,7 +98,7 @@ class Replication:
                 self._replicate(learner)
 
     def _replicate(self, voter: str) -> None:
-        """Send `voter` the entries that it lacks, or a heartbeat."""
+        """Send `voter` the log entries that it lacks, or an empty heartbeat."""
         state = self._state
         start, previous, lines = self.progress.to_send(voter, state.log)
         round_ = self.progress.round
@@ -107,8 +106,8 @@ class Replication:
         state.send(append, after_log=False)
 
     def on_appended(self, message: Appended) -> None:
-        """Handle a reply to AppendEntries: advance the sender's progress and the commit index, and send it
-        further entries."""
+        """Handle a follower's reply to AppendEntries: update its progress, advance the commit index, and send
+        it further entries."""
         state = self._state
         if message.term > state.term:
             self._step_down(message.term, "")
@@ -129,7 +128,7 @@ class Replication:
             self._replicate(message.sender)
 
     def advance_commit(self) -> None:
-        """Commit the longest prefix that a majority has on disk, if it ends with an entry of this term."""
+        """Commit all entries that a majority of voters has on disk, if the last of them is of this term."""
         state = self._state
         lengths = {voter: self.progress.matched(voter) for voter in state.log.voters}
         lengths[state.me] = state.persistence.durable
@@ -141,8 +140,8 @@ class Replication:
                 return
 
     def is_own_term(self, length: int) -> bool:
-        """True if entry `length` - 1 is of the present term: entries of older terms are committed only
-        together with a later one of this term (§5.4.2)."""
+        """True if entry `length` - 1 is of the leader's present term: entries of older terms are committed
+        only together with a later one of this term (§5.4.2)."""
         return self._state.log.term_of(length - 1) == self._state.term
 
     def _committed(self) -> None:
@@ -156,8 +155,8 @@ class Replication:
     # --- reads and leadership transfer ---------------------------------------------------------
 
     def read(self) -> int:
-        """Ask all voters whether this voter still leads; ReadConfirmed with the returned ticket confirms
-        it."""
+        """Ask all voters whether this voter still leads. Returns a ticket; the effect ReadConfirmed with the
+        same ticket is the confirmation."""
         self.broadcast()
         ticket = self.progress.round
         self.progress.reads.append(ticket)
@@ -172,7 +171,7 @@ class Replication:
             self._state.effects.append(ReadConfirmed(reads.pop(0)))
 
     def transfer(self, to: str) -> None:
-        """Offer leadership to voter `to` once it has the whole log, for one election timeout at most."""
+        """Hand leadership to voter `to` once that has the whole log; give up after one election timeout."""
         state = self._state
         state.transferring = state.role is Role.LEADER
         self._transferee = to

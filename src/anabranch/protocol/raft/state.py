@@ -18,14 +18,13 @@ from anabranch.protocol.raft.types import (
 
 
 class VoterState:
-    """State of one voter. Only the methods here change term, vote, role, leader and commit index.
-
+    """Raft state of one voter. Only the methods here change term, vote, role, leader and commit index.
     heartbeat_s: seconds between the leader's broadcasts. timeout: measured election timeout. now: time of the
-    present input (s). effects: for the owner, in order. campaigns: False if the owner could not lead (written
-    by the owner); such a voter stands for election later than others, in case its log is the longest.
-    transferred_by: leader that transferred its leadership to this voter ("": none). transferring: True while
-    this leader transfers its leadership. learners: peers without a vote to which this leader sends the log.
-    """
+    present input (s). effects: orders and notices for the owner, in order. campaigns: False if the owner
+    could not lead (written by the owner); such a voter waits longer before it stands for election, which it
+    still does in case its log is the longest. transferred_by: leader that transferred its leadership to this
+    voter ("": none). transferring: True while this leader transfers its leadership. learners: peers without a
+    vote to which this leader sends the log."""
 
     def __init__(
         self, me: str, log: RaftLog, heartbeat_s: float, term: int, vote: str, commit_index: int
@@ -65,7 +64,8 @@ class VoterState:
             self.effects.append(became)
 
     def commit(self, index: int) -> None:
-        """Advance the commit index, and drop the oldest committed entries from memory."""
+        """Advance the commit index to `index`, report the new entries to the owner, and drop the oldest
+        committed entries from memory."""
         while self.commit_index < index:
             self.effects.append(Committed(self.commit_index, self.log.line(self.commit_index)))
             self.commit_index += 1
@@ -78,7 +78,7 @@ class VoterState:
         self.commit_index = start.index
 
     def send(self, message: RaftMessage, after_log: bool = True) -> None:
-        """Send a message once the state that it reports is durable (`Persistence.send`)."""
+        """Send a message once the state that it reports is on disk (`Persistence.send`)."""
         self.persistence.send(message, after_log)
 
     def has_quorum(self, voters: set[str]) -> bool:
@@ -90,12 +90,12 @@ class VoterState:
         return self.log.voters == (self.me,)
 
     def may_stand(self) -> bool:
-        """True if this voter may stand for election. A removed voter may until its removal is committed, for
-        it may have the longest log (thesis §4.2.2); its own vote does not count."""
+        """True if this voter may stand for election. A removed voter may until its removal is committed,
+        because its log may be the longest (thesis §4.2.2); its own vote does not count then."""
         return self.me in self.log.electors(self.commit_index)
 
     def own_term_committed(self) -> bool:
-        """True if the last committed entry is of the present term: then this leader knows all that was
-        committed before (§5.4.2)."""
+        """True if the last committed entry is of the present term. Then this leader has all entries that were
+        committed before it led (§5.4.2)."""
         index = self.commit_index - 1
         return index >= self.log.start.index and self.log.term_of(index) == self.term

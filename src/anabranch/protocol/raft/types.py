@@ -12,7 +12,7 @@ RaftMessage = AskVote | Vote | Append | Appended | TakeOver
 
 
 def majority(voters: Collection[str], those: Collection[str]) -> bool:
-    """True if `those` include a majority of `voters`."""
+    """True if `those` include a majority of the peers `voters`."""
     return 2 * sum(voter in those for voter in voters) > len(voters)
 
 
@@ -37,15 +37,15 @@ TRANSITIONS = {
 
 @dataclass(frozen=True)
 class Send:
-    """Order to send a message to another voter."""
+    """Effect: send `message` to another voter."""
 
     message: RaftMessage
 
 
 @dataclass(frozen=True)
 class Write:
-    """Order to write term and vote, to truncate the log at entry `start` and to append `lines`, durably. The
-    owner calls `Raft.persisted(number)` when it is done."""
+    """Effect: write term and vote, truncate the log at entry `start` and append `lines`, durably. The owner
+    calls `Raft.persisted(number)` when this is on disk."""
 
     number: int
     term: int
@@ -56,7 +56,7 @@ class Write:
 
 @dataclass(frozen=True)
 class Committed:
-    """Notice that entry `index` is committed; these effects come in log order."""
+    """Effect: entry `index` is committed. These effects come in log order."""
 
     index: int
     line: bytes
@@ -64,7 +64,7 @@ class Committed:
 
 @dataclass(frozen=True)
 class RoleChanged:
-    """Notice of a new role, term in that role, or known leader ("": none)."""
+    """Effect: the voter's role, its term in that role, or the known leader ("": none) changed."""
 
     role: Role
     term: int
@@ -73,7 +73,7 @@ class RoleChanged:
 
 @dataclass(frozen=True)
 class ReadConfirmed:
-    """Notice that a majority still followed this leader when `Raft.read` returned `ticket` (thesis §6.4)."""
+    """Effect: a majority still followed this leader when `Raft.read` returned `ticket` (thesis §6.4)."""
 
     ticket: int
 

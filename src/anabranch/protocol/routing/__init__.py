@@ -1,4 +1,5 @@
-"""Routing in a live peer: the driver of its flow agent, its share of the plan, and bandwidth probes.
+"""Routing in a live peer: the driver of its flow agent (the part of a distributed routing algorithm that runs
+at one peer), that agent's inputs, and bandwidth probes.
 
 Not in it: the agents and policies (`flow`), and the sending of microbatches (`protocol.pipeline`).
 

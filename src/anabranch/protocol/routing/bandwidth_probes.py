@@ -41,13 +41,15 @@ LINE_TRIALS = 3
 
 
 def trial_bytes(settings: Settings) -> int:
-    """Payload of a trial: as large as an activation, or a block's gradient sums where those are larger."""
+    """Payload size (bytes) of a trial, the probe with a whole payload: as large as an activation, or as a
+    block's gradient sums where those are larger."""
     return min(TRIAL_BYTES, max(settings.activation_bytes, settings.block_bytes))
 
 
 @dataclass(frozen=True)
 class _Sent:
-    """The last probe of a link. trial: it had a payload."""
+    """Last probe sent over a link. trial: True if it was a trial, which has a whole payload; False if it had
+    only padding."""
 
     number: int
     at: float
@@ -55,7 +57,7 @@ class _Sent:
 
 
 class BandwidthProbes:
-    """Bandwidth probes that one peer sends."""
+    """Sender of this peer's bandwidth probes: it chooses links, sends probes, and reports the rates."""
 
     def __init__(self, ctx: PeerContext) -> None:
         self.ctx = ctx
@@ -74,11 +76,12 @@ class BandwidthProbes:
     def deadline(self) -> float:
         if self.ctx.run.deals:
             return self._at if self._trying or self._untried() else math.inf
-        return self._at if self._line_unknown() or self._probing else math.inf
+        return self._at if self._probing or self._line_unknown() else math.inf
 
     @property
     def _probing(self) -> bool:
-        """True if small probes are sent at all: heartbeats wait behind them."""
+        """True if this run sends small probes (messages with padding). They are pointless where activations
+        are small, and heartbeats would wait behind them."""
         return self.ctx.costs.activation_bytes >= ACTIVATION_MIN_BYTES
 
     def link_down(self, peer: str) -> None:
@@ -118,7 +121,7 @@ class BandwidthProbes:
         self.ctx.outbox.send(peer, Burst(self._next(peer, False), bytes(PADDING_BYTES)))
 
     def _next(self, peer: str, trial: bool) -> int:
-        """Number of a new probe to `peer`."""
+        """Record a new probe to `peer`, and return its number."""
         self._number += 1
         self._sent[peer] = _Sent(self._number, self.ctx.clock.now, trial)
         return self._number
@@ -143,19 +146,16 @@ class BandwidthProbes:
     # --- trials --------------------------------------------------------------------------------
 
     def _known(self) -> list[str]:
-        """Peers whose links may be tried, as their latency is known.
-
-        Those with greater ids than this peer come first, so that not all peers try the same link at once.
-        """
+        """Peers whose links can be tried with a payload, because their latency is known. Peers with greater
+        ids than this one come first, so that not all peers try the same link at once."""
         ctx = self.ctx
         known = [p for p in self._untried() if ctx.costs.of(p).link.latency.round_trip_s() is not None]
         return sorted(known, key=lambda peer: (peer < ctx.me, peer))
 
     def _quick(self, known: list[str]) -> list[str]:
-        """List with the first of the peers `known` whose link is fast enough for a trial, or empty.
-
-        Small probes tell how fast a link is; a missing one is sent. They suffice to measure slower links.
-        """
+        """First peer of `known` whose link is fast enough for a trial, as a list of at most one. Small probes
+        tell how fast a link is; where one is missing, it is sent now. They suffice to measure slower
+        links."""
         ctx, size_bytes = self.ctx, trial_bytes(self.ctx.run.settings)
         for peer in known if self._probing else ():
             if peer not in self._probed:
@@ -177,7 +177,8 @@ class BandwidthProbes:
             ctx.outbox.send(peer, Burst(self._next(peer, True), b""), bytes(size_bytes))
 
     def _patience_s(self) -> float:
-        """Longest wait for the answer to a trial; longer once the run has begun: the next shares the line."""
+        """Longest wait (s) for the answer to a trial. It is longer once the run has begun: if the wait ended
+        too early, the next trial would share the line with this one."""
         settings = self.ctx.run.settings
         least_s = TRIAL_HEARTBEATS * settings.heartbeat_s
         return least_s if self.ctx.run.deals else max(least_s, 8.0 * trial_bytes(settings) / LEAST_BPS)
@@ -192,7 +193,7 @@ class BandwidthProbes:
         return not self._line_known
 
     def _tell(self) -> bool:
-        """Report this relay's link rates to the leader once enough are measured; True if they are
+        """Report this relay's link rates to the leader if enough links are measured; True if they have been
         reported."""
         ctx = self.ctx
         tried = self._tried and not self._trying and (len(self._tried) >= LINE_TRIALS or not self._untried())
@@ -210,7 +211,8 @@ class BandwidthProbes:
         ]
 
     def _wanted(self, peer: str) -> bool:
-        """True if a small probe of the link to `peer` is due: an adjacent stage, not measured for long."""
+        """True if a small probe of the link to `peer` is due: `peer` serves an adjacent stage, and the link
+        was not measured for a long time."""
         ctx = self.ctx
         member = ctx.run.membership.members.get(peer)
         if ctx.run.near.crowded and peer not in ctx.run.near.all(ctx.run.stage):

@@ -1,4 +1,5 @@
-"""Driver of this peer's flow agent: it feeds the agent with events and sends the agent's letters.
+"""Driver of this peer's flow agent: it feeds the agent with events and sends the agent's letters, which are
+messages to agents at neighbours.
 
 A neighbour of the flow is a member of an adjacent stage that serves, is linked, and has answered a heartbeat,
 so that the link has a cost. A flow link lives as long as the connection, at both ends. Suspicion does not end
@@ -45,19 +46,17 @@ _FOREIGN = "a letter of another policy than the run's"
 
 
 class FlowAgentDriver(Timer):
-    """Driver of the flow agent and of bandwidth probes.
-
-    agent: None before this peer serves, or if the policy has no agents. neighbours: (peer, side) -> counts of
-    each flow link that is up. told: number of events given to the agent. A letter is a message between the
-    agents at both ends of a flow link.
-    """
+    """Driver of the flow agent and of bandwidth probes at one peer. agent: None before this peer serves, or
+    if the policy has no agents. neighbours: (peer, side) -> message counts of each flow link that is up.
+    told: number of events given to the agent. A letter is a message between the agents at both ends of a flow
+    link."""
 
     def __init__(self, ctx: PeerContext) -> None:
         self.ctx = ctx
         self.restart()
 
     def restart(self) -> None:
-        """Forget the flow, as this peer serves another stage."""
+        """Drop the agent and its flow, because this peer serves another stage from now on."""
         self.probes = BandwidthProbes(self.ctx)
         self.agent: Agent | None = None
         self.neighbours: dict[tuple[str, Side], LinkHistory] = {}
@@ -75,20 +74,23 @@ class FlowAgentDriver(Timer):
         return agent_due if agent_due < probe_due else probe_due
 
     def price(self) -> float:
-        """Cost to go (s) of one more microbatch that comes here: 0 at a data node, infinite if unknown."""
+        """Cost (s) of one more microbatch from this peer to the end of the pipeline: 0 at a data node,
+        infinite if unknown."""
         if self.ctx.run.stage == 0:
             return 0.0
         return self.agent.price() if self.agent is not None else math.inf
 
     def shares(self, upstream: Sequence[str]) -> dict[str, int]:
-        """Units of the standing flow that come from each of `upstream`."""
+        """Number of units of the standing flow (units with a whole reserved path) that come from each of the
+        peers `upstream`."""
         if self.agent is None:
             return {}
         held = Counter(held.previous for held in self.agent.held() if held.previous is not None)
         return {peer: held[peer] for peer in upstream if held[peer]}
 
     def onward(self) -> Mapping[str, int]:
-        """Units of the standing flow that go to each next hop, if the policy dispatches by them."""
+        """Number of units of the standing flow that go to each next hop; empty if the policy does not
+        dispatch by them."""
         if self.agent is None or not self._published:
             return {}
         if self._onward is None:
@@ -103,7 +105,8 @@ class FlowAgentDriver(Timer):
             self._give(ev.Wake())
 
     def measured(self, peer: str) -> None:
-        """The link to `peer` or its speed was measured: update costs and places."""
+        """Note that the link to `peer`, or the speed of `peer`, was measured: update the agent's link costs
+        and this relay's places."""
         member = self.ctx.run.membership.members.get(peer)
         if self.agent is not None and member is not None and member.stage == self.ctx.run.stage != 0:
             self._update_places()
@@ -119,7 +122,7 @@ class FlowAgentDriver(Timer):
                 self._give(ev.CostChanged(peer, side, cost))
 
     def link_down(self, peer: str) -> None:
-        """End the flow links to `peer`, whose connection is gone or replaced by another."""
+        """End the flow links to `peer`, because its connection is gone or was replaced by another."""
         self.probes.link_down(peer)
         for side in Side:
             self._first_costs.pop((peer, side), None)
@@ -127,7 +130,7 @@ class FlowAgentDriver(Timer):
                 self._give(ev.PeerDown(peer, side))
 
     def members_changed(self) -> None:
-        """The membership has changed: update capacity and demand."""
+        """Note that the membership changed: update this peer's demand or places."""
         ctx = self.ctx
         ctx.costs.forget(lambda peer: peer not in ctx.run.membership.members and peer not in ctx.links.up)
         if self.agent is None:
@@ -143,7 +146,8 @@ class FlowAgentDriver(Timer):
             self._update_places()
 
     def received(self, peer: str, message: Route | Bargain | Burst | GotBurst) -> str | None:
-        """Take a letter of a neighbour's agent, or a probe; return the reason of a refusal."""
+        """Handle a letter of a neighbour's agent, or a probe or its answer; returns the reason if it is
+        refused."""
         match message:
             case Bargain():
                 return self._bargained(peer, message)
@@ -184,7 +188,8 @@ class FlowAgentDriver(Timer):
         return math.inf if due is None else due
 
     def _sides(self, peer: str) -> list[Side]:
-        """Sides of this peer on which `peer` is a neighbour of the flow, while both serve and are linked."""
+        """Sides on which `peer` is a neighbour of this peer in the flow (previous, next or same stage), while
+        both serve and are linked."""
         ctx = self.ctx
         member = ctx.run.membership.members.get(peer)
         if member is None:

@@ -1,7 +1,5 @@
-"""This peer's inputs to the planned flow: demand of a data node, places of a relay.
-
-Both count microbatches: those that a data node sources, and those that the plan may send through a relay.
-"""
+"""Inputs of one peer to the planned flow, as numbers of microbatches: demand of a data node (how many it
+sources at once) and places of a relay (how many the plan may send through it)."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ PASS_CHANGE = 1.3
 
 
 class PlanShare:
-    """Demand and places, from the membership and from measured compute times."""
+    """Calculation of this peer's demand and places from the membership and from measured compute times."""
 
     def __init__(self, ctx: PeerContext) -> None:
         self._ctx = ctx
@@ -30,9 +28,8 @@ class PlanShare:
         """These inputs without measurements, if the places followed from the times offered at the join."""
 
     def demand(self) -> int:
-        """Microbatches that this data node has in flight at once: its part of the batch, or of the capacity
-        of the narrowest stage if that is less.
-        """
+        """Demand of this data node, in microbatches that it has in flight at once: its part of the batch, or
+        of the capacity of the narrowest stage if that is less."""
         ctx = self._ctx
         members, live = ctx.run.membership.members, ctx.run.membership.live
         working, data_nodes = ctx.standby_view.working, live(0, ALL_TIMES)
@@ -43,7 +40,8 @@ class PlanShare:
         return len(split_indices(min([ctx.run.settings.microbatches, *room]), data_nodes)[ctx.me])
 
     def changed_places(self) -> int | None:
-        """Places of this relay, or None if no input of the calculation has changed."""
+        """Places of this relay if an input of their calculation has changed since the last call, else
+        None."""
         run, costs, spared = self._ctx.run, self._ctx.costs, self._ctx.standby_view.waits
         version = run.membership.version_of(run.stage)
         seen = (run.settings, run.membership, version, costs.changes, spared)
@@ -58,10 +56,12 @@ class PlanShare:
         return self.places()
 
     def places(self) -> int:
-        """Places of this relay: the batch is divided by the compute times of the stage's replicas.
+        """Places of this relay, the number of microbatches that the plan may send through it: its part of the
+        batch, which is divided over the stage's replicas by their compute times.
 
         Times measured in this run are used, or those offered at the join until all replicas have worked. A
-        relay has all its slots as places if no times are known, and none as a standby.
+        relay has as many places as slots (microbatches that it can hold) if no times are known, and none if
+        it is a standby.
         """
         run, me, spared = self._ctx.run, self._ctx.me, self._ctx.standby_view.waits
         working = self._working()
@@ -88,6 +88,6 @@ class PlanShare:
         return self._ctx.standby_view.working(run.membership.live(run.stage, ALL_TIMES))
 
     def _measured_s(self, stage: Sequence[str]) -> dict[str, float] | None:
-        """Seconds of a pass of each replica, if all were measured in this run."""
+        """Compute seconds of a pass at each replica of `stage`; None unless all were measured in this run."""
         found = {peer: self._ctx.costs.pass_s(peer, self._ctx.me) for peer in stage}
         return found if all(map(plausible, found.values())) else None

@@ -1,4 +1,5 @@
-"""Validation of letters, the messages between flow agents: one that no honest agent writes is refused."""
+"""Validation of letters (messages between flow agents): a letter that no honest agent would write is
+refused."""
 
 from __future__ import annotations
 
@@ -30,11 +31,10 @@ _GWTF_FROM = {Side.NEXT: gwtf.FROM_NEXT, Side.PREVIOUS: gwtf.FROM_PREVIOUS, Side
 
 @dataclass(slots=True)
 class LinkHistory:
-    """Counts sent and received over one flow link.
-
-    cost: the link's, as last given to the agent (s). pushed: units handed over to the next hop so far. heard:
-    the same count (or that of units handed back) in the newest letter from there, which has the number `seq`.
-    """
+    """Counts of what was sent and received over one flow link. cost: the link's cost as last given to the
+    agent (s). pushed: units that this peer handed over to the next hop so far. heard: the same count as
+    stated by the newest letter from the other end (or that of units handed back). seq: number of that
+    letter."""
 
     cost: float
     pushed: int = 0
@@ -42,14 +42,15 @@ class LinkHistory:
     seq: int = -1
 
     def note(self, letter: Offer | Answer) -> None:
-        """Remember the count of a letter unless a newer one has come."""
+        """Remember the counts in a letter, unless a newer letter has arrived already."""
         if letter.seq >= self.seq:
             self.seq = letter.seq
             self.heard = letter.pushed if isinstance(letter, Offer) else letter.returned
 
 
 def contradiction(history: LinkHistory, letter: Offer | Answer, stir: int) -> str | None:
-    """Reason why a letter cannot follow the earlier ones, if any. stir: changes heard of."""
+    """Reason why a letter contradicts the earlier letters on this link, or None. stir: greatest number of
+    external changes that this peer has heard of."""
     count = letter.pushed if isinstance(letter, Offer) else letter.returned
     if letter.seq >= history.seq and count < history.heard:
         return f"a count of {history.heard} that falls to {count}"
@@ -63,10 +64,8 @@ def contradiction(history: LinkHistory, letter: Offer | Answer, stir: int) -> st
 
 
 def implausible(letter: Offer | Answer, ahead: bool) -> str | None:
-    """Reason why no honest neighbour writes this letter, if any: values out of range, too many names.
-
-    ahead: it came from the previous stage.
-    """
+    """Reason why no honest neighbour writes this letter, or None: values out of range, or too many names.
+    ahead: True if it came from the previous stage."""
     if isinstance(letter, Offer) is not ahead:
         return f"{type(letter).__name__} in the wrong direction"
     if isinstance(letter, Answer) and letter.price < 0.0:
@@ -80,7 +79,8 @@ def implausible(letter: Offer | Answer, ahead: bool) -> str | None:
 
 
 def unfit(letter: Message, side: Side) -> str | None:
-    """Reason why no honest neighbour writes this letter of the policy `gwtf`, if any. side: the writer's."""
+    """Reason why no honest neighbour writes this letter of the policy `gwtf`, or None. side: side on which
+    the writer is."""
     if not isinstance(letter, _GWTF_FROM[side]):
         return f"{type(letter).__name__} from the {side.value} stage"
     if isinstance(letter, gwtf.Answer) and letter.taken and side is Side.SAME and letter.link is None:
@@ -110,13 +110,14 @@ def _implausible(value: object) -> str | None:
 
 
 class DataNodes:
-    """Names that are accepted as those of data nodes."""
+    """Check of data nodes' names in letters, with a bounded number of names that the log does not have
+    yet."""
 
     def __init__(self) -> None:
         self._strangers: set[str] = set()
 
     def only_known(self, letter: Offer | Answer, membership: Membership) -> Offer | Answer:
-        """The letter without searches and findings of unknown data nodes."""
+        """Copy of the letter without searches and findings of unknown data nodes."""
         return msgspec.structs.replace(
             letter,
             searches=tuple(search for search in letter.searches if self._known(search.source, membership)),

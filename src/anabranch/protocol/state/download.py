@@ -36,7 +36,8 @@ Pieces = tuple[Payload, ...]
 
 @dataclass(frozen=True)
 class State:
-    """Serialised state of a stage after iteration t: its pieces and the hash of each piece."""
+    """Serialised state (weights, moments, counters) of a stage after iteration t, as pieces with the hash of
+    each."""
 
     stage: int
     t: int
@@ -46,7 +47,7 @@ class State:
 
 
 class SourceStatus(Enum):
-    """Status of one source in a download."""
+    """Status of one source peer in a download."""
 
     IDLE = "not asked"
     ASKED = "asked what it has"
@@ -57,11 +58,8 @@ class SourceStatus(Enum):
 @dataclass
 class Source:
     """Source of a download: a peer that may have the state. An IDLE source with an offer has other bytes than
-    those being downloaded.
-
-    tries: times that it may still be asked. due: time at which its answer is overdue. asked: pieces requested
-    from it that have not arrived.
-    """
+    those being downloaded. tries: number of times that it may still be asked. due: time (s) at which its
+    answer is overdue. asked: pieces that were requested from it and have not arrived."""
 
     peer: str
     tries: int = ROUNDS
@@ -76,8 +74,8 @@ class Download:
     """Download of the state of `stage` after iteration `t` (-1: the latest that the first source has).
 
     fingerprint: fingerprint that the state must have ("": any offer is accepted, and the caller checks the
-    state). on_done: called with the state. on_fail: called with the reason when no source can deliver it.
-    check: True if the worker hashes the pieces at the end, when it is idle.
+    state). on_done(state), on_fail(reason): callbacks; the download fails when no source can deliver the
+    state. check: True if the worker hashes the pieces at the end, when it is idle.
     """
 
     def __init__(
@@ -109,12 +107,12 @@ class Download:
         self._ask()
 
     def cancel(self) -> None:
-        """End the download; later messages are ignored."""
+        """End the download. Messages that arrive later are ignored."""
         self.over = True
 
     @property
     def progress(self) -> tuple[int, int]:
-        """Number of pieces that have arrived and of all pieces (0 while there is no offer)."""
+        """(Pieces that have arrived, pieces in all); (0, 0) while there is no offer."""
         return len(self._pieces), 0 if self._chosen is None else self._chosen.pieces
 
     @property
@@ -124,8 +122,8 @@ class Download:
     # --- asking --------------------------------------------------------------------------------
 
     def _ask(self) -> None:
-        """Ask idle sources for offers, up to AT_ONCE busy ones; only one source while any iteration will do,
-        since its offer fixes the iteration."""
+        """Ask idle sources what they offer, so that up to AT_ONCE sources are busy. Only one is asked while
+        any iteration is acceptable, since its offer fixes the iteration."""
         if self.over:
             return
         busy = sum(s.status in (SourceStatus.ASKED, SourceStatus.PULLED) for s in self.sources.values())
@@ -185,8 +183,8 @@ class Download:
             self._ask()
 
     def _implausible(self, offer: StateOffer) -> bool:
-        """True if an offer cannot be the state: another fingerprint than wanted, more pieces than a state can
-        have, or a number of hashes other than the number of pieces."""
+        """True if an offer cannot be the state: it has another fingerprint than wanted, more pieces than a
+        state can have, or not one hash per piece."""
         hashes = len(offer.hashes)
         if (hashes and hashes != offer.pieces) or offer.pieces > PIECES_MAX:
             return True
@@ -201,7 +199,8 @@ class Download:
         self._put_aside(source, SourceStatus.OUT)
 
     def _put_aside(self, source: Source, status: SourceStatus, tries: int | None = None) -> None:
-        """Stop downloading from a source; its outstanding pieces are requested elsewhere."""
+        """Stop to download from a source, for the reason in `status`; the pieces that it owes are requested
+        from others. tries: times that it may still be asked."""
         source.status, source.due = status, math.inf
         owed, source.asked = source.asked, set()
         elsewhere = {piece for other in self.sources.values() for piece in other.asked}
@@ -211,7 +210,7 @@ class Download:
     # --- pieces --------------------------------------------------------------------------------
 
     def _pull(self, source: Source) -> None:
-        """Request the next pieces from a source, up to WINDOW outstanding ones."""
+        """Request the next pieces from a source, until WINDOW pieces are outstanding."""
         assert self._chosen is not None
         for piece in list(self._wanted(source)):
             source.asked.add(piece)
@@ -220,15 +219,15 @@ class Download:
             source.due = math.inf
 
     def _pieces_s(self, source: Source) -> float:
-        """Longest plausible seconds for WINDOW pieces to arrive from a source."""
+        """Longest plausible seconds until WINDOW pieces from a source have arrived."""
         assert self._chosen is not None
         settings = self.ctx.run.settings
         piece_bytes = min(settings.piece_bytes, settings.state_bytes_of(self.stage) / self._chosen.pieces)
         return self.ctx.costs.coming_s(source.peer, WINDOW * piece_bytes)
 
     def _wanted(self, source: Source) -> Iterator[int]:
-        """Pieces to request from a source: unrequested ones first, then those that only a single other source
-        was asked for and has not delivered."""
+        """Pieces to request from a source: unrequested ones first, then those that one other source was asked
+        for and has not delivered."""
         room = WINDOW - len(source.asked)
         while room > 0 and self._pending:
             room -= 1
@@ -257,7 +256,7 @@ class Download:
             self._complete(self._chosen)
 
     def _complete(self, offer: StateOffer) -> None:
-        """Have the pieces hashed, all of which have arrived, and deliver the state."""
+        """All pieces of an offer have arrived: check their hashes and deliver the state."""
         for source in self.sources.values():
             source.due = math.inf
             source.asked.clear()
@@ -284,7 +283,7 @@ class Download:
         self.ctx.tasks.submit(TaskPriority.BACKGROUND, CheckState(offer.t, self.stage), pieces, checked)
 
     def _replace(self, wrong: Sequence[int]) -> None:
-        """Request pieces with a wrong hash again, from other sources."""
+        """Request the pieces `wrong`, which have a wrong hash, from other sources."""
         for piece in wrong:
             _, peer = self._pieces.pop(piece)
             self._pending.append(piece)
@@ -304,7 +303,8 @@ class Download:
         self._ask()
 
     def _choose_anew(self, sources: Sequence[Source]) -> None:
-        """Drop the pieces of an offer that has no usable source left; ask the sources of other offers."""
+        """Change to another offer, because no usable source is left for the present one: drop its pieces and
+        ask the other `sources`."""
         self._chosen = None
         self._pieces.clear()
         self._pending.clear()
@@ -315,7 +315,8 @@ class Download:
     # --- links and time ------------------------------------------------------------------------
 
     def link_down(self, peer: str) -> None:
-        """Shorten the wait for a source whose link broke: soon other sources are asked, or the same again."""
+        """Shorten the wait for a source whose link broke, so that other sources are asked soon (or the same
+        again)."""
         source = self.sources.get(peer)
         if source is not None and source.due < math.inf:
             source.due = min(source.due, self.ctx.clock.now + ANSWER_S / 10.0)
@@ -341,7 +342,8 @@ class Download:
             self._ask()
 
     def _overdue(self, source: Source) -> None:
-        """Request the outstanding pieces of a source that did not answer in time, there or elsewhere."""
+        """Give up waiting for a source that did not answer in time; its outstanding pieces are requested from
+        it once more or from others."""
         self._reason = f"{source.peer[:8]} did not answer"
         reachable = self.ctx.reachable(source.peer)
         if reachable:

@@ -12,7 +12,7 @@ Held = Mapping[tuple[int, int], str]
 
 
 class Holdings:
-    """Last report of each peer, indexed by what it holds."""
+    """Last report of each peer about the snapshots that it holds, indexed by snapshot."""
 
     def __init__(self) -> None:
         self._of: dict[str, Held] = {}

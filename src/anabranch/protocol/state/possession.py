@@ -19,11 +19,9 @@ NO_STATE: State = (-1, "", -1)
 
 
 class PossessionProof:
-    """Proof of this peer's present state, computed on demand.
-
-    present: returns the iteration of the state, the hash of the log entry that led to it, and the stage.
-    on_proved: called when a proof is computed.
-    """
+    """Proof of this peer's present state, computed when first asked for. present: function that returns the
+    state's iteration, the hash of the log entry that led to it, and the stage. on_proved: callback when a
+    proof has been computed."""
 
     def __init__(
         self, ctx: PeerContext, present: Callable[[], State], on_proved: Callable[[], None]
@@ -34,8 +32,8 @@ class PossessionProof:
         self._asked = NO_STATE
 
     def get(self) -> str | None:
-        """Proof of the present state; None while it is computed; "" for the initial state, which anyone can
-        make."""
+        """Proof of the present state; None while it is being computed; "" for the initial state, which anyone
+        can make."""
         present = self._present()
         if present[0] <= 0:
             return ""

@@ -18,12 +18,10 @@ Key = tuple[int, int]
 
 
 class StateServer:
-    """Server of this replica's state, of pinned snapshots, and on the leader of the checkpoint on disk.
-
-    pinned: snapshots kept until their owner (`snapshots`) removes them. state_t: returns the iteration of
-    this replica's state, -1 without one. read_checkpoint: starts to read the state of (t, stage) from disk;
-    False if there is none.
-    """
+    """Server of this replica's state and of pinned snapshots; on the leader also of the checkpoint on disk.
+    pinned: snapshots kept until their owner (`snapshots`) removes them. state_t: function that returns the
+    iteration of this replica's state, -1 without one. read_checkpoint: starts to read the state of (t, stage)
+    from disk; False if there is none."""
 
     def __init__(
         self, ctx: PeerContext, state_t: Callable[[], int], read_checkpoint: Callable[[int, int], bool]
@@ -57,15 +55,15 @@ class StateServer:
             self._lack(peer, stage, message.t)
 
     def applied(self, t: int) -> None:
-        """Offer the state after step t, applied just now, to the peers that asked for it early."""
+        """Offer the state after step t, which was just applied, to the peers that asked for it early."""
         asked, self._ahead = self._ahead.pop(t, set()), {}
         if asked:
             self._waiting.setdefault((self.ctx.run.stage, t), set()).update(asked)
             self.snapshot()
 
     def snapshot(self, pin: Callable[[State], None] | None = None) -> None:
-        """Copy the current state before any later step is applied, and offer it to the peers that wait for
-        it. pin: called with the copy, to keep it."""
+        """Copy the current state before any later step is applied, and offer the copy to the peers that wait
+        for it. pin: callback with the copy, for an owner that keeps it."""
         stage, t = key = self.ctx.run.stage, self._state_t()
         if key in self._taking and pin is None:
             return
@@ -100,13 +98,14 @@ class StateServer:
                 self._lack(peer, stage, asked_t)
 
     def rolled_back(self, t: int) -> None:
-        """Drop the states of iterations after t, to which the run was rolled back."""
+        """Drop the states of iterations after t, because the run was rolled back to t."""
         self.pinned = {key: state for key, state in self.pinned.items() if key[1] <= t}
         self._recent = {key: state for key, state in self._recent.items() if key[1] <= t}
         self.abandon(t)
 
     def abandon(self, t: int) -> None:
-        """Tell peers that wait for states after t that there are none: the worker's tasks were dropped."""
+        """Answer the peers that wait for states after t that there are none, because the worker's tasks were
+        dropped."""
         void = [key for key in self._waiting if key[1] > t]
         for stage, later in void:
             for peer in sorted(self._waiting.pop((stage, later))):
@@ -125,7 +124,7 @@ class StateServer:
         self.ctx.outbox.send(peer, offer)
 
     def _lack(self, peer: str, stage: int, t: int) -> None:
-        """Tell a peer that the state it asked for is not here."""
+        """Answer `peer` that the state it asked for is not here."""
         self.ctx.outbox.send(peer, StateOffer(stage, t, "", 0))
 
     def on_fetch_piece(self, peer: str, message: FetchPiece) -> None:

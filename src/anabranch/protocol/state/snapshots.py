@@ -24,8 +24,8 @@ OWN_KEPT = 2
 
 
 class Snapshots(Timer):
-    """Snapshots that this peer holds. complete_t: last iteration whose snapshot of every stage is known to be
-    held by enough peers, -1 before the first."""
+    """Snapshots that this peer holds. complete_t: last iteration for which enough peers are known to hold a
+    snapshot of every stage; -1 before the first."""
 
     def __init__(self, ctx: PeerContext, states: StateServer) -> None:
         self.ctx = ctx
@@ -39,12 +39,12 @@ class Snapshots(Timer):
     # --- own state ----------------------------------------------------------------------------
 
     def applied(self, t: int) -> None:
-        """Copy the state after step t, applied just now, if a snapshot is due."""
+        """Copy the state after step t, which was just applied, if a snapshot is due."""
         if self.ctx.run.settings.snapshots_at(t):
             self.states.snapshot(self._pin_own)
 
     def loaded(self, state: State) -> None:
-        """Keep a downloaded state, which this replica now uses, as a snapshot if t is a snapshot
+        """Keep a downloaded state, which this replica now uses, as a snapshot if its iteration is a snapshot
         iteration."""
         if self.ctx.run.settings.snapshots_at(state.t):
             self._pin_own(state)
@@ -60,7 +60,8 @@ class Snapshots(Timer):
     # --- copies for others ---------------------------------------------------------------------
 
     def on_keep(self, order: Keep) -> str | None:
-        """Take the leader's order to keep a copy; return why it is refused, or None."""
+        """Handle the leader's order to keep a copy of another stage's state; returns the reason if it is
+        refused."""
         key = (order.stage, order.t)
         if order.stage > self.ctx.run.settings.stages:
             return f"there is no stage {order.stage}"
@@ -85,7 +86,7 @@ class Snapshots(Timer):
             download.start()
 
     def _done_with(self, key: Key) -> tuple[Callable[[State], None], Callable[[str], None]]:
-        """Callbacks of the download of `key`: on success and on failure."""
+        """The two callbacks for the download of snapshot `key`: on success, on failure."""
 
         def done(state: State) -> None:
             self.downloads.pop(key, None)
@@ -104,8 +105,8 @@ class Snapshots(Timer):
         return done, failed
 
     def _has_room(self, state: State) -> bool:
-        """True if a copy fits the memory budget. The copies of one iteration may take half of it, since the
-        copies of the next one arrive before they are dropped."""
+        """True if a copy of `state` fits the memory budget. The copies of one iteration may take half of it,
+        since the copies of the next one arrive before they are dropped."""
         held = [s for s in self.states.pinned.values() if s.stage != self.ctx.run.stage and s.t == state.t]
         pieces = len(state.pieces) + sum(len(other.pieces) for other in held)
         return 2 * pieces * PIECE_BYTES <= self.ctx.run.settings.snapshot_budget_bytes
@@ -122,7 +123,7 @@ class Snapshots(Timer):
         self.ctx.outbox.send(self.ctx.log.leader, Holds(tuple(held), self._reports))
 
     def complete(self, t: int) -> None:
-        """Drop snapshots older than t: every stage's state after t is held by enough peers."""
+        """Drop snapshots older than t: enough peers hold every stage's state after t."""
         self.complete_t = max(t, self.complete_t)
         for key in [key for key in self.states.pinned if key[1] < t]:
             del self.states.pinned[key]
@@ -130,15 +131,15 @@ class Snapshots(Timer):
         self._forget(lambda key: key[1] < t)
 
     def rolled_back(self, t: int) -> None:
-        """Forget orders and downloads of iterations after t, to which the run was rolled back. Their
-        snapshots were dropped by the server."""
+        """Drop orders and downloads of iterations after t, because the run was rolled back to t. The server
+        has dropped their snapshots."""
         self.complete_t = min(self.complete_t, t)
         self._no_room = {key for key in self._no_room if key[1] <= t}
         self._forget(lambda key: key[1] > t)
         self.report()
 
     def moved(self) -> None:
-        """Cancel all downloads, as this peer moves to another stage; the leader repeats its orders."""
+        """Cancel all downloads, because this peer moves to another stage; the leader repeats its orders."""
         self._forget(lambda key: True)
 
     def _forget(self, void: Callable[[Key], bool]) -> None:
@@ -152,4 +153,6 @@ class Snapshots(Timer):
             download.tick()
 
     def deadline(self) -> float:
-        return min((download.deadline() for download in self.downloads.values()), default=math.inf)
+        if not self.downloads:
+            return math.inf
+        return min(download.deadline() for download in self.downloads.values())

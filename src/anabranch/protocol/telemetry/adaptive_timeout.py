@@ -20,11 +20,12 @@ DOUBT = 0.5
 
 
 class AdaptiveTimeout:
-    """Timeout (s) after which one silent peer is suspected, and the time of its last message.
+    """Silence timeout (s) of one watched peer, adapted to the gaps between its messages; with the time of its
+    last message.
 
-    patience_s: the timeout, TIMES the 99th percentile of the gaps between its messages (at least a
-    heartbeat), plus MARGIN_S. A gap longer than the timeout counts a third, and the longest gap counts only
-    after a second one like it, so that one freeze of the peer does not triple its timeout.
+    patience_s: the timeout, TIMES the 99th percentile of those gaps (at least a heartbeat), plus MARGIN_S. A
+    gap longer than the timeout counts a third, and the longest gap counts only after a second one like it, so
+    that one freeze of the peer does not triple its timeout.
     """
 
     __slots__ = ("_gaps", "_heartbeat_s", "_sorted", "last_heard", "patience_s")
@@ -37,7 +38,7 @@ class AdaptiveTimeout:
         self.patience_s = self._computed_s()
 
     def heard(self, now: float) -> None:
-        """Note that a message of the peer came."""
+        """Note that a message of the watched peer arrived."""
         gap = now - self.last_heard
         self.last_heard = now
         if gap < self._heartbeat_s * TELLING:
@@ -57,9 +58,10 @@ class AdaptiveTimeout:
         return TIMES * max(self._heartbeat_s, self._sorted[rank]) + MARGIN_S
 
     def doubted_at(self) -> float:
-        """Time (s) from which other peers are asked, so that their answers are here at `suspected_at`."""
+        """Time (s) from which other peers are asked about the silent peer, early enough for their answers to
+        be here at `suspected_at`."""
         return self.last_heard + DOUBT * self.patience_s
 
     def suspected_at(self) -> float:
-        """Time (s) from which the peer is suspected, unless it is heard before."""
+        """Time (s) from which the peer is suspected to have failed, unless a message of it arrives before."""
         return self.last_heard + self.patience_s

@@ -48,11 +48,9 @@ def plausible(value: float) -> bool:
 
 
 class Samples:
-    """Newest samples of one quantity, of which robust quantiles are asked.
-
-    window: number of samples kept. kept: number that still counts after AGE_S without a sample. follow: True
-    if a lasting change of the quantity drops the samples before it.
-    """
+    """Newest samples of one measured quantity, with robust quantiles of them. window: number of samples
+    stored. kept: number of samples that still count once none has come for AGE_S. follow: True if a lasting
+    change of the quantity drops the samples before it."""
 
     # A large swarm has many links, and a simulator those of all peers: slots and arrays keep them small.
     __slots__ = ("_answer", "_asked", "_follow", "_kept", "_last", "_values", "_weights", "_window")
@@ -83,7 +81,7 @@ class Samples:
             self._follow_change()
 
     def replace(self, value: float, weight: float) -> None:
-        """Replace the newest sample."""
+        """Replace the newest sample by `value`."""
         self._values[-1] = value
         self._allow(weight)
         if self._weights is not None:
@@ -91,13 +89,13 @@ class Samples:
         self._asked = None
 
     def _allow(self, weight: float) -> None:
-        """Begin to store weights with the first one that is not 1."""
+        """Start to store a weight per sample as soon as one differs from 1."""
         if self._weights is None and weight != 1.0:
             self._weights = array("d", [1.0]) * len(self._values)
 
     def quantile(self, share: float, heaviest: float = math.inf) -> float | None:
         """Weighted quantile: the smallest sample so that samples up to it have at least `share` of all
-        weight; None without a sample. heaviest: weights above it count as this."""
+        weight; None without a sample. heaviest: cap on the weight of a sample."""
         asked = (share, heaviest)
         if asked != self._asked:
             self._asked, self._answer = asked, self._quantile(share, heaviest)
@@ -153,7 +151,7 @@ class Latency(Samples):
         super().__init__(LATENCY_WINDOW, kept=0, follow=False)
 
     def round_trip_s(self) -> float | None:
-        """Latency of both directions together (s); None without a sample."""
+        """Round-trip time of the link without queueing (s); None without a sample."""
         return self.quantile(UNQUEUED)
 
 
@@ -161,7 +159,7 @@ class Bandwidth:
     """Bandwidth of one direction of a link, from the durations of payload transfers.
 
     Transfers that overlap in time wait for each other, so they are measured together: the sum of their bytes
-    over the seconds in which the link was busy. last: time of the latest measurement (s); -inf: none.
+    over the seconds in which the link was busy. last: time of the latest sample (s); -inf: none.
     """
 
     __slots__ = ("_began", "_bytes", "_s_per_byte", "_together", "last")
@@ -204,9 +202,10 @@ class Bandwidth:
 
 
 class PaddedEstimate:
-    """Bandwidth of one direction of an idle link, from round trips of padded messages.
+    """Bandwidth of one direction of an idle link, estimated from round trips of messages with padding.
 
-    Round trips jitter, so only slow links are measured, where padding takes a good part of the round trip.
+    Round trips jitter, so the estimate is made for slow links only, where the transfer of the padding is a
+    good part of the round trip.
     """
 
     __slots__ = ("_round_trips", "_size_bytes")
@@ -216,12 +215,12 @@ class PaddedEstimate:
         self._size_bytes = 0.0
 
     def add(self, size_bytes: float, trip_s: float, now: float) -> None:
-        """Add the round trip of a message with `size_bytes` of padding and its short reply."""
+        """Add a sample: round trip of a message with `size_bytes` of padding and its short reply."""
         self._size_bytes = size_bytes
         self._round_trips.add(trip_s, now)
 
     def bps(self, round_trip_s: float) -> float | None:
-        """Bits per second; None without a sample, or if the link is too fast to be measured so. round_trip_s:
+        """Bits per second; None without a sample, or if the link is too fast for this method. round_trip_s:
         round trip of small messages (s)."""
         least = self._round_trips.round_trip_s()
         if least is None or least - round_trip_s < max(PADDING_LEAST_S, PADDING_SHARE * round_trip_s):
@@ -230,7 +229,7 @@ class PaddedEstimate:
 
 
 class StableEstimate:
-    """Hysteresis filter: the published value of a moving estimate.
+    """Hysteresis filter of a moving estimate: decides when the published value follows it.
 
     The published value changes only after IN_A_ROW estimates in a row that lie on one side of it by more than
     the share MARGIN of it and by more than `floor`. For WINDOW estimates after the first value and after each
@@ -291,11 +290,12 @@ class LinkCost:
         theirs_s: float | None = None,
         like_bps: float | None = None,
     ) -> float:
-        """Cost d_ij (GWTF) in seconds; without the compute seconds of both peers, the link's part of it.
+        """Cost d_ij in seconds (GWTF): latency and transfer of an activation on the link, plus compute at its
+        ends, averaged over both directions. Without compute seconds it is the link's part of the cost.
 
-        mine_s, theirs_s: seconds per microbatch at this peer and at j; unknown or implausible ones count as
-        0. A direction without a measured bandwidth takes that of the other direction, a link without any
-        takes `like_bps` (bits per second).
+        mine_s, theirs_s: compute seconds per microbatch at this peer and at j; unknown or implausible ones
+        count as 0. A direction without a measured bandwidth takes that of the other direction; a link without
+        any takes `like_bps` (bits per second).
         """
         latency_s = (self.latency.round_trip_s() or 0.0) / 2.0
         reported = _known(self.back_bps)
@@ -304,7 +304,8 @@ class LinkCost:
         return link_cost(compute_s, (latency_s, latency_s), (out, reported or out), activation_bytes)
 
     def line_s(self, activation_bytes: float) -> float:
-        """Transfer seconds of an activation in the slower direction, without latency; 0: not known."""
+        """Seconds to transfer an activation in the slower direction of the link, latency not included; 0: not
+        known."""
         known = (self.out_bps(activation_bytes), _known(self.back_bps))
         return max((8.0 * activation_bytes / bps for bps in known if bps), default=0.0)
 
@@ -321,7 +322,7 @@ class LinkCost:
         theirs_s: float | None = None,
         like_bps: float | None = None,
     ) -> float:
-        """Cost `seconds` through the hysteresis filter, as the flow agents take it."""
+        """Link cost d_ij (s) that is published to the flow agents: `seconds` after the hysteresis filter."""
         cost_s = self.seconds(activation_bytes, mine_s, theirs_s, like_bps)
         return self._published.offer(cost_s) or cost_s
 

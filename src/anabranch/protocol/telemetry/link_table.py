@@ -1,4 +1,5 @@
-"""Link table of the leader: latency and bandwidth between members, as these report them with every step.
+"""Link table of the leader: latency and bandwidth between members, as the members report them with every
+step.
 
 Members measure links to neighbours only, and a joiner has measured none. An unmeasured link is taken to be
 like those between the same regions; if none of these is measured, like the median of all.
@@ -33,8 +34,8 @@ class LinkEstimate:
 
 
 class LinkMeasurements:
-    """Reported latencies and bandwidths, by sender and receiver. knows(peer): True if the peer is a
-    member."""
+    """Leader's table of link measurements (latency, bandwidth) that members reported, by sender and receiver
+    of the link. knows(peer): True if the peer is a member."""
 
     def __init__(self, knows: Callable[[str], bool] = lambda peer: True) -> None:
         self._knows = knows
@@ -43,8 +44,9 @@ class LinkMeasurements:
         self._gone: dict[str, None] = {}
 
     def told(self, peer: str, links: Mapping[str, tuple[float, float]]) -> None:
-        """Take a report of `peer`: receiver -> (round trip in s, bits per second sent there; 0: not known).
-        Its earlier reports about other receivers still count: it may have changed stages, and come back."""
+        """Enter a report of `peer` about its links: receiver -> (round trip in s, bits per second sent to it;
+        0: not known). Its earlier reports about other receivers still count, since it may have changed stages
+        and come back."""
         latencies, rates = self._latency_s.setdefault(peer, {}), self._bandwidth_bps.setdefault(peer, {})
         for other, (trip_s, bandwidth_bps) in links.items():
             if not self._knows(other):
@@ -55,7 +57,8 @@ class LinkMeasurements:
                 rates[other] = bandwidth_bps
 
     def gone(self, peer: str) -> None:
-        """Note that `peer` was removed; its links are forgotten after GONE_KEPT further removals."""
+        """Note that `peer` was removed from the run; its measurements are kept until GONE_KEPT further peers
+        were removed, in case it rejoins."""
         self._gone.pop(peer, None)
         self._gone[peer] = None
         while len(self._gone) > GONE_KEPT:
@@ -65,7 +68,7 @@ class LinkMeasurements:
                 self.removed(oldest)
 
     def removed(self, peer: str) -> None:
-        """Forget all links from and to `peer`."""
+        """Delete all measurements of links from and to `peer`."""
         for table in (self._latency_s, self._bandwidth_bps):
             table.pop(peer, None)
             for measured in table.values():
@@ -76,13 +79,14 @@ class LinkMeasurements:
         return other in self._latency_s.get(one, ()) or one in self._latency_s.get(other, ())
 
     def rates(self, peer: str) -> Iterator[Collection[float]]:
-        """Two collections of measured rates (bits per second): of the links from `peer`, of those to it."""
+        """Measured rates (bits per second) of a peer's links, as two collections: of the links from `peer`,
+        and of those to it."""
         yield self._bandwidth_bps.get(peer, {}).values()
         yield [measured[peer] for measured in self._bandwidth_bps.values() if peer in measured]
 
     def between(self, regions: Mapping[str, str]) -> Callable[[str, str], LinkEstimate] | None:
-        """Function (sender, receiver) -> estimate of the link, for the peers in `regions` (peer -> region);
-        None: no link is measured."""
+        """Make the function (sender, receiver) -> estimate of the link, for the peers in `regions` (peer ->
+        region); None: no link is measured at all."""
         latencies, rates = (
             {
                 (sender, receiver): value
@@ -114,10 +118,11 @@ def _estimator(
     regions: Mapping[str, str],
     same_region: Callable[[list[float]], float],
 ) -> Callable[[str, str], float]:
-    """Function (sender, receiver) -> measured value of the link, or else an estimate from other links.
+    """Make the function (sender, receiver) -> measured value of the link, or else an estimate from measured
+    links.
 
-    table: (sender, receiver) -> measured value. same_region: picks, from all values, the estimate for two
-    peers of one region in which no link is measured.
+    table: (sender, receiver) -> measured value. same_region: function that picks, from all measured values,
+    the estimate for two peers of one region in which no link is measured.
     """
     usual = median(table.values())
     table = {pair: min(max(value, usual / FAR), usual * FAR) for pair, value in table.items()}

@@ -21,10 +21,11 @@ AVOIDED_FACTOR, AVOIDED_MAX = 4, 4
 
 @dataclass(slots=True)
 class Neighbour:
-    """Peer of an adjacent stage: its reported pass times and price, and the measured link to it.
+    """Record of a neighbour, a peer of an adjacent stage: its reported pass times and price, and the measured
+    link to it.
 
-    forward_s, backward_s: reported seconds per microbatch (0: not known). price: reported cost of a
-    microbatch from that peer to the end of the pipeline (s; infinite: not known).
+    forward_s, backward_s: seconds per microbatch that it reported (0: not known). price: reported cost of
+    sending a microbatch from that peer to the end of the pipeline (s; infinite: not known).
     """
 
     link: LinkCost = field(default_factory=LinkCost)
@@ -48,8 +49,8 @@ class Neighbour:
 
     @property
     def hop_s(self) -> float:
-        """Latency and transfer seconds of an activation on the link, mean of both directions; 0: not
-        known."""
+        """Latency and transfer seconds of an activation on the link to this neighbour, mean of both
+        directions; 0: not known."""
         self._compute()
         return self._hop_s
 
@@ -66,43 +67,46 @@ class Neighbour:
             self._measured_bytes = None
 
     def measured(self, activation_bytes: int) -> None:
-        """Note that the link was measured; `hop_s` and `line_s` are computed when they are asked for."""
+        """Note a new measurement of the link; `hop_s` and `line_s` are computed anew when they are next
+        read."""
         self._measured_bytes = activation_bytes
 
     @property
     def pass_s(self) -> float:
-        """Mean of reported forward and backward seconds (`c` of d_ij); the forward alone if no backward is
-        known."""
+        """Compute seconds of a pass at the neighbour, mean of reported forward and backward (`c` of d_ij);
+        the forward alone if no backward is known."""
         return (self.forward_s + self.backward_s) / 2.0 if self.backward_s else self.forward_s
 
     @property
     def work_s(self) -> float:
-        """Compute seconds of one microbatch: forward, backward and weight gradients. The last are not
-        reported and taken to be as long as a forward; at a head, whose forward contains the loss's gradient,
-        half."""
+        """Compute seconds of one microbatch at the neighbour: forward, backward and weight gradients. Seconds
+        of weight gradients are not reported; they are taken to equal a forward, or half a forward at a head,
+        whose forward contains the loss's gradient."""
         weights_s = self.forward_s if self.backward_s else self.forward_s / 2.0
         return self.forward_s + self.backward_s + weights_s
 
     def hand(self, size_bytes: int, now: float) -> float:
-        """Note that a payload is sent on the link. Returns the estimated bytes under way, this payload
-        included."""
+        """Note that a payload is sent to the neighbour. Returns the estimated bytes still in transit to it,
+        this payload included."""
         bps = max(self.link.out_bps(size_bytes) or LEAST_BPS, CRAWL_BPS)
         left_bytes = self._queued_bytes - bps * (now - self._queued_at) / 8.0
         self._queued_bytes, self._queued_at = max(0.0, left_bytes) + size_bytes, now
         return self._queued_bytes
 
     def most_s(self, ahead_bytes: float, size_bytes: int) -> float:
-        """Longest plausible time (s) to send `ahead_bytes` over the link, in payloads of `size_bytes`."""
+        """Longest plausible time (s) until `ahead_bytes` in transit have arrived, if they are payloads of
+        `size_bytes`."""
         measured_bps = self.link.out_bps(size_bytes)
         slowest_bps = LEAST_BPS if measured_bps is None else max(measured_bps, CRAWL_BPS) / SLOWER
         return 8.0 * ahead_bytes / slowest_bps
 
     def broke(self) -> None:
-        """Note that the connection broke: nothing is under way on the link."""
+        """Note that the connection to the neighbour broke, so that nothing is in transit on it."""
         self._queued_bytes = 0.0
 
     def told_speed(self, forward_s: float, backward_s: float, bandwidth_bps: float, price: float) -> None:
-        """Take a report of the neighbour about itself (`Pong`); implausible numbers count as not known."""
+        """Enter the neighbour's report (`Pong`) of its pass times, the bandwidth it measured towards this
+        peer, and its price; implausible numbers count as not known."""
         self.forward_s = forward_s if plausible(forward_s) else 0.0
         self.backward_s = backward_s if plausible(backward_s) else 0.0
         self.price = price if 0.0 <= price < math.inf else math.inf
@@ -111,10 +115,11 @@ class Neighbour:
 
 @dataclass
 class PeerCosts:
-    """Pass times of this peer and of its neighbours, and the links between them.
+    """Costs as one peer knows them: pass times of this peer and of its neighbours, and the links to these.
 
     activation_bytes: size of an activation on the wire. forward_s, backward_s: median seconds of this peer's
-    own passes (0: none yet). changes: rises when pass times of this peer or of a neighbour change.
+    own passes (0: none yet). changes: counter, incremented when a pass time of this peer or of a neighbour
+    changes.
     """
 
     activation_bytes: int = 0
@@ -131,14 +136,14 @@ class PeerCosts:
     _backwards: Samples = field(default_factory=Samples)
 
     def of(self, peer: str) -> Neighbour:
-        """Neighbour entry of `peer`, created on first use."""
+        """Record of the neighbour `peer`, created on first use."""
         known = self.neighbours.get(peer)
         if known is None:
             known = self.neighbours[peer] = Neighbour()
         return known
 
     def forget(self, gone: Callable[[str], bool]) -> None:
-        """Drop the entries of peers for which `gone` returns True."""
+        """Drop the records of peers for which `gone` returns True."""
         for peer in [peer for peer in self.neighbours if gone(peer)]:
             del self.neighbours[peer]
             self.changes += 1
@@ -146,8 +151,9 @@ class PeerCosts:
     # --- peers that do not deliver -------------------------------------------------------------
 
     def missed(self, peer: str, t: int) -> None:
-        """Note that a peer kept a microbatch of iteration t far too long: it gets none for a while, longer
-        each time. One pause holds up several microbatches, so an iteration counts once."""
+        """Note that `peer` kept a microbatch of iteration t far too long: it gets no more for some
+        iterations, each time for longer. One pause holds up several microbatches, so an iteration counts
+        once."""
         neighbour = self.of(peer)
         if neighbour.missed_t == t:
             return
@@ -164,13 +170,15 @@ class PeerCosts:
             neighbour.avoided_until = t + AVOIDED_FACTOR**neighbour.unclaimed
 
     def returned(self, peer: str, usual_s: float) -> None:
-        """Note that a peer gave a microbatch back. usual_s: usual time (s) until then in this iteration."""
+        """Note that `peer` sent a microbatch's gradient back. usual_s: usual time (s) between sending a
+        microbatch and its gradient in this iteration."""
         self.usual_s = usual_s
         if peer in self.neighbours:
             self.neighbours[peer].missed = 0
 
     def avoided(self, peer: str, t: int) -> bool:
-        """True if a peer gets no microbatches of iteration t, as long as others can take them."""
+        """True if `peer` gets no microbatches of iteration t while others can take them, because it kept
+        earlier ones too long."""
         known = self.neighbours.get(peer)
         return known is not None and t < known.avoided_until
 
@@ -179,14 +187,14 @@ class PeerCosts:
     def told(
         self, peer: str, forward_s: float, backward_s: float, bandwidth_bps: float, price: float
     ) -> None:
-        """Take a report of `peer` about itself (`Neighbour.told_speed`)."""
+        """Enter the report of `peer` about itself, as `Neighbour.told_speed`."""
         neighbour = self.of(peer)
         before = neighbour.forward_s, neighbour.backward_s
         neighbour.told_speed(forward_s, backward_s, bandwidth_bps, price)
         self.changes += before != (neighbour.forward_s, neighbour.backward_s)
 
     def computed(self, kind: str, seconds: float, now: float) -> None:
-        """Add the compute time of a task of this peer. kind: name of the task's class."""
+        """Add a sample: compute seconds of a task at this peer. kind: class name of the task."""
         before = self.forward_s, self.backward_s
         if kind in ("Forward", "Head"):
             self._forwards.add(seconds, now)
@@ -197,24 +205,25 @@ class PeerCosts:
         self.changes += before != (self.forward_s, self.backward_s)
 
     def answered(self, peer: str, trip_s: float, now: float) -> None:
-        """Add the round trip (s) of a heartbeat."""
+        """Add a sample: round trip (s) of a heartbeat to `peer`."""
         neighbour = self.of(peer)
         neighbour.link.latency.add(trip_s, now)
         neighbour.measured(self.activation_bytes)
 
     def probed(self, peer: str, size_bytes: int, trip_s: float, now: float) -> None:
-        """Add the round trip (s) of a bandwidth probe with `size_bytes` of padding."""
+        """Add a sample: round trip (s) of a bandwidth probe to `peer` with `size_bytes` of padding."""
         neighbour = self.of(peer)
         neighbour.link.padded.add(size_bytes, trip_s, now)
         neighbour.measured(self.activation_bytes)
 
     def delivered(self, peer: str, seconds: float, now: float) -> None:
-        """Add the seconds from sending an activation or gradient to its acknowledgement."""
+        """Add a sample: seconds from sending an activation or gradient to `peer` to its acknowledgement."""
         self.tried(peer, self.activation_bytes, seconds, now, alone=False)
 
     def tried(self, peer: str, size_bytes: int, seconds: float, now: float, alone: bool) -> None:
-        """Add the seconds from sending a payload to its acknowledgement. alone: True if the measurement says
-        nothing about links that are not measured yet."""
+        """Add a sample of the bandwidth to `peer`: seconds from sending a probe's payload to its
+        acknowledgement. alone: True if only this link's estimate is to change, not the estimate for links
+        that are not measured yet."""
         self.sums_arrived(peer, size_bytes, seconds, now)
         neighbour = self.of(peer)
         if not alone:
@@ -222,25 +231,26 @@ class PeerCosts:
         neighbour.measured(self.activation_bytes)
 
     def sums_arrived(self, peer: str, size_bytes: float, seconds: float, now: float) -> None:
-        """Add the seconds from sending a reduce part to its acknowledgement (only the link to `peer`
-        counts)."""
+        """Add a sample: seconds from sending a part of a gradient sum to `peer` to its acknowledgement. It
+        counts for the link to `peer` only."""
         link = self.of(peer).link
         link.out.add(size_bytes, seconds, now, link.latency.round_trip_s() or 0.0)
 
     # --- estimates -----------------------------------------------------------------------------
 
     def hand(self, peer: str, now: float) -> float:
-        """Note that an activation or gradient is sent to `peer` (`Neighbour.hand`)."""
+        """Note that an activation or gradient is sent to `peer`. Returns the estimated bytes in transit to
+        it."""
         return self.of(peer).hand(self.activation_bytes, now)
 
     def most_s(self, peer: str, ahead_bytes: float) -> float:
-        """Time (s) after which `ahead_bytes` under way to `peer` count as lost though the link did not
-        break."""
+        """Time (s) after which `ahead_bytes` in transit to `peer` count as lost although the connection did
+        not break."""
         return self.of(peer).most_s(ahead_bytes, self.activation_bytes)
 
     def coming_s(self, peer: str, size_bytes: float) -> float:
-        """Longest plausible time (s) to receive `size_bytes` from `peer`, by the bandwidth which that peer
-        reported, else by the least that any neighbour reported."""
+        """Longest plausible time (s) until `size_bytes` from `peer` have arrived, by the bandwidth that
+        `peer` reported, else by the lowest that any neighbour reported."""
         rates = (each.link.back_bps for each in self.neighbours.values())
         reported = sorted(bps for bps in rates if bps is not None)
         if not reported:
@@ -250,7 +260,7 @@ class PeerCosts:
         return 8.0 * size_bytes / (max(reported_bps, slowest_bps) / SLOWER)
 
     def reduce_s(self, size_bytes: float) -> float:
-        """Estimated time (s) of a reduce in which this peer sends `size_bytes`."""
+        """Estimated time (s) of an all-reduce in which this peer sends `size_bytes`."""
         return 8.0 * size_bytes / max(self._bandwidths.median() or LEAST_BPS, CRAWL_BPS)
 
     def _own_pass_s(self) -> float:
@@ -259,15 +269,16 @@ class PeerCosts:
         return sum(known) / len(known) if known else 0.0
 
     def pass_s(self, peer: str, me: str) -> float:
-        """Mean of forward and backward seconds at `peer`; 0: not known. me: id of this peer."""
+        """Compute seconds of a pass at `peer`, mean of forward and backward; 0: not known. me: id of this
+        peer."""
         if peer == me:
             return self._own_pass_s()
         known = self.neighbours.get(peer)
         return known.pass_s if known is not None and known.backward_s else 0.0
 
     def link_cost_s(self, peer: str) -> float | None:
-        """Link cost d_ij to `peer` through the hysteresis filter (s); None until that peer has answered a
-        heartbeat."""
+        """Published link cost d_ij to `peer` (s), after the hysteresis filter; None until that peer has
+        answered a heartbeat."""
         neighbour = self.of(peer)
         if neighbour.link.latency.round_trip_s() is None:
             return None
@@ -277,7 +288,8 @@ class PeerCosts:
         )
 
     def links(self) -> dict[str, tuple[float, float]]:
-        """Measured links: peer -> (round trip in s, bits per second sent there; 0: not known)."""
+        """Measured links of this peer, as it reports them: other peer -> (round trip in s, bits per second
+        sent to it; 0: not known)."""
         found = {}
         for peer, neighbour in self.neighbours.items():
             trip_s = neighbour.link.latency.round_trip_s()
@@ -287,10 +299,11 @@ class PeerCosts:
 
     @property
     def links_measured(self) -> int:
-        """Number of links whose latency is known and on which a payload was timed."""
+        """Number of links with a known latency and a measured payload transfer."""
         links = (neighbour.link for neighbour in self.neighbours.values())
         return sum(link.out.last > -math.inf and link.latency.round_trip_s() is not None for link in links)
 
     def bandwidth_known(self) -> bool:
-        """True if the transfer time of an activation can be estimated (always, if it has no bytes)."""
+        """True if this peer can estimate the transfer time of an activation (always, if an activation has no
+        bytes)."""
         return not self.activation_bytes or self._bandwidths.median() is not None

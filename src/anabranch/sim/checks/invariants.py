@@ -37,7 +37,8 @@ class GroundTruth(Protocol):
     """Key of the initial state."""
 
     def after(self, key: object, t: int, stepped: bool) -> object:
-        """Key of the state after iteration t, which was a step, or skipped."""
+        """Key of the state that follows from state `key` by iteration t. stepped: True if t was a step, False
+        if it was skipped."""
         ...
 
     def fingerprints(self, key: object, t: int) -> tuple[str, ...]:
@@ -45,7 +46,7 @@ class GroundTruth(Protocol):
         ...
 
     def step(self, key: object, t: int) -> tuple[tuple[str, ...], tuple[float, ...]]:
-        """Digest of each stage's gradient, and loss of each microbatch, of iteration t from the state
+        """(Digest of each stage's gradient, loss of each microbatch) of iteration t, taken from the state
         `key`."""
         ...
 
@@ -101,7 +102,8 @@ class Invariants:
             raise Violation("I5", "they wait for each other: " + " -> ".join(found))
 
     def _read_notes(self) -> None:
-        """Collect the microbatches and iterations with faults: only these may be computed twice (I6)."""
+        """Collect from the peers' notes the microbatches and iterations with faults: only these may be
+        computed twice (I6)."""
         notes = self.world.notes
         for _, peer, kind, fields in notes[self._notes_read :]:
             if kind == "repair":
@@ -170,7 +172,7 @@ class Invariants:
     # --- the log -------------------------------------------------------------------------------
 
     def _one_history(self, node: Node) -> None:
-        """Check I4: no two peers know different committed entries."""
+        """Check I4: no two peers have different committed log entries."""
         position = node.peer.progress.position
         self._positions[node] = position.index
         known = self._chain.setdefault(position.index, position.previous)
@@ -200,7 +202,8 @@ class Invariants:
             self._keys[base] = (record.t, keys[-1])
 
     def _exactly_once(self, commit: Commit) -> None:
-        """Check I1: the owners cover the batch at every stage, and each has added the units that it owns."""
+        """Check I1: at every stage the owners of units are the whole batch, and each owner has added its
+        units to its sum."""
         if commit.verdict != "step":
             return
         if any(loss != loss for loss in commit.loss_sums):

@@ -21,8 +21,8 @@ PENDING_MAX = 64
 
 
 def check_bounds(node: Node) -> None:
-    """Raise Violation if a queue of a peer is too long, or more of its slots are held or promised than
-    exist."""
+    """Check the queues of one peer, and the slots (microbatches that it can hold) that it counts. Raises
+    Violation if a queue is too long, or if more slots are held or promised than exist."""
     peer, ctx = node.peer, node.peer.ctx
     settings = ctx.run.settings
     exist = settings.microbatches + settings.windows
@@ -57,7 +57,7 @@ def check_bounds(node: Node) -> None:
 
 
 def _senders(ctx: PeerContext) -> int:
-    """Number of processes that may have sent this peer a message."""
+    """Number of processes that may have sent messages to this peer."""
     seen = ctx.run.membership.ever()
     return len(seen) + sum(peer not in seen for peer in ctx.links.up) + 1
 
@@ -68,7 +68,8 @@ def _at_most(node: Node, what: str, size: int, most: int) -> None:
 
 
 def check_account(world: World, sender: Node, receiver: str) -> None:
-    """Raise Violation if a sender counts more credits than the receiver has granted to it."""
+    """Check that a sender counts no more credits (permissions to send a microbatch) than the receiver has
+    granted to it; raises Violation."""
     there, here = world.nodes.get(receiver), sender.peer.iteration
     if there is None or here is None or sender.catching_up:
         return
@@ -84,7 +85,7 @@ def check_account(world: World, sender: Node, receiver: str) -> None:
 
 
 def check_plan(node: Node, peer: str) -> None:
-    """Raise Violation if the flow plan of a node still uses its closed connection to `peer`."""
+    """Check that the flow plan of a node no longer uses its closed connection to `peer`; raises Violation."""
     agent = node.peer.router.agent
     if agent is not None and any(peer in (held.previous, held.next) for held in agent.held()):
         raise Violation("I5", f"{node.id} plans with {peer}, whose connection is gone: a ghost flow")

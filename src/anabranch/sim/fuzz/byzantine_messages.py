@@ -62,7 +62,8 @@ def replay(swarm: SwarmUnderTest, victim: Node) -> tuple[str, float] | None:
 
 
 def _stranger(swarm: SwarmUnderTest, target: Node) -> str:
-    """Connect a process that has a ticket but is no member to the target; answers to the process are lost."""
+    """Connect a process that has a ticket but is no member to the peer `target`; answers to the process are
+    lost."""
     world = swarm.world
     if STRANGER not in world.nodes:
         peer = Peer(STRANGER, 1, world.genesis.leader, world.settings)

@@ -66,8 +66,9 @@ _BYTES = ("corrupt bytes", "garbage", "flood", "replay", "copied key")
 @dataclass(frozen=True)
 class FaultProfile:
     """Kinds of faults that a seed may draw. faults: least and greatest number per seed. churn: probability
-    that a relay crashes in an iteration (and is replaced). guests: True if its seeds draw hostile guests;
-    undefended: one of them with a deed of `guest_deeds.OPEN`."""
+    that a relay crashes in an iteration (and is replaced). guests: True if its seeds draw hostile guests.
+    undefended: True if one of the guests does a deed against which there is no full defence
+    (`guest_deeds.OPEN`)."""
 
     name: str
     kinds: tuple[str, ...]
@@ -98,7 +99,7 @@ UNDEFENDED = FaultProfile("undefended", (), (0, 0), guests=True, undefended=True
 
 
 def profile_named(name: str) -> FaultProfile:
-    """Profile of this name; raises KeyError if there is none."""
+    """Fault profile with this name. Raises KeyError if there is none."""
     return UNDEFENDED if name == UNDEFENDED.name else PROFILES[name]
 
 
@@ -113,7 +114,7 @@ def reachable(kind: str, phase: str) -> bool:
 
 
 def of_leading_relays(kind: str, phase: str) -> bool:
-    """True if only a relay that is the leader can be hit by a fault of this kind in this phase."""
+    """True if the only peer that a fault of this kind can hit in this phase is a relay that leads."""
     return KINDS[kind].roles == _LEADER and phase in OF_RELAYS
 
 

@@ -33,7 +33,7 @@ EVERY_S = 0.1
 
 
 class GuestRole(Enum):
-    """Role of a guest in the run. An admitted one never says that it is ready, so it has no microbatches."""
+    """Role of a hostile guest in the run. An admitted one never reports ready, so it gets no microbatches."""
 
     SERVES = "a relay that serves"
     ADMITTED = "a relay that is admitted and serves nothing"
@@ -42,7 +42,8 @@ class GuestRole(Enum):
 
 
 class Guest:
-    """Hostile guest of a seed. deed: what it does. told: lies by what they are about, each told once."""
+    """Hostile guest of a seed: a process that lies. deed: its hostile act. told: subjects of the lies told so
+    far, each of which is told once."""
 
     def __init__(self, world: World, name: str, deed: Deed, role: GuestRole, rng: Random) -> None:
         self.world, self.name, self.deed, self.role, self.rng = world, name, deed, role, rng
@@ -60,7 +61,7 @@ class Guest:
 
     @property
     def stage(self) -> int:
-        """Stage that its member record names; a stranger's: the one that it would ask for."""
+        """Stage in the guest's member record; for a stranger, the stage that it would ask for."""
         member = self.world.leading().peer.ctx.run.membership.members.get(self.name)
         return self.node.member.stage if member is None else member.stage
 
@@ -73,8 +74,8 @@ class Guest:
         return msg.Fence(epoch, self.node.member.incarnation, t, base, self.stage)
 
     def say(self, peer: str, message: msg.AnyMessage, once: object = None) -> None:
-        """Send a message without passing the mouth, if there is a link. once: nothing is sent if it was told
-        already."""
+        """Send a message as it is, not changed by the deed's `mouth`, if there is a link. once: send nothing
+        if this was told already."""
         if peer not in self.node.links or (once is not None and once in self.told):
             return
         self.told.add(once if once is not None else len(self.told))
@@ -84,7 +85,7 @@ class Guest:
         self.say(self.world.leading().id, message, once)
 
     def mouth(self, message: msg.AnyMessage) -> msg.AnyMessage | None:
-        """Message that is sent instead of what its process says; None: nothing."""
+        """Message that the guest sends in place of the honest `message` of its process; None: nothing."""
         if self.role is GuestRole.STRANGER and isinstance(message, msg.JoinRequest) and not self.deed.applies:
             return None
         if self.role is GuestRole.ADMITTED and isinstance(message, msg.Ready):
@@ -99,12 +100,10 @@ class Guest:
 
 @dataclass(frozen=True)
 class Deed:
-    """Hostile act, the `kind` of a delivered fault.
-
-    roles: roles in which guests do it. mouth, talk: see the module. proven: roles in which the leader can
-    prove it, so that the guest must lose its seat. applies: True if a stranger asks to be admitted. early:
-    True if a member does it before it serves.
-    """
+    """Hostile act of a guest, and the `kind` of the delivered fault. roles: roles in which guests do it.
+    mouth, talk: functions that change honest messages and add false ones (see the module). proven: roles in
+    which the leader can prove the act, so that the guest must lose its seat. applies: True if a stranger that
+    does it asks to be admitted. early: True if a member does it before it serves."""
 
     name: str
     roles: frozenset[GuestRole]
@@ -119,16 +118,18 @@ class Deed:
 
 
 def _false_state(guest: Guest, message: msg.AnyMessage) -> msg.AnyMessage | None:
-    """The process's own reports of a state carry a false hash, once they have a say."""
+    """Deed: put a false hash into the guest's own reports of a state, once these have an effect
+    (`_has_a_say`)."""
     if isinstance(message, msg.Applied) and _has_a_say(guest, message.fence.t):
         return structs.replace(message, fingerprint=FALSE_HASH)
     return message
 
 
 def _has_a_say(guest: Guest, t: int) -> bool:
-    """True if the guest never serves, or served in iteration `t` with two honest replicas or more, and more
-    honest ones than liars. (Sooner, its word counts for nothing and costs it its seat. Fewer honest replicas
-    wait for a third or for the owner: docs/explanation/trust.md.)"""
+    """True if a report of the guest about iteration `t` has an effect that the protocol must withstand: the
+    guest never serves, or two honest replicas or more served with it, and more honest ones than liars.
+    (Sooner, its word counts for nothing and costs it its seat. Fewer honest replicas wait for a third or for
+    the owner: docs/explanation/trust.md.)"""
     if guest.role is not GuestRole.SERVES:
         return True
     live = guest.world.leading().peer.ctx.run.membership.live(guest.stage, t)
@@ -137,7 +138,7 @@ def _has_a_say(guest: Guest, t: int) -> bool:
 
 
 def _tell_false_state(guest: Guest) -> None:
-    """Report the last step as applied before anybody else does, with a false hash."""
+    """Deed: report the last step as applied before any other replica does, with a false hash."""
     lead = guest.lead
     if lead is not None and lead.t > 0 and _has_a_say(guest, lead.t):
         fence = guest.fence(lead.t, lead.base)
@@ -145,7 +146,7 @@ def _tell_false_state(guest: Guest) -> None:
 
 
 def _tell_overflows(guest: Guest) -> None:
-    """Report an overflow of every microbatch of the open iteration."""
+    """Deed: report an overflow of every microbatch of the open iteration."""
     lead = guest.lead
     if lead is None or lead.round is None:
         return
@@ -164,7 +165,8 @@ def _false_digest(guest: Guest, message: msg.AnyMessage) -> msg.AnyMessage | Non
 
 
 def _tell_false_digest(guest: Guest) -> None:
-    """Report PREPARED in every attempt of its stage, whether or not the attempt names it."""
+    """Deed: report PREPARED with a false digest in every reduce attempt of the guest's stage, even in
+    attempts without the guest."""
     lead = guest.lead
     attempt = lead.round.attempts.get(guest.stage) if lead is not None and lead.round is not None else None
     if attempt is not None:
@@ -179,7 +181,7 @@ def _fetch_nothing(guest: Guest, message: msg.AnyMessage) -> msg.AnyMessage | No
 
 
 def _tell_ready(guest: Guest) -> None:
-    """Repeat the hash that Welcome told as if the state were there."""
+    """Deed: report ready without the state, by repeating the hash that the Welcome message told."""
     joining, announced = guest.node.peer.joining, guest.node.peer.joining.fetching.announced
     if joining.step is Step.FETCHING and not guest.serves:
         ready = msg.Ready(announced.t, guest.stage, announced.fingerprint)
@@ -187,8 +189,8 @@ def _tell_ready(guest: Guest) -> None:
 
 
 def _apart(guest: Guest, message: msg.AnyMessage) -> msg.AnyMessage | None:
-    """Claim not to reach one honest replica of its stage, and send no part of a sum, so that reduces are
-    stuck."""
+    """Deed: claim that one honest replica of the stage cannot be reached, and send it no part of a sum, so
+    that reduces are stuck."""
     if isinstance(message, msg.ReducePart | msg.ReducedPart | msg.Prepared):
         return None
     if isinstance(message, msg.Claim | msg.Ready):
@@ -203,7 +205,7 @@ def _give_no_state(guest: Guest, message: msg.AnyMessage) -> msg.AnyMessage | No
 
 
 def _tell_holds(guest: Guest) -> None:
-    """Claim to hold every stage's state after every iteration that snapshots are kept of."""
+    """Deed: claim to hold every stage's snapshot of every iteration of which snapshots are kept."""
     lead = guest.lead
     if lead is None:
         return
@@ -213,7 +215,7 @@ def _tell_holds(guest: Guest) -> None:
 
 
 def _tell_reports(guest: Guest) -> None:
-    """Report events in others' names, with control sequences of terminals."""
+    """Deed: report events in the names of others, with control sequences for terminals."""
     other = guest.rng.choice(sorted(guest.world.nodes))
     line = f'{{"event":"peer_removed","peer":"{other}","subject":"{other}","reason":"\\u001b[2J"}}'.encode()
     lines = tuple(guest.rng.choice((line, b"\x1b]0;owned\x07", b"{", b'{"event":"step","t":1e9}'))
@@ -222,7 +224,7 @@ def _tell_reports(guest: Guest) -> None:
 
 
 def _ask_stage_0(guest: Guest, message: msg.AnyMessage) -> msg.AnyMessage | None:
-    """Apply as a data node, with the right corpus and model."""
+    """Deed: apply as a data node, with the right hashes of corpus and model."""
     if not isinstance(message, msg.JoinRequest):
         return message
     corpus, member = guest.world.genesis.corpus_fingerprint, structs.replace(message.member, stage=0)
@@ -230,7 +232,7 @@ def _ask_stage_0(guest: Guest, message: msg.AnyMessage) -> msg.AnyMessage | None
 
 
 def _ask_again_for_stage_0(guest: Guest) -> None:
-    """Apply as a data node although it is a member."""
+    """Deed: apply as a data node, although the guest is a member already."""
     member = structs.replace(guest.node.member, stage=0, incarnation=guest.node.member.incarnation + 1)
     corpus = guest.world.genesis.corpus_fingerprint
     request = msg.JoinRequest(member, 0, guest.world.genesis.protocol_version, "", corpus)
@@ -273,6 +275,7 @@ OPEN: dict[tuple[str, GuestRole], str] = {
 
 
 def cells(undefended: bool) -> list[tuple[Deed, GuestRole]]:
-    """Deeds with the roles in which they are done. undefended: those whose defence has a limit."""
+    """Pairs (deed, role) that seeds draw. undefended: True for those against which the defence has a known
+    limit."""
     pairs = [(deed, role) for deed in DEEDS.values() for role in GuestRole if role in deed.roles]
     return [(deed, role) for deed, role in pairs if ((deed.name, role) in OPEN) == undefended]

@@ -33,8 +33,9 @@ APART = (GuestRole.ADMITTED, GuestRole.STRANGER)
 
 @dataclass(frozen=True)
 class GuestPlan:
-    """Planned guest. It joins `stage` after `after_t` committed steps. first: True if its id sorts before all
-    others, else after them. returns: True if its owner starts it again when it was removed."""
+    """Planned arrival of a hostile guest. It joins `stage` after `after_t` committed steps. first: True if
+    its id sorts before all others, else after them. returns: True if its owner starts it again when it was
+    removed."""
 
     deed: str
     role: GuestRole
@@ -69,10 +70,8 @@ def draw_guests(rng: random.Random, stages: int, undefended: bool) -> tuple[Gues
 
 
 class HostileGuests:
-    """Guests of a seed and what is demanded of the run with them.
-
-    begun(kind, node, text): called as a guest does its deed for the first time. pace_s: bound of G1.
-    """
+    """Hostile guests of one seed, and the demands on a run with them. begun(kind, node, text): called when a
+    guest does its deed for the first time. pace_s: greatest virtual seconds of a step by demand G1."""
 
     def __init__(
         self,
@@ -100,7 +99,8 @@ class HostileGuests:
     # --- their life ----------------------------------------------------------------------------
 
     def look(self, node: Node, steps: int) -> None:
-        """Take part in an event of a node. steps: last committed iteration."""
+        """Let the guests act on an event of a node, and check the demands. steps: last committed
+        iteration."""
         for number, plan in enumerate(self._plans[len(self.guests) :], start=len(self.guests)):
             if plan.after_t > steps:
                 break
@@ -118,7 +118,7 @@ class HostileGuests:
                 self._talk(guest, steps)
 
     def _invite(self, plan: GuestPlan, name: str) -> None:
-        """Let a guest dial the run. It has no disk, so it never keeps the log."""
+        """Let a new guest dial the run. It has no disk, so it never keeps the log."""
         world, stage = self.world, plan.stage
         like = next(n.member for n in world.nodes.values() if n.member.stage == stage)
         member: Member = structs.replace(

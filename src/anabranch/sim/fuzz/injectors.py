@@ -30,7 +30,7 @@ def crash(swarm: SwarmUnderTest, victim: Node) -> Injected:
 
 
 def vanish(swarm: SwarmUnderTest, victim: Node) -> Injected:
-    """Remove the machine without a reset of its links."""
+    """Fault: remove the machine of the victim without a reset of its links."""
     swarm.world.vanish(victim.id)
     wait_s = swarm.rng.uniform(0.2, 4.0)
     swarm.newcomer_later(victim.stage, wait_s)
@@ -45,7 +45,7 @@ def restart(swarm: SwarmUnderTest, victim: Node) -> Injected:
 
 
 def stage_loss(swarm: SwarmUnderTest, victim: Node) -> Injected:
-    """Kill every replica of the victim's stage at the same instant; two newcomers follow."""
+    """Fault: kill every replica of the victim's stage at the same instant; two newcomers follow."""
     stage = victim.stage
     for node in sorted(swarm.world.nodes.values(), key=lambda node: node.id):
         if node.running and node.stage == stage:
@@ -99,7 +99,8 @@ def cut(swarm: SwarmUnderTest, victim: Node) -> Injected:
 
 
 def partition(swarm: SwarmUnderTest, victim: Node) -> Injected:
-    """Separate the victim and some other peers, never another leader, from all others."""
+    """Fault: lose all messages between the victim with some other peers (never another leader) and all the
+    rest."""
     world, seconds = swarm.world, swarm.rng.choice(_LASTING_S)
     names = sorted(node.id for node in world.nodes.values() if node.running)
     leader = world.leading().id
@@ -124,7 +125,7 @@ def one_way(swarm: SwarmUnderTest, victim: Node) -> Injected:
 
 
 def duplication(swarm: SwarmUnderTest, victim: Node) -> Injected:
-    """Duplicate messages, or replace all links so that both ends send again what may be lost."""
+    """Fault: duplicate messages, or replace all links so that both ends send again what may be lost."""
     if swarm.rng.random() < 0.3:
         others = [other for other in sorted(victim.links) if swarm.world.cut(victim.id, other)]
         if not others:
@@ -137,7 +138,7 @@ def duplication(swarm: SwarmUnderTest, victim: Node) -> Injected:
 
 
 def reordering(swarm: SwarmUnderTest, victim: Node) -> Injected:
-    """Let messages overtake each other, on the same lane too."""
+    """Fault: let messages overtake each other, also on the same connection."""
     late_s = swarm.rng.choice([0.02, 0.1, 0.5])
     swarm.world.disorder(0.0, late_s, DISORDER_S, [victim.id])
     what = f"what {victim.id} says and hears comes in any order, up to {late_s:g} s late"
@@ -151,10 +152,8 @@ def clock_jump(swarm: SwarmUnderTest, victim: Node) -> Injected:
 
 
 def corrupt_bytes(swarm: SwarmUnderTest, victim: Node) -> Injected:
-    """Corrupt bytes on a link, which breaks it: the transport's authentication fails.
-
-    Corrupted copies of recent messages are also decoded here, which must raise nothing but MessageError.
-    """
+    """Fault: corrupt bytes on a link, which breaks it, since the transport's authentication fails. Corrupted
+    copies of recent messages are also decoded here, which must raise nothing but MessageError."""
     other = swarm.neighbour(victim)
     if other is None or not swarm.world.cut(victim.id, other.id):
         return None
@@ -167,8 +166,8 @@ def corrupt_bytes(swarm: SwarmUnderTest, victim: Node) -> Injected:
 
 
 def copied_key(swarm: SwarmUnderTest, victim: Node) -> Injected:
-    """Start a second process with the same key, on a disk of its own, while the first one goes on. Not the
-    founder's: without the run's directory its second process would found another run."""
+    """Fault: start a second process with the victim's key, on a disk of its own, while the first one goes on.
+    Not the founder's: without the run's directory its second process would found another run."""
     if victim.id == swarm.world.genesis.leader:
         return None
     swarm.restart(victim, without_disk=True)

@@ -10,7 +10,7 @@ from anabranch.sim.kernel.swarm_world import World
 
 
 def unmet(world: World, t: int) -> list[str]:
-    """Descriptions of the conditions of I4 that do not hold. t: last committed iteration."""
+    """Conditions of I4 (progress) that do not hold now, in words. t: last committed iteration."""
     missing = []
     leader = world.leading()
     if not any(_electable(world, node) for node in world.nodes.values()):
@@ -36,10 +36,8 @@ def _can_be_served(world: World, stage: int) -> bool:
 
 
 def _electable(world: World, node: Node) -> bool:
-    """True if a majority of the voters in this peer's log could elect it.
-
-    These voters must run, know the peer as a voter, and have logs that are no more complete than the peer's.
-    """
+    """True if this peer could win an election: a majority of the voters in its log run, know it as a voter,
+    and have logs no more complete than its own."""
     raft = node.peer.voter.raft
     if not node.running or raft.me not in raft.log.electors(raft.commit_index):
         return False
@@ -64,7 +62,7 @@ def _complete(node: Node) -> tuple[int, int]:
 
 
 def _voters_remain(world: World, node: Node) -> bool:
-    """True if a majority of the voters still runs without this peer."""
+    """True if a majority of the voters would still run without this peer."""
     raft = world.leading().peer.voter.raft
     remain = [voter for voter in raft.log.voters if _up(world, voter) and peer_of(voter) != node.id]
     return peer_of(raft.me) not in map(peer_of, raft.log.voters) or 2 * len(remain) > len(raft.log.voters)
@@ -95,10 +93,8 @@ def _serves(world: World, node: Node) -> bool:
 
 
 def _holds(world: World, node: Node, stage: int, t: int) -> bool:
-    """True if this peer serves the stage with the state after iteration t, or the reduced gradient for it.
-
-    Every peer that joins for the stage has its initial state.
-    """
+    """True if this peer serves the stage, or joins for it, and has the state after iteration t or the reduced
+    gradient that leads to it. Every peer that joins for the stage has its initial state."""
     peer = node.peer
     if t == 0 and node.running and node.member.stage == stage:
         return True

@@ -42,7 +42,7 @@ _OF_THE_LOG: dict[str, Callable[[str, Fields], str]] = {
 
 
 def story(trial: SeedTrial) -> list[str]:
-    """Lines of a seed's story: description of the seed, `time event` in order of time, result."""
+    """Text of a seed's story, as lines: description of the seed, `time event` in order of time, result."""
     lines = sorted([*trial.story, *_noted(trial)], key=lambda line: line[0])
     return [trial.drawn.describe(), *(f"{at:9.3f} s  {text}" for at, text in lines), _end(trial)]
 

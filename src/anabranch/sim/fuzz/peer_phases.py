@@ -48,7 +48,8 @@ _RUNNING: dict[type[tasks.Task], str] = {
 
 
 def phase_of(node: Node, committed_t: int) -> str:
-    """Phase of a peer. committed_t: last iteration committed in the log."""
+    """Phase of a peer's work, at which faults can be aimed. committed_t: last iteration committed in the
+    log."""
     peer = node.peer
     if _misses_a_leader(node):
         return ELECTION
@@ -76,8 +77,8 @@ def phase_for(node: Node, committed_t: int, aimed: str) -> str:
 
 
 def _just_chosen(node: Node) -> bool:
-    """True if the peer leads, and the event that it just handled committed a step, which it begins to
-    apply."""
+    """True if the peer leads, and the event that it just handled committed a step, which it will apply
+    now."""
     running = node.peer.ctx.tasks.running
     applies = running is not None and _RUNNING.get(type(running.task)) == APPLY
     return applies and node.peer.lead is not None and node.task_at == node.world.clock.now

@@ -59,8 +59,8 @@ _COMPUTING = ("Forward", "Head", "InputGradient", "WeightGradient")
 
 @dataclass(frozen=True)
 class FaultTarget:
-    """Planned fault. After `after_t` committed steps, `skip` peers in the planned phase are passed over; the
-    next one is hit `delay_s` later."""
+    """Planned fault: it waits for `after_t` committed steps, passes over `skip` peers in the planned phase,
+    and hits the next one `delay_s` later."""
 
     kind: str
     phase: str
@@ -80,7 +80,7 @@ class FaultTarget:
 
     @property
     def elects(self) -> bool:
-        """True if the fault hits during or after an election, which the trial then causes."""
+        """True if the fault hits during or after an election; the trial then causes one."""
         return self.phase == ELECTION or self.of_leading_relays
 
     @property
@@ -92,8 +92,8 @@ class FaultTarget:
 @dataclass(frozen=True)
 class DrawnSeed:
     """Swarm and faults that a seed draws. torch: True if the workers compute with tensors. slow: (machine,
-    machine, factor on the delays between them). aims: planned faults. first_t: steps before the first one.
-    guests: hostile guests; seeds that draw some draw no other faults."""
+    machine, factor on the delays between them). aims: planned faults. first_t: committed steps before the
+    first fault. guests: hostile guests; seeds that draw some draw no other faults."""
 
     seed: int
     profile: FaultProfile
@@ -216,7 +216,8 @@ def _aims(seed: int, profile: FaultProfile, rng: random.Random, first_t: int) ->
 def _machines(
     rng: random.Random, aims: tuple[FaultTarget, ...], torch: bool, crowded: bool, large: bool
 ) -> tuple[Machine, ...]:
-    """Machines of the swarm, 2 to 40: 1 to 8 stages, 1 to 3 data nodes; the first one founds the run."""
+    """Draw the machines of a swarm, 2 to 40: 1 to 8 stages, 1 to 3 data nodes; the first one founds the
+    run."""
     stages = rng.choice([1, 2, 3] if torch else _LARGE if large else _USUAL)
     data_nodes = rng.choice([1, 1, 2, 2, 3])
     for aim in aims:
@@ -248,7 +249,7 @@ def _machines(
 
 
 def _regions(rng: random.Random, machines: tuple[Machine, ...]) -> tuple[tuple[str, str, float], ...]:
-    """Delay factors of pairs of machines in different regions, of which there are up to three."""
+    """Draw up to three regions: delay factors of pairs of machines in different ones."""
     regions = rng.choice([1, 1, 2, 3])
     if regions == 1:
         return ()

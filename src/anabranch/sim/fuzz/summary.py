@@ -19,8 +19,8 @@ _KINDS = (*KINDS, *DEEDS)
 
 
 class Cell(msgspec.Struct):
-    """Counts of one (phase, kind of fault) pair. delivered: injected faults. repaired: microbatches sent
-    again after these. wasted_s: virtual seconds of compute wasted by these."""
+    """Counts of one (phase, kind of fault) pair over all seeds. delivered: injected faults. repaired:
+    microbatches sent again after these. wasted_s: virtual seconds of compute wasted by these."""
 
     delivered: int = 0
     repaired: int = 0
@@ -28,7 +28,7 @@ class Cell(msgspec.Struct):
 
 
 class Failure(msgspec.Struct):
-    """Seed with a violation. reproduce: command that prints its story."""
+    """Seed in which an invariant was violated. reproduce: command that prints its story."""
 
     seed: int
     profile: str

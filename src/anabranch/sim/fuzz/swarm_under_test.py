@@ -35,8 +35,8 @@ class SwarmUnderTest:
         self._newcomers = 0
 
     def listen(self, node: Node, event: ev.Event) -> None:
-        """Record a received message, so that it can be replayed; forget those of a connection that is
-        closed."""
+        """Record a message that a peer received, so that it can be replayed; drop those of a connection that
+        is closed."""
         if isinstance(event, ev.Received):
             self.heard[node.id].append(event)
         elif isinstance(event, ev.LinkDown):
@@ -49,7 +49,7 @@ class SwarmUnderTest:
         return self.world.nodes[self.rng.choice(linked)] if linked else None
 
     def newcomer(self, stage: int) -> str:
-        """Let a new machine join a stage; returns the machine's name."""
+        """Let a new machine join `stage`; returns the machine's name."""
         self._newcomers += 1
         name = f"n{self._newcomers}"
         template = next(m for m in self.drawn.machines if m.stage == stage)

@@ -39,7 +39,7 @@ VOCABULARY = 31
 
 
 class MadeUpBatches:
-    """Batches of random tokens, the same for the same iteration and index."""
+    """Batches of random tokens, a pure function of iteration and index."""
 
     def __init__(self, run: RunConfig) -> None:
         self._batch = run.batch

@@ -110,8 +110,8 @@ class SeedTrial:
         self._stuck()
 
     def _stuck(self) -> None:
-        """Handle a lack of progress: raise Violation if all conditions of I4 hold, else record those that do
-        not."""
+        """Handle a run without progress: raise Violation if all conditions of I4 hold, else record those that
+        do not."""
         self.outcome.unmet = unmet(self.world, self.invariants.t)
         if not self.outcome.unmet:
             waiting = [str(f.get("reason")) for _, _, kind, f in self.world.notes if kind == "waiting"][-1:]
@@ -195,7 +195,8 @@ class SeedTrial:
         self._delivered(deed, phase_for(node, self.invariants.t, ""), node, text, "")
 
     def _delivered(self, kind: str, phase: str, node: Node, text: str, aimed: str) -> None:
-        """Record a fault that was injected now."""
+        """Record a fault that was just injected, and the phase that its victim was in. aimed: the planned
+        phase."""
         now, self._quiet_t = self.world.clock.now, self.steps
         self.outcome.faults.append(DeliveredFaults(kind, phase, now, node.id, text, aimed=aimed))
         self.waste.struck(self.outcome.faults[-1])
@@ -205,7 +206,7 @@ class SeedTrial:
         self._quiet_t = max(self._quiet_t, self.steps)
 
     def drop(self, pending: _PendingFault) -> None:
-        """Remove a planned fault that was injected, or found no victim in time."""
+        """Remove a planned fault from those that wait: it was injected, or found no victim in time."""
         self._pending.remove(pending)
 
     # --- elections and restarts ----------------------------------------------------------------
@@ -266,8 +267,8 @@ class _PendingFault:
         self._elect_at = 0.0 if aim.elects else float("inf")
 
     def attempt(self, trial: SeedTrial, node: Node) -> bool:
-        """Plan the fault against a peer that has just handled an event, if the peer fits. Returns True if the
-        fault is dropped instead, because it found no victim in time."""
+        """Inject the fault, after its delay, into a peer that has just handled an event, if that peer fits.
+        Returns True if the fault is given up, because it found no victim in time."""
         now = trial.world.clock.now
         if self._since is None:
             self._since, self._since_t = now, trial.steps
@@ -299,7 +300,7 @@ class _PendingFault:
             self._elect_at = now + ELECT_AGAIN_S
 
     def _waited(self, trial: SeedTrial) -> float:
-        """Time that the fault has waited for a victim: multiple of SETTLE_FOR_S, or of SETTLE_FOR_STEPS
+        """Time that the fault has waited for a victim, as a multiple of SETTLE_FOR_S or of SETTLE_FOR_STEPS
         steps, whichever is more."""
         since = self._since or 0.0
         steps = (trial.steps - self._since_t) / SETTLE_FOR_STEPS

@@ -15,7 +15,8 @@ SLICES = 64.0
 
 
 class Clock:
-    """Virtual clock (`now`, in seconds) and event queue. Simultaneous events run in the order of planning."""
+    """Virtual clock (`now`, in seconds) with an event queue. Simultaneous events run in the order in which
+    they were planned."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -28,7 +29,7 @@ class Clock:
         self._count = 0
 
     def at(self, time: float, action: Callable[[], object]) -> None:
-        """Plan an action for a time; a past time counts as now, and an infinite one never comes."""
+        """Plan to call `action` at `time`; a past time counts as now, and an infinite one never comes."""
         self._count += 1
         if time < self.now:
             time = self.now

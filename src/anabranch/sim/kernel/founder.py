@@ -31,7 +31,7 @@ def populate(world: World, schedule: Schedule, machines: Iterable[tuple[Member, 
 def founder_comes_back(world: World) -> Node:
     """Restart the founder as `anabranch resume` does: with its disk and its newest checkpoint.
 
-    The founder joins the leader of the run; if there is none, it can be elected and resumes the run.
+    It joins the run's present leader; if there is none, it can be elected and resumes the run.
     """
     former = world.nodes[world.genesis.leader]
     member = former.next_life()

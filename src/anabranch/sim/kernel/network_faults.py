@@ -56,7 +56,7 @@ class NetworkFaults:
         return max(now, self._holes.get((sender, receiver), 0.0)) if self._holes else now
 
     def factor(self, *ends: str) -> float:
-        """Factor on the delays of the link of two peers."""
+        """Factor on the delays between two peers; 1 without a fault."""
         return self.slow.get(frozenset(ends), 1.0) if self.slow else 1.0
 
     def arrivals(self, ends: frozenset[str], planned: float) -> list[float]:

@@ -16,8 +16,8 @@ VALUES_KEPT = 64
 
 
 class _Value:
-    """Shared membership list. after: key of the last change that a peer made to it, and the resulting
-    list."""
+    """Membership list that several simulated peers share. after: key of the last change that a peer made to
+    it, and the resulting list."""
 
     __slots__ = ("after", "membership")
 

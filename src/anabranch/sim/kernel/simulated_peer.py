@@ -76,7 +76,7 @@ class Environment(ABC):
 
     @abstractmethod
     def send(self, sender: Node, peer: str, message: AnyMessage, payload: Payload | None) -> None:
-        """Put a message on the wire."""
+        """Send a message of the node `sender` to `peer` through the simulated network."""
 
     @abstractmethod
     def dial(self, node: Node, peer: str, address: str = "") -> None:
@@ -85,7 +85,7 @@ class Environment(ABC):
 
     @abstractmethod
     def hang_up(self, node: Node, peer: str, reason: str) -> None:
-        """Close a link after everything sent before has arrived."""
+        """Close a link after everything that was sent before has arrived."""
 
     @abstractmethod
     def replace(self, node: Node, peer: str, link: Link) -> None:
@@ -93,7 +93,7 @@ class Environment(ABC):
 
     @abstractmethod
     def task_s(self, node: Node, task: Task) -> float:
-        """Seconds that a task takes at a node."""
+        """Virtual seconds that a task takes at a node."""
 
 
 class Link:
@@ -130,13 +130,13 @@ class Link:
         return at
 
     def carries(self, sender: str) -> bool:
-        """True if messages in flight from `sender` still arrive."""
+        """True if messages in flight from `sender` still arrive, although the link may be closed."""
         return self.open or self.cut_by == sender
 
 
 @dataclass
 class Disk:
-    """Disk of a simulated machine: log entries and voter state that survive the death of its process."""
+    """Disk of a simulated machine: log entries and voter state, which survive the death of its process."""
 
     nonce: str = ""
     term: int = 0
@@ -145,7 +145,7 @@ class Disk:
     lines: list[bytes] = field(default_factory=list)
 
     def kept(self, seed: int) -> SavedVoterState:
-        """Contents as a new process reads them. seed: seed of its random numbers."""
+        """Contents of the disk as a new process reads them. seed: seed of that process's random numbers."""
         start = Position(self.start, decode_entry(self.lines[0]).previous) if self.lines else Position()
         return SavedVoterState(self.nonce, self.term, self.vote, tuple(self.lines), start, seed=seed)
 
@@ -195,7 +195,7 @@ class Node:
         """Peers whose connections it closed while catching up; messages of those connections are dropped."""
 
     def next_life(self, without_disk: bool = False) -> Member:
-        """Member record of the same machine's next process. without_disk: True if its disk is lost."""
+        """Member record of the next process of the same machine. without_disk: True if its disk is lost."""
         disk = f"{self.member.disk}+" if without_disk else self.member.disk
         return structs.replace(self.member, incarnation=self.member.incarnation + 1, disk=disk)
 
@@ -237,7 +237,7 @@ class Node:
         self._backlog = self._backlog or []
 
     def thaw(self) -> None:
-        """Continue the process: expired timers first, then the queued events."""
+        """Continue the stopped process: expired timers first, then the queued events."""
         backlog, self._backlog = self._backlog or [], None
         self.catching_up = True
         self.handle(ev.Wake())
@@ -261,7 +261,7 @@ class Node:
             self.handle(ev.Wake())
 
     def _written(self, number: int) -> None:
-        """Complete the writes up to `number`; a crash loses those that are not complete."""
+        """Complete the disk writes up to `number`; a crash loses those that are not complete."""
         while self._unwritten and self._unwritten[0].number <= number and self.alive:
             self.disk.do(self._unwritten.pop(0))
         self.handle(ev.Persisted(number))
@@ -282,7 +282,7 @@ class Node:
             self.handle(ev.LinkDown(peer, reason))
 
     def end(self, reason: str, ok: bool) -> None:
-        """Exit the process."""
+        """Exit the process. reason: for the story. ok: True if it ends without an error."""
         self.stopped = (reason, ok)
         for peer in sorted(self.links):
             self.world.hang_up(self, peer, "the process ended")

@@ -6,7 +6,8 @@ import hashlib
 
 
 class SimulatedSigner:
-    """Signatures that nobody else makes by mistake: hashes of a peer's name and the text."""
+    """Stand-in for signatures: a hash of the peer's name and the text, which no other peer computes by
+    mistake."""
 
     def __init__(self, peer: str) -> None:
         self._peer = peer

@@ -68,8 +68,8 @@ class World(Environment):
 
     nodes: name -> current process. trouble: network faults. slow: pair of peers -> factor on the delays of
     their link. unheard: kinds of notes that are not recorded. liars: peers whose reports of their own slots
-    may be false. mouths: peer -> what it says instead of what its process says. See `Environment` for the
-    rest.
+    may be false. mouths: peer -> function that replaces or drops each message of its process, for peers that
+    lie. See `Environment` for the rest.
     """
 
     def __init__(
@@ -100,7 +100,8 @@ class World(Environment):
         self._memberships = MembershipPool()
 
     def add_leader(self, peer: Peer, member: Member, disk: Disk | None = None) -> Node:
-        """Add the founder. If there are several voters, it also dials one that its disk names."""
+        """Add the founder, which leads first. If there are several voters, it also dials one that its disk
+        names."""
         node = Node(self, peer, member, 1.0)
         node.disk = disk or Disk(member.disk)
         self.schedule = peer.ctx.run.schedule
@@ -143,7 +144,7 @@ class World(Environment):
         return node
 
     def seed_of(self, member: Member) -> int:
-        """Seed of the random numbers of one process."""
+        """Seed of the random numbers of one process, from its id and incarnation."""
         return zlib.crc32(f"{self.seed} {member.id} {member.incarnation}".encode())
 
     # --- wires ---------------------------------------------------------------------------------
@@ -192,7 +193,7 @@ class World(Environment):
             receiver.handle(ev.Received(sender, decoded, payload))
 
     def _bulk_s(self, sender: str, receiver: str, message: AnyMessage, size: int, bulky: bool) -> float:
-        """Seconds that a message's size, or its payload, adds to its delay."""
+        """Seconds that the size of a message, or of its payload, adds to its delay."""
         padding_bytes = len(message.padding) if isinstance(message, Burst) else 0
         if not bulky and not padding_bytes:
             return 0.0
@@ -215,7 +216,7 @@ class World(Environment):
             self.clock.at(time, action)
 
     def dial(self, node: Node, peer: str, address: str = "") -> None:
-        """Connect a node to a peer as soon as possible; the node always gets LinkUp or LinkDown."""
+        """Connect a node to a peer as soon as possible. The node always gets a LinkUp or LinkDown event."""
         pair = frozenset((node.id, peer))
         trip_s = self._setup_s(node.id, peer)
         at = self.trouble.dialled_at(node.id, peer, self.clock.now, trip_s)
@@ -247,7 +248,8 @@ class World(Environment):
         self.clock.at(at if at < math.inf else self.clock.now + DIAL_S, answer)
 
     def credential_of(self, node: Node) -> VerifiedCredential:
-        """Credential that a node shows when it dials: that of `tickets`, or one of its stage's role."""
+        """Credential that a node shows when it dials: its entry in `tickets`, else one with the role of its
+        stage."""
         return self.tickets.get(node.id) or (NO_TICKET_RELAY if node.member.stage else NO_TICKET_DATA)
 
     def hang_up(self, node: Node, peer: str, reason: str) -> None:
@@ -315,7 +317,7 @@ class World(Environment):
         self.trouble.swallow([(sender, receiver)], self.clock.now + seconds)
 
     def partition(self, side: Collection[str], seconds: float = math.inf) -> None:
-        """Lose everything between these peers and all others for a while; no link breaks."""
+        """Lose all messages between the peers `side` and all others for a while; no link breaks."""
         others = [peer for peer in self.nodes if peer not in side]
         pairs = [pair for one in side for other in others for pair in ((one, other), (other, one))]
         self.trouble.swallow(pairs, self.clock.now + seconds)

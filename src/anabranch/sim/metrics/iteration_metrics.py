@@ -29,13 +29,13 @@ class Row(msgspec.Struct):
     """Metrics of one simulated iteration; all seconds are virtual.
 
     seconds: from the previous step to this one. bound_s: lower bound with the relays that were alive. spared:
-    drawn crashes that did not happen, because the relay was the last of its stage. recoveries: microbatches
-    sent again.
-    computed_s, wasted_s: compute seconds of all nodes, and those whose result entered no step; died_s: wasted
-    seconds that were lost with a crashed process. busy_s, alive_s: seconds of computing and of being alive,
-    summed over the relays. communicating_s: seconds in which a relay had a payload in flight (mean). twice:
-    contributions that a gradient contains more than once. messages, kinds: control messages, in all and by
-    kind. phases: see `phase_breakdown`; phases and kinds are empty for baselines.
+    crashes that were drawn but did not happen, because the relay was the last of its stage. recoveries:
+    microbatches sent again. computed_s, wasted_s: compute seconds of all nodes, and those whose result
+    entered no step; died_s: wasted seconds that were lost with a crashed process. busy_s, alive_s: seconds of
+    computing and of being alive, summed over the relays. communicating_s: seconds in which a relay had a
+    payload in flight (mean). twice: contributions that a gradient contains more than once. messages, kinds:
+    control messages, in all and by kind. phases: see `phase_breakdown`; phases and kinds are empty for
+    baselines.
     """
 
     t: int
@@ -99,12 +99,12 @@ class MetricsRecorder:
         self.totals[what] += amount
 
     def down(self, relay: str) -> None:
-        """Note the crash of a relay."""
+        """Note that a relay crashed."""
         self.add("crashes")
         self._down_at.setdefault(relay, self.clock.now)
 
     def up(self, relay: str) -> None:
-        """Note the return of a relay's machine."""
+        """Note that a relay's machine is back."""
         at = self._down_at.pop(relay, None)
         if at is not None:
             self._missed_s[relay] += self.clock.now - max(at, self._begun_at)
@@ -190,9 +190,9 @@ FIGURES: dict[str, Callable[[Sequence[Row], int, int], float]] = {
 
 
 class Summary(msgspec.Struct):
-    """Summary of a policy over its seeds, without warm-up iterations. seeds: those that finished. figures:
-    estimate of each figure in FIGURES. kinds: control
-    messages per node and iteration, by kind (empty for baselines)."""
+    """Summary of a policy over its seeds, without warm-up iterations. seeds: number of seeds that finished.
+    figures: estimate of each figure in FIGURES. kinds: control messages per node and iteration, by kind
+    (empty for baselines)."""
 
     policy: str
     seeds: int

@@ -38,7 +38,7 @@ class PhaseRecorder:
         self._computed = dict.fromkeys(COMPUTED, 0.0)
 
     def look(self, node: Node, event: ev.Event, now: float) -> None:
-        """Observe an event that a node has handled at time `now`."""
+        """Handle an event that a node has handled at time `now` (s)."""
         if node is not self._leader and not isinstance(event, ev.Finished):
             return
         lead = self._leader.peer.lead
@@ -60,7 +60,8 @@ class PhaseRecorder:
         self._forwarded_at = now
 
     def end(self, now: float, relays: int) -> dict[str, float]:
-        """Seconds of each phase of the iteration that ends now, and seconds per relay of each kind of task.
+        """Seconds of each phase of the iteration that ends at `now`, and seconds per relay of each kind of
+        task.
 
         :param relays: number of relays.
         """

@@ -6,7 +6,7 @@ import msgspec
 
 
 class DeliveredFaults(msgspec.Struct):
-    """Fault that was injected into a seed's swarm.
+    """Record of one fault that was injected into a seed's swarm.
 
     phase: phase of the victim (`peer`) at that moment. aimed: the intended phase ("" for churn, which is not
     aimed). at_s: virtual time. text: the fault in words. repaired, wasted_s: microbatches sent again and

@@ -36,7 +36,7 @@ class WastedCompute:
         (world.watchers if faults else world.bookkeepers).append(self)
 
     def struck(self, fault: DeliveredFaults) -> None:
-        """Attribute waste and repairs to this fault from now on."""
+        """Attribute waste and repairs from now on to this fault."""
         self._last = fault
 
     def crashed(self, peer: str) -> None:

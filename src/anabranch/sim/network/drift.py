@@ -33,11 +33,11 @@ class Drift:
     _factors: dict[tuple[str, ...], float] = field(default_factory=dict)
 
     def slowness(self, host: str) -> float:
-        """Factor on the duration of a host's tasks."""
+        """Present factor on the duration of a host's tasks (at least 1)."""
         return 1.0 / self._factors.get((host,), 1.0)
 
     def rate(self, one: str, other: str) -> float:
-        """Factor on the bandwidth between two regions."""
+        """Present factor on the bandwidth between two regions (at most 1)."""
         return self._factors.get((min(one, other), max(one, other)), 1.0)
 
     def begin(

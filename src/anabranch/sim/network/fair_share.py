@@ -39,8 +39,8 @@ ROUNDING = 1e-9
 class SharedLink:
     """Link from one host to another, without other traffic.
 
-    latency_s: one link. loss: share of lost packets. burst_trips: round trips over which TCP paces a burst,
-    once the connection has measured that its link carries such bursts (0: not paced).
+    latency_s: one-way delay. loss: share of lost packets. burst_trips: round trips over which TCP paces a
+    burst, once the connection has measured that its link carries such bursts (0: not paced).
     """
 
     latency_s: float
@@ -50,19 +50,19 @@ class SharedLink:
 
     @cached_property
     def rate_bps(self) -> float:
-        """Throughput of a connection; with loss at most MSS/RTT * sqrt(3/2)/sqrt(loss) (Mathis et al., CCR
-        27(3), 1997)."""
+        """Throughput of one connection (bits per second); with loss at most MSS/RTT * sqrt(3/2)/sqrt(loss)
+        (Mathis et al., CCR 27(3), 1997)."""
         if not self.loss or not self.latency_s:
             return self.bandwidth_bps
         window_bits = 8.0 * SEGMENT_BYTES * math.sqrt(1.5 / self.loss)
         return min(self.bandwidth_bps, window_bits / (2.0 * self.latency_s))
 
     def seconds(self, size_bytes: float) -> float:
-        """Seconds from the first byte's departure to the last one's arrival, without other traffic."""
+        """Seconds from the departure of the first byte to the arrival of the last, without other traffic."""
         return self.latency_s + 8.0 * size_bytes / self.rate_bps
 
     def retransmit_s(self) -> float:
-        """Additional seconds of a control message for each time that it is lost."""
+        """Additional seconds of a control message for each time that it is lost and sent again."""
         return 2.0 * self.latency_s + RETRANSMIT_S
 
 
@@ -176,7 +176,7 @@ class _Lane:
         self.waiting: list[_Payload] = []
 
     def advance(self, now: float) -> None:
-        """Account for the bits sent since the last change."""
+        """Account for the bits of the first payload that were sent since the last change of the rate."""
         left_bits = self.rate_bps * (now - self.since)
         self.waiting[0].bits -= left_bits
         self.since = now
@@ -225,7 +225,7 @@ class _Wire:
 
 
 class InFlightTime:
-    """For each host, the time in which it had a payload in flight. seconds: host -> virtual seconds so
+    """Measurement of the time in which each host had a payload in flight. seconds: host -> virtual seconds so
     far."""
 
     def __init__(self, clock: Clock) -> None:
@@ -309,7 +309,8 @@ class Traffic:
     # --- inside --------------------------------------------------------------------------------
 
     def _pace(self, lane: _Lane, payload: _Payload) -> None:
-        """Offer a payload to the lane's connection, if that is paced."""
+        """Report a payload's bits to the lane's connection, if that is paced: they limit what it can
+        measure."""
         link = lane.link
         if not link.burst_trips or not link.latency_s:
             return
@@ -382,7 +383,7 @@ class Traffic:
         self.clock.after(departs_s, partial(self._departs, lane, lane.plan))
 
     def _departs(self, lane: _Lane, plan: int) -> None:
-        """Let the first payload depart, unless the plan is void."""
+        """Handle the planned departure of a lane's first payload, unless the plan is void."""
         if lane.plan != plan:
             return
         lane.since = self.clock.now
@@ -406,7 +407,7 @@ class Traffic:
         lane.begun_at, lane.sending = now, priority
 
     def _coupled(self, lane: _Lane) -> list[_Lane]:
-        """Lanes whose rates may depend on this one's, through narrow lines."""
+        """Lanes whose rates may depend on this lane's, because they share narrow lines."""
         self._turn = lane.turn = turn = self._turn + 1
         found, todo = [lane], [lane]
         while todo:

@@ -33,11 +33,9 @@ OF_THE_STEP = (tasks.Freeze, tasks.SumPart, tasks.Assemble, tasks.Apply)
 
 @dataclass(frozen=True)
 class Estimated:
-    """Estimated seconds of an iteration, and of its parts at the stage where each part is longest.
-
+    """Estimated seconds of an iteration, and of its parts, each at the stage where that part takes longest.
     bound_s: lower bound. lines_s: transfers on access lines. places_s: waiting for slots. way_s: path of a
-    microbatch there and back.
-    """
+    microbatch there and back."""
 
     iteration_s: float
     bound_s: float
@@ -77,8 +75,8 @@ class _MachineCosts:
     """Seconds of one microbatch at a machine of a stage.
 
     pass_s: all its tasks. half_pass_s: half of forward and input gradient. line_s: transfers on the access
-    line. copies_s: copies between device and host memory, if its activations are offloaded. slots: of the
-    machine.
+    line. copies_s: copies between device and host memory, if its activations are offloaded. slots:
+    microbatches that the machine can hold at once.
     """
 
     host: Host
@@ -93,8 +91,8 @@ class _MachineCosts:
 
 @dataclass(frozen=True)
 class _StageCosts:
-    """Seconds of an iteration at a stage that a group of machines serves. each_s: seconds of a microbatch at
-    each machine, recomputation included. reduce_s: reduce and optimizer step."""
+    """Seconds of an iteration at a stage, if a given group of machines serves it. each_s: seconds of a
+    microbatch at each machine, recomputation included. reduce_s: reduce and optimizer step."""
 
     kinds: tuple[_MachineCosts, ...]
     shares: Shares
@@ -195,7 +193,8 @@ class Estimates:
         return link_cost((0.0, 0.0), (there.latency_s, back.latency_s), rates, self._work.activation_bytes)
 
     def _slots_s(self, stage: _StageCosts, away_s: float, coming_s: float) -> float:
-        """Seconds until the last microbatch is done, each sent to the free slot that finishes it first.
+        """Seconds until the last microbatch of a stage is done, if each is sent to the free slot that
+        finishes it first.
 
         :param away_s: seconds from sending a microbatch on until the arrival of its gradient.
         :param coming_s: least seconds in which the batch arrives.

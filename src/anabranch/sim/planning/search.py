@@ -111,7 +111,8 @@ def _estimated_s(plan: Plan) -> float:
 
 
 def _improved(found: Sequence[Plan], regions: Regions, progress: Callable[[str], None]) -> list[Plan]:
-    """Improved assignments of the most promising plans, with all machines and without harmful ones.
+    """Plans with better assignments, made from the most promising of `found`: with all machines, and without
+    harmful ones.
 
     :param found: plans sorted by estimate.
     """
@@ -132,8 +133,9 @@ def _improved(found: Sequence[Plan], regions: Regions, progress: Callable[[str],
 
 
 def _with_more_slots(cut: Scenario, regions: Regions) -> Iterator[Plan]:
-    """Plans for one number of stages and microbatch size (`cut`): all activations in device memory, then,
-    while slots are short, with activations offloaded or recomputed."""
+    """Plans with one number of stages and microbatch size (`cut`) that differ in slots (microbatches held at
+    once): all activations in device memory, then, while slots are short, with activations offloaded or
+    recomputed."""
     for row in MORE_PLACES:
         for park, recompute in row:
             scenario = replace(cut, fleet=replace(cut.fleet, park=park, recompute=recompute))
@@ -196,8 +198,8 @@ def _machines(scenario: Scenario) -> Mapping[str, Machine]:
 
 
 def _placed(scenario: Scenario) -> tuple[MachinePart, ...]:
-    """Machines of a scenario, each assigned to a stage greedily: the fastest first, to the stage with the
-    most work for its power."""
+    """Greedy assignment of a scenario's machines to stages: the fastest first, to the stage with the most
+    work for its power."""
     work, machines = scenario.work, _machines(scenario)
     power = dict.fromkeys(range(1, work.stages + 1), 0.0)
     stage_of = {}
@@ -253,7 +255,7 @@ def _least_replicas(scenario: Scenario) -> int:
 
 
 def _descended(estimates: Estimates, assignment: Deal, keeps: int) -> Deal:
-    """Assignment that local search reaches from this one. keeps: least number of replicas of a stage."""
+    """Assignment that local search reaches from `assignment`. keeps: least number of replicas of a stage."""
     rng = CounterRng(0)
     for _ in range(DESCENTS):
         now_s = estimates.seconds(assignment)
@@ -269,7 +271,7 @@ def _assignment_of(plan: Plan) -> Deal:
 
 
 def _drawn(assignment: Deal, stages: int, seed: int) -> Deal:
-    """Random assignment with equal numbers at all stages."""
+    """Random assignment of relays with equal numbers at all stages."""
     names = list(assignment)
     CounterRng(seed).shuffle(names)
     return {name: 1 + at % stages for at, name in enumerate(names)}
@@ -285,7 +287,7 @@ def _judged(plan: Plan, assignment: Deal, regions: Regions) -> Plan:
 
 
 def simulated(plan: Plan, regions: Regions, iterations: int, seed: int = 0) -> Plan:
-    """The plan together with the result of its simulation. Up to two iterations are warm-up, in which speeds
+    """Copy of the plan with the result of its simulation. Up to two iterations are warm-up, in which speeds
     and links are unknown."""
     run = replace(plan.scenario.run, iterations=iterations, warm_up=min(2, iterations - 1))
     scenario = replace(plan.scenario, run=run)

@@ -35,7 +35,8 @@ class Weather:
 
 @dataclass
 class Counts:
-    """Counts of datagrams since the last reset. workers: nodes that sent anything but confirmations."""
+    """Counts of datagrams since the last reset. workers: nodes that sent anything but periodic
+    confirmations."""
 
     total: int = 0
     confirmations: int = 0
@@ -70,7 +71,7 @@ _NEVER = (math.inf, 0)
 class FlowWorld:
     """Agents of one policy on one instance. Times are virtual seconds; everything follows from `seed`.
 
-    now: current time. in_flight: number of datagrams under way, without confirmations, plus planned actions.
+    now: current time. in_flight: number of datagrams in transit, without confirmations, plus planned actions.
     last_work: time when such a datagram was last sent or delivered. agents: node -> agent, without crashed
     nodes.
     """
@@ -84,7 +85,8 @@ class FlowWorld:
         weather: Weather | None = None,
         same_stage: bool = True,
     ) -> None:
-        """same_stage: True if relays of one stage are neighbours, for policies in which they negotiate."""
+        """Connect the agents of all nodes. same_stage: True if relays of one stage are neighbours, for
+        policies in which they negotiate."""
         self.instance = instance
         self.weather = weather or Weather()
         self.now = 0.0
@@ -123,13 +125,14 @@ class FlowWorld:
 
     @property
     def quiet(self) -> bool:
-        """True if no agent is busy and nothing but confirmations is under way."""
+        """True if no agent is busy and no datagram but confirmations is in transit."""
         return not self.in_flight and not self._busy
 
     # -- events ------------------------------------------------------------------------------------------
 
     def run(self, until: float, *, stop_when_quiet: bool = True) -> bool:
-        """Run until time `until` (s), or until quiet; return True if it is quiet."""
+        """Run until virtual time `until` (s); with `stop_when_quiet` at most until nothing is left to do.
+        Returns True if that is so (`quiet`)."""
         heap, busy, pop = self._heap, self._busy, heapq.heappop
         while heap and heap[0][0] <= until:
             if stop_when_quiet and not busy and not self.in_flight:
@@ -150,7 +153,7 @@ class FlowWorld:
         self.last_work = self.now
 
     def at(self, time: float, action: Callable[[], None]) -> None:
-        """Plan `action` for `time`."""
+        """Plan to call `action` at virtual time `time` (s)."""
         self.in_flight += 1
         self._plan(time, action)
 
@@ -165,7 +168,7 @@ class FlowWorld:
                 self._later_down(peer, name, side.opposite, link, 1 - end)
 
     def handle(self, name: str, event: ev.Event) -> None:
-        """Pass an event to the agent of node `name`, and send the messages that the agent returns."""
+        """Pass an event to the agent of node `name`, and send the messages that it returns."""
         agent = self.agents[name]
         sends = agent.handle(event, self.now)
         if sends:
@@ -188,7 +191,7 @@ class FlowWorld:
         return Flow(tuple(path for _, path in self._standing() if path[-1] in self.instance.data))
 
     def _standing(self) -> Iterable[tuple[UnitId, Path]]:
-        """Units that are confirmed at their source, each with the part of its path that is reserved now."""
+        """Confirmed units, each with the part of its path that is reserved now."""
         onward: dict[tuple[str, UnitId], Held] = {}
         for name, agent in self.agents.items():
             if name in self.instance.relay:
@@ -310,7 +313,7 @@ class FlowWorld:
             self.handle(name, ev.Received(link.ends[1 - end], link.sides[end], message))
 
     def _wake(self, name: str) -> None:
-        """Wake a node, unless a planned wake was replaced by another since."""
+        """Wake the agent of node `name`, unless this wake-up was replaced by another since."""
         if self._wakes[name] != (self.now, self._popped):
             return
         self._wakes[name] = _NEVER
@@ -321,7 +324,7 @@ class FlowWorld:
             self.handle(name, _WAKE)
 
     def _plan_wake(self, name: str, time: float) -> None:
-        """Plan to wake node `name` at `time` instead of any time planned before."""
+        """Plan to wake the agent of node `name` at `time` (s); replaces any wake-up planned before."""
         self._plan(time, name)
         self._wakes[name] = (time, self._planned)
 

@@ -30,7 +30,7 @@ POLICIES = (*AGENTS, *CENTRAL)
 
 
 class Messages(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of datagrams sent. confirmations: those that only repeat the agreed state."""
+    """Numbers of datagrams sent. confirmations: those that only repeat the agreed state."""
 
     total: int = 0
     per_node_mean: float = 0.0
@@ -48,11 +48,8 @@ class Optimum(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Repair(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Repair after a crash of relays.
-
-    nodes_touched: number of nodes that sent anything but confirmations. graph_distance_*: hops from each of
-    them to the nearest crashed relay.
-    """
+    """Measurement of a repair after a crash of relays. nodes_touched: number of nodes that sent anything but
+    confirmations. graph_distance_*: hops from each of them to the nearest crashed relay."""
 
     crashed: list[str]
     flow: int
@@ -151,7 +148,7 @@ def victims(instance: Instance, count: int, seed: int) -> list[str]:
 
 
 def messages_of(world: FlowWorld) -> Messages:
-    """Counts of datagrams since the last reset."""
+    """Numbers of datagrams that the agents sent since the last reset."""
     counts = world.counts
     return Messages(
         total=counts.total,
@@ -185,8 +182,8 @@ def crash_and_repair(
 
 
 def _solved_anew(left: Instance, crashed: list[str], flow: Flow, oracle: bool) -> Repair:
-    """Repair of a policy that sends no messages: its flow on `left`, the instance without the crashed
-    relays."""
+    """Repair by a policy that sends no messages: its flow is computed anew on `left`, the instance without
+    the crashed relays."""
     return Repair(
         crashed=crashed,
         flow=flow.value,
