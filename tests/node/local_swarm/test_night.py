@@ -131,7 +131,7 @@ def night(tmp_path: Path, texts: Path, supervisor: Supervisor) -> Iterator[Night
 
 @pytest.mark.parametrize(
     "sleep_s",
-    [pytest.param(6.0, marks=pytest.mark.slow), pytest.param(60.0, marks=pytest.mark.soak)],
+    [pytest.param(1.0, marks=pytest.mark.slow), pytest.param(60.0, marks=pytest.mark.soak)],
 )
 def test_a_night(night: Night, sleep_s: float) -> None:
     begin(night)
@@ -211,7 +211,7 @@ def owner_pauses(night: Night) -> None:
     time.sleep(2.0)
     night.read()
     paused_at = night.steps()
-    time.sleep(6.0)
+    time.sleep(3.0)
     night.read()
     assert night.steps() == paused_at, "the run goes on although it is paused"
     control_file.request(night.directory.path, CONTINUE)
