@@ -150,6 +150,8 @@ def begin(night: Night) -> None:
     for name in VOLUNTEERS:
         night.volunteer(name, ticket)
     night.all_there()
+    comm = Path(f"/proc/{night.process(VOLUNTEERS[3]).pid}/comm")
+    assert comm.read_text().strip() == VOLUNTEERS[3], "`ps` and `top` show its name"
     night.goes_on()
 
 

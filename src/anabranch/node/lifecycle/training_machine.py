@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from dataclasses import replace
@@ -164,10 +165,13 @@ def measured_block_s(run: RunConfig, model: ModelConfig) -> tuple[float, float]:
     return measured_pass_s(replace(run, pipeline=PipelineSection(stages=1)), replace(model, blocks=1), 1)
 
 
-def measured_pass_s(run: RunConfig, model: ModelConfig, stage: int) -> tuple[float, float]:
+def measured_pass_s(
+    run: RunConfig, model: ModelConfig, stage: int, enough_s: float = math.inf
+) -> tuple[float, float]:
     """Seconds of a relay stage's forward and of its backward (both parts) for one microbatch on this machine.
 
-    The minimum of three: the first passes include the time in which torch loads its kernels.
+    The minimum of three: the first passes include the time in which torch loads its kernels. enough_s: time
+    after which no further pass begins; beside passes that are so long, the loading is nothing.
     """
     import torch
 
@@ -178,8 +182,11 @@ def measured_pass_s(run: RunConfig, model: ModelConfig, stage: int) -> tuple[flo
     worker.run(InitState(0))
     x = torch.zeros(run.batch.rows, run.batch.sequence, model.dim, dtype=DTYPES[run.compute.dtype])
     forwards, backwards = [], []
+    started = time.perf_counter()
     for index in range(3):
         begin = time.perf_counter()
+        if forwards and begin - started > enough_s:
+            break
         y = worker.run(Forward(1, index, train=True), (x,)).outputs[0]
         middle = time.perf_counter()
         worker.run(InputGradient(1, index), (y,))
