@@ -52,8 +52,12 @@ class TrainingMachine:
         # Microbatches whose activations stay on the device, if those of others are offloaded.
         self._resident: int | None = None
 
-    def prepare(self, run: RunConfig) -> None:
-        """Set the numerics (threads, precision), open the corpus and fix the model's shape, once."""
+    def prepare(self, run: RunConfig, fingerprint: str = "") -> None:
+        """Set the numerics (threads, precision), open the corpus and fix the model's shape, once.
+
+        fingerprint: of the run's corpus, if it is known. Another corpus gives no batches and no vocabulary:
+        the leader refuses it by its fingerprint.
+        """
         if self.run is not None:
             return
         from anabranch.train.numerics.numerics_class import configure
@@ -66,8 +70,9 @@ class TrainingMachine:
             from anabranch.data.corpus import open_corpus
 
             self.corpus = open_corpus(self._corpus_directory)
-            self.batches = Batches(self.corpus, run.batch, run.run.seed)
-        vocabulary = self.corpus.vocab_size if self.corpus else (run.model.vocab_size or 1)
+            if fingerprint in ("", self.corpus.fingerprint):
+                self.batches = Batches(self.corpus, run.batch, run.run.seed)
+        vocabulary = self.corpus.vocab_size if self.corpus and self.batches else run.model.vocab_size or 1
         self.model = model_config(run.model, vocabulary)
         self.run = run
 
@@ -79,7 +84,7 @@ class TrainingMachine:
         if self._device:
             run = with_changes(run, {"compute.device": self._device})
         check_removed_options(run)
-        self.prepare(run)
+        self.prepare(run, genesis.corpus_fingerprint)
         assert self.model is not None
         settings = settings_of(run, genesis.run, self.model, genesis.epoch)
         room = min(settings.snapshot_budget_bytes, int(free_host_bytes() * SNAPSHOT_SHARE))
