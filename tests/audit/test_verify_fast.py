@@ -97,6 +97,10 @@ def test_the_independent_opinion_of_an_exact_run_is_told_not_judged(tmp_path: Pa
     assert report.holds and report.independent is not None
     assert all(distance.bound is None for distance in report.independent)
     assert 0 < max(distance.distance for distance in report.independent) < 1e-3
+    for each in report.independent:  # the yardstick: as near as the same module in the run's own precision
+        assert each.usual is not None and each.distance <= 30 * each.usual + 1e-9, each
+    lines = "\n".join(report.lines())
+    assert "(by rounding alone " in lines and "rounding alone: the independent implementation in fp32" in lines
     assert "zero bits differ" in report.verdict()
 
 

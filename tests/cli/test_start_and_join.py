@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -108,6 +109,21 @@ def test_a_tickets_words_name_no_folder_elsewhere(capsys: pytest.CaptureFixture[
     assert main(["watch", "anabranch1:damaged"]) == 2
 
 
+def test_a_port_in_use_is_told_in_the_words_of_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A volunteer has no run file in which it could set network.port."""
+    owner = Identity.generate()
+    door = [PeerAddress(owner.peer_id, "127.0.0.1", 1)]
+    ticket = issue_ticket(owner, run="x", role="relay", expires_at_s=int(time.time()) + 60, peers=door)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        assert main(["join", ticket.text, "--port", port, "--home", str(tmp_path / "home")]) == 2
+    error = capsys.readouterr().err
+    assert f"port {port} on 127.0.0.1 is in use; choose another with --port" in error
+    assert "network.port" not in error
+
+
 def test_two_terminals(tmp_path: Path, run_file: Path, processes: list[subprocess.Popen[str]]) -> None:
     def spawn(*arguments: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
@@ -123,6 +139,7 @@ def test_two_terminals(tmp_path: Path, run_file: Path, processes: list[subproces
     page = line_with(leader, "watch it: http://127.0.0.1:").split()[-1]
     with urlopen(page, timeout=TIMEOUT_S) as answer:
         assert b"anabranch" in answer.read()
+    line_with(leader, "watch and control it (keep this address secret): http://127.0.0.1:")
     ticket = line_with(leader, "anabranch join ").split()[-1]
     line_with(leader, "warning: these tickets work on this machine only")
     line_with(leader, "waiting for peers of stage 1 (0 of 1)")

@@ -12,6 +12,7 @@ from anabranch.audit.log_comparison import Label, as_vectors
 from anabranch.audit.run_inputs import Inputs
 from anabranch.protocol.consensus.log_replay import LogReplay
 from anabranch.train.reference.independent import IndependentReference
+from anabranch.train.stage.run_objects import master_dtype
 
 
 def independent_vectors(
@@ -19,14 +20,15 @@ def independent_vectors(
     history: LogReplay,
     checkpoints: Sequence[int],
     advance: Callable[[float], None] = lambda amount: None,
+    dtype: str = "fp64",
 ) -> Vectors:
-    """Tensors at the checkpoints and series of numbers of the independent module.
+    """Tensors at the checkpoints and series of numbers of the independent module, computed in `dtype`.
 
     It trains on the run's batches from the run's initial weights and leaves out skipped iterations.
     """
-    run = replace(inputs.run, compute=replace(inputs.run.compute, dtype="fp64"))
+    run = replace(inputs.run, compute=replace(inputs.run.compute, dtype=dtype))
     weights = {
-        name.removeprefix("weights/"): tensor.double()
+        name.removeprefix("weights/"): tensor.to(master_dtype(dtype))
         for name, tensor in inputs.reference().tensors().items()
         if name.startswith("weights/")
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 from anabranch.audit.error_bounds import (
@@ -129,16 +130,24 @@ def _bounds(
 def _independent(
     inputs: Inputs, log: LoggedRun, checkpoints: Sequence[int], saved: Vectors
 ) -> list[Distance]:
-    """Distances between the run and the independent implementation.
+    """Distances between the run and the independent implementation in fp64, beside those between this one
+    and itself in the run's precision.
 
     Bounded only if the run used fp64 with float sums: exact sums round each contribution, fp32 rounds
     everything.
     """
     history, run = log.history, inputs.run
-    with progress("training the independent implementation", len(history.commits), unit="steps") as advance:
+    dtype, steps = run.compute.dtype, len(history.commits)
+    with progress("training the independent implementation", steps, unit="steps") as advance:
         independent = independent_vectors(inputs, history, checkpoints, advance)
     found = distances({**saved, **logged_vectors(history, means=True)}, independent)
-    return _labelled(found, fixed_bounds(run.compute.dtype, found) if run.run.reduction == "fast" else {})
+    bounds = fixed_bounds(dtype, found) if run.run.reduction == "fast" else {}
+    usual: Mapping[Label, float] = {}
+    if dtype != "fp64":
+        with progress(f"training it in {dtype}, for comparison", steps, unit="steps") as advance:
+            rounded = independent_vectors(inputs, history, checkpoints, advance, dtype)
+        usual = distances(rounded, independent)
+    return [replace(each, usual=usual.get((each.t, each.of))) for each in _labelled(found, bounds)]
 
 
 def _labelled(found: Mapping[Label, float], bounds: Mapping[Label, float]) -> list[Distance]:

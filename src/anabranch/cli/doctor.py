@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     config = load_run_file(Path(args.run)) if args.run and not by_ticket else None
     coloured = wants_colour(sys.stdout)
     results = []
-    for result in examine(config, Path.cwd(), args.host, args.port, peers):
+    for result in examine(config, Path.cwd(), args.host, args.port, peers, _tell):
         results.append(result)
         if not args.json:
             verdict = f"{result.verdict:<6}"
@@ -66,6 +66,11 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps([asdict(result) for result in results]))
     return 1 if any(result.verdict == RED for result in results) else 0
+
+
+def _tell(text: str) -> None:
+    """Say what takes long, on stderr."""
+    print(f"{text} ...", file=sys.stderr, flush=True)
 
 
 def _addresses_in(text: str) -> list[str]:

@@ -459,9 +459,7 @@ async def _bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         if error.errno == errno.EADDRINUSE:
-            raise PortInUseError(
-                f"port {port} on {host} is in use: set network.port to another one, or to 0 for any free one"
-            ) from error
+            raise PortInUseError(f"port {port} on {host} is in use") from error
         raise ListenError(f"cannot listen on {host}:{port}: {error.strerror}") from error
     return listener
 

@@ -84,7 +84,8 @@ class PeerRemoved(Event, frozen=True, kw_only=True):
 
 
 class Step(Event, frozen=True, kw_only=True):
-    """Commit of iteration t. `loss` is in nats per token; `seconds` since the previous commit."""
+    """Commit of iteration t. `loss` is in nats per token; `seconds` since the previous commit (0: not
+    known, as the writer learnt of the step later)."""
 
     t: int
     loss: float | None

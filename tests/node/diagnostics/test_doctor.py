@@ -22,6 +22,7 @@ from anabranch.net.ticket import PeerAddress, issue_ticket
 from anabranch.node.diagnostics import doctor
 from anabranch.node.diagnostics import reachability as reach
 from anabranch.node.diagnostics.link_test import Greeting, LinkTestClient, LinkTestError, LinkTestServer
+from anabranch.node.diagnostics.doctor import speeds
 from support.local_swarms import small_run
 
 
@@ -35,6 +36,10 @@ def test_each_stage_of_a_run_is_measured(
 ) -> None:
     run_file = tmp_path / "run.toml"
     run_file.write_text(render_run_file(small_run(texts)))
+    told: list[str] = []
+    found = list(speeds(small_run(texts), told.append))
+    assert [result.name for result in found] == ["capacity", "stage 1", "stage 2"]
+    assert told == ["measuring stages 1, 2 (2 blocks)"], "stages that are alike are measured once"
     _, checks = examined(capsys, str(run_file))
     for stage in ("stage 1", "stage 2"):
         assert checks[stage]["verdict"] == "green" and "backward" in checks[stage]["found"]

@@ -1,13 +1,17 @@
-"""Reports of other peers are not trusted: what cannot be read is left out, and nobody speaks for another."""
+"""Reports of other peers are not trusted: what cannot be read is left out, and nobody speaks for another.
+Steps that a peer learns of late have no duration."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
+from typing import Any
 
 from anabranch.node.driver.event_writer import EventWriter
 from anabranch.observe.event_log import events_of, read_events
-from anabranch.observe.events import Checkpoint, Note, PeerRemoved, RunFinished, Vitals, encode_event
+from anabranch.observe.events import Checkpoint, Note, PeerRemoved, RunFinished, Step, Vitals, encode_event
 from anabranch.protocol.membership.view import Membership
+from support.hand_made_logs import step
 
 
 def test_lines_that_are_no_events_are_left_out(tmp_path: Path) -> None:
@@ -31,3 +35,22 @@ def test_nobody_but_the_leader_tells_of_steps_and_members(tmp_path: Path) -> Non
     journal.merge("liar", tuple(map(encode_event, forged)))
     journal.close()
     assert list(read_events(path)) == [forged[-1]]
+
+
+def test_a_step_that_is_read_from_the_log_later_has_no_duration(tmp_path: Path, monkeypatch: Any) -> None:
+    """A founder that returns reads many commits at once: their rate would be millions of tokens a second."""
+    now = [1000.0]
+    monkeypatch.setattr(time, "time", lambda: now[0])
+    path = tmp_path / "events.jsonl"
+    journal = EventWriter("leader", True, Membership(), path, lambda lines: None)
+    for t, open_t, passed in ((1, 1, 2.0), (2, 2, 3.0), (3, 0, 600.0), (4, 0, 0.001), (5, 5, 4.0)):
+        now[0] += passed
+        journal.open_t = open_t
+        journal.note("step", {"record": step(t)})
+    now[0] += 3600.0
+    journal.note("control", {"action": "continue", "t": 0})
+    now[0] += 5.0
+    journal.open_t = 6
+    journal.note("step", {"record": step(6)})
+    journal.close()
+    assert [event.seconds for event in events_of(path, Step)] == [2.0, 3.0, 0.0, 0.0, 4.0, 5.0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import pytest
@@ -57,3 +58,24 @@ def test_a_log_nested_too_deeply_is_refused(tmp_path: Path) -> None:
     (tmp_path / "log.jsonl").write_bytes(line + b"\n")
     with pytest.raises(UserError, match=r"log\.jsonl: .*nested too deeply; restore the file from a copy"):
         disk_in(tmp_path).load()
+
+
+def line_of(number: int) -> bytes:
+    return b'{"filler":"' + b"x" * 200 + f'{number}"}}'.encode()
+
+
+def test_a_line_that_a_full_disk_cuts_off_is_not_acknowledged(tmp_path: Path) -> None:
+    """A write may store a part and raise nothing: a peer that took this for success would announce an entry
+    that its next start does not find."""
+    disk = disk_in(tmp_path)
+    disk.load()
+    disk.do(Persist(1, term=1, vote="", start=0, lines=(line_of(0),)))
+    whole = (tmp_path / "log.jsonl").read_bytes()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) + 10, hard))
+    try:
+        with pytest.raises(UserError, match=r"log\.jsonl cannot be written: .*make room"):
+            disk.do(Persist(2, term=1, vote="", start=1, lines=(line_of(1),)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (tmp_path / "log.jsonl").read_bytes() == whole, "what was acknowledged stays, and nothing else"

@@ -193,12 +193,17 @@ def test_a_stage_that_is_not_there(tmp_path: Path, refused: Refused, waiting: Sw
     assert "no stage 7" in error
 
 
-def test_another_corpus(tmp_path: Path, texts: Path, refused: Refused, waiting: Swarm) -> None:
+@pytest.mark.parametrize("tokenizer", ["bytes", "bpe"])
+def test_another_corpus(
+    tmp_path: Path, texts: Path, refused: Refused, waiting: Swarm, tokenizer: str
+) -> None:
+    """Of the same vocabulary and of a larger one, which the run's model could not even hold."""
     other = tmp_path / "other"
     other.mkdir()
     for number in range(30):
         (other / f"{number}.txt").write_text(f"something else {number}\n" * 40)
-    corpus = created(tmp_path / "run", with_changes(small_run(texts), {"data.path": str(other)})).corpus
+    changes = {"data.path": str(other), "data.tokenizer": tokenizer, "data.vocab_size": 270}
+    corpus = created(tmp_path / "run", with_changes(small_run(texts), changes)).corpus
     arguments = ["join", waiting.ticket("data"), "--corpus", str(corpus), "--home", str(tmp_path / "home")]
     error = refused(arguments, status=1)
     assert "your corpus is not this run's" in error and "copy" in error

@@ -3,6 +3,7 @@ is one."""
 
 from __future__ import annotations
 
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from anabranch.node.lifecycle.tickets import expel, new_ticket, revoke_ticket
+from anabranch.node.local_swarm.peer_process import run_peer
 from anabranch.node.local_swarm.supervisor import Process, Supervisor
-from anabranch.observe.events import PeerActive, PeerJoined, PeerRemoved, Step
+from anabranch.observe.events import Checkpoint, PeerActive, PeerJoined, PeerRemoved, Step
+from anabranch.protocol.log.records import entry_hash
 from support.local_swarms import PATIENCE_S, Swarm, check_exact, created, small_run, swarm_of
 
 pytestmark = pytest.mark.slow
@@ -99,3 +102,23 @@ def test_the_end_of_the_run_is_told_and_ends_it(tmp_path: Path, texts: Path, sup
             assert "the run is over: all 4 steps are committed" in words(swarm.processes[name])
     assert swarm.of(Step)[-1].t == 4
     check_exact(directory, 4)
+
+
+def test_a_leader_that_lost_the_end_of_its_log_is_joined_anew(swarm: Swarm) -> None:
+    """Power lost with a disk that had promised to write, or a copy of the run directory: the volunteers have
+    log entries that the leader has not. They are no part of the run any more, and begin anew."""
+    swarm.until(lambda seen: sum(isinstance(event, Checkpoint) for event in seen) >= 2)
+    swarm.leader.signal(signal.SIGKILL)
+    assert swarm.leader.wait(PATIENCE_S)
+    directory = swarm.directory
+    lines = directory.log.read_bytes().splitlines(keepends=True)
+    bases = [directory.manifest(t).base for t in directory.checkpoints()]
+    kept = next(n for n, line in enumerate(lines, 1) if entry_hash(line.rstrip(b"\n")) == bases[-2])
+    directory.log.write_bytes(b"".join(lines[:kept]))
+    shutil.rmtree(directory.checkpoint_path(directory.checkpoints()[-1]))
+
+    swarm.start_other("again", ["resume", str(directory.path), "--no-page"], run_peer)
+    swarm.processes["data-0"] = swarm.processes.pop("again")
+    swarm.seen.clear()
+    swarm.until(lambda _: bool(swarm.of(Step)) and all(serves(swarm, name) for name in RELAYS))
+    assert "goes on from an earlier state" in words(swarm.processes["relay-1.0"])

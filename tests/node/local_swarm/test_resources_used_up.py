@@ -12,8 +12,9 @@ import pytest
 from anabranch.cli.support.restart import INTERNAL_FAILURE
 from anabranch.node.driver.crash_report import REPORT, RESERVE
 from anabranch.node.local_swarm.supervisor import Supervisor
-from anabranch.observe.events import Checkpoint, Note, Step
+from anabranch.observe.events import Checkpoint, Note, RunStarted, Step
 from support.local_swarms import PATIENCE_S, Swarm, check_exact, created, history_of, small_run, swarm_of
+from support.small_disk import small_disk
 
 pytestmark = [
     pytest.mark.slow,
@@ -80,3 +81,30 @@ def test_a_run_on_a_full_disk_is_stopped_by_its_user(
         swarm.stop()
         assert swarm.leader.wait(PATIENCE_S), "Ctrl+C does not end it"
     assert directory.checkpoints() and not (directory.path / REPORT).exists()
+
+
+def test_a_disk_without_any_room(tmp_path: Path, texts: Path, supervisor: Supervisor) -> None:
+    """A leader that has nothing to write yet is stopped by Ctrl+C; one that cannot write its log ends, says
+    what to do, and goes on from the same step once there is room."""
+    run = small_run(texts, run__steps=40, checkpoint__every=5)
+    with small_disk(tmp_path / "disk", 12 << 20) as disk:
+        directory = created(disk.path / "run", run)
+        with swarm_of(directory, run, supervisor, leader_only=True) as swarm:
+            disk.fill()
+            swarm.stop()
+            assert swarm.leader.wait(PATIENCE_S), "Ctrl+C does not end it"
+        disk.free()
+        with swarm_of(directory, run, supervisor) as swarm:
+            swarm.until(lambda _: bool(swarm.of(Checkpoint)))
+            disk.fill()
+            assert swarm.leader.wait(PATIENCE_S), "the leader lives on"
+            assert swarm.leader.status == INTERNAL_FAILURE, "`--restart` starts it again"
+            lost = "log.jsonl cannot be written: No space left"
+            assert lost in (directory.path / REPORT).read_text(), "the room for it was reserved"
+        good = directory.checkpoints()
+        disk.free()
+        assert good, "the last good checkpoint stays"
+        with swarm_of(directory, run, supervisor) as swarm:
+            started = next(event for event in swarm.to_the_end() if isinstance(event, RunStarted))
+            assert started.from_iteration == good[-1]
+        check_exact(directory, 40)

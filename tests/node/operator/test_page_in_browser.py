@@ -19,6 +19,8 @@ from anabranch.net.ticket import parse_ticket
 from anabranch.node.local_swarm.supervisor import Supervisor
 from anabranch.node.operator.owner_actions import SwarmOwner
 from anabranch.node.operator.remote_watch import RemoteWatch
+from anabranch.observe import events as log
+from anabranch.observe.event_log import EventLog
 from anabranch.observe.events import PeerRemoved, RunFinished, Step
 from anabranch.observe.page.page_thread import PageThread
 from support.local_swarms import PATIENCE_S, created, small_run, swarm_of
@@ -206,6 +208,7 @@ def check_pause(mine: Page, seen: Page) -> None:
     mine.page.click("#pause")
     seen.until("() => document.querySelector('#phase').textContent === 'paused'")
     step = seen.text("#tile-step")
+    seen.until(f"() => document.querySelector('#tile-eta').textContent === 'paused after step {step}'")
     seen.until(story_says("owner pauses the run after step"))
     mine.page.fill("#steps-wanted", str(STEPS // 2))
     mine.page.keyboard.press("Enter")
@@ -235,9 +238,6 @@ def check_replay(seen: Page, left: int) -> None:
 def test_a_page_of_hostile_words_is_accessible_and_inert(tmp_path: Path, browser: Any) -> None:
     from axe_playwright_python.sync_playwright import Axe
 
-    from anabranch.observe import events as log
-    from anabranch.observe.event_log import EventLog
-
     markup = "<img src=x onerror=\"document.title='broken'\"><script>document.title='broken'</script>"
     path = tmp_path / "events.jsonl"
     with EventLog(path) as file:
@@ -264,5 +264,43 @@ def test_a_page_of_hostile_words_is_accessible_and_inert(tmp_path: Path, browser
             found = Axe().run(seen.page)
             assert found.violations_count == 0, found.generate_report()
             seen.close()
+    finally:
+        page.close()
+
+
+def test_a_paused_run_on_a_phone(tmp_path: Path, browser: Any) -> None:
+    """Nothing is wider than the screen, and the tiles and charts say what is so."""
+    from support.run_events import begin, step
+
+    path = tmp_path / "events.jsonl"
+    repair = log.Repair(peer="d0", time=105.5, t=4, index=1, stage=1, dead="a", replacement="b", reason="forward: x")
+    with EventLog(path) as file:
+        for event in [*begin(), *(step(t) for t in range(1, 4)), repair, step(4)]:
+            file.write(event)
+        file.write(log.Timing(
+            peer="b", time=106.1, t=4, stage=1, forward_s=1.0, input_gradient_s=1.0, weight_gradient_s=1.0,
+            reduce_s=0.1, apply_s=0.1, idle_s=0.0, bytes_activations=1, bytes_reduce=1,
+        ))  # fmt: skip
+        file.write(step(5))
+        file.write(log.Controlled(peer="d0", time=108.0, action="pause", t=5))
+    page = PageThread(path)
+    try:
+        seen = Page(browser, page.start())
+        seen.page.set_viewport_size({"width": 390, "height": 844})
+        seen.until("() => document.querySelector('#phase').textContent === 'paused'")
+        seen.until("() => document.querySelectorAll('#peer-rows tr').length === 6")
+        assert seen.text("#tile-eta") == "paused after step 5"
+        assert seen.text("#tile-lost") == "0 crashes · waste not measured"
+        assert seen.text("#totals").startswith("320 tokens seen")
+        wide = "() => [document.documentElement, ...document.querySelectorAll('.scroll')]"
+        wide += ".every((e) => e.scrollWidth <= e.clientWidth)"
+        assert seen.page.evaluate(wide)
+        cell = "document.querySelector('#peer-rows td:nth-child(2)')"
+        assert seen.page.evaluate(f"() => getComputedStyle({cell}, '::before').content") == '"region"'
+        module = "async () => (await import('./chart.js')).ticks"
+        for low, high in ((2.31, 2.79), (0.9, 6.1), (5.0, 5.0004), (0.0, 11.2)):
+            count = seen.page.evaluate(f"async () => (await ({module})())({low}, {high}, 4, 4).length")
+            assert 4 <= count <= 10, (low, high, count)
+        seen.close()
     finally:
         page.close()

@@ -42,6 +42,7 @@ def test_one_line_with_everything() -> None:
         {"tokens": 30, "grad_norm": 123.456},
         {"eta_s": 36000.0},
         {"alive": [1, 0, 2, 1]},
+        {"seconds": 0.0},
     ],
 )
 def test_the_width_is_fixed(changes: dict[str, object]) -> None:

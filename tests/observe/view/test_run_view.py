@@ -263,3 +263,53 @@ def test_who_was_turned_away_at_the_door_is_told_without_its_address(host: str) 
     view = view_of(log.Refused(time=103.0, peer="b", subject="", reason=why, count=1))
     text = "name-b says that it refused a connection from its address: it speaks no TLS 1.3"
     assert story(view, "trouble") == [text]
+
+
+def test_a_step_that_was_learnt_of_late_has_no_rate_and_does_not_move_the_time_to_go() -> None:
+    """A returning founder reads many entries at once: seconds 0 says that nobody here timed them."""
+    view = view_of(*(step(t) for t in range(1, 5)), *(step(t, seconds=0.0) for t in range(5, 8)))
+    last = dict(zip(time_series.STEP_COLUMNS, view.steps.items[-1], strict=True))
+    assert last["tps"] is None and last["seconds"] is None and last["learning"] == 0.1
+    assert view.state.get("run", "")["eta_s"] == pytest.approx(3 * 0.5)
+
+
+def test_one_long_step_hardly_moves_the_time_to_go() -> None:
+    """Such as the first one after hours without peers."""
+    view = view_of(*(step(t) for t in range(1, 5)), step(5, seconds=36_000.0))
+    assert view.state.get("run", "")["eta_s"] < 5 * 2 * 0.5
+
+
+def test_ordinary_waiting_is_no_trouble() -> None:
+    waits = "waiting for peers of stage 1 (0 of 2)"
+    view = view_of(log.Waiting(time=103.0, peer="d0", reason=waits))
+    assert waits in story(view, "note") and not story(view, "trouble")
+    view.take(step(1))
+    view.take(log.Waiting(time=200.0, peer="d0", reason="waiting for a majority of the voters"))
+    assert story(view, "trouble") == ["waiting for a majority of the voters"]
+    ready = "0123abcd is ready, but cannot reach 89abcdef of its stage to reduce with"
+    view.take(log.Waiting(time=300.0, peer="d0", reason=ready))
+    assert ready in story(view, "note")
+
+
+def test_ids_in_reasons_are_told_as_names() -> None:
+    joined = log.PeerJoined(
+        time=103.0, peer="d0", subject="0123abcd" + "0" * 56, name="ada", region="", role="relay", stage=1,
+        numerics_class="n", capacity=8,
+    )  # fmt: skip
+    text = "iteration 51 goes on without 0123abcd of stage 1, not heard: 6 units go to others; 89abcdef stays"
+    view = view_of(joined, log.Note(time=104.0, peer="d0", text=text))
+    assert "goes on without ada of stage 1" in story(view)[-1] and "89abcdef stays" in story(view)[-1]
+
+
+def test_a_replica_that_only_joins_is_none_that_is_left() -> None:
+    joined = log.PeerJoined(
+        time=103.0, peer="d0", subject="c", name="new", region="", role="relay", stage=1, numerics_class="n",
+        capacity=8,
+    )  # fmt: skip
+    gone = [
+        log.PeerRemoved(time=104.0 + n, peer="d0", subject=peer, stage=1, reason="silent")
+        for n, peer in enumerate("ab")
+    ]
+    view = view_of(joined, *gone)
+    assert story(view, "trouble")[0].endswith("; 1 replica of stage 1 is left")
+    assert story(view, "trouble")[1].endswith("; no replica of stage 1 is left")

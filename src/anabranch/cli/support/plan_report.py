@@ -64,7 +64,10 @@ def report(ranked: Sequence[Plan], considered: int) -> str:
     ]
     if priced:
         cost = best.price_per_hour * best.iteration_s / 3600.0
-        lines.append(f"price of these machines: {best.price_per_hour:.2f} per hour, {cost:.4f} per iteration")
+        lines.append(
+            f"price of these machines: {best.price_per_hour:.2f} per hour, {cost:.4f} per iteration (in the "
+            "currency of the fleet's price_per_hour; the shipped fleets': US dollars)"
+        )
     parts = best.estimated
     lines.append(
         f"estimate: the longest of compute {parts.computing_s:.2f} s, links {parts.lines_s:.2f} s and memory "

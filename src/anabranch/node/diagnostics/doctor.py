@@ -9,12 +9,13 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from anabranch.config import RunConfig
 from anabranch.node.diagnostics.check_result import GREEN, RED, YELLOW, CheckResult, graded
 from anabranch.node.diagnostics.reachability import own_address, remote_checks
+from anabranch.observe.wording import counted
 
 PYTHON = (3, 10)
 #: Bytes of free disk and memory below which the check is yellow, and below which it is red.
@@ -24,17 +25,25 @@ MEMORY_BYTES = (4 << 30, 1 << 30)
 FILES = 1024
 #: Seconds of connecting to a peer from which the check is yellow, and after which the check gives up.
 SLOW_S, TIMEOUT_S = 0.3, 5.0
+#: Seconds of passes after which a stage is measured well enough. A choice: kernels load in less than one.
+ENOUGH_S = 10.0
 #: Unix time of 2026-01-01, before which a clock is certainly wrong. Tickets and certificates expire.
 EARLIEST_S = 1_767_225_600
 
 
 def examine(
-    run: RunConfig | None, folder: Path, host: str, port: int, peers: list[str]
+    run: RunConfig | None,
+    folder: Path,
+    host: str,
+    port: int,
+    peers: list[str],
+    tell: Callable[[str], None] = lambda text: None,
 ) -> Iterator[CheckResult]:
     """Make all checks of this machine, one after the other.
 
     run: run file, with which the speed at each stage is measured, too. folder: of the run, for free disk.
     host, port: address to listen on. peers: HOST:PORT, or HOST:PORT/CODE of `anabranch doctor --answer`.
+    tell: gets a sentence before each measurement that takes long.
     """
     yield _python()
     torch_found = _torch()
@@ -56,7 +65,7 @@ def examine(
             yield _peer(peer)
     yield from remote_checks([peer for peer in peers if "/" in peer], host, port)
     if run is not None and torch_found.verdict != RED:
-        yield from speeds(run)
+        yield from speeds(run, tell)
 
 
 def _python() -> CheckResult:
@@ -182,10 +191,12 @@ def _peer(address: str) -> CheckResult:
     return CheckResult(f"peer {address}", verdict, f"answers after {1000 * took:.0f} ms", repair)
 
 
-def speeds(run: RunConfig) -> Iterator[CheckResult]:
+def speeds(run: RunConfig, tell: Callable[[str], None] = lambda text: None) -> Iterator[CheckResult]:
     """Measure how many microbatches this machine can hold, and the seconds of one microbatch's forward and
-    backward at each stage."""
+    backward at each stage. Stages of as many blocks are alike, and measured once. tell: gets a sentence
+    before each measurement."""
     from anabranch.node.lifecycle.training_machine import measured_capacity, measured_pass_s
+    from anabranch.train.model.partition import partition
     from anabranch.train.model.sizes import model_config
     from anabranch.train.numerics.numerics_class import configure
 
@@ -196,14 +207,22 @@ def speeds(run: RunConfig) -> Iterator[CheckResult]:
         (GREEN, "") if capacity > 1 else (YELLOW, "free memory: it can hold one microbatch at a time")
     )
     yield CheckResult("capacity", verdict, f"{capacity:,} microbatches at once", repair)
-    for stage in range(1, run.pipeline.stages + 1):
+    alike: dict[int, list[int]] = {}
+    for stage, spec in enumerate(partition(model, run.pipeline)):
+        if stage:
+            alike.setdefault(len(spec.blocks), []).append(stage)
+    for blocks, stages in alike.items():
+        name = f"stage {stages[0]}" if len(stages) == 1 else f"stages {', '.join(map(str, stages))}"
+        tell(f"measuring {name} ({counted(blocks, 'block')})")
         try:
-            forward_s, backward_s = measured_pass_s(run, model, stage)
+            forward_s, backward_s = measured_pass_s(run, model, stages[0], ENOUGH_S)
         except (RuntimeError, MemoryError) as error:
             why = str(error).splitlines()[0]
-            yield CheckResult(f"stage {stage}", RED, why, "use a machine with more memory, or more stages")
-            continue
-        yield CheckResult(f"stage {stage}", GREEN, f"forward {forward_s:.3g} s, backward {backward_s:.3g} s")
+            found = RED, why, "use a machine with more memory, or more stages"
+        else:
+            found = GREEN, f"forward {forward_s:.3g} s, backward {backward_s:.3g} s", ""
+        for stage in stages:
+            yield CheckResult(f"stage {stage}", *found)
 
 
 def _size(count: float) -> str:

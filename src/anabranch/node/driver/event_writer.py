@@ -80,6 +80,8 @@ class EventWriter:
         self._send = send
         self._unsent: list[bytes] = []
         self._step_at = time.time()
+        self.open_t = 0
+        """Iteration that was open at this peer before the present event; its step is timed."""
         self._lost = 0
         self._others_bytes = 0
         self._left_out_because = ""
@@ -87,6 +89,8 @@ class EventWriter:
 
     def note(self, kind: str, fields: Mapping[str, Any]) -> None:
         """Write a note of this peer's protocol as an event. fields: by name, as the kind of note has them."""
+        if kind == "control" and fields["action"] == "continue":
+            self._step_at = time.time()  # a pause is no part of the next step
         if self._leads or kind not in _LEADER_NOTES:
             self.write(self._event(kind, fields))
 
@@ -189,7 +193,8 @@ class EventWriter:
 
     def _step(self, record: Commit) -> log.Event:
         now = time.time()
-        seconds, self._step_at = now - self._step_at, now
+        # Of a step that this peer learns of after an absence nobody knows here how long it took.
+        seconds, self._step_at = (now - self._step_at if record.t == self.open_t else 0.0), now
         if record.witness is not None:
             self.write(self._copied(log.Skip, asdict(record.witness), t=record.t))
         total = math.fsum(record.loss_sums) if record.loss_sums else math.nan

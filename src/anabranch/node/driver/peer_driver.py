@@ -164,6 +164,8 @@ class LivePeer:
             self._failed(traceback.format_exc())
 
     def _handle(self, event: ev.Event) -> None:
+        iteration = self.peer.iteration
+        self.journal.open_t = 0 if iteration is None else iteration.t
         for effect in self.peer.handle(event, self._loop.time()):
             self._carry_out(effect)
         self._vitals.watch(event)

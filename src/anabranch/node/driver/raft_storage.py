@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -88,9 +89,13 @@ class RaftStorage:
         kept = write.start - self._start
         with open(self.log, "r+b" if self.log.exists() else "x+b", buffering=0) as file:
             file.truncate(self._ends[kept])
-            file.seek(self._ends[kept])
-            file.write(b"".join(line + b"\n" for line in write.lines))
-            os.fsync(file.fileno())
+            try:
+                _write_all(file.fileno(), b"".join(line + b"\n" for line in write.lines), self._ends[kept])
+                os.fsync(file.fileno())
+            except OSError:
+                with contextlib.suppress(OSError):
+                    file.truncate(self._ends[kept])  # a part of a line is worth nothing
+                raise
         del self._ends[kept + 1 :]
         for line in write.lines:
             self._ends.append(self._ends[-1] + len(line) + 1)
@@ -133,3 +138,12 @@ class RaftStorage:
         except (LogError, ValueError) as error:
             raise UserError(f"{self.log}: {error}; restore the file from a copy") from None
         return lines
+
+
+def _write_all(handle: int, data: bytes, offset: int) -> None:
+    """Write all of `data` at `offset`; raises OSError if the disk is full. One `write` may store a part of the
+    data and raise nothing."""
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(handle, view, offset)
+        view, offset = view[written:], offset + written

@@ -72,7 +72,7 @@ async def lead(
 def _other_port(founded: CreatedRun, network: NetworkSection) -> str:
     """Advice for a port that cannot be used."""
     if network.port:
-        return "set network.port to another one, or 0"
+        return "set network.port to another one, or to 0 for any free one"
     return (
         "the run's tickets name this port: end the program that uses it, or take another port and issue new "
         f"tickets with `anabranch resume {founded.directory.path} --new-tickets`"

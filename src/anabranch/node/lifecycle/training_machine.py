@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from dataclasses import replace
@@ -51,8 +52,12 @@ class TrainingMachine:
         # Microbatches whose activations stay on the device, if those of others are offloaded.
         self._resident: int | None = None
 
-    def prepare(self, run: RunConfig) -> None:
-        """Set the numerics (threads, precision), open the corpus and fix the model's shape, once."""
+    def prepare(self, run: RunConfig, fingerprint: str = "") -> None:
+        """Set the numerics (threads, precision), open the corpus and fix the model's shape, once.
+
+        fingerprint: of the run's corpus, if it is known. Another corpus gives no batches and no vocabulary:
+        the leader refuses it by its fingerprint.
+        """
         if self.run is not None:
             return
         from anabranch.train.numerics.numerics_class import configure
@@ -65,8 +70,9 @@ class TrainingMachine:
             from anabranch.data.corpus import open_corpus
 
             self.corpus = open_corpus(self._corpus_directory)
-            self.batches = Batches(self.corpus, run.batch, run.run.seed)
-        vocabulary = self.corpus.vocab_size if self.corpus else (run.model.vocab_size or 1)
+            if fingerprint in ("", self.corpus.fingerprint):
+                self.batches = Batches(self.corpus, run.batch, run.run.seed)
+        vocabulary = self.corpus.vocab_size if self.corpus and self.batches else run.model.vocab_size or 1
         self.model = model_config(run.model, vocabulary)
         self.run = run
 
@@ -78,7 +84,7 @@ class TrainingMachine:
         if self._device:
             run = with_changes(run, {"compute.device": self._device})
         check_removed_options(run)
-        self.prepare(run)
+        self.prepare(run, genesis.corpus_fingerprint)
         assert self.model is not None
         settings = settings_of(run, genesis.run, self.model, genesis.epoch)
         room = min(settings.snapshot_budget_bytes, int(free_host_bytes() * SNAPSHOT_SHARE))
@@ -164,10 +170,13 @@ def measured_block_s(run: RunConfig, model: ModelConfig) -> tuple[float, float]:
     return measured_pass_s(replace(run, pipeline=PipelineSection(stages=1)), replace(model, blocks=1), 1)
 
 
-def measured_pass_s(run: RunConfig, model: ModelConfig, stage: int) -> tuple[float, float]:
+def measured_pass_s(
+    run: RunConfig, model: ModelConfig, stage: int, enough_s: float = math.inf
+) -> tuple[float, float]:
     """Seconds of a relay stage's forward and of its backward (both parts) for one microbatch on this machine.
 
-    The minimum of three: the first passes include the time in which torch loads its kernels.
+    The minimum of three: the first passes include the time in which torch loads its kernels. enough_s: time
+    after which no further pass begins; beside passes that are so long, the loading is nothing.
     """
     import torch
 
@@ -178,8 +187,11 @@ def measured_pass_s(run: RunConfig, model: ModelConfig, stage: int) -> tuple[flo
     worker.run(InitState(0))
     x = torch.zeros(run.batch.rows, run.batch.sequence, model.dim, dtype=DTYPES[run.compute.dtype])
     forwards, backwards = [], []
+    started = time.perf_counter()
     for index in range(3):
         begin = time.perf_counter()
+        if forwards and begin - started > enough_s:
+            break
         y = worker.run(Forward(1, index, train=True), (x,)).outputs[0]
         middle = time.perf_counter()
         worker.run(InputGradient(1, index), (y,))

@@ -26,7 +26,7 @@ class VolunteerConsole:
         self._me = me
         self._say = say
         self._stage = 0
-        self._serving = False
+        self._admitted = self._serving = False
         self._bar = ExitStack()
         self._advance: Advance | None = None
         self._printed_at = float("-inf")
@@ -38,7 +38,7 @@ class VolunteerConsole:
     def begin(self) -> None:
         """Begin with a new part in the run: this machine joins, or joins again."""
         self._bar.close()
-        self._advance, self._serving = None, False
+        self._advance, self._admitted, self._serving = None, False, False
         self._steps = self._mine = self._all = 0
 
     def on_effect(self, effect: ev.Effect) -> None:
@@ -46,8 +46,12 @@ class VolunteerConsole:
             case ev.Describe():
                 self._say("connected; measuring this machine")
             case ev.Admitted(stage, _):
-                self._stage = stage
+                self._stage, self._admitted = stage, True
                 self._say(f"admitted to stage {stage}; initializing it")
+            case ev.BuildStage(stage) if self._admitted and stage != self._stage:
+                self._stage, self._serving = stage, False
+                self._steps = self._mine = self._all = 0
+                self._say(f"moved to stage {stage} by the run; initializing it")
             case ev.Note("peer_active", fields) if fields["subject"] == self._me:
                 self._serving = True
                 self._say(f"serving stage {self._stage} from iteration {fields['from_iteration']} on")

@@ -44,7 +44,7 @@ class StepLine:
             self._paint("cyan", f"step {step.t:>{len(str(steps)) + 1}}/{steps}"),
             self._paint("bold", f"loss {number(step.loss, '6.3f', '     -')}"),
             f"{number(step.bits_per_byte, '5.3f', '    -')} b/B",
-            f"{step.tokens / max(step.seconds, 1e-9):>7,.0f} tok/s",
+            f"{number(step.tokens / step.seconds if step.seconds > 0 else None, '>7,.0f', '      -')} tok/s",
             f"grad {number(step.grad_norm, '6.2f', '     -')}",
             f"peers {self._peers(step.alive)}",
             self._paint("dim", f"eta {eta:>8}"),

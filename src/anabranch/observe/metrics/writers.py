@@ -116,7 +116,7 @@ class MetricExporter:
         return {
             "loss/training": step.loss,
             "speed/tokens_per_second": step.tokens / step.seconds if step.seconds > 0 else None,
-            "speed/iteration_seconds": step.seconds,
+            "speed/iteration_seconds": step.seconds or None,
             "optimizer/gradient_norm": step.grad_norm,
             "optimizer/clip_factor": step.clip_factor,
             "optimizer/learning_rate": step.learning_rate,

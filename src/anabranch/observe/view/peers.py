@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Mapping
 from typing import Any
@@ -21,6 +22,9 @@ TRIPS_MAX = 64
 PRESENT = ("joining", "active", "suspect", "lost")
 #: States of peers that take part no longer.
 GONE = ("left", "crashed", "moved")
+#: Digits of a peer's id in texts of the protocol.
+ID_DIGITS = 8
+_ID = re.compile(r"\b[0-9a-f]{8}\b")
 
 
 class Peers:
@@ -37,6 +41,7 @@ class Peers:
     def __init__(self, state: TrackedState) -> None:
         self._state = state
         self._keys: dict[str, str] = {}
+        self._names: dict[str, str] = {}
         self._suspected_by: dict[str, set[str]] = {}
         self._shares: deque[tuple[int, dict[str, float]]] = deque(maxlen=STEPS_KEPT)
         self._working: set[str] = set()
@@ -70,12 +75,22 @@ class Peers:
         nodes = self._state.sections.get("nodes", {}).values()
         return sum(node["state"] in PRESENT and stage in (None, node["stage"]) for node in nodes)
 
+    def serving(self, stage: int) -> int:
+        """Number of replicas of a stage that serve it: neither joining nor without an answer."""
+        nodes = self._state.sections.get("nodes", {}).values()
+        return sum(node["state"] in ("active", "suspect") and node["stage"] == stage for node in nodes)
+
+    def with_names(self, text: str) -> str:
+        """`text` in which the first eight digits of known peers' ids are replaced by the peers' names."""
+        return _ID.sub(lambda found: self._names.get(found[0], found[0]), text)
+
     # --- membership ------------------------------------------------------------------------------
 
     def joined(self, event: log.PeerJoined) -> None:
         self.key(event.subject)
         self._suspected_by.pop(event.subject, None)
         name = plain(event.name, NAME_MAX) or plain(event.subject, 8)
+        self._names[event.subject[:ID_DIGITS]] = name
         self._set(
             event.subject, name=name, region=plain(event.region, NAME_MAX), role=plain(event.role, NAME_MAX),
             stage=event.stage, state="joining", why="downloading its state", since=event.time,
@@ -196,6 +211,7 @@ class Peers:
         gone = [peer for peer in self._keys if self.get(peer).get("state") in GONE]
         for peer in sorted(gone or list(self._keys), key=lambda p: self.get(p).get("since", 0.0))[:256]:
             self._state.drop("nodes", self._keys.pop(peer))
+            self._names.pop(peer[:ID_DIGITS], None)
 
 
 def computing_s(event: log.Timing) -> float:

@@ -27,6 +27,9 @@ from anabranch.observe.wording import NAME_MAX, plain, without_addresses
 STEPS_MAX, EVALUATIONS_MAX, STORY_MAX = 4000, 1000, 2500
 #: Weight of the newest step in the moving average behind `eta_s`: about the last twenty steps count.
 NEWEST = 0.1
+#: Longest step that enters this average, in its means: a wait for peers or for another leader says nothing
+#: about the steps to come. A plain choice; an iteration that stays slow is followed within ten steps.
+LONGEST = 5.0
 
 Line = list[float | str]
 """Line of the story: unix seconds, subject, key of the peer that it is about or "", text."""
@@ -171,8 +174,10 @@ class View:
         self._say(event.time, *self._story.committed(event.t, event.owners))
         # The first step's seconds include the start of the swarm; the mean begins with the second.
         self._steps_seen += 1
-        weight = 1.0 if self._steps_seen <= 2 else NEWEST
-        self._seconds = (1 - weight) * self._seconds + weight * event.seconds
+        if event.seconds > 0:
+            weight = 1.0 if self._steps_seen <= 2 else NEWEST
+            seconds = event.seconds if weight == 1.0 else min(event.seconds, LONGEST * self._seconds)
+            self._seconds = (1 - weight) * self._seconds + weight * seconds
         left = max(0, self.state.get("run", "").get("steps", 0) - event.t)
         self.state.set("run", "", t=event.t)
         if self.state.get("run", "").get("held") is None:
@@ -181,8 +186,8 @@ class View:
         self.state.set("totals", "", **{name: round(total, 3) for name, total in self._totals.items()})
         self._split_t, self._split_count, self._split = event.t, 0, [0.0] * 4
         self.steps.add(
-            [event.time, event.t, event.loss, rate, event.seconds, None, None, None, None, sum(event.alive),
-             event.grad_norm]
+            [event.time, event.t, event.loss, rate, event.seconds or None, None, None, None, None, sum(event.alive),
+             event.grad_norm, event.learning_rate]
         )  # fmt: skip
 
     def _timing(self, event: log.Timing) -> None:

@@ -81,7 +81,7 @@ class Story:
                 return [("note", event.peer, text)]
             case log.Waiting() if self._detailed or event.time - self._waited_at >= WAITING_S:
                 self._waited_at = event.time
-                return [("trouble", "", self._reason(event.reason))]
+                return [("trouble" if self._is_trouble(event) else "note", "", self._reason(event.reason))]
             case log.Rollback():
                 why = f": {self._reason(event.reason)}" if event.reason else ""
                 return [("repair", "", f"the run went back to the state after step {event.t}{why}")]
@@ -104,8 +104,9 @@ class Story:
             return "crew", event.subject, f"{name} left stage {event.stage}: {reason.removeprefix('left: ')}"
         if state == "moved":
             return "crew", event.subject, f"{name} leaves stage {event.stage}: {reason}"
-        others = self._peers.present(event.stage)
-        rest = f"{counted(others, 'replica')} of stage {event.stage} {'is' if others == 1 else 'are'} left"
+        others = self._peers.serving(event.stage)
+        left = f"{counted(others, 'replica')} of" if others else "no replica of"
+        rest = f"{left} stage {event.stage} {'are' if others > 1 else 'is'} left"
         return "trouble", event.subject, f"{name} is gone from stage {event.stage} ({reason}); {rest}"
 
     def repaired(self, event: log.Repair, newly_lost: bool) -> list[Sentence]:
@@ -177,4 +178,10 @@ class Story:
         return "trouble", event.subject, f"{observer} considers {suspect} gone: {self._reason(event.reason)}"
 
     def _reason(self, reason: str) -> str:
-        return plain(reason) if self._detailed else without_addresses(plain(reason))
+        named = self._peers.with_names(plain(reason))
+        return named if self._detailed else without_addresses(named)
+
+    def _is_trouble(self, event: log.Waiting) -> bool:
+        """True if a run that has begun waits; a run that waits for its first peers, or lets a joiner finish
+        its links, is as it should be."""
+        return self._has_step and " is ready, but " not in event.reason

@@ -11,9 +11,10 @@ _T = TypeVar("_T")
 
 #: Columns of a step's point: unix seconds; step; loss (nats per token); tokens per second; seconds of the
 #: iteration; its parts in seconds, means over the relays: compute, transfer, reduce, waiting; peers alive;
-#: gradient norm.
+#: gradient norm; learning rate.
 STEP_COLUMNS = (
     "time", "t", "loss", "tps", "seconds", "compute", "transfer", "reduce", "waiting", "alive", "norm",
+    "learning",
 )  # fmt: skip
 #: Columns of a held-out evaluation: unix seconds, step, nats per token, bits per byte.
 HELD_OUT_COLUMNS = ("time", "t", "loss", "bits")

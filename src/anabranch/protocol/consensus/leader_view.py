@@ -24,11 +24,15 @@ class LeaderView:
         self.ctx = ctx
         self._changed = changed
         self._proven = 0
-        """Highest term of which the log has a committed entry."""
         self._since = 0.0
         """Time since which claims are followed of which the log has no entry (s)."""
         self._doubted: set[str] = set()
         """Voters whose claim was given up."""
+
+    @property
+    def proven_term(self) -> int:
+        """Highest term of which the log has a committed entry."""
+        return self._proven
 
     def line(self, term: int) -> None:
         """Note that a committed log entry of `term` was applied here, which proves that term's leader."""

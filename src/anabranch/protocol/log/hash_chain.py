@@ -15,6 +15,10 @@ class AlreadyApplied(LogError):
     """Raised for a log entry that was applied before."""
 
 
+class Diverged(LogError):
+    """Raised for an entry at the right index after another entry than the last one that was applied."""
+
+
 @dataclass(frozen=True)
 class Position:
     """Position in the log: index of the next entry, and hash of the entry before it."""
@@ -25,7 +29,8 @@ class Position:
 
 def follow(position: Position, line: bytes) -> tuple[Entry, Position]:
     """Decode the log entry in `line`; returns the entry and the position after it. Raises LogError if it is
-    not the entry at `position`, AlreadyApplied if its index is lower."""
+    not the entry at `position`: AlreadyApplied if its index is lower, Diverged if another entry precedes it.
+    """
     try:
         entry = decode_entry(line)
     except ValueError as error:
@@ -33,5 +38,6 @@ def follow(position: Position, line: bytes) -> tuple[Entry, Position]:
     if entry.index < position.index:
         raise AlreadyApplied(f"log entry {entry.index} is known")
     if entry.index != position.index or entry.previous != position.previous:
-        raise LogError(f"log entry {entry.index} does not follow entry {position.index - 1}")
+        kind = Diverged if entry.index == position.index else LogError
+        raise kind(f"log entry {entry.index} does not follow entry {position.index - 1}")
     return entry, Position(position.index + 1, entry_hash(line))

@@ -142,7 +142,9 @@ class MessageHandlers:
 
     def _announce(self, peer: str, message: msg.Announce, payload: Payload | None) -> None:
         for line in message.entries:
-            self.reactions.follow(line)
+            self.reactions.follow(line, peer)
+            if self.shared.exit.stopped:
+                return
 
     def _keep(self, peer: str, message: msg.Keep, payload: Payload | None) -> str | None:
         if not self.shared.entry.done:

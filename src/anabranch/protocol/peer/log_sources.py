@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 from anabranch.protocol.consensus.raft_node import Voter, peer_of, voter_id
 from anabranch.protocol.messages import Elsewhere, FetchLog, Ping
 from anabranch.protocol.peer.shared_state import SharedParts
+
+#: Time (s) after which a leader whose log stays shorter than this peer's has lost entries. A choice: several
+#: heartbeats, in which a leader that begins has read its log.
+SHORT_S = 5.0
 
 
 class LogSources:
@@ -13,10 +19,28 @@ class LogSources:
     def __init__(self, shared: SharedParts, voter: Voter) -> None:
         self._ctx, self._progress, self._exit = shared.ctx, shared.progress, shared.exit
         self._entry, self._following, self._voter = shared.entry, shared.following, voter
+        self._short_since = math.inf
+        """Time (s) since which the only voter's log is shorter than this peer's."""
 
     def ask_for_log(self, peer: str) -> None:
         """Ask `peer` for the log lines after this peer's position."""
         self._ctx.outbox.send(peer, FetchLog(self._progress.position.index))
+
+    def lost_by(self, peer: str) -> bool:
+        """Stop this peer, which joins anew, if `peer` leads the log and lacks entries that this peer applied:
+        a disk that lost what it had promised to keep, or a copy of the run directory. False if it is not the
+        leader, or if this peer votes itself: then Raft decides."""
+        log = self._ctx.log
+        if peer != log.leader or log.keeps_log(self._ctx.me):
+            return False
+        t = self._progress.committed
+        self._exit.stop(
+            f"the run goes on from an earlier state: its data node lost log entries up to step {t}, which this "
+            "machine has",
+            ok=False,
+            again=True,
+        )
+        return True
 
     def heard(self, peer: str, message: Ping) -> str | None:
         """Take in the log length, claim to lead and epoch in a heartbeat; return the reason if it is refused.
@@ -35,7 +59,22 @@ class LogSources:
             refusal = self._following.claims(peer, message.leads)
         if message.next_index > self._progress.position.index and self._entry.done and self.believes(peer):
             self.ask_for_log(peer)
+        if done and message.leads and self._is_short(peer, message):
+            self.lost_by(peer)
         return refusal
+
+    def _is_short(self, peer: str, message: Ping) -> bool:
+        """True if the only voter says for SHORT_S seconds that its log is shorter than this peer's, or no
+        longer although it begins a term with an entry that this peer has not. Heartbeats tell the length of a
+        moment ago."""
+        ctx, known = self._ctx, self._progress.position.index
+        only = len(ctx.log.voters) == 1 and ctx.log.keeps_log(peer)
+        newer = message.leads > self._following.proven_term
+        if not only or message.next_index >= known + (1 if newer else 0):
+            self._short_since = math.inf
+            return False
+        self._short_since = min(self._short_since, ctx.clock.now)
+        return ctx.clock.now >= self._short_since + SHORT_S
 
     def believes(self, peer: str) -> bool:
         """True if log lines of `peer` are accepted: it leads the log or votes on it.

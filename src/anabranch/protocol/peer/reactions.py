@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from anabranch.protocol.interface import events as ev
-from anabranch.protocol.log.hash_chain import AlreadyApplied, LogError
+from anabranch.protocol.log.hash_chain import AlreadyApplied, Diverged, LogError
 from anabranch.protocol.log.records import Closing, Commit, Control, Epoch, Members, Revoke, Voters
 from anabranch.protocol.messages import Refused
 from anabranch.protocol.peer.iterations import Iterations
@@ -58,11 +58,16 @@ class LogReactions:
             self.shared.coordination.coordinator.telling.chosen(line)
         self.follow(line)
 
-    def follow(self, line: bytes) -> None:
-        """Apply the next committed line; request the lines before it that are missing."""
+    def follow(self, line: bytes, source: str = "") -> None:
+        """Apply the next committed line; request the lines before it that are missing. source: peer that sent
+        the line, "" if this peer's own Raft node chose it."""
         try:
             applied = self._log.apply(line)
         except AlreadyApplied:
+            return
+        except Diverged:
+            if self.shared.entry.done and not self.sources.lost_by(source):
+                self.sources.ask_for_log(self._ctx.log.leader)
             return
         except LogError:
             if self.shared.entry.done:

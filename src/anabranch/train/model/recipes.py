@@ -2,12 +2,16 @@
 
 Imports no torch. Sources, by the names that the recipes use:
 
-- GPT-3: Brown et al. 2020, arXiv 2005.14165, table 2.1 (rate, batch in tokens) and appendix B (AdamW with
-  betas 0.9 and 0.95, clipping at 1.0, weight decay 0.1, linear warm-up over 375 M tokens, cosine to a tenth).
-- TinyLlama: Zhang et al. 2024, arXiv 2401.02385, section 2 (1.1 B parameters: 4e-4, 2 M tokens, 2048 of
-  them in a sequence).
-- Llama 2: Touvron et al. 2023, arXiv 2307.09288, section 2.2 (3e-4, 4 M tokens, 2000 steps of warm-up, 4096).
-- Llama 3: Grattafiori et al. 2024, arXiv 2407.21783, table 3 (8B: 3e-4); batch and warm-up are Llama 2's.
+- GPT-3: Brown et al. 2020, arXiv 2005.14165, table 2.1 (Small: 6e-4, Medium: 3e-4, both 0.5 M tokens, 2048
+  of them in a sequence; GPT-2's 1024 where positions are learnt) and appendix B (Adam with betas 0.9 and
+  0.95, clipping at 1.0, weight decay 0.1, linear warm-up over 375 M tokens, cosine to a tenth).
+- TinyLlama: Zhang et al. 2024, arXiv 2401.02385, section 2 and the model card (1.1 B parameters: 4e-4, 2 M
+  tokens, 2048 of them in a sequence, 2000 steps of warm-up).
+- Llama 2: Touvron et al. 2023, arXiv 2307.09288, section 2.2 and table 1 (7B: 3e-4, 4 M tokens, 2000 steps
+  of warm-up, 4096; cosine to a tenth).
+- Llama 3: Grattafiori et al. 2024, arXiv 2407.21783, table 3 (8B: 3e-4) and section 3.4.1, which gives the
+  405B's and calls the 8B's similar (8000 steps of warm-up; 4 M tokens at first, later 8 and 16 M in sequences
+  of 8192; cosine to a hundredth, here to a tenth as for all sizes).
 - Chinchilla: Hoffmann et al. 2022, arXiv 2203.15556 (about 20 tokens per parameter).
 - Small init: Nguyen and Salazar 2019, arXiv 1910.05895 (deviation sqrt(2 / (5 dim))).
 - Repetition: Muennighoff et al. 2023, arXiv 2305.16264 (up to 4 epochs are nearly as good as new text).
@@ -78,9 +82,9 @@ _RECIPES = {
     "gpt2-350m": Recipe(3e-4, 1 << 19, 1024, 4, 50_257, "GPT-3 Medium"),
     "llama-160m": Recipe(6e-4, 1 << 19, 2048, 2, 32_000, "GPT-3 Small"),
     "llama-350m": Recipe(3e-4, 1 << 19, 1024, 4, 32_000, "GPT-3 Medium"),
-    "llama-1b": Recipe(4e-4, 1 << 21, 2048, 1, 128_256, "TinyLlama", dtype="bf16"),
+    "llama-1b": Recipe(4e-4, 1 << 21, 2048, 1, 128_256, "TinyLlama", dtype="bf16", warmup_steps=2000),
     "llama-7b": Recipe(3e-4, 1 << 22, 4096, 1, 32_000, "Llama 2 7B", dtype="bf16", warmup_steps=2000),
-    "llama-8b": Recipe(3e-4, 1 << 22, 8192, 1, 128_256, "Llama 3 8B", dtype="bf16", warmup_steps=2000),
+    "llama-8b": Recipe(3e-4, 1 << 22, 8192, 1, 128_256, "Llama 3 8B", dtype="bf16", warmup_steps=8000),
 }
 
 

@@ -81,26 +81,32 @@ function drawAxes(c, frame, x0, x1, y0, y1, X, Y, shown) {
   c.lineWidth = 1;
   c.textAlign = "right";
   c.textBaseline = "middle";
-  for (const tick of ticks(y0, y1, 4)) {
+  const levels = ticks(y0, y1, 4, 4);
+  const step = levels.length > 1 ? levels[1] - levels[0] : 1;
+  for (const tick of levels) {
     const y = Math.round(Y(tick)) + 0.5;
     c.beginPath();
     c.moveTo(frame.left, y);
     c.lineTo(frame.right, y);
     c.stroke();
-    c.fillText(shown(tick), frame.left - 6, y);
+    c.fillText(shown(tick, step), frame.left - 6, y);
   }
   c.textAlign = "center";
   c.textBaseline = "alphabetic";
   for (const tick of ticks(x0, x1, 5)) if (Number.isInteger(tick)) c.fillText(tick.toLocaleString("en"), X(tick), frame.bottom + 15);
 }
 
-function ticks(low, high, count) {
+// Round values from low to high: about `count`, with finer steps where that gives fewer than `least`.
+export function ticks(low, high, count, least = 0) {
   const raw = (high - low) / count;
   const power = 10 ** Math.floor(Math.log10(raw));
-  const step = [1, 2, 5, 10].find((factor) => factor * power >= raw) * power;
-  const found = [];
-  for (let i = Math.ceil(low / step); i * step <= high + step * 1e-6; i += 1) found.push(+(i * step).toPrecision(12));
-  return found;
+  const steps = [0.5, 1, 2, 5, 10].map((factor) => factor * power);
+  let at = steps.findIndex((step) => step >= raw);
+  for (;; at -= 1) {
+    const step = steps[at], found = [];
+    for (let i = Math.ceil(low / step); i * step <= high + step * 1e-6; i += 1) found.push(+(i * step).toPrecision(12));
+    if (found.length >= least || at === 0) return found;
+  }
 }
 
 function drawLine(c, one, X, Y, frame) {

@@ -50,8 +50,7 @@ export class Numbers {
     put(byId("tile-step"), `${whole(run.t ?? 0)}`);
     put(byId("tile-steps"), `of ${whole(run.steps ?? 0)}`);
     byId("progress").value = run.steps ? (run.t ?? 0) / run.steps : 0;
-    const ended = run.phase === "finished";
-    put(byId("tile-eta"), ended ? "finished" : run.eta_s === null || run.eta_s === undefined ? "not started" : `${lasting(run.eta_s)} to go`);
+    put(byId("tile-eta"), remaining(run, steps.length));
     put(byId("tile-loss"), known(last[column("loss")]));
     put(byId("tile-held"), held.length ? `held out ${known(held[held.length - 1][2])}` : "no evaluation yet");
     const rates = steps.slice(-8).map((point) => point[column("tps")]).filter((rate) => rate !== null);
@@ -66,8 +65,7 @@ export class Numbers {
     put(byId("tile-stages"), counts.length > 1 ? `data ${counts[0]} | ${few}` : "");
     put(byId("tile-mended"), whole(totals.repairs ?? 0));
     const crashed = totals.removals ?? 0;
-    const wasted = totals.computed_s ? (100 * (totals.wasted_s ?? 0)) / totals.computed_s : 0;
-    put(byId("tile-lost"), `${some(crashed, "crash", "es")} · ${wasted.toFixed(1)} % wasted`);
+    put(byId("tile-lost"), `${some(crashed, "crash", "es")} · ${wasted(totals)}`);
     drawSpark(byId("spark-loss"), of("loss"), colours.accent);
     drawSpark(byId("spark-rate"), of("tps"), colours.good);
   }
@@ -94,7 +92,7 @@ export class Numbers {
         { name: "training", points: of("loss"), colour: colours.accent, raw: true },
         { name: "held out", points: held.map((point) => [point[1], point[2]]), colour: colours.held, dots: true },
       ],
-      shown: (value) => value.toFixed(2), pointer: pointer("chart-loss"), marks: troubles,
+      shown: (value, step = 1) => value.toFixed(step < 0.0099 ? 3 : 2), pointer: pointer("chart-loss"), marks: troubles,
     });
     drawChart(byId("chart-rate"), {
       series: [{ name: "tokens/s", points: of("tps"), colour: colours.good, raw: true, fill: true }],
@@ -108,13 +106,38 @@ export class Numbers {
       series: [{ name: "peers", points: of("alive"), colour: colours.calm, fill: true }],
       zero: true, shown: (value) => whole(value), pointer: pointer("chart-peers"), marks: troubles,
     });
-    const { totals } = recording;
+    drawChart(byId("chart-norm"), {
+      series: [{ name: "gradient norm", points: of("norm"), colour: colours.reduce, raw: true }],
+      zero: true, shown: short, pointer: pointer("chart-norm"), marks: troubles,
+    });
+    drawChart(byId("chart-learning"), {
+      series: [{ name: "learning rate", points: of("learning"), colour: colours.held }],
+      zero: true, shown: (value) => (value ? value.toExponential(1) : "0"), pointer: pointer("chart-learning"),
+    });
+    const { run, totals } = recording;
     put(byId("totals"), [
+      `${short((run.t ?? 0) * (run.tokens ?? 0))} tokens seen`,
       `${short(totals.sent ?? 0)}B sent`, `${lasting(totals.computed_s ?? 0)} computed`,
       some(totals.doubles ?? 0, "microbatch", "es") + " computed twice", some(totals.skips ?? 0, "step") + " skipped",
       some(totals.rollbacks ?? 0, "rollback"), some(totals.joins ?? 0, "join"), some(totals.refused ?? 0, "refusal"),
     ].join(" · "));
   }
+}
+
+// Time to the last step, as far as it is known.
+function remaining(run, steps) {
+  if (run.phase === "finished") return "finished";
+  if (run.phase === "paused") return run.t < run.held ? `pauses after step ${whole(run.held)}` : `paused after step ${whole(run.t ?? 0)}`;
+  if (run.eta_s !== null && run.eta_s !== undefined && run.phase !== "waiting") return `${lasting(run.eta_s)} to go`;
+  return steps ? "time to go not known now" : "not started";
+}
+
+// Computation that entered no step, in words.
+function wasted({ computed_s, wasted_s, repairs, doubles }) {
+  if (!(repairs || doubles)) return "nothing wasted";
+  const part = computed_s ? (100 * (wasted_s ?? 0)) / computed_s : 0;
+  if (!part) return "waste not measured";
+  return part < 0.05 ? "less than 0.1 % wasted" : `${part.toFixed(1)} % wasted`;
 }
 
 // Steps at which peers crashed, with a colour.

@@ -9,12 +9,13 @@ const SUBJECTS = { crew: "peers", trouble: "trouble", repair: "repairs", progres
 
 // Replace the rows that changed.
 function fill(body, rows) {
+  const heads = [...body.parentElement.tHead.rows[0].cells].map((cell) => cell.textContent);
   rows.forEach((row, i) => {
     const text = JSON.stringify(row);
     let line = body.rows[i];
     if (line?.made === text) return;
     const fresh = make("tr", {}, ...row.map((cell, at) =>
-      make(at ? "td" : "th", { ...(at ? {} : { scope: "row" }), class: cell.class ?? "" },
+      make(at ? "td" : "th", { ...(at ? {} : { scope: "row" }), class: cell.class ?? "", "data-head": heads[at] },
         ...(cell.colour ? [swatch(cell)] : []), cell.text ?? cell)));
     fresh.made = text;
     if (line) line.replaceWith(fresh);

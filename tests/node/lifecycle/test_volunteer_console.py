@@ -1,0 +1,41 @@
+"""A volunteer's terminal tells of its whole part in the run, other stages included."""
+
+from __future__ import annotations
+
+from anabranch.node.lifecycle.volunteer_console import VolunteerConsole
+from anabranch.protocol.interface import events as ev
+from support.hand_made_logs import step
+
+
+def committed(t: int, stage: int) -> ev.Note:
+    """Step whose two units at `stage`, of two, are this machine's."""
+    others, mine = (("other",), (0, 0), ()), (("me", "other"), (0, 0), ())
+    return ev.Note("step", {"record": step(t, *(mine if s == stage else others for s in range(3)))})
+
+
+def test_a_relay_that_is_moved_goes_on_telling_and_counting() -> None:
+    said: list[str] = []
+    console = VolunteerConsole("me", said.append)
+    console.begin()
+    for effect in (
+        ev.Admitted(1, b""),
+        ev.BuildStage(1),
+        ev.Note("peer_active", {"subject": "me", "from_iteration": 1}),
+        committed(1, stage=1),
+        ev.BuildStage(2),
+        committed(2, stage=1),
+        ev.Note("peer_active", {"subject": "me", "from_iteration": 3}),
+        committed(3, stage=2),
+    ):
+        console.on_effect(effect)
+    assert "moved to stage 2 by the run; initializing it" in said
+    assert "serving stage 2 from iteration 3 on" in said
+    assert console.total == 4, "units of both stages, and none of a stage that it had left"
+
+
+def test_a_pause_and_its_end_are_told() -> None:
+    said: list[str] = []
+    console = VolunteerConsole("me", said.append)
+    console.on_effect(ev.Note("control", {"action": "pause", "t": 7}))
+    console.on_effect(ev.Note("control", {"action": "continue", "t": 0}))
+    assert "pauses it after step 7; this machine stays, and waits" in said[0] and "go on" in said[1]
