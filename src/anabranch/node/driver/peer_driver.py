@@ -60,12 +60,14 @@ class Outcome:
 
     ok: True if as planned. internal: True if by a defect of the program or an exhausted machine, after which
     a new process may go on. again: True if this machine may join the run again with the same ticket.
+    unreached: True if the run could not be reached.
     """
 
     reason: str
     ok: bool
     internal: bool = False
     again: bool = False
+    unreached: bool = False
 
 
 class LivePeer:

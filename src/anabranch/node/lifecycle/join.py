@@ -28,7 +28,7 @@ from anabranch.node.driver.initial_dial import InitialDial, left
 from anabranch.node.driver.peer_driver import LivePeer, Outcome
 from anabranch.node.driver.raft_storage import RaftStorage
 from anabranch.node.lifecycle.addresses import bind_port, reachable_address
-from anabranch.node.lifecycle.shutdown import stop_on_signals
+from anabranch.node.lifecycle.shutdown import STOP_S, stop_on_signals
 from anabranch.node.lifecycle.training_machine import TrainingMachine
 from anabranch.node.lifecycle.volunteer_console import VolunteerConsole
 from anabranch.protocol.context.revocations import Revocations
@@ -50,7 +50,7 @@ class JoinOptions:
     home: folder for key and logs, of this process alone. stage: wished stage, -1 for any. advertise:
     host:port at which others dial this machine, "" for its own. corpus: of a data node. device: compute
     device, "" for the run file's. patience_s: seconds to try to reach the run for the first time. once: True
-    to end with the first part in the run.
+    to end with the first part in the run. grace_s: seconds to leave after a signal.
     """
 
     ticket: Ticket
@@ -65,6 +65,7 @@ class JoinOptions:
     device: str = ""
     patience_s: float = 120.0
     once: bool = False
+    grace_s: float = STOP_S
 
 
 def door_of(peer: Peer, pending: Mapping[str, str] = MappingProxyType({})) -> Callable[[Hello], str | None]:
@@ -95,7 +96,7 @@ async def join(
     Raises UserError if the ticket or the address cannot be used.
     """
     volunteer = Volunteer(options, say, driver, transport)
-    with stop_on_signals(volunteer, lambda: say("leaving the run")):
+    with stop_on_signals(volunteer, lambda: say("leaving the run"), options.grace_s):
         return await volunteer.stay()
 
 
