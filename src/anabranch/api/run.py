@@ -345,8 +345,8 @@ def verify(path: str | Path, jobs: int = 1, independent: bool = False) -> Report
 
 
 def prepared(path: str | Path) -> RunDirectory:
-    """Run directory at `path`, for a recomputation in this process: sets the environment that torch reads when
-    it is imported. Raises UserError if it cannot be read."""
+    """Run directory at `path`, for a recomputation in this process: sets the environment that torch reads
+    when it is imported. Raises UserError if it cannot be read."""
     from anabranch.train.numerics.numerics_class import set_environment
 
     directory = RunDirectory.open(path)
