@@ -51,8 +51,8 @@ class ModelSection:
 
     size: str = "llama-tiny"
     """A named size (`anabranch init --help` lists them); the keys below override it."""
-    architecture: Annotated[str, OneOf("llama", "gpt")] | None = None
-    """"llama" or "gpt"."""
+    architecture: Annotated[str, OneOf("llama", "gpt", "mistral", "qwen2", "gemma")] | None = None
+    """"llama", "gpt", or a relative of llama: "mistral", "qwen2", "gemma"."""
     dim: Count | None = None
     """Width of the residual stream."""
     blocks: Count | None = None
@@ -60,7 +60,7 @@ class ModelSection:
     heads: Count | None = None
     """Attention heads; must divide `dim`."""
     kv_heads: Count | None = None
-    """Key and value heads (grouped-query attention, llama only); must divide `heads`."""
+    """Key and value heads (grouped-query attention, not gpt); must divide `heads`."""
     ffn: Count | None = None
     """Width of the feed-forward layer."""
     vocab_size: Annotated[int, Range(2)] | None = None
@@ -70,12 +70,16 @@ class ModelSection:
     tied: bool | None = None
     """True if the head shares the embedding's weights."""
     rope_theta: Positive | None = None
-    """Base of the rotary embedding's wavelengths (llama only)."""
+    """Base of the rotary embedding's wavelengths (not gpt)."""
     norm_eps: Positive | None = None
     """Added to the variance inside the norms."""
     rope_factor: Annotated[float, Range(1)] | None = None
-    """Factor by which Llama 3.1's rule stretches long rotary wavelengths (llama only): 8 in Llama 3.1, 32 in
+    """Factor by which Llama 3.1's rule stretches long rotary wavelengths (not gpt): 8 in Llama 3.1, 32 in
     Llama 3.2, 1 for none."""
+    head_width: Natural | None = None
+    """Width of an attention head (mistral, qwen2, gemma); 0 for dim / heads."""
+    window: Natural | None = None
+    """Tokens that a token attends to, itself included (mistral, qwen2, gemma); 0 for all before it."""
     initial_weights: str = "seed"
     """"seed", or the path of a Hugging Face folder to continue from."""
     initial_std: Positive = 0.02
