@@ -91,7 +91,8 @@ def test_a_folder_of_transformers_has_the_same_logits_and_returns(name: str, tmp
     assert (expected - found).abs().max() <= TOLERANCE
 
     tokenizer = tmp_path / "tokenizer.json"
-    write_tokenizer(DataSection(tokenizer="bpe", vocab_size=300), ["the river and its arms\n" * 50], tokenizer)
+    section = DataSection(tokenizer="bpe", vocab_size=300)
+    write_tokenizer(section, ["the river and its arms\n" * 50], tokenizer)
     export_hf(tensors, config, tokenizer, tmp_path / "out")
     again, report = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path / "out", output_loading_info=True, attn_implementation="eager"

@@ -33,10 +33,10 @@ class CausalAttention:
         rows, sequence, heads, d = q.shape
         kv_heads = k.shape[2]
         if not self._on_cpu and 0 < self._window < sequence:
-            mask = self._mask(sequence).to(q.device)
+            mask, shared = self._mask(sequence).to(q.device), kv_heads != heads
             with sdpa_kernel(SDPBackend.MATH):
                 y = F.scaled_dot_product_attention(
-                    q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask, enable_gqa=kv_heads != heads
+                    q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask, enable_gqa=shared
                 )
             return y.transpose(1, 2).reshape(rows, sequence, heads * d)
         if not self._on_cpu:

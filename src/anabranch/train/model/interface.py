@@ -96,9 +96,9 @@ def initial_tensor(
 ) -> Tensor:
     """Initial value (fp32, CPU) of one tensor: a pure function of (seed, name, shape).
 
-    Norm gains are 1 (Gemma's, which are relative to 1, are 0), biases 0, all else normal with deviation `std`, over sqrt(2·blocks) where the
-    result enters the residual stream (GPT-2). Each tensor has its own counter-based generator, keyed by
-    a hash of (seed, name), so the partition does not matter.
+    Norm gains are 1 (Gemma's, which are relative to 1, are 0), biases 0, all else normal with deviation
+    `std`, over sqrt(2·blocks) where the result enters the residual stream (GPT-2). Each tensor has its own
+    counter-based generator, keyed by a hash of (seed, name), so the partition does not matter.
     """
     if len(shape) == 1:
         return torch.zeros(*shape) if name.endswith(".bias") else torch.full(shape, model.initial_gain)
