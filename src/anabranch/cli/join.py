@@ -18,10 +18,10 @@ It stays: after sleep, a lost connection or a removal, and while the owner has p
 waits and joins again by itself. It ends when all steps of the run are committed, when its ticket has expired
 or is revoked, when the owner expels it, or when the run speaks another protocol version.
 
-SIGTERM, as schedulers and spot machines send it, is Ctrl+C: an announced leave within --grace seconds.
-Exit status 0: the run is over, or the machine was told to leave. Exit status 75: start the same command again
-(the run could not be reached, or this machine failed). Exit status 1 or 2: the same command fails again; the
-message says why.
+SIGTERM, as schedulers and spot machines send it, is an announced leave within --grace seconds, as Ctrl+C is.
+Exit status 0: the run is over, or Ctrl+C ended it. Exit status 75: start the same command again (SIGTERM
+ended it, the run could not be reached, or this machine failed). Exit status 1 or 2: the same command fails
+again; the message says why.
 """
 
 from __future__ import annotations
@@ -39,16 +39,12 @@ from anabranch.cli.support.arguments import PORT, add_listen, check_range
 from anabranch.cli.support.gpus import check_device
 from anabranch.config import Range, address_problem
 from anabranch.errors import UserError
+from anabranch.launch.fleet import AGAIN, TICKET_VARIABLE
 from anabranch.node.lifecycle.shutdown import STOP_S
 from anabranch.observe.wording import plain
 
-#: Environment variable with the ticket, for schedulers that keep secrets.
-TICKET_VARIABLE = "ANABRANCH_TICKET"
 #: Seconds between looks for the ticket's file.
 FILE_S = 0.5
-#: Exit status after which the same command may succeed: EX_TEMPFAIL of sysexits.h.
-AGAIN = 75
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
@@ -108,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
     )
     if outcome.ok:
         say(outcome.reason)
-        return 0
+        return AGAIN if outcome.terminated else 0
     outputs.print_error(outcome.reason + ("; the ticket is still valid: join again" if outcome.again else ""))
     return AGAIN if outcome.again or outcome.internal or outcome.unreached else 1
 

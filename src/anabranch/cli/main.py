@@ -44,6 +44,7 @@ COMMANDS = {
     "profile": "measure this machine as a device for simulate",
     "simulate": "predict the time of an iteration on a fleet, under churn",
     "trace": "generate a churn trace (spot preemptions) for simulate",
+    "fleet": "write the file with which a scheduler starts peers",
     "plan": "find the best stages, placement and batch for a fleet",
     "plot": "draw loss and throughput of a run as PNG and SVG",
 }

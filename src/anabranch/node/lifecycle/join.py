@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import signal
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -96,8 +97,10 @@ async def join(
     Raises UserError if the ticket or the address cannot be used.
     """
     volunteer = Volunteer(options, say, driver, transport)
-    with stop_on_signals(volunteer, lambda: say("leaving the run"), options.grace_s):
-        return await volunteer.stay()
+    with stop_on_signals(volunteer, lambda: say("leaving the run"), options.grace_s) as received:
+        outcome = await volunteer.stay()
+    told = signal.SIGTERM in received and volunteer.left_early(outcome)
+    return replace(outcome, terminated=told)
 
 
 class Volunteer:
@@ -137,6 +140,10 @@ class Volunteer:
         self._leave(reason)
         if self._live is not None:
             self._live.abort(reason)
+
+    def left_early(self, outcome: Outcome) -> bool:
+        """True if this machine's part ended because it was told to leave, not with the run."""
+        return bool(self._why_left) and outcome.reason.startswith(self._why_left)
 
     def _leave(self, reason: str) -> None:
         self._why_left = reason

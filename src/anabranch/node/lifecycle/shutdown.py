@@ -25,17 +25,16 @@ class Stoppable(Protocol):
 @contextlib.contextmanager
 def stop_on_signals(
     live: Stoppable, announce: Callable[[], None], grace_s: float = STOP_S
-) -> Iterator[None]:
+) -> Iterator[list[int]]:
     """SIGINT (Ctrl+C) and SIGTERM stop the peer cleanly while the context is entered; a second signal, or a
     step that does not end within `grace_s`, stops it at once. `announce` is called at the first signal. In
-    other threads than the main one there are no signals to handle."""
+    other threads than the main one there are no signals to handle. Yields the list of signals received."""
     loop = asyncio.get_running_loop()
-    requests = 0
+    received: list[int] = []
 
-    def stop() -> None:
-        nonlocal requests
-        requests += 1
-        if requests == 1:
+    def stop(number: int) -> None:
+        received.append(number)
+        if len(received) == 1:
             announce()
             live.stop("stopped by its user")
             loop.call_later(grace_s, live.abort, "stopped by its user before the present step could end")
@@ -45,9 +44,9 @@ def stop_on_signals(
     signals = [signal.SIGINT, signal.SIGTERM]
     for number in signals:
         with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):
-            loop.add_signal_handler(number, stop)
+            loop.add_signal_handler(number, stop, number)
     try:
-        yield
+        yield received
     finally:
         for number in signals:
             with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):
