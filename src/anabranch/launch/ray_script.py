@@ -15,18 +15,18 @@ _PROGRAM = '''\
 The ticket comes from the environment variable {variable}. Every node needs anabranch and ray.
 """
 
+import ctypes
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 
 import ray
 
 #: Peers, and the words of the command that each of them runs after its address.
 GROUPS = {groups}
-CPUS, GPUS, GRACE_S, AGAIN = {cpus}, {gpus}, {grace_s}, {again}
+CPUS, GPUS, AGAIN = {cpus}, {gpus}, {again}
 
 
 class Again(Exception):
@@ -42,22 +42,18 @@ def peer(number, words, ticket):
     node = ray.get_runtime_context().get_node_id()[:12]
     home = os.path.join(os.path.expanduser("~"), ".anabranch", f"ray-{{node}}-{{number}}")
     command = [sys.executable, "-m", "anabranch", "join", "--host", address, "--home", home, *words]
-    child = subprocess.Popen(command, env={{**os.environ, "{variable}": ticket}})
-    # The worker's death must not leave the peer behind; and a worker that is told to end lets it leave.
-    threading.Thread(target=_follow, args=(os.getppid(), child), daemon=True).start()
+    environment = {{**os.environ, "{variable}": ticket}}
+    child = subprocess.Popen(command, env=environment, preexec_fn=_leave_with_parent)
     if child.wait() == AGAIN or child.returncode < 0:
         time.sleep(1)
         raise Again(f"peer {{number}}: exit status {{child.returncode}}")
     return child.returncode
 
 
-def _follow(parent, child):
-    """Let the peer leave when the node's Ray daemon is gone."""
-    while child.poll() is None:
-        if os.getppid() != parent:
-            child.send_signal(signal.SIGTERM)
-            return
-        time.sleep(1)
+def _leave_with_parent():
+    """Let the kernel send this process SIGTERM when Ray's worker dies: the peer then leaves the run."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)  # PR_SET_PDEATHSIG of linux/prctl.h
 
 
 def main():
@@ -89,6 +85,5 @@ def program(fleet: Fleet) -> str:
         groups=json.dumps(groups),
         cpus=fleet.cpus,
         gpus=fleet.gpus,
-        grace_s=fleet.grace_s,
         again=AGAIN,
     )
