@@ -3,7 +3,8 @@
 An anabranch is a channel that leaves a river and joins it again downstream.
 
 The public names are imported at their first use, so that `import anabranch` loads neither torch nor any
-other package: `Run` (create, start, follow, stop), `join`, `verify`, `load`, `generate`, `export`. Their
+other package: `Run` (create, start, follow, stop), `join`, `verify`, `load`, `generate`, `export`,
+`push`. Their
 types are in `__init__.pyi`.
 """
 
@@ -30,6 +31,7 @@ _HOMES = {
     "generate": "anabranch.api.model",
     "join": "anabranch.api.volunteer",
     "load": "anabranch.api.model",
+    "push": "anabranch.api.publish",
     "verify": "anabranch.api.run",
 }
 __all__ = ["PROTOCOL_VERSION", "RUN_DIRECTORY_VERSION", "__version__", *sorted(_HOMES)]

@@ -4,6 +4,7 @@ from anabranch.api.model import TrainedModel as TrainedModel
 from anabranch.api.model import export as export
 from anabranch.api.model import generate as generate
 from anabranch.api.model import load as load
+from anabranch.api.publish import push as push
 from anabranch.api.run import Metrics as Metrics
 from anabranch.api.run import Run as Run
 from anabranch.api.run import verify as verify

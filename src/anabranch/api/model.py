@@ -116,7 +116,8 @@ class TrainedModel:
     def export(self, out: str | Path) -> Path:
         """Write the model as a folder that Hugging Face transformers loads; returns the folder.
 
-        Raises UserError if `out` exists and is not an empty folder, or cannot be written.
+        With the weights of a run goes a model card from its log, README.md: data, steps, contributors. Raises
+        UserError if `out` exists and is not an empty folder, or cannot be written.
         """
         from anabranch.checkpoint.hf import export_hf
 
@@ -127,6 +128,12 @@ class TrainedModel:
             raise
         except ValueError as error:
             raise UserError(f"the checkpoint of step {self.t} does not fit its run file: {error}") from error
+        if (self.path / "log.jsonl").is_file():
+            from anabranch.api.model_card import model_card
+
+            card = model_card(self.path, self.t, self.config.vocab_size)
+            with os_errors_named(f"cannot write {out}"):
+                (Path(out) / "README.md").write_text(card, "utf-8")
         return Path(out)
 
 

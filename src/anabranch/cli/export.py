@@ -4,7 +4,7 @@ examples:
   anabranch export runs/tiny --to hf tiny-hf
   anabranch export runs/tiny --to hf tiny-hf-200 --step 200
 
-The folder holds weights, tokenizer and generation config:
+The folder holds weights, tokenizer, generation config, and a model card from the run's log:
   transformers.AutoModelForCausalLM.from_pretrained("tiny-hf")
 A run file with model.initial_weights = "tiny-hf" continues training from it.
 """

@@ -37,6 +37,7 @@ COMMANDS = {
     "verify": "recompute every step of a run and compare it bit by bit",
     "ledger": "show who contributed what to a run",
     "export": "write a checkpoint as a Hugging Face folder",
+    "push": "copy checkpoints to an object store or a model hub",
     "generate": "generate text with a checkpoint",
     "route": "solve a routing instance with any policy",
     "simtest": "test the protocol on simulated swarms with random faults",

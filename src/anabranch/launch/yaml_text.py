@@ -12,7 +12,7 @@ _WORDS = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
 
 
 def document(values: Mapping[str, object], comment: str = "") -> str:
-    """One YAML document; `comment` is put before it, a `#` before each of its lines."""
+    """YAML document; `comment` is put before it, a `#` before each of its lines."""
     head = "".join(f"# {line}".rstrip() + "\n" for line in comment.splitlines())
     return head + "\n".join(_lines(values)) + "\n"
 

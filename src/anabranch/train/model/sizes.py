@@ -22,7 +22,7 @@ class ModelConfig:
     """Shape of a model. Widths are in elements, `max_sequence` in tokens."""
 
     architecture: str
-    """One of ARCHITECTURES."""
+    """Name in ARCHITECTURES."""
     dim: int
     blocks: int
     heads: int
