@@ -15,10 +15,10 @@ import pytest
 import anabranch
 from anabranch.cli.main import main
 
-pytestmark = pytest.mark.soak
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
 #: Seconds after which the run should be over; it takes two minutes on two busy cores.
 LIMIT_S = 900.0
-STEPS = 60
+STEPS = 40
 
 
 @pytest.fixture

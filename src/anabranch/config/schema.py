@@ -120,16 +120,21 @@ class BatchSection:
 
 @dataclass(frozen=True)
 class OptimizerSection:
-    """AdamW; the learning rate rises linearly, then falls along a cosine."""
+    """AdamW; the learning rate rises linearly, then falls by a schedule."""
 
     lr: Positive = 5e-3
     """Peak learning rate."""
     warmup_steps: Natural = 30
     """Iterations over which the learning rate rises linearly to `lr`."""
+    schedule: Annotated[str, OneOf("cosine", "linear", "wsd")] = "cosine"
+    """"cosine" and "linear" fall from the warm-up's end on; "wsd" (warm-up, stable, decay) stays at `lr` and
+    falls linearly over the last part only, so that a longer run can go on from its stable part."""
     min_lr_ratio: Fraction = 0.1
-    """The cosine ends at lr * min_lr_ratio."""
+    """The schedule ends at lr * min_lr_ratio."""
     decay_steps: Natural = 0
-    """Iteration at which the cosine ends; 0 means run.steps."""
+    """Iteration at which the schedule ends; 0 means run.steps."""
+    decay_share: Annotated[float, Range(0, 1, open_low=True)] = 0.2
+    """Part of the iterations up to the schedule's end over which "wsd" falls."""
     weight_decay: Annotated[float, Range(0)] = 0.1
     """Weight decay of matrices; vectors have none."""
     beta1: Decay = 0.9
