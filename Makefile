@@ -35,6 +35,12 @@ lint: $(READY)  ## ruff, the style lint and mypy
 soak: $(READY)  ## long tests: the whole grid of models, partitions and fleets, and faults over many seeds
 	$(BIN)/pytest -m soak --timeout 3600
 
+dist: $(READY)  ## wheel and sdist in build/dist, for those who install without a checkout
+	$(BIN)/python -m build --no-isolation --outdir build/dist
+
+wheel-test: $(READY)  ## the wheel in an empty environment trains in an empty folder; two minutes and a download
+	$(BIN)/pytest -m "slow or soak" --timeout 3600 tests/install
+
 chaos: $(READY)  ## real processes killed, frozen and replaced for ten minutes, then the proof; half an hour in all
 	$(BIN)/anabranch chaos
 

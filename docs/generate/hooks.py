@@ -14,6 +14,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 from generate import (
+    api_reference,
     cli_reference,
     decision_index,
     message_reference,
@@ -36,6 +37,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "messages": message_reference.all_messages,
     "metrics": metric_reference.prometheus,
     "modules": module_map.module_map,
+    "python": api_reference.functions,
     "protocol version": message_reference.version,
     "recipes": recipe_reference.recipes,
     "results": results_pages.summary,

@@ -14,5 +14,5 @@ def prometheus() -> str:
 
 
 def writers() -> str:
-    """Table of the figures that go to TensorBoard and Weights & Biases."""
+    """Table of the figures that go to TensorBoard, MLflow, Trackio and Weights & Biases."""
     return table(["figure", "meaning"], [[code(name), escaped(words)] for name, words in EXPORTED.items()])

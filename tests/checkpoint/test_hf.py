@@ -222,7 +222,7 @@ def without(key: str) -> Edit:
         ),
         ("llama", setting("head_dim", 64), "head_dim = 64 cannot"),
         ("llama", setting("quantization_config", {"bits": 4}), "quantization_config"),
-        ("llama", setting("model_type", "mistral"), "model_type = 'mistral'"),
+        ("llama", setting("model_type", "mixtral"), "model_type = 'mixtral'"),
         ("llama", setting("num_attention_heads", 3), "head_dim = 32 cannot"),
         ("llama", setting("num_key_value_heads", 3), "config.json: model.kv_heads"),
         ("llama", setting("intermediate_size", 350), r"mlp\..*has shape \((352, 128|128, 352)\), not"),

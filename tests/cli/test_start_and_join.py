@@ -14,8 +14,10 @@ from urllib.request import urlopen
 import pytest
 
 from anabranch.audit.verify import verify
+from anabranch.cli.join import TICKET_VARIABLE, ticket_text
 from anabranch.cli.main import main
 from anabranch.config import RunConfig, render_run_file, with_changes
+from anabranch.errors import UserError
 from anabranch.net.identity import Identity
 from anabranch.net.ticket import PeerAddress, issue_ticket
 
@@ -198,3 +200,23 @@ def test_a_founder_that_serves(
     line_with(leader, "own-0: the run is over: all 3 steps are committed")
     assert leader.wait(TIMEOUT_S) == 0
     assert verify(tmp_path / "run").promise == "bits"
+
+
+def test_a_ticket_comes_from_the_command_line_a_file_or_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(TICKET_VARIABLE, raising=False)
+    assert ticket_text(["anabranch1:ab", "cd"], None, 0) == "anabranch1:abcd"
+    file = tmp_path / "ticket"
+    for refused in ((["a"], file), ([], file), ([], None)):
+        with pytest.raises(UserError, match="--ticket-file"):
+            ticket_text(*refused, 0)
+    file.write_text("anabranch1:ef\n")
+    assert ticket_text([], file, 0) == "anabranch1:ef"
+    file.write_text('{"relay": "anabranch1:gh", "data": "anabranch1:ij"}')
+    assert ticket_text([], file, 0) == "anabranch1:gh"
+    file.write_text('{"relay"')
+    with pytest.raises(UserError, match="there is no ticket"):
+        ticket_text([], file, 0)
+    monkeypatch.setenv(TICKET_VARIABLE, "anabranch1:kl")
+    assert ticket_text([], None, 0) == "anabranch1:kl"

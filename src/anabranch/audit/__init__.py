@@ -3,5 +3,5 @@ wrong work, and contributions on record.
 
 Not here: the model and its numerics (`train`) and the rules of the log itself (`protocol.log`).
 
-Imported by: cli.
+Imported by: api, cli.
 """

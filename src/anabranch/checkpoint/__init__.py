@@ -2,5 +2,5 @@
 
 Not here: the contents of a stage's snapshot (`train.stage.state`).
 
-Imported by: audit, cli, node.
+Imported by: api, audit, cli, node.
 """

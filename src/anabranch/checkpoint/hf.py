@@ -1,4 +1,4 @@
-"""Import and export of Hugging Face `transformers` models: `LlamaForCausalLM` and `GPT2LMHeadModel`.
+"""Import and export of Hugging Face `transformers` models: the classes in CLASSES.
 
 A folder has the library's format: config.json, model.safetensors (or shards with an index), tokenizer.json,
 tokenizer_config.json, generation_config.json. Neither direction needs `transformers` to be installed.
@@ -28,6 +28,14 @@ from anabranch.train.model.interface import build
 from anabranch.train.model.sizes import ModelConfig, validate
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+#: Architecture -> class in `transformers`, and its model_type in config.json.
+CLASSES = {
+    "llama": ("LlamaForCausalLM", "llama"),
+    "gpt": ("GPT2LMHeadModel", "gpt2"),
+    "mistral": ("MistralForCausalLM", "mistral"),
+    "qwen2": ("Qwen2ForCausalLM", "qwen2"),
+    "gemma": ("GemmaForCausalLM", "gemma"),
+}
 #: Suffixes of GPT-2's linear weights, which `transformers` stores transposed (its class Conv1D).
 CONV1D = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
 #: Suffixes of constant tables that older files hold besides the weights.
@@ -48,19 +56,42 @@ GPT2_FIXED: dict[str, tuple[object, tuple[object, ...]]] = {
     "add_cross_attention": (False, (False,)),
     "quantization_config": (None, (None,)),
 }
+FIXED: dict[str, dict[str, tuple[object, tuple[object, ...]]]] = {
+    "llama": LLAMA_FIXED,
+    "gpt": GPT2_FIXED,
+    "mistral": {"hidden_act": ("silu", ("silu",)), "quantization_config": (None, (None,))},
+    "qwen2": {
+        "hidden_act": ("silu", ("silu",)),
+        "use_sliding_window": (False, (False,)),
+        "quantization_config": (None, (None,)),
+    },
+    # The library reads "gelu" as the tanh form, too.
+    "gemma": {
+        "hidden_act": ("gelu_pytorch_tanh", ("gelu_pytorch_tanh", "gelu")),
+        "hidden_activation": (None, (None, "gelu_pytorch_tanh")),
+        "attention_bias": (False, (False,)),
+        "use_bidirectional_attention": (None, (None, False)),
+        "quantization_config": (None, (None,)),
+    },
+}
 #: Architecture -> keys of dropout, which an export writes as 0.
-DROPOUT = {"llama": ("attention_dropout",), "gpt": ("attn_pdrop", "embd_pdrop", "resid_pdrop")}
+_LLAMA_DROPOUT = ("attention_dropout",)
+DROPOUT = {
+    **dict.fromkeys(("llama", "mistral", "qwen2", "gemma"), _LLAMA_DROPOUT),
+    "gpt": ("attn_pdrop", "embd_pdrop", "resid_pdrop"),
+}
 #: Dropout of a GPT-2 whose config.json has no key for it: the library's default.
 GPT2_DROPOUT = 0.1
 #: Parameters of Llama 3.1's rotary scaling besides its factor, with the values that all its models have.
 LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+_LLAMA_KEYS = {
+    "dim": "hidden_size", "blocks": "num_hidden_layers", "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads", "ffn": "intermediate_size", "vocab_size": "vocab_size",
+    "max_sequence": "max_position_embeddings", "tied": "tie_word_embeddings", "norm_eps": "rms_norm_eps",
+}  # fmt: skip
 #: Architecture -> field of `ModelConfig` -> key of `config.json`.
 SHAPE_KEYS = {
-    "llama": {
-        "dim": "hidden_size", "blocks": "num_hidden_layers", "heads": "num_attention_heads",
-        "kv_heads": "num_key_value_heads", "ffn": "intermediate_size", "vocab_size": "vocab_size",
-        "max_sequence": "max_position_embeddings", "tied": "tie_word_embeddings", "norm_eps": "rms_norm_eps",
-    },
+    **dict.fromkeys(("llama", "mistral", "qwen2", "gemma"), _LLAMA_KEYS),
     "gpt": {
         "dim": "n_embd", "blocks": "n_layer", "heads": "n_head", "ffn": "n_inner", "vocab_size": "vocab_size",
         "max_sequence": "n_positions", "tied": "tie_word_embeddings", "norm_eps": "layer_norm_epsilon",
@@ -70,7 +101,15 @@ SHAPE_KEYS = {
 SHAPE_DEFAULTS: dict[str, dict[str, object]] = {
     "llama": {"max_position_embeddings": 2048, "tie_word_embeddings": False, "rms_norm_eps": 1e-6},
     "gpt": {"tie_word_embeddings": True, "layer_norm_epsilon": 1e-5},
-}
+    "mistral": {
+        "max_position_embeddings": 131_072, "tie_word_embeddings": False, "rms_norm_eps": 1e-6,
+        "sliding_window": 4096,
+    },
+    "qwen2": {"max_position_embeddings": 32_768, "tie_word_embeddings": False, "rms_norm_eps": 1e-6},
+    "gemma": {
+        "max_position_embeddings": 8192, "tie_word_embeddings": True, "rms_norm_eps": 1e-6, "head_dim": 256,
+    },
+}  # fmt: skip
 
 
 # ---- export ---------------------------------------------------------------------------------------
@@ -109,11 +148,11 @@ def export_hf(weights: Mapping[str, Tensor], model: ModelConfig, tokenizer_json:
 
 
 def _hf_config(model: ModelConfig, separator: int, dtype: str) -> dict[str, Any]:
-    gpt = model.architecture == "gpt"
-    fixed = GPT2_FIXED if gpt else LLAMA_FIXED
+    name, kind = CLASSES[model.architecture]
+    fixed = FIXED[model.architecture]
     config: dict[str, Any] = {
-        "architectures": ["GPT2LMHeadModel" if gpt else "LlamaForCausalLM"],
-        "model_type": "gpt2" if gpt else "llama",
+        "architectures": [name],
+        "model_type": kind,
         "bos_token_id": separator,
         "eos_token_id": separator,
         "torch_dtype": dtype,
@@ -123,7 +162,9 @@ def _hf_config(model: ModelConfig, separator: int, dtype: str) -> dict[str, Any]
         **{key: 0.0 for key in DROPOUT[model.architecture]},
         **{key: getattr(model, field) for field, key in SHAPE_KEYS[model.architecture].items()},
     }
-    if not gpt:
+    if model.architecture == "mistral":
+        config["sliding_window"] = model.window or None
+    if model.architecture != "gpt":
         config["head_dim"] = model.head_dim
         # The first is read by transformers 4, the second by transformers 5.
         config["rope_theta"] = model.rope_theta
@@ -179,11 +220,13 @@ def import_hf(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
 
 def _model_config(path: Path, config: dict[str, Any]) -> ModelConfig:
     kind = config.get("model_type")
-    if kind not in ("llama", "gpt2"):
-        raise ConfigError(f"{path}: model_type = {kind!r} cannot be represented; 'llama' and 'gpt2' can")
-    _check_fixed_keys(path, config, LLAMA_FIXED if kind == "llama" else GPT2_FIXED)
+    known = {kind: architecture for architecture, (_, kind) in CLASSES.items()}
+    if kind not in known:
+        can = ", ".join(map(repr, known))
+        raise ConfigError(f"{path}: model_type = {kind!r} cannot be represented; {can} can")
+    _check_fixed_keys(path, config, FIXED[known[kind]])
     try:
-        model = _shape(path, config, "llama" if kind == "llama" else "gpt")
+        model = _shape(path, config, known[kind])
     except KeyError as error:
         raise ConfigError(f"{path} lacks the key {error}; save the model again") from None
     except (TypeError, ValueError) as error:
@@ -199,7 +242,8 @@ def _model_config(path: Path, config: dict[str, Any]) -> ModelConfig:
 
 def _shape(path: Path, config: dict[str, Any], architecture: str) -> ModelConfig:
     """Model shape of a `config.json`. KeyError for a missing key, TypeError or ValueError for a bad value."""
-    values, types = SHAPE_DEFAULTS[architecture] | config, get_type_hints(ModelConfig)
+    values: dict[str, Any] = SHAPE_DEFAULTS[architecture] | config
+    types = get_type_hints(ModelConfig)
     if architecture == "gpt":
         values["n_inner"] = config.get("n_inner") or 4 * int(config["n_embd"])
     else:
@@ -208,13 +252,21 @@ def _shape(path: Path, config: dict[str, Any], architecture: str) -> ModelConfig
     shape: dict[str, Any] = {field: types[field](values[key]) for field, key in keys.items()}
     if architecture == "gpt":
         return ModelConfig("gpt", kv_heads=shape["heads"], **shape)
-    head_dim = config.get("head_dim")
+    head_dim = values.get("head_dim")
+    theta, factor = _rope(path, config)
+    if architecture != "llama":
+        width = int(head_dim or 0)
+        if shape["heads"] * width == shape["dim"]:
+            width = 0
+        window = int(values.get("sliding_window") or 0) if architecture == "mistral" else 0
+        return ModelConfig(
+            architecture, rope_theta=theta, rope_factor=factor, head_width=width, window=window, **shape
+        )
     if head_dim is not None and shape["heads"] * int(head_dim) != shape["dim"]:
         raise ConfigError(
             f"{path}: head_dim = {head_dim} cannot be represented; only hidden_size / num_attention_heads "
             f"= {shape['dim'] // shape['heads']} can"
         )
-    theta, factor = _rope(path, config)
     return ModelConfig("llama", rope_theta=theta, rope_factor=factor, **shape)
 
 
@@ -247,7 +299,7 @@ def dropout_of(folder: Path) -> dict[str, float]:
     if config.get("model_type") == "gpt2":
         found = {key: config.get(key, GPT2_DROPOUT) for key in DROPOUT["gpt"]}
     else:
-        found = {key: config.get(key, 0.0) for key in DROPOUT["llama"]}
+        found = {key: config.get(key, 0.0) for key in _LLAMA_DROPOUT}
     return {key: value for key, value in found.items() if value}
 
 

@@ -4,7 +4,7 @@ examples:
   anabranch export runs/tiny --to hf tiny-hf
   anabranch export runs/tiny --to hf tiny-hf-200 --step 200
 
-The folder holds weights, tokenizer and generation config:
+The folder holds weights, tokenizer, generation config, and a model card from the run's log:
   transformers.AutoModelForCausalLM.from_pretrained("tiny-hf")
 A run file with model.initial_weights = "tiny-hf" continues training from it.
 """
@@ -15,13 +15,11 @@ import argparse
 import json
 from pathlib import Path
 
-from anabranch.cli.support.arguments import add_json
-from anabranch.cli.support.trained_model import add_checkpoint_arguments, load_trained_model
-from anabranch.errors import UserError, os_errors_named
+from anabranch.cli.support.arguments import add_checkpoint, add_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_checkpoint_arguments(parser)
+    add_checkpoint(parser)
     add = parser.add_argument
     add("--to", choices=("hf",), required=True, help="format: hf is Hugging Face transformers")
     add("out", type=Path, metavar="OUT", help="folder to write: a new or an empty one")
@@ -29,16 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    trained = load_trained_model(args.run_dir, args.step)
+    from anabranch.api.model import load
 
-    from anabranch.checkpoint.hf import export_hf
-    from anabranch.data.corpus import TOKENIZER
-
-    try:
-        with os_errors_named(f"cannot write {args.out}"):
-            export_hf(trained.weights, trained.model, trained.directory.corpus / TOKENIZER, args.out)
-    except ValueError as error:
-        raise UserError(f"the checkpoint of step {trained.t} does not fit its run file: {error}") from error
+    trained = load(args.run_dir, args.step)
+    trained.export(args.out)
     if args.json:
         print(json.dumps({"out": str(args.out), "step": trained.t}))
     else:

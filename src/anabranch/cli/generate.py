@@ -15,19 +15,15 @@ import argparse
 import json
 import math
 
-from anabranch.cli.support.arguments import add_json, check_range
-from anabranch.cli.support.trained_model import add_checkpoint_arguments, load_trained_model
+from anabranch.cli.support.arguments import add_checkpoint, add_json, check_range
 from anabranch.config import Range
 from anabranch.errors import UserError
 from anabranch.observe.console.progress import progress
 from anabranch.observe.wording import plain_lines
 
-#: Temperature below which sampling is greedy: logits divided by a smaller one could be infinite.
-MIN_TEMPERATURE = 1e-6
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_checkpoint_arguments(parser)
+    add_checkpoint(parser)
     add = parser.add_argument
     add("--prompt", default="", help="text to continue (default: the start of a document)")
     add("--tokens", type=int, default=200, metavar="N", help="most tokens to generate")
@@ -51,27 +47,16 @@ def run(args: argparse.Namespace) -> int:
         args.prompt.encode()
     except UnicodeEncodeError:
         raise UserError("--prompt is not UTF-8 text; set the terminal to UTF-8") from None
-    temperature = args.temperature if args.temperature >= MIN_TEMPERATURE else 0.0
-    trained = load_trained_model(args.run_dir, args.step)
 
-    from anabranch.train.reference.generate import generate
+    from anabranch.api.model import load
 
-    corpus = trained.corpus
-    # A document begins after the separator of the one before it.
-    prompt = corpus.tokenizer.encode(args.prompt) or [corpus.separator]
+    trained = load(args.run_dir, args.step)
     ids = []
-    try:
-        with progress("generating", args.tokens, unit="tokens") as advance:
-            for token in generate(
-                trained.weights, trained.model, prompt, args.tokens, temperature, args.top_k, args.seed,
-                corpus.separator,
-            ):  # fmt: skip
-                ids.append(token)
-                advance(1)
-    except ValueError as error:
-        raise UserError(str(error)) from None
-    # Decoded together with the prompt: a character may begin in it.
-    text = corpus.tokenizer.decode([*prompt, *ids])
+    with progress("generating", args.tokens, unit="tokens") as advance:
+        for token in trained.sample(args.prompt, args.tokens, args.temperature, args.top_k, args.seed):
+            ids.append(token)
+            advance(1)
+    text = trained.decode(args.prompt, ids)
     if args.json:
         print(json.dumps({"prompt": args.prompt, "text": text, "tokens": len(ids), "step": trained.t}))
     else:

@@ -11,34 +11,46 @@ add another peer. Without --advertise other
 machines cannot dial this one; it dials them, so the peers that it works with must be reachable. Ctrl+C leaves
 the run cleanly: other peers take over this machine's work.
 
+The ticket may be left out where the environment variable ANABRANCH_TICKET holds it or --ticket-file names a
+file with it: other users of this machine can read a command line.
+
 It stays: after sleep, a lost connection or a removal, and while the owner has paused or stopped the run, it
 waits and joins again by itself. It ends when all steps of the run are committed, when its ticket has expired
 or is revoked, when the owner expels it, or when the run speaks another protocol version.
+
+SIGTERM, as schedulers and spot machines send it, is an announced leave within --grace seconds, as Ctrl+C is.
+Exit status 0: the run is over, or Ctrl+C ended it. Exit status 75: start the same command again (SIGTERM
+ended it, the run could not be reached, or this machine failed). Exit status 1 or 2: the same command fails
+again; the message says why.
 """
 
 from __future__ import annotations
 
 import argparse
-import re
+import json
+import os
 import socket
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from anabranch.cli.support import outputs
 from anabranch.cli.support.arguments import PORT, add_listen, check_range
 from anabranch.cli.support.gpus import check_device
 from anabranch.config import Range, address_problem
 from anabranch.errors import UserError
+from anabranch.launch.fleet import AGAIN, TICKET_VARIABLE
+from anabranch.node.lifecycle.shutdown import STOP_S
 from anabranch.observe.wording import plain
 
-if TYPE_CHECKING:
-    from anabranch.net.ticket import Ticket
-
+#: Seconds between looks for the ticket's file.
+FILE_S = 0.5
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("ticket", nargs="+", metavar="TICKET", help="ticket that `anabranch start` printed, spaces or not")
+    add("ticket", nargs="*", metavar="TICKET", help="ticket that `anabranch start` printed, spaces or not")
+    text = "read the ticket there, waiting for the file; of a run's tickets.json the one for relays"
+    add("--ticket-file", type=Path, metavar="FILE", help=text)
     add("--name", default="", help="name of this peer that others see")
     region = "region of this machine, e.g. London; used to choose neighbours and to estimate links"
     add("--region", default="", help=region)
@@ -52,6 +64,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--corpus", type=Path, metavar="DIR", help="copy of the run's corpus folder (data nodes only)")
     patience = "how long to try to reach the run's data node for the first time"
     add("--patience", type=float, default=120.0, metavar="SECONDS", help=patience)
+    grace = "time to leave in, after Ctrl+C or SIGTERM"
+    add("--grace", type=float, default=STOP_S, metavar="SECONDS", help=grace)
     add("--once", action="store_true", help="end, instead of joining again, when the part in the run ends")
     add("--home", type=Path, metavar="DIR", help="folder for key and log (default: ~/.anabranch/RUN)")
     outputs.add_log_format(parser)
@@ -59,10 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from anabranch.net.ticket import parse_ticket
-    from anabranch.node.driver.event_loop import run_async
-    from anabranch.node.lifecycle.join import JoinOptions, join
-    from anabranch.node.lifecycle.peer_home import claimed
+    from anabranch.api.volunteer import checked_ticket, home_of, join
 
     to = outputs.Outputs(args.log_format)
 
@@ -71,41 +82,70 @@ def run(args: argparse.Namespace) -> int:
             to.say(plain(text))
 
     _check(args)
-    args.ticket = "".join(args.ticket)  # a shell made several words of a ticket with spaces or line breaks
-    ticket = parse_ticket(args.ticket, now_s=time.time())
-    if ticket.grant.role == "watch":
-        raise UserError("this ticket only permits watching: anabranch watch TICKET; ask for a relay ticket")
-    if ticket.grant.role == "data" and args.corpus is None:
-        raise UserError(
-            "a data node needs the run's corpus: copy its `corpus` folder to this machine and name it with "
-            "--corpus"
-        )
-    default_home = args.home or home_of(ticket)
+    args.ticket = ticket_text(args.ticket, args.ticket_file, args.patience)
+    ticket = checked_ticket(args.ticket, has_corpus=args.corpus is not None)
     if args.gpus:
-        return _join_on_gpus(args, default_home, to)
-    with claimed(default_home, exclusive=args.home is not None) as home:
-        if home != default_home:
-            say(f"this machine has a peer in this run already; joining as another one, in {home}")
-        options = JoinOptions(
-            ticket=ticket,
-            home=home,
-            name=args.name,
-            region=args.region,
-            stage=-1 if args.stage is None else args.stage,
-            host=args.host,
-            port=args.port,
-            advertise=args.advertise,
-            corpus=args.corpus,
-            device=args.device,
-            patience_s=args.patience,
-            once=args.once,
-        )
-        outcome = run_async(join(options, say))
+        return _join_on_gpus(args, args.home or home_of(ticket), to)
+    outcome = join(
+        args.ticket,
+        name=args.name,
+        region=args.region,
+        device=args.device,
+        stage=args.stage,
+        host=args.host,
+        port=args.port,
+        advertise=args.advertise,
+        corpus=args.corpus,
+        home=args.home,
+        patience_s=args.patience,
+        grace_s=args.grace,
+        once=args.once,
+        say=say,
+    )
     if outcome.ok:
         say(outcome.reason)
-        return 0
+        return AGAIN if outcome.terminated else 0
     outputs.print_error(outcome.reason + ("; the ticket is still valid: join again" if outcome.again else ""))
-    return 1
+    return AGAIN if outcome.again or outcome.internal or outcome.unreached else 1
+
+
+def ticket_text(words: Sequence[str], file: Path | None, patience_s: float) -> str:
+    """Text of the ticket: the words of the command line (a shell made several of one with spaces or line
+    breaks), a file, or the environment. Raises UserError if it is in none of them, or in two.
+
+    patience_s: seconds to wait for the file, which a starting leader may not have written yet.
+    """
+    if words and file is not None:
+        raise UserError("a ticket and --ticket-file: give one of them")
+    if words:
+        return "".join(words)
+    if file is None:
+        if text := os.environ.get(TICKET_VARIABLE):
+            return text
+        raise UserError(f"no ticket: give one, or --ticket-file, or set {TICKET_VARIABLE}")
+    until = time.monotonic() + patience_s
+    while True:
+        try:
+            text = file.read_text("utf-8").strip()
+        except FileNotFoundError:
+            text = ""
+        except UnicodeDecodeError:
+            raise UserError(f"--ticket-file {file}: this is not a text") from None
+        if text.startswith("{"):
+            text = _of_relays(text)
+        if text:
+            return text
+        if time.monotonic() >= until:
+            raise UserError(f"--ticket-file {file}: there is no ticket")
+        time.sleep(FILE_S)
+
+
+def _of_relays(text: str) -> str:
+    """Ticket for relays in the text of a tickets.json; "" while that is being written."""
+    try:
+        return str(json.loads(text)["relay"])
+    except (ValueError, KeyError, TypeError):
+        return ""
 
 
 def _join_on_gpus(args: argparse.Namespace, home: Path, to: outputs.Outputs) -> int:
@@ -133,19 +173,9 @@ def _check(args: argparse.Namespace) -> None:
             f"--host {args.host}: not an address of this machine, e.g. 127.0.0.1 or 0.0.0.0"
         ) from None
     check_range("--patience", args.patience, Range(0, 10**7))
+    check_range("--grace", args.grace, Range(0, 10**7))
     check_range("--stage", args.stage or 0, Range(0))
     if args.corpus is not None and not (args.corpus / "manifest.json").is_file():
         raise UserError(
             f"--corpus {args.corpus}: there is no corpus; copy the `corpus` folder of the run directory"
         )
-
-
-def home_of(ticket: Ticket) -> Path:
-    """Default folder for the ticket's run. Raises UserError if the run's name, which a stranger chose, is no
-    plain folder name."""
-    run_id = ticket.grant.run
-    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", run_id):
-        raise UserError(
-            f"the ticket's run {run_id[:40]!r} cannot be a folder name: choose a folder with --home"
-        )
-    return Path.home() / ".anabranch" / run_id

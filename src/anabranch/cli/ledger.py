@@ -17,7 +17,6 @@ import csv
 import io
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from anabranch.cli.support.arguments import add_json, add_run_dir
@@ -48,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from anabranch.api.model_card import read_ledger
     from anabranch.audit.contributions import as_dict
     from anabranch.node.lifecycle import gate_file
 
@@ -62,25 +62,6 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(plain_lines("\n".join(table(found, names))))
     return 0
-
-
-def read_ledger(run_dir: Path) -> Ledger:
-    """Contributions to the run in a directory. Raises UserError for a file that cannot be read."""
-    from anabranch.audit.contributions import ledger
-    from anabranch.audit.log_check import log_lines
-    from anabranch.checkpoint.directory import RunDirectory
-    from anabranch.config import load_run_file
-    from anabranch.observe.event_log import events_of
-    from anabranch.observe.events import Audit
-    from anabranch.protocol.log.hash_chain import LogError
-
-    directory = RunDirectory.open(run_dir)
-    batch = load_run_file(directory.run_file).batch
-    audits = events_of(directory.events, Audit) if directory.events.exists() else []
-    try:
-        return ledger(log_lines(directory.log)[0], audits, batch.rows * batch.sequence)
-    except LogError as error:
-        raise UserError(f"{directory.log} is damaged: {error}; restore it from a voter's copy") from None
 
 
 def table(found: Ledger, names: Mapping[str, str]) -> list[str]:

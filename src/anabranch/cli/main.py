@@ -37,6 +37,7 @@ COMMANDS = {
     "verify": "recompute every step of a run and compare it bit by bit",
     "ledger": "show who contributed what to a run",
     "export": "write a checkpoint as a Hugging Face folder",
+    "push": "copy checkpoints to an object store or a model hub",
     "generate": "generate text with a checkpoint",
     "route": "solve a routing instance with any policy",
     "simtest": "test the protocol on simulated swarms with random faults",
@@ -44,6 +45,7 @@ COMMANDS = {
     "profile": "measure this machine as a device for simulate",
     "simulate": "predict the time of an iteration on a fleet, under churn",
     "trace": "generate a churn trace (spot preemptions) for simulate",
+    "fleet": "write the file with which a scheduler starts peers",
     "plan": "find the best stages, placement and batch for a fleet",
     "plot": "draw loss and throughput of a run as PNG and SVG",
 }

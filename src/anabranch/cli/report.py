@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     if not directory.events.exists():
         raise UserError(f"{directory.events} does not exist: the run has not begun")
     recording = Recording()
-    exporter = outputs.Outputs(tensorboard=args.tensorboard, wandb=args.wandb).exporter(directory)
+    exporter = outputs.Outputs.of(args).exporter(directory)
     with progress("reading the events", None, unit="events") as advance:
         for event in read_events(directory.events):
             recording.take(event)

@@ -54,18 +54,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from anabranch.api.run import complete_at_once, configuration
     from anabranch.cli.support.create_directory import create, partition_line
-    from anabranch.config import load_run_file, relays_by_stage, with_changes
+    from anabranch.config import with_changes
     from anabranch.node.local_swarm.supervisor import Supervisor
-    from anabranch.train.model.recipes import DEFAULT_SIZE, recipe_run
 
-    config = load_run_file(args.run_file) if args.run_file else recipe_run(DEFAULT_SIZE)
+    config = configuration(args.run_file)
     if args.steps is not None:
         config = with_changes(config, {"run.steps": args.steps})
     path = args.run_dir or free_path(Path("runs") / config.run.name)
-    replicas = min(relays_by_stage(config))
-    # A local swarm is complete before it begins, unless the run file asks for more replicas.
-    config = with_changes(config, {"fleet.minimum": max(config.fleet.minimum, replicas)})
+    config = complete_at_once(config)
     with emulated_network(args.network, config) as places, Supervisor(config.compute.threads) as supervisor:
         to = Outputs.of(args)
         to.say(f"run directory: {path}")

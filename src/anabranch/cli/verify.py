@@ -38,18 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from anabranch.checkpoint.directory import RunDirectory
-    from anabranch.config import load_run_file
-    from anabranch.train.numerics.numerics_class import set_environment
+    from anabranch.api.run import verify
 
     check_range("--jobs", args.jobs, Range(1))
-    directory = RunDirectory.open(args.run_dir)
-    set_environment(load_run_file(directory.run_file).compute.threads)  # before torch is imported
-
     if args.proof is not None:
         return _check_proof(args)
-    from anabranch.audit.verify import verify
-
     report = verify(args.run_dir, args.jobs, args.independent)
     text = "\n".join(report.lines())
     print(json.dumps(report.as_dict(), allow_nan=False) if args.json else plain_lines(text))
@@ -57,8 +50,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_proof(args: argparse.Namespace) -> int:
-    from anabranch.audit.proof import PROVED, verify_proof
+    from anabranch.api.run import prepared
     from anabranch.net.identity import Identity, IdentitySigner
+
+    prepared(args.run_dir)
+    from anabranch.audit.proof import PROVED, verify_proof
 
     result = verify_proof(args.run_dir, args.proof, IdentitySigner(Identity.generate()))
     text = "\n".join(result.lines())

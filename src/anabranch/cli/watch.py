@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
 def _remote_run(text: str, home: Path | None, ended: queue.SimpleQueue[str]) -> tuple[str, Path]:
     """Name of a run on another machine, and the local copy of its event log, which a thread keeps up to date.
     The thread puts the reason into `ended` if the run refuses the ticket."""
-    from anabranch.cli.join import home_of
+    from anabranch.api.volunteer import home_of
     from anabranch.net.ticket import parse_ticket
     from anabranch.node.driver.event_loop import run_async
     from anabranch.node.operator.remote_watch import RemoteWatch

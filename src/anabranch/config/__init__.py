@@ -2,7 +2,7 @@
 
 Not here: scenario files of the simulator (`sim.cluster`) and run directories (`checkpoint.directory`).
 
-Imported by: audit, cli, data, node, sim, train.
+Imported by: api, audit, cli, data, node, sim, train.
 """
 
 from anabranch.config.constraints import Range, is_64_bits

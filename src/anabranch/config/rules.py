@@ -120,7 +120,8 @@ def _value(config: RunConfig, key: str) -> Any:
 
 def _model_problem(config: RunConfig) -> str:
     model, batch = config.model, config.batch
-    if model.dim is not None and model.heads is not None and model.dim % model.heads:
+    divided = not model.head_width and model.dim is not None and model.heads is not None
+    if divided and (model.dim or 0) % (model.heads or 1):
         return f"model.dim {model.dim} is not a multiple of model.heads {model.heads}; change one of them"
     if model.heads is not None and model.kv_heads is not None and model.heads % model.kv_heads:
         return (

@@ -51,8 +51,8 @@ class ModelSection:
 
     size: str = "llama-tiny"
     """A named size (`anabranch init --help` lists them); the keys below override it."""
-    architecture: Annotated[str, OneOf("llama", "gpt")] | None = None
-    """"llama" or "gpt"."""
+    architecture: Annotated[str, OneOf("llama", "gpt", "mistral", "qwen2", "gemma")] | None = None
+    """"llama", "gpt", or a relative of llama: "mistral", "qwen2", "gemma"."""
     dim: Count | None = None
     """Width of the residual stream."""
     blocks: Count | None = None
@@ -60,7 +60,7 @@ class ModelSection:
     heads: Count | None = None
     """Attention heads; must divide `dim`."""
     kv_heads: Count | None = None
-    """Key and value heads (grouped-query attention, llama only); must divide `heads`."""
+    """Key and value heads (grouped-query attention, not gpt); must divide `heads`."""
     ffn: Count | None = None
     """Width of the feed-forward layer."""
     vocab_size: Annotated[int, Range(2)] | None = None
@@ -70,12 +70,16 @@ class ModelSection:
     tied: bool | None = None
     """True if the head shares the embedding's weights."""
     rope_theta: Positive | None = None
-    """Base of the rotary embedding's wavelengths (llama only)."""
+    """Base of the rotary embedding's wavelengths (not gpt)."""
     norm_eps: Positive | None = None
     """Added to the variance inside the norms."""
     rope_factor: Annotated[float, Range(1)] | None = None
-    """Factor by which Llama 3.1's rule stretches long rotary wavelengths (llama only): 8 in Llama 3.1, 32 in
+    """Factor by which Llama 3.1's rule stretches long rotary wavelengths (not gpt): 8 in Llama 3.1, 32 in
     Llama 3.2, 1 for none."""
+    head_width: Natural | None = None
+    """Width of an attention head (mistral, qwen2, gemma); 0 for dim / heads."""
+    window: Natural | None = None
+    """Tokens that a token attends to, itself included (mistral, qwen2, gemma); 0 for all before it."""
     initial_weights: str = "seed"
     """"seed", or the path of a Hugging Face folder to continue from."""
     initial_std: Positive = 0.02
@@ -116,16 +120,21 @@ class BatchSection:
 
 @dataclass(frozen=True)
 class OptimizerSection:
-    """AdamW; the learning rate rises linearly, then falls along a cosine."""
+    """AdamW; the learning rate rises linearly, then falls by a schedule."""
 
     lr: Positive = 5e-3
     """Peak learning rate."""
     warmup_steps: Natural = 30
     """Iterations over which the learning rate rises linearly to `lr`."""
+    schedule: Annotated[str, OneOf("cosine", "linear", "wsd")] = "cosine"
+    """"cosine" and "linear" fall from the warm-up's end on; "wsd" (warm-up, stable, decay) stays at `lr` and
+    falls linearly over the last part only, so that a longer run can go on from its stable part."""
     min_lr_ratio: Fraction = 0.1
-    """The cosine ends at lr * min_lr_ratio."""
+    """The schedule ends at lr * min_lr_ratio."""
     decay_steps: Natural = 0
-    """Iteration at which the cosine ends; 0 means run.steps."""
+    """Iteration at which the schedule ends; 0 means run.steps."""
+    decay_share: Annotated[float, Range(0, 1, open_low=True)] = 0.2
+    """Part of the iterations up to the schedule's end over which "wsd" falls."""
     weight_decay: Annotated[float, Range(0)] = 0.1
     """Weight decay of matrices; vectors have none."""
     beta1: Decay = 0.9

@@ -2,5 +2,5 @@
 
 Not here: anything that needs torch; models and training are in `train`.
 
-Imported by: audit, checkpoint, cli, node.
+Imported by: api, audit, checkpoint, cli, node.
 """

@@ -2,6 +2,6 @@
 
 Not here: the protocol's own events (`protocol.interface.events`) and the commit log (`protocol.log`).
 
-Imported by: audit, cli, node, observe.console, observe.metrics, observe.page, observe.plots, observe.view,
-sim.
+Imported by: api, audit, cli, node, observe.console, observe.metrics, observe.page, observe.plots,
+observe.view, sim.
 """

@@ -11,6 +11,7 @@ import pytest
 
 from anabranch import PROTOCOL_VERSION
 from anabranch.checkpoint.directory import RunDirectory
+from anabranch.cli.join import AGAIN
 from anabranch.cli.main import main
 from anabranch.config import render_run_file, with_changes
 from anabranch.net.identity import Identity
@@ -165,9 +166,9 @@ def test_a_leader_that_cannot_be_reached(
     here = [PeerAddress(owner.peer_id, "127.0.0.1", port)]
     ticket = issue_ticket(owner, run="r", role="relay", expires_at_s=int(time.time()) + 3600, peers=here)
     arguments = ["join", ticket.text, "--home", str(tmp_path / "home"), "--patience", "1"]
-    error = refused(arguments, status=1)
+    error = refused(arguments, status=AGAIN)
     assert f"127.0.0.1:{port}" in error and "could not be reached" in error and "join again" in error
-    assert main(arguments) == 1
+    assert main(arguments) == AGAIN
     out = capfd.readouterr().out
     assert out.count("retrying") == 1
 

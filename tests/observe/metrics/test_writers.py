@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import sqlite3
+import subprocess
+import sys
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -19,7 +23,9 @@ from anabranch.observe.metrics.writers import (
     EXPORTED,
     ExportThread,
     MetricExporter,
+    MlflowWriter,
     TensorBoardWriter,
+    TrackioWriter,
     WandbWriter,
 )
 from support.run_events import begin, step
@@ -117,16 +123,61 @@ def test_weights_and_biases_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert b"loss/training" in written.read_bytes()
 
 
-@pytest.mark.parametrize(("module", "option"), [("tensorboard", "--tensorboard"), ("wandb", "--wandb")])
-def test_a_missing_package_is_one_line_that_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, module: str, option: str
-) -> None:
-    import sys
+def test_mlflow_keeps_what_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    directory = run_with_events(tmp_path)
+    for _ in range(2):  # the experiment is made once
+        assert main(["report", str(directory.path), "--mlflow", "rivers"]) == 0
+    client = mlflow.MlflowClient()
+    runs = client.search_runs([client.get_experiment_by_name("rivers").experiment_id])
+    assert len(runs) == 2 and runs[0].info.status == "FINISHED" and runs[0].info.run_name == "run"
+    assert set(runs[0].data.metrics) == EXPORTED.keys()
+    [loss] = client.get_metric_history(runs[0].info.run_id, "loss/training")
+    assert (loss.step, loss.timestamp) == (1, 103_000) and loss.value == pytest.approx(4.9)
 
+
+def test_trackio_keeps_what_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    pytest.importorskip("trackio")
+    code = "import sys; from anabranch.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    directory = run_with_events(tmp_path)
+    # In a process of its own: the package reads its folder's name when it is imported.
+    command = [sys.executable, "-c", code, "report", str(directory.path), "--trackio", "rivers"]
+    subprocess.run(command, check=True, capture_output=True)
+    with closing(sqlite3.connect(tmp_path / "trackio" / "rivers.db")) as database:
+        rows = database.execute("select step, metrics from metrics order by step").fetchall()
+    figures: dict[str, float] = {}
+    for _, text in rows:
+        figures |= json.loads(text)
+    assert {step for step, _ in rows} == {1, 2} and figures.keys() >= EXPORTED.keys()
+
+
+def run_with_events(folder: Path) -> RunDirectory:
+    directory = RunDirectory.create(folder / "run")
+    with EventLog(directory.events) as file:
+        for event in EVENTS:
+            file.write(event)
+    return directory
+
+
+MAKERS = {
+    "tensorboard": TensorBoardWriter,
+    "wandb": lambda folder: WandbWriter("p", "n", folder),
+    "mlflow": lambda _: MlflowWriter("p", "n"),
+    "trackio": lambda _: TrackioWriter("p", "n"),
+}
+
+
+@pytest.mark.parametrize("module", MAKERS)
+def test_a_missing_package_is_one_line_that_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, module: str
+) -> None:
     for name in (module, "torch.utils.tensorboard", "torch.utils.tensorboard.writer"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(UserError, match=rf"{option} needs .*pip install 'anabranch\[{module}\]'"):
-        TensorBoardWriter(tmp_path) if module == "tensorboard" else WandbWriter("p", "n", tmp_path)
+    with pytest.raises(UserError, match=rf"--{module} needs .*pip install 'anabranch\[{module}\]'"):
+        MAKERS[module](tmp_path)
 
 
 def test_structured_logs_are_json_objects_a_line() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -60,8 +61,8 @@ def test_blocks_and_offsets_do_not_change_a_bit() -> None:
     assert torch.equal(shifted_layout.flat(shifted.weights, "w"), alone.weights)
 
 
-def run_of(**optimizer: float) -> RunConfig:
-    return RunConfig(run=RunSection(steps=100), optimizer=OptimizerSection(**optimizer))
+def run_of(steps: int = 100, **optimizer: Any) -> RunConfig:
+    return RunConfig(run=RunSection(steps=steps), optimizer=OptimizerSection(**optimizer))
 
 
 def test_learning_rate_warms_up_and_follows_a_cosine() -> None:
@@ -84,3 +85,18 @@ def test_norm_and_clip_factor() -> None:
     assert clip_factor(4.0, 1.0) == 1.0 / (4.0 + 1e-6)
     assert clip_factor(0.5, 1.0) == 1.0
     assert clip_factor(1e9, 0.0) == 1.0
+
+
+def test_linear_and_wsd_schedules() -> None:
+    linear = run_of(lr=1.0, warmup_steps=10, min_lr_ratio=0.1, schedule="linear")
+    assert [learning_rate(linear, t) for t in (5, 10, 100, 150)] == [0.5, 1.0, 0.1, 0.1]
+    assert learning_rate(linear, 55) == pytest.approx(0.55)
+    wsd = run_of(lr=1.0, warmup_steps=10, min_lr_ratio=0.0, schedule="wsd", decay_share=0.25)
+    assert {learning_rate(wsd, t) for t in range(10, 76)} == {1.0}, "stable to the last bit"
+    assert learning_rate(wsd, 80) == pytest.approx(0.8) and learning_rate(wsd, 100) == 0.0
+    for run in (linear, wsd):
+        rates = [learning_rate(run, t) for t in range(10, 101)]
+        assert rates == sorted(rates, reverse=True)
+    # A longer run with wsd takes the same steps as long as the shorter one is stable.
+    longer = run_of(steps=1000, lr=1.0, warmup_steps=10, min_lr_ratio=0.0, schedule="wsd", decay_share=0.25)
+    assert all(learning_rate(longer, t) == learning_rate(wsd, t) for t in range(1, 76))

@@ -19,6 +19,12 @@ def add_run_dir(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="run directory, e.g. runs/tiny")
 
 
+def add_checkpoint(parser: argparse.ArgumentParser) -> None:
+    """Add a run directory and the choice of one of its checkpoints."""
+    add_run_dir(parser)
+    parser.add_argument("--step", type=int, metavar="T", help="checkpoint after step T (default: the newest)")
+
+
 def add_new_run_dir(parser: argparse.ArgumentParser) -> None:
     text = "run directory (default: runs/NAME, numbered if taken)"
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help=text)

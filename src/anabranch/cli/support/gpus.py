@@ -12,7 +12,10 @@ from anabranch.cli.support.outputs import handled_signals
 from anabranch.errors import UserError
 
 #: Attributes of the parsed command that are no options, or that differ from child to child.
-_OWN = {"command", "of_command", "ticket", "gpus", "device", "name", "port", "advertise", "home"}
+_OWN = {
+    *("command", "of_command", "ticket", "ticket_file"),
+    *("gpus", "device", "name", "port", "advertise", "home"),
+}
 
 
 def check_device(device: str) -> None:

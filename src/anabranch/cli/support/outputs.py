@@ -1,4 +1,4 @@
-"""Output of the commands: messages as text or JSON, the console, TensorBoard, Weights & Biases, files."""
+"""Output of the commands: messages as text or JSON, the console, metrics for other programs, files."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def add_log_format(parser: argparse.ArgumentParser) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options for output of commands that lead a run: web page, log format, TensorBoard, W&B."""
+    """Add the options for output of commands that lead a run: web page, log format, metrics."""
     parser.add_argument("--no-page", action="store_true", help="do not serve the run's web page")
     add_log_format(parser)
     add_writers(parser)
@@ -73,6 +73,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_writers(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tensorboard", type=Path, metavar="DIR", help="write metrics for TensorBoard")
     parser.add_argument("--wandb", default="", metavar="PROJECT", help="log metrics to Weights & Biases")
+    parser.add_argument("--mlflow", default="", metavar="EXPERIMENT", help="log metrics to MLflow")
+    parser.add_argument("--trackio", default="", metavar="PROJECT", help="log metrics to Trackio")
 
 
 @dataclass(frozen=True)
@@ -82,10 +84,13 @@ class Outputs:
     log_format: str = TEXT
     tensorboard: Path | None = None
     wandb: str = ""
+    mlflow: str = ""
+    trackio: str = ""
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> Outputs:
-        return cls(args.log_format, args.tensorboard, args.wandb)
+        log_format = getattr(args, "log_format", TEXT)
+        return cls(log_format, args.tensorboard, args.wandb, args.mlflow, args.trackio)
 
     @property
     def json(self) -> bool:
@@ -107,14 +112,18 @@ class Outputs:
 
     def exporter(self, directory: RunDirectory) -> MetricExporter | None:
         """Exporter of the run's metrics to other programs, None if not asked for. Raises UserError."""
-        from anabranch.observe.metrics.writers import MetricExporter, TensorBoardWriter, WandbWriter, Writer
+        from anabranch.observe.metrics import writers as kinds
 
-        writers: list[Writer] = []
+        writers: list[kinds.Writer] = []
         if self.tensorboard is not None:
-            writers.append(TensorBoardWriter(self.tensorboard))
+            writers.append(kinds.TensorBoardWriter(self.tensorboard))
         if self.wandb:
-            writers.append(WandbWriter(self.wandb, directory.path.name, directory.path))
-        return MetricExporter(writers) if writers else None
+            writers.append(kinds.WandbWriter(self.wandb, directory.path.name, directory.path))
+        if self.mlflow:
+            writers.append(kinds.MlflowWriter(self.mlflow, directory.path.name))
+        if self.trackio:
+            writers.append(kinds.TrackioWriter(self.trackio, directory.path.name))
+        return kinds.MetricExporter(writers) if writers else None
 
     @contextmanager
     def beside(self, directory: RunDirectory) -> Iterator[None]:

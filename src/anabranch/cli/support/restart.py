@@ -35,7 +35,9 @@ def resume_command(path: Path, args: argparse.Namespace) -> list[str]:
     command += own_relays.options(args.serve)
     command += ["--no-page"] if args.no_page else []
     command += ["--tensorboard", str(args.tensorboard)] if args.tensorboard is not None else []
-    return command + (["--wandb", args.wandb] if args.wandb else [])
+    for name in ("wandb", "mlflow", "trackio"):
+        command += [f"--{name}", getattr(args, name)] if getattr(args, name) else []
+    return command
 
 
 def keep_leading(command: list[str], say: Callable[[str], None], wait_s: float = WAIT_S) -> int:

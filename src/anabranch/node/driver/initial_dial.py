@@ -89,6 +89,7 @@ class InitialDial:
                     f"{duration(self._patience_s)} ({reason}): check that the run is running and that its "
                     "address is reachable from here, then join again; a resumed run may need a new ticket",
                     ok=False,
+                    unreached=True,
                 )
             )
         else:

@@ -60,12 +60,16 @@ class Outcome:
 
     ok: True if as planned. internal: True if by a defect of the program or an exhausted machine, after which
     a new process may go on. again: True if this machine may join the run again with the same ticket.
+    unreached: True if the run could not be reached. terminated: True if a scheduler ended it (SIGTERM) before
+    the run was over.
     """
 
     reason: str
     ok: bool
     internal: bool = False
     again: bool = False
+    unreached: bool = False
+    terminated: bool = False
 
 
 class LivePeer:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import signal
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -28,7 +29,7 @@ from anabranch.node.driver.initial_dial import InitialDial, left
 from anabranch.node.driver.peer_driver import LivePeer, Outcome
 from anabranch.node.driver.raft_storage import RaftStorage
 from anabranch.node.lifecycle.addresses import bind_port, reachable_address
-from anabranch.node.lifecycle.shutdown import stop_on_signals
+from anabranch.node.lifecycle.shutdown import STOP_S, stop_on_signals
 from anabranch.node.lifecycle.training_machine import TrainingMachine
 from anabranch.node.lifecycle.volunteer_console import VolunteerConsole
 from anabranch.protocol.context.revocations import Revocations
@@ -50,7 +51,7 @@ class JoinOptions:
     home: folder for key and logs, of this process alone. stage: wished stage, -1 for any. advertise:
     host:port at which others dial this machine, "" for its own. corpus: of a data node. device: compute
     device, "" for the run file's. patience_s: seconds to try to reach the run for the first time. once: True
-    to end with the first part in the run.
+    to end with the first part in the run. grace_s: seconds to leave after a signal.
     """
 
     ticket: Ticket
@@ -65,6 +66,7 @@ class JoinOptions:
     device: str = ""
     patience_s: float = 120.0
     once: bool = False
+    grace_s: float = STOP_S
 
 
 def door_of(peer: Peer, pending: Mapping[str, str] = MappingProxyType({})) -> Callable[[Hello], str | None]:
@@ -95,8 +97,10 @@ async def join(
     Raises UserError if the ticket or the address cannot be used.
     """
     volunteer = Volunteer(options, say, driver, transport)
-    with stop_on_signals(volunteer, lambda: say("leaving the run")):
-        return await volunteer.stay()
+    with stop_on_signals(volunteer, lambda: say("leaving the run"), options.grace_s) as received:
+        outcome = await volunteer.stay()
+    told = signal.SIGTERM in received and volunteer.left_early(outcome)
+    return replace(outcome, terminated=told)
 
 
 class Volunteer:
@@ -136,6 +140,10 @@ class Volunteer:
         self._leave(reason)
         if self._live is not None:
             self._live.abort(reason)
+
+    def left_early(self, outcome: Outcome) -> bool:
+        """True if this machine's part ended because it was told to leave, not with the run."""
+        return bool(self._why_left) and outcome.reason.startswith(self._why_left)
 
     def _leave(self, reason: str) -> None:
         self._why_left = reason

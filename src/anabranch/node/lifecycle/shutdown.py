@@ -23,29 +23,31 @@ class Stoppable(Protocol):
 
 
 @contextlib.contextmanager
-def stop_on_signals(live: Stoppable, announce: Callable[[], None]) -> Iterator[None]:
+def stop_on_signals(
+    live: Stoppable, announce: Callable[[], None], grace_s: float = STOP_S
+) -> Iterator[list[int]]:
     """SIGINT (Ctrl+C) and SIGTERM stop the peer cleanly while the context is entered; a second signal, or a
-    step that does not end within STOP_S, stops it at once. `announce` is called at the first signal."""
+    step that does not end within `grace_s`, stops it at once. `announce` is called at the first signal. In
+    other threads than the main one there are no signals to handle. Yields the list of signals received."""
     loop = asyncio.get_running_loop()
-    requests = 0
+    received: list[int] = []
 
-    def stop() -> None:
-        nonlocal requests
-        requests += 1
-        if requests == 1:
+    def stop(number: int) -> None:
+        received.append(number)
+        if len(received) == 1:
             announce()
             live.stop("stopped by its user")
-            loop.call_later(STOP_S, live.abort, "stopped by its user before the present step could end")
+            loop.call_later(grace_s, live.abort, "stopped by its user before the present step could end")
         else:
             live.abort("stopped by its user, at once")
 
     signals = [signal.SIGINT, signal.SIGTERM]
     for number in signals:
-        with contextlib.suppress(NotImplementedError):
-            loop.add_signal_handler(number, stop)
+        with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):
+            loop.add_signal_handler(number, stop, number)
     try:
-        yield
+        yield received
     finally:
         for number in signals:
-            with contextlib.suppress(NotImplementedError):
+            with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):
                 loop.remove_signal_handler(number)

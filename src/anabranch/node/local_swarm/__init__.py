@@ -2,5 +2,5 @@
 
 Not here: faults on a schedule (`node.chaos`).
 
-Imported by: cli, node.chaos, node.operator.
+Imported by: api, cli, node.chaos, node.operator.
 """

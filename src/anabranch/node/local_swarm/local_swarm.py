@@ -74,7 +74,8 @@ class LocalSwarm:
         self._places = None if places is None else dict(places)
         self._ledgers = ledgers
         self._reported_ends: set[str] = set()
-        self._stepped = False
+        #: True once a step was committed: losses are then for the others to make good.
+        self.stepped = False
         # Events of earlier parts of the run are skipped.
         position = directory.events.stat().st_size if directory.events.exists() else 0
         self._tail = EventTail(directory.events, position)
@@ -92,9 +93,14 @@ class LocalSwarm:
             elif name != LEADER:
                 self.join(name, texts["data"], ["--corpus", corpus])
 
-    def start_leader(self) -> dict[str, str]:
-        """Start the leading process alone; returns the texts of its tickets by role."""
+    def start_leader(self, alone: bool = False) -> dict[str, str]:
+        """Start the leading process; returns the texts of its tickets by role. alone: True if all others join
+        from outside with these tickets, so that tickets and port of a former part of the run are kept."""
         tickets = self.directory.path / "tickets.json"
+        if alone:
+            former = tickets.stat().st_mtime_ns if tickets.exists() else 0
+            self._spawn(LEADER, ["resume", str(self.directory.path), "--no-page"])
+            return self._await_tickets(tickets, former)
         tickets.unlink(missing_ok=True)
         self.restart_leader()
         return self._await_tickets(tickets)
@@ -142,10 +148,11 @@ class LocalSwarm:
         self.processes[name] = process
         return process
 
-    def _await_tickets(self, path: Path) -> dict[str, str]:
+    def _await_tickets(self, path: Path, former_ns: int = 0) -> dict[str, str]:
+        """Tickets in the file at `path`, once the leader has written it after the time `former_ns`."""
         until = time.monotonic() + START_S
         while time.monotonic() < until:
-            if path.exists():
+            if path.exists() and path.stat().st_mtime_ns > former_ns:
                 try:
                     texts: dict[str, str] = json.loads(path.read_text("utf-8"))
                     return texts
@@ -177,11 +184,11 @@ class LocalSwarm:
         """
         while True:
             running = not self.over()
-            self._report_ends()
+            self.report_ends()
             while events := self._tail.read():
                 for event in events:
                     if isinstance(event, Event):
-                        self._stepped = self._stepped or isinstance(event, Step)
+                        self.stepped = self.stepped or isinstance(event, Step)
                         yield event
             poll()
             if not running:
@@ -192,7 +199,7 @@ class LocalSwarm:
         """True if the leader's process has ended, so that no more events come."""
         return not self.leader.running
 
-    def _report_ends(self) -> None:
+    def report_ends(self) -> None:
         """Write an event for each process that ended with an error during the run."""
         for process in self.processes.values():
             if process.running or process.name in self._reported_ends or process.name == LEADER:
@@ -202,7 +209,7 @@ class LocalSwarm:
                 # A full disk costs the event, not the process that ends the others.
                 with contextlib.suppress(OSError), EventLog(self.directory.events) as log:
                     log.write(Note(text=f"{process.name} {_ended(process)}"))
-                if not self._stepped:
+                if not self.stepped:
                     self._check_complete()
 
     def _check_complete(self) -> None:
@@ -227,7 +234,7 @@ class LocalSwarm:
         until = time.monotonic() + END_S
         for process in self.processes.values():
             process.wait(max(0.0, until - time.monotonic()))
-        self._report_ends()
+        self.report_ends()
 
     def kill(self) -> None:
         """Kill all processes."""

@@ -11,7 +11,9 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import NoReturn
@@ -60,6 +62,18 @@ class Process:
         return not self.running
 
 
+@contextmanager
+def _main_module_hidden() -> Iterator[None]:
+    """Hide this program's main module from multiprocessing, which would run it again in each new process: the
+    script of a user of the Python interface need not guard against that."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
 class Supervisor:
     """Starts the processes of peers, and kills those that still run when the supervisor is closed.
 
@@ -101,7 +115,8 @@ class Supervisor:
         values = (name, list(arguments), str(log), namespace, dict(environment or {}))
         child = _context.Process(target=target or self.target, args=values, name=name, daemon=True)
         try:
-            child.start()
+            with _main_module_hidden():
+                child.start()
         except (EOFError, OSError) as error:
             raise UserError(f"the process of {name} cannot be started: {error or 'no fork server'}") from None
         process = Process(name, log, child)

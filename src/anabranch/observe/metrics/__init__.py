@@ -2,5 +2,5 @@
 
 Not here: the state from which they are taken (`observe.view`).
 
-Imported by: cli, observe.page.
+Imported by: api, cli, observe.page.
 """

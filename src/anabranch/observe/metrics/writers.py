@@ -1,4 +1,4 @@
-"""Metrics of a run for TensorBoard and Weights & Biases, from its event log, live or afterwards.
+"""Metrics of a run for TensorBoard, Weights & Biases, MLflow and Trackio, from its event log, live or later.
 
 Not here: metrics for Prometheus (`prometheus.py`).
 """
@@ -39,7 +39,7 @@ _TOTALS = ("repaired_microbatches", "double_microbatches", "crashed_peers", "rol
 
 
 class Writer(Protocol):
-    """Destination of metrics (TensorBoard, Weights & Biases). All values are finite."""
+    """Destination of metrics, such as TensorBoard. All values are finite."""
 
     def write(self, t: int, time: float, metrics: Mapping[str, float]) -> None:
         """Write metrics of step t; `time` in unix seconds."""
@@ -86,6 +86,56 @@ class WandbWriter:
 
     def write(self, t: int, time: float, metrics: Mapping[str, float]) -> None:
         self._run.log({"step": t, "time": time, **metrics})
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class MlflowWriter:
+    """Writer of a run in an MLflow experiment, on the server or in the folder that MLFLOW_TRACKING_URI names.
+
+    Raises UserError if the package is missing or the run cannot begin.
+    """
+
+    def __init__(self, experiment: str, name: str) -> None:
+        try:
+            from mlflow import MlflowClient
+        except ImportError:
+            raise UserError("--mlflow needs the package mlflow: pip install 'anabranch[mlflow]'") from None
+        try:
+            self._client: Any = MlflowClient()
+            known = self._client.get_experiment_by_name(experiment)
+            number = known.experiment_id if known is not None else self._client.create_experiment(experiment)
+            self._run_id: str = self._client.create_run(number, run_name=name).info.run_id
+        except Exception as error:  # its type depends on the version
+            raise UserError(f"--mlflow {experiment}: {error}") from None
+
+    def write(self, t: int, time: float, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
+            self._client.log_metric(self._run_id, name, value, timestamp=int(time * 1000), step=t)
+
+    def close(self) -> None:
+        self._client.set_terminated(self._run_id)
+
+
+class TrackioWriter:
+    """Writer of a run in a Trackio project, whose files are on this machine (`trackio show`).
+
+    Raises UserError if the package is missing or the run cannot begin.
+    """
+
+    def __init__(self, project: str, name: str) -> None:
+        try:
+            import trackio
+        except ImportError:
+            raise UserError("--trackio needs the package trackio: pip install 'anabranch[trackio]'") from None
+        try:
+            self._run: Any = trackio.init(project=project, name=name, resume="allow", embed=False)
+        except Exception as error:  # its type depends on the version
+            raise UserError(f"--trackio {project}: {error}") from None
+
+    def write(self, t: int, time: float, metrics: Mapping[str, float]) -> None:
+        self._run.log(dict(metrics), step=t)
 
     def close(self) -> None:
         self._run.finish()

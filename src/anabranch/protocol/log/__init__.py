@@ -1,7 +1,7 @@
 """Commit log: its records and their encoding, its hash chain, and the optimizer parameters that each step
 logs. Not here: replication of the log (protocol.raft), reading a whole log (protocol.consensus.log_replay).
 
-Imported by: audit, cli, node, protocol.audit, protocol.consensus, protocol.context, protocol.coordinator,
-protocol.fleet, protocol.interface, protocol.membership, protocol.messages, protocol.peer, protocol.placement,
-protocol.raft, protocol.reduce, sim, train.
+Imported by: api, audit, cli, node, protocol.audit, protocol.consensus, protocol.context,
+protocol.coordinator, protocol.fleet, protocol.interface, protocol.membership, protocol.messages,
+protocol.peer, protocol.placement, protocol.raft, protocol.reduce, sim, train.
 """

@@ -2,5 +2,5 @@
 
 Not here: gradient sums (`train.numerics`) and the work of one stage (`train.stage`).
 
-Imported by: audit, checkpoint, cli, node, sim, train.numerics, train.reference, train.stage.
+Imported by: api, audit, checkpoint, cli, node, sim, train.numerics, train.reference, train.stage.
 """

@@ -17,9 +17,13 @@ class CausalAttention:
     `scaled_dot_product_attention` at these sizes, and deterministic. Accelerators use the flash kernel where
     the dtype allows it (its backward honours `use_deterministic_algorithms`) or plain math. The
     memory-efficient kernel is never used: its backward adds in no fixed order.
+
+    window: tokens that a token attends to, itself included; 0 for all before it. On accelerators a sequence
+    that is longer than the window is computed with plain math.
     """
 
-    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, device: torch.device, dtype: torch.dtype, window: int = 0) -> None:
+        self._window = window
         self._on_cpu = device.type == "cpu"
         self._dtype = dtype
         self._masks: dict[int, Tensor] = {}
@@ -28,6 +32,13 @@ class CausalAttention:
         """q (rows, sequence, heads, d), k, v (rows, sequence, kv_heads, d) -> (rows, sequence, heads·d)."""
         rows, sequence, heads, d = q.shape
         kv_heads = k.shape[2]
+        if not self._on_cpu and 0 < self._window < sequence:
+            mask, shared = self._mask(sequence).to(q.device), kv_heads != heads
+            with sdpa_kernel(SDPBackend.MATH):
+                y = F.scaled_dot_product_attention(
+                    q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask, enable_gqa=shared
+                )
+            return y.transpose(1, 2).reshape(rows, sequence, heads * d)
         if not self._on_cpu:
             with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH], set_priority=True):
                 y = F.scaled_dot_product_attention(
@@ -46,10 +57,13 @@ class CausalAttention:
         return y.permute(0, 3, 1, 2, 4).reshape(rows, sequence, heads * d)
 
     def _mask(self, sequence: int) -> Tensor:
-        """Additive mask (sequence, sequence): 0 up to the token's own position, -inf after it."""
+        """Additive mask (sequence, sequence): 0 up to the token's own position, -inf after it and before its
+        window."""
         if sequence not in self._masks:
-            ahead = torch.ones(sequence, sequence, dtype=torch.bool).triu(1)
+            hidden = torch.ones(sequence, sequence, dtype=torch.bool).triu(1)
+            if self._window:
+                hidden |= torch.ones(sequence, sequence, dtype=torch.bool).tril(-self._window)
             self._masks[sequence] = torch.zeros(sequence, sequence, dtype=self._dtype).masked_fill(
-                ahead, float("-inf")
+                hidden, float("-inf")
             )
         return self._masks[sequence]

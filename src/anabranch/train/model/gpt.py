@@ -26,6 +26,8 @@ class GPT:
 
     tables: tuple[str, ...] = (EMBEDDING, POSITIONS)
     constants: tuple[Tensor, ...] = ()
+    embedding_scale: float = 1.0
+    initial_gain: float = 1.0
 
     def __init__(self, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
         self.config = config

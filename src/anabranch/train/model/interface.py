@@ -34,6 +34,11 @@ class Model(Protocol):
     constants: tuple[Tensor, ...]
     """Tensors on the device that every forward uses and that are not parameters."""
 
+    embedding_scale: float
+    """Factor of a table's rows in the output of `embed`."""
+    initial_gain: float
+    """Value of norm gains in initial weights."""
+
     def block_shapes(self, block: int) -> dict[str, Shape]:
         """Names and shapes of a block's parameters (linear weights are (out, in))."""
         ...
@@ -68,8 +73,11 @@ def build(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Mode
     """Model of `config` with its constant tables on `device`."""
     from anabranch.train.model.gpt import GPT
     from anabranch.train.model.llama import Llama
+    from anabranch.train.model.llama_family import Gemma, Mistral, Qwen2
 
-    kinds: dict[str, Callable[[ModelConfig, torch.device, torch.dtype], Model]] = {"llama": Llama, "gpt": GPT}
+    kinds: dict[str, Callable[[ModelConfig, torch.device, torch.dtype], Model]] = {
+        "llama": Llama, "gpt": GPT, "mistral": Mistral, "qwen2": Qwen2, "gemma": Gemma,
+    }  # fmt: skip
     return kinds[config.architecture](config, device, dtype)
 
 
@@ -88,12 +96,12 @@ def initial_tensor(
 ) -> Tensor:
     """Initial value (fp32, CPU) of one tensor: a pure function of (seed, name, shape).
 
-    Norm gains are 1, biases 0, all else normal with deviation `std`, over sqrt(2·blocks) where the
-    result enters the residual stream (GPT-2). Each tensor has its own counter-based generator, keyed by
-    a hash of (seed, name), so the partition does not matter.
+    Norm gains are 1 (Gemma's, which are relative to 1, are 0), biases 0, all else normal with deviation
+    `std`, over sqrt(2·blocks) where the result enters the residual stream (GPT-2). Each tensor has its own
+    counter-based generator, keyed by a hash of (seed, name), so the partition does not matter.
     """
     if len(shape) == 1:
-        return torch.zeros(*shape) if name.endswith(".bias") else torch.ones(*shape)
+        return torch.zeros(*shape) if name.endswith(".bias") else torch.full(shape, model.initial_gain)
     if model.is_residual_output(name):
         std /= math.sqrt(2 * model.config.blocks)
     key = int.from_bytes(blake3.blake3(f"{seed}/{name}".encode()).digest()[:16], "little")

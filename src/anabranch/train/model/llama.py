@@ -29,6 +29,8 @@ class Llama:
     """LLaMA as functions of its weights; see `train.model.interface.Model`."""
 
     tables: tuple[str, ...] = (EMBEDDING,)
+    embedding_scale: float = 1.0
+    initial_gain: float = 1.0
 
     def __init__(self, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
         self.config = config
@@ -92,11 +94,15 @@ class Llama:
     def _attend(self, weights: Weights, attention: str, h: Tensor) -> Tensor:
         rows, sequence, _ = h.shape
         c = self.config
-        q = weights.linear(h, f"{attention}.q_proj.weight").view(rows, sequence, c.heads, c.head_dim)
-        k = weights.linear(h, f"{attention}.k_proj.weight").view(rows, sequence, c.kv_heads, c.head_dim)
-        v = weights.linear(h, f"{attention}.v_proj.weight").view(rows, sequence, c.kv_heads, c.head_dim)
+        q = self._project(weights, h, f"{attention}.q_proj").view(rows, sequence, c.heads, c.head_dim)
+        k = self._project(weights, h, f"{attention}.k_proj").view(rows, sequence, c.kv_heads, c.head_dim)
+        v = self._project(weights, h, f"{attention}.v_proj").view(rows, sequence, c.kv_heads, c.head_dim)
         y = self._attention(self._rotate(q), self._rotate(k), v)
         return weights.linear(y, f"{attention}.o_proj.weight")
+
+    def _project(self, weights: Weights, h: Tensor, name: str) -> Tensor:
+        """Queries, keys or values of h."""
+        return weights.linear(h, f"{name}.weight")
 
     def _rotate(self, x: Tensor) -> Tensor:
         """Turn each pair (x[i], x[i + d/2]) by its position's angle; x (rows, sequence, heads, d)."""

@@ -9,7 +9,9 @@ from dataclasses import dataclass, fields, replace
 
 from anabranch.config import ConfigError, ModelSection
 
-ARCHITECTURES = ("llama", "gpt")
+ARCHITECTURES = ("llama", "gpt", "mistral", "qwen2", "gemma")
+#: Relatives of llama, whose heads may be wider or narrower than dim / heads.
+FAMILY = ("mistral", "qwen2", "gemma")
 #: Bytes of one parameter's packed exact sum on the wire (`net/packing.py`). Measured by
 #: benchmarks/packing.py: 5.1 to 5.3 over whole runs of both models, 5.4 in their first ten steps; rounded up.
 SUM_WIRE_BYTES = 5.5
@@ -20,7 +22,7 @@ class ModelConfig:
     """Shape of a model. Widths are in elements, `max_sequence` in tokens."""
 
     architecture: str
-    """"llama" or "gpt"."""
+    """Name in ARCHITECTURES."""
     dim: int
     blocks: int
     heads: int
@@ -36,9 +38,19 @@ class ModelConfig:
     rope_factor: float = 1.0
     """Factor of Llama 3.1's rule for long rotary wavelengths (`train/model/llama.py`); 1: none."""
 
+    head_width: int = 0
+    """Width of an attention head; 0: dim / heads."""
+    window: int = 0
+    """Tokens that a token attends to, itself included; 0: all before it."""
+
     @property
     def head_dim(self) -> int:
-        return self.dim // self.heads
+        return self.head_width or self.dim // self.heads
+
+    @property
+    def attention_dim(self) -> int:
+        """Values per token of all heads together."""
+        return self.heads * self.head_dim
 
     @property
     def kv_dim(self) -> int:
@@ -104,13 +116,14 @@ def validate(config: ModelConfig) -> None:
         value = getattr(config, key)
         if value < 1:
             raise ConfigError(f"model.{key}: {value} must be at least 1")
-    if config.dim % config.heads:
+    _validate_family(config)
+    if not config.head_width and config.dim % config.heads:
         raise ConfigError(f"model.heads: {config.heads} does not divide model.dim = {config.dim}")
     if config.heads % config.kv_heads:
         raise ConfigError(f"model.kv_heads: {config.kv_heads} does not divide model.heads = {config.heads}")
     if config.architecture == "gpt" and config.kv_heads != config.heads:
         raise ConfigError(f"model.kv_heads: a gpt has as many as model.heads = {config.heads}")
-    if config.architecture == "llama" and config.head_dim % 2:
+    if config.architecture != "gpt" and config.head_dim % 2:
         raise ConfigError(
             f"model.heads: rotary embeddings need an even head width, not {config.dim}/{config.heads}"
         )
@@ -122,8 +135,20 @@ def validate(config: ModelConfig) -> None:
         raise ConfigError(f"model.rope_theta: {config.rope_theta} must be above 0")
 
 
+def _validate_family(config: ModelConfig) -> None:
+    """Raise ConfigError for a value that only relatives of llama can have."""
+    for key in ("head_width", "window"):
+        value = getattr(config, key)
+        if value < 0 or (value and config.architecture not in FAMILY):
+            raise ConfigError(f"model.{key}: {value} is for {', '.join(FAMILY)} only, and at least 0")
+
+
 def block_parameters(config: ModelConfig) -> int:
     """Parameters of one transformer block."""
+    if config.architecture in FAMILY:
+        matrices = 2 * config.dim * (config.attention_dim + config.kv_dim) + 3 * config.dim * config.ffn
+        biases = config.attention_dim + 2 * config.kv_dim if config.architecture == "qwen2" else 0
+        return matrices + biases + 2 * config.dim
     dim, ffn = config.dim, config.ffn
     if config.architecture == "llama":
         return 2 * dim * dim + 2 * dim * config.kv_dim + 3 * dim * ffn + 2 * dim
@@ -133,7 +158,7 @@ def block_parameters(config: ModelConfig) -> int:
 def end_parameters(config: ModelConfig) -> int:
     """Parameters of stage 0: embedding (and learned positions), final norm, head."""
     tables = config.vocab_size * config.dim * (1 if config.tied else 2)
-    if config.architecture == "llama":
+    if config.architecture != "gpt":
         return tables + config.dim
     return tables + config.max_sequence * config.dim + 2 * config.dim
 
@@ -148,6 +173,10 @@ def block_flops(config: ModelConfig, sequence: int) -> int:
     projections = 2 * dim * dim + 2 * dim * config.kv_dim
     feed_forward = (3 if config.architecture == "llama" else 2) * dim * config.ffn
     attention = 2 * sequence * dim  # scores and their product with the values, unmasked, as computed
+    if config.architecture in FAMILY:
+        projections = 2 * dim * (config.attention_dim + config.kv_dim)
+        feed_forward = 3 * dim * config.ffn
+        attention = 2 * sequence * config.attention_dim
     return 2 * (projections + feed_forward + attention)
 
 
@@ -158,6 +187,8 @@ def head_flops(config: ModelConfig) -> int:
 
 def activation_elements_kept(config: ModelConfig) -> int:
     """Elements per token and block kept for the weight gradient: (x, dy) of each linear layer."""
+    if config.architecture in FAMILY:
+        return 4 * config.dim + 2 * (config.attention_dim + config.kv_dim) + 3 * config.ffn
     if config.architecture == "llama":
         return 6 * config.dim + 2 * config.kv_dim + 3 * config.ffn
     return 8 * config.dim + 2 * config.ffn

@@ -2,5 +2,5 @@
 
 Not here: the comparison itself (`audit`).
 
-Imported by: audit, cli, sim.
+Imported by: api, audit, cli, sim.
 """

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anabranch.config import RunConfig
+from anabranch.errors import ConfigError
 from anabranch.train.model.interface import DTYPES
 from anabranch.train.model.sizes import ModelConfig
 from anabranch.train.numerics.numerics_class import device_of
@@ -189,6 +190,11 @@ class IndependentReference:
     ) -> None:
         """Start from the weights `initial`, by name, in the run's master dtype."""
         check_shape(run, model)
+        if model.architecture not in ("llama", "gpt"):
+            raise ConfigError(
+                f"the independent implementation has llama and gpt only, not {model.architecture}: verify "
+                "without --independent"
+            )
         self._run, self._batches, self._device = run, batches, device_of(run.compute)
         dtype = master_dtype(DTYPES[run.compute.dtype])
         self.module = IndependentModel(model).to(dtype).to(self._device)

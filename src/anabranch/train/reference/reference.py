@@ -240,6 +240,8 @@ class Reference:
                 with _noting(found, stage):
                     self._accumulators[stage].add(name, gradient)
         dx = at_boundary[0].reshape(-1, at_boundary[0].shape[-1])
+        if self.model.embedding_scale != 1.0:
+            dx = dx * self.model.embedding_scale
         for table, rows in self.model.embedding_rows(ids):
             with _noting(found, 0):
                 self._accumulators[0].add_rows(table, rows, dx)

@@ -135,6 +135,9 @@ def model_hash(model: ModelConfig) -> str:
     shape = asdict(model)
     if model.rope_factor == 1.0:
         del shape["rope_factor"]  # peers of the same protocol version may not know it yet
+    for key in ("head_width", "window"):
+        if not shape[key]:
+            del shape[key]
     return hashlib.sha256(repr(sorted(shape.items())).encode()).hexdigest()[:32]
 
 

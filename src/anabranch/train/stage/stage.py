@@ -103,6 +103,8 @@ class Stage:
         # All tables get the same gradient; the first has the most contributions and so the tightest range:
         # a gradient that it accepts is accepted by the others.
         gradient = dy.reshape(-1, dy.shape[-1])
+        if self.model.embedding_scale != 1.0:
+            gradient = gradient * self.model.embedding_scale
         for table, rows in self.model.embedding_rows(ids):
             self.accumulator.add_rows(table, rows, gradient, sign)
 

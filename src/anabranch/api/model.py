@@ -1,0 +1,193 @@
+"""Trained models: loading one from a run directory or a Hugging Face folder, logits, sampling, export."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from anabranch.checkpoint.directory import RunDirectory
+from anabranch.config import ConfigError, load_run_file
+from anabranch.errors import UserError, os_errors_named
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from anabranch.data.tokenizers import TextTokenizer
+    from anabranch.train.model.interface import Model
+    from anabranch.train.model.sizes import ModelConfig
+
+#: Temperature below which sampling is greedy: logits divided by a smaller one could be infinite.
+MIN_TEMPERATURE = 1e-6
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """Model with its weights (by name, in the master dtype, on the CPU) and its tokenizer.
+
+    t: step after which the weights are those of the run; 0 for a Hugging Face folder. path: run directory or
+    folder that it was loaded from.
+
+    >>> import anabranch
+    >>> model = anabranch.load("runs/tiny")                       # doctest: +SKIP
+    >>> model([[1, 2, 3]]).shape                                  # doctest: +SKIP
+    torch.Size([1, 3, 512])
+    """
+
+    path: Path
+    config: ModelConfig
+    t: int
+    weights: dict[str, Tensor] = field(repr=False)
+    tokenizer_file: Path = field(repr=False)
+
+    @cached_property
+    def tokenizer(self) -> TextTokenizer:
+        """Tokenizer of the run. Raises ConfigError if its file is missing or is not one."""
+        from anabranch.data.tokenizers import TextTokenizer
+
+        return TextTokenizer(self.tokenizer_file)
+
+    @cached_property
+    def _functions(self) -> Model:
+        from anabranch.train.model.interface import build
+
+        some = next(iter(self.weights.values()))
+        return build(self.config, some.device, some.dtype)
+
+    def __call__(self, ids: Tensor | Sequence[Sequence[int]]) -> Tensor:
+        """Logits (rows, sequence, vocabulary) of token ids (rows, sequence), without gradients."""
+        import torch
+
+        from anabranch.train.model.linear import PlainWeights
+
+        with torch.inference_mode():
+            model, weights = self._functions, PlainWeights(self.weights)
+            x = model.embed(weights, torch.as_tensor(ids, dtype=torch.long))
+            for block in range(self.config.blocks):
+                x = model.block(weights, block, x)
+            return model.head(weights, x)
+
+    def sample(
+        self,
+        prompt: str = "",
+        tokens: int = 200,
+        temperature: float = 0.8,
+        top_k: int = 0,
+        seed: int = 1,
+    ) -> Iterator[int]:
+        """Ids of up to `tokens` tokens that continue the prompt, each as soon as it is drawn.
+
+        temperature: 0 takes the most likely token each time. top_k: draw from the most likely ones, 0 from
+        all. The draws are a pure function of `seed`. Raises UserError for a value out of range.
+        """
+        from anabranch.train.reference.generate import generate as draw
+
+        if not (math.isfinite(temperature) and temperature >= 0 and min(tokens, top_k, seed) >= 0):
+            raise UserError("temperature, tokens, top_k and seed must be finite and not negative")
+        temperature = temperature if temperature >= MIN_TEMPERATURE else 0.0
+        stop, ids = self.tokenizer.separator, self.prompt_ids(prompt)
+        try:
+            yield from draw(self.weights, self.config, ids, tokens, temperature, top_k, seed, stop)
+        except ValueError as error:
+            raise UserError(str(error)) from None
+
+    def prompt_ids(self, prompt: str) -> list[int]:
+        """Ids of a prompt; an empty one begins a document, after the separator of the one before it."""
+        return self.tokenizer.encode(prompt) or [self.tokenizer.separator]
+
+    def decode(self, prompt: str, ids: Sequence[int]) -> str:
+        """Text of a prompt and the ids that continue it, decoded together: a character may begin in it."""
+        return self.tokenizer.decode([*self.prompt_ids(prompt), *ids])
+
+    def generate(
+        self,
+        prompt: str = "",
+        tokens: int = 200,
+        temperature: float = 0.8,
+        top_k: int = 0,
+        seed: int = 1,
+    ) -> str:
+        """Text that begins with the prompt; for the parameters see `sample`."""
+        return self.decode(prompt, list(self.sample(prompt, tokens, temperature, top_k, seed)))
+
+    def export(self, out: str | Path) -> Path:
+        """Write the model as a folder that Hugging Face transformers loads; returns the folder.
+
+        With the weights of a run goes a model card from its log, README.md: data, steps, contributors. Raises
+        UserError if `out` exists and is not an empty folder, or cannot be written.
+        """
+        from anabranch.checkpoint.hf import export_hf
+
+        try:
+            with os_errors_named(f"cannot write {out}"):
+                export_hf(self.weights, self.config, self.tokenizer_file, Path(out))
+        except ConfigError:
+            raise
+        except ValueError as error:
+            raise UserError(f"the checkpoint of step {self.t} does not fit its run file: {error}") from error
+        if (self.path / "log.jsonl").is_file():
+            from anabranch.api.model_card import model_card
+
+            card = model_card(self.path, self.t, self.config.vocab_size)
+            with os_errors_named(f"cannot write {out}"):
+                (Path(out) / "README.md").write_text(card, "utf-8")
+        return Path(out)
+
+
+def load(path: str | Path, step: int | None = None) -> TrainedModel:
+    """Load a model from a run directory, or from a Hugging Face folder of a supported architecture.
+
+    step: the checkpoint after this step (None: the newest). Configures torch as the run does (threads,
+    deterministic kernels), so that the same call gives the same bits each time. Raises UserError for what is
+    missing or damaged.
+    """
+    if (Path(path) / "config.json").is_file():
+        return _load_hf(Path(path))
+    directory = RunDirectory.open(path)
+    run = load_run_file(directory.run_file)
+    t = directory.latest_checkpoint() if step is None else step
+
+    from anabranch.train.numerics.numerics_class import configure
+
+    configure(run.compute.threads)  # before torch is imported
+
+    from anabranch.checkpoint.weights import load_weights
+    from anabranch.data.corpus import TOKENIZER, open_corpus
+    from anabranch.train.model.sizes import model_config
+
+    weights = load_weights(directory, t)
+    corpus = open_corpus(directory.corpus)
+    config = model_config(run.model, corpus.vocab_size)
+    return TrainedModel(directory.path, config, t, weights, directory.corpus / TOKENIZER)
+
+
+def _load_hf(folder: Path) -> TrainedModel:
+    from anabranch.train.numerics.numerics_class import configure
+
+    configure(threads=1)
+
+    from anabranch.checkpoint.hf import import_hf
+
+    config, weights = import_hf(folder)
+    return TrainedModel(folder, config, 0, weights, folder / "tokenizer.json")
+
+
+def generate(
+    path: str | Path,
+    prompt: str = "",
+    tokens: int = 200,
+    temperature: float = 0.8,
+    top_k: int = 0,
+    seed: int = 1,
+    step: int | None = None,
+) -> str:
+    """Text that a trained model continues; see `load` and `TrainedModel.sample`."""
+    return load(path, step).generate(prompt, tokens, temperature, top_k, seed)
+
+
+def export(path: str | Path, out: str | Path, step: int | None = None) -> Path:
+    """Write a trained model as a folder that Hugging Face transformers loads; see `load`."""
+    return load(path, step).export(out)

@@ -1,0 +1,137 @@
+"""Model card of a run, made from its commit log and run file: data, steps, contributors, how to verify it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from anabranch import __version__
+from anabranch.audit.contributions import Ledger, ledger
+from anabranch.audit.log_check import log_lines
+from anabranch.checkpoint.directory import RunDirectory
+from anabranch.config import RunConfig, load_run_file
+from anabranch.errors import UserError
+from anabranch.observe.event_log import events_of
+from anabranch.observe.events import Audit, Evaluation
+from anabranch.observe.wording import NAME_MAX, plain
+from anabranch.protocol.log.hash_chain import LogError
+from anabranch.train.model.sizes import model_config, total_parameters
+
+#: Contributors that the card names; more are counted.
+NAMED = 50
+
+
+def read_ledger(run_dir: Path) -> Ledger:
+    """Contributions to the run in a directory. Raises UserError for a file that cannot be read."""
+    directory = RunDirectory.open(run_dir)
+    batch = load_run_file(directory.run_file).batch
+    audits = events_of(directory.events, Audit) if directory.events.exists() else []
+    try:
+        return ledger(log_lines(directory.log)[0], audits, batch.rows * batch.sequence)
+    except LogError as error:
+        raise UserError(f"{directory.log} is damaged: {error}; restore it from a voter's copy") from None
+
+
+def model_card(run_dir: Path, t: int, vocabulary: int) -> str:
+    """Markdown with the metadata that model hubs read, of the weights after step t. Raises UserError."""
+    directory = RunDirectory.open(run_dir)
+    run, found = load_run_file(directory.run_file), read_ledger(run_dir)
+    shape = model_config(run.model, run.model.vocab_size or vocabulary)
+    tokens = run.batch.microbatches * run.batch.rows * run.batch.sequence
+    imported = run.model.initial_weights
+    origin = "the run's seed" if imported == "seed" else f"`{_safe(Path(imported).name)}`"
+    stages = sorted(directory.manifest(t).stages.items())
+    head = {
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["anabranch", "decentralized-training", shape.architecture],
+    }
+    facts = {
+        "Architecture": f"{shape.architecture}, {total_parameters(shape):,} parameters, "
+        f"{shape.blocks} blocks, width {shape.dim}",
+        "Initial weights": origin,
+        "Steps": f"{t:,} of {run.run.steps:,}, {tokens:,} tokens each, {found.skipped:,} skipped",
+        "Data": _data(run, directory),
+        "Optimizer": f"AdamW, peak learning rate {run.optimizer.lr:g}, "
+        f"{run.optimizer.warmup_steps:,} steps of warm-up, weight decay {run.optimizer.weight_decay:g}",
+        "Held-out loss": _held_out(directory, t),
+        "Numerics": f"`{run.run.numerics}`, `{run.run.reduction}` sums, `{run.compute.dtype}`",
+    }
+    return "\n".join(
+        [
+            "---",
+            json.dumps(head, indent=2),
+            "---",
+            "",
+            f"# {_safe(run.run.name)}",
+            "",
+            f"Trained with anabranch {__version__} by machines that their owners lent.",
+            "",
+            "| | |",
+            "|---|---|",
+            *(f"| {name} | {value} |" for name, value in facts.items()),
+            "",
+            "## Contributors",
+            "",
+            *_contributors(found),
+            "",
+            "## Verify it",
+            "",
+            "Whoever has the run directory can compute every step again on one machine and compare:",
+            "",
+            "```",
+            f"anabranch verify {_safe(directory.path.name)}",
+            "```",
+            "",
+            f"The weights are those of the checkpoint after step {t:,}, whose state has the fingerprints",
+            "",
+            *(f"- stage {stage}: `{one.fingerprint}`" for stage, one in stages),
+            "",
+        ]
+    )
+
+
+def _data(run: RunConfig, directory: RunDirectory) -> str:
+    """Source of the corpus, without the path on the owner's machine, and its fingerprint."""
+    try:
+        manifest = json.loads((directory.corpus / "manifest.json").read_text("utf-8"))
+        fingerprint = f", fingerprint `{_safe(str(manifest['fingerprint']))}`"
+    except (OSError, ValueError, KeyError, TypeError):
+        fingerprint = ""
+    name = f" `{_safe(Path(run.data.path).name)}`" if run.data.path else ""
+    return f"{run.data.source}{name}{fingerprint}"
+
+
+def _held_out(directory: RunDirectory, t: int) -> str:
+    """Loss of the last evaluation up to step t."""
+    if not directory.events.exists():
+        return "not evaluated"
+    evaluations = events_of(directory.events, Evaluation)
+    known = [event for event in evaluations if event.t <= t and event.loss is not None]
+    if not known:
+        return "not evaluated"
+    last = known[-1]
+    bits = "" if last.bits_per_byte is None else f", {last.bits_per_byte:.3f} bits per byte"
+    return f"{last.loss:.4f} nats per token{bits}, after step {last.t:,}"
+
+
+def _contributors(found: Ledger) -> list[str]:
+    """A line for each name that members chose, with its share of all units of work; others are counted."""
+    units: dict[str, int] = {}
+    for person in found.people():
+        name = _safe(person.sources[0].name)
+        units[name] = units.get(name, 0) + person.total
+    unnamed, total = units.pop("", 0), max(1, found.stage_units.total())
+    ranked = sorted(units.items(), key=lambda pair: (-pair[1], pair[0]))
+    lines = [f"- {name}: {count / total:.1%} of the work" for name, count in ranked[:NAMED]]
+    more = sum(count for _, count in ranked[NAMED:])
+    if more:
+        lines.append(f"- {len(ranked) - NAMED} others with a name: {more / total:.1%}")
+    if unnamed:
+        lines.append(f"- peers without a name: {unnamed / total:.1%}")
+    return lines or ["Nobody yet: no step is committed."]
+
+
+def _safe(text: str) -> str:
+    """Text that a stranger chose, for Markdown: on one line, no marks, links or tags."""
+    return "".join(f"\\{sign}" if sign in "\\`*_[]()<>|#!" else sign for sign in plain(text, NAME_MAX))

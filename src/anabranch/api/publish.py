@@ -1,0 +1,86 @@
+"""Pushing a run's checkpoints, or the model as a folder for transformers, to a store that fsspec knows."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from anabranch.api.model import load
+from anabranch.checkpoint.directory import RunDirectory
+from anabranch.errors import UserError
+
+#: Name of the file that is pushed last: a checkpoint that has it is complete.
+MANIFEST = "manifest.json"
+CHECKPOINT, HF = "checkpoint", "hf"
+
+
+def push(path: str | Path, url: str, step: int | None = None, kind: str = CHECKPOINT) -> str:
+    """Copy the checkpoint after `step` (None: the newest) to a store; returns the address of the copy.
+
+    url: an address of fsspec, such as s3://bucket/folder, gs://..., hf://datasets/NAME/REPO or file:///folder.
+    The copy is the folder URL/step-000400 with the run file beside it, or, of kind "hf", the model as a
+    folder for transformers with its model card, at URL itself. A copy that is complete stays as it is. Raises
+    UserError for a checkpoint or store that cannot be used.
+    """
+    directory = RunDirectory.open(path)
+    t = directory.latest_checkpoint() if step is None else step
+    store, root = _opened(url)
+    if kind == HF:
+        with tempfile.TemporaryDirectory() as folder:
+            made = load(directory.path, t).export(Path(folder) / "model")
+            _copy(store, url, [(one, f"{root}/{one.name}") for one in sorted(made.iterdir())])
+        return url
+    target = directory.checkpoint_path(t)
+    remote = f"{root}/{target.name}"
+    if _exists(store, url, f"{remote}/{MANIFEST}"):
+        return f"{url.rstrip('/')}/{target.name}"
+    names = sorted(stage.name for stage in directory.manifest(t).stages.values())
+    for stage in directory.manifest(t).stages:
+        directory.read_stage(t, stage)  # size and hash are checked: nothing damaged is published
+    files = [(directory.run_file, f"{root}/run.toml")]
+    files += [(target / name, f"{remote}/{name}") for name in [*names, MANIFEST]]
+    _copy(store, url, files)
+    return f"{url.rstrip('/')}/{target.name}"
+
+
+def push_new(
+    path: str | Path, url: str, kind: str = CHECKPOINT, pushed: Callable[[str], None] = lambda address: None
+) -> int:
+    """Push all checkpoints that the store lacks, or of kind "hf" the newest; returns how many are there."""
+    directory = RunDirectory.open(path)
+    steps = directory.checkpoints()
+    for t in steps[-1:] if kind == HF else steps:
+        pushed(push(directory.path, url, t, kind))
+    return len(steps)
+
+
+def _opened(url: str) -> tuple[Any, str]:
+    """File system of an address, and the path in it. Raises UserError if a package or the address is bad."""
+    try:
+        from fsspec.core import url_to_fs
+    except ImportError:
+        raise UserError("push needs the package fsspec: pip install 'anabranch[remote]'") from None
+    try:
+        store, root = url_to_fs(url)
+    except (ImportError, ValueError) as error:
+        raise UserError(f"{url}: {error}") from None
+    return store, str(root).rstrip("/")
+
+
+def _exists(store: Any, url: str, path: str) -> bool:
+    try:
+        return bool(store.exists(path))
+    except Exception as error:  # its type depends on the store
+        raise UserError(f"{url} cannot be read: {error}") from None
+
+
+def _copy(store: Any, url: str, files: list[tuple[Path, str]]) -> None:
+    """Copy files in order. Raises UserError."""
+    try:
+        for source, target in files:
+            store.makedirs(target.rpartition("/")[0], exist_ok=True)
+            store.put_file(str(source), target)
+    except Exception as error:  # its type depends on the store
+        raise UserError(f"{url} cannot be written: {error}; the run goes on, push again later") from None

@@ -1,0 +1,100 @@
+"""Joining a run: the ticket, the home folder, and the peer that computes until its part is over."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from anabranch.errors import UserError
+from anabranch.node.lifecycle.shutdown import STOP_S
+
+if TYPE_CHECKING:
+    from anabranch.net.ticket import Ticket
+    from anabranch.node.driver.peer_driver import Outcome
+
+
+def join(
+    ticket: str,
+    *,
+    name: str = "",
+    region: str = "",
+    device: str = "",
+    stage: int | None = None,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    advertise: str = "",
+    corpus: str | Path | None = None,
+    home: str | Path | None = None,
+    patience_s: float = 120.0,
+    grace_s: float = STOP_S,
+    once: bool = False,
+    say: Callable[[str], None] = lambda text: None,
+) -> Outcome:
+    """Lend this machine to a run until the run is over, a signal ends it, or the ticket lets it in no more.
+
+    ticket: text that the run's owner gave away. name, region: as others see this peer. device: "" for the run
+    file's. stage: wished stage. host, port, advertise: address to listen on, and the one that others dial.
+    corpus: copy of the run's corpus folder (data nodes only). home: folder for key and log; the default is
+    ~/.anabranch/RUN. patience_s: how long to try to reach the run for the first time. grace_s: time to leave
+    after SIGINT or SIGTERM. once: end with the first part in the run instead of joining again. say: gets
+    sentences about the progress.
+
+    Blocks; computes in this process, whose torch it configures for reproducible results. Raises UserError or
+    NetError if the ticket or an option cannot be used.
+    """
+    from anabranch.node.driver.event_loop import run_async
+    from anabranch.node.lifecycle.join import JoinOptions
+    from anabranch.node.lifecycle.join import join as take_part
+    from anabranch.node.lifecycle.peer_home import claimed
+
+    parsed = checked_ticket(ticket, has_corpus=corpus is not None)
+    default_home = Path(home) if home is not None else home_of(parsed)
+    with claimed(default_home, exclusive=home is not None) as folder:
+        if folder != default_home:
+            say(f"this machine has a peer in this run already; joining as another one, in {folder}")
+        options = JoinOptions(
+            ticket=parsed,
+            home=folder,
+            name=name,
+            region=region,
+            stage=-1 if stage is None else stage,
+            host=host,
+            port=port,
+            advertise=advertise,
+            corpus=None if corpus is None else Path(corpus),
+            device=device,
+            patience_s=patience_s,
+            once=once,
+            grace_s=grace_s,
+        )
+        return run_async(take_part(options, say))
+
+
+def checked_ticket(text: str, has_corpus: bool) -> Ticket:
+    """Ticket that permits taking part. Raises NetError if it is none or has expired, UserError if it permits
+    watching only, or is a data node's and there is no corpus."""
+    from anabranch.net.ticket import parse_ticket
+
+    ticket = parse_ticket(text, now_s=time.time())
+    if ticket.grant.role == "watch":
+        raise UserError("this ticket only permits watching: anabranch watch TICKET; ask for a relay ticket")
+    if ticket.grant.role == "data" and not has_corpus:
+        raise UserError(
+            "a data node needs the run's corpus: copy its `corpus` folder to this machine and name it with "
+            "--corpus"
+        )
+    return ticket
+
+
+def home_of(ticket: Ticket) -> Path:
+    """Default folder for the ticket's run. Raises UserError if the run's name, which a stranger chose, is no
+    plain folder name."""
+    run_id = ticket.grant.run
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", run_id):
+        raise UserError(
+            f"the ticket's run {run_id[:40]!r} cannot be a folder name: choose a folder with --home"
+        )
+    return Path.home() / ".anabranch" / run_id
