@@ -76,6 +76,9 @@ class ModelSection:
     rope_factor: Annotated[float, Range(1)] | None = None
     """Factor by which Llama 3.1's rule stretches long rotary wavelengths (llama only): 8 in Llama 3.1, 32 in
     Llama 3.2, 1 for none."""
+    subspace: Natural | None = None
+    """Values per token that a cut between stages carries instead of `dim`: the residual stream is confined to
+    a fixed subspace of this width (docs/explanation/subspace.md); 0 for none. The head is then untied."""
     initial_weights: str = "seed"
     """"seed", or the path of a Hugging Face folder to continue from."""
     initial_std: Positive = 0.02

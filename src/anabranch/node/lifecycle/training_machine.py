@@ -176,13 +176,14 @@ def measured_pass_s(run: RunConfig, model: ModelConfig, stage: int) -> tuple[flo
 
     worker = Worker(run, model, stage)
     worker.run(InitState(0))
-    x = torch.zeros(run.batch.rows, run.batch.sequence, model.dim, dtype=DTYPES[run.compute.dtype])
+    stream = worker.model.stream
+    x = torch.zeros(run.batch.rows, run.batch.sequence, stream.columns, dtype=DTYPES[run.compute.dtype])
     forwards, backwards = [], []
     for index in range(3):
         begin = time.perf_counter()
         y = worker.run(Forward(1, index, train=True), (x,)).outputs[0]
         middle = time.perf_counter()
-        worker.run(InputGradient(1, index), (y,))
+        worker.run(InputGradient(1, index), (stream.values(y).contiguous(),))
         worker.run(WeightGradient(1, index))
         forwards.append(middle - begin)
         backwards.append(time.perf_counter() - middle)

@@ -13,6 +13,7 @@ from torch import Tensor
 from anabranch.train.model.attention import CausalAttention
 from anabranch.train.model.layout import Shape
 from anabranch.train.model.linear import Weights
+from anabranch.train.model.residual import residual_stream
 from anabranch.train.model.sizes import ModelConfig
 
 EMBEDDING = "transformer.wte.weight"
@@ -25,11 +26,15 @@ class GPT:
     """GPT-2 as functions of its weights; see `train.model.interface.Model`."""
 
     tables: tuple[str, ...] = (EMBEDDING, POSITIONS)
-    constants: tuple[Tensor, ...] = ()
 
     def __init__(self, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
         self.config = config
+        self.stream = residual_stream(config, device, dtype)
         self._attention = CausalAttention(device, dtype)
+
+    @property
+    def constants(self) -> tuple[Tensor, ...]:
+        return self.stream.constants
 
     def block_shapes(self, block: int) -> dict[str, Shape]:
         c, layer = self.config, f"transformer.h.{block}"
@@ -38,21 +43,21 @@ class GPT:
             f"{layer}.ln_1.bias": (c.dim,),
             f"{layer}.attn.c_attn.weight": (3 * c.dim, c.dim),  # queries, keys and values in one product
             f"{layer}.attn.c_attn.bias": (3 * c.dim,),
-            f"{layer}.attn.c_proj.weight": (c.dim, c.dim),
-            f"{layer}.attn.c_proj.bias": (c.dim,),
+            f"{layer}.attn.c_proj.weight": (c.stream, c.dim),
+            f"{layer}.attn.c_proj.bias": (c.stream,),
             f"{layer}.ln_2.weight": (c.dim,),
             f"{layer}.ln_2.bias": (c.dim,),
             f"{layer}.mlp.c_fc.weight": (c.ffn, c.dim),
             f"{layer}.mlp.c_fc.bias": (c.ffn,),
-            f"{layer}.mlp.c_proj.weight": (c.dim, c.ffn),
-            f"{layer}.mlp.c_proj.bias": (c.dim,),
+            f"{layer}.mlp.c_proj.weight": (c.stream, c.ffn),
+            f"{layer}.mlp.c_proj.bias": (c.stream,),
         }
 
     def end_shapes(self) -> dict[str, Shape]:
         c = self.config
         shapes: dict[str, Shape] = {
-            EMBEDDING: (c.vocab_size, c.dim),
-            POSITIONS: (c.max_sequence, c.dim),
+            EMBEDDING: (c.vocab_size, c.stream),
+            POSITIONS: (c.max_sequence, c.stream),
             f"{FINAL_NORM}.weight": (c.dim,),
             f"{FINAL_NORM}.bias": (c.dim,),
         }
@@ -61,17 +66,22 @@ class GPT:
         return shapes
 
     def embed(self, weights: Weights, ids: Tensor) -> Tensor:
-        return F.embedding(ids, weights.table(EMBEDDING)) + weights.table(POSITIONS)[: ids.shape[1]]
+        z = F.embedding(ids, weights.table(EMBEDDING)) + weights.table(POSITIONS)[: ids.shape[1]]
+        return self.stream.begin(z, ids)
 
     def block(self, weights: Weights, block: int, x: Tensor) -> Tensor:
-        layer = f"transformer.h.{block}"
-        x = x + self._attend(weights, f"{layer}.attn", self._norm(weights, f"{layer}.ln_1", x))
-        h = self._norm(weights, f"{layer}.ln_2", x)
+        layer, stream = f"transformer.h.{block}", self.stream
+        z, fixed = stream.values(x), stream.fixed(x)
+        h = self._norm(weights, f"{layer}.ln_1", stream.wide(z, fixed))
+        z = z + self._attend(weights, f"{layer}.attn", h)
+        h = self._norm(weights, f"{layer}.ln_2", stream.wide(z, fixed))
         h = weights.linear(h, f"{layer}.mlp.c_fc.weight", f"{layer}.mlp.c_fc.bias")
         h = F.gelu(h, approximate="tanh")
-        return x + weights.linear(h, f"{layer}.mlp.c_proj.weight", f"{layer}.mlp.c_proj.bias")
+        z = z + weights.linear(h, f"{layer}.mlp.c_proj.weight", f"{layer}.mlp.c_proj.bias")
+        return stream.moved(x, z)
 
     def head(self, weights: Weights, x: Tensor) -> Tensor:
+        x = self.stream.wide(self.stream.values(x), self.stream.fixed(x))
         x = self._norm(weights, FINAL_NORM, x)
         return weights.linear(x, EMBEDDING if self.config.tied else HEAD)
 

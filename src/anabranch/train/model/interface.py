@@ -14,6 +14,7 @@ from torch import Tensor
 from anabranch.train.model.layout import Layout, Shape
 from anabranch.train.model.linear import Weights
 from anabranch.train.model.partition import StageSpec
+from anabranch.train.model.residual import ResidualStream
 from anabranch.train.model.sizes import ModelConfig
 
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16}
@@ -25,14 +26,22 @@ class Model(Protocol):
     """A decoder-only language model as functions of its weights.
 
     A stage is the model with its other blocks left out: it calls `block` for the blocks that it holds, and
-    stage 0 calls `embed` and `head`. x is (rows, sequence, dim) throughout.
+    stage 0 calls `embed` and `head`. x is (rows, sequence, stream.columns) throughout.
     """
 
     config: ModelConfig
     tables: tuple[str, ...]
     """Names of lookup tables, whose gradients come row by row from `embedding_rows`."""
-    constants: tuple[Tensor, ...]
-    """Tensors on the device that every forward uses and that are not parameters."""
+
+    @property
+    def stream(self) -> ResidualStream:
+        """What x holds between blocks."""
+        ...
+
+    @property
+    def constants(self) -> tuple[Tensor, ...]:
+        """Tensors on the device that every forward uses and that are not parameters."""
+        ...
 
     def block_shapes(self, block: int) -> dict[str, Shape]:
         """Names and shapes of a block's parameters (linear weights are (out, in))."""

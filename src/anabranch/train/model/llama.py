@@ -15,6 +15,7 @@ from torch import Tensor
 from anabranch.train.model.attention import CausalAttention
 from anabranch.train.model.layout import Shape
 from anabranch.train.model.linear import Weights
+from anabranch.train.model.residual import residual_stream
 from anabranch.train.model.sizes import ModelConfig
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -32,6 +33,7 @@ class Llama:
 
     def __init__(self, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
         self.config = config
+        self.stream = residual_stream(config, device, dtype)
         self._attention = CausalAttention(device, dtype)
         # Angles are taken in fp32 as Hugging Face does (in fp64 for an fp64 run).
         precise = torch.float64 if dtype == torch.float64 else torch.float32
@@ -43,7 +45,10 @@ class Llama:
         angle = torch.cat((angle, angle), -1)[:, None, :]  # (sequence, 1, head_dim)
         self._cos = angle.cos().to(dtype).to(device)
         self._sin = angle.sin().to(dtype).to(device)
-        self.constants: tuple[Tensor, ...] = (self._cos, self._sin)
+
+    @property
+    def constants(self) -> tuple[Tensor, ...]:
+        return (self._cos, self._sin, *self.stream.constants)
 
     def block_shapes(self, block: int) -> dict[str, Shape]:
         c, layer = self.config, f"model.layers.{block}"
@@ -52,34 +57,35 @@ class Llama:
             f"{layer}.self_attn.q_proj.weight": (c.dim, c.dim),
             f"{layer}.self_attn.k_proj.weight": (c.kv_dim, c.dim),
             f"{layer}.self_attn.v_proj.weight": (c.kv_dim, c.dim),
-            f"{layer}.self_attn.o_proj.weight": (c.dim, c.dim),
+            f"{layer}.self_attn.o_proj.weight": (c.stream, c.dim),
             f"{layer}.post_attention_layernorm.weight": (c.dim,),
             f"{layer}.mlp.gate_proj.weight": (c.ffn, c.dim),
             f"{layer}.mlp.up_proj.weight": (c.ffn, c.dim),
-            f"{layer}.mlp.down_proj.weight": (c.dim, c.ffn),
+            f"{layer}.mlp.down_proj.weight": (c.stream, c.ffn),
         }
 
     def end_shapes(self) -> dict[str, Shape]:
         c = self.config
-        shapes: dict[str, Shape] = {EMBEDDING: (c.vocab_size, c.dim), FINAL_NORM: (c.dim,)}
+        shapes: dict[str, Shape] = {EMBEDDING: (c.vocab_size, c.stream), FINAL_NORM: (c.dim,)}
         if not c.tied:
             shapes[HEAD] = (c.vocab_size, c.dim)
         return shapes
 
     def embed(self, weights: Weights, ids: Tensor) -> Tensor:
-        return F.embedding(ids, weights.table(EMBEDDING))
+        return self.stream.begin(F.embedding(ids, weights.table(EMBEDDING)), ids)
 
     def block(self, weights: Weights, block: int, x: Tensor) -> Tensor:
-        layer = f"model.layers.{block}"
-        x = x + self._attend(
-            weights, f"{layer}.self_attn", self._norm(weights, f"{layer}.input_layernorm", x)
-        )
-        h = self._norm(weights, f"{layer}.post_attention_layernorm", x)
+        layer, stream = f"model.layers.{block}", self.stream
+        z, fixed = stream.values(x), stream.fixed(x)
+        h = self._norm(weights, f"{layer}.input_layernorm", stream.wide(z, fixed))
+        z = z + self._attend(weights, f"{layer}.self_attn", h)
+        h = self._norm(weights, f"{layer}.post_attention_layernorm", stream.wide(z, fixed))
         gate = F.silu(weights.linear(h, f"{layer}.mlp.gate_proj.weight"))
         up = weights.linear(h, f"{layer}.mlp.up_proj.weight")
-        return x + weights.linear(gate * up, f"{layer}.mlp.down_proj.weight")
+        return stream.moved(x, z + weights.linear(gate * up, f"{layer}.mlp.down_proj.weight"))
 
     def head(self, weights: Weights, x: Tensor) -> Tensor:
+        x = self.stream.wide(self.stream.values(x), self.stream.fixed(x))
         x = self._norm(weights, "model.norm", x)
         return weights.linear(x, EMBEDDING if self.config.tied else HEAD)
 

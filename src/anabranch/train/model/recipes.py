@@ -19,7 +19,7 @@ import math
 from dataclasses import dataclass
 
 from anabranch.config import BatchSection, RunConfig, relays_by_stage, with_changes
-from anabranch.train.model.sizes import ModelConfig, named_size, total_parameters
+from anabranch.train.model.sizes import ModelConfig, cut_columns, named_size, total_parameters
 
 #: Size of a run without a run file.
 DEFAULT_SIZE = "llama-tiny"
@@ -131,7 +131,7 @@ def boundary_bytes(run: RunConfig, model: ModelConfig) -> int:
     """Bytes of kept boundaries of the node that keeps most (see `config.check_fleet_holds`)."""
     width = {"bf16": 2, "fp32": 4, "fp64": 8}[run.compute.dtype]
     share = math.ceil(run.batch.microbatches / min(run.fleet.data_nodes, *relays_by_stage(run)))
-    return share * 4 * run.batch.rows * run.batch.sequence * model.dim * width
+    return share * 4 * run.batch.rows * run.batch.sequence * cut_columns(model, width) * width
 
 
 def recipe_line(run: RunConfig, model: ModelConfig) -> str:

@@ -35,6 +35,8 @@ class ModelConfig:
     norm_eps: float = 1e-5
     rope_factor: float = 1.0
     """Factor of Llama 3.1's rule for long rotary wavelengths (`train/model/llama.py`); 1: none."""
+    subspace: int = 0
+    """Values per token that a cut carries (`train/model/residual.py`); 0: the residual stream itself."""
 
     @property
     def head_dim(self) -> int:
@@ -43,6 +45,11 @@ class ModelConfig:
     @property
     def kv_dim(self) -> int:
         return self.kv_heads * self.head_dim
+
+    @property
+    def stream(self) -> int:
+        """Values per token of the residual stream, into which attention and feed-forward layer write."""
+        return self.subspace or self.dim
 
 
 _SIZES = {
@@ -85,6 +92,8 @@ def model_config(section: ModelSection, vocab_size: int) -> ModelConfig:
         if (value := getattr(section, field.name)) is not None
     }
     overrides.setdefault("vocab_size", vocab_size)
+    if overrides.get("subspace"):
+        overrides.setdefault("tied", False)
     if "heads" in overrides and "kv_heads" not in overrides and base.kv_heads == base.heads:
         overrides["kv_heads"] = overrides["heads"]
     config = replace(base, **overrides)
@@ -118,24 +127,58 @@ def validate(config: ModelConfig) -> None:
         raise ConfigError(f"model.norm_eps: {config.norm_eps} must be above 0")
     if config.rope_factor != 1.0 and config.architecture != "llama":
         raise ConfigError(f"model.rope_factor: {config.rope_factor} is for llama only")
+    if config.subspace and not 0 < config.subspace < config.dim:
+        raise ConfigError(
+            f"model.subspace: {config.subspace} must be at least 1 and less than model.dim = {config.dim}, "
+            "or 0 for none"
+        )
+    if config.subspace and config.tied:
+        raise ConfigError(
+            "model.tied: the embedding of a subspace model is partly fixed and cannot be the head too; "
+            "leave model.tied out, or set it to false"
+        )
     if not config.rope_theta > 0:
         raise ConfigError(f"model.rope_theta: {config.rope_theta} must be above 0")
 
 
 def block_parameters(config: ModelConfig) -> int:
     """Parameters of one transformer block."""
-    dim, ffn = config.dim, config.ffn
+    dim, ffn, stream = config.dim, config.ffn, config.stream
     if config.architecture == "llama":
-        return 2 * dim * dim + 2 * dim * config.kv_dim + 3 * dim * ffn + 2 * dim
-    return 4 * dim * dim + 4 * dim + 2 * dim * ffn + ffn + dim + 4 * dim
+        return dim * dim + stream * dim + 2 * dim * config.kv_dim + (2 * dim + stream) * ffn + 2 * dim
+    return 3 * dim * dim + stream * dim + 3 * dim + (dim + stream) * ffn + ffn + 2 * stream + 4 * dim
 
 
 def end_parameters(config: ModelConfig) -> int:
     """Parameters of stage 0: embedding (and learned positions), final norm, head."""
-    tables = config.vocab_size * config.dim * (1 if config.tied else 2)
+    head = 0 if config.tied else config.vocab_size * config.dim
+    tables = head + config.vocab_size * config.stream
     if config.architecture == "llama":
         return tables + config.dim
-    return tables + config.max_sequence * config.dim + 2 * config.dim
+    return tables + config.max_sequence * config.stream + 2 * config.dim
+
+
+def fixed_elements(config: ModelConfig) -> int:
+    """Elements of the constants of a subspace model at every stage; 0 for other models."""
+    if not config.subspace:
+        return 0
+    rows = config.vocab_size + (config.max_sequence if config.architecture == "gpt" else 0)
+    return (rows + config.subspace) * config.dim
+
+
+def id_digit_bits(itemsize: int) -> int:
+    """Bits of a whole number that an element of so many bytes holds exactly (bf16, fp32, fp64)."""
+    return {2: 8, 4: 24, 8: 53}[itemsize]
+
+
+def id_columns(vocab_size: int, itemsize: int) -> int:
+    """Elements that hold a token id exactly."""
+    return -(-max(1, (vocab_size - 1).bit_length()) // id_digit_bits(itemsize))
+
+
+def cut_columns(config: ModelConfig, itemsize: int) -> int:
+    """Elements per token that a cut between stages carries forward; backward it is `config.stream`."""
+    return config.stream + (id_columns(config.vocab_size, itemsize) if config.subspace else 0)
 
 
 def total_parameters(config: ModelConfig) -> int:
@@ -144,20 +187,21 @@ def total_parameters(config: ModelConfig) -> int:
 
 def block_flops(config: ModelConfig, sequence: int) -> int:
     """Floating-point operations of one block's forward per token, at `sequence` tokens (a product = 2)."""
-    dim = config.dim
-    projections = 2 * dim * dim + 2 * dim * config.kv_dim
-    feed_forward = (3 if config.architecture == "llama" else 2) * dim * config.ffn
+    dim, stream = config.dim, config.stream
+    projections = dim * dim + stream * dim + 2 * dim * config.kv_dim
+    feed_forward = ((2 if config.architecture == "llama" else 1) * dim + stream) * config.ffn
     attention = 2 * sequence * dim  # scores and their product with the values, unmasked, as computed
-    return 2 * (projections + feed_forward + attention)
+    widened = 2 * config.subspace * dim  # from the subspace to full width, before each norm
+    return 2 * (projections + feed_forward + attention + widened)
 
 
 def head_flops(config: ModelConfig) -> int:
     """Floating-point operations of the head's forward per token."""
-    return 2 * config.dim * config.vocab_size
+    return 2 * config.dim * (config.vocab_size + config.subspace)
 
 
 def activation_elements_kept(config: ModelConfig) -> int:
     """Elements per token and block kept for the weight gradient: (x, dy) of each linear layer."""
     if config.architecture == "llama":
-        return 6 * config.dim + 2 * config.kv_dim + 3 * config.ffn
-    return 8 * config.dim + 2 * config.ffn
+        return 4 * config.dim + 2 * config.stream + 2 * config.kv_dim + 3 * config.ffn
+    return 6 * config.dim + 2 * config.stream + 2 * config.ffn

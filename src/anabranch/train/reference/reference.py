@@ -239,7 +239,8 @@ class Reference:
             if gradient is not None:
                 with _noting(found, stage):
                     self._accumulators[stage].add(name, gradient)
-        dx = at_boundary[0].reshape(-1, at_boundary[0].shape[-1])
+        dx = self.model.stream.values(at_boundary[0])
+        dx = dx.reshape(-1, dx.shape[-1])
         for table, rows in self.model.embedding_rows(ids):
             with _noting(found, 0):
                 self._accumulators[0].add_rows(table, rows, dx)

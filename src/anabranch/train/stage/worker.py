@@ -345,14 +345,19 @@ class Worker:
         if len(inputs) < expected or (expected == 1 and len(inputs) != 1):
             raise _Refused(f"{expected} tensor(s) were expected, {len(inputs)} came")
         x = inputs[0]
-        shape = (self._run.batch.rows, self._run.batch.sequence, self.model.config.dim)
+        stream = self.model.stream
+        width = stream.columns if what == "activation" else stream.width
+        shape = (self._run.batch.rows, self._run.batch.sequence, width)
         if tuple(x.shape) != shape or x.dtype != self.dtype:
             raise _Refused(f"the received {what} is {x.dtype} {tuple(x.shape)}, not {self.dtype} {shape}")
         try:
             exact.check_finite(what, x)
         except exact.Overflow:
             raise _Refused(f"the received {what} is not finite") from None
-        return x.to(self.device)
+        x = x.to(self.device)
+        if what == "activation" and (problem := stream.problem(x)):
+            raise _Refused(f"the received {what} {problem}")
+        return x
 
     def _layout_of(self, stage: int) -> Layout:
         """Layout of any stage's state."""
