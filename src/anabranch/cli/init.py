@@ -3,6 +3,7 @@
 examples:
   anabranch init                                     run.toml with the defaults: llama-tiny on this machine
   anabranch init gpt.toml --model gpt-tiny --steps 200
+  anabranch init thin.toml --model llama-350m --subspace 160      for lines of homes: cuts of 160 values
   anabranch init big.toml --model llama-1b --data /data/texts --stages 8 --data-nodes 8 --relays 64
 
 Each size comes with a recipe: learning rate, warm-up, batch in tokens, sequence, vocabulary and steps, with
@@ -32,6 +33,9 @@ from anabranch.train.model.sizes import model_config, size_names
 _OPTIONS: dict[str, tuple[str, type, str]] = {
     "--name": ("run.name", str, "name of the run; its directory is runs/NAME"),
     "--model": ("model.size", str, "model size, from the list below"),
+    "--subspace": (
+        "model.subspace", int, "values per token that a cut carries instead of the model's width"
+    ),
     "--steps": ("run.steps", int, "optimizer steps to train for"),
     "--stages": ("pipeline.stages", int, "relay stages that the model is split into"),
     "--data-nodes": ("fleet.data_nodes", int, "data nodes of a local swarm"),
