@@ -3,11 +3,11 @@
 In a subspace model (Ramasinghe et al., "Protocol Models", arXiv 2506.01260; here in its reparametrised form)
 the stream of a token is
 
-    fixed embedding of the token (and of its position) + U z,   U (dim, k) with orthonormal columns, z (k,)
+    fixed embedding of the token + U z,    U (dim, k) with orthonormal columns, z (k,)
 
-Every layer that writes into the stream writes z. U and the fixed embeddings are constants of the architecture:
-pure functions of (dim, k, vocabulary), drawn with operations that IEEE 754 rounds correctly, in a fixed order,
-so that every machine has the same bits. A cut carries z and the token ids, as digits that the dtype holds
+Every layer that writes into the stream writes z, and the trained embeddings of token and position are k wide.
+U and the fixed embedding are constants of the architecture: pure functions of (dim, k, vocabulary), drawn with
+operations that IEEE 754 rounds correctly, in a fixed order, so that every machine has the same bits. A cut carries z and the token ids, as digits that the dtype holds
 exactly; the receiver forms the stream from them. Nothing is lost at a cut.
 """
 
@@ -118,19 +118,11 @@ class SubspaceStream:
     @functools.cached_property
     def tokens(self) -> Tensor:
         """Fixed embedding of every token (vocabulary, dim)."""
-        return self._constant(fixed_embedding("tokens", self._config.vocab_size, self._config.dim))
-
-    @functools.cached_property
-    def positions(self) -> Tensor | None:
-        """Fixed embedding of every position (max_sequence, dim), where the model learns positions."""
-        if self._config.architecture != "gpt":
-            return None
-        return self._constant(fixed_embedding("positions", self._config.max_sequence, self._config.dim))
+        return self._constant(fixed_embedding(self._config.vocab_size, self._config.dim))
 
     @property
     def constants(self) -> tuple[Tensor, ...]:
-        some = (self.basis, self.tokens, self.positions)
-        return tuple(tensor for tensor in some if tensor is not None)
+        return self.basis, self.tokens
 
     def values(self, x: Tensor) -> Tensor:
         return x[..., : self.width]
@@ -152,8 +144,7 @@ class SubspaceStream:
         return torch.cat((z, torch.stack(digits, -1).to(z.dtype)), -1)
 
     def fixed(self, x: Tensor) -> Tensor | None:
-        tokens = F.embedding(self._ids(x), self.tokens)
-        return tokens if self.positions is None else tokens + self.positions[: x.shape[1]]
+        return F.embedding(self._ids(x), self.tokens)
 
     def wide(self, z: Tensor, fixed: Tensor | None) -> Tensor:
         assert fixed is not None
@@ -194,14 +185,14 @@ def subspace_basis(dim: int, k: int) -> npt.NDArray[np.float64]:
 
 
 @functools.lru_cache(maxsize=2)
-def fixed_embedding(kind: str, rows: int, dim: int) -> npt.NDArray[np.float32]:
-    """Fixed table (rows, dim): uniform, with the deviation sqrt(2 / (5 dim)) of a small initial embedding.
+def fixed_embedding(rows: int, dim: int) -> npt.NDArray[np.float32]:
+    """Fixed embedding of tokens (rows, dim): uniform, with the deviation of a small initial embedding.
 
     Row r is the same in a table with more rows.
     """
     scale = np.float32(math.sqrt(3.0) * fixed_std(dim))
     table = np.empty(rows * dim, dtype=np.float32)
-    words = _philox(f"{kind}/{dim}")
+    words = _philox(f"tokens/{dim}")
     for begin in range(0, rows * dim, 2 * _DRAWN):
         some = table[begin : begin + 2 * _DRAWN]
         raw = words.random_raw(-(-len(some) // 2)).astype("<u8", copy=False).view("<u4")[: len(some)]

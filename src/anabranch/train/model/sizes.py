@@ -160,10 +160,7 @@ def end_parameters(config: ModelConfig) -> int:
 
 def fixed_elements(config: ModelConfig) -> int:
     """Elements of the constants of a subspace model at every stage; 0 for other models."""
-    if not config.subspace:
-        return 0
-    rows = config.vocab_size + (config.max_sequence if config.architecture == "gpt" else 0)
-    return (rows + config.subspace) * config.dim
+    return (config.vocab_size + config.subspace) * config.dim if config.subspace else 0
 
 
 def id_digit_bits(itemsize: int) -> int:

@@ -151,10 +151,7 @@ class IndependentModel(nn.Module):
         self.c = c
         if c.subspace:
             self.register_buffer("basis", torch.from_numpy(subspace_basis(c.dim, c.subspace)))
-            tokens = torch.from_numpy(fixed_embedding("tokens", c.vocab_size, c.dim))
-            self.register_buffer("fixed_tokens", tokens)
-            positions = torch.from_numpy(fixed_embedding("positions", c.max_sequence, c.dim))
-            self.register_buffer("fixed_positions", positions)
+            self.register_buffer("fixed", torch.from_numpy(fixed_embedding(c.vocab_size, c.dim)))
         body: dict[str, nn.Module]
         if c.architecture == "llama":
             body = {
@@ -192,10 +189,7 @@ class IndependentModel(nn.Module):
 
     def embedded(self, ids: Tensor, z: Tensor) -> Tensor:
         """Residual stream before the first block, from the trained embedding z."""
-        if not self.c.subspace:
-            return z
-        x = self.widen(z) + self.get_buffer("fixed_tokens")[ids]
-        return x + self.get_buffer("fixed_positions")[: ids.shape[1]] if self.c.architecture == "gpt" else x
+        return self.widen(z) + self.get_buffer("fixed")[ids] if self.c.subspace else z
 
 
 @dataclass(frozen=True)
