@@ -226,12 +226,14 @@ class Worker:
     def _assemble(self, task: tasks.Assemble, inputs: Sequence[Tensor]) -> Result:
         own = task.witness is None
         layout = self.layout if task.witness is None else self._layout_of(task.witness)
-        gradient = self._flat(torch.cat([part.reshape(-1) for part in inputs]) if inputs else None, layout)
+        whole = torch.cat([part.reshape(-1) for part in inputs]) if inputs else None
+        gradient = self._flat(whole, layout)
         squares = exact.squares(layout, gradient)
         for name, square in squares.items():
             if not square < float("inf"):
                 raise exact.Overflow(name)
-        digest = exact.digest(layout, gradient)
+        assert whole is not None  # `_flat` refuses
+        digest = exact.digest(layout, whole)  # the host's copy: nothing comes back from an accelerator
         if own:
             self._gradients[task.t], self._digests[task.t] = gradient, digest
         return Result(digest=digest, squares=squares)
