@@ -77,11 +77,11 @@ def main() -> None:
     head = ["Mbit/s up", "cuts", "bytes per token and cut, both ways", "s a step", "longest step",
             "least by the line", "parameters"]  # fmt: skip
     setting = (
-        "llama-350m (width 1,024, 24 blocks) over eight stages, one RTX 4090 each at 40 % of its peak, and one "
-        "data node; 524,288 tokens a step in 128 microbatches; 200 Mbit/s down, 50 ms one way; no churn. "
-        "Bytes of a cut: an activation and its gradient, with the token ids of a subspace model (4 B) forward. "
-        "8 bits: a bf16 scale for each 64 values. Steps include snapshots of each stage for two other machines "
-        f"(mean of {args.iterations}). A subspace model is another model: what it costs in loss is in "
+        "llama-350m (width 1,024, 24 blocks) over eight stages, one RTX 4090 each at 40 % of its peak, and "
+        "one data node; 524,288 tokens a step in 128 microbatches; 200 Mbit/s down, 50 ms one way; no churn. "
+        "Bytes of a cut: an activation and its gradient, with token ids in a subspace model (4 B) forward. "
+        "8 bits: a bf16 scale for each 64 values. Steps include snapshots of each stage for two other "
+        f"machines (mean of {args.iterations}). A subspace model is another model: what it costs in loss is in "
         "[Loss of subspace models](subspace-loss.md)."
     )
     harness.write(

@@ -68,9 +68,11 @@ def run_of(job: Job) -> RunConfig:
             model["model.ffn"] = narrow.ffn + (block_parameters(dense) - block_parameters(narrow)) // (
                 block_parameters(replace(narrow, ffn=narrow.ffn + 1)) - block_parameters(narrow)
             )
-    changes = {"run.seed": job.seed, "run.steps": job.steps, "optimizer.lr": job.rate, "compute.device": "cpu"}
-    small_init = {"model.initial_std": math.sqrt(2 / (5 * dense.dim))}
-    return with_changes(RunConfig(), model | changes | small_init)
+    changes = {
+        "run.seed": job.seed, "run.steps": job.steps, "optimizer.lr": job.rate, "compute.device": "cpu",
+        "model.initial_std": math.sqrt(2 / (5 * dense.dim)),
+    }  # fmt: skip
+    return with_changes(RunConfig(), model | changes)
 
 
 def outcome(job: Job) -> Outcome:

@@ -23,6 +23,7 @@ from anabranch.train.model.partition import partition
 from anabranch.train.model.recipes import (
     DEFAULT_SIZE,
     boundary_bytes,
+    cut_line,
     recipe_line,
     recipe_values,
     warnings_about,
@@ -86,6 +87,8 @@ def run(args: argparse.Namespace) -> int:
     except OSError as error:
         raise UserError(f"cannot write {output}: {error.strerror}") from None
     print(recipe_line(config, model))
+    if model.subspace:
+        print(cut_line(config, model))
     if needed > RunConfig().fleet.boundary_budget_bytes:
         print(
             f"fleet.boundary_budget_bytes: each node keeps up to {needed / 2**30:.0f} GiB of activations and "

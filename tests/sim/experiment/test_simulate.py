@@ -208,7 +208,7 @@ def test_pictures_show_each_node_and_who_crashed(tmp_path: Path, capsys: pytest.
 
 
 def test_every_shipped_scenario_loads() -> None:
-    known = {"fleet1000", "fleet64", "forty", "volunteers", "wan10", "wan10-mixed"}
+    known = {"eight-homes", "fleet1000", "fleet64", "forty", "volunteers", "wan10", "wan10-mixed"}
     assert set(shipped_scenarios()) == known
     for name in shipped_scenarios():
         fleet = fleet_of(load_scenario(name), wan10(), 0)

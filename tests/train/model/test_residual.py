@@ -1,4 +1,4 @@
-"""Residual stream in a fixed subspace: its constants, the token ids at a cut, and the reference's very steps."""
+"""Residual stream in a fixed subspace: its constants, token ids at a cut, and the reference's very steps."""
 
 from __future__ import annotations
 
@@ -148,6 +148,19 @@ def test_cuts_are_narrow_and_a_redo_sees_the_same_bits() -> None:
     gradients = [done(relay.run(tasks.InputGradient(1, 0), (dy,))).outputs[0] for relay in (first, second)]
     assert gradients[0].shape == (2, 12, K)
     assert bits_equal(*gradients)
+
+
+def test_offloaded_activations_give_the_same_bits() -> None:
+    run = thin_run("llama")
+    (x,) = done(SmallSwarm(run, seed=3, replicas=(1, 1, 1)).stages[0][0].run(tasks.Embed(1, 0))).outputs
+    found = []
+    for resident in (None, 0):
+        worker = Worker(run, small_model(run), 1, resident=resident)
+        done(worker.run(tasks.InitState(0)))
+        (y,) = done(worker.run(tasks.Forward(1, 0, train=True), (x,))).outputs
+        dy = torch.full((2, 12, K), 1e-3)
+        found.append((y, *done(worker.run(tasks.InputGradient(1, 0), (dy,))).outputs))
+    assert all(map(bits_equal, *found))
 
 
 def test_other_ids_with_the_same_values_give_another_hash() -> None:

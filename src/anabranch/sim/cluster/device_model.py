@@ -100,7 +100,7 @@ class Workload:
 
     @property
     def activation_bytes(self) -> int:
-        """Bytes of one microbatch's activations between two stages, with the token ids of a subspace model."""
+        """Bytes of one microbatch's activations between two stages; with token ids in a subspace model."""
         ids = id_columns(self.model.vocab_size, self.width) * self.width if self.model.subspace else 0
         return self.gradient_bytes + self.tokens * ids
 

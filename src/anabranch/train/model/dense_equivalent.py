@@ -1,7 +1,7 @@
 """Dense model with the same logits as a subspace model: U folded into the weights, fixed embeddings added.
 
-What a subspace layer writes, W h with W (k, in), enters the stream as U W h: the dense layer's weight is U W and
-its bias U b. The embedding of tokens is the fixed one + T Uᵀ, that of positions P Uᵀ.
+What a subspace layer writes, W h with W (k, in), enters the stream as U W h: the dense layer's weight is U W
+and its bias U b. The embedding of tokens is the fixed one + T Uᵀ, that of positions P Uᵀ.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def dense_equivalent(
         wide = narrow.double()
         if name in model.tables:
             wide = wide @ basis.T
-            if name == model.tables[0]:  # of tokens; a second one is of positions
+            if name == model.tables[0]:  # tokens; a second table has positions
                 wide += torch.from_numpy(fixed_embedding(shape[0], config.dim))
         else:
             wide = basis @ wide

@@ -35,7 +35,7 @@ class Model(Protocol):
 
     @property
     def stream(self) -> ResidualStream:
-        """What x holds between blocks."""
+        """Residual stream: the layout of x between blocks."""
         ...
 
     @property

@@ -42,6 +42,10 @@ BATCH_SHARE, VOCABULARY_SHARE = 1 / 32, 1 / 4
 SHORT_SEQUENCE = 256
 
 
+#: Bytes of an element in each dtype of computing.
+_WIDTHS = {"bf16": 2, "fp32": 4, "fp64": 8}
+
+
 @dataclass(frozen=True)
 class Recipe:
     """Training settings of a named size.
@@ -129,9 +133,19 @@ def batch_tokens(batch: BatchSection) -> int:
 
 def boundary_bytes(run: RunConfig, model: ModelConfig) -> int:
     """Bytes of kept boundaries of the node that keeps most (see `config.check_fleet_holds`)."""
-    width = {"bf16": 2, "fp32": 4, "fp64": 8}[run.compute.dtype]
+    width = _WIDTHS[run.compute.dtype]
     share = math.ceil(run.batch.microbatches / min(run.fleet.data_nodes, *relays_by_stage(run)))
     return share * 4 * run.batch.rows * run.batch.sequence * cut_columns(model, width) * width
+
+
+def cut_line(run: RunConfig, model: ModelConfig) -> str:
+    """Sentence on the bytes per token that cross each cut of a subspace model, and on what it costs."""
+    width = _WIDTHS[run.compute.dtype]
+    return (
+        f"model.subspace = {model.subspace}: {(cut_columns(model, width) + model.stream) * width:,} bytes per "
+        f"token and cut, forward and backward, instead of {2 * model.dim * width:,}; the loss falls more "
+        "slowly (docs/explanation/subspace.md)"
+    )
 
 
 def recipe_line(run: RunConfig, model: ModelConfig) -> str:

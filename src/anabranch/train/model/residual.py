@@ -1,14 +1,15 @@
 """Residual stream of a model: at full width, or confined to a fixed subspace so that cuts carry few values.
 
-In a subspace model (Ramasinghe et al., "Protocol Models", arXiv 2506.01260; here in its reparametrised form)
-the stream of a token is
+In a subspace model (Ramasinghe et al., "Protocol Models", arXiv 2506.01260; here reparametrised) the stream of
+a token is
 
     fixed embedding of the token + U z,    U (dim, k) with orthonormal columns, z (k,)
 
 Every layer that writes into the stream writes z, and the trained embeddings of token and position are k wide.
 U and the fixed embedding are constants of the architecture: pure functions of (dim, k, vocabulary), drawn with
-operations that IEEE 754 rounds correctly, in a fixed order, so that every machine has the same bits. A cut carries z and the token ids, as digits that the dtype holds
-exactly; the receiver forms the stream from them. Nothing is lost at a cut.
+operations that IEEE 754 rounds correctly, in a fixed order, so that every machine has the same bits. A cut
+carries z and the token ids, as digits that the dtype holds exactly; the receiver forms the stream from them.
+Nothing is lost at a cut.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import functools
 import math
 from typing import Protocol
+from weakref import WeakValueDictionary
 
 import blake3
 import numpy as np
@@ -30,6 +32,8 @@ from anabranch.train.model.sizes import ModelConfig, id_columns, id_digit_bits
 DRAW = "anabranch subspace 1"
 #: Values drawn at a time: 8 MiB of random words.
 _DRAWN = 1 << 20
+#: Fixed embeddings in use in this process, by their shape. A copy on an accelerator keeps none here.
+_tables: WeakValueDictionary[tuple[int, int], npt.NDArray[np.float32]] = WeakValueDictionary()
 
 
 class ResidualStream(Protocol):
@@ -184,12 +188,18 @@ def subspace_basis(dim: int, k: int) -> npt.NDArray[np.float64]:
     return np.ascontiguousarray(rows.T)
 
 
-@functools.lru_cache(maxsize=2)
 def fixed_embedding(rows: int, dim: int) -> npt.NDArray[np.float32]:
     """Fixed embedding of tokens (rows, dim): uniform, with the deviation of a small initial embedding.
 
-    Row r is the same in a table with more rows.
+    Row r is the same in a table with more rows. Callers share the table and must not change it.
     """
+    table = _tables.get((rows, dim))
+    if table is None:
+        table = _tables[rows, dim] = _drawn_embedding(rows, dim)
+    return table
+
+
+def _drawn_embedding(rows: int, dim: int) -> npt.NDArray[np.float32]:
     scale = np.float32(math.sqrt(3.0) * fixed_std(dim))
     table = np.empty(rows * dim, dtype=np.float32)
     words = _philox(f"tokens/{dim}")

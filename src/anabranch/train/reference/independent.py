@@ -25,7 +25,6 @@ from anabranch.train.numerics.numerics_class import device_of
 from anabranch.train.numerics.step_scalars import learning_rate
 from anabranch.train.stage.run_objects import Batches, check_shape, master_dtype, token_ids
 
-
 Widen = Callable[[Tensor], Tensor]
 """Values that a layer writes (..., stream) -> what enters the residual stream (..., dim)."""
 

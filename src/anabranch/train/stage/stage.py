@@ -35,8 +35,8 @@ class _Forward:
 class Stage:
     """Passes of one stage. `weights` are in the compute dtype; contributions go to `accumulator`.
 
-    x and y are (rows, sequence, stream.columns), dx and dy (rows, sequence, stream.width). Methods raise Overflow if a result is not finite, and KeyError
-    for a microbatch without a graph or store.
+    x and y are (rows, sequence, stream.columns), dx and dy (rows, sequence, stream.width). Methods raise
+    Overflow if a result is not finite, and KeyError for a microbatch without a graph or store.
     """
 
     def __init__(
