@@ -81,7 +81,7 @@ def main() -> None:
         "one data node; 524,288 tokens a step in 128 microbatches; 200 Mbit/s down, 50 ms one way; no churn. "
         "Bytes of a cut: an activation and its gradient, with token ids in a subspace model (4 B) forward. "
         "8 bits: a bf16 scale for each 64 values. Steps include snapshots of each stage for two other "
-        f"machines (mean of {args.iterations}). A subspace model is another model: what it costs in loss is in "
+        f"machines (mean of {args.iterations}). A subspace model is another model: its cost in loss is in "
         "[Loss of subspace models](subspace-loss.md)."
     )
     harness.write(

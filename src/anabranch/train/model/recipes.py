@@ -142,8 +142,8 @@ def cut_line(run: RunConfig, model: ModelConfig) -> str:
     """Sentence on the bytes per token that cross each cut of a subspace model, and on what it costs."""
     width = _WIDTHS[run.compute.dtype]
     return (
-        f"model.subspace = {model.subspace}: {(cut_columns(model, width) + model.stream) * width:,} bytes per "
-        f"token and cut, forward and backward, instead of {2 * model.dim * width:,}; the loss falls more "
+        f"model.subspace = {model.subspace}: {(cut_columns(model, width) + model.stream) * width:,} bytes "
+        f"per token and cut, forward and backward, instead of {2 * model.dim * width:,}; the loss falls more "
         "slowly (docs/explanation/subspace.md)"
     )
 

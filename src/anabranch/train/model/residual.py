@@ -1,15 +1,15 @@
 """Residual stream of a model: at full width, or confined to a fixed subspace so that cuts carry few values.
 
-In a subspace model (Ramasinghe et al., "Protocol Models", arXiv 2506.01260; here reparametrised) the stream of
-a token is
+In a subspace model (Ramasinghe et al., "Protocol Models", arXiv 2506.01260; here reparametrised) the stream
+of a token is
 
     fixed embedding of the token + U z,    U (dim, k) with orthonormal columns, z (k,)
 
-Every layer that writes into the stream writes z, and the trained embeddings of token and position are k wide.
-U and the fixed embedding are constants of the architecture: pure functions of (dim, k, vocabulary), drawn with
-operations that IEEE 754 rounds correctly, in a fixed order, so that every machine has the same bits. A cut
-carries z and the token ids, as digits that the dtype holds exactly; the receiver forms the stream from them.
-Nothing is lost at a cut.
+Every layer that writes into the stream writes z, and the trained embeddings of token and position have k
+values. U and the fixed embedding are constants of the architecture: pure functions of (dim, k, vocabulary),
+drawn with operations that IEEE 754 rounds correctly, in a fixed order, so that every machine has the same
+bits. A cut carries z and the token ids, as digits that the dtype holds exactly; the receiver forms the stream
+from them. Nothing is lost at a cut.
 """
 
 from __future__ import annotations
