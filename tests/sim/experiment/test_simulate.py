@@ -351,7 +351,7 @@ def test_an_interrupt_does_not_wait_for_the_seeds_under_way() -> None:
 def test_wrong_command_lines_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "no/such.toml"]) == 2
     error = capsys.readouterr().err
-    assert "no/such.toml: cannot be read: No such file or directory; shipped scenarios: fleet1000" in error
+    assert "no/such.toml: cannot be read: No such file or directory; shipped scenarios: eight-homes" in error
     assert main(["simulate", "wan10", "--policy", "guess"]) == 2
     assert "--policy guess: choose one of auction" in capsys.readouterr().err
     assert main(["simulate", "wan10", "--set", "network.profile=moon.json"]) == 2

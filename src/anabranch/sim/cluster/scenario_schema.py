@@ -34,7 +34,7 @@ class ModelPart:
     sequence: Annotated[int, Range(2, 1 << 20)] = 1024
     microbatches: Annotated[int, Range(1, 1 << 16)] = 48
     dtype: Annotated[str, OneOf(*WIDTHS)] = "fp32"
-    subspace: Annotated[int, Range(0)] = 0
+    subspace: Annotated[int, Range(0, 1 << 16)] = 0
     value_bytes: Annotated[float, Range(0.0, 8.0)] = 0.0
 
 
