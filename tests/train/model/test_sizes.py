@@ -71,7 +71,7 @@ def test_flops_are_twice_the_weights_plus_attention() -> None:
     config = named_size("llama-8b")
     matrices = block_parameters(config) - 2 * config.dim
     assert block_flops(config, 100) == 2 * matrices + 4 * 100 * config.dim
-    assert head_flops(config) == 2 * config.dim * config.vocab_size
+    assert head_flops(config, 100) == 2 * config.dim * config.vocab_size
 
 
 def test_a_subspace_saves_in_layers_that_write_and_widens_before_each_norm() -> None:

@@ -145,7 +145,7 @@ class Workload:
         weights = self.parameters(stage) * self.width
         if stage == 0:
             stream = self.tokens * self.model.dim * self.width
-            head = TaskLoad(self.tokens * head_flops(self.model), weights + stream)
+            head = TaskLoad(self.tokens * head_flops(self.model, self.sequence), weights + stream)
             sums = TaskLoad(0.0, 2 * SUM_BYTES * self.parameters(0))
             embedded = TaskLoad(0.0, 2 * stream)
             # The head's task is its forward and the gradient of the loss by the activation.

@@ -26,7 +26,7 @@ def dense_equivalent(
     `weights` are all tensors of the subspace model `config`. Products are taken in fp64 and rounded once.
     Raises KeyError if a tensor is missing.
     """
-    dense = replace(config, subspace=0)
+    dense = replace(config, subspace=0, blocks=config.blocks + 1)  # with the free block
     basis = torch.from_numpy(subspace_basis(config.dim, config.subspace))
     model = build(dense, torch.device("cpu"), torch.float32)
     tensors = {}

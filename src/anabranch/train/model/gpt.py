@@ -6,6 +6,8 @@ Hugging Face's `GPT2LMHeadModel`; linear weights are (out, in) here and (in, out
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -38,19 +40,20 @@ class GPT:
 
     def block_shapes(self, block: int) -> dict[str, Shape]:
         c, layer = self.config, f"transformer.h.{block}"
+        written = c.dim if block == c.free_block else c.stream
         return {
             f"{layer}.ln_1.weight": (c.dim,),
             f"{layer}.ln_1.bias": (c.dim,),
             f"{layer}.attn.c_attn.weight": (3 * c.dim, c.dim),  # queries, keys and values in one product
             f"{layer}.attn.c_attn.bias": (3 * c.dim,),
-            f"{layer}.attn.c_proj.weight": (c.stream, c.dim),
-            f"{layer}.attn.c_proj.bias": (c.stream,),
+            f"{layer}.attn.c_proj.weight": (written, c.dim),
+            f"{layer}.attn.c_proj.bias": (written,),
             f"{layer}.ln_2.weight": (c.dim,),
             f"{layer}.ln_2.bias": (c.dim,),
             f"{layer}.mlp.c_fc.weight": (c.ffn, c.dim),
             f"{layer}.mlp.c_fc.bias": (c.ffn,),
-            f"{layer}.mlp.c_proj.weight": (c.stream, c.ffn),
-            f"{layer}.mlp.c_proj.bias": (c.stream,),
+            f"{layer}.mlp.c_proj.weight": (written, c.ffn),
+            f"{layer}.mlp.c_proj.bias": (written,),
         }
 
     def end_shapes(self) -> dict[str, Shape]:
@@ -63,6 +66,8 @@ class GPT:
         }
         if not c.tied:
             shapes[HEAD] = (c.vocab_size, c.dim)
+        if c.free_block is not None:
+            shapes |= self.block_shapes(c.free_block)
         return shapes
 
     def embed(self, weights: Weights, ids: Tensor) -> Tensor:
@@ -70,18 +75,16 @@ class GPT:
         return self.stream.begin(z, ids)
 
     def block(self, weights: Weights, block: int, x: Tensor) -> Tensor:
-        layer, stream = f"transformer.h.{block}", self.stream
-        z, fixed = stream.values(x), stream.fixed(x)
-        h = self._norm(weights, f"{layer}.ln_1", stream.wide(z, fixed))
-        z = z + self._attend(weights, f"{layer}.attn", h)
-        h = self._norm(weights, f"{layer}.ln_2", stream.wide(z, fixed))
-        h = weights.linear(h, f"{layer}.mlp.c_fc.weight", f"{layer}.mlp.c_fc.bias")
-        h = F.gelu(h, approximate="tanh")
-        z = z + weights.linear(h, f"{layer}.mlp.c_proj.weight", f"{layer}.mlp.c_proj.bias")
+        stream, fixed = self.stream, self.stream.fixed(x)
+        z = self._layers(weights, block, stream.values(x), lambda z: stream.wide(z, fixed))
         return stream.moved(x, z)
 
-    def head(self, weights: Weights, x: Tensor) -> Tensor:
+    def head(self, weights: Weights, x: Tensor, at: int | None = None) -> Tensor:
         x = self.stream.wide(self.stream.values(x), self.stream.fixed(x))
+        if self.config.free_block is not None:
+            x = self._layers(weights, self.config.free_block, x, lambda x: x)
+        if at is not None:
+            x = x[:, at : at + 1]
         x = self._norm(weights, FINAL_NORM, x)
         return weights.linear(x, EMBEDDING if self.config.tied else HEAD)
 
@@ -91,6 +94,15 @@ class GPT:
 
     def is_residual_output(self, name: str) -> bool:
         return name.endswith("c_proj.weight")
+
+    def _layers(self, weights: Weights, block: int, z: Tensor, wide: Callable[[Tensor], Tensor]) -> Tensor:
+        """Values of the residual stream through one block. wide: values -> stream at full width."""
+        layer = f"transformer.h.{block}"
+        z = z + self._attend(weights, f"{layer}.attn", self._norm(weights, f"{layer}.ln_1", wide(z)))
+        h = self._norm(weights, f"{layer}.ln_2", wide(z))
+        h = weights.linear(h, f"{layer}.mlp.c_fc.weight", f"{layer}.mlp.c_fc.bias")
+        h = F.gelu(h, approximate="tanh")
+        return z + weights.linear(h, f"{layer}.mlp.c_proj.weight", f"{layer}.mlp.c_proj.bias")
 
     def _attend(self, weights: Weights, attention: str, h: Tensor) -> Tensor:
         rows, sequence, _ = h.shape

@@ -48,7 +48,7 @@ class Model(Protocol):
         ...
 
     def end_shapes(self) -> dict[str, Shape]:
-        """Names and shapes of embedding, final norm and head."""
+        """Names and shapes of embedding, free block of a subspace model, final norm and head."""
         ...
 
     def embed(self, weights: Weights, ids: Tensor) -> Tensor:
@@ -59,8 +59,9 @@ class Model(Protocol):
         """x -> x through one transformer block."""
         ...
 
-    def head(self, weights: Weights, x: Tensor) -> Tensor:
-        """x -> logits (rows, sequence, vocabulary): final norm and head."""
+    def head(self, weights: Weights, x: Tensor, at: int | None = None) -> Tensor:
+        """x -> logits (rows, sequence, vocabulary): free block of a subspace model, final norm and head. at:
+        the only position whose logits are wanted; the sequence of the result is then 1."""
         ...
 
     def embedding_rows(self, ids: Tensor) -> tuple[tuple[str, Tensor], ...]:

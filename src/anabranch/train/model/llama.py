@@ -7,6 +7,7 @@ Touvron et al., "LLaMA" (2023) and "Llama 2" (2023). Parameter names are those o
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -52,16 +53,17 @@ class Llama:
 
     def block_shapes(self, block: int) -> dict[str, Shape]:
         c, layer = self.config, f"model.layers.{block}"
+        written = c.dim if block == c.free_block else c.stream
         return {
             f"{layer}.input_layernorm.weight": (c.dim,),
             f"{layer}.self_attn.q_proj.weight": (c.dim, c.dim),
             f"{layer}.self_attn.k_proj.weight": (c.kv_dim, c.dim),
             f"{layer}.self_attn.v_proj.weight": (c.kv_dim, c.dim),
-            f"{layer}.self_attn.o_proj.weight": (c.stream, c.dim),
+            f"{layer}.self_attn.o_proj.weight": (written, c.dim),
             f"{layer}.post_attention_layernorm.weight": (c.dim,),
             f"{layer}.mlp.gate_proj.weight": (c.ffn, c.dim),
             f"{layer}.mlp.up_proj.weight": (c.ffn, c.dim),
-            f"{layer}.mlp.down_proj.weight": (c.stream, c.ffn),
+            f"{layer}.mlp.down_proj.weight": (written, c.ffn),
         }
 
     def end_shapes(self) -> dict[str, Shape]:
@@ -69,23 +71,24 @@ class Llama:
         shapes: dict[str, Shape] = {EMBEDDING: (c.vocab_size, c.stream), FINAL_NORM: (c.dim,)}
         if not c.tied:
             shapes[HEAD] = (c.vocab_size, c.dim)
+        if c.free_block is not None:
+            shapes |= self.block_shapes(c.free_block)
         return shapes
 
     def embed(self, weights: Weights, ids: Tensor) -> Tensor:
         return self.stream.begin(F.embedding(ids, weights.table(EMBEDDING)), ids)
 
     def block(self, weights: Weights, block: int, x: Tensor) -> Tensor:
-        layer, stream = f"model.layers.{block}", self.stream
-        z, fixed = stream.values(x), stream.fixed(x)
-        h = self._norm(weights, f"{layer}.input_layernorm", stream.wide(z, fixed))
-        z = z + self._attend(weights, f"{layer}.self_attn", h)
-        h = self._norm(weights, f"{layer}.post_attention_layernorm", stream.wide(z, fixed))
-        gate = F.silu(weights.linear(h, f"{layer}.mlp.gate_proj.weight"))
-        up = weights.linear(h, f"{layer}.mlp.up_proj.weight")
-        return stream.moved(x, z + weights.linear(gate * up, f"{layer}.mlp.down_proj.weight"))
+        stream, fixed = self.stream, self.stream.fixed(x)
+        z = self._layers(weights, block, stream.values(x), lambda z: stream.wide(z, fixed))
+        return stream.moved(x, z)
 
-    def head(self, weights: Weights, x: Tensor) -> Tensor:
+    def head(self, weights: Weights, x: Tensor, at: int | None = None) -> Tensor:
         x = self.stream.wide(self.stream.values(x), self.stream.fixed(x))
+        if self.config.free_block is not None:
+            x = self._layers(weights, self.config.free_block, x, lambda x: x)
+        if at is not None:
+            x = x[:, at : at + 1]
         x = self._norm(weights, "model.norm", x)
         return weights.linear(x, EMBEDDING if self.config.tied else HEAD)
 
@@ -94,6 +97,16 @@ class Llama:
 
     def is_residual_output(self, name: str) -> bool:
         return name.endswith(("o_proj.weight", "down_proj.weight"))
+
+    def _layers(self, weights: Weights, block: int, z: Tensor, wide: Callable[[Tensor], Tensor]) -> Tensor:
+        """Values of the residual stream through one block. wide: values -> stream at full width."""
+        layer = f"model.layers.{block}"
+        h = self._norm(weights, f"{layer}.input_layernorm", wide(z))
+        z = z + self._attend(weights, f"{layer}.self_attn", h)
+        h = self._norm(weights, f"{layer}.post_attention_layernorm", wide(z))
+        gate = F.silu(weights.linear(h, f"{layer}.mlp.gate_proj.weight"))
+        up = weights.linear(h, f"{layer}.mlp.up_proj.weight")
+        return z + weights.linear(gate * up, f"{layer}.mlp.down_proj.weight")
 
     def _attend(self, weights: Weights, attention: str, h: Tensor) -> Tensor:
         rows, sequence, _ = h.shape

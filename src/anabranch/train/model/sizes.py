@@ -47,6 +47,11 @@ class ModelConfig:
         return self.kv_heads * self.head_dim
 
     @property
+    def free_block(self) -> int | None:
+        """Number of the block that stage 0 has before the final norm of a subspace model, at full width."""
+        return self.blocks if self.subspace else None
+
+    @property
     def stream(self) -> int:
         """Values per token of the residual stream, into which attention and feed-forward layer write."""
         return self.subspace or self.dim
@@ -150,8 +155,10 @@ def block_parameters(config: ModelConfig) -> int:
 
 
 def end_parameters(config: ModelConfig) -> int:
-    """Parameters of stage 0: embedding (and learned positions), final norm, head."""
+    """Parameters of stage 0: embedding (and learned positions), free block, final norm, head."""
     head = 0 if config.tied else config.vocab_size * config.dim
+    if config.subspace:
+        head += block_parameters(replace(config, subspace=0))
     tables = head + config.vocab_size * config.stream
     if config.architecture == "llama":
         return tables + config.dim
@@ -192,9 +199,11 @@ def block_flops(config: ModelConfig, sequence: int) -> int:
     return 2 * (projections + feed_forward + attention + widened)
 
 
-def head_flops(config: ModelConfig) -> int:
-    """Floating-point operations of the head's forward per token."""
-    return 2 * config.dim * (config.vocab_size + config.subspace)
+def head_flops(config: ModelConfig, sequence: int) -> int:
+    """Floating-point operations of the head's forward per token, at `sequence` tokens, with the free block of
+    a subspace model."""
+    free = block_flops(replace(config, subspace=0), sequence) if config.subspace else 0
+    return free + 2 * config.dim * (config.vocab_size + config.subspace)
 
 
 def activation_elements_kept(config: ModelConfig) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -151,11 +151,15 @@ class IndependentModel(nn.Module):
         if c.subspace:
             self.register_buffer("basis", torch.from_numpy(subspace_basis(c.dim, c.subspace)))
             self.register_buffer("fixed", torch.from_numpy(fixed_embedding(c.vocab_size, c.dim)))
+        free: list[_Block] = []
+        if c.subspace:
+            block = _llama_block if c.architecture == "llama" else _gpt_block
+            free.append(block(replace(c, subspace=0), lambda z: z))
         body: dict[str, nn.Module]
         if c.architecture == "llama":
             body = {
                 "embed_tokens": nn.Embedding(c.vocab_size, c.stream),
-                "layers": nn.Sequential(*(_llama_block(c, self.widen) for _ in range(c.blocks))),
+                "layers": nn.Sequential(*(_llama_block(c, self.widen) for _ in range(c.blocks)), *free),
                 "norm": nn.RMSNorm(c.dim, c.norm_eps),
             }
             self.model = nn.ModuleDict(body)
@@ -163,7 +167,7 @@ class IndependentModel(nn.Module):
             body = {
                 "wte": nn.Embedding(c.vocab_size, c.stream),
                 "wpe": nn.Embedding(c.max_sequence, c.stream),
-                "h": nn.Sequential(*(_gpt_block(c, self.widen) for _ in range(c.blocks))),
+                "h": nn.Sequential(*(_gpt_block(c, self.widen) for _ in range(c.blocks)), *free),
                 "ln_f": nn.LayerNorm(c.dim, c.norm_eps),
             }
             self.transformer = nn.ModuleDict(body)
