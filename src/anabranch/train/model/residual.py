@@ -9,7 +9,7 @@ Every layer that writes into the stream writes z, and the trained embeddings of 
 values. U and the fixed embedding are constants of the architecture: pure functions of (dim, k, vocabulary),
 drawn with operations that IEEE 754 rounds correctly, in a fixed order, so that every machine has the same
 bits. A cut carries z and the token ids, as digits that the dtype holds exactly; the receiver forms the stream
-from them. Nothing is lost at a cut.
+from them. Nothing is lost at a cut. One block at full width is behind the last cut, with the head.
 """
 
 from __future__ import annotations
