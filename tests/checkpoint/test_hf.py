@@ -29,6 +29,8 @@ LLAMA = replace(named_size("llama-tiny"), vocab_size=300, rope_theta=50_000.0, n
 GPT = replace(named_size("gpt-tiny"), vocab_size=300, norm_eps=1e-6)
 MODELS = [replace(model, tied=tied) for model in (LLAMA, GPT) for tied in (True, False)]
 NAMES = ["llama-tied", "llama-untied", "gpt-tied", "gpt-untied"]
+#: Exported as the dense models with the same logits.
+SUBSPACE = [replace(model, tied=False, subspace=16) for model in (LLAMA, GPT)]
 TEXT = "def flow(river):\n    return größer ✓\n"
 
 
@@ -71,7 +73,9 @@ def logits(config: ModelConfig, tensors: dict[str, Tensor], ids: Tensor) -> Tens
     return model.head(weights, x)
 
 
-@pytest.mark.parametrize("config", MODELS, ids=NAMES)
+@pytest.mark.parametrize(
+    "config", [*MODELS, *SUBSPACE], ids=[*NAMES, "llama-subspace", "gpt-subspace"]
+)
 def test_an_exported_folder_loads_in_transformers_with_the_same_logits(
     config: ModelConfig, tokenizer_json: Path, tmp_path: Path
 ) -> None:
@@ -98,6 +102,19 @@ def test_an_exported_folder_loads_in_transformers_with_the_same_logits(
     separator = TextTokenizer(tokenizer_json).separator
     ours = generate(weights, config, prompt.tolist(), 12, temperature=0, stop=separator)
     assert list(ours) == continued
+
+
+@pytest.mark.parametrize("config", SUBSPACE, ids=["llama", "gpt"])
+def test_a_subspace_model_is_exported_as_a_dense_one(
+    config: ModelConfig, tokenizer_json: Path, tmp_path: Path
+) -> None:
+    """Without `transformers`: the folder read back has the same logits."""
+    weights = seeded_weights(config)
+    export_hf(weights, config, tokenizer_json, tmp_path / "out")
+    dense, tensors = import_hf(tmp_path / "out")
+    assert (dense.subspace, dense.tied) == (0, False)
+    ids = random_ids(2, 20)
+    assert (logits(dense, tensors, ids) - logits(config, weights, ids)).abs().max() <= TOLERANCE
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt"])

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from anabranch.data.tokenizers import TextTokenizer
 from anabranch.errors import ConfigError, UserError
+from anabranch.train.model.dense_equivalent import dense_equivalent
 from anabranch.train.model.interface import build
 from anabranch.train.model.sizes import ModelConfig, validate
 
@@ -118,13 +119,16 @@ SHAPE_DEFAULTS: dict[str, dict[str, object]] = {
 def export_hf(weights: Mapping[str, Tensor], model: ModelConfig, tokenizer_json: Path, out: Path) -> None:
     """Write a folder that `AutoModelForCausalLM` and `AutoTokenizer` load.
 
-    `weights` are all tensors of the model by name, in any floating dtype, which is kept. `out` must not exist
+    `weights` are all tensors of the model by name, in any floating dtype, which is kept. A subspace model is
+    written as the dense model with the same logits (`train.model.dense_equivalent`). `out` must not exist
     or must be empty; it is written atomically. Raises UserError if it is in use, ConfigError if the tokenizer
     cannot be read, ValueError if a tensor is missing, unknown or of another shape.
     """
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise UserError(f"{out} exists and is not an empty folder; choose another place for the export")
     _check_tensors(weights, model)
+    if model.subspace:
+        weights, model = dense_equivalent(weights, model)
     tokenizer = TextTokenizer(tokenizer_json)
     dtype = str(next(iter(weights.values())).dtype).removeprefix("torch.")
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -7,6 +7,7 @@ examples:
 The folder holds weights, tokenizer, generation config, and a model card from the run's log:
   transformers.AutoModelForCausalLM.from_pretrained("tiny-hf")
 A run file with model.initial_weights = "tiny-hf" continues training from it.
+A model with model.subspace is written as the dense model that gives the same logits.
 """
 
 from __future__ import annotations

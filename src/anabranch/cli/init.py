@@ -3,6 +3,7 @@
 examples:
   anabranch init                                     run.toml with the defaults: llama-tiny on this machine
   anabranch init gpt.toml --model gpt-tiny --steps 200
+  anabranch init thin.toml --model llama-350m --subspace 160      for lines of homes: cuts of 160 values
   anabranch init big.toml --model llama-1b --data /data/texts --stages 8 --data-nodes 8 --relays 64
 
 Each size comes with a recipe: learning rate, warm-up, batch in tokens, sequence, vocabulary and steps, with
@@ -22,6 +23,7 @@ from anabranch.train.model.partition import partition
 from anabranch.train.model.recipes import (
     DEFAULT_SIZE,
     boundary_bytes,
+    cut_line,
     recipe_line,
     recipe_values,
     warnings_about,
@@ -32,6 +34,9 @@ from anabranch.train.model.sizes import model_config, size_names
 _OPTIONS: dict[str, tuple[str, type, str]] = {
     "--name": ("run.name", str, "name of the run; its directory is runs/NAME"),
     "--model": ("model.size", str, "model size, from the list below"),
+    "--subspace": (
+        "model.subspace", int, "values per token that a cut carries instead of the model's width"
+    ),
     "--steps": ("run.steps", int, "optimizer steps to train for"),
     "--stages": ("pipeline.stages", int, "relay stages that the model is split into"),
     "--data-nodes": ("fleet.data_nodes", int, "data nodes of a local swarm"),
@@ -82,6 +87,8 @@ def run(args: argparse.Namespace) -> int:
     except OSError as error:
         raise UserError(f"cannot write {output}: {error.strerror}") from None
     print(recipe_line(config, model))
+    if model.subspace:
+        print(cut_line(config, model))
     if needed > RunConfig().fleet.boundary_budget_bytes:
         print(
             f"fleet.boundary_budget_bytes: each node keeps up to {needed / 2**30:.0f} GiB of activations and "

@@ -8,6 +8,7 @@ examples:
   anabranch simulate wan10 --policy auction swarm restart       several policies side by side
   anabranch simulate wan10-mixed --set model.size=gpt2-350m --json
   anabranch simulate wan10 --set churn.crash=0.2 --plot pictures
+  anabranch simulate eight-homes --set model.subspace=160       thin cuts over home lines
   anabranch simulate my.toml                                    machines of your own (docs/explanation)
   anabranch simulate --from runs/tiny                           machines, links and churn of a recorded run
 """
@@ -52,7 +53,8 @@ _POLICIES = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     scenario = (
-        "wan10, wan10-mixed, fleet64, fleet1000, volunteers, forty, or a file (docs/reference/formats.md)"
+        "wan10, wan10-mixed, fleet64, fleet1000, volunteers, eight-homes, forty, or a file "
+        "(docs/reference/formats.md)"
     )
     add("scenario", metavar="SCENARIO", nargs="?", default="", help=scenario)
     recorded = "turn a recorded run into a scenario, written to RUN_DIR/simulated"

@@ -128,6 +128,16 @@ def _model_problem(config: RunConfig) -> str:
             f"model.heads {model.heads} is not a multiple of model.kv_heads {model.kv_heads}; "
             "change one of them"
         )
+    if model.subspace and model.initial_weights != "seed":
+        return (
+            "model.subspace does not work with model.initial_weights: no dense model fits into the subspace; "
+            'leave model.subspace out, or set model.initial_weights = "seed"'
+        )
+    if model.subspace and model.tied:
+        return (
+            "model.tied does not work with model.subspace, whose embedding is partly fixed and cannot be the "
+            "head too; leave model.tied out, or set it to false"
+        )
     if model.max_sequence is not None and model.max_sequence < batch.sequence:
         return (
             f"batch.sequence {batch.sequence} is longer than model.max_sequence {model.max_sequence}; "

@@ -80,6 +80,10 @@ class ModelSection:
     """Width of an attention head (mistral, qwen2, gemma); 0 for dim / heads."""
     window: Natural | None = None
     """Tokens that a token attends to, itself included (mistral, qwen2, gemma); 0 for all before it."""
+    subspace: Natural | None = None
+    """Values per token that a cut between stages carries instead of `dim`: the residual stream is confined to
+    a fixed subspace of this width (docs/explanation/subspace.md); 0 for none. The head is then untied, and
+    data nodes have one more block, at full width."""
     initial_weights: str = "seed"
     """"seed", or the path of a Hugging Face folder to continue from."""
     initial_std: Positive = 0.02

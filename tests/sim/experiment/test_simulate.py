@@ -208,7 +208,7 @@ def test_pictures_show_each_node_and_who_crashed(tmp_path: Path, capsys: pytest.
 
 
 def test_every_shipped_scenario_loads() -> None:
-    known = {"fleet1000", "fleet64", "forty", "volunteers", "wan10", "wan10-mixed"}
+    known = {"eight-homes", "fleet1000", "fleet64", "forty", "volunteers", "wan10", "wan10-mixed"}
     assert set(shipped_scenarios()) == known
     for name in shipped_scenarios():
         fleet = fleet_of(load_scenario(name), wan10(), 0)
@@ -351,7 +351,7 @@ def test_an_interrupt_does_not_wait_for_the_seeds_under_way() -> None:
 def test_wrong_command_lines_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "no/such.toml"]) == 2
     error = capsys.readouterr().err
-    assert "no/such.toml: cannot be read: No such file or directory; shipped scenarios: fleet1000" in error
+    assert "no/such.toml: cannot be read: No such file or directory; shipped scenarios: eight-homes" in error
     assert main(["simulate", "wan10", "--policy", "guess"]) == 2
     assert "--policy guess: choose one of auction" in capsys.readouterr().err
     assert main(["simulate", "wan10", "--set", "network.profile=moon.json"]) == 2

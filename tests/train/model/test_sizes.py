@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,7 +15,9 @@ from anabranch.train.model.interface import build
 from anabranch.train.model.sizes import (
     block_flops,
     block_parameters,
+    cut_columns,
     end_parameters,
+    fixed_elements,
     head_flops,
     model_config,
     named_size,
@@ -49,9 +52,9 @@ def test_published_parameter_counts(name: str, millions: float) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama-tiny", "gpt-tiny"])
-@pytest.mark.parametrize("tied", [True, False])
-def test_counts_are_those_of_the_tensors(name: str, tied: bool) -> None:
-    config = model_config(ModelSection(size=name, tied=tied), 300)
+@pytest.mark.parametrize(("tied", "subspace"), [(True, 0), (False, 0), (None, 16)])
+def test_counts_are_those_of_the_tensors(name: str, tied: bool | None, subspace: int) -> None:
+    config = model_config(ModelSection(size=name, tied=tied, subspace=subspace), 300)
     model = build(config, torch.device("cpu"), torch.float32)
     assert sum(math.prod(shape) for shape in model.block_shapes(0).values()) == block_parameters(config)
     assert sum(math.prod(shape) for shape in model.end_shapes().values()) == end_parameters(config)
@@ -68,7 +71,18 @@ def test_flops_are_twice_the_weights_plus_attention() -> None:
     config = named_size("llama-8b")
     matrices = block_parameters(config) - 2 * config.dim
     assert block_flops(config, 100) == 2 * matrices + 4 * 100 * config.dim
-    assert head_flops(config) == 2 * config.dim * config.vocab_size
+    assert head_flops(config, 100) == 2 * config.dim * config.vocab_size
+
+
+def test_a_subspace_saves_in_layers_that_write_and_widens_before_each_norm() -> None:
+    dense = replace(named_size("llama-350m"), tied=False)
+    thin = replace(dense, subspace=160)
+    saved = (dense.dim - 160) * (dense.dim + dense.ffn)
+    assert block_parameters(dense) - block_parameters(thin) == saved
+    assert block_flops(dense, 1024) - block_flops(thin, 1024) == 2 * (saved - 2 * 160 * dense.dim)
+    assert (cut_columns(dense, 2), cut_columns(thin, 2), cut_columns(thin, 4)) == (1024, 162, 161)
+    assert fixed_elements(dense) == 0
+    assert fixed_elements(thin) == (thin.vocab_size + 160) * 1024
 
 
 def test_overrides_and_the_vocabulary() -> None:
@@ -89,6 +103,8 @@ def test_overrides_and_the_vocabulary() -> None:
         (ModelSection(architecture="bert"), "model.architecture"),
         (ModelSection(blocks=0), "model.blocks: 0 must be at least 1"),
         (ModelSection(norm_eps=0.0), "model.norm_eps"),
+        (ModelSection(subspace=128), "model.subspace: 128 must be at least 1 and less than model.dim = 128"),
+        (ModelSection(subspace=8, tied=True), "model.tied: the embedding of a subspace model"),
         (ModelSection(rope_theta=-1.0), "model.rope_theta"),
     ],
 )

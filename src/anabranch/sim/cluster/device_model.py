@@ -26,7 +26,9 @@ from anabranch.train.model.sizes import (
     block_flops,
     block_parameters,
     end_parameters,
+    fixed_elements,
     head_flops,
+    id_columns,
 )
 
 #: Bytes per parameter in memory: master weight and Adam's two moments (fp32); the exact 64-bit sum of its
@@ -77,7 +79,8 @@ class Workload:
     """Sizes of a model divided into stages 1 to S, with microbatches of rows * sequence tokens.
 
     All stages have equal numbers of blocks; if that is impossible, the first ones have one more. dtype:
-    precision of computing and of payloads.
+    precision of computing and of payloads. value_bytes: bytes of an activation value or of its gradient on
+    the line, where a codec makes it other than that of the dtype (0).
     """
 
     model: ModelConfig
@@ -85,6 +88,7 @@ class Workload:
     rows: int
     sequence: int
     dtype: str = "fp32"
+    value_bytes: float = 0.0
 
     @property
     def tokens(self) -> int:
@@ -96,8 +100,19 @@ class Workload:
 
     @property
     def activation_bytes(self) -> int:
-        """Bytes of one microbatch's activations between two stages."""
-        return self.tokens * self.model.dim * self.width
+        """Bytes of one microbatch's activations between two stages; with token ids in a subspace model."""
+        ids = id_columns(self.model.vocab_size, self.width) * self.width if self.model.subspace else 0
+        return self.gradient_bytes + self.tokens * ids
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of one microbatch's input gradient between two stages."""
+        return math.ceil(self.tokens * self.model.stream * (self.value_bytes or self.width))
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Bytes in the memory of each machine for the constants of a subspace model."""
+        return fixed_elements(self.model) * self.width
 
     def blocks(self, stage: int) -> int:
         each, more = divmod(self.model.blocks, self.stages)
@@ -129,9 +144,10 @@ class Workload:
         """
         weights = self.parameters(stage) * self.width
         if stage == 0:
-            head = TaskLoad(self.tokens * head_flops(self.model), weights + self.activation_bytes)
+            stream = self.tokens * self.model.dim * self.width
+            head = TaskLoad(self.tokens * head_flops(self.model, self.sequence), weights + stream)
             sums = TaskLoad(0.0, 2 * SUM_BYTES * self.parameters(0))
-            embedded = TaskLoad(0.0, 2 * self.activation_bytes)
+            embedded = TaskLoad(0.0, 2 * stream)
             # The head's task is its forward and the gradient of the loss by the activation.
             of_stage_0 = {tasks.Embed: embedded, tasks.Head: head + head, tasks.WeightGradient: head + sums}
             return of_stage_0.get(task, TaskLoad(0.0, 0.0))
@@ -209,7 +225,7 @@ class Machine:
         gradient sums and reduced gradient. 0 if these alone do not fit."""
         work = self.work
         state = work.parameters(stage) * (STATE_BYTES + SUM_BYTES + GRADIENT_BYTES)
-        left = self.device.memory_bytes - state
+        left = self.device.memory_bytes - state - work.fixed_bytes
         return max(0, int(left // max(1, work.kept_bytes(stage) if stage else work.activation_bytes)))
 
 

@@ -82,8 +82,8 @@ class _EventsByPeer:
                     pass
 
 
-#: Keys of the model section that do not change how long its tasks take, beside its size's name.
-NOT_SHAPES = ("size", "initial_weights", "vocab_size", "initial_std")
+#: Keys of the model section that a scenario has too, or that do not change how long tasks take.
+NOT_SHAPES = ("size", "initial_weights", "vocab_size", "initial_std", "subspace")
 
 
 def recorded(events: Iterable[Event | Unknown], config: RunConfig, name: str) -> RecordedRun:
@@ -112,6 +112,7 @@ def recorded(events: Iterable[Event | Unknown], config: RunConfig, name: str) ->
             batch.sequence,
             batch.microbatches,
             DTYPES[config.compute.dtype],
+            config.model.subspace or 0,
         ),
         FleetPart(
             recompute=fleet.recompute,

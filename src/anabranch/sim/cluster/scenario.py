@@ -75,8 +75,10 @@ class Scenario:
     @property
     def work(self) -> Workload:
         """Model divided into stages and microbatches."""
-        model = self.model
-        return Workload(named_size(model.size), model.stages, model.rows, model.sequence, model.dtype)
+        part, shape = self.model, named_size(self.model.size)
+        if part.subspace:
+            shape = replace(shape, subspace=part.subspace, tied=False)
+        return Workload(shape, part.stages, part.rows, part.sequence, part.dtype, part.value_bytes)
 
 
 def shipped_scenarios() -> tuple[str, ...]:
@@ -226,6 +228,9 @@ def _check_consistency(scenario: Scenario, where: str) -> None:
     blocks = named_size(model.size).blocks
     if model.stages > blocks:
         raise UserError(f"{where}: model.stages = {model.stages}: {model.size} has {blocks} blocks")
+    if model.subspace >= named_size(model.size).dim:
+        width = named_size(model.size).dim
+        raise UserError(f"{where}: model.subspace = {model.subspace}: {model.size} has a width of {width}")
     if fleet.relays < model.stages and not scenario.machines:
         least = f"at least one for each of {model.stages} stages"
         raise UserError(f"{where}: fleet.relays = {fleet.relays}: {least}")

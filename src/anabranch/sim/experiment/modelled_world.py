@@ -216,6 +216,8 @@ class ModelledWorld(World):
                 return GRADIENT_BYTES * work.parameters(of_stage) / self._parts(sender, of_stage)
             case msg.Gradient():
                 return float(GRADIENT_BYTES * work.parameters(stage))
+            case msg.Backward():
+                return float(work.gradient_bytes)
             case msg.Burst():
                 return float(trial_bytes(self.settings))
             case msg.Piece(of_stage):

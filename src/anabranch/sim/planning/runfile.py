@@ -44,7 +44,11 @@ def run_config(plan: Plan) -> RunConfig:
             "name": _name(f"{model.size}-{scenario.name}"),
             "numerics": "mixed" if len({part.device for part in scenario.machines}) > 1 else "strict",
         },
-        "model": {"size": model.size, "vocab_size": shape.vocab_size},
+        "model": {
+            "size": model.size,
+            "vocab_size": shape.vocab_size,
+            **({"subspace": model.subspace} if model.subspace else {}),
+        },
         "pipeline": {"stages": model.stages},
         "fleet": {
             "data_nodes": data_nodes,

@@ -6,6 +6,8 @@ Hugging Face's `GPT2LMHeadModel`; linear weights are (out, in) here and (in, out
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -13,6 +15,7 @@ from torch import Tensor
 from anabranch.train.model.attention import CausalAttention
 from anabranch.train.model.layout import Shape
 from anabranch.train.model.linear import Weights
+from anabranch.train.model.residual import residual_stream
 from anabranch.train.model.sizes import ModelConfig
 
 EMBEDDING = "transformer.wte.weight"
@@ -25,55 +28,65 @@ class GPT:
     """GPT-2 as functions of its weights; see `train.model.interface.Model`."""
 
     tables: tuple[str, ...] = (EMBEDDING, POSITIONS)
-    constants: tuple[Tensor, ...] = ()
     embedding_scale: float = 1.0
     initial_gain: float = 1.0
 
     def __init__(self, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
         self.config = config
+        self.stream = residual_stream(config, device, dtype)
         self._attention = CausalAttention(device, dtype)
+
+    @property
+    def constants(self) -> tuple[Tensor, ...]:
+        return self.stream.constants
 
     def block_shapes(self, block: int) -> dict[str, Shape]:
         c, layer = self.config, f"transformer.h.{block}"
+        written = c.dim if block == c.free_block else c.stream
         return {
             f"{layer}.ln_1.weight": (c.dim,),
             f"{layer}.ln_1.bias": (c.dim,),
             f"{layer}.attn.c_attn.weight": (3 * c.dim, c.dim),  # queries, keys and values in one product
             f"{layer}.attn.c_attn.bias": (3 * c.dim,),
-            f"{layer}.attn.c_proj.weight": (c.dim, c.dim),
-            f"{layer}.attn.c_proj.bias": (c.dim,),
+            f"{layer}.attn.c_proj.weight": (written, c.dim),
+            f"{layer}.attn.c_proj.bias": (written,),
             f"{layer}.ln_2.weight": (c.dim,),
             f"{layer}.ln_2.bias": (c.dim,),
             f"{layer}.mlp.c_fc.weight": (c.ffn, c.dim),
             f"{layer}.mlp.c_fc.bias": (c.ffn,),
-            f"{layer}.mlp.c_proj.weight": (c.dim, c.ffn),
-            f"{layer}.mlp.c_proj.bias": (c.dim,),
+            f"{layer}.mlp.c_proj.weight": (written, c.ffn),
+            f"{layer}.mlp.c_proj.bias": (written,),
         }
 
     def end_shapes(self) -> dict[str, Shape]:
         c = self.config
         shapes: dict[str, Shape] = {
-            EMBEDDING: (c.vocab_size, c.dim),
-            POSITIONS: (c.max_sequence, c.dim),
+            EMBEDDING: (c.vocab_size, c.stream),
+            POSITIONS: (c.max_sequence, c.stream),
             f"{FINAL_NORM}.weight": (c.dim,),
             f"{FINAL_NORM}.bias": (c.dim,),
         }
         if not c.tied:
             shapes[HEAD] = (c.vocab_size, c.dim)
+        if c.free_block is not None:
+            shapes |= self.block_shapes(c.free_block)
         return shapes
 
     def embed(self, weights: Weights, ids: Tensor) -> Tensor:
-        return F.embedding(ids, weights.table(EMBEDDING)) + weights.table(POSITIONS)[: ids.shape[1]]
+        z = F.embedding(ids, weights.table(EMBEDDING)) + weights.table(POSITIONS)[: ids.shape[1]]
+        return self.stream.begin(z, ids)
 
     def block(self, weights: Weights, block: int, x: Tensor) -> Tensor:
-        layer = f"transformer.h.{block}"
-        x = x + self._attend(weights, f"{layer}.attn", self._norm(weights, f"{layer}.ln_1", x))
-        h = self._norm(weights, f"{layer}.ln_2", x)
-        h = weights.linear(h, f"{layer}.mlp.c_fc.weight", f"{layer}.mlp.c_fc.bias")
-        h = F.gelu(h, approximate="tanh")
-        return x + weights.linear(h, f"{layer}.mlp.c_proj.weight", f"{layer}.mlp.c_proj.bias")
+        stream, fixed = self.stream, self.stream.fixed(x)
+        z = self._layers(weights, block, stream.values(x), lambda z: stream.wide(z, fixed))
+        return stream.moved(x, z)
 
-    def head(self, weights: Weights, x: Tensor) -> Tensor:
+    def head(self, weights: Weights, x: Tensor, at: int | None = None) -> Tensor:
+        x = self.stream.wide(self.stream.values(x), self.stream.fixed(x))
+        if self.config.free_block is not None:
+            x = self._layers(weights, self.config.free_block, x, lambda x: x)
+        if at is not None:
+            x = x[:, at : at + 1]
         x = self._norm(weights, FINAL_NORM, x)
         return weights.linear(x, EMBEDDING if self.config.tied else HEAD)
 
@@ -83,6 +96,15 @@ class GPT:
 
     def is_residual_output(self, name: str) -> bool:
         return name.endswith("c_proj.weight")
+
+    def _layers(self, weights: Weights, block: int, z: Tensor, wide: Callable[[Tensor], Tensor]) -> Tensor:
+        """Values of the residual stream through one block. wide: values -> stream at full width."""
+        layer = f"transformer.h.{block}"
+        z = z + self._attend(weights, f"{layer}.attn", self._norm(weights, f"{layer}.ln_1", wide(z)))
+        h = self._norm(weights, f"{layer}.ln_2", wide(z))
+        h = weights.linear(h, f"{layer}.mlp.c_fc.weight", f"{layer}.mlp.c_fc.bias")
+        h = F.gelu(h, approximate="tanh")
+        return z + weights.linear(h, f"{layer}.mlp.c_proj.weight", f"{layer}.mlp.c_proj.bias")
 
     def _attend(self, weights: Weights, attention: str, h: Tensor) -> Tensor:
         rows, sequence, _ = h.shape

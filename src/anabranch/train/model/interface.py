@@ -14,6 +14,7 @@ from torch import Tensor
 from anabranch.train.model.layout import Layout, Shape
 from anabranch.train.model.linear import Weights
 from anabranch.train.model.partition import StageSpec
+from anabranch.train.model.residual import ResidualStream
 from anabranch.train.model.sizes import ModelConfig
 
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16}
@@ -25,14 +26,22 @@ class Model(Protocol):
     """A decoder-only language model as functions of its weights.
 
     A stage is the model with its other blocks left out: it calls `block` for the blocks that it holds, and
-    stage 0 calls `embed` and `head`. x is (rows, sequence, dim) throughout.
+    stage 0 calls `embed` and `head`. x is (rows, sequence, stream.columns) throughout.
     """
 
     config: ModelConfig
     tables: tuple[str, ...]
     """Names of lookup tables, whose gradients come row by row from `embedding_rows`."""
-    constants: tuple[Tensor, ...]
-    """Tensors on the device that every forward uses and that are not parameters."""
+
+    @property
+    def stream(self) -> ResidualStream:
+        """Residual stream: the layout of x between blocks."""
+        ...
+
+    @property
+    def constants(self) -> tuple[Tensor, ...]:
+        """Tensors on the device that every forward uses and that are not parameters."""
+        ...
 
     embedding_scale: float
     """Factor of a table's rows in the output of `embed`."""
@@ -44,7 +53,7 @@ class Model(Protocol):
         ...
 
     def end_shapes(self) -> dict[str, Shape]:
-        """Names and shapes of embedding, final norm and head."""
+        """Names and shapes of embedding, free block of a subspace model, final norm and head."""
         ...
 
     def embed(self, weights: Weights, ids: Tensor) -> Tensor:
@@ -55,8 +64,9 @@ class Model(Protocol):
         """x -> x through one transformer block."""
         ...
 
-    def head(self, weights: Weights, x: Tensor) -> Tensor:
-        """x -> logits (rows, sequence, vocabulary): final norm and head."""
+    def head(self, weights: Weights, x: Tensor, at: int | None = None) -> Tensor:
+        """x -> logits (rows, sequence, vocabulary): free block of a subspace model, final norm and head. at:
+        the only position whose logits are wanted; the sequence of the result is then 1."""
         ...
 
     def embedding_rows(self, ids: Tensor) -> tuple[tuple[str, Tensor], ...]:

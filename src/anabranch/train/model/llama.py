@@ -7,6 +7,7 @@ Touvron et al., "LLaMA" (2023) and "Llama 2" (2023). Parameter names are those o
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,7 @@ from torch import Tensor
 from anabranch.train.model.attention import CausalAttention
 from anabranch.train.model.layout import Shape
 from anabranch.train.model.linear import Weights
+from anabranch.train.model.residual import residual_stream
 from anabranch.train.model.sizes import ModelConfig
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -34,6 +36,7 @@ class Llama:
 
     def __init__(self, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
         self.config = config
+        self.stream = residual_stream(config, device, dtype)
         self._attention = CausalAttention(device, dtype)
         # Angles are taken in fp32 as Hugging Face does (in fp64 for an fp64 run).
         precise = torch.float64 if dtype == torch.float64 else torch.float32
@@ -45,43 +48,49 @@ class Llama:
         angle = torch.cat((angle, angle), -1)[:, None, :]  # (sequence, 1, head_dim)
         self._cos = angle.cos().to(dtype).to(device)
         self._sin = angle.sin().to(dtype).to(device)
-        self.constants: tuple[Tensor, ...] = (self._cos, self._sin)
+
+    @property
+    def constants(self) -> tuple[Tensor, ...]:
+        return (self._cos, self._sin, *self.stream.constants)
 
     def block_shapes(self, block: int) -> dict[str, Shape]:
         c, layer = self.config, f"model.layers.{block}"
+        written = c.dim if block == c.free_block else c.stream
         return {
             f"{layer}.input_layernorm.weight": (c.dim,),
             f"{layer}.self_attn.q_proj.weight": (c.dim, c.dim),
             f"{layer}.self_attn.k_proj.weight": (c.kv_dim, c.dim),
             f"{layer}.self_attn.v_proj.weight": (c.kv_dim, c.dim),
-            f"{layer}.self_attn.o_proj.weight": (c.dim, c.dim),
+            f"{layer}.self_attn.o_proj.weight": (written, c.dim),
             f"{layer}.post_attention_layernorm.weight": (c.dim,),
             f"{layer}.mlp.gate_proj.weight": (c.ffn, c.dim),
             f"{layer}.mlp.up_proj.weight": (c.ffn, c.dim),
-            f"{layer}.mlp.down_proj.weight": (c.dim, c.ffn),
+            f"{layer}.mlp.down_proj.weight": (written, c.ffn),
         }
 
     def end_shapes(self) -> dict[str, Shape]:
         c = self.config
-        shapes: dict[str, Shape] = {EMBEDDING: (c.vocab_size, c.dim), FINAL_NORM: (c.dim,)}
+        shapes: dict[str, Shape] = {EMBEDDING: (c.vocab_size, c.stream), FINAL_NORM: (c.dim,)}
         if not c.tied:
             shapes[HEAD] = (c.vocab_size, c.dim)
+        if c.free_block is not None:
+            shapes |= self.block_shapes(c.free_block)
         return shapes
 
     def embed(self, weights: Weights, ids: Tensor) -> Tensor:
-        return F.embedding(ids, weights.table(EMBEDDING))
+        return self.stream.begin(F.embedding(ids, weights.table(EMBEDDING)), ids)
 
     def block(self, weights: Weights, block: int, x: Tensor) -> Tensor:
-        layer = f"model.layers.{block}"
-        x = x + self._attend(
-            weights, f"{layer}.self_attn", self._norm(weights, f"{layer}.input_layernorm", x)
-        )
-        h = self._norm(weights, f"{layer}.post_attention_layernorm", x)
-        gate = F.silu(weights.linear(h, f"{layer}.mlp.gate_proj.weight"))
-        up = weights.linear(h, f"{layer}.mlp.up_proj.weight")
-        return x + weights.linear(gate * up, f"{layer}.mlp.down_proj.weight")
+        stream, fixed = self.stream, self.stream.fixed(x)
+        z = self._layers(weights, block, stream.values(x), lambda z: stream.wide(z, fixed))
+        return stream.moved(x, z)
 
-    def head(self, weights: Weights, x: Tensor) -> Tensor:
+    def head(self, weights: Weights, x: Tensor, at: int | None = None) -> Tensor:
+        x = self.stream.wide(self.stream.values(x), self.stream.fixed(x))
+        if self.config.free_block is not None:
+            x = self._layers(weights, self.config.free_block, x, lambda x: x)
+        if at is not None:
+            x = x[:, at : at + 1]
         x = self._norm(weights, "model.norm", x)
         return weights.linear(x, EMBEDDING if self.config.tied else HEAD)
 
@@ -90,6 +99,16 @@ class Llama:
 
     def is_residual_output(self, name: str) -> bool:
         return name.endswith(("o_proj.weight", "down_proj.weight"))
+
+    def _layers(self, weights: Weights, block: int, z: Tensor, wide: Callable[[Tensor], Tensor]) -> Tensor:
+        """Values of the residual stream through one block. wide: values -> stream at full width."""
+        layer = f"model.layers.{block}"
+        h = self._norm(weights, f"{layer}.input_layernorm", wide(z))
+        z = z + self._attend(weights, f"{layer}.self_attn", h)
+        h = self._norm(weights, f"{layer}.post_attention_layernorm", wide(z))
+        gate = F.silu(weights.linear(h, f"{layer}.mlp.gate_proj.weight"))
+        up = weights.linear(h, f"{layer}.mlp.up_proj.weight")
+        return z + weights.linear(gate * up, f"{layer}.mlp.down_proj.weight")
 
     def _attend(self, weights: Weights, attention: str, h: Tensor) -> Tensor:
         rows, sequence, _ = h.shape

@@ -47,7 +47,7 @@ def partition(config: ModelConfig, pipeline: PipelineSection) -> tuple[StageSpec
 
 def head_load(config: ModelConfig, sequence: int) -> float:
     """Cost of the head (on data nodes) relative to one block, per token."""
-    return head_flops(config) / block_flops(config, sequence)
+    return head_flops(config, sequence) / block_flops(config, sequence)
 
 
 def describe(config: ModelConfig, specs: Sequence[StageSpec], sequence: int) -> str:

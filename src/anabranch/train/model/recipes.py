@@ -23,7 +23,7 @@ import math
 from dataclasses import dataclass
 
 from anabranch.config import BatchSection, RunConfig, relays_by_stage, with_changes
-from anabranch.train.model.sizes import ModelConfig, named_size, total_parameters
+from anabranch.train.model.sizes import ModelConfig, cut_columns, named_size, total_parameters
 
 #: Size of a run without a run file.
 DEFAULT_SIZE = "llama-tiny"
@@ -44,6 +44,10 @@ RATE_FACTOR, CONTINUED_RATE_FACTOR = 3.0, 1.0
 BATCH_SHARE, VOCABULARY_SHARE = 1 / 32, 1 / 4
 #: Tokens of a sequence below which a model that is no toy is warned about; a plain choice.
 SHORT_SEQUENCE = 256
+
+
+#: Bytes of an element in each dtype of computing.
+_WIDTHS = {"bf16": 2, "fp32": 4, "fp64": 8}
 
 
 @dataclass(frozen=True)
@@ -133,9 +137,19 @@ def batch_tokens(batch: BatchSection) -> int:
 
 def boundary_bytes(run: RunConfig, model: ModelConfig) -> int:
     """Bytes of kept boundaries of the node that keeps most (see `config.check_fleet_holds`)."""
-    width = {"bf16": 2, "fp32": 4, "fp64": 8}[run.compute.dtype]
+    width = _WIDTHS[run.compute.dtype]
     share = math.ceil(run.batch.microbatches / min(run.fleet.data_nodes, *relays_by_stage(run)))
-    return share * 4 * run.batch.rows * run.batch.sequence * model.dim * width
+    return share * 4 * run.batch.rows * run.batch.sequence * cut_columns(model, width) * width
+
+
+def cut_line(run: RunConfig, model: ModelConfig) -> str:
+    """Sentence on the bytes per token that cross each cut of a subspace model, and on what it costs."""
+    width = _WIDTHS[run.compute.dtype]
+    return (
+        f"model.subspace = {model.subspace}: {(cut_columns(model, width) + model.stream) * width:,} bytes "
+        f"per token and cut, forward and backward, instead of {2 * model.dim * width:,}; the loss falls more "
+        "slowly (docs/explanation/subspace.md)"
+    )
 
 
 def recipe_line(run: RunConfig, model: ModelConfig) -> str:

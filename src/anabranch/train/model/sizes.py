@@ -37,6 +37,8 @@ class ModelConfig:
     norm_eps: float = 1e-5
     rope_factor: float = 1.0
     """Factor of Llama 3.1's rule for long rotary wavelengths (`train/model/llama.py`); 1: none."""
+    subspace: int = 0
+    """Values per token that a cut carries (`train/model/residual.py`); 0: the residual stream itself."""
 
     head_width: int = 0
     """Width of an attention head; 0: dim / heads."""
@@ -55,6 +57,16 @@ class ModelConfig:
     @property
     def kv_dim(self) -> int:
         return self.kv_heads * self.head_dim
+
+    @property
+    def free_block(self) -> int | None:
+        """Number of the block that stage 0 has before the final norm of a subspace model, at full width."""
+        return self.blocks if self.subspace else None
+
+    @property
+    def stream(self) -> int:
+        """Values per token of the residual stream, into which attention and feed-forward layer write."""
+        return self.subspace or self.dim
 
 
 _SIZES = {
@@ -97,6 +109,8 @@ def model_config(section: ModelSection, vocab_size: int) -> ModelConfig:
         if (value := getattr(section, field.name)) is not None
     }
     overrides.setdefault("vocab_size", vocab_size)
+    if overrides.get("subspace"):
+        overrides.setdefault("tied", False)
     if "heads" in overrides and "kv_heads" not in overrides and base.kv_heads == base.heads:
         overrides["kv_heads"] = overrides["heads"]
     config = replace(base, **overrides)
@@ -131,6 +145,16 @@ def validate(config: ModelConfig) -> None:
         raise ConfigError(f"model.norm_eps: {config.norm_eps} must be above 0")
     if config.rope_factor != 1.0 and config.architecture != "llama":
         raise ConfigError(f"model.rope_factor: {config.rope_factor} is for llama only")
+    if config.subspace and not 0 < config.subspace < config.dim:
+        raise ConfigError(
+            f"model.subspace: {config.subspace} must be at least 1 and less than model.dim = {config.dim}, "
+            "or 0 for none"
+        )
+    if config.subspace and config.tied:
+        raise ConfigError(
+            "model.tied: the embedding of a subspace model is partly fixed and cannot be the head too; "
+            "leave model.tied out, or set it to false"
+        )
     if not config.rope_theta > 0:
         raise ConfigError(f"model.rope_theta: {config.rope_theta} must be above 0")
 
@@ -141,6 +165,8 @@ def _validate_family(config: ModelConfig) -> None:
         value = getattr(config, key)
         if value < 0 or (value and config.architecture not in FAMILY):
             raise ConfigError(f"model.{key}: {value} is for {', '.join(FAMILY)} only, and at least 0")
+    if config.subspace and config.architecture in FAMILY:
+        raise ConfigError(f"model.subspace: {config.architecture} has none; llama and gpt may have one")
 
 
 def block_parameters(config: ModelConfig) -> int:
@@ -149,18 +175,41 @@ def block_parameters(config: ModelConfig) -> int:
         matrices = 2 * config.dim * (config.attention_dim + config.kv_dim) + 3 * config.dim * config.ffn
         biases = config.attention_dim + 2 * config.kv_dim if config.architecture == "qwen2" else 0
         return matrices + biases + 2 * config.dim
-    dim, ffn = config.dim, config.ffn
+    dim, ffn, stream = config.dim, config.ffn, config.stream
     if config.architecture == "llama":
-        return 2 * dim * dim + 2 * dim * config.kv_dim + 3 * dim * ffn + 2 * dim
-    return 4 * dim * dim + 4 * dim + 2 * dim * ffn + ffn + dim + 4 * dim
+        return dim * dim + stream * dim + 2 * dim * config.kv_dim + (2 * dim + stream) * ffn + 2 * dim
+    return 3 * dim * dim + stream * dim + 3 * dim + (dim + stream) * ffn + ffn + 2 * stream + 4 * dim
 
 
 def end_parameters(config: ModelConfig) -> int:
-    """Parameters of stage 0: embedding (and learned positions), final norm, head."""
-    tables = config.vocab_size * config.dim * (1 if config.tied else 2)
+    """Parameters of stage 0: embedding (and learned positions), free block, final norm, head."""
+    head = 0 if config.tied else config.vocab_size * config.dim
+    if config.subspace:
+        head += block_parameters(replace(config, subspace=0))
+    tables = head + config.vocab_size * config.stream
     if config.architecture != "gpt":
         return tables + config.dim
-    return tables + config.max_sequence * config.dim + 2 * config.dim
+    return tables + config.max_sequence * config.stream + 2 * config.dim
+
+
+def fixed_elements(config: ModelConfig) -> int:
+    """Elements of the constants of a subspace model at every stage; 0 for other models."""
+    return (config.vocab_size + config.subspace) * config.dim if config.subspace else 0
+
+
+def id_digit_bits(itemsize: int) -> int:
+    """Bits of a whole number that an element of so many bytes holds exactly (bf16, fp32, fp64)."""
+    return {2: 8, 4: 24, 8: 53}[itemsize]
+
+
+def id_columns(vocab_size: int, itemsize: int) -> int:
+    """Elements that hold a token id exactly."""
+    return -(-max(1, (vocab_size - 1).bit_length()) // id_digit_bits(itemsize))
+
+
+def cut_columns(config: ModelConfig, itemsize: int) -> int:
+    """Elements per token that a cut between stages carries forward; backward it is `config.stream`."""
+    return config.stream + (id_columns(config.vocab_size, itemsize) if config.subspace else 0)
 
 
 def total_parameters(config: ModelConfig) -> int:
@@ -169,20 +218,23 @@ def total_parameters(config: ModelConfig) -> int:
 
 def block_flops(config: ModelConfig, sequence: int) -> int:
     """Floating-point operations of one block's forward per token, at `sequence` tokens (a product = 2)."""
-    dim = config.dim
-    projections = 2 * dim * dim + 2 * dim * config.kv_dim
-    feed_forward = (3 if config.architecture == "llama" else 2) * dim * config.ffn
+    dim, stream = config.dim, config.stream
+    projections = dim * dim + stream * dim + 2 * dim * config.kv_dim
+    feed_forward = ((2 if config.architecture == "llama" else 1) * dim + stream) * config.ffn
     attention = 2 * sequence * dim  # scores and their product with the values, unmasked, as computed
     if config.architecture in FAMILY:
         projections = 2 * dim * (config.attention_dim + config.kv_dim)
         feed_forward = 3 * dim * config.ffn
         attention = 2 * sequence * config.attention_dim
-    return 2 * (projections + feed_forward + attention)
+    widened = 2 * config.subspace * dim  # from the subspace to full width, before each norm
+    return 2 * (projections + feed_forward + attention + widened)
 
 
-def head_flops(config: ModelConfig) -> int:
-    """Floating-point operations of the head's forward per token."""
-    return 2 * config.dim * config.vocab_size
+def head_flops(config: ModelConfig, sequence: int) -> int:
+    """Floating-point operations of the head's forward per token, at `sequence` tokens, with the free block of
+    a subspace model."""
+    free = block_flops(replace(config, subspace=0), sequence) if config.subspace else 0
+    return free + 2 * config.dim * (config.vocab_size + config.subspace)
 
 
 def activation_elements_kept(config: ModelConfig) -> int:
@@ -190,5 +242,5 @@ def activation_elements_kept(config: ModelConfig) -> int:
     if config.architecture in FAMILY:
         return 4 * config.dim + 2 * (config.attention_dim + config.kv_dim) + 3 * config.ffn
     if config.architecture == "llama":
-        return 6 * config.dim + 2 * config.kv_dim + 3 * config.ffn
-    return 8 * config.dim + 2 * config.ffn
+        return 4 * config.dim + 2 * config.stream + 2 * config.kv_dim + 3 * config.ffn
+    return 6 * config.dim + 2 * config.stream + 2 * config.ffn

@@ -59,7 +59,7 @@ def _next_logits(model: Model, weights: PlainWeights, ids: Sequence[int], device
     x = model.embed(weights, torch.tensor([[*ids, *[0] * (padded - len(ids))]], device=device))
     for block in range(model.config.blocks):
         x = model.block(weights, block, x)
-    return model.head(weights, x[:, last : last + 1])[0, 0].double().cpu()
+    return model.head(weights, x, last)[0, 0].double().cpu()
 
 
 def _draw(logits: Tensor, temperature: float, top_k: int, generator: torch.Generator) -> int:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -20,10 +20,14 @@ from torch import Tensor, nn
 from anabranch.config import RunConfig
 from anabranch.errors import ConfigError
 from anabranch.train.model.interface import DTYPES
+from anabranch.train.model.residual import fixed_embedding, subspace_basis
 from anabranch.train.model.sizes import ModelConfig
 from anabranch.train.numerics.numerics_class import device_of
 from anabranch.train.numerics.step_scalars import learning_rate
 from anabranch.train.stage.run_objects import Batches, check_shape, master_dtype, token_ids
+
+Widen = Callable[[Tensor], Tensor]
+"""Values that a layer writes (..., stream) -> what enters the residual stream (..., dim)."""
 
 
 class _LlamaAttention(nn.Module):
@@ -33,7 +37,7 @@ class _LlamaAttention(nn.Module):
         self.q_proj = nn.Linear(c.dim, c.dim, bias=False)
         self.k_proj = nn.Linear(c.dim, c.kv_dim, bias=False)
         self.v_proj = nn.Linear(c.dim, c.kv_dim, bias=False)
-        self.o_proj = nn.Linear(c.dim, c.dim, bias=False)
+        self.o_proj = nn.Linear(c.dim, c.stream, bias=False)
 
     def forward(self, h: Tensor) -> Tensor:
         shape = (*h.shape[:2], -1, self.c.head_dim)
@@ -75,7 +79,7 @@ class _LlamaMLP(nn.Module):
         super().__init__()
         self.gate_proj = nn.Linear(c.dim, c.ffn, bias=False)
         self.up_proj = nn.Linear(c.dim, c.ffn, bias=False)
-        self.down_proj = nn.Linear(c.ffn, c.dim, bias=False)
+        self.down_proj = nn.Linear(c.ffn, c.stream, bias=False)
 
     def forward(self, h: Tensor) -> Tensor:
         y: Tensor = self.down_proj(F.silu(self.gate_proj(h)) * self.up_proj(h))
@@ -83,22 +87,25 @@ class _LlamaMLP(nn.Module):
 
 
 class _Block(nn.Module):
-    """Pre-norm block of `parts` by name, in order: norm, attention, norm, feed-forward layer."""
+    """Pre-norm block of `parts` by name, in order: norm, attention, norm, feed-forward layer. What the last
+    layers of both write is taken to full width by `widen`."""
 
-    def __init__(self, **parts: nn.Module) -> None:
+    def __init__(self, widen: Widen, **parts: nn.Module) -> None:
         super().__init__()
+        self.widen = widen
         for name, part in parts.items():
             self.add_module(name, part)
 
     def forward(self, x: Tensor) -> Tensor:
         norm1, attention, norm2, mlp = self.children()
-        x = x + attention(norm1(x))
-        y: Tensor = x + mlp(norm2(x))
+        x = x + self.widen(attention(norm1(x)))
+        y: Tensor = x + self.widen(mlp(norm2(x)))
         return y
 
 
-def _llama_block(c: ModelConfig) -> _Block:
+def _llama_block(c: ModelConfig, widen: Widen) -> _Block:
     return _Block(
+        widen,
         input_layernorm=nn.RMSNorm(c.dim, c.norm_eps),
         self_attn=_LlamaAttention(c),
         post_attention_layernorm=nn.RMSNorm(c.dim, c.norm_eps),
@@ -111,7 +118,7 @@ class _GPTAttention(nn.Module):
         super().__init__()
         self.c = c
         self.c_attn = nn.Linear(c.dim, 3 * c.dim)
-        self.c_proj = nn.Linear(c.dim, c.dim)
+        self.c_proj = nn.Linear(c.dim, c.stream)
 
     def forward(self, h: Tensor) -> Tensor:
         shape = (*h.shape[:2], self.c.heads, self.c.head_dim)
@@ -122,14 +129,15 @@ class _GPTAttention(nn.Module):
         return y
 
 
-def _gpt_block(c: ModelConfig) -> _Block:
+def _gpt_block(c: ModelConfig, widen: Widen) -> _Block:
     return _Block(
+        widen,
         ln_1=nn.LayerNorm(c.dim, c.norm_eps),
         attn=_GPTAttention(c),
         ln_2=nn.LayerNorm(c.dim, c.norm_eps),
         mlp=nn.Sequential(
             OrderedDict(
-                c_fc=nn.Linear(c.dim, c.ffn), gelu=nn.GELU("tanh"), c_proj=nn.Linear(c.ffn, c.dim)
+                c_fc=nn.Linear(c.dim, c.ffn), gelu=nn.GELU("tanh"), c_proj=nn.Linear(c.ffn, c.stream)
             )
         ),
     )
@@ -141,19 +149,26 @@ class IndependentModel(nn.Module):
     def __init__(self, c: ModelConfig) -> None:
         super().__init__()
         self.c = c
+        if c.subspace:
+            self.register_buffer("basis", torch.from_numpy(subspace_basis(c.dim, c.subspace)))
+            self.register_buffer("fixed", torch.from_numpy(fixed_embedding(c.vocab_size, c.dim)))
+        free: list[_Block] = []
+        if c.subspace:
+            block = _llama_block if c.architecture == "llama" else _gpt_block
+            free.append(block(replace(c, subspace=0), lambda z: z))
         body: dict[str, nn.Module]
         if c.architecture == "llama":
             body = {
-                "embed_tokens": nn.Embedding(c.vocab_size, c.dim),
-                "layers": nn.Sequential(*(_llama_block(c) for _ in range(c.blocks))),
+                "embed_tokens": nn.Embedding(c.vocab_size, c.stream),
+                "layers": nn.Sequential(*(_llama_block(c, self.widen) for _ in range(c.blocks)), *free),
                 "norm": nn.RMSNorm(c.dim, c.norm_eps),
             }
             self.model = nn.ModuleDict(body)
         else:
             body = {
-                "wte": nn.Embedding(c.vocab_size, c.dim),
-                "wpe": nn.Embedding(c.max_sequence, c.dim),
-                "h": nn.Sequential(*(_gpt_block(c) for _ in range(c.blocks))),
+                "wte": nn.Embedding(c.vocab_size, c.stream),
+                "wpe": nn.Embedding(c.max_sequence, c.stream),
+                "h": nn.Sequential(*(_gpt_block(c, self.widen) for _ in range(c.blocks)), *free),
                 "ln_f": nn.LayerNorm(c.dim, c.norm_eps),
             }
             self.transformer = nn.ModuleDict(body)
@@ -163,13 +178,22 @@ class IndependentModel(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         if self.c.architecture == "llama":
             m = self.model
-            table, y = m.get_parameter("embed_tokens.weight"), m["norm"](m["layers"](m["embed_tokens"](ids)))
+            x = self.embedded(ids, m["embed_tokens"](ids))
+            table, y = m.get_parameter("embed_tokens.weight"), m["norm"](m["layers"](x))
         else:
             m = self.transformer
-            x = m["wte"](ids) + m["wpe"](torch.arange(ids.shape[1], device=ids.device))
+            x = self.embedded(ids, m["wte"](ids) + m["wpe"](torch.arange(ids.shape[1], device=ids.device)))
             table, y = m.get_parameter("wte.weight"), m["ln_f"](m["h"](x))
         logits: Tensor = F.linear(y, table) if self.c.tied else self.lm_head(y)
         return logits
+
+    def widen(self, z: Tensor) -> Tensor:
+        """Values of the residual stream at full width."""
+        return z @ self.get_buffer("basis").T if self.c.subspace else z
+
+    def embedded(self, ids: Tensor, z: Tensor) -> Tensor:
+        """Residual stream before the first block, from the trained embedding z."""
+        return self.widen(z) + self.get_buffer("fixed")[ids] if self.c.subspace else z
 
 
 @dataclass(frozen=True)

@@ -239,7 +239,8 @@ class Reference:
             if gradient is not None:
                 with _noting(found, stage):
                     self._accumulators[stage].add(name, gradient)
-        dx = at_boundary[0].reshape(-1, at_boundary[0].shape[-1])
+        dx = self.model.stream.values(at_boundary[0])
+        dx = dx.reshape(-1, dx.shape[-1])
         if self.model.embedding_scale != 1.0:
             dx = dx * self.model.embedding_scale
         for table, rows in self.model.embedding_rows(ids):

@@ -21,6 +21,7 @@ from anabranch.train.model.sizes import (
     SUM_WIRE_BYTES,
     ModelConfig,
     block_parameters,
+    cut_columns,
     end_parameters,
     total_parameters,
 )
@@ -56,7 +57,7 @@ def settings_of(run: RunConfig, run_id: str, model: ModelConfig, epoch: int = 1)
         policy=run.routing.policy,
         returns="own" if run.routing.return_ == "own" else "any",
         numerics="mixed" if run.run.numerics == "mixed" else "strict",
-        activation_bytes=batch.rows * batch.sequence * model.dim * width,
+        activation_bytes=batch.rows * batch.sequence * cut_columns(model, width) * width,
         snapshot_every=snapshot_interval(run, model) if run.snapshots.copies else 0,
         snapshot_copies=run.snapshots.copies,
         snapshot_budget_bytes=run.snapshots.budget_bytes,
@@ -98,7 +99,7 @@ def snapshot_interval(run: RunConfig, model: ModelConfig) -> int:
         return run.snapshots.every
     width, master = _widths(run)
     batch = run.batch
-    activation = batch.rows * batch.sequence * model.dim * width
+    activation = batch.rows * batch.sequence * cut_columns(model, width) * width
     traffic = 2 * (run.pipeline.stages + 1) * batch.microbatches * activation
     copied = run.snapshots.copies * 3 * master * total_parameters(model)
     return max(SNAPSHOTS_EVERY[0], min(SNAPSHOTS_EVERY[1], -(-4 * copied // traffic)))
@@ -138,6 +139,8 @@ def model_hash(model: ModelConfig) -> str:
     for key in ("head_width", "window"):
         if not shape[key]:
             del shape[key]
+    if not model.subspace:
+        del shape["subspace"]
     return hashlib.sha256(repr(sorted(shape.items())).encode()).hexdigest()[:32]
 
 

@@ -35,8 +35,8 @@ class _Forward:
 class Stage:
     """Passes of one stage. `weights` are in the compute dtype; contributions go to `accumulator`.
 
-    All x, y, dx, dy are (rows, sequence, dim). Methods raise Overflow if a result is not finite, and KeyError
-    for a microbatch without a graph or store.
+    x and y are (rows, sequence, stream.columns), dx and dy (rows, sequence, stream.width). Methods raise
+    Overflow if a result is not finite, and KeyError for a microbatch without a graph or store.
     """
 
     def __init__(
@@ -145,9 +145,10 @@ class Stage:
 
     def _input_gradient(self, forward: _Forward, dy: Tensor) -> Tensor:
         smalls = forward.weights.smalls
-        dx, *gradients = torch.autograd.grad(forward.y, [forward.x, *smalls.values()], dy)
+        values = self.model.stream.values
+        dx, *gradients = torch.autograd.grad(values(forward.y), [forward.x, *smalls.values()], dy)
         forward.store.smalls = dict(zip(smalls, gradients, strict=True))
-        return self._finite("input gradient", dx)
+        return self._finite("input gradient", values(dx))
 
     def _head(self, x: Tensor, targets: Tensor, scale: float) -> tuple[Tensor, float, Store]:
         store = Store()
@@ -157,7 +158,7 @@ class Stage:
         # The loss is scaled before backward, so that contributions need no weights when they are summed.
         dx, *gradients = torch.autograd.grad(loss * scale, [x, *weights.smalls.values()])
         store.smalls = dict(zip(weights.smalls, gradients, strict=True))
-        return self._finite("input gradient", dx), loss_sum, store
+        return self._finite("input gradient", self.model.stream.values(dx)), loss_sum, store
 
     def _loss(
         self, weights: PlainWeights | DeferredWeights, x: Tensor, targets: Tensor

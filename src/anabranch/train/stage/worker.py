@@ -226,12 +226,14 @@ class Worker:
     def _assemble(self, task: tasks.Assemble, inputs: Sequence[Tensor]) -> Result:
         own = task.witness is None
         layout = self.layout if task.witness is None else self._layout_of(task.witness)
-        gradient = self._flat(torch.cat([part.reshape(-1) for part in inputs]) if inputs else None, layout)
+        whole = torch.cat([part.reshape(-1) for part in inputs]) if inputs else None
+        gradient = self._flat(whole, layout)
         squares = exact.squares(layout, gradient)
         for name, square in squares.items():
             if not square < float("inf"):
                 raise exact.Overflow(name)
-        digest = exact.digest(layout, gradient)
+        assert whole is not None  # `_flat` refuses
+        digest = exact.digest(layout, whole)  # the host's copy: nothing comes back from an accelerator
         if own:
             self._gradients[task.t], self._digests[task.t] = gradient, digest
         return Result(digest=digest, squares=squares)
@@ -345,14 +347,19 @@ class Worker:
         if len(inputs) < expected or (expected == 1 and len(inputs) != 1):
             raise _Refused(f"{expected} tensor(s) were expected, {len(inputs)} came")
         x = inputs[0]
-        shape = (self._run.batch.rows, self._run.batch.sequence, self.model.config.dim)
+        stream = self.model.stream
+        width = stream.columns if what == "activation" else stream.width
+        shape = (self._run.batch.rows, self._run.batch.sequence, width)
         if tuple(x.shape) != shape or x.dtype != self.dtype:
             raise _Refused(f"the received {what} is {x.dtype} {tuple(x.shape)}, not {self.dtype} {shape}")
         try:
             exact.check_finite(what, x)
         except exact.Overflow:
             raise _Refused(f"the received {what} is not finite") from None
-        return x.to(self.device)
+        x = x.to(self.device)
+        if what == "activation" and (problem := stream.problem(x)):
+            raise _Refused(f"the received {what} {problem}")
+        return x
 
     def _layout_of(self, stage: int) -> Layout:
         """Layout of any stage's state."""

@@ -1,0 +1,32 @@
+"""Bytes of cuts of a subspace model, and of values in a codec, in a scenario."""
+
+from __future__ import annotations
+
+import pytest
+
+from anabranch.errors import UserError
+from anabranch.protocol.interface import tasks
+from anabranch.sim.cluster.scenario import load_scenario
+
+
+def test_bytes_of_a_cut() -> None:
+    dense = load_scenario("eight-homes").work
+    assert dense.activation_bytes == dense.gradient_bytes == 4 * 1024 * 1024 * 2
+    thin = load_scenario("eight-homes", {"model.subspace": 160}).work
+    assert thin.gradient_bytes == 4 * 1024 * 160 * 2
+    assert thin.activation_bytes - thin.gradient_bytes == 4 * 1024 * 4  # an id of 32,000: two bf16 values
+    both = load_scenario("eight-homes", {"model.subspace": 160, "model.value_bytes": 1.03125}).work
+    assert both.gradient_bytes == 4 * 1024 * 165
+    assert both.activation_bytes - both.gradient_bytes == 4 * 1024 * 4
+
+
+def test_a_thin_stage_computes_less_and_holds_the_fixed_embedding() -> None:
+    dense, thin = (load_scenario("eight-homes", {"model.subspace": k}).work for k in (0, 160))
+    assert thin.load(1, tasks.Forward).flops < dense.load(1, tasks.Forward).flops
+    assert thin.parameters(1) < dense.parameters(1)
+    assert (dense.fixed_bytes, thin.fixed_bytes) == (0, (32_000 + 160) * 1024 * 2)
+
+
+def test_a_subspace_as_wide_as_the_model_is_refused() -> None:
+    with pytest.raises(UserError, match=r"model.subspace = 1024: llama-350m has a width of 1024"):
+        load_scenario("eight-homes", {"model.subspace": 1024})
