@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import email
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-import anabranch.protocol
 from anabranch.config import BatchSection, DataSection, ModelSection, RunConfig, with_changes
 from anabranch.data.batches import Batches
 from anabranch.data.corpus import materialise
@@ -87,11 +87,12 @@ def test_epochs_are_told_and_too_many_warned_about() -> None:
 
 @pytest.mark.slow
 def test_the_first_steps_of_the_tiny_recipe_have_no_spike(tmp_path: Path) -> None:
-    """With initial weights of deviation 0.02 the gradient's norm is 85 at step 16 of this run."""
-    [folder] = anabranch.protocol.__path__
+    """With initial weights of deviation 0.02 the gradient's norm is 27 at step 18 of this run; it is 3.6 at
+    most with the recipe's."""
+    [folder] = email.__path__
     changes = {"data.source": "text", "data.path": folder, "batch.microbatches": 4}
     run = with_changes(recipe_run("llama-tiny"), changes)
     corpus = materialise(run.data, tmp_path / "corpus")
     reference = Reference(run, model_config(run.model, corpus.vocab_size), Batches(corpus, run.batch, 1))
     norms = [reference.step(reference.share(t, range(4))).norm for t in range(1, 19)]
-    assert max(norms) < 5, norms
+    assert max(norms) < 8, norms

@@ -188,7 +188,8 @@ def measured_pass_s(
     stream = worker.model.stream
     x = torch.zeros(run.batch.rows, run.batch.sequence, stream.columns, dtype=DTYPES[run.compute.dtype])
     dy = stream.values(x).contiguous()
-    forwards, backwards = [], []
+    forwards: list[float] = []
+    backwards: list[float] = []
     started = time.perf_counter()
     for index in range(3):
         begin = time.perf_counter()
