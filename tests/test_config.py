@@ -133,6 +133,11 @@ def test_every_number_has_a_range() -> None:
         ({"fleet.minimum": 3}, ["fleet.minimum 3 is never reached", "only 2"]),
         ({"model.dim": 100, "model.heads": 3}, ["model.dim 100 is not a multiple of model.heads 3"]),
         ({"model.heads": 4, "model.kv_heads": 3}, ["not a multiple of model.kv_heads 3"]),
+        ({"model.subspace": 8, "model.tied": True}, ["model.tied does not work with model.subspace"]),
+        (
+            {"model.subspace": 8, "model.initial_weights": "folder"},
+            ["model.subspace does not work with model.initial_weights", "no dense model fits"],
+        ),
         ({"model.max_sequence": 64}, ["batch.sequence 128 is longer than model.max_sequence 64"]),
         ({"data.source": "text"}, ["data.path is empty"]),
         ({"data.source": "web"}, ['"web"', "stdlib", "parquet", "dataset"]),

@@ -5,8 +5,12 @@ from __future__ import annotations
 import pytest
 
 from anabranch.errors import UserError
+from anabranch.net.wan.profile import find_profile
 from anabranch.protocol.interface import tasks
 from anabranch.sim.cluster.scenario import load_scenario
+from anabranch.sim.planning.runfile import run_config
+from anabranch.sim.planning.search import named_fleet, plans
+from anabranch.train.model.sizes import model_config
 
 
 def test_bytes_of_a_cut() -> None:
@@ -25,6 +29,14 @@ def test_a_thin_stage_computes_less_and_holds_the_fixed_embedding() -> None:
     assert thin.load(1, tasks.Forward).flops < dense.load(1, tasks.Forward).flops
     assert thin.parameters(1) < dense.parameters(1)
     assert (dense.fixed_bytes, thin.fixed_bytes) == (0, (32_000 + 160) * 1024 * 2)
+
+
+def test_a_planned_run_has_the_subspace_of_its_scenario() -> None:
+    homes = find_profile("homes")
+    scenario = named_fleet(load_scenario("eight-homes", {"model.subspace": 160}), homes)
+    config = run_config(plans(scenario, homes, [8])[0])
+    model = model_config(config.model, 32_000)
+    assert (config.compute.dtype, model.subspace, model.tied) == ("bf16", 160, False)
 
 
 def test_a_subspace_as_wide_as_the_model_is_refused() -> None:
