@@ -186,7 +186,8 @@ def measured_pass_s(
     worker = Worker(run, model, stage)
     worker.run(InitState(0))
     x = torch.zeros(run.batch.rows, run.batch.sequence, model.dim, dtype=DTYPES[run.compute.dtype])
-    forwards, backwards = [], []
+    forwards: list[float] = []
+    backwards: list[float] = []
     started = time.perf_counter()
     for index in range(3):
         begin = time.perf_counter()

@@ -35,8 +35,8 @@ class LogSources:
             return False
         t = self._progress.committed
         self._exit.stop(
-            f"the run goes on from an earlier state: its data node lost log entries up to step {t}, which this "
-            "machine has",
+            f"the run goes on from an earlier state: its data node lost log entries up to step {t}, which "
+            "this machine has",
             ok=False,
             again=True,
         )
