@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from hypothesis import settings
 
@@ -11,6 +13,7 @@ settings.register_profile("exploring", deadline=None, print_blob=True)
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    os.environ["ANABRANCH_CORPORA"] = "off"  # no test reads or writes the user's cache
     config.addinivalue_line("markers", "slow: a second or more of CPU; left out of `make quick`")
     config.addinivalue_line("markers", "soak: long; left out of `make test`, run by `make soak`")
     settings.load_profile("exploring" if config.option.markexpr == "soak" else "steady")

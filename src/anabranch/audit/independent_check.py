@@ -11,6 +11,7 @@ from anabranch.audit.error_bounds import Vectors
 from anabranch.audit.log_comparison import Label, as_vectors
 from anabranch.audit.run_inputs import Inputs
 from anabranch.protocol.consensus.log_replay import LogReplay
+from anabranch.train.model.interface import DTYPES
 from anabranch.train.reference.independent import IndependentReference
 from anabranch.train.stage.run_objects import master_dtype
 
@@ -28,7 +29,7 @@ def independent_vectors(
     """
     run = replace(inputs.run, compute=replace(inputs.run.compute, dtype=dtype))
     weights = {
-        name.removeprefix("weights/"): tensor.to(master_dtype(dtype))
+        name.removeprefix("weights/"): tensor.to(master_dtype(DTYPES[dtype]))
         for name, tensor in inputs.reference().tensors().items()
         if name.startswith("weights/")
     }

@@ -142,8 +142,8 @@ class Report:
         )
         if any(distance.usual is not None for distance in self.independent or ()):
             lines.append(
-                f"rounding alone: the independent implementation in {self.dtype} beside itself in fp64. A run "
-                "at about its distance computed the same; a wrong formula is orders of magnitude beyond it"
+                f"rounding alone: the independent implementation in {self.dtype} beside itself in fp64. A "
+                "run at about its distance computed the same; a wrong formula is orders of magnitude beyond"
             )
         lines += [f"problem: {problem}" for problem in shortened(self.problems)]
         lines += [f"note: {note}" for note in self.notes]

@@ -28,6 +28,7 @@ import numpy.typing as npt
 from blake3 import blake3
 
 from anabranch.config import DataSection
+from anabranch.data.corpus_cache import LEAST_BYTES, CorpusCache, content_key
 from anabranch.data.sources import Document, Documents, open_documents
 from anabranch.data.tokenizers import TextTokenizer, write_tokenizer
 from anabranch.errors import ConfigError
@@ -95,19 +96,57 @@ def materialise(
     directory: Path,
     progress: Progress | None = None,
     tell: Callable[[str], None] = lambda text: None,
+    cache: CorpusCache | None = None,
 ) -> Corpus:
     """Write the corpus that `section` describes into `directory`, or open it if it already exists.
 
-    tell: callback for sentences to the user about files that were left out or are not UTF-8. Raises
-    ConfigError if the source cannot be read, has fewer than 20 documents or too little text for the
-    vocabulary, or if the directory holds a corpus of other settings.
+    cache: of tokenized corpora; None to tokenize in any case. tell: gets sentences about files that were left
+    out or are not UTF-8. Raises ConfigError if the source cannot be read, has fewer than 20 documents or too
+    little text for the vocabulary, or if the directory holds a corpus of other settings.
     """
     if (directory / MANIFEST).is_file():
         return _open_same(section, directory)
     report = progress or (lambda activity, done, total: None)
     documents = open_documents(section)
     directory.mkdir(parents=True, exist_ok=True)
+    key = ""
+    if cache is not None and documents.size_bytes >= LEAST_BYTES:
+        key = content_key(section, documents, report)
+        if (kept := _from_cache(section, directory, cache, key)) is not None:
+            _tell_all(tell, documents)
+            tell("the same text was tokenized before: its tokens are taken from the cache")
+            return kept
+    corpus = _tokenized(section, directory, documents, report)
+    _tell_all(tell, documents)
+    if cache is not None and key:
+        cache.put(key, (*HASHED_FILES, MANIFEST), directory)
+    return corpus
 
+
+def _tell_all(tell: Callable[[str], None], documents: Documents) -> None:
+    for remark in documents.remarks():
+        tell(remark)
+
+
+def _from_cache(section: DataSection, directory: Path, cache: CorpusCache, key: str) -> Corpus | None:
+    """Corpus from the cache, with this section as its source; None if the cache has none that is whole."""
+    if not cache.take(key, (*HASHED_FILES, MANIFEST), directory):
+        return None
+    try:
+        open_corpus(directory)
+    except ConfigError:  # damaged
+        cache.forget(key)
+        for name in (*HASHED_FILES, MANIFEST):
+            (directory / name).unlink(missing_ok=True)
+        return None
+    manifest = _read_manifest(directory)
+    manifest.source = _source(section)
+    _write_manifest(directory, manifest)
+    return Corpus(directory, manifest)
+
+
+def _tokenized(section: DataSection, directory: Path, documents: Documents, report: Progress) -> Corpus:
+    """Corpus of the documents, written into `directory`. Raises ConfigError if there is too little text."""
     with _unfinished(directory / TOKENIZER) as path:
         write_tokenizer(section, _training_texts(documents, report), path)
     tokenizer = TextTokenizer(directory / TOKENIZER)
@@ -123,25 +162,32 @@ def materialise(
             parts = train.finish(), held_out.finish()
         _check_large_enough(section, documents, tokenizer, parts[0].documents + parts[1].documents)
 
-    for remark in documents.remarks():
-        tell(remark)
-    python = {"python": platform.python_version()} if section.source == "stdlib" else {}
     manifest = _Manifest(
         token_type="u2" if token_type.itemsize == 2 else "u4",
         vocab_size=tokenizer.vocab_size,
         separator=tokenizer.separator,
         train=parts[0],
         held_out=parts[1],
-        source={**asdict(section), **python},
+        source=_source(section),
         files=[
             CorpusFile(name, (directory / name).stat().st_size, _hash_file(directory / name))
             for name in HASHED_FILES
         ],
     )
     manifest.fingerprint = manifest.computed_fingerprint()
+    _write_manifest(directory, manifest)
+    return Corpus(directory, manifest)
+
+
+def _source(section: DataSection) -> dict[str, Any]:
+    """Source of the text, for the manifest."""
+    python = {"python": platform.python_version()} if section.source == "stdlib" else {}
+    return {**asdict(section), **python}
+
+
+def _write_manifest(directory: Path, manifest: _Manifest) -> None:
     with _unfinished(directory / MANIFEST) as path:
         path.write_text(json.dumps(msgspec.to_builtins(manifest), indent=1) + "\n", encoding="utf-8")
-    return Corpus(directory, manifest)
 
 
 def _check_large_enough(

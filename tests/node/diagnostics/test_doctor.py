@@ -21,8 +21,8 @@ from anabranch.net.identity import Identity
 from anabranch.net.ticket import PeerAddress, issue_ticket
 from anabranch.node.diagnostics import doctor
 from anabranch.node.diagnostics import reachability as reach
-from anabranch.node.diagnostics.link_test import Greeting, LinkTestClient, LinkTestError, LinkTestServer
 from anabranch.node.diagnostics.doctor import speeds
+from anabranch.node.diagnostics.link_test import Greeting, LinkTestClient, LinkTestError, LinkTestServer
 from support.local_swarms import small_run
 
 

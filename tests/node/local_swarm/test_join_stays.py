@@ -122,3 +122,26 @@ def test_a_leader_that_lost_the_end_of_its_log_is_joined_anew(swarm: Swarm) -> N
     swarm.seen.clear()
     swarm.until(lambda _: bool(swarm.of(Step)) and all(serves(swarm, name) for name in RELAYS))
     assert "goes on from an earlier state" in words(swarm.processes["relay-1.0"])
+
+
+@pytest.mark.parametrize("voters", [3, pytest.param(1, marks=pytest.mark.soak)])
+def test_a_data_node_that_slept_is_back(
+    tmp_path: Path, texts: Path, supervisor: Supervisor, voters: int
+) -> None:
+    """It may vote, and its disk has a part of the log: it joins again all the same."""
+    run = small_run(
+        texts, run__steps=100_000, evaluation__every=0, fleet__data_nodes=3, fleet__voters=voters
+    )
+    directory = created(tmp_path / "run", run)
+    corpus = ["--corpus", str(directory.corpus)]
+    with swarm_of(directory, run, supervisor, leader_only=True) as swarm:
+        for name in ("data-1", "data-2"):
+            swarm.join(name, swarm.ticket("data"), corpus, once=False)
+        for name in RELAYS[::2]:
+            swarm.join(name, swarm.ticket(), ["--stage", name[6]], once=False)
+        swarm.until(lambda _: all(serves(swarm, name) for name in ("data-1", "data-2", *RELAYS[::2])))
+        sleeper = swarm.processes["data-1"]
+        sleeper.signal(signal.SIGSTOP)
+        swarm.until(lambda _: not serves(swarm, "data-1"))
+        sleeper.signal(signal.SIGCONT)
+        swarm.until(lambda _: serves(swarm, "data-1"))

@@ -129,10 +129,8 @@ def night(tmp_path: Path, texts: Path, supervisor: Supervisor) -> Iterator[Night
                         process.wait(PATIENCE_S)
 
 
-@pytest.mark.parametrize(
-    "sleep_s",
-    [pytest.param(1.0, marks=pytest.mark.slow), pytest.param(60.0, marks=pytest.mark.soak)],
-)
+@pytest.mark.soak
+@pytest.mark.parametrize("sleep_s", [1.0, 60.0])
 def test_a_night(night: Night, sleep_s: float) -> None:
     begin(night)
     machines_sleep_and_restart(night, sleep_s)

@@ -273,7 +273,9 @@ def test_a_paused_run_on_a_phone(tmp_path: Path, browser: Any) -> None:
     from support.run_events import begin, step
 
     path = tmp_path / "events.jsonl"
-    repair = log.Repair(peer="d0", time=105.5, t=4, index=1, stage=1, dead="a", replacement="b", reason="forward: x")
+    repair = log.Repair(
+        peer="d0", time=105.5, t=4, index=1, stage=1, dead="a", replacement="b", reason="forward: x"
+    )
     with EventLog(path) as file:
         for event in [*begin(), *(step(t) for t in range(1, 4)), repair, step(4)]:
             file.write(event)

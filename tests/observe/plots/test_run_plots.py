@@ -5,8 +5,13 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import matplotlib
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.legend import Legend
+from matplotlib.text import Text
+from matplotlib.transforms import Bbox
 
 from anabranch.errors import UserError
 from anabranch.observe.event_log import EventLog, read_events
@@ -19,6 +24,7 @@ from anabranch.observe.plots.run_plots import (
     read_history,
     smooth,
 )
+from anabranch.observe.plots.style import STYLE
 
 T0 = 1_700_000_000.0
 
@@ -152,3 +158,41 @@ def test_the_smoothed_line_does_not_trail_far_behind_a_falling_loss(steps: int) 
         )  # fmt: skip
     raw, smoothed = ([float(y) for y in line.get_ydata()] for line in draw_loss(history).axes[0].lines[:2])
     assert max(abs(a - b) for a, b in zip(raw, smoothed, strict=True)) <= 5.0 / 12
+
+
+def test_no_label_lies_on_another_or_leaves_the_picture() -> None:
+    """Fourteen stages, many faults and a long name, at once."""
+    events: list[Event] = [
+        RunStarted(
+            peer="d", run="a-run-with-a-long-name", run_id="r", model="llama-350m", parameters=350_000_000,
+            microbatches=4, tokens_per_iteration=64, steps=60, numerics="", initial_weights_hash="",
+            corpus_fingerprint="", tokenizer_hash="", stages=14,
+        )
+    ]  # fmt: skip
+    for t in range(1, 61):
+        events.append(
+            Step(
+                peer="d", time=float(t), t=t, loss=9.0 / t, tokens=64, grad_norm=1.0, clip_factor=1.0,
+                learning_rate=0.1, seconds=0.0 if t == 30 else 0.5, manifest_hash="", alive=[2] * 15,
+            )
+        )  # fmt: skip
+        events.append(FaultDelivered(peer="d", time=float(t), fault="kill", phase="x"))
+        events.append(Repair(peer="d", t=t, index=0, stage=1, dead="a", replacement="", reason="x"))
+    events.append(Evaluation(peer="d", time=60.0, t=60, loss=0.2, bits_per_byte=0.3, tokens=8))
+    history = read_history(events)
+    with matplotlib.rc_context(STYLE):
+        for figure in (draw_loss(history), draw_throughput(history)):
+            FigureCanvasAgg(figure).draw()
+            titles = [text for text in figure.findobj(Text) if text.get_text().startswith("a-run")]
+            boxes = [each.get_window_extent() for each in (*titles, *figure.findobj(Legend), *figure.axes)]
+            assert titles and len(boxes) >= 3
+            for number, box in enumerate(boxes):
+                assert figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1 + 1, "it leaves the picture"
+                assert not any(_overlap(box, other) for other in boxes[number + 1 :])
+        rates = draw_throughput(history).axes[0].lines[0].get_ydata()
+        assert min(rates) > 0, "a step that nobody timed has no rate"
+
+
+def _overlap(a: Bbox, b: Bbox) -> bool:
+    """True if two boxes share more than a pixel's edge."""
+    return min(a.x1, b.x1) - max(a.x0, b.x0) > 1 and min(a.y1, b.y1) - max(a.y0, b.y0) > 1

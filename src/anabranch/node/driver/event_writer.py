@@ -193,7 +193,7 @@ class EventWriter:
 
     def _step(self, record: Commit) -> log.Event:
         now = time.time()
-        # Of a step that this peer learns of after an absence nobody knows here how long it took.
+        # Nobody here knows how long a step took that this peer learns of after an absence.
         seconds, self._step_at = (now - self._step_at if record.t == self.open_t else 0.0), now
         if record.witness is not None:
             self.write(self._copied(log.Skip, asdict(record.witness), t=record.t))

@@ -141,8 +141,8 @@ class RaftStorage:
 
 
 def _write_all(handle: int, data: bytes, offset: int) -> None:
-    """Write all of `data` at `offset`; raises OSError if the disk is full. One `write` may store a part of the
-    data and raise nothing."""
+    """Write all of `data` at `offset`; raises OSError if the disk is full. A system call may store a part of
+    the data and report no error."""
     view = memoryview(data)
     while view:
         written = os.pwrite(handle, view, offset)

@@ -82,13 +82,14 @@ def create_run(
     configure(run.compute.threads)
     from anabranch.data.batches import Batches
     from anabranch.data.corpus import materialise
+    from anabranch.data.corpus_cache import default_cache
     from anabranch.train.model.recipes import epochs_sentence
 
     run = resolved(run)
     model = checked_model(run, tell)
     directory = RunDirectory.create(path)
     try:
-        corpus = materialise(run.data, directory.corpus, progress, tell)
+        corpus = materialise(run.data, directory.corpus, progress, tell, default_cache())
         batches = Batches(corpus, run.batch, run.run.seed)
         tell(
             f"corpus: {corpus.train.documents:,} documents, {corpus.train.tokens:,} tokens to train on, "

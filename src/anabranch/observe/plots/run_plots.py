@@ -20,6 +20,8 @@ from anabranch.observe import events as log
 from anabranch.observe.event_log import read_events
 from anabranch.observe.plots.style import BLUE, GREEN, ORANGE, PURPLE, RED, STYLE, save, stage_colour
 
+#: Most stages of relays with a line each, entries in a row of a legend, and height of a row (points).
+LISTED, COLUMNS, ROW_POINTS = 6, 4, 18
 #: Kind of mark -> colour and marker.
 MARKS = {"fault": (RED, "v"), "repair": (GREEN, "o"), "redo": (ORANGE, "s"), "skip": (PURPLE, "X")}
 
@@ -100,11 +102,8 @@ def draw_loss(history: History) -> Figure:
     held_out = [(t, e.loss) for t, e in sorted(history.evaluations.items()) if e.loss is not None]
     if held_out:
         at, losses = zip(*held_out, strict=True)
-        axes.plot(at, losses, color=ORANGE, marker="o", markersize=5, linewidth=1.4, label="held out")
-        axes.annotate(
-            _final(history.evaluations[at[-1]]), (at[-1], losses[-1]), color=ORANGE,
-            xytext=(0, 14), textcoords="offset points", ha="right",
-        )  # fmt: skip
+        label = f"held out, at last {_final(history.evaluations[at[-1]])}"
+        axes.plot(at, losses, color=ORANGE, marker="o", markersize=5, linewidth=1.4, label=label)
     _finish(axes, "loss (nats per token)", history.title)
     axes.set_xlabel("step")
     ratio = history.bits_per_nat()
@@ -121,18 +120,19 @@ def draw_throughput(history: History) -> Figure:
     figure = Figure(figsize=(8, 5.2), layout="constrained")
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(2.2, 1))
     at = sorted(history.steps)
-    rates = [s.tokens / s.seconds if s.seconds > 0 else 0.0 for s in (history.steps[t] for t in at)]
-    upper.plot(at, rates, color=BLUE, alpha=0.3, linewidth=0.8)
+    timed = [t for t in at if history.steps[t].seconds > 0]
+    rates = [history.steps[t].tokens / history.steps[t].seconds for t in timed]
+    upper.plot(timed, rates, color=BLUE, alpha=0.3, linewidth=0.8)
     evened = smooth(rates, _span(rates))
-    upper.plot(at, evened, color=BLUE, linewidth=1.8, label="tokens per second (smoothed)")
+    upper.plot(timed, evened, color=BLUE, linewidth=1.8, label="tokens per second (smoothed)")
     top = max(rates, default=0.0) * 1.12 or 1.0
     upper.set_ylim(0, top)
-    for kind, (colour, marker) in MARKS.items():
+    for row, (kind, (colour, marker)) in enumerate(MARKS.items()):
         places = history.marks.get(kind, [])
         if places:
             upper.scatter(
-                places, [top * 0.95] * len(places), color=colour, marker=marker, s=28, zorder=3,
-                label=f"{kind} ({len(places)})", linewidths=0,
+                places, [top * (0.97 - 0.05 * row)] * len(places), color=colour, marker=marker, s=28,
+                zorder=3, label=f"{kind} ({len(places)})", linewidths=0,
             )  # fmt: skip
             for axes in (upper, lower):
                 axes.vlines(
@@ -141,22 +141,35 @@ def draw_throughput(history: History) -> Figure:
     _finish(upper, "tokens per second", history.title)
     upper.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
 
-    alive_at = [history.steps[t].alive for t in at]
-    stages = max(map(len, alive_at), default=0)
-    for stage in range(stages):
+    lines = _alive_lines([history.steps[t].alive for t in at])
+    for number, (label, counts) in enumerate(lines.items()):
         # Lines of equal height are shifted apart a little; otherwise only the last would be visible.
-        shift = 0.07 * (stage - (stages - 1) / 2)
-        heights = [alive[stage] + shift if stage < len(alive) else shift for alive in alive_at]
+        shift = 0.07 * (number - (len(lines) - 1) / 2)
         lower.plot(
-            at, heights, drawstyle="steps-post", linewidth=1.8,
-            color=stage_colour(stage), label=f"stage {stage}" if stage else "data nodes",
+            at, [count + shift for count in counts], drawstyle="steps-post", linewidth=1.8,
+            color=stage_colour(number), label=label,
         )  # fmt: skip
-    most = max((count for alive in alive_at for count in alive), default=1)
+    most = max((count for counts in lines.values() for count in counts), default=1)
     lower.set_ylim(0, most + 0.6)
     lower.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
-    _finish(lower, "peers alive", "", columns=max(1, stages))
+    _finish(lower, "peers alive", "")
     lower.set_xlabel("step")
     return figure
+
+
+def _alive_lines(alive_at: Sequence[Sequence[int]]) -> dict[str, list[int]]:
+    """Label -> peers alive at each step: of each stage, or where these are many the fewest and the most at
+    any of them."""
+    stages = max(map(len, alive_at), default=0)
+    by_stage = [[alive[s] if s < len(alive) else 0 for alive in alive_at] for s in range(stages)]
+    if stages - 1 <= LISTED:
+        return {f"stage {s}" if s else "data nodes": counts for s, counts in enumerate(by_stage)}
+    of_relays = list(zip(*by_stage[1:], strict=True))
+    return {
+        "data nodes": by_stage[0],
+        f"fewest at one of {stages - 1} stages": [min(counts) for counts in of_relays],
+        "most": [max(counts) for counts in of_relays],
+    }
 
 
 def _span(values: Sequence[float]) -> int:
@@ -171,13 +184,16 @@ def smooth(values: Sequence[float], span: int = 15) -> list[float]:
     return smoothed
 
 
-def _finish(axes: Axes, label: str, title: str, columns: int = 1) -> None:
+def _finish(axes: Axes, label: str, title: str) -> None:
+    """Label the axes. The legend stands above them, in rows, where it covers no line; the title above it."""
     axes.set_ylabel(label)
-    axes.set_title(title, loc="left")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.margins(x=0.01)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(loc="best", ncols=columns)
+    count = len(axes.get_legend_handles_labels()[0])
+    if count:
+        axes.legend(loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=COLUMNS, borderaxespad=0.1)
+    if title:
+        axes.set_title(title, loc="left", pad=8 + ROW_POINTS * -(-count // COLUMNS))
 
 
 def _step_at(steps: dict[int, log.Step], time: float) -> float:

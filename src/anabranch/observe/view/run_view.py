@@ -186,8 +186,8 @@ class View:
         self.state.set("totals", "", **{name: round(total, 3) for name, total in self._totals.items()})
         self._split_t, self._split_count, self._split = event.t, 0, [0.0] * 4
         self.steps.add(
-            [event.time, event.t, event.loss, rate, event.seconds or None, None, None, None, None, sum(event.alive),
-             event.grad_norm, event.learning_rate]
+            [event.time, event.t, event.loss, rate, event.seconds or None, None, None, None, None,
+             sum(event.alive), event.grad_norm, event.learning_rate]
         )  # fmt: skip
 
     def _timing(self, event: log.Timing) -> None:

@@ -143,7 +143,7 @@ class MessageHandlers:
     def _announce(self, peer: str, message: msg.Announce, payload: Payload | None) -> None:
         for line in message.entries:
             self.reactions.follow(line, peer)
-            if self.shared.exit.stopped:
+            if self.reactions.sources.lost:
                 return
 
     def _keep(self, peer: str, message: msg.Keep, payload: Payload | None) -> str | None:

@@ -19,6 +19,8 @@ class LogSources:
     def __init__(self, shared: SharedParts, voter: Voter) -> None:
         self._ctx, self._progress, self._exit = shared.ctx, shared.progress, shared.exit
         self._entry, self._following, self._voter = shared.entry, shared.following, voter
+        self.lost = False
+        """True once the leader was found to lack entries that this peer applied."""
         self._short_since = math.inf
         """Time (s) since which the only voter's log is shorter than this peer's."""
 
@@ -33,10 +35,10 @@ class LogSources:
         log = self._ctx.log
         if peer != log.leader or log.keeps_log(self._ctx.me):
             return False
-        t = self._progress.committed
+        self.lost, t = True, self._progress.committed
         self._exit.stop(
-            f"the run goes on from an earlier state: its data node lost log entries up to step {t}, which this "
-            "machine has",
+            f"the run goes on from an earlier state: its data node lost log entries up to step {t}, which "
+            "this machine has",
             ok=False,
             again=True,
         )
