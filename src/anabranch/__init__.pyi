@@ -12,6 +12,8 @@ from anabranch.api.volunteer import join as join
 from anabranch.config import RunConfig as RunConfig
 from anabranch.errors import UserError as UserError
 from anabranch.net.errors import NetError as NetError
+from anabranch.train.model.registry import CausalModel as CausalModel
+from anabranch.train.model.registry import register_model as register_model
 
 __version__: str
 PROTOCOL_VERSION: int

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 
 from anabranch.config import ConfigError, ModelSection
+from anabranch.train.model import registry
 
 ARCHITECTURES = ("llama", "gpt", "mistral", "qwen2", "gemma")
 #: Relatives of llama, whose heads may be wider or narrower than dim / heads.
@@ -22,7 +23,7 @@ class ModelConfig:
     """Shape of a model. Widths are in elements, `max_sequence` in tokens."""
 
     architecture: str
-    """Name in ARCHITECTURES."""
+    """Name in ARCHITECTURES, or of a model that a user registered (`train/model/registry.py`)."""
     dim: int
     blocks: int
     heads: int
@@ -110,8 +111,12 @@ def model_config(section: ModelSection, vocab_size: int) -> ModelConfig:
 
 def validate(config: ModelConfig) -> None:
     """Raise ConfigError, naming the key, if no model can have this shape."""
-    if config.architecture not in ARCHITECTURES:
-        raise ConfigError(f"model.architecture: {config.architecture!r} is neither of {ARCHITECTURES}")
+    if config.architecture not in ARCHITECTURES and config.architecture not in registry.registered():
+        known = ", ".join([*ARCHITECTURES, *registry.registered()])
+        raise ConfigError(
+            f"model.architecture: {config.architecture!r} is none of {known}; install the package that "
+            f"registers it, or set {registry.VARIABLE}={config.architecture}=module:function"
+        )
     for key in ("dim", "blocks", "heads", "kv_heads", "ffn", "vocab_size", "max_sequence"):
         value = getattr(config, key)
         if value < 1:
@@ -123,7 +128,7 @@ def validate(config: ModelConfig) -> None:
         raise ConfigError(f"model.kv_heads: {config.kv_heads} does not divide model.heads = {config.heads}")
     if config.architecture == "gpt" and config.kv_heads != config.heads:
         raise ConfigError(f"model.kv_heads: a gpt has as many as model.heads = {config.heads}")
-    if config.architecture != "gpt" and config.head_dim % 2:
+    if config.architecture in ("llama", *FAMILY) and config.head_dim % 2:
         raise ConfigError(
             f"model.heads: rotary embeddings need an even head width, not {config.dim}/{config.heads}"
         )
@@ -144,7 +149,9 @@ def _validate_family(config: ModelConfig) -> None:
 
 
 def block_parameters(config: ModelConfig) -> int:
-    """Parameters of one transformer block."""
+    """Parameters of one block; of a registered model the most of any."""
+    if config.architecture not in ARCHITECTURES:
+        return registry.counts_of(config).block
     if config.architecture in FAMILY:
         matrices = 2 * config.dim * (config.attention_dim + config.kv_dim) + 3 * config.dim * config.ffn
         biases = config.attention_dim + 2 * config.kv_dim if config.architecture == "qwen2" else 0
@@ -157,6 +164,8 @@ def block_parameters(config: ModelConfig) -> int:
 
 def end_parameters(config: ModelConfig) -> int:
     """Parameters of stage 0: embedding (and learned positions), final norm, head."""
+    if config.architecture not in ARCHITECTURES:
+        return registry.counts_of(config).end
     tables = config.vocab_size * config.dim * (1 if config.tied else 2)
     if config.architecture != "gpt":
         return tables + config.dim
@@ -164,6 +173,8 @@ def end_parameters(config: ModelConfig) -> int:
 
 
 def total_parameters(config: ModelConfig) -> int:
+    if config.architecture not in ARCHITECTURES:
+        return registry.counts_of(config).total
     return config.blocks * block_parameters(config) + end_parameters(config)
 
 
@@ -173,6 +184,8 @@ def block_flops(config: ModelConfig, sequence: int) -> int:
     projections = 2 * dim * dim + 2 * dim * config.kv_dim
     feed_forward = (3 if config.architecture == "llama" else 2) * dim * config.ffn
     attention = 2 * sequence * dim  # scores and their product with the values, unmasked, as computed
+    if config.architecture not in ARCHITECTURES:
+        return 2 * (registry.counts_of(config).block + attention)  # as if all parameters were of products
     if config.architecture in FAMILY:
         projections = 2 * dim * (config.attention_dim + config.kv_dim)
         feed_forward = 3 * dim * config.ffn
@@ -187,6 +200,8 @@ def head_flops(config: ModelConfig) -> int:
 
 def activation_elements_kept(config: ModelConfig) -> int:
     """Elements per token and block kept for the weight gradient: (x, dy) of each linear layer."""
+    if config.architecture not in ARCHITECTURES:
+        return registry.counts_of(config).kept
     if config.architecture in FAMILY:
         return 4 * config.dim + 2 * (config.attention_dim + config.kv_dim) + 3 * config.ffn
     if config.architecture == "llama":
