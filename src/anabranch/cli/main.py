@@ -24,6 +24,7 @@ from anabranch.net.errors import NetError
 #: with "_" for "-".
 COMMANDS = {
     "init": "write a commented run file (TOML)",
+    "data": "prepare the corpus of a run file, and say its documents, tokens and epochs",
     "train": "train on this machine alone, with a local swarm of processes",
     "start": "start a run as its leading data node, and print tickets",
     "ticket": "issue, list and revoke the tickets of a run",
