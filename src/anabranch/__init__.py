@@ -22,6 +22,7 @@ RUN_DIRECTORY_VERSION = 1
 #: Public name -> module that defines it.
 _HOMES = {
     "CausalModel": "anabranch.train.model.registry",
+    "LeaderFailed": "anabranch.node.local_swarm.local_swarm",
     "Metrics": "anabranch.api.run",
     "NetError": "anabranch.net.errors",
     "Run": "anabranch.api.run",
