@@ -49,6 +49,8 @@ def script(fleet: Fleet) -> str:
             f"if ((status == {AGAIN} || status > 128)); then",
             '  scontrol requeue "${SLURM_ARRAY_JOB_ID:?}_$task"',
             "fi",
+            "# A peer that ends with 0 knows that the run is over; others may still look for it.",
+            'if ((status == 0)) && [ -n "${SLURM_ARRAY_JOB_ID:-}" ]; then scancel "$SLURM_ARRAY_JOB_ID"; fi',
             'exit "$status"',
             "",
         ]
