@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import textwrap
 
@@ -46,25 +47,32 @@ def _class(name: str, kind: type) -> str:
 
 
 def _signature(name: str, function: object) -> str:
-    """Call of a function with its types as a block of code, a parameter a line where it is long."""
-    signature = inspect.signature(function)  # type: ignore[arg-type]
-    kept = [one for one in signature.parameters.values() if one.name not in ("self", "cls")]
-    text = str(signature.replace(parameters=kept)).replace("'", "")
+    """Call of a function with its types and defaults as in its source; one a line if it is long."""
+    source = textwrap.dedent(inspect.getsource(function))  # type: ignore[arg-type]
+    [definition] = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)][:1]
+    found = definition.args
+    found.args = [one for one in found.args if one.arg not in ("self", "cls")]
+    returns = "" if definition.returns is None else f" -> {ast.unparse(definition.returns)}"
+    text = f"({ast.unparse(found)}){returns}"
     if len(name + text) > 100:
-        inside = ",\n    ".join(_parameters(kept))
-        result = signature.return_annotation
-        text = f"(\n    {inside},\n)" + ("" if result is inspect.Signature.empty else f" -> {result}")
+        parts = [_one(one, default) for one, default in _with_defaults(found.args, found.defaults)]
+        parts += ["*"] if found.kwonlyargs else []
+        pairs = zip(found.kwonlyargs, found.kw_defaults, strict=True)
+        parts += [_one(one, default) for one, default in pairs]
+        text = "(\n    " + ",\n    ".join(parts) + f",\n){returns}"
     return f"```python\n{name}{text}\n```"
 
 
-def _parameters(parameters: list[inspect.Parameter]) -> list[str]:
-    found, keyword = [], False
-    for parameter in parameters:
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and not keyword:
-            keyword = True
-            found.append("*")
-        found.append(str(parameter).replace("'", ""))
-    return found
+def _with_defaults(
+    parameters: list[ast.arg], defaults: list[ast.expr]
+) -> list[tuple[ast.arg, ast.expr | None]]:
+    missing: list[ast.expr | None] = [None] * (len(parameters) - len(defaults))
+    return list(zip(parameters, [*missing, *defaults], strict=True))
+
+
+def _one(parameter: ast.arg, default: ast.expr | None) -> str:
+    text = ast.unparse(parameter)
+    return text if default is None else f"{text} = {ast.unparse(default)}"
 
 
 def _words(value: object) -> str:

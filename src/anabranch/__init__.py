@@ -21,6 +21,8 @@ RUN_DIRECTORY_VERSION = 1
 
 #: Public name -> module that defines it.
 _HOMES = {
+    "CausalModel": "anabranch.train.model.registry",
+    "LeaderFailed": "anabranch.node.local_swarm.local_swarm",
     "Metrics": "anabranch.api.run",
     "NetError": "anabranch.net.errors",
     "Run": "anabranch.api.run",
@@ -31,6 +33,7 @@ _HOMES = {
     "generate": "anabranch.api.model",
     "join": "anabranch.api.volunteer",
     "load": "anabranch.api.model",
+    "register_model": "anabranch.train.model.registry",
     "push": "anabranch.api.publish",
     "verify": "anabranch.api.run",
 }

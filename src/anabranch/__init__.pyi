@@ -12,6 +12,9 @@ from anabranch.api.volunteer import join as join
 from anabranch.config import RunConfig as RunConfig
 from anabranch.errors import UserError as UserError
 from anabranch.net.errors import NetError as NetError
+from anabranch.node.local_swarm.local_swarm import LeaderFailed as LeaderFailed
+from anabranch.train.model.registry import CausalModel as CausalModel
+from anabranch.train.model.registry import register_model as register_model
 
 __version__: str
 PROTOCOL_VERSION: int

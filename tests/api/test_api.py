@@ -38,37 +38,37 @@ def texts(tmp_path: Path) -> Path:
 @pytest.mark.slow
 def test_a_run_by_the_interface_alone(tmp_path: Path, texts: Path) -> None:
     """Trained, a relay killed, everything killed, resumed, verified, sampled, exported (I1, I3)."""
-    made = anabranch.Run.create({**TINY, "run.steps": 12, "data.path": str(texts)}, tmp_path / "run")
-    assert made.step == 0 and not made.running and made.config.run.steps == 12
+    made = anabranch.Run.create({**TINY, "run.steps": 8, "data.path": str(texts)}, tmp_path / "run")
+    assert made.step == 0 and not made.running and made.config.run.steps == 8
     with pytest.raises(anabranch.UserError, match="was not started yet"):
         print(made.tickets)
 
     seen = []
     for step in made.start().metrics():
         seen.append(step)
-        if step.t == 3 and step.loss is not None and "relay-1.1" in made.peers:
+        if step.t == 2 and step.loss is not None and "relay-1.1" in made.peers:
             made.kill("relay-1.1")
-        if step.t == 6:
+        if step.t == 4 and step.loss is not None:
             made.kill()
             break
     assert not made.running and not made.peers
-    assert [figures.t for figures in seen if figures.loss is not None] == [1, 2, 3, 4, 5, 6]
-    assert {figures.t for figures in seen if figures.held_out_loss is not None} >= {0, 4}
+    assert [figures.t for figures in seen if figures.loss is not None] == [1, 2, 3, 4]
+    assert {figures.t for figures in seen if figures.held_out_loss is not None} >= {0}
 
     with anabranch.Run.open(tmp_path / "run") as resumed:
         assert set(resumed.tickets) == {"relay", "data", "watch"}
         with pytest.raises(anabranch.UserError, match="has started the run already"):
             resumed.start()
-        assert resumed.wait() == 12
+        assert resumed.wait() == 8
     with pytest.raises(anabranch.UserError, match="nothing to resume"):
         resumed.start()
-    assert max(figures.t for figures in made.metrics(past=True)) == 12
+    assert max(figures.t for figures in made.metrics(past=True)) == 8
 
     report = anabranch.verify(tmp_path / "run")
-    assert report.holds and report.promise == "bits" and report.steps == 12
+    assert report.holds and report.promise == "bits" and report.steps == 8
 
     trained = anabranch.load(tmp_path / "run")
-    assert trained.t == 12
+    assert trained.t == 8
     said = trained.generate("text", tokens=5, temperature=0)
     assert said.startswith("text") and said == anabranch.generate(tmp_path / "run", "text", 5, 0)
     folder = anabranch.export(tmp_path / "run", tmp_path / "hf")

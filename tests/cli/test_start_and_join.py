@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -14,7 +15,7 @@ from urllib.request import urlopen
 import pytest
 
 from anabranch.audit.verify import verify
-from anabranch.cli.join import TICKET_VARIABLE, ticket_text
+from anabranch.cli.join import AGAIN, TICKET_VARIABLE, ticket_text
 from anabranch.cli.main import main
 from anabranch.config import RunConfig, render_run_file, with_changes
 from anabranch.errors import UserError
@@ -172,9 +173,10 @@ def test_two_terminals(tmp_path: Path, run_file: Path, processes: list[subproces
     line_with(volunteer, "serving stage 1 from iteration ")
     line_with(volunteer, "is committed")
 
-    volunteer.send_signal(signal.SIGINT)
+    # A scheduler ends it: it leaves, and asks to be started again elsewhere.
+    volunteer.send_signal(signal.SIGTERM)
     assert "committed units of work" in line_with(volunteer, "in all")
-    assert volunteer.wait(TIMEOUT_S) == 0
+    assert volunteer.wait(TIMEOUT_S) == AGAIN
     resumed.kill()
 
     # Alone, it waits for a stage that nobody serves; twice Ctrl+C ends even that.
@@ -185,6 +187,24 @@ def test_two_terminals(tmp_path: Path, run_file: Path, processes: list[subproces
     again.send_signal(signal.SIGINT)
     line_with(again, "continue with: anabranch resume")
     assert again.wait(TIMEOUT_S) in (0, 1)
+
+
+def test_ctrl_c_while_it_waits_is_no_failure(
+    tmp_path: Path, processes: list[subprocess.Popen[str]]
+) -> None:
+    owner = Identity.generate()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        door = [PeerAddress(owner.peer_id, "127.0.0.1", taken.getsockname()[1])]
+    ticket = issue_ticket(owner, run="x", role="relay", expires_at_s=int(time.time()) + 600, peers=door)
+    process = subprocess.Popen(
+        [*COMMAND, "join", "--home", str(tmp_path / "home"), "--grace", "3"],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env={**os.environ, TICKET_VARIABLE: ticket.text},
+    )  # fmt: skip
+    processes.append(process)
+    line_with(process, "retrying for")
+    process.send_signal(signal.SIGINT)
+    assert process.wait(TIMEOUT_S) == 0
 
 
 def test_a_founder_that_serves(

@@ -1,4 +1,4 @@
-"""What `pip install` gives: the sdist and the wheel hold the whole package, and a wheel alone trains."""
+"""Wheel and sdist: the sdist and the wheel hold the whole package, and a wheel alone trains."""
 
 from __future__ import annotations
 

@@ -81,6 +81,7 @@ def test_kubernetes_manifests_are_valid_in_all_versions_that_are_known(
     broken = jobs[0] | {"spec": jobs[0]["spec"] | {"paralellism": 3}}
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(broken, "1.33", strict=True)
+    assert jobs[0]["spec"]["successPolicy"] == {"rules": [{"succeededCount": 1}]}
     pod = jobs[0]["spec"]["template"]["spec"]
     [options] = joins(pod["containers"][0]["command"][2])
     assert (options["stage"], options["region"], options["grace"]) == (1, "London", 60.0)
@@ -154,7 +155,7 @@ def test_the_slurm_script_requeues_what_may_join_again(
     note = f'echo "$0 $ANABRANCH_TICKET $*" >> {tmp_path}/calls\n'
     leaves = "trap 'exit 75' TERM\nkill -TERM $PPID\nsleep 5 & wait\n"
     peer = leaves if status == "term" else f"exit {status}\n"
-    for name, body in (("anabranch", note + peer), ("scontrol", note)):
+    for name, body in (("anabranch", note + peer), ("scontrol", note), ("scancel", note)):
         (programs / name).write_text(f"#!/bin/bash\n{body}")
         (programs / name).chmod(0o755)
     environment = {
@@ -166,6 +167,7 @@ def test_the_slurm_script_requeues_what_may_join_again(
     calls = (tmp_path / "calls").read_text("utf-8")
     assert "anabranch TICKET join" in calls and "--stage 2 --region New York" in calls
     assert ("scontrol TICKET requeue 99_3" in calls) == requeued
+    assert ("scancel TICKET 99" in calls) == (status == 0)
 
 
 def in_fresh_environment(folder: Path, packages: list[str], program: str, *arguments: Path) -> str:

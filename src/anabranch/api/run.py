@@ -140,7 +140,7 @@ class Run:
         """Start the run, or continue it from its newest checkpoint; returns this object.
 
         A local run starts all data nodes and relays of its run file; another one its leading data node alone,
-        and others join with `tickets`. Raises UserError, LeaderFailed, and UserError if all steps are
+        and others join with `tickets`. Raises LeaderFailed, and UserError, also if all steps are
         committed already.
         """
         from anabranch.node.local_swarm.local_swarm import LocalSwarm

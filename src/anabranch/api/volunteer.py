@@ -38,9 +38,9 @@ def join(
     ticket: text that the run's owner gave away. name, region: as others see this peer. device: "" for the run
     file's. stage: wished stage. host, port, advertise: address to listen on, and the one that others dial.
     corpus: copy of the run's corpus folder (data nodes only). home: folder for key and log; the default is
-    ~/.anabranch/RUN. patience_s: how long to try to reach the run for the first time. grace_s: time to leave
-    after SIGINT or SIGTERM. once: end with the first part in the run instead of joining again. say: gets
-    sentences about the progress.
+    ~/.anabranch/RUN. patience_s: how long to try to reach the run for the first time. grace_s: seconds to
+    leave in after SIGINT or SIGTERM, 60 by default. once: end with the first part in the run instead of
+    joining again. say: gets sentences about the progress.
 
     Blocks; computes in this process, whose torch it configures for reproducible results. Raises UserError or
     NetError if the ticket or an option cannot be used.

@@ -126,6 +126,8 @@ def export_hf(weights: Mapping[str, Tensor], model: ModelConfig, tokenizer_json:
     """
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise UserError(f"{out} exists and is not an empty folder; choose another place for the export")
+    if model.architecture not in CLASSES:
+        raise UserError(f"{model.architecture} is no model of Hugging Face: it cannot be exported")
     _check_tensors(weights, model)
     if model.subspace:
         weights, model = dense_equivalent(weights, model)

@@ -20,9 +20,11 @@ from anabranch.cli.support.outputs import print_error
 from anabranch.errors import UserError
 from anabranch.net.errors import NetError
 
-#: Short help of each command, in the order in which a user meets them. A command's module has its name.
+#: Short help of each command, in the order in which a user meets them. A command's module has its name,
+#: with "_" for "-".
 COMMANDS = {
     "init": "write a commented run file (TOML)",
+    "data": "prepare the corpus of a run file, and say its documents, tokens and epochs",
     "train": "train on this machine alone, with a local swarm of processes",
     "start": "start a run as its leading data node, and print tickets",
     "ticket": "issue, list and revoke the tickets of a run",
@@ -39,6 +41,7 @@ COMMANDS = {
     "export": "write a checkpoint as a Hugging Face folder",
     "push": "copy checkpoints to an object store or a model hub",
     "generate": "generate text with a checkpoint",
+    "check-model": "check a model for what would break exactness",
     "route": "solve a routing instance with any policy",
     "simtest": "test the protocol on simulated swarms with random faults",
     "chaos": "kill, freeze and replace real processes while they train",
@@ -139,7 +142,7 @@ def build_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
 
 
 def _module(command: str) -> types.ModuleType:
-    return importlib.import_module(f"anabranch.cli.{command}")
+    return importlib.import_module(f"anabranch.cli.{command.replace('-', '_')}")
 
 
 if __name__ == "__main__":

@@ -51,8 +51,9 @@ class ModelSection:
 
     size: str = "llama-tiny"
     """A named size (`anabranch init --help` lists them); the keys below override it."""
-    architecture: Annotated[str, OneOf("llama", "gpt", "mistral", "qwen2", "gemma")] | None = None
-    """"llama", "gpt", or a relative of llama: "mistral", "qwen2", "gemma"."""
+    architecture: Annotated[str, Pattern(r"[a-z][a-z0-9_-]{0,63}", "a name of small letters")] | None = None
+    """"llama", "gpt", a relative of llama ("mistral", "qwen2", "gemma"), or the name of a model that is
+    registered on every machine of the run."""
     dim: Count | None = None
     """Width of the residual stream."""
     blocks: Count | None = None

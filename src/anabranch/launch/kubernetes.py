@@ -1,6 +1,7 @@
 """Manifests for Kubernetes: an Indexed Job for each group of peers.
 
-https://kubernetes.io/docs/concepts/workloads/controllers/job/ (backoff limit per index, pod failure policy),
+https://kubernetes.io/docs/concepts/workloads/controllers/job/ (backoff limit per index, pod failure policy,
+success policy),
 https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/ (termination), both read for version 1.33.
 """
 
@@ -45,6 +46,8 @@ def _job(fleet: Fleet, group: Group, secret: str) -> dict[str, Any]:
             "backoffLimitPerIndex": RESTARTS,
             "maxFailedIndexes": group.count,
             "podReplacementPolicy": "Failed",
+            # A peer that ends with 0 knows that the run is over; others may still look for it.
+            "successPolicy": {"rules": [{"succeededCount": 1}]},
             "podFailurePolicy": {"rules": [never, disrupted]},
             "template": {"metadata": {"labels": labels}, "spec": _pod(fleet, group, secret)},
         },

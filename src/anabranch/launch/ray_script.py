@@ -26,7 +26,7 @@ import ray
 
 #: Peers, and the words of the command that each of them runs after its address.
 GROUPS = {groups}
-CPUS, GPUS, AGAIN = {cpus}, {gpus}, {again}
+CPUS, GPUS, GRACE_S, AGAIN = {cpus}, {gpus}, {grace_s}, {again}
 
 
 class Again(Exception):
@@ -60,11 +60,16 @@ def main():
     ray.init(address=os.environ.get("RAY_ADDRESS", "auto"), ignore_reinit_error=True)
     tasks = [words for count, words in GROUPS for _ in range(count)]
     waiting = [peer.remote(number, words, os.environ["{variable}"]) for number, words in enumerate(tasks)]
-    worst = 0
+    statuses = []
     while waiting:
-        done, waiting = ray.wait(waiting)
-        worst = max([worst, *ray.get(done)])
-    return worst
+        over = 0 in statuses  # a peer that returns 0 knows that the run is over; others may still look for it
+        done, waiting = ray.wait(waiting, timeout=GRACE_S if over else None)
+        statuses += ray.get(done)
+        if over and not done:
+            for task in waiting:
+                ray.cancel(task, force=True)
+            return 0
+    return 0 if 0 in statuses else max(statuses)
 
 
 if __name__ == "__main__":
@@ -86,4 +91,5 @@ def program(fleet: Fleet) -> str:
         cpus=fleet.cpus,
         gpus=fleet.gpus,
         again=AGAIN,
+        grace_s=fleet.grace_s,
     )

@@ -5,7 +5,7 @@ https://slurm.schedmd.com/sbatch.html (--array, --requeue, --signal), read for v
 
 from __future__ import annotations
 
-from anabranch.launch.fleet import AGAIN, TICKET_VARIABLE, Fleet
+from anabranch.launch.fleet import AGAIN, TICKET_VARIABLE, Fleet, Group
 
 #: Where the ticket is by default, a file that only its owner can read.
 TICKET_FILE = "$HOME/.anabranch/ticket"
@@ -25,7 +25,7 @@ def script(fleet: Fleet) -> str:
             "#!/bin/bash",
             f"# {fleet.peers} peers of the run {fleet.name}: sbatch THIS_FILE",
             f"# The ticket is in the variable {TICKET_VARIABLE}, or in the file {TICKET_FILE}.",
-            f"#SBATCH --job-name={fleet.label(fleet.groups[0])[:40]}",
+            f"#SBATCH --job-name={fleet.label(Group(0))[:40]}",
             f"#SBATCH --array=0-{fleet.peers - 1}",
             "#SBATCH --ntasks=1",
             f"#SBATCH --cpus-per-task={fleet.cpus}",
@@ -49,6 +49,8 @@ def script(fleet: Fleet) -> str:
             f"if ((status == {AGAIN} || status > 128)); then",
             '  scontrol requeue "${SLURM_ARRAY_JOB_ID:?}_$task"',
             "fi",
+            "# A peer that ends with 0 knows that the run is over; others may still look for it.",
+            'if ((status == 0)) && [ -n "${SLURM_ARRAY_JOB_ID:-}" ]; then scancel "$SLURM_ARRAY_JOB_ID"; fi',
             'exit "$status"',
             "",
         ]

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from anabranch.api.model_card import read_ledger
 from anabranch.audit.proof import PROVED, verify_proof
-from anabranch.cli.ledger import read_ledger, table
+from anabranch.cli.ledger import table
 from anabranch.net.identity import Identity, IdentitySigner
 from anabranch.node.local_swarm.supervisor import Supervisor
 from anabranch.observe.events import Audit

@@ -24,7 +24,7 @@ def create(config: RunConfig, path: Path, say: Callable[[str], None] = print) ->
     _check_port(config.network)
     _check_device(config)
     try:
-        with _progress_bars() as update:
+        with progress_bars() as update:
             return create_run(config, path, update, say)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("nothing is left behind; the same command begins again") from None
@@ -66,7 +66,7 @@ def partition_line(directory: RunDirectory) -> str:
 
 
 @contextmanager
-def _progress_bars() -> Iterator[Callable[[str, int, int], None]]:
+def progress_bars() -> Iterator[Callable[[str, int, int], None]]:
     """Callback (label, done, total in bytes) that draws one progress bar for each label in turn."""
     with ExitStack() as stack:
         label, reached = "", 0

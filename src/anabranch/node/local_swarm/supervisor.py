@@ -20,6 +20,7 @@ from typing import NoReturn
 
 from anabranch.errors import UserError
 from anabranch.node.local_swarm.peer_process import run_peer
+from anabranch.train.model.registry import VARIABLE
 
 #: Environment variable with the address at which the leading process listens, instead of its run file's.
 LISTEN_VARIABLE = "ANABRANCH_LISTEN"
@@ -112,7 +113,9 @@ class Supervisor:
         environment: variables to set. target: function that runs in the process instead. Raises UserError if
         no process can be started.
         """
-        values = (name, list(arguments), str(log), namespace, dict(environment or {}))
+        # The fork server has the environment of its start, which may be before a model was registered.
+        models = {VARIABLE: os.environ[VARIABLE]} if VARIABLE in os.environ else {}
+        values = (name, list(arguments), str(log), namespace, {**models, **(environment or {})})
         child = _context.Process(target=target or self.target, args=values, name=name, daemon=True)
         try:
             with _main_module_hidden():

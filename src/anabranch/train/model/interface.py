@@ -84,11 +84,12 @@ def build(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Mode
     from anabranch.train.model.gpt import GPT
     from anabranch.train.model.llama import Llama
     from anabranch.train.model.llama_family import Gemma, Mistral, Qwen2
+    from anabranch.train.model.modules import ModuleModel
 
     kinds: dict[str, Callable[[ModelConfig, torch.device, torch.dtype], Model]] = {
         "llama": Llama, "gpt": GPT, "mistral": Mistral, "qwen2": Qwen2, "gemma": Gemma,
     }  # fmt: skip
-    return kinds[config.architecture](config, device, dtype)
+    return kinds.get(config.architecture, ModuleModel)(config, device, dtype)
 
 
 def stage_layout(model: Model, spec: StageSpec) -> Layout:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 
 from anabranch.config import ConfigError, ModelSection
+from anabranch.train.model import registry
 
 ARCHITECTURES = ("llama", "gpt", "mistral", "qwen2", "gemma")
 #: Relatives of llama, whose heads may be wider or narrower than dim / heads.
@@ -22,7 +23,7 @@ class ModelConfig:
     """Shape of a model. Widths are in elements, `max_sequence` in tokens."""
 
     architecture: str
-    """Name in ARCHITECTURES."""
+    """Name in ARCHITECTURES, or of a model that a user registered (`train/model/registry.py`)."""
     dim: int
     blocks: int
     heads: int
@@ -124,8 +125,12 @@ def model_config(section: ModelSection, vocab_size: int) -> ModelConfig:
 
 def validate(config: ModelConfig) -> None:
     """Raise ConfigError, naming the key, if no model can have this shape."""
-    if config.architecture not in ARCHITECTURES:
-        raise ConfigError(f"model.architecture: {config.architecture!r} is neither of {ARCHITECTURES}")
+    if config.architecture not in ARCHITECTURES and config.architecture not in registry.registered():
+        known = ", ".join([*ARCHITECTURES, *registry.registered()])
+        raise ConfigError(
+            f"model.architecture: {config.architecture!r} is none of {known}; install the package that "
+            f"registers it, or set {registry.VARIABLE}={config.architecture}=module:function"
+        )
     for key in ("dim", "blocks", "heads", "kv_heads", "ffn", "vocab_size", "max_sequence"):
         value = getattr(config, key)
         if value < 1:
@@ -137,7 +142,7 @@ def validate(config: ModelConfig) -> None:
         raise ConfigError(f"model.kv_heads: {config.kv_heads} does not divide model.heads = {config.heads}")
     if config.architecture == "gpt" and config.kv_heads != config.heads:
         raise ConfigError(f"model.kv_heads: a gpt has as many as model.heads = {config.heads}")
-    if config.architecture != "gpt" and config.head_dim % 2:
+    if config.architecture in ("llama", *FAMILY) and config.head_dim % 2:
         raise ConfigError(
             f"model.heads: rotary embeddings need an even head width, not {config.dim}/{config.heads}"
         )
@@ -165,12 +170,14 @@ def _validate_family(config: ModelConfig) -> None:
         value = getattr(config, key)
         if value < 0 or (value and config.architecture not in FAMILY):
             raise ConfigError(f"model.{key}: {value} is for {', '.join(FAMILY)} only, and at least 0")
-    if config.subspace and config.architecture in FAMILY:
+    if config.subspace and config.architecture not in ("llama", "gpt"):
         raise ConfigError(f"model.subspace: {config.architecture} has none; llama and gpt may have one")
 
 
 def block_parameters(config: ModelConfig) -> int:
-    """Parameters of one transformer block."""
+    """Parameters of one block; of a registered model the most of any."""
+    if config.architecture not in ARCHITECTURES:
+        return registry.counts_of(config).block
     if config.architecture in FAMILY:
         matrices = 2 * config.dim * (config.attention_dim + config.kv_dim) + 3 * config.dim * config.ffn
         biases = config.attention_dim + 2 * config.kv_dim if config.architecture == "qwen2" else 0
@@ -183,6 +190,8 @@ def block_parameters(config: ModelConfig) -> int:
 
 def end_parameters(config: ModelConfig) -> int:
     """Parameters of stage 0: embedding (and learned positions), free block, final norm, head."""
+    if config.architecture not in ARCHITECTURES:
+        return registry.counts_of(config).end
     head = 0 if config.tied else config.vocab_size * config.dim
     if config.subspace:
         head += block_parameters(replace(config, subspace=0))
@@ -213,6 +222,8 @@ def cut_columns(config: ModelConfig, itemsize: int) -> int:
 
 
 def total_parameters(config: ModelConfig) -> int:
+    if config.architecture not in ARCHITECTURES:
+        return registry.counts_of(config).total
     return config.blocks * block_parameters(config) + end_parameters(config)
 
 
@@ -222,6 +233,8 @@ def block_flops(config: ModelConfig, sequence: int) -> int:
     projections = dim * dim + stream * dim + 2 * dim * config.kv_dim
     feed_forward = ((2 if config.architecture == "llama" else 1) * dim + stream) * config.ffn
     attention = 2 * sequence * dim  # scores and their product with the values, unmasked, as computed
+    if config.architecture not in ARCHITECTURES:
+        return 2 * (registry.counts_of(config).block + attention)  # as if all parameters were of products
     if config.architecture in FAMILY:
         projections = 2 * dim * (config.attention_dim + config.kv_dim)
         feed_forward = 3 * dim * config.ffn
@@ -239,6 +252,8 @@ def head_flops(config: ModelConfig, sequence: int) -> int:
 
 def activation_elements_kept(config: ModelConfig) -> int:
     """Elements per token and block kept for the weight gradient: (x, dy) of each linear layer."""
+    if config.architecture not in ARCHITECTURES:
+        return registry.counts_of(config).kept
     if config.architecture in FAMILY:
         return 4 * config.dim + 2 * (config.attention_dim + config.kv_dim) + 3 * config.ffn
     if config.architecture == "llama":
