@@ -32,3 +32,8 @@ def test_the_readme_has_commands_and_its_files_are_there() -> None:
     assert {command.split()[0] for command in commands()} >= {"init", "train", "start", "join", "verify"}
     for link in re.findall(r"\]\((docs/[^)]+)\)", README.read_text(encoding="utf-8")):
         assert (README.parent / link).exists(), link
+
+
+def test_the_files_that_its_commands_write_are_no_changes_of_the_checkout() -> None:
+    ignored = (README.parent / ".gitignore").read_text(encoding="utf-8").splitlines()
+    assert {"/run.toml", "/runs/"} <= set(ignored)

@@ -109,7 +109,7 @@ def test_a_volunteers_device_replaces_the_run_files(
 ) -> None:
     directory = created(tmp_path / "run", small_run(write_texts(tmp_path / "texts")))
     run = with_changes(load_run_file(directory.run_file), {"compute.device": "cuda:1"})
-    genesis = SimpleNamespace(config=render_run_file(run), run="run", epoch=1)
+    genesis = SimpleNamespace(config=render_run_file(run), run="run", epoch=1, corpus_fingerprint="")
     seen: list[str] = []
 
     def capacity(run: RunConfig, _: object) -> int:

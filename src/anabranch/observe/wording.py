@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
+from collections.abc import Mapping
 
 #: Most characters of a name or region, and of a sentence.
 NAME_MAX, SENTENCE_MAX = 48, 400
@@ -17,6 +18,9 @@ _ADDRESS = re.compile(
     r"\[[0-9a-fA-F:.%]+\](:\d+)?|\b\d{1,3}(\.\d{1,3}){3}(:\d+)?\b"
     r"|\b(localhost|([\w-]+\.)+[A-Za-z][\w-]*):\d{2,5}\b"
 )
+#: Digits of a peer's id in texts of the protocol.
+ID_DIGITS = 8
+_ID = re.compile(r"\b[0-9a-f]{8}\b")
 #: Most accents on one letter; more would be drawn over other lines.
 _ACCENTS_MAX = 2
 
@@ -62,6 +66,12 @@ def escaped(line: str) -> str:
 def without_addresses(text: str) -> str:
     """`text` without network addresses: viewers must not learn where a volunteer's machine can be reached."""
     return _ADDRESS.sub("its address", text)
+
+
+def with_names(text: str, names: Mapping[str, str]) -> str:
+    """`text` in which the beginnings of peers' ids, as the protocol writes them, become names. names: by the
+    first ID_DIGITS digits."""
+    return _ID.sub(lambda found: names.get(found[0]) or found[0], text)
 
 
 def counted(number: int, noun: str, ending: str = "s") -> str:

@@ -198,7 +198,7 @@ def test_a_stage_that_is_not_there(tmp_path: Path, refused: Refused, waiting: Sw
 def test_another_corpus(
     tmp_path: Path, texts: Path, refused: Refused, waiting: Swarm, tokenizer: str
 ) -> None:
-    """Of the same vocabulary and of a larger one, which the run's model could not even hold."""
+    """Refused by its fingerprint, even if its vocabulary is larger than the model's."""
     other = tmp_path / "other"
     other.mkdir()
     for number in range(30):

@@ -3,6 +3,7 @@ is one."""
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
 from collections.abc import Iterator
@@ -68,6 +69,7 @@ def test_a_machine_that_slept_is_back(swarm: Swarm) -> None:
     sleeper.signal(signal.SIGCONT)
     swarm.until(lambda _: serves(swarm, "relay-1.0"))
     assert "removed from the run" in words(sleeper) and "joining again now (the ticket" in words(sleeper)
+    assert not re.search(r"\b[0-9a-f]{8} has not heard", words(sleeper)), "peers are told by name"
 
 
 def test_only_expulsion_revocation_and_the_end_of_its_ticket_send_it_away(swarm: Swarm) -> None:

@@ -220,7 +220,7 @@ def owner_pauses(night: Night) -> None:
 
 
 def morning(night: Night) -> None:
-    """One machine is killed for good, the others go on; its owner stops the run and verifies it."""
+    """A machine is killed for good, the others go on; the owner stops the run and verifies it."""
     lost = VOLUNTEERS[5]
     night.process(lost).signal(signal.SIGKILL)
     night.all_there(but=(lost,))

@@ -313,3 +313,10 @@ def test_a_replica_that_only_joins_is_none_that_is_left() -> None:
     view = view_of(joined, *gone)
     assert story(view, "trouble")[0].endswith("; 1 replica of stage 1 is left")
     assert story(view, "trouble")[1].endswith("; no replica of stage 1 is left")
+
+
+def test_a_founder_speaks_without_an_id_before_it_has_joined() -> None:
+    view = View()
+    view.take(begin()[0])
+    view.take(log.Note(time=100.5, peer="d0", text="the run goes on from the checkpoint of step 5"))
+    assert story(view)[-1] == "the run goes on from the checkpoint of step 5"

@@ -32,6 +32,7 @@ from anabranch.node.lifecycle.addresses import bind_port, reachable_address
 from anabranch.node.lifecycle.shutdown import STOP_S, stop_on_signals
 from anabranch.node.lifecycle.training_machine import TrainingMachine
 from anabranch.node.lifecycle.volunteer_console import VolunteerConsole
+from anabranch.observe.wording import ID_DIGITS, NAME_MAX, plain, with_names
 from anabranch.protocol.context.revocations import Revocations
 from anabranch.protocol.interface.events import Admitted, Effect, Stop
 from anabranch.protocol.interface.settings import Settings
@@ -125,6 +126,7 @@ class Volunteer:
         self._live: LivePeer | None = None
         self._reached = False
         self._doors: dict[str, str] = {}
+        self._names: dict[str, str] = {}
         self._admitted_at = math.inf
         self._left = asyncio.Event()
         self._why_left = ""
@@ -164,7 +166,8 @@ class Volunteer:
                 break
             when = f"in {wait_s:.0f} s" if wait_s >= 2.0 else "now"
             good = f"the ticket is good for {left(self._options.ticket)}"
-            self._say(f"{outcome.reason}; joining again {when} ({good}; Ctrl+C leaves)")
+            reason = with_names(outcome.reason, self._names)
+            self._say(f"{reason}; joining again {when} ({good}; Ctrl+C leaves)")
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._left.wait(), wait_s)
             outcome = await self._take_next_part()
@@ -203,6 +206,8 @@ class Volunteer:
             return await live.run((leader.peer_id, address))
         finally:
             self._live, self._reached = None, dial.reached
+            members = live.peer.ctx.run.membership.members
+            self._names = {peer[:ID_DIGITS]: plain(member.name, NAME_MAX) for peer, member in members.items()}
             doors = live.peer.joining.doors
             self._doors = dict(doors) if doors.keys() - {leader.peer_id} else {}
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
 from anabranch.observe import events as log
 from anabranch.observe.view.tracked_state import TrackedState
-from anabranch.observe.wording import NAME_MAX, plain, without_addresses
+from anabranch.observe.wording import ID_DIGITS, NAME_MAX, plain, with_names, without_addresses
 
 #: Most peers that are kept, to bound memory; beyond, those gone longest are forgotten.
 NODES_MAX = 4096
@@ -22,9 +21,6 @@ TRIPS_MAX = 64
 PRESENT = ("joining", "active", "suspect", "lost")
 #: States of peers that take part no longer.
 GONE = ("left", "crashed", "moved")
-#: Digits of a peer's id in texts of the protocol.
-ID_DIGITS = 8
-_ID = re.compile(r"\b[0-9a-f]{8}\b")
 
 
 class Peers:
@@ -82,7 +78,7 @@ class Peers:
 
     def with_names(self, text: str) -> str:
         """`text` in which the first eight digits of known peers' ids are replaced by the peers' names."""
-        return _ID.sub(lambda found: self._names.get(found[0], found[0]), text)
+        return with_names(text, self._names)
 
     # --- membership ------------------------------------------------------------------------------
 
