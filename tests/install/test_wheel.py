@@ -58,6 +58,7 @@ def test_the_wheel_of_the_sdist_has_every_file_of_the_package(wheel: Path) -> No
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1800)
 def test_a_wheel_in_an_empty_environment_trains_in_an_empty_folder(wheel: Path, tmp_path: Path) -> None:
     """No checkout, no make: what the README tells a newcomer to type."""
     ours = ("PYTHON", "VIRTUAL")

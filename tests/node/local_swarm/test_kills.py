@@ -10,6 +10,7 @@ import pytest
 
 from anabranch.checkpoint.directory import RunDirectory
 from anabranch.config import RunConfig
+from anabranch.launch.fleet import AGAIN
 from anabranch.node.local_swarm.supervisor import Supervisor
 from anabranch.observe.event_log import events_of
 from anabranch.observe.events import (
@@ -111,7 +112,7 @@ def test_a_relay_that_freezes_and_wakes(tmp_path: Path, texts: Path, supervisor:
         reached = max(steps_of(swarm.seen))
         frozen.signal(signal.SIGCONT)
         assert frozen.wait(60), "it does not learn that it was removed"
-        assert frozen.status == 1
+        assert frozen.status == AGAIN
         words = frozen.log.read_text()
         assert "removed from the run" in words.splitlines()[-1], words
         assert "Traceback" not in words

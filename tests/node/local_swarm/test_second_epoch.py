@@ -11,6 +11,7 @@ import pytest
 from anabranch.checkpoint.directory import RunDirectory
 from anabranch.cli.chaos import free_port
 from anabranch.cli.main import main
+from anabranch.launch.fleet import AGAIN
 from anabranch.node.local_swarm.local_swarm import last_words
 from anabranch.node.local_swarm.supervisor import Supervisor
 from anabranch.protocol.raft.raft_log import RaftLog
@@ -67,7 +68,7 @@ def test_the_founder_goes_on_alone_and_the_old_epoch_is_refused(
         # Those that looked for the founder all the time meet it, and so does the one that slept through it.
         for process in old.values():
             process.signal(signal.SIGCONT)
-            assert process.wait(PATIENCE_S) and process.status == 1, swarm.story()
+            assert process.wait(PATIENCE_S) and process.status == AGAIN, swarm.story()
             assert last_words(process.log) == REFUSED
         for name in old:
             swarm.join(name, tickets["relay"], ["--stage", name.partition("-")[2].partition(".")[0]])
