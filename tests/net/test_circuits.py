@@ -134,6 +134,7 @@ def test_a_direct_address_is_preferred_to_a_carrier(backend: Backend) -> None:
 def test_a_circuit_leads_only_to_a_peer_that_dialled_the_carrier(backend: Backend) -> None:
     async def scenario(world: World) -> None:
         carrier, outside = await world.peer("carrier"), await world.peer("outside")
+        limit(carrier, CarryLimits(link_s=0.0))
         anna = await behind(world, "anna", carrier)
         await carrier.dial(outside)  # it did not dial the carrier itself
         for target in (outside.identity.peer_id, identity("nobody").peer_id, anna.identity.peer_id):

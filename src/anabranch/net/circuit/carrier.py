@@ -15,6 +15,7 @@ an outside address, and never through a second carrier.
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 from collections import Counter
 from collections.abc import Callable
@@ -34,6 +35,8 @@ TARGET_BYTES = 32
 READY = b"\x01"
 #: Shortest burst (s) of a capped carrier, so that one read buffer does not stop it.
 _BURST_S = 0.25
+#: Seconds between looks for the link of a target that is just dialling the carrier.
+_LOOK_S = 0.05
 
 
 @dataclass(eq=False)
@@ -104,7 +107,11 @@ class Carrier:
             wish += await near.receive()
         if len(wish) > TARGET_BYTES:
             raise Refused(errors.MALFORMED, "bytes after the target's id, before the circuit is there")
-        offer = self._offer(hello.peer_id, wish.hex())
+        target = wish.hex()
+        for _ in range(math.ceil(self.limits.link_s / _LOOK_S)):
+            if self._link_of(target) is None and not near.lost.done():
+                await asyncio.sleep(_LOOK_S)
+        offer = self._offer(hello.peer_id, target)
         self._of_peer.update((offer.opener, offer.target))
         try:
             far = await self._met(offer)

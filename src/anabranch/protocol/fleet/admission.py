@@ -315,7 +315,7 @@ class Admission:
             return
         waits = Backoff(self.ctx.rng, DIAL_AGAIN_S, REACH_AGAIN_S)
         self._lost[peer] = LostMember(reason, now, patience_s, now + patience_s, waits)
-        self._dial(peer)
+        self._dial(peer, again=False)
         self._connections.indirect_probes.ask(peer)
 
     def link_up(self, peer: str) -> None:
@@ -403,8 +403,12 @@ class Admission:
         ]
         return peer in serving and set(others) <= {peer, *self._removals, *self._going}
 
-    def _dial(self, peer: str) -> None:
-        address = self.ctx.run.membership.members[peer].address
+    def _dial(self, peer: str, again: bool = True) -> None:
+        """Dial a lost member, at its own address first. One without an address is to come back by itself
+        first."""
+        dialer, address = self.ctx.dialer, self.ctx.run.membership.members[peer].address
+        if again or address:
+            address = dialer.addresses(peer, again)
         if address:
             self.ctx.outbox.emit(Dial(peer, address))
 

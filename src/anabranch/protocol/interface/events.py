@@ -50,11 +50,13 @@ class Received(Event, frozen=True):
 
 
 class LinkUp(Event, frozen=True):
-    """Authenticated link. credential: what the peer showed when it dialled; None if this side dialled."""
+    """Authenticated link. credential: what the peer showed when it dialled; None if this side dialled. via: id
+    of the carrier that forwards its bytes ("": none)."""
 
     peer: str
     incarnation: int
     credential: VerifiedCredential | None = None
+    via: str = ""
 
 
 class LinkDown(Event, frozen=True):
@@ -173,7 +175,8 @@ class Send(Effect, frozen=True):
 
 
 class Dial(Effect, frozen=True):
-    """Connect to a peer; answered by LinkUp or LinkDown."""
+    """Connect to a peer at the first of its addresses (`anabranch.addresses`) that answers; answered by LinkUp
+    or LinkDown."""
 
     peer: str
     address: str

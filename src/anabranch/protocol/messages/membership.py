@@ -47,6 +47,7 @@ class Welcome(Message, frozen=True, tag=41):
     members, active_from, number: current membership and the number of its latest record. next_index,
     last_hash: position in the log. t, base, adam_step, fingerprint: state after the last commit. held:
     iteration after which the run pauses (-1: none). revoked: revoked peers and tickets, with the reasons.
+    carriers: dedicated carriers, with their addresses.
     """
 
     stage: StageNumber
@@ -66,6 +67,7 @@ class Welcome(Message, frozen=True, tag=41):
     steps: Count = 0
     held: CountOrNone = -1
     revoked: dict[Id, Text] = msgspec.field(default_factory=dict)
+    carriers: dict[Id, Text] = msgspec.field(default_factory=dict)
 
 
 class Refused(Message, frozen=True, tag=42):
@@ -96,6 +98,12 @@ class Leave(Message, frozen=True, tag=44):
     """Notice of an intended departure."""
 
     reason: Remark
+
+
+class Carry(Message, frozen=True, tag=91):
+    """Offer of a dedicated carrier, which listens at `address`, to forward the bytes of members; repeated."""
+
+    address: Text
 
 
 class Elsewhere(Message, frozen=True, tag=65):

@@ -150,6 +150,7 @@ ROWS = (
     Row(membership.Ready, "ready", to_leader=True),
     Row(membership.Leave, "leave", to_leader=True),
     Row(membership.Elsewhere, "elsewhere"),
+    Row(membership.Carry, "carry", rate=_COSTLY, to_leader=True),
     Row(liveness_and_routing.Ping, "ping", rate=Rate.HEARTBEAT),
     Row(liveness_and_routing.Pong, "pong", rate=Rate.HEARTBEAT),
     Row(liveness_and_routing.Route, "route", rate=_ROUTING),

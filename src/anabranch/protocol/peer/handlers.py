@@ -171,6 +171,7 @@ class MessageHandlers:
             "measured": self._measured,
             "overflow": lambda peer, message, _: self._lead.reports.on_overflow(peer, message),
             "enquire": self._enquire,
+            "carry": lambda peer, message, _: self._lead.carriers.offered(peer, message.address),
             "join_request": lambda peer, message, _: self._lead.admission.on_join(peer, message),
             "ready": self._ready,
             "vouch": self._vouch,
@@ -200,7 +201,7 @@ class MessageHandlers:
         log = self._ctx.log
         if isinstance(message, msg.Report) and self.leadership.founder and log.keeps_log(peer):
             return self._report(peer, message, payload)
-        if isinstance(message, msg.Enquire | msg.JoinRequest):
+        if isinstance(message, msg.Enquire | msg.JoinRequest | msg.Carry):
             self.sources.redirect(peer)
             return None
         if isinstance(message, msg.Wish) and message.done:

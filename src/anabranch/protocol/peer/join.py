@@ -192,6 +192,7 @@ class JoinProcess(Timer):
         self._following.admitted(welcome.term)
         run.resume_course(RunCourse(welcome.steps, welcome.held))
         run.revoked.add(welcome.revoked)
+        run.use_carriers(welcome.carriers)
         self._summary.start(welcome.adam_step, skips=welcome.skips)
         run.membership.open(t + 1, run.settings.stages)
         self._progress.start(Position(welcome.next_index, welcome.last_hash), welcome.base, t)
