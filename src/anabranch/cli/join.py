@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from anabranch.cli.support import outputs
-from anabranch.cli.support.arguments import PORT, add_listen, check_range
+from anabranch.cli.support.arguments import PORT, add_listen, carry_limits, check_range
 from anabranch.cli.support.gpus import check_device
 from anabranch.config import Range, address_problem
 from anabranch.errors import UserError
@@ -48,7 +48,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--gpus", default="", metavar="all|N,N", help=gpus)
     add("--stage", type=int, metavar="N", help="stage to serve (default: the run chooses)")
     add_listen(parser)
-    add("--advertise", default="", metavar="HOST:PORT", help="address at which other peers can dial this one")
+    advertise = "addresses at which other peers can dial this one, the best first, with commas between"
+    add("--advertise", default="", metavar="HOST:PORT", help=advertise)
+    add("--no-listen", action="store_true", help="accept no connection: others come through a carrier")
+    carry = "most Mbit/s that this machine carries for others that cannot dial each other; 0: nothing"
+    add("--carry", type=float, metavar="MBIT", help=f"{carry} (default: no limit)")
     add("--corpus", type=Path, metavar="DIR", help="copy of the run's corpus folder (data nodes only)")
     patience = "how long to try to reach the run's data node for the first time"
     add("--patience", type=float, default=120.0, metavar="SECONDS", help=patience)
@@ -99,6 +103,8 @@ def run(args: argparse.Namespace) -> int:
             device=args.device,
             patience_s=args.patience,
             once=args.once,
+            listens=not args.no_listen,
+            carry=carry_limits(args.carry),
         )
         outcome = run_async(join(options, say))
     if outcome.ok:
@@ -132,6 +138,9 @@ def _check(args: argparse.Namespace) -> None:
         raise UserError(
             f"--host {args.host}: not an address of this machine, e.g. 127.0.0.1 or 0.0.0.0"
         ) from None
+    if args.no_listen and args.advertise:
+        raise UserError("--no-listen accepts no connection, so --advertise has no use: give one of them")
+    check_range("--carry", args.carry or 0.0, Range(0, 10**6))
     check_range("--patience", args.patience, Range(0, 10**7))
     check_range("--stage", args.stage or 0, Range(0))
     if args.corpus is not None and not (args.corpus / "manifest.json").is_file():

@@ -16,7 +16,7 @@ from types import MappingProxyType
 
 from anabranch.counter_rng import CounterRng
 from anabranch.errors import UserError
-from anabranch.net.connection_limits import Limits
+from anabranch.net.connection_limits import CarryLimits, Limits
 from anabranch.net.errors import ListenError
 from anabranch.net.handshake import Gate, Hello
 from anabranch.net.identity import Identity, IdentitySigner, next_incarnation
@@ -50,7 +50,8 @@ class JoinOptions:
     home: folder for key and logs, of this process alone. stage: wished stage, -1 for any. advertise:
     host:port at which others dial this machine, "" for its own. corpus: of a data node. device: compute
     device, "" for the run file's. patience_s: seconds to try to reach the run for the first time. once: True
-    to end with the first part in the run.
+    to end with the first part in the run. listens: False to accept no connection: others reach this machine
+    through a carrier. carry: limits of what it carries for others.
     """
 
     ticket: Ticket
@@ -65,6 +66,8 @@ class JoinOptions:
     device: str = ""
     patience_s: float = 120.0
     once: bool = False
+    listens: bool = True
+    carry: CarryLimits = CarryLimits()
 
 
 def door_of(peer: Peer, pending: Mapping[str, str] = MappingProxyType({})) -> Callable[[Hello], str | None]:
@@ -115,7 +118,7 @@ class Volunteer:
         self._options, self._say = options, say
         self._driver, self._transport = driver, transport
         self._identity = Identity.load_or_create(options.home / "key")
-        self._port = bind_port(options.host, options.port)
+        self._port = bind_port(options.host, options.port) if options.listens else 0
         self._console = VolunteerConsole(self._identity.peer_id, say)
         self._return = Return(CounterRng(time.time_ns()), options.ticket.grant.expires_at_s)
         self._live: LivePeer | None = None
@@ -181,11 +184,12 @@ class Volunteer:
         live.journal.on_event = self._console.on_event
         dial = InitialDial(live, options.ticket, options.patience_s, self._say, self._reached)
         live.watchers += [self._console.watch, dial.watch]
-        try:
-            await live.links.transport.listen(options.host, self._port)
-        except ListenError as error:
-            raise UserError(f"{error}; choose another with --port, or 0 for any free one") from None
-        address = f"{leader.host}:{leader.port}"
+        if options.listens:
+            try:
+                await live.links.transport.listen(options.host, self._port)
+            except ListenError as error:
+                raise UserError(f"{error}; choose another with --port, or 0 for any free one") from None
+        address = options.ticket.first_addresses
         if not self._reached:
             self._say(f"connecting to the run's data node at {address}")
         self._live = live
@@ -202,6 +206,13 @@ class Volunteer:
         if isinstance(effect, Admitted):
             self._admitted_at = time.monotonic()
 
+    def _address(self) -> str:
+        """Addresses at which others dial this machine; "" if it does not listen."""
+        options, leader = self._options, self._options.ticket.first_peer
+        if not options.listens:
+            return ""
+        return options.advertise or reachable_address(options.host, self._port, leader.host)
+
     def _new_peer(self) -> LivePeer:
         options, identity, grant = self._options, self._identity, self._options.ticket.grant
         leader = options.ticket.first_peer
@@ -217,7 +228,7 @@ class Volunteer:
             capacity=1,
             name=options.name,
             region=options.region,
-            address=options.advertise or reachable_address(options.host, self._port, leader.host),
+            address=self._address(),
             disk=kept.nonce,
         )
         settings = Settings(run=grant.run, epoch=0, stages=1, microbatches=1, steps=0)
@@ -230,7 +241,9 @@ class Volunteer:
         return self._driver(
             peer,
             TrainingMachine(me, options.corpus, options.device),
-            lambda accept: self._transport(identity, incarnation, gate, accept, limits=limits),
+            lambda accept: self._transport(
+                identity, incarnation, gate, accept, limits=limits, carry=options.carry
+            ),
             options.ticket,
             options.home / "events.jsonl",
             disk=disk,

@@ -35,9 +35,13 @@ class CarrierChoice:
     costs: PeerCosts
 
     def listed(self) -> Mapping[str, str]:
-        """Address of each dedicated carrier, if this peer keeps links with them: others reach it only so."""
+        """Address of each dedicated carrier, if this peer keeps links with them because others reach it only
+        so: those of the log, and those that its own addresses name."""
         member = self.run.membership.members.get(self.me)
-        return self.run.carriers if member is not None and not direct_addresses(member.address) else {}
+        if member is None or direct_addresses(member.address):
+            return {}
+        own = {way.rpartition("/")[2]: way.rpartition("/")[0] for way in member.address.split(",") if way}
+        return {**own, **self.run.carriers}
 
     def ways(self, peer: str) -> list[str]:
         """Addresses of `peer` through carriers, in the order in which they are to be tried: dedicated

@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from anabranch.counter_rng import CounterRng
 from anabranch.addresses import direct_addresses
+from anabranch.counter_rng import CounterRng
 from anabranch.protocol.context.backoff import Backoff
 from anabranch.protocol.context.carriers import CarrierChoice
 from anabranch.protocol.context.clock import Clock
@@ -83,7 +83,7 @@ class Dialer:
         of its own, or if `again`: it did not answer at its own."""
         member = self.run.membership.members.get(peer)
         if member is None:
-            return self.run.carriers.get(peer) or self.fellows.get(peer, "")
+            return self.carriers.listed().get(peer) or self.fellows.get(peer, "")
         ways = [member.address] if member.address else []
         if again or not direct_addresses(member.address):
             ways += self.carriers.ways(peer)

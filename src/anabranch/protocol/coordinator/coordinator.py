@@ -26,8 +26,8 @@ from anabranch.protocol.coordinator.reports import Reports
 from anabranch.protocol.coordinator.round import LogTip, Round
 from anabranch.protocol.coordinator.vouchers import Vouchers
 from anabranch.protocol.failure_detection.indirect_probes import IndirectProbes
-from anabranch.protocol.fleet.carrier_list import CarrierList
 from anabranch.protocol.fleet.admission import Admission, StepQueries
+from anabranch.protocol.fleet.carrier_list import CarrierList
 from anabranch.protocol.fleet.initial_assignment import InitialAssignment
 from anabranch.protocol.fleet.rebalancing import Rebalancing
 from anabranch.protocol.fleet.snapshot_catalog import RestorePoint, SnapshotCatalog
