@@ -9,7 +9,7 @@ import pytest
 
 from anabranch.addresses import Address
 from anabranch.net import errors
-from anabranch.net.circuit.carrier import TARGET_BYTES, Circuit
+from anabranch.net.circuit import TARGET_BYTES, Circuit
 from anabranch.net.connection_limits import CarryLimits
 from anabranch.net.errors import DialError, Refused
 from anabranch.net.framing import TOKEN_BYTES, Blob, offer_frame

@@ -5,9 +5,9 @@ examples:
   anabranch relay anabranch1:... --host 0.0.0.0 --port 7700 --advertise my.host:7700
   anabranch relay anabranch1:... --host 0.0.0.0 --port 443 --advertise my.host:443 --max-mbit 50
 
-A carrier needs an address that everybody can dial, and a ticket of the run (any relay ticket). It sees who talks
-to whom, when and how much. It can read and alter nothing: the two ends encrypt between themselves. Ctrl+C ends
-it; the machines then meet through another carrier.
+A carrier needs an address that everybody can dial, and a ticket of the run (any relay ticket). It sees who
+talks to whom, when and how much. It can read and alter nothing: the two ends encrypt between themselves.
+Ctrl+C ends it; the machines then meet through another carrier.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("ticket", nargs="*", metavar="TICKET", help="ticket that `anabranch start` printed, spaces or not")
     add_listen(parser)
     add("--advertise", default="", metavar="HOST:PORT", help="address at which others dial this carrier")
-    add("--max-mbit", type=float, default=0.0, metavar="MBIT", help="most Mbit/s of all circuits; 0: no limit")
+    add("--max-mbit", type=float, default=0.0, metavar="MBIT", help="most Mbit/s in all; 0: no limit")
     add("--circuits", type=int, default=256, metavar="N", help="most circuits; a link takes two")
     add("--home", type=Path, metavar="DIR", help="folder for its key (default: ~/.anabranch/carrier)")
     add("--id", action="store_true", help="print the carrier's address for `start --advertise`, and end")

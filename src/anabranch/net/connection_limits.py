@@ -82,7 +82,8 @@ class CarryLimits:
     bytes_per_s: float = 0.0
     """Most bytes per second of all circuits together, each byte counted once; 0: no limit."""
     link_s: float = 1.0
-    """Seconds in which the peer that a circuit leads to must have a link to the carrier: it may be dialling."""
+    """Seconds in which the peer that a circuit leads to must have a link to the carrier: it may be
+    dialling."""
     offer_s: float = 5.0
     """Seconds in which the peer that a circuit leads to must come for it."""
     idle_s: float = 60.0

@@ -257,7 +257,7 @@ class Lane(asyncio.BufferedProtocol):
         if self._forward is not None:
             if self._resume is not None:
                 self._resume.cancel()
-            # What was received has been written to it, and is sent before its end.
+            # The received bytes have been written to it, and are sent before its end.
             self._forward.transport.close()
         if self._on_lost is not None:
             self._on_lost(self, why)

@@ -20,8 +20,7 @@ from anabranch.addresses import Address
 from anabranch.net import errors
 from anabranch.net.address_race import first_of
 from anabranch.net.background import background
-from anabranch.net.circuit.carrier import READY, Carrier
-from anabranch.net.circuit.nested import upgrade
+from anabranch.net.circuit import READY, Carrier, upgrade
 from anabranch.net.connection_limits import STALL_CHECKS, CarryLimits, Limits
 from anabranch.net.errors import DialError, ListenError, PortInUseError, Refused
 from anabranch.net.handshake import (
@@ -144,6 +143,17 @@ class TcpTransport:
         except BaseException:
             lane.transport.abort()
             raise
+
+    async def probe(self, peer_id: str, address: Address) -> str:
+        """Connect to an address, and close as soon as the peer's key is proved; returns the reason of a
+        failure, "" if there is none."""
+        try:
+            lane = await self._within(address, self._connect_tls(address))
+        except DialError as error:
+            return str(error)
+        found = peer_id_of_certificate(_ssl_object(lane).getpeercert(True))
+        lane.transport.abort()
+        return "" if found == peer_id else f"another machine answers at {address}"
 
     async def close(self) -> None:
         """Stop listening and close every link, with the reason for the other sides."""

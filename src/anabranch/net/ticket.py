@@ -41,7 +41,8 @@ _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
 
 class PeerAddress(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Address at which a peer can be dialled. via: id of the carrier that listens there ("": the peer does)."""
+    """Address at which a peer can be dialled. via: id of the carrier that listens there ("": the peer
+    does)."""
 
     peer_id: PeerIdText
     host: Annotated[str, msgspec.Meta(min_length=1, max_length=255)]

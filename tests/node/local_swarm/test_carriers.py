@@ -1,4 +1,5 @@
-"""Real processes that accept no connection: they train through carriers, and lose no step when one is killed."""
+"""Real processes that accept no connection: they train through carriers, and lose no step when one is
+killed."""
 
 from __future__ import annotations
 

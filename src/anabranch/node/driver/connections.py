@@ -219,6 +219,14 @@ class Connections:
         """Carrier of each link that has one, by peer."""
         return {peer: link.way.via for peer, link in self._links.items() if link.way.via}
 
+    async def dial_back(self, peer: str, addresses: str) -> tuple[str, str]:
+        """Try all addresses of a peer; returns those that answered with its key, and the reasons of the other
+        ones."""
+        parsed = parse_addresses(addresses)
+        reasons = await asyncio.gather(*(self.transport.probe(peer, address) for address in parsed))
+        answered = [str(address) for address, reason in zip(parsed, reasons, strict=True) if not reason]
+        return ",".join(answered), "; ".join(filter(None, reasons))
+
     def hang_up(self, peer: str, reason: str) -> None:
         link = self._links.pop(peer, None)
         if link is not None:

@@ -28,8 +28,8 @@ REPORT_S = 60.0
 
 @dataclass(frozen=True)
 class CarrierOptions:
-    """Options of a dedicated carrier. home: folder for its key. advertise: address at which others dial it, ""
-    for host:port."""
+    """Options of a dedicated carrier. home: folder for its key. advertise: address at which others dial it,
+    "" for host:port."""
 
     ticket: Ticket
     home: Path

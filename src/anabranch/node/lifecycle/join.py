@@ -10,7 +10,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
@@ -67,7 +67,7 @@ class JoinOptions:
     patience_s: float = 120.0
     once: bool = False
     listens: bool = True
-    carry: CarryLimits = CarryLimits()
+    carry: CarryLimits = field(default_factory=CarryLimits)
 
 
 def door_of(peer: Peer, pending: Mapping[str, str] = MappingProxyType({})) -> Callable[[Hello], str | None]:
@@ -234,7 +234,7 @@ class Volunteer:
         settings = Settings(run=grant.run, epoch=0, stages=1, microbatches=1, steps=0)
         peer = Peer(
             identity.peer_id, incarnation, leader.peer_id, settings, stage, kept,
-            doors=self._doors, signer=IdentitySigner(identity),
+            doors=self._doors, signer=IdentitySigner(identity), address=me.address,
         )  # fmt: skip
         gate = Gate(grant.run, grant.owner, door_of(peer))
         limits = Limits(max_payload_bytes=MAX_PAYLOAD_BYTES, link_payload_bytes=MAX_PAYLOAD_BYTES)

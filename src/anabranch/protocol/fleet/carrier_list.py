@@ -16,7 +16,8 @@ _TEXT_BYTES = 512
 
 
 class CarrierList:
-    """Dedicated carriers that this coordinator knows. Members are no dedicated carriers: they carry anyway."""
+    """Dedicated carriers that this coordinator knows. Members are no dedicated carriers: they carry
+    anyway."""
 
     def __init__(self, ctx: PeerContext) -> None:
         self._ctx = ctx

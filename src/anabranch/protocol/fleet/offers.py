@@ -9,8 +9,8 @@ from anabranch.protocol.telemetry.estimators import plausible
 
 #: Greatest plausible capacity (microbatches) of a machine.
 MOST_CAPACITY = 1 << 20
-#: Longest texts (bytes) of a member. Addresses are host names with ports, and ids of carriers; a voter's id consists of
-#: the peer's id and the disk's name (`messages.Id`).
+#: Longest texts (bytes) of a member. Addresses are host names with ports, and ids of carriers; a voter's id
+#: consists of the peer's id and the disk's name (`messages.Id`).
 TEXT_BYTES = {"name": 128, "region": 128, "numerics_class": 128, "disk": 48, "address": 1024}
 
 

@@ -20,7 +20,10 @@ from anabranch.protocol.messages.common import (
 
 
 class Enquire(Message, frozen=True, tag=38):
-    """Request for the run's description; a joiner's first message to the leader, answered by About."""
+    """Request for the run's description; a joiner's first message to the leader, answered by About. address:
+    addresses at which the joiner can be dialled, by its own account, which the leader tries."""
+
+    address: Text = ""
 
 
 class About(Message, frozen=True, tag=39):
@@ -29,6 +32,14 @@ class About(Message, frozen=True, tag=39):
 
     genesis: Genesis
     doors: tuple[tuple[Id, Text], ...] = ()
+
+
+class Reached(Message, frozen=True, tag=92):
+    """Result of dialling a joiner back. addresses: those of its addresses that answered with its key ("":
+    none did, so others reach it through a carrier). reason: words of the failures."""
+
+    addresses: Text
+    reason: Remark
 
 
 class JoinRequest(Message, frozen=True, tag=40):

@@ -144,6 +144,7 @@ ROWS = (
     Row(commit.Measured, "measured", to_leader=True),
     Row(membership.Enquire, "enquire", rate=_COSTLY, to_leader=True),
     Row(membership.About, "about", Sender.LEADER),
+    Row(membership.Reached, "reached", Sender.LEADER),
     Row(membership.JoinRequest, "join_request", rate=_COSTLY, to_leader=True),
     Row(membership.Welcome, "welcome", Sender.LEADER),
     Row(membership.Refused, "refused", Sender.LEADER),

@@ -14,8 +14,8 @@ REDIAL_S, REDIAL_MAX_S = 0.5, 15.0
 
 
 class CarrierClient:
-    """Dedicated carrier, with the same interface to drivers as `peer.Peer`. It follows no log, so it asks those
-    that it is linked with for the leader. linked: peers with a link."""
+    """Dedicated carrier, with the same interface to drivers as `peer.Peer`. It follows no log, so it asks
+    those that it is linked with for the leader. linked: peers with a link."""
 
     def __init__(self, leader: str, leader_address: str, own_address: str, seed: int = 0) -> None:
         self.linked: dict[str, None] = {}

@@ -129,6 +129,7 @@ class MessageHandlers:
             "announce": self._announce,
             "release": lambda _, message, __: self.iterations.released(message.fence),
             "welcome": lambda _, message, __: joining.on_welcome(message),
+            "reached": lambda _, message, __: joining.on_reached(message),
             "about": lambda _, message, __: joining.on_about(message),
             "refused": lambda _, message, __: self.shared.exit.stop(
                 message.reason, ok=False, again=message.again
@@ -220,6 +221,7 @@ class MessageHandlers:
 
     def _enquire(self, peer: str, message: msg.Enquire, payload: Payload | None) -> None:
         self._ctx.outbox.send(peer, msg.About(self.shared.entry.genesis, self.sources.doors()))
+        self._lead.admission.dial_back(peer, message.address)
 
     def _ready(self, peer: str, message: msg.Ready, payload: Payload | None) -> str | None:
         lead = self._lead

@@ -104,7 +104,8 @@ class Link:
     """Connection between two simulated processes.
 
     cut_by: the process that died, if its messages in flight may still arrive. quiet_at: virtual time at which
-    the last message arrives. dialled_by: peer that made it. via: carrier that forwards its messages ("": none).
+    the last message arrives. dialled_by: peer that made it. via: carrier that forwards its messages ("":
+    none).
     """
 
     __slots__ = ("_bulky", "_small", "cut_by", "dialled_by", "ends", "nodes", "open", "quiet_at", "via")

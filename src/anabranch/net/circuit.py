@@ -1,10 +1,10 @@
-"""Carrier: forwards the bytes of connections between two peers that cannot dial each other.
+"""Circuits: connections of two peers that cannot dial each other, whose bytes a carrier forwards.
 
     opener -> carrier    a connection with a handshake of lane CARRY; then the target's id, 32 bytes
     carrier -> target    frame OFFER with a token, on the link that the target dialled
     target -> carrier    a connection with a handshake of lane MEET, whose link id is the token; then READY
     carrier -> opener    Answer; from here on the carrier passes bytes on, both ways, without looking at them
-    opener <-> target    TLS and a handshake, as on a connection without a carrier (`nested`)
+    opener <-> target    TLS and a handshake, as on a connection without a carrier (`upgrade`)
 
 The scheme is that of TURN for TCP (RFC 6062): each connection has its own flow control, so a slow circuit
 holds up nobody else. The carrier sees sizes and times. It cannot read, alter or forge a byte without breaking
@@ -17,13 +17,15 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
+import ssl
+import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from anabranch.net import errors
 from anabranch.net.connection_limits import CarryLimits
-from anabranch.net.errors import Refused
+from anabranch.net.errors import DialError, Refused
 from anabranch.net.framing import TOKEN_BYTES
 from anabranch.net.handshake import Hello, ServerHandshake
 from anabranch.net.lane import Lane, ReadingRate
@@ -190,3 +192,23 @@ class Carrier:
                 circuit.close()
         if self.circuits:
             self._plan_check()
+
+
+async def upgrade(outer: Lane, context: ssl.SSLContext, *, server_side: bool, timeout_s: float) -> Lane:
+    """Run TLS inside an established connection; returns the inner connection. `outer` is used up. Nothing
+    is awaited before the inner connection gets the bytes that come. Raises DialError, OSError."""
+    loop, below = asyncio.get_running_loop(), outer.transport
+    if type(below).__module__ == "asyncio.sslproto":
+        # asyncio's TLS transport fails on an error of a TLS layer above it (TypeError in _abort, until
+        # Python 3.11.8 and 3.12.2): a carrier that damages bytes could end this process with it.
+        below._force_close = lambda error: below.abort()  # type: ignore[attr-defined]
+    if sys.version_info < (3, 11) and "uvloop" not in type(loop).__module__:
+        raise DialError("circuits need Python 3.11 or uvloop: install either (pip install uvloop)")
+    inner = Lane()
+    transport = await loop.start_tls(
+        below, inner, context, server_side=server_side, ssl_handshake_timeout=timeout_s
+    )
+    if transport is None:
+        raise ConnectionError("the connection ended during the handshake")
+    inner.use(transport)
+    return inner
