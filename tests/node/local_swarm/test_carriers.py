@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 
 from anabranch.checkpoint.directory import RunDirectory
+from anabranch.cli.chaos import free_port
+from anabranch.net.identity import Identity
+from anabranch.net.ticket import parse_ticket
 from anabranch.node.local_swarm.supervisor import Process, Supervisor
 from anabranch.observe.events import Note, Step
 from support.local_swarms import PATIENCE_S, Swarm, check_exact, created, small_run, swarm_of
@@ -73,3 +76,25 @@ def listed(directory: RunDirectory) -> dict[str, str]:
     from anabranch.node.lifecycle.tickets import history_of
 
     return dict(history_of(directory).carriers)
+
+
+def test_a_leader_that_nobody_can_dial_leads_through_a_carrier(
+    tmp_path: Path, texts: Path, supervisor: Supervisor
+) -> None:
+    """Its tickets name the carrier, to which it keeps a link (I3)."""
+    port = free_port("127.0.0.1")
+    (tmp_path / "carrier").mkdir()
+    carrier = Identity.load_or_create(tmp_path / "carrier" / "key").peer_id
+    address = f"127.0.0.1:{port}/{carrier}"
+    run = small_run(texts, run__steps=4, fleet__relays_per_stage=[1, 1], network__advertise=address)
+    directory = created(tmp_path / "run", run)
+    with swarm_of(directory, run, supervisor, leader_only=True) as swarm:
+        ticket = parse_ticket(swarm.ticket(), now_s=0.0)
+        assert ticket.first_addresses == address
+        options = ["--home", str(tmp_path / "carrier"), "--port", str(port)]
+        swarm._spawn("carrier", ["relay", swarm.ticket(), *options])
+        for stage in (1, 2):
+            swarm.join(f"relay-{stage}-0", swarm.ticket(), ["--stage", str(stage), "--no-listen"])
+        swarm.to_the_end()
+        assert carrier[:8] in carried(swarm)
+    check_exact(directory, 4)
