@@ -126,6 +126,13 @@ class Internet:
         subprocess.run(["ip", "netns", "exec", router, "nft", "-f", "-"], input=rules, text=True, check=True)
         return Host(host, kind, "192.168.1.2")
 
+    def move(self, name: str) -> None:
+        """Give the router of a host another public address, as when a laptop changes networks: its connections
+        are dead, and nobody is told."""
+        router = f"nat-{self._token}-{name}-router"
+        _ip("-n", router, "address", "flush", "dev", "wan")
+        _ip("-n", router, "address", "add", f"{_PUBLIC}.{250 - next(self._numbers)}/24", "dev", "wan")
+
     def close(self) -> None:
         for name in self._namespaces:
             subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
@@ -177,7 +184,7 @@ class NatRun:
     def __init__(self, made: Internet, folder: Path, supervisor: Supervisor, steps: int) -> None:
         config = run_file(folder / "texts", steps)
         self._directory = create_run(config, folder / "run")
-        self._supervisor = supervisor
+        self._supervisor, self._made = supervisor, made
         self.swarm = LocalSwarm(self._directory, config, supervisor)
         self._leader, self._carrier = made.public("leader"), made.public("carrier")
         self.hosts = {
@@ -193,7 +200,7 @@ class NatRun:
         process = self._supervisor.start(name, arguments, log, host.namespace, environment)
         self.swarm.processes[name] = process
 
-    def run(self, kill: bool) -> Found:
+    def run(self, kill: bool, move: str = "") -> Found:
         directory, swarm = self._directory, self.swarm
         self._start("data-0", self._leader, ["resume", str(directory.path), "--quiet"])
         ticket = swarm._await_tickets(directory.path / "tickets.json")["relay"]
@@ -218,6 +225,8 @@ class NatRun:
                 deadline = time.monotonic() + PATIENCE_S
                 if event.t == 2:
                     ways = self._ways()
+                    if move:
+                        self._made.move(move)
                     if kill:
                         swarm.processes["carrier"].signal(9)
         swarm.processes["carrier"].signal(2)
@@ -286,9 +295,10 @@ def body(found: Found, kill: bool) -> str:
     )
 
 
-def measure(folder: Path, steps: int, kill: bool) -> Found:
+def measure(folder: Path, steps: int, kill: bool, move: str = "") -> Found:
+    """move: host whose address changes after step 2."""
     with internet() as made, Supervisor(1) as supervisor:
-        return NatRun(made, folder, supervisor, steps).run(kill)
+        return NatRun(made, folder, supervisor, steps).run(kill, move)
 
 
 def main() -> None:

@@ -171,6 +171,9 @@ def test_circuits_of_one_peer_and_of_all_are_limited(backend: Backend) -> None:
         with pytest.raises(DialError, match="will not carry more"):
             await peers[3].dial(peers[1])
         assert len(circuits(carrier)) == 6
+        limit(carrier, CarryLimits(circuits_of_pair=2))
+        with pytest.raises(DialError, match="the two peers have 2 circuits already"):
+            await peers[0].dial(peers[1])
         limit(carrier, CarryLimits(circuits=0))
         with pytest.raises(DialError, match="will not carry more"):
             await peers[3].dial(peers[1])

@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _addresses_in(text: str) -> list[str]:
-    """HOST:PORT of each peer that a ticket names. Raises TicketError, e.g. if it has expired."""
+    """HOST:PORT of each peer or carrier that a ticket names. Raises TicketError, e.g. if it has expired."""
     from anabranch.net.ticket import parse_ticket
 
     ticket = parse_ticket(text, now_s=time.time())

@@ -131,6 +131,10 @@ class Carrier:
             raise Refused(errors.CARRIER, f"it has no link that peer {target[:12]} dialled")
         if len(self.circuits) + len(self._offers) >= limits.circuits:
             raise Refused(errors.CARRIER, f"it carries {limits.circuits} circuits, and will not carry more")
+        open_now: list[Circuit | _Offer] = [*self.circuits, *self._offers.values()]
+        pair = sum((each.opener, each.target) == (opener, target) for each in open_now)
+        if pair >= limits.circuits_of_pair:
+            raise Refused(errors.CARRIER, f"the two peers have {pair} circuits already")
         for peer in (opener, target):
             if self._of_peer[peer] >= limits.circuits_of_peer:
                 raise Refused(errors.CARRIER, f"peer {peer[:12]} has {limits.circuits_of_peer} circuits")

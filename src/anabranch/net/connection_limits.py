@@ -79,6 +79,9 @@ class CarryLimits:
     circuits_of_peer: int = 64
     """Most circuits that one peer opened, or that lead to it: 32 links. A choice: a peer of a large swarm has
     about as many neighbours."""
+    circuits_of_pair: int = 8
+    """Most circuits from one peer to another, so that one peer cannot take all of another's: two links, and
+    those that replace them."""
     bytes_per_s: float = 0.0
     """Most bytes per second of all circuits together, each byte counted once; 0: no limit."""
     link_s: float = 1.0

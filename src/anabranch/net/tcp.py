@@ -47,6 +47,8 @@ from anabranch.net.ticket import Grant, MembershipCertificate
 _BACKLOG = 256
 #: Seconds to wait after a failed accept (out of file descriptors, or the caller has vanished).
 _ACCEPT_RETRY_S = 0.05
+#: Remedy where BBR is missing, for a sentence.
+BBR_REMEDY = "as root: modprobe tcp_bbr && sysctl -w net.ipv4.tcp_allowed_congestion_control='cubic bbr'"
 _T = TypeVar("_T")
 
 
@@ -67,6 +69,19 @@ class _Caller:
 
     host: str
     via: str = ""
+
+
+def bbr_missing() -> bool:
+    """True if this kernel, which is Linux, does not let this process use BBR congestion control. Other
+    systems have no such option."""
+    if not hasattr(socket, "TCP_CONGESTION"):
+        return False
+    with socket.socket() as probe:
+        try:
+            probe.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
+        except OSError:
+            return True
+    return False
 
 
 class TcpTransport:

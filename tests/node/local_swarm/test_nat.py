@@ -36,3 +36,9 @@ def test_every_pair_is_linked_by_the_way_that_the_docs_promise(tmp_path: Path) -
     }
     assert found.ways == expected
     assert found.exact and found.steps == 6
+
+
+def test_a_machine_whose_address_changes_goes_on(tmp_path: Path) -> None:
+    """Its connections are dead without a word, as when a laptop moves to another network; no step is lost."""
+    found = measure(tmp_path, steps=12, kill=False, move="r22")
+    assert found.exact and found.steps == 12

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from anabranch.config import RunConfig
+from anabranch.net.tcp import BBR_REMEDY, bbr_missing
 from anabranch.node.diagnostics.check_result import GREEN, RED, YELLOW, CheckResult, graded
 from anabranch.node.diagnostics.reachability import own_address, remote_checks
 
@@ -49,6 +50,7 @@ def examine(
     )
     yield _files()
     yield _clock()
+    yield _congestion_control()
     yield _listening(host, port)
     yield _reachability(host)
     for peer in peers:
@@ -127,6 +129,14 @@ def _clock() -> CheckResult:
     return CheckResult("clock", GREEN, shown)
 
 
+def _congestion_control() -> CheckResult:
+    """Check whether TCP keeps its rate on long paths that lose packets."""
+    name = "TCP congestion control"
+    if not bbr_missing():
+        return CheckResult(name, GREEN, "BBR")
+    return CheckResult(name, YELLOW, "without BBR, long lossy paths are slow", BBR_REMEDY)
+
+
 def _listening(host: str, port: int) -> CheckResult:
     what = f"{host} port {port}" if port else host
     try:
@@ -154,7 +164,7 @@ def _reachability(host: str) -> CheckResult:
         return CheckResult(
             "reachability",
             YELLOW,
-            f"{host} is loopback: others cannot dial this machine, but it can dial them",
+            f"{host} is loopback: others reach this machine through a carrier; it dials them directly",
             repair,
         )
     try:
@@ -164,7 +174,8 @@ def _reachability(host: str) -> CheckResult:
     if ipaddress.ip_address(own).is_global:
         return CheckResult("reachability", GREEN, "this machine has a public address")
     repair = "forward a port of the router to this machine and name it: --advertise your.host:port"
-    return CheckResult("reachability", YELLOW, "behind a router (private address)", repair)
+    found = "behind a router (private address): others reach this machine through a carrier"
+    return CheckResult("reachability", YELLOW, found, repair)
 
 
 def _peer(address: str) -> CheckResult:

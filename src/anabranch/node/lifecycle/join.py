@@ -14,13 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
+from anabranch.addresses import on_loopback
 from anabranch.counter_rng import CounterRng
 from anabranch.errors import UserError
 from anabranch.net.connection_limits import CarryLimits, Limits
 from anabranch.net.errors import ListenError
 from anabranch.net.handshake import Gate, Hello
 from anabranch.net.identity import Identity, IdentitySigner, next_incarnation
-from anabranch.net.tcp import TcpTransport
+from anabranch.net.tcp import BBR_REMEDY, TcpTransport, bbr_missing
 from anabranch.net.ticket import Ticket
 from anabranch.node.driver.allocator import free_former_peer
 from anabranch.node.driver.connections import ticket_of
@@ -191,6 +192,8 @@ class Volunteer:
                 raise UserError(f"{error}; choose another with --port, or 0 for any free one") from None
         address = options.ticket.first_addresses
         if not self._reached:
+            if bbr_missing() and not on_loopback(leader.host):
+                self._say(f"this kernel's TCP has no BBR, so long lossy paths are slow; {BBR_REMEDY}")
             self._say(f"connecting to the run's data node at {address}")
         self._live = live
         if self._left.is_set():
