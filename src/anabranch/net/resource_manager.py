@@ -9,14 +9,13 @@ wider scopes bound what many keys can take together. One connection is one file 
 
 from __future__ import annotations
 
-import os
-import resource
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from anabranch.addresses import block_of
 from anabranch.net.errors import NetError
+from anabranch.operating_system import descriptor_limit, physical_memory_bytes
 
 #: File descriptors left to files, logs, the corpus and the crash report. A choice: a run uses about 40.
 RESERVED_DESCRIPTORS = 128
@@ -65,18 +64,15 @@ class Budgets:
 def connection_limit() -> int:
     """Number of connections of this process: its descriptor limit less RESERVED_DESCRIPTORS, and at most
     MAX_CONNECTIONS."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY:
-        return MAX_CONNECTIONS
-    return max(MIN_CONNECTIONS, min(MAX_CONNECTIONS, soft - RESERVED_DESCRIPTORS))
+    return max(MIN_CONNECTIONS, min(MAX_CONNECTIONS, descriptor_limit() - RESERVED_DESCRIPTORS))
 
 
 def make_budgets(link_bytes: int, link_streams: int, connections: int = 0) -> Budgets:
     """Budgets for links that each need up to `link_bytes` in `link_streams` unfinished payloads. connections:
     of the system; 0: what the descriptor limit of this process allows."""
     connections = connections or connection_limit()
-    physical_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    memory_bytes = max(2 * link_bytes, min(FULL_LINKS * link_bytes, int(physical_bytes * MEMORY_SHARE)))
+    share_bytes = int(physical_memory_bytes() * MEMORY_SHARE)
+    memory_bytes = max(2 * link_bytes, min(FULL_LINKS * link_bytes, share_bytes))
     share = Budget(
         int(memory_bytes * SHARE),
         max(link_streams, int(connections * SHARE) // 2 * link_streams),

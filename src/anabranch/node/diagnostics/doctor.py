@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 import os
-import resource
 import shutil
 import socket
 import sys
@@ -16,6 +15,7 @@ from anabranch.config import RunConfig
 from anabranch.net.tcp import BBR_REMEDY, bbr_missing
 from anabranch.node.diagnostics.check_result import GREEN, RED, YELLOW, CheckResult, graded
 from anabranch.node.diagnostics.reachability import own_address, remote_checks
+from anabranch.operating_system import descriptor_limit, free_memory_bytes
 
 PYTHON = (3, 10)
 #: Bytes of free disk and memory below which the check is yellow, and below which it is red.
@@ -111,13 +111,13 @@ def _free_memory() -> int:
                 return int(line.split()[1]) * 1024
     except OSError:
         pass
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return free_memory_bytes()
 
 
 def _files() -> CheckResult:
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft in (resource.RLIM_INFINITY, -1) or soft >= FILES:
-        return CheckResult("open files", GREEN, f"up to {soft:,}")
+    soft = descriptor_limit()
+    if soft >= FILES:
+        return CheckResult("open files", GREEN, "unlimited" if soft == sys.maxsize else f"up to {soft:,}")
     return CheckResult("open files", YELLOW, f"up to {soft:,}", f"raise the limit: ulimit -n {FILES}")
 
 
