@@ -193,6 +193,7 @@ class NatRun:
             for number, kind in enumerate(KINDS)
         }
         self._events: list[Event] = []
+        self._direct: set[frozenset[str]] = set()
 
     def _start(self, name: str, host: Host, arguments: list[str]) -> None:
         log = self._directory.peer(name) / "output.txt"
@@ -212,7 +213,6 @@ class NatRun:
             home = ["--home", str(directory.peer(name.replace(": ", "-").replace(" ", "-")))]
             options = ["--name", name, "--stage", name[0], "--host", host.address, "--once"]
             self._start(name.replace(": ", "-").replace(" ", "-"), host, ["join", ticket, *home, *options])
-        ways: dict[tuple[str, str], str] = {}
         deadline = time.monotonic() + PATIENCE_S
 
         def in_time() -> None:
@@ -223,8 +223,8 @@ class NatRun:
             self._events.append(event)
             if isinstance(event, Step):
                 deadline = time.monotonic() + PATIENCE_S
+                self._look()
                 if event.t == 2:
-                    ways = self._ways()
                     if move:
                         self._made.move(move)
                     if kill:
@@ -237,7 +237,7 @@ class NatRun:
         report = verify(directory.path)
         exact = report.holds and report.promise == "bits" and report.steps == len(steps)
         carried = re.findall(r"([\d.]+) MB carried in all", swarm.processes["carrier"].log.read_text())
-        return Found(ways, len(steps), exact, max(gaps, default=0.0), carried[0] if carried else "")
+        return Found(self._ways(), len(steps), exact, max(gaps, default=0.0), carried[0] if carried else "")
 
     def _until(self, reached: Any) -> None:
         until = time.monotonic() + PATIENCE_S
@@ -265,7 +265,14 @@ class NatRun:
     def _way(self, one: str, other: str, carried: set[frozenset[str]]) -> str:
         if frozenset((one, other)) in carried:
             return "carried"
-        return "direct" if self._connected(one, other) or self._connected(other, one) else "none"
+        return "direct" if frozenset((one, other)) in self._direct else "none"
+
+    def _look(self) -> None:
+        """Note which hosts have a connection to another's own address."""
+        for one in self.hosts:
+            for other in self.hosts:
+                if one[0] != other[0] and self._connected(one, other):
+                    self._direct.add(frozenset((one, other)))
 
     def _connected(self, one: str, other: str) -> bool:
         """True if a host has a connection to another's own address."""
