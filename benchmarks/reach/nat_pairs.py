@@ -127,8 +127,8 @@ class Internet:
         return Host(host, kind, "192.168.1.2")
 
     def move(self, name: str) -> None:
-        """Give the router of a host another public address, as when a laptop changes networks: its connections
-        are dead, and nobody is told."""
+        """Give the router of a host another public address, as when a laptop changes networks: its
+        connections are dead, and nobody is told."""
         router = f"nat-{self._token}-{name}-router"
         _ip("-n", router, "address", "flush", "dev", "wan")
         _ip("-n", router, "address", "add", f"{_PUBLIC}.{250 - next(self._numbers)}/24", "dev", "wan")

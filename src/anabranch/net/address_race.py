@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from anabranch.addresses import Address
-from anabranch.net.errors import DialError, NetError
+from anabranch.net.errors import DialError, NetError, Refused
 
 #: Delay (s) before the next address is tried while earlier ones are silent: RFC 8305, 5 recommends 0.25 s. A
 #: carrier is tried later: a direct connection that takes long is still the better one.
@@ -63,11 +63,13 @@ def _drop(task: asyncio.Task[_T], discard: Callable[[_T], None]) -> None:
 
 
 def _all_failed(failed: Sequence[tuple[Address, Exception]]) -> Exception:
-    """Error about all addresses; its cause is that nobody listens if that is so at each of them."""
+    """Error about all addresses; its cause is that nobody listens if that is so at each of the peer's own,
+    and no carrier has a link to it."""
     if len(failed) == 1:
         return failed[0][1]
     error = DialError("; ".join(str(reason) for _, reason in failed) or "no address is known")
-    causes = [reason.__cause__ for _, reason in failed]
-    if causes and all(isinstance(cause, ConnectionRefusedError) for cause in causes):
+    causes = [reason.__cause__ for address, reason in failed if not address.carrier]
+    denied = all(isinstance(reason.__cause__, Refused) for address, reason in failed if address.carrier)
+    if causes and denied and all(isinstance(cause, ConnectionRefusedError) for cause in causes):
         error.__cause__ = causes[0]
     return error

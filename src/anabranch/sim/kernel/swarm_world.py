@@ -225,7 +225,8 @@ class World(Environment):
         """Connect a node to a peer as soon as possible; the node always gets LinkUp or LinkDown."""
         if ways := [way.rpartition("/")[2] for way in address.split(",") if "/" in way]:
             address = direct_addresses(address)
-            if not address or not self._answers(node, peer, address):
+            helps = not self._answers(node, peer, address) and self._carrier_to(node, peer, ways)
+            if helps or not address:
                 self._dial_via(node, peer, ways)
                 return
         self._dial_direct(node, peer, address)
