@@ -35,9 +35,9 @@ def parse_address(text: str) -> Address:
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
     if not host or not port.isdecimal() or not 1 <= int(port) <= 65535:
-        raise ValueError(f'"{text}" is no address: write it as host:port, the port in 1..65535')
+        raise ValueError(f'"{text}"; write it as host:port, the port in 1..65535')
     if slash and not _ID.fullmatch(carrier):
-        raise ValueError(f'"{text}": a carrier\'s id is 64 hexadecimal digits')
+        raise ValueError(f'"{text}"; write it as host:port/ID: a carrier\'s id is 64 hexadecimal digits')
     return Address(host, int(port), carrier)
 
 
@@ -45,7 +45,7 @@ def parse_addresses(text: str) -> tuple[Address, ...]:
     """Parse the addresses of a peer, "" if it has none. Raises ValueError."""
     texts = text.split(",") if text else []
     if len(texts) > MOST_ADDRESSES:
-        raise ValueError(f"{len(texts)} addresses of one peer, of at most {MOST_ADDRESSES}")
+        raise ValueError(f"{len(texts)} addresses; give at most {MOST_ADDRESSES}")
     return tuple(parse_address(one) for one in texts)
 
 

@@ -19,6 +19,7 @@ or is revoked, when the owner expels it, or when the run speaks another protocol
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import socket
 import time
@@ -30,6 +31,7 @@ from anabranch.cli.support.arguments import PORT, add_listen, carry_limits, chec
 from anabranch.cli.support.gpus import check_device
 from anabranch.config import Range, address_problem
 from anabranch.errors import UserError
+from anabranch.hours import parse_hours
 from anabranch.observe.wording import plain
 
 if TYPE_CHECKING:
@@ -53,6 +55,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--no-listen", action="store_true", help="accept no connection: others come through a carrier")
     carry = "most Mbit/s that this machine carries for others that cannot dial each other; 0: nothing"
     add("--carry", type=float, metavar="MBIT", help=f"{carry} (default: no limit)")
+    hours = "local time at which this machine is lent (default: always)"
+    add("--hours", default="", metavar="22:00-07:00", help=hours)
+    nice = "priority below other programs of this machine, 0 to 19; 0: none below"
+    add("--nice", type=int, default=0, metavar="N", help=nice)
     add("--corpus", type=Path, metavar="DIR", help="copy of the run's corpus folder (data nodes only)")
     patience = "how long to try to reach the run's data node for the first time"
     add("--patience", type=float, default=120.0, metavar="SECONDS", help=patience)
@@ -84,6 +90,8 @@ def run(args: argparse.Namespace) -> int:
             "a data node needs the run's corpus: copy its `corpus` folder to this machine and name it with "
             "--corpus"
         )
+    if args.nice and hasattr(os, "nice"):
+        os.nice(args.nice)
     default_home = args.home or home_of(ticket)
     if args.gpus:
         return _join_on_gpus(args, default_home, to)
@@ -103,6 +111,7 @@ def run(args: argparse.Namespace) -> int:
             device=args.device,
             patience_s=args.patience,
             once=args.once,
+            hours=parse_hours(args.hours) if args.hours else None,
             listens=not args.no_listen,
             carry=carry_limits(args.carry),
         )
@@ -140,6 +149,9 @@ def _check(args: argparse.Namespace) -> None:
         ) from None
     if args.no_listen and args.advertise:
         raise UserError("--no-listen accepts no connection, so --advertise has no use: give one of them")
+    check_range("--nice", args.nice, Range(0, 19))
+    if args.hours:
+        parse_hours(args.hours)
     check_range("--carry", args.carry or 0.0, Range(0, 10**6))
     check_range("--patience", args.patience, Range(0, 10**7))
     check_range("--stage", args.stage or 0, Range(0))

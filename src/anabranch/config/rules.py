@@ -109,7 +109,7 @@ def address_problem(host: str, advertise: str, host_name: str, advertise_name: s
         try:
             parse_addresses(advertise)
         except ValueError as error:
-            return f"{advertise_name}: {error}"
+            return f"{advertise_name} is {error}"
     elif host in ("0.0.0.0", "::"):
         return f'{host_name} is "{host}", which nobody can dial; set {advertise_name} to a host:port'
     return ""

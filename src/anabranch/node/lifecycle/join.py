@@ -11,12 +11,14 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
 
 from anabranch.addresses import on_loopback
 from anabranch.counter_rng import CounterRng
 from anabranch.errors import UserError
+from anabranch.hours import Hours
 from anabranch.net.connection_limits import CarryLimits, Limits
 from anabranch.net.errors import ListenError
 from anabranch.net.handshake import Gate, Hello
@@ -52,7 +54,8 @@ class JoinOptions:
     host:port at which others dial this machine, "" for its own. corpus: of a data node. device: compute
     device, "" for the run file's. patience_s: seconds to try to reach the run for the first time. once: True
     to end with the first part in the run. listens: False to accept no connection: others reach this machine
-    through a carrier. carry: limits of what it carries for others.
+    through a carrier. hours: at which this machine is lent; None: always. carry: limits of what it carries
+    for others.
     """
 
     ticket: Ticket
@@ -68,6 +71,7 @@ class JoinOptions:
     patience_s: float = 120.0
     once: bool = False
     listens: bool = True
+    hours: Hours | None = None
     carry: CarryLimits = field(default_factory=CarryLimits)
 
 
@@ -127,6 +131,7 @@ class Volunteer:
         self._doors: dict[str, str] = {}
         self._admitted_at = math.inf
         self._left = asyncio.Event()
+        self._hours_over = False
         self._why_left = ""
 
     def stop(self, reason: str) -> None:
@@ -148,8 +153,13 @@ class Volunteer:
     async def stay(self) -> Outcome:
         """Take part until the part is over; returns how the last one ended. Raises UserError if the first one
         cannot begin."""
-        outcome = await self._take_part()
+        await self._hours_begin()
+        outcome = await self._take_next_part() if self._left.is_set() else await self._take_part()
         while not self._options.once and not self._left.is_set():
+            if self._hours_over:
+                await self._hours_begin()
+                outcome = await self._take_next_part()
+                continue
             member_s = max(0.0, time.monotonic() - self._admitted_at)
             end = Stop(outcome.reason, outcome.ok, outcome.again)
             wait_s = self._return.wait_s(end, member_s, time.time())
@@ -166,6 +176,19 @@ class Volunteer:
             outcome = await self._take_next_part()
         self._console.end()
         return outcome
+
+    async def _hours_begin(self) -> None:
+        """Wait for the hours at which this machine is lent."""
+        self._hours_over, hours = False, self._options.hours
+        while hours is not None and not hours.open(now := datetime.now()) and not self._left.is_set():
+            self._say(f"this machine is lent at {hours}; waiting until then (Ctrl+C ends)")
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._left.wait(), hours.changes_in_s(now))
+
+    def _end_hours(self, live: LivePeer) -> None:
+        """Leave the run for today: other peers take over this machine's work."""
+        self._hours_over = True
+        live.stop("the hours of this machine are over")
 
     async def _take_next_part(self) -> Outcome:
         if self._left.is_set():
@@ -196,11 +219,18 @@ class Volunteer:
                 self._say(f"this kernel's TCP has no BBR, so long lossy paths are slow; {BBR_REMEDY}")
             self._say(f"connecting to the run's data node at {address}")
         self._live = live
+        if (hours := options.hours) is not None:
+            left_s = hours.changes_in_s(datetime.now())
+            ending = asyncio.get_running_loop().call_later(left_s, self._end_hours, live)
+        else:
+            ending = None
         if self._left.is_set():
             live.stop(self._why_left)
         try:
             return await live.run((leader.peer_id, address))
         finally:
+            if ending is not None:
+                ending.cancel()
             self._live, self._reached = None, dial.reached
             doors = live.peer.joining.doors
             self._doors = dict(doors) if doors.keys() - {leader.peer_id} else {}
