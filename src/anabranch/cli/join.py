@@ -7,9 +7,9 @@ examples:
   anabranch join anabranch1:... --host 0.0.0.0 --port 7700 --advertise my.host:7700
 
 A peer computes on one device: the first GPU unless --device names another. Join again in another terminal to
-add another peer. Without --advertise other
-machines cannot dial this one; it dials them, so the peers that it works with must be reachable. Ctrl+C leaves
-the run cleanly: other peers take over this machine's work.
+add another peer. Behind a router nothing has to be set up: this machine dials those that it can, and meets
+the others through a carrier; with --advertise others dial it directly. Ctrl+C leaves the run cleanly: other
+peers take over this machine's work.
 
 It stays: after sleep, a lost connection or a removal, and while the owner has paused or stopped the run, it
 waits and joins again by itself. It ends when all steps of the run are committed, when its ticket has expired

@@ -51,7 +51,7 @@ def carried(swarm: Swarm) -> list[str]:
 def test_relays_that_nobody_can_dial_train_and_outlive_their_carrier(
     tmp_path: Path, texts: Path, supervisor: Supervisor
 ) -> None:
-    """(I3)"""
+    """No step is lost (I3)."""
     run = small_run(texts, run__steps=STEPS)
     directory = created(tmp_path / "run", run)
     with swarm_of(directory, run, supervisor, leader_only=True) as swarm:

@@ -22,7 +22,7 @@ def via(world: World, one: str, other: str) -> str | None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_adjacent_relays_that_nobody_can_dial_work_through_a_carrier(seed: int) -> None:
-    """(I3)"""
+    """Every state is right (I3)."""
     settings = Settings("run", 1, 2, 4, STEPS)
     machines = [Machine("d0", 0), *(Machine(f"r{s}.0", s, reachable=False) for s in (1, 2))]
     world = counting_world(settings, machines, seed)
