@@ -218,6 +218,8 @@ class Volunteer:
             if bbr_missing() and not on_loopback(leader.host):
                 self._say(f"this kernel's TCP has no BBR, so long lossy paths are slow; {BBR_REMEDY}")
             self._say(f"connecting to the run's data node at {address}")
+            if not self._address():
+                self._say("this machine has no address for others: it dials them, or meets them at a carrier")
         self._live = live
         if (hours := options.hours) is not None:
             left_s = hours.changes_in_s(datetime.now())
