@@ -14,7 +14,7 @@ from typing import Any
 __version__ = "0.1.0"
 
 #: Version of the messages between peers. Peers of another version are refused in the handshake.
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 
 #: Version of the layout of a run directory. A run directory of another version is refused.
 RUN_DIRECTORY_VERSION = 1

@@ -1,8 +1,57 @@
-"""Properties of network addresses."""
+"""Network addresses: properties of hosts, and the text form of the addresses of a peer.
+
+A peer has several addresses in order of preference, `ADDRESS,ADDRESS,...`. Each is HOST:PORT, or
+HOST:PORT/CARRIER: the peer is reached through a circuit of the carrier with this id, which listens there.
+"""
 
 from __future__ import annotations
 
 import ipaddress
+import re
+from dataclasses import dataclass
+
+#: Most addresses of one peer. A choice: local, overlay and public ones of both IP versions, and two carriers.
+MOST_ADDRESSES = 8
+_ID = re.compile("[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Address:
+    """Address of a peer. carrier: id of the carrier that listens there; "": the peer itself does."""
+
+    host: str
+    port: int
+    carrier: str = ""
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}" + (f"/{self.carrier}" if self.carrier else "")
+
+
+def parse_address(text: str) -> Address:
+    """Parse one address. Raises ValueError."""
+    where, slash, carrier = text.strip().partition("/")
+    host, _, port = where.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    if not host or not port.isdecimal() or not 1 <= int(port) <= 65535:
+        raise ValueError(f'"{text}"; write it as host:port, the port in 1..65535')
+    if slash and not _ID.fullmatch(carrier):
+        raise ValueError(f'"{text}"; write it as host:port/ID: a carrier\'s id is 64 hexadecimal digits')
+    return Address(host, int(port), carrier)
+
+
+def parse_addresses(text: str) -> tuple[Address, ...]:
+    """Parse the addresses of a peer, "" if it has none. Raises ValueError."""
+    texts = text.split(",") if text else []
+    if len(texts) > MOST_ADDRESSES:
+        raise ValueError(f"{len(texts)} addresses; give at most {MOST_ADDRESSES}")
+    return tuple(parse_address(one) for one in texts)
+
+
+def direct_addresses(text: str) -> str:
+    """The addresses in `text` at which the peer itself listens, as text; "" if there is none."""
+    return ",".join(one for one in text.split(",") if one and "/" not in one)
 
 
 def block_of(host: str) -> str:

@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 
-from anabranch.addresses import block_of
+from anabranch.addresses import Address, block_of
 from anabranch.net.chunk_queue import ChunkQueue
 from anabranch.net.connection_limits import Limits, limits_of_run
 from anabranch.net.errors import NetError, Refused
 from anabranch.net.framing import Blob, FrameReader, chunk_header, open_frame
+from anabranch.net.handshake import Credential
 from anabranch.net.lane import Lane
 from anabranch.net.link import Link
 from anabranch.net.packing import size_bounds
@@ -79,10 +80,10 @@ class Guest(TcpTransport):
         self.who, self._address = identity(name), address
         super().__init__(self.who, 1, gate(), lambda link: None, unix_time_s=lambda: NOW_S)
 
-    async def _connect(self, peer_id: str, host: str, port: int) -> Lane:
+    async def _connect(self, peer_id: str, address: Address, credential: Credential) -> Lane:
         loop = asyncio.get_running_loop()
         _, lane = await loop.create_connection(
-            Lane, host, port, ssl=self._client_context, local_addr=(self._address, 0)
+            Lane, address.host, address.port, ssl=self._client_context, local_addr=(self._address, 0)
         )
         return lane
 

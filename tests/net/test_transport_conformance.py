@@ -33,8 +33,16 @@ from support.network.net_world import (
 )
 
 
-@pytest.fixture(params=backends(), ids=lambda backend: backend.name)
+@pytest.fixture(params=backends() + backends(carried=True), ids=lambda backend: backend.name)
 def backend(request: pytest.FixtureRequest) -> Backend:
+    found = request.param
+    assert isinstance(found, Backend)
+    return found
+
+
+@pytest.fixture(params=backends(), ids=lambda backend: backend.name)
+def direct(request: pytest.FixtureRequest) -> Backend:
+    """Backend without a carrier, which would refuse the caller before the peer does."""
     found = request.param
     assert isinstance(found, Backend)
     return found
@@ -211,38 +219,38 @@ def refused(
     backend.run(scenario)
 
 
-def test_an_expired_ticket_is_refused(backend: Backend) -> None:
-    refused(backend, errors.EXPIRED, "the ticket expired 3 hours ago", credential=ticket(hours=-3))
+def test_an_expired_ticket_is_refused(direct: Backend) -> None:
+    refused(direct, errors.EXPIRED, "the ticket expired 3 hours ago", credential=ticket(hours=-3))
 
 
-def test_a_ticket_of_another_owner_is_refused(backend: Backend) -> None:
+def test_a_ticket_of_another_owner_is_refused(direct: Backend) -> None:
     credential = ticket(owner=identity("mallory"))
-    refused(backend, errors.TICKET, "not issued by this run's owner", credential=credential)
+    refused(direct, errors.TICKET, "not issued by this run's owner", credential=credential)
 
 
-def test_a_ticket_for_another_run_is_refused(backend: Backend) -> None:
-    refused(backend, errors.TICKET, "for run 'tiny-2'", credential=ticket(run="tiny-2"))
+def test_a_ticket_for_another_run_is_refused(direct: Backend) -> None:
+    refused(direct, errors.TICKET, "for run 'tiny-2'", credential=ticket(run="tiny-2"))
 
 
-def test_a_grant_without_its_key_is_refused(backend: Backend) -> None:
+def test_a_grant_without_its_key_is_refused(direct: Backend) -> None:
     mine, other = ticket(), ticket()
     stolen = type(mine)(mine.grant, mine.sealed_grant, other.key, (), "")
-    refused(backend, errors.TICKET, "does not hold the ticket", credential=stolen)
+    refused(direct, errors.TICKET, "does not hold the ticket", credential=stolen)
 
 
-def test_an_expired_certificate_is_refused(backend: Backend) -> None:
+def test_an_expired_certificate_is_refused(direct: Backend) -> None:
     credential = certificate(identity("anna"), hours=-1)
-    refused(backend, errors.EXPIRED, "certificate expired", credential=credential)
+    refused(direct, errors.EXPIRED, "certificate expired", credential=credential)
 
 
-def test_the_certificate_of_another_peer_is_refused(backend: Backend) -> None:
+def test_the_certificate_of_another_peer_is_refused(direct: Backend) -> None:
     credential = certificate(identity("carl"))
-    refused(backend, errors.CERTIFICATE, "belongs to another peer", credential=credential)
+    refused(direct, errors.CERTIFICATE, "belongs to another peer", credential=credential)
 
 
-def test_a_certificate_by_someone_without_the_right_is_refused(backend: Backend) -> None:
+def test_a_certificate_by_someone_without_the_right_is_refused(direct: Backend) -> None:
     credential = certificate(identity("anna"), issuer=identity("mallory"))
-    refused(backend, errors.CERTIFICATE, "no right to issue", credential=credential)
+    refused(direct, errors.CERTIFICATE, "no right to issue", credential=credential)
 
 
 def test_the_nodes_own_reason_reaches_the_caller(backend: Backend) -> None:
@@ -254,10 +262,10 @@ def test_the_nodes_own_reason_reaches_the_caller(backend: Backend) -> None:
     )
 
 
-def test_another_run_is_refused(backend: Backend) -> None:
+def test_another_run_is_refused(direct: Backend) -> None:
     # The caller itself hangs up, before it has signed anything.
     refused(
-        backend, errors.RUN, "belongs to run 'tiny-1', not to 'tiny-2'", caller_run="tiny-2", counted=False
+        direct, errors.RUN, "belongs to run 'tiny-1', not to 'tiny-2'", caller_run="tiny-2", counted=False
     )
 
 
@@ -273,17 +281,17 @@ def test_another_key_than_the_one_dialled_is_refused(backend: Backend) -> None:
     backend.run(scenario)
 
 
-def test_a_peer_does_not_talk_to_its_own_key(backend: Backend) -> None:
+def test_a_peer_does_not_talk_to_its_own_key(direct: Backend) -> None:
     async def scenario(world: World) -> None:
         anna, copy = await world.peer("anna"), await world.peer("anna")
         with pytest.raises(Refused, match="own key") as caught:
             await anna.dial(copy)
         assert caught.value.kind == errors.INCARNATION
 
-    backend.run(scenario)
+    direct.run(scenario)
 
 
-def test_a_copied_key_with_an_old_incarnation_is_fenced(backend: Backend) -> None:
+def test_a_copied_key_with_an_old_incarnation_is_fenced(direct: Backend) -> None:
     async def scenario(world: World) -> None:
         bert = await world.peer("bert")
         second = await (await world.peer("anna", incarnation=2)).dial(bert)
@@ -300,7 +308,7 @@ def test_a_copied_key_with_an_old_incarnation_is_fenced(backend: Backend) -> Non
         with pytest.raises(Refused, match="incarnation 4"):
             await anna.dial(await world.peer("dora", incarnation=4))
 
-    backend.run(scenario)
+    direct.run(scenario)
 
 
 # Bounds.

@@ -12,6 +12,7 @@ from anabranch.errors import UserError
 from anabranch.node.lifecycle.shutdown import STOP_S
 
 if TYPE_CHECKING:
+    from anabranch.net.connection_limits import CarryLimits
     from anabranch.net.ticket import Ticket
     from anabranch.node.driver.peer_driver import Outcome
 
@@ -31,6 +32,9 @@ def join(
     patience_s: float = 120.0,
     grace_s: float = STOP_S,
     once: bool = False,
+    listens: bool = True,
+    hours: str = "",
+    carry: CarryLimits | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Outcome:
     """Lend this machine to a run until the run is over, a signal ends it, or the ticket lets it in no more.
@@ -40,11 +44,15 @@ def join(
     corpus: copy of the run's corpus folder (data nodes only). home: folder for key and log; the default is
     ~/.anabranch/RUN. patience_s: how long to try to reach the run for the first time. grace_s: seconds to
     leave in after SIGINT or SIGTERM, 60 by default. once: end with the first part in the run instead of
-    joining again. say: gets sentences about the progress.
+    joining again. listens: False to accept no connection: others reach this machine through a carrier. hours:
+    times of the day at which it is lent, as in "22:00-07:00"; "" for always. carry: limits of what it carries
+    for others. say: gets sentences about the progress.
 
     Blocks; computes in this process, whose torch it configures for reproducible results. Raises UserError or
     NetError if the ticket or an option cannot be used.
     """
+    from anabranch.hours import parse_hours
+    from anabranch.net.connection_limits import CarryLimits
     from anabranch.node.driver.event_loop import run_async
     from anabranch.node.lifecycle.join import JoinOptions
     from anabranch.node.lifecycle.join import join as take_part
@@ -69,6 +77,9 @@ def join(
             patience_s=patience_s,
             once=once,
             grace_s=grace_s,
+            listens=listens,
+            hours=parse_hours(hours) if hours else None,
+            carry=carry or CarryLimits(),
         )
         return run_async(take_part(options, say))
 

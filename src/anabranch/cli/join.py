@@ -7,9 +7,9 @@ examples:
   anabranch join anabranch1:... --host 0.0.0.0 --port 7700 --advertise my.host:7700
 
 A peer computes on one device: the first GPU unless --device names another. Join again in another terminal to
-add another peer. Without --advertise other
-machines cannot dial this one; it dials them, so the peers that it works with must be reachable. Ctrl+C leaves
-the run cleanly: other peers take over this machine's work.
+add another peer. Behind a router nothing has to be set up: this machine dials those that it can, and meets
+the others through a carrier; with --advertise others dial it directly. Ctrl+C leaves the run cleanly: other
+peers take over this machine's work.
 
 The ticket may be left out where the environment variable ANABRANCH_TICKET holds it or --ticket-file names a
 file with it: other users of this machine can read a command line.
@@ -35,10 +35,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from anabranch.cli.support import outputs
-from anabranch.cli.support.arguments import PORT, add_listen, check_range
+from anabranch.cli.support.arguments import PORT, add_listen, carry_limits, check_range
 from anabranch.cli.support.gpus import check_device
 from anabranch.config import Range, address_problem
 from anabranch.errors import UserError
+from anabranch.hours import parse_hours
 from anabranch.launch.fleet import AGAIN, TICKET_VARIABLE
 from anabranch.node.lifecycle.shutdown import STOP_S
 from anabranch.observe.wording import plain
@@ -60,7 +61,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--gpus", default="", metavar="all|N,N", help=gpus)
     add("--stage", type=int, metavar="N", help="stage to serve (default: the run chooses)")
     add_listen(parser)
-    add("--advertise", default="", metavar="HOST:PORT", help="address at which other peers can dial this one")
+    advertise = "addresses at which other peers can dial this one, the best first, with commas between"
+    add("--advertise", default="", metavar="HOST:PORT", help=advertise)
+    add("--no-listen", action="store_true", help="accept no connection: others come through a carrier")
+    carry = "most Mbit/s that this machine carries for others that cannot dial each other; 0: nothing"
+    add("--carry", type=float, metavar="MBIT", help=f"{carry} (default: no limit)")
+    hours = "local time at which this machine is lent (default: always)"
+    add("--hours", default="", metavar="22:00-07:00", help=hours)
+    nice = "priority below other programs of this machine, 0 to 19; 0: none below"
+    add("--nice", type=int, default=0, metavar="N", help=nice)
     add("--corpus", type=Path, metavar="DIR", help="copy of the run's corpus folder (data nodes only)")
     patience = "how long to try to reach the run's data node for the first time"
     add("--patience", type=float, default=120.0, metavar="SECONDS", help=patience)
@@ -84,6 +93,8 @@ def run(args: argparse.Namespace) -> int:
     _check(args)
     args.ticket = ticket_text(args.ticket, args.ticket_file, args.patience)
     ticket = checked_ticket(args.ticket, has_corpus=args.corpus is not None)
+    if args.nice and hasattr(os, "nice"):
+        os.nice(args.nice)
     if args.gpus:
         return _join_on_gpus(args, args.home or home_of(ticket), to)
     outcome = join(
@@ -100,6 +111,9 @@ def run(args: argparse.Namespace) -> int:
         patience_s=args.patience,
         grace_s=args.grace,
         once=args.once,
+        listens=not args.no_listen,
+        hours=args.hours,
+        carry=carry_limits(args.carry),
         say=say,
     )
     if outcome.ok:
@@ -172,6 +186,12 @@ def _check(args: argparse.Namespace) -> None:
         raise UserError(
             f"--host {args.host}: not an address of this machine, e.g. 127.0.0.1 or 0.0.0.0"
         ) from None
+    if args.no_listen and args.advertise:
+        raise UserError("--no-listen accepts no connection, so --advertise has no use: give one of them")
+    check_range("--nice", args.nice, Range(0, 19))
+    if args.hours:
+        parse_hours(args.hours)
+    check_range("--carry", args.carry or 0.0, Range(0, 10**6))
     check_range("--patience", args.patience, Range(0, 10**7))
     check_range("--grace", args.grace, Range(0, 10**7))
     check_range("--stage", args.stage or 0, Range(0))

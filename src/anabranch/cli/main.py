@@ -30,6 +30,8 @@ COMMANDS = {
     "ticket": "issue, list and revoke the tickets of a run",
     "expel": "expel a peer, or all peers of a ticket, from a run",
     "join": "lend this machine to a run, with its ticket",
+    "relay": "carry the bytes of machines that cannot dial each other",
+    "service": "print a service definition that lends this machine",
     "resume": "continue a run from its directory",
     "recover": "continue a run whose other voters are lost for good",
     "doctor": "check whether this machine can lend to a run or lead one",

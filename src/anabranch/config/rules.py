@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from anabranch.addresses import parse_addresses
 from anabranch.config.schema import CONSTRAINTS, RunConfig
 from anabranch.errors import ConfigError
 
@@ -105,9 +106,10 @@ def address_problem(host: str, advertise: str, host_name: str, advertise_name: s
     `host_name` and `advertise_name` are the run file's keys or the options that hold the two values.
     """
     if advertise:
-        name, _, port = advertise.rpartition(":")
-        if not name or not port.isdecimal() or not 1 <= int(port) <= 65535:
-            return f'{advertise_name} is "{advertise}"; write it as host:port, the port in 1..65535'
+        try:
+            parse_addresses(advertise)
+        except ValueError as error:
+            return f"{advertise_name} is {error}"
     elif host in ("0.0.0.0", "::"):
         return f'{host_name} is "{host}", which nobody can dial; set {advertise_name} to a host:port'
     return ""

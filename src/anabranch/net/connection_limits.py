@@ -69,6 +69,30 @@ class Limits:
         return make_budgets(link_bytes, MAX_OPEN_STREAMS, self.max_connections)
 
 
+@dataclass(frozen=True)
+class CarryLimits:
+    """Limits of a carrier, set by its owner. A link of two peers takes two circuits, one for each of its
+    connections."""
+
+    circuits: int = 256
+    """Most circuits at once; 0: this process carries for nobody."""
+    circuits_of_peer: int = 64
+    """Most circuits that one peer opened, or that lead to it: 32 links. A choice: a peer of a large swarm has
+    about as many neighbours."""
+    circuits_of_pair: int = 8
+    """Most circuits from one peer to another, so that one peer cannot take all of another's: two links, and
+    those that replace them."""
+    bytes_per_s: float = 0.0
+    """Most bytes per second of all circuits together, each byte counted once; 0: no limit."""
+    link_s: float = 1.0
+    """Seconds in which the peer that a circuit leads to must have a link to the carrier: it may be
+    dialling."""
+    offer_s: float = 5.0
+    """Seconds in which the peer that a circuit leads to must come for it."""
+    idle_s: float = 60.0
+    """Seconds without a byte after which a circuit ends; links send heartbeats."""
+
+
 def limits_of_run(parameters: int, largest_share: float, activation_bytes: int, piece_bytes: int) -> Limits:
     """Limits by what the payloads of a run can need.
 

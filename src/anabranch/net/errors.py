@@ -51,6 +51,7 @@ class Refused(NetError):
 
 # Kinds of refusal; a transport counts refused connections by kind.
 BUSY = "busy"
+CARRIER = "carrier"
 CERTIFICATE = "certificate"
 DEFECT = "defect"
 EXPIRED = "expired"

@@ -8,6 +8,7 @@ A frame is an 8-byte header, `kind u8 | 0 u8 | stream u16 | length u32` (big-end
     CHUNK    the next bytes of the payload of `stream`
     DONE     checksum of the whole payload (16 bytes of BLAKE3 over the OPEN frame's body and the payload)
     CLOSE    the reason as UTF-8; nothing follows
+    OFFER    token of a circuit (`net.circuit`) that waits for the receiver; control connections only
 
 A message with a payload is delivered once its DONE has arrived with the right checksum. Chunks of several
 streams may interleave. Announced sizes are checked, and their memory reserved (`net.resource_manager`),
@@ -28,7 +29,7 @@ from anabranch.net.errors import FrameError
 from anabranch.net.packing import MAX_WIDTH, size_bounds
 from anabranch.net.resource_manager import Reservation, ResourceRefused
 
-MESSAGE, OPEN, CHUNK, DONE, CLOSE = range(1, 6)
+MESSAGE, OPEN, CHUNK, DONE, CLOSE, OFFER = range(1, 7)
 
 #: Bytes per element of every dtype that can be sent; its index in this order is its code on the wire.
 DTYPES = {"uint8": 1, "int32": 4, "int64": 8, "float32": 4, "float64": 8, "bfloat16": 2}
@@ -41,6 +42,8 @@ MAX_REASON_BYTES = 512
 #: Most payloads that can be open at once on one connection: two of each priority of the sender's queue.
 MAX_OPEN_STREAMS = 16
 CHECKSUM_BYTES = 16
+#: Size of a circuit's token: not to be guessed while the circuit waits.
+TOKEN_BYTES = 16
 
 _HEADER = struct.Struct("!BBHI")
 _TENSOR = struct.Struct("!BBHIQ")
@@ -90,7 +93,15 @@ class Goodbye:
     reason: str
 
 
+@dataclass(frozen=True)
+class Offer:
+    """Offer of a circuit by the carrier at the other end of the connection."""
+
+    token: bytes
+
+
 Received = tuple[bytes, Blob | None]
+Parsed = Received | Goodbye | Offer
 
 
 def message_frame(message: bytes) -> tuple[bytes, bytes]:
@@ -124,6 +135,10 @@ def close_frame(reason: str) -> bytes:
     return _HEADER.pack(CLOSE, 0, 0, len(body)) + body
 
 
+def offer_frame(token: bytes) -> bytes:
+    return _HEADER.pack(OFFER, 0, 0, len(token)) + token
+
+
 class _Incoming:
     """Payload that is being received, and the checksum of its bytes so far."""
 
@@ -145,6 +160,7 @@ class FrameReader:
     asyncio.BufferedProtocol does, so that payload bytes are received in place. After a FrameError, a
     ResourceRefused or a Goodbye the reader accepts nothing more. max_payload_bytes: 0 refuses payloads
     (control connection). reservation: charged with each payload from its OPEN to its DONE; None: unbounded.
+    offers: True if the other side may offer circuits.
     """
 
     def __init__(
@@ -154,8 +170,10 @@ class FrameReader:
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         scratch_bytes: int = 64 << 10,
         reservation: Reservation | None = None,
+        offers: bool = False,
     ) -> None:
         self._reservation = reservation
+        self._offers = offers
         self.max_payload_bytes = max_payload_bytes
         self._max_message_bytes = max_message_bytes
         self._small = memoryview(bytearray(scratch_bytes))
@@ -176,7 +194,7 @@ class FrameReader:
             return self._current.target[start : start + self._chunk_left]
         return self._scratch[self._filled :]
 
-    def received(self, count: int) -> Sequence[Received | Goodbye]:
+    def received(self, count: int) -> Sequence[Parsed]:
         """Parse `count` bytes that were written into the last `get_buffer()`; returns complete messages.
         Raises FrameError, ResourceRefused."""
         if self._finished:
@@ -203,9 +221,9 @@ class FrameReader:
             self._release(incoming)
         self._streams.clear()
 
-    def feed(self, data: bytes | memoryview) -> list[Received | Goodbye]:
+    def feed(self, data: bytes | memoryview) -> list[Parsed]:
         """Parse bytes from another buffer, which are copied; returns complete messages. Raises FrameError."""
-        out: list[Received | Goodbye] = []
+        out: list[Parsed] = []
         view = memoryview(data)
         while view:
             buffer = self.get_buffer()
@@ -215,9 +233,9 @@ class FrameReader:
             view = view[count:]
         return out
 
-    def _parse(self, end: int) -> list[Received | Goodbye]:
+    def _parse(self, end: int) -> list[Parsed]:
         """Parse all complete frames in `_scratch[:end]`, and keep the beginning of the next frame."""
-        out: list[Received | Goodbye] = []
+        out: list[Parsed] = []
         scratch = self._scratch
         at = 0
         while end - at >= _HEADER.size:
@@ -259,7 +277,7 @@ class FrameReader:
 
     def _check_header(self, kind: int, zero: int, stream: int, length: int) -> None:
         """Raise FrameError for a bad header, before any of the frame's body is stored."""
-        if zero or (stream and kind in (MESSAGE, CLOSE)):
+        if zero or (stream and kind in (MESSAGE, CLOSE, OFFER)):
             raise FrameError("a reserved field is not zero")
         if kind == MESSAGE:
             if length > self._max_message_bytes:
@@ -280,6 +298,9 @@ class FrameReader:
         elif kind == CLOSE:
             if length > MAX_REASON_BYTES:
                 raise FrameError(f"a reason of {length} bytes exceeds {MAX_REASON_BYTES}")
+        elif kind == OFFER and self._offers:
+            if length != TOKEN_BYTES:
+                raise FrameError(f"a circuit's token has {TOKEN_BYTES} bytes, not {length}")
         else:
             raise FrameError(f"there is no frame of kind {kind}")
 
@@ -293,13 +314,15 @@ class FrameReader:
         if length > _TENSOR.size + 8 * MAX_DIMS + self._max_message_bytes:
             raise FrameError(f"a message of {length} bytes exceeds {self._max_message_bytes}")
 
-    def _take_frame(self, kind: int, stream: int, body: bytes, out: list[Received | Goodbye]) -> None:
+    def _take_frame(self, kind: int, stream: int, body: bytes, out: list[Parsed]) -> None:
         if kind == MESSAGE:
             out.append((body, None))
         elif kind == OPEN:
             self._streams[stream] = self._open(body)
         elif kind == DONE:
             out.append(self._finish(stream, body))
+        elif kind == OFFER:
+            out.append(Offer(body))
         else:
             self._finished = True
             out.append(Goodbye(body.decode(errors="replace")))

@@ -43,6 +43,9 @@ from anabranch.net.ticket import (
 
 CONTROL = "control"
 BULK = "bulk"
+#: Connections to a carrier (`net.circuit`): of a peer that opens a circuit, and of the peer that it reaches.
+CARRY = "carry"
+MEET = "meet"
 NONCE_BYTES = 32
 LINK_ID_BYTES = 16
 MAX_BODY_BYTES = 4096
@@ -110,7 +113,8 @@ class _Answer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 class Hello:
     """Verified self-introduction of a dialling peer.
 
-    lane: CONTROL or BULK, as a link consists of two connections; link_id: the same in both.
+    lane: CONTROL or BULK, as a link consists of two connections; link_id: the same in both. CARRY, or MEET,
+    whose link_id is the circuit's token.
     """
 
     peer_id: str
@@ -227,7 +231,7 @@ class ServerHandshake:
         gate = self._gate
         if hello.run != gate.run:
             raise Refused(errors.RUN, f"this peer belongs to run {gate.run!r}, not to {hello.run!r}")
-        if hello.lane not in (CONTROL, BULK):
+        if hello.lane not in (CONTROL, BULK, CARRY, MEET):
             raise Refused(errors.LANE, f"there is no lane {hello.lane!r}")
         if hello.peer_id == self._identity.peer_id:
             raise Refused(errors.INCARNATION, "the caller uses this peer's own key")
@@ -275,6 +279,25 @@ class ServerHandshake:
     @staticmethod
     def refuse(refusal: Refused) -> bytes:
         return _encode(_Answer(False, refusal.kind[:32], refusal.reason[:MAX_REASON_CHARS]))
+
+
+class AnswerReader:
+    """Reader of a further Answer after a handshake, such as a carrier's when a circuit is ready."""
+
+    def __init__(self) -> None:
+        self._reader = _Reader()
+
+    def receive(self, data: bytes | memoryview) -> bool:
+        """Handle received bytes; True once the Answer came and accepts. Raises Refused."""
+        message = self._reader.feed(data)
+        if message is None:
+            return False
+        answer = _decode(_Answer, message[1])
+        if not answer.accepted:
+            raise Refused(answer.kind, answer.reason)
+        if self._reader.rest():
+            raise Refused(errors.MALFORMED, "bytes after the answer, before they were asked for")
+        return True
 
 
 class ClientHandshake:

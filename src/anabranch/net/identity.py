@@ -6,7 +6,6 @@ TLS certificate for its key, and a dialling peer compares the key in it with the
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import ssl
@@ -27,6 +26,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import NameOID
 
 from anabranch.net.errors import IdentityError
+from anabranch.operating_system import lock
 
 SIGNATURE_BYTES = 64
 _PEER_ID = re.compile(r"[0-9a-f]{64}")
@@ -176,8 +176,8 @@ def next_incarnation(path: Path) -> int:
 
     Raises IdentityError if the file is damaged: other peers refuse a number lower than they have seen."""
     try:
-        with path.with_name(path.name + ".lock").open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel releases it when the process ends
+        with path.with_name(path.name + ".lock").open("a") as locked:
+            lock(locked.fileno(), wait=True)  # the kernel releases it when the process ends
             try:
                 text = path.read_text("ascii")
             except FileNotFoundError:

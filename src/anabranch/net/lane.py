@@ -8,15 +8,18 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import cast
 
 from anabranch.net.errors import FrameError
-from anabranch.net.framing import FrameReader, Goodbye, Received
+from anabranch.net.framing import FrameReader, Parsed
 from anabranch.net.resource_manager import ResourceRefused
 
 _HANDSHAKE_BUFFER_BYTES = 4096
 #: Size of the transport's send buffer above which the lane stops feeding it, so that an urgent message waits
 #: behind few bytes.
 _HIGH_WATER_BYTES = 512 << 10
+#: Read buffer, and size of the send buffer above which reading stops, of a connection whose bytes are
+#: forwarded: with the TLS layer's own buffers a forwarded connection holds about half a MiB at most.
+_FORWARD_BYTES = 64 << 10
 
-OnReceived = Callable[["Lane", Sequence[Received | Goodbye]], None]
+OnReceived = Callable[["Lane", Sequence[Parsed]], None]
 OnLaneLost = Callable[["Lane", str], None]
 
 
@@ -37,6 +40,7 @@ class ReadingRate:
 
 class Lane(asyncio.BufferedProtocol):
     """TLS connection: in its handshake until `hold` is called, reading nothing until `open`, and then frames.
+    A carrier's is never opened: `forward_to` passes its bytes on to another connection.
 
     lost: future that is done when the connection is gone. writable: False while the transport's send buffer
     is full. broke_framing: True if the other side sent bytes that are no frames, or began more payloads than
@@ -64,6 +68,9 @@ class Lane(asyncio.BufferedProtocol):
         self._on_received: OnReceived
         self._on_writable: Callable[[], None] | None = None
         self._on_lost: OnLaneLost | None = None
+        self._forward: Lane | None = None
+        self._read_pauses: set[str] = set()
+        """Reasons for which a forwarded connection is not read now."""
 
     # During the handshake.
 
@@ -128,10 +135,50 @@ class Lane(asyncio.BufferedProtocol):
         if not self.transport.is_closing():
             self.transport.resume_reading()
 
+    # Forwarding by a carrier.
+
+    def forward_to(self, other: Lane, rate: ReadingRate | None) -> None:
+        """Pass all bytes on to another connection from now on, as quickly as that takes them. rate: limits
+        them, together with the other users of the rate. The end of either connection ends the other."""
+        self._forward, self.rate = other, rate
+        self._buffer = memoryview(bytearray(_FORWARD_BYTES))
+        self.transport.set_write_buffer_limits(high=_FORWARD_BYTES)
+        beginning = bytes(self._inbox)
+        self._inbox.clear()
+        if beginning:
+            self.bytes_received += len(beginning)
+            other.write((beginning,))
+        if self._why_lost:
+            other.transport.close()
+        elif not self._read_pauses:
+            self.resume_reading()
+
+    def _forwarded(self, other: Lane, count: int) -> None:
+        self.bytes_received += count
+        # A copy: the transport may keep what it is given, and the buffer is used again.
+        other.write((bytes(self._buffer[:count]),))
+        if self.rate is not None and (pause_s := self.rate.pause_s(count, self._loop.time())):
+            self._pause_forwarding("rate")
+            self._resume = self._loop.call_later(pause_s, self._resume_forwarding, "rate")
+
+    def _pause_forwarding(self, why: str) -> None:
+        self._read_pauses.add(why)
+        self.pause_reading()
+
+    def _resume_forwarding(self, why: str) -> None:
+        self._read_pauses.discard(why)
+        if not self._read_pauses:
+            self.resume_reading()
+
     # Called by the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)
+        self.use(cast(asyncio.Transport, transport))
+
+    def use(self, transport: asyncio.Transport) -> None:
+        """Take over a transport, also one that was upgraded to TLS (`loop.start_tls`), which does not call
+        `connection_made`."""
+        self.transport = transport
         self.transport.set_write_buffer_limits(high=_HIGH_WATER_BYTES)
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -141,6 +188,9 @@ class Lane(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         reader = self._reader
+        if self._forward is not None:
+            self._forwarded(self._forward, nbytes)
+            return
         if reader is None:
             self._inbox += self._buffer[:nbytes]
             self._wake()
@@ -156,7 +206,7 @@ class Lane(asyncio.BufferedProtocol):
             self._resume = self._loop.call_later(pause_s, self.resume_reading)
         self._parse(lambda: reader.received(nbytes))
 
-    def _parse(self, parse: Callable[[], Sequence[Received | Goodbye]]) -> None:
+    def _parse(self, parse: Callable[[], Sequence[Parsed]]) -> None:
         try:
             received = parse()
         except FrameError as error:
@@ -180,9 +230,13 @@ class Lane(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         self.writable = False
+        if self._forward is not None:
+            self._forward._pause_forwarding("full")
 
     def resume_writing(self) -> None:
         self.writable = True
+        if self._forward is not None:
+            self._forward._resume_forwarding("full")
         if self._on_writable is not None:
             self._on_writable()
 
@@ -200,5 +254,10 @@ class Lane(asyncio.BufferedProtocol):
             return
         self._why_lost = why
         self._wake()
+        if self._forward is not None:
+            if self._resume is not None:
+                self._resume.cancel()
+            # The received bytes have been written to it, and are sent before its end.
+            self._forward.transport.close()
         if self._on_lost is not None:
             self._on_lost(self, why)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from anabranch.addresses import Address
 from anabranch.net.chunk_queue import ChunkQueue
 from anabranch.net.connection_limits import STALL_BYTES, STALL_CHECKS, Limits
 from anabranch.net.framing import (
@@ -18,9 +19,11 @@ from anabranch.net.framing import (
     Blob,
     FrameReader,
     Goodbye,
-    Received,
+    Offer,
+    Parsed,
     close_frame,
     message_frame,
+    offer_frame,
 )
 from anabranch.net.lane import Lane, ReadingRate
 from anabranch.net.resource_manager import Reservation
@@ -35,6 +38,18 @@ _CONTROL_SCRATCH_BYTES = 64 << 10
 
 OnMessage = Callable[[bytes, Blob | None], None]
 OnClosed = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Way:
+    """Way on which a link was made.
+
+    address: address that this side dialled; None: the other side dialled. via: id of the carrier that
+    forwards the link's bytes; "": none.
+    """
+
+    address: Address | None = None
+    via: str = ""
 
 
 class Link:
@@ -55,9 +70,12 @@ class Link:
         limits: Limits,
         on_gone: Callable[[Link], None],
         reservation: Reservation | None = None,
+        way: Way = Way(),
+        on_offer: Callable[[Link, bytes], None] | None = None,
     ) -> None:
         """control, bulk: connections with completed handshakes that read nothing yet. incarnation: the
-        peer's. on_gone: called when the link has closed. reservation: charged with unfinished payloads."""
+        peer's. on_gone: called when the link has closed. reservation: charged with unfinished payloads.
+        on_offer: called with the token of each circuit that the peer offers; None: it may offer none."""
         self.peer_id = peer_id
         self.incarnation = incarnation
         self.credential = credential
@@ -65,6 +83,8 @@ class Link:
         self.closed_reason: str | None = None
         self.control = control
         self.bulk = bulk
+        self.way = way
+        self._on_offer = on_offer
         self._limits = limits
         self._reservation = reservation
         self._payloads: FrameReader | None = None
@@ -102,7 +122,8 @@ class Link:
             return
         limits = self._limits
         self.control.rate = ReadingRate(limits.control_bytes_per_s, limits.control_burst_bytes)
-        self.control.open(self._reader(0, _CONTROL_SCRATCH_BYTES), self._received)
+        offers = self._on_offer is not None
+        self.control.open(self._reader(0, _CONTROL_SCRATCH_BYTES, offers), self._received)
         if self.closed_reason is None:
             self._payloads = self._reader(self._limits.max_payload_bytes, _BULK_SCRATCH_BYTES)
             self.bulk.on_refused = self.close
@@ -133,13 +154,19 @@ class Link:
         if self._idle_checks >= STALL_CHECKS:
             self.close(f"no progress of {count} unfinished payloads in {self._limits.stall_s:g} s")
 
-    def _reader(self, max_payload_bytes: int, scratch_bytes: int) -> FrameReader:
+    def _reader(self, max_payload_bytes: int, scratch_bytes: int, offers: bool = False) -> FrameReader:
         return FrameReader(
             max_payload_bytes=max_payload_bytes,
             max_message_bytes=self._limits.max_message_bytes,
             scratch_bytes=scratch_bytes,
             reservation=self._reservation,
+            offers=offers,
         )
+
+    def offer(self, token: bytes) -> None:
+        """Offer a circuit to the peer, which dialled this side directly."""
+        if self.closed_reason is None:
+            self._queue_control((offer_frame(token),))
 
     def send(self, message: bytes, payload: Blob | None = None, *, priority: int = 0) -> None:
         """Queue a message; returns at once. The payload's buffer must not change until it is sent.
@@ -151,12 +178,8 @@ class Link:
         if self.closed_reason is not None:
             return
         if payload is None:
-            self._control_pieces += message_frame(message)
+            self._queue_control(message_frame(message))
             self._control_bytes += len(message)
-            if not self._control_scheduled:
-                self._control_scheduled = True
-                # All messages of this turn of the event loop leave as one write.
-                self._loop.call_soon(self._write_control)
             if self._control_bytes > self._limits.max_queued_control_bytes:
                 self._give_up("control messages", self._control_bytes)
         else:
@@ -164,6 +187,13 @@ class Link:
             self._schedule_bulk()
             if self._queue.queued_bytes > self._limits.max_queued_bulk_bytes:
                 self._give_up("payloads", self._queue.queued_bytes)
+
+    def _queue_control(self, pieces: Sequence[bytes]) -> None:
+        self._control_pieces += pieces
+        if not self._control_scheduled:
+            self._control_scheduled = True
+            # All messages of this turn of the event loop leave as one write.
+            self._loop.call_soon(self._write_control)
 
     def close(self, reason: str) -> None:
         """Close the link, and tell the other side the reason. Queued messages may be lost."""
@@ -220,7 +250,7 @@ class Link:
             if queue and lane.writable:
                 self._schedule_bulk()
 
-    def _received(self, lane: Lane, received: Sequence[Received | Goodbye]) -> None:
+    def _received(self, lane: Lane, received: Sequence[Parsed]) -> None:
         on_message = self._on_message
         assert on_message is not None  # lanes read nothing before start
         for item in received:
@@ -230,6 +260,10 @@ class Link:
                 self._end(f"closed by the peer: {item.reason}")
                 self.abort()
                 return
+            if isinstance(item, Offer):
+                assert self._on_offer is not None  # otherwise the frame is refused
+                self._on_offer(self, item.token)
+                continue
             self._finished += item[1] is not None
             on_message(*item)
 

@@ -2,20 +2,20 @@
 
 Modelled on libp2p's resource manager. A reservation is charged to every scope that it belongs to, or to
 none: the *system* (this process), the *ticket* with which the peer came, the *address block*
-(`addresses.block_of`) of its connection, and the *peer* (its key). Keys are free and addresses cheap, so the
+(`addresses.block_of`) of its connection, the *peer* (its key), and for forwarded connections (`net.circuit`)
+the *circuits* of a peer instead of the peer itself. Keys are free and addresses cheap, so the
 wider scopes bound what many keys can take together. One connection is one file descriptor.
 """
 
 from __future__ import annotations
 
-import os
-import resource
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from anabranch.addresses import block_of
 from anabranch.net.errors import NetError
+from anabranch.operating_system import descriptor_limit, physical_memory_bytes
 
 #: File descriptors left to files, logs, the corpus and the crash report. A choice: a run uses about 40.
 RESERVED_DESCRIPTORS = 128
@@ -28,6 +28,9 @@ MIN_CONNECTIONS = 64
 SHARE = 0.5
 #: Connections of one peer: two each of a link, of the link that replaces it, and of links that are closing.
 PEER_CONNECTIONS = 16
+#: Connections of one peer that are forwarded: at a carrier those of the peer, at a peer those through one
+#: carrier. Two links' worth for each of 32 neighbours; `CarryLimits` has an own limit.
+CIRCUITS_OF_PEER = 128
 #: Address blocks whose recent connections are remembered; it bounds memory against many addresses.
 BLOCKS_KEPT = 4096
 #: Links whose whole memory budget the system holds. A choice: a neighbour seldom uses a tenth of its own.
@@ -55,23 +58,21 @@ class Budgets:
     ticket: Budget
     block: Budget
     peer: Budget
+    circuits: Budget
 
 
 def connection_limit() -> int:
     """Number of connections of this process: its descriptor limit less RESERVED_DESCRIPTORS, and at most
     MAX_CONNECTIONS."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY:
-        return MAX_CONNECTIONS
-    return max(MIN_CONNECTIONS, min(MAX_CONNECTIONS, soft - RESERVED_DESCRIPTORS))
+    return max(MIN_CONNECTIONS, min(MAX_CONNECTIONS, descriptor_limit() - RESERVED_DESCRIPTORS))
 
 
 def make_budgets(link_bytes: int, link_streams: int, connections: int = 0) -> Budgets:
     """Budgets for links that each need up to `link_bytes` in `link_streams` unfinished payloads. connections:
     of the system; 0: what the descriptor limit of this process allows."""
     connections = connections or connection_limit()
-    physical_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    memory_bytes = max(2 * link_bytes, min(FULL_LINKS * link_bytes, int(physical_bytes * MEMORY_SHARE)))
+    share_bytes = int(physical_memory_bytes() * MEMORY_SHARE)
+    memory_bytes = max(2 * link_bytes, min(FULL_LINKS * link_bytes, share_bytes))
     share = Budget(
         int(memory_bytes * SHARE),
         max(link_streams, int(connections * SHARE) // 2 * link_streams),
@@ -82,6 +83,7 @@ def make_budgets(link_bytes: int, link_streams: int, connections: int = 0) -> Bu
         ticket=share,
         block=share,
         peer=Budget(link_bytes, link_streams, PEER_CONNECTIONS),
+        circuits=Budget(0, 0, CIRCUITS_OF_PEER),
     )
 
 
@@ -198,11 +200,12 @@ class ResourceManager:
             scope.budget = getattr(budgets, kind)
 
     def enter(self, kind: str, name: str) -> Scope:
-        """Scope of a kind ("system", "ticket", "block", "peer") and name, for one more reservation."""
+        """Scope of a kind (see `Budgets`) and name, for one more reservation."""
         scope = self._scopes.get((kind, name))
         if scope is None:
             words = {"ticket": "its ticket", "block": f"the address block {name}", "peer": "this peer"}
-            scope = self._scopes[kind, name] = Scope(words[kind], getattr(self._budgets, kind))
+            called = words.get(kind, "its circuits")
+            scope = self._scopes[kind, name] = Scope(called, getattr(self._budgets, kind))
         scope.users += 1
         return scope
 
@@ -220,6 +223,10 @@ class ResourceManager:
     def outgoing(self, peer: str) -> Reservation:
         """Reserve a connection that this side dials. Raises ResourceRefused."""
         return self._connection(("system", ""), ("peer", peer))
+
+    def offered(self, carrier: str) -> Reservation:
+        """Reserve a connection for a circuit that a carrier offers. Raises ResourceRefused."""
+        return self._connection(("system", ""), ("circuits", carrier))
 
     def link(self, peer: str, ticket: str, host: str) -> Reservation:
         """Holder of a link's payloads. ticket: "" if not known, or of the owner's own peer."""

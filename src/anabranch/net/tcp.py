@@ -5,24 +5,31 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import secrets
 import socket
 import ssl
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
+from anabranch.addresses import Address
 from anabranch.net import errors
+from anabranch.net.address_race import first_of
 from anabranch.net.background import background
-from anabranch.net.connection_limits import STALL_CHECKS, Limits
+from anabranch.net.circuit import READY, Carrier, upgrade
+from anabranch.net.connection_limits import STALL_CHECKS, CarryLimits, Limits
 from anabranch.net.errors import DialError, ListenError, PortInUseError, Refused
 from anabranch.net.handshake import (
     BULK,
+    CARRY,
     CONTROL,
     LINK_ID_BYTES,
+    MEET,
+    AnswerReader,
     ClientHandshake,
     Credential,
     Gate,
@@ -32,7 +39,7 @@ from anabranch.net.handshake import (
 )
 from anabranch.net.identity import Identity, peer_id_of_certificate
 from anabranch.net.lane import Lane
-from anabranch.net.link import Link
+from anabranch.net.link import Link, Way
 from anabranch.net.resource_manager import AttemptRate, Reservation, ResourceManager, ResourceRefused
 from anabranch.net.ticket import Grant, MembershipCertificate
 
@@ -40,6 +47,9 @@ from anabranch.net.ticket import Grant, MembershipCertificate
 _BACKLOG = 256
 #: Seconds to wait after a failed accept (out of file descriptors, or the caller has vanished).
 _ACCEPT_RETRY_S = 0.05
+#: Remedy where BBR is missing, for a sentence.
+BBR_REMEDY = "as root: modprobe tcp_bbr && sysctl -w net.ipv4.tcp_allowed_congestion_control='cubic bbr'"
+_T = TypeVar("_T")
 
 
 @dataclass
@@ -48,8 +58,30 @@ class _HalfOpen:
 
     lane: Lane
     hello: Hello
-    host: str
+    caller: _Caller
     expiry: asyncio.TimerHandle
+
+
+@dataclass(frozen=True)
+class _Caller:
+    """Where an incoming connection comes from. host: address of its other end, or a name for the carrier.
+    via: id of the carrier of a circuit ("": none)."""
+
+    host: str
+    via: str = ""
+
+
+def bbr_missing() -> bool:
+    """True if this kernel, which is Linux, does not let this process use BBR congestion control. Other
+    systems have no such option."""
+    if not hasattr(socket, "TCP_CONGESTION"):
+        return False
+    with socket.socket() as probe:
+        try:
+            probe.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
+        except OSError:
+            return True
+    return False
 
 
 class TcpTransport:
@@ -64,8 +96,10 @@ class TcpTransport:
         *,
         limits: Limits | None = None,
         unix_time_s: Callable[[], float] = time.time,
+        carry: CarryLimits | None = None,
     ) -> None:
-        """`on_link` receives each link that another peer dialled, and must call `start` on it."""
+        """`on_link` receives each link that another peer dialled, and must call `start` on it. carry: limits
+        of the circuits that this process forwards for others."""
         if "tls-unique" not in ssl.CHANNEL_BINDING_TYPES:
             raise ListenError(
                 "this Python's TLS library has no channel bindings (tls-unique): use another build of Python"
@@ -80,6 +114,7 @@ class TcpTransport:
         self.refusals: Counter[str] = Counter()
         self._limits = limits or Limits()
         self.resources = ResourceManager(self._limits.budgets())
+        self.carrier = Carrier(carry or CarryLimits(), self._dialled_link)
         self._attempts = AttemptRate(self._limits.attempts_per_s, self._limits.attempts_burst)
         self._progress_check: asyncio.TimerHandle | None = None
         self._unix_time_s = unix_time_s
@@ -89,6 +124,8 @@ class TcpTransport:
         self._listeners: list[tuple[socket.socket, asyncio.Task[None]]] = []
         #: Host of each connection in its handshake.
         self._pending: dict[asyncio.Task[None], str] = {}
+        #: Credential that this side showed last to each peer that it dialled directly.
+        self._shown: dict[str, Credential] = {}
         self._half_open: dict[tuple[str, bytes], _HalfOpen] = {}
         self._links: set[Link] = set()
         self._closing: set[asyncio.Task[None]] = set()
@@ -109,16 +146,29 @@ class TcpTransport:
 
     async def dial(self, peer_id: str, host: str, port: int, credential: Credential) -> Link:
         """Make a link to the peer `peer_id` at host:port. Raises DialError, and Refused by either side."""
-        timeout_s = self._limits.handshake_timeout_s
+        return await self.dial_any(peer_id, (Address(host, port),), credential)
+
+    async def dial_any(self, peer_id: str, addresses: Sequence[Address], credential: Credential) -> Link:
+        """Make a link to the peer `peer_id`, at the first of its addresses that answers; later ones are tried
+        while earlier ones are silent. Raises DialError, and Refused by either side."""
+        connect = lambda address: self._reach(peer_id, address, credential)  # noqa: E731
+        address, lane = await first_of(addresses, connect, _abort)
         try:
-            return await asyncio.wait_for(self._dial(peer_id, host, port, credential), timeout_s)
-        except asyncio.TimeoutError as error:
-            raise DialError(f"{host}:{port} did not answer within {timeout_s:g} s") from error
-        except ssl.SSLError as error:
-            raise DialError(f"{host}:{port} does not use TLS 1.3 ({error.reason or error})") from error
-        except OSError as error:
-            why = error.strerror or str(error) or "the connection broke"
-            raise DialError(f"cannot reach {host}:{port}: {why}") from error
+            return await self._within(address, self._dial(peer_id, address, lane, credential))
+        except BaseException:
+            lane.transport.abort()
+            raise
+
+    async def probe(self, peer_id: str, address: Address) -> str:
+        """Connect to an address, and close as soon as the peer's key is proved; returns the reason of a
+        failure, "" if there is none."""
+        try:
+            lane = await self._within(address, self._connect_tls(address))
+        except DialError as error:
+            return str(error)
+        found = peer_id_of_certificate(_ssl_object(lane).getpeercert(True))
+        lane.transport.abort()
+        return "" if found == peer_id else f"another machine answers at {address}"
 
     async def close(self) -> None:
         """Stop listening and close every link, with the reason for the other sides."""
@@ -133,6 +183,7 @@ class TcpTransport:
             self._drop_half_open(half)
         for link in list(self._links):
             link.close("the peer is shutting down")
+        self.carrier.close()
         if self._closing:
             await asyncio.wait(self._closing)
         if self._progress_check is not None:
@@ -140,26 +191,58 @@ class TcpTransport:
 
     # Dialling.
 
-    async def _dial(self, peer_id: str, host: str, port: int, credential: Credential) -> Link:
+    async def _within(self, address: Address, work: Coroutine[Any, Any, _T]) -> _T:
+        """Do a part of a dial in the time for a handshake. Raises DialError for what the network did."""
+        timeout_s, what = self._limits.handshake_timeout_s, _named(address)
+        try:
+            return await asyncio.wait_for(work, timeout_s)
+        except asyncio.TimeoutError as error:
+            raise DialError(f"{what} did not answer within {timeout_s:g} s") from error
+        except ssl.SSLError as error:
+            raise DialError(f"{what} does not use TLS 1.3 ({error.reason or error})") from error
+        except OSError as error:
+            why = error.strerror or str(error) or "the connection broke"
+            raise DialError(f"cannot reach {what}: {why}") from error
+
+    async def _reach(self, peer_id: str, address: Address, credential: Credential) -> Lane:
+        """Connection to a peer at one of its addresses, whose key is proved. Raises DialError, Refused."""
+        return await self._within(address, self._connect(peer_id, address, credential))
+
+    async def _connect(self, peer_id: str, address: Address, credential: Credential) -> Lane:
+        try:
+            connection = self.resources.outgoing(peer_id)
+        except ResourceRefused as refusal:
+            raise DialError(f"no connection to {_named(address)}: {refusal}") from refusal
+        try:
+            if address.carrier:
+                lane = await self._open_circuit(peer_id, address, credential)
+            else:
+                lane = await self._connect_tls(address)
+        except BaseException:
+            connection.release_all()
+            raise
+        lane.lost.add_done_callback(lambda _: connection.release_all())
+        return lane
+
+    async def _connect_tls(self, address: Address) -> Lane:
+        loop = asyncio.get_running_loop()
+        _, lane = await loop.create_connection(
+            Lane, address.host, address.port, ssl=self._client_context, **self._tls_timeouts()
+        )
+        _tune(lane)
+        return lane
+
+    async def _dial(self, peer_id: str, address: Address, control: Lane, credential: Credential) -> Link:
+        """Make a link of a control connection and a bulk connection, which is made now."""
         link_id = secrets.token_bytes(LINK_ID_BYTES)
-        lanes: list[Lane] = []
+        lanes = [control]
         incarnation = 0
         try:
             for name in (CONTROL, BULK):
-                lane = await self._connect(peer_id, host, port)
-                lanes.append(lane)
-                handshake = ClientHandshake(
-                    self._identity,
-                    self._incarnation,
-                    run=self._gate.run,
-                    server=peer_id,
-                    server_certificate_key=peer_id_of_certificate(_ssl_object(lane).getpeercert(True)),
-                    lane=name,
-                    link_id=link_id,
-                    credential=credential,
-                    binding=_binding(lane),
-                )
-                await _introduce(lane, handshake)
+                if name == BULK:
+                    lanes.append(await self._connect(peer_id, address, credential))
+                handshake = self._introduction(peer_id, lanes[-1], name, link_id, credential)
+                await _introduce(lanes[-1], handshake)
                 incarnation = handshake.server_incarnation
                 self._fence.check(peer_id, incarnation)
         except BaseException:
@@ -167,25 +250,91 @@ class TcpTransport:
                 lane.transport.abort()
             raise
         self._fence.note(peer_id, incarnation)
-        reservation = self.resources.link(peer_id, "", _host(lanes[0]))
-        return self._link(peer_id, incarnation, None, lanes[0], lanes[1], reservation)
+        if not address.carrier:
+            self._shown[peer_id] = credential
+        caller = _Caller(_carried(address.carrier) if address.carrier else _host(control), address.carrier)
+        reservation = self.resources.link(peer_id, "", caller.host)
+        return self._link(
+            peer_id, incarnation, None, (lanes[0], lanes[1]), reservation, Way(address, caller.via)
+        )
 
-    async def _connect(self, peer_id: str, host: str, port: int) -> Lane:
-        loop = asyncio.get_running_loop()
+    def _introduction(
+        self, server: str, lane: Lane, name: str, link_id: bytes, credential: Credential
+    ) -> ClientHandshake:
+        """Handshake of this side on a connection that it made. Raises Refused if another key answered."""
+        return ClientHandshake(
+            self._identity,
+            self._incarnation,
+            run=self._gate.run,
+            server=server,
+            server_certificate_key=peer_id_of_certificate(_ssl_object(lane).getpeercert(True)),
+            lane=name,
+            link_id=link_id,
+            credential=credential,
+            binding=_binding(lane),
+        )
+
+    # Circuits.
+
+    def _dialled_link(self, peer: str) -> Link | None:
+        """Open link that a peer dialled without a carrier; None: there is none."""
+        for link in self._links:
+            open_and_theirs = link.closed_reason is None and link.way.address is None
+            if link.peer_id == peer and open_and_theirs and not link.way.via:
+                return link
+        return None
+
+    async def _open_circuit(self, peer_id: str, address: Address, credential: Credential) -> Lane:
+        """Connection to a peer through a carrier. Raises DialError, OSError."""
+        outer = await self._connect_tls(address)
         try:
-            connection = self.resources.outgoing(peer_id)
-        except ResourceRefused as refusal:
-            raise DialError(f"no connection to {host}:{port}: {refusal}") from refusal
-        try:
-            _, lane = await loop.create_connection(
-                Lane, host, port, ssl=self._client_context, **self._tls_timeouts()
-            )
+            link_id = secrets.token_bytes(LINK_ID_BYTES)
+            handshake = self._introduction(address.carrier, outer, CARRY, link_id, credential)
+            await _introduce(outer, handshake)
+            outer.resume_reading()
+            outer.write((bytes.fromhex(peer_id),))
+            answer = AnswerReader()
+            while not answer.receive(await outer.receive()):
+                pass
+            timeout_s = self._limits.handshake_timeout_s + 1
+            return await upgrade(outer, self._client_context, server_side=False, timeout_s=timeout_s)
+        except Refused as refusal:
+            outer.transport.abort()
+            raise DialError(f"{_named(address)}: {refusal}") from refusal
         except BaseException:
-            connection.release_all()
+            outer.transport.abort()
             raise
-        lane.lost.add_done_callback(lambda _: connection.release_all())
-        _tune(lane)
-        return lane
+
+    def _offered(self, link: Link, token: bytes) -> None:
+        """Come for a circuit that a carrier offers on a link that this side dialled."""
+        host = _carried(link.peer_id)
+        reserved = self._reserve(host, lambda: self.resources.offered(link.peer_id))
+        if isinstance(reserved, str):
+            self._refuse(errors.BUSY, host, reserved)
+            return
+        caller = _Caller(host, link.peer_id)
+        self._begin(self._meet(link, token, reserved), caller)
+
+    async def _meet(self, link: Link, token: bytes, reserved: Reservation) -> None:
+        """Dial a carrier for a circuit, and shake hands with the peer that opened it."""
+        carrier, address = link.peer_id, link.way.address
+        assert address is not None  # only a link that this side dialled brings offers
+        try:
+            outer = await self._connect_tls(address)
+        except BaseException:
+            reserved.release_all()
+            raise
+        try:
+            await _introduce(outer, self._introduction(carrier, outer, MEET, token, self._shown[carrier]))
+            outer.write((READY,))
+            timeout_s = self._limits.handshake_timeout_s + 1
+            inner = await upgrade(outer, self._server_context, server_side=True, timeout_s=timeout_s)
+        except BaseException:
+            reserved.release_all()
+            outer.transport.abort()
+            raise
+        inner.lost.add_done_callback(lambda _: reserved.release_all())
+        await self._greet(inner, _Caller(_carried(carrier), carrier), reserved)
 
     # Accepting.
 
@@ -197,16 +346,22 @@ class TcpTransport:
             except OSError:
                 await asyncio.sleep(_ACCEPT_RETRY_S)
                 continue
-            reserved = self._reserve(address[0])
+            host = address[0]
+            reserved = self._reserve(host, functools.partial(self.resources.incoming, host))
             if isinstance(reserved, str):
-                self._refuse(errors.BUSY, address[0], reserved)
+                self._refuse(errors.BUSY, host, reserved)
                 connection.close()
                 continue
-            task = background(self._welcome(connection, address[0], reserved))
-            self._pending[task] = address[0]
-            task.add_done_callback(self._pending.pop)
+            caller = _Caller(host)
+            self._begin(self._shake_hands(connection, caller, reserved), caller)
 
-    def _reserve(self, host: str) -> Reservation | str:
+    def _begin(self, handshake: Coroutine[Any, Any, None], caller: _Caller) -> None:
+        """Run the handshake of an incoming connection as a task, which counts as pending."""
+        task = background(self._welcome(handshake, caller.host))
+        self._pending[task] = caller.host
+        task.add_done_callback(self._pending.pop)
+
+    def _reserve(self, host: str, reserve: Callable[[], Reservation]) -> Reservation | str:
         """Reserve one more connection from `host`, or return the reason why none can begin now."""
         if not self._attempts.take(host, asyncio.get_running_loop().time()):
             return "its address block has begun too many connections of late; try again"
@@ -215,15 +370,15 @@ class TcpTransport:
         if [*self._pending.values()].count(host) >= self._limits.max_pending_of_host:
             return "too many handshakes from this address are pending"
         try:
-            return self.resources.incoming(host)
+            return reserve()
         except ResourceRefused as refusal:
             return str(refusal)
 
-    async def _welcome(self, connection: socket.socket, host: str, reserved: Reservation) -> None:
+    async def _welcome(self, handshake: Coroutine[Any, Any, None], host: str) -> None:
         """Handle an incoming connection, from its first byte until it is part of a link or refused."""
         limit_s = self._limits.handshake_timeout_s
         try:
-            await asyncio.wait_for(self._shake_hands(connection, host, reserved), limit_s)
+            await asyncio.wait_for(handshake, limit_s)
         except Refused as refusal:
             self._refuse(refusal.kind, host, refusal.reason)
         except asyncio.TimeoutError:
@@ -241,7 +396,7 @@ class TcpTransport:
         self.refusals[kind] += 1
         self.on_refused(kind, host, reason)
 
-    async def _shake_hands(self, connection: socket.socket, host: str, reserved: Reservation) -> None:
+    async def _shake_hands(self, connection: socket.socket, caller: _Caller, reserved: Reservation) -> None:
         loop = asyncio.get_running_loop()
         lane = Lane()
         try:
@@ -253,15 +408,22 @@ class TcpTransport:
             reserved.release_all()
             raise
         lane.lost.add_done_callback(lambda _: reserved.release_all())
+        _tune(lane)
+        await self._greet(lane, caller, reserved)
+
+    async def _greet(self, lane: Lane, caller: _Caller, reserved: Reservation) -> None:
+        """Run the listening side's handshake on a connection with TLS, and admit the caller."""
         try:
-            _tune(lane)
             handshake = ServerHandshake(self._identity, self._incarnation, self._gate, binding=_binding(lane))
             lane.write((handshake.greeting(),))
             hello = None
             while hello is None:
                 hello = handshake.receive(await lane.receive(), now_s=self._unix_time_s())
             self._charge(reserved, hello)
-            self._admit(lane, hello, host)
+            if hello.lane in (CARRY, MEET):
+                await self._carry(lane, hello, caller)
+            else:
+                self._admit(lane, hello, caller)
         except Refused as refusal:
             lane.write((ServerHandshake.refuse(refusal),))
             lane.transport.close()
@@ -274,13 +436,26 @@ class TcpTransport:
     def _charge(reserved: Reservation, hello: Hello) -> None:
         """Charge a connection to the peer that showed its key on it, and to its ticket. Raises Refused."""
         try:
-            reserved.join("peer", hello.peer_id)
+            reserved.join("circuits" if hello.lane in (CARRY, MEET) else "peer", hello.peer_id)
             if ticket := _ticket_of(hello.credential):
                 reserved.join("ticket", ticket)
         except ResourceRefused as refusal:
             raise Refused(errors.BUSY, str(refusal)) from refusal
 
-    def _admit(self, lane: Lane, hello: Hello, host: str) -> None:
+    async def _carry(self, lane: Lane, hello: Hello, caller: _Caller) -> None:
+        """Serve a peer that opens a circuit, or comes for one. Raises Refused."""
+        self._fence.check(hello.peer_id, hello.incarnation)
+        if caller.via:
+            raise Refused(errors.CARRIER, "a circuit cannot lead through another circuit")
+        if (reason := self._gate.authorize(hello)) is not None:
+            raise Refused(errors.NOT_AUTHORIZED, reason)
+        if hello.lane == MEET:
+            await self.carrier.meet(lane, hello)
+        else:
+            lane.write((ServerHandshake.accept(),))
+            await self.carrier.carry(lane, hello)
+
+    def _admit(self, lane: Lane, hello: Hello, caller: _Caller) -> None:
         """Admit a caller whose Hello is verified: keep a control connection until its bulk connection comes,
         then make the link of both. Raises Refused."""
         self._fence.check(hello.peer_id, hello.incarnation)
@@ -296,25 +471,26 @@ class TcpTransport:
             self._fence.note(hello.peer_id, hello.incarnation)
             loop = asyncio.get_running_loop()
             expiry = loop.call_later(self._limits.handshake_timeout_s, self._expire, key)
-            self._half_open[key] = _HalfOpen(lane, hello, host, expiry)
+            self._half_open[key] = _HalfOpen(lane, hello, caller, expiry)
             lane.hold()
             lane.write((ServerHandshake.accept(),))
             return
         found = self._half_open.get(key)
-        if found is None or found.hello.incarnation != hello.incarnation:
+        same = found is not None and found.caller.via == caller.via
+        if found is None or not same or found.hello.incarnation != hello.incarnation:
             raise Refused(errors.LANE, "there is no control connection for this bulk connection")
         del self._half_open[key]
         found.expiry.cancel()
         lane.hold()
         lane.write((ServerHandshake.accept(),))
         credential = found.hello.credential
-        reservation = self.resources.link(hello.peer_id, _ticket_of(credential), host)
-        lanes = found.lane, lane
-        self._on_link(self._link(hello.peer_id, hello.incarnation, credential, *lanes, reservation))
+        reservation = self.resources.link(hello.peer_id, _ticket_of(credential), caller.host)
+        lanes, way = (found.lane, lane), Way(via=caller.via)
+        self._on_link(self._link(hello.peer_id, hello.incarnation, credential, lanes, reservation, way))
 
     def _expire(self, key: tuple[str, bytes]) -> None:
         half = self._half_open[key]
-        self._refuse(errors.TIMEOUT, half.host, "its bulk connection did not come")
+        self._refuse(errors.TIMEOUT, half.caller.host, "its bulk connection did not come")
         self._drop_half_open(half)
 
     def _drop_half_open(self, half: _HalfOpen) -> None:
@@ -329,9 +505,9 @@ class TcpTransport:
         peer_id: str,
         incarnation: int,
         credential: Grant | MembershipCertificate | None,
-        control: Lane,
-        bulk: Lane,
+        lanes: tuple[Lane, Lane],
         reservation: Reservation,
+        way: Way,
     ) -> Link:
         for older in list(self._links):
             if older.peer_id == peer_id and older.incarnation < incarnation:
@@ -340,11 +516,13 @@ class TcpTransport:
             peer_id=peer_id,
             incarnation=incarnation,
             credential=credential,
-            control=control,
-            bulk=bulk,
+            control=lanes[0],
+            bulk=lanes[1],
             limits=self._limits,
             on_gone=self._gone,
             reservation=reservation,
+            way=way,
+            on_offer=self._offered if way.address is not None and not way.via else None,
         )
         self._links.add(link)
         self._plan_progress_check()
@@ -399,6 +577,22 @@ async def _introduce(lane: Lane, handshake: ClientHandshake) -> None:
         if reply:
             lane.write((reply,))
     lane.hold(handshake.rest())
+
+
+def _abort(lane: Lane) -> None:
+    lane.transport.abort()
+
+
+def _carried(carrier: str) -> str:
+    """Name of the far end of a circuit in counts and reports, in place of its address, which is not known."""
+    return f"carrier {carrier[:12]}"
+
+
+def _named(address: Address) -> str:
+    """An address in a sentence."""
+    if not address.carrier:
+        return f"{address.host}:{address.port}"
+    return f"carrier {address.carrier[:12]} at {address.host}:{address.port}"
 
 
 def _ticket_of(credential: Grant | MembershipCertificate) -> str:

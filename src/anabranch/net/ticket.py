@@ -17,6 +17,7 @@ from typing import Annotated, TypeVar
 import msgspec
 from blake3 import blake3
 
+from anabranch.addresses import MOST_ADDRESSES, Address
 from anabranch.net.errors import CERTIFICATE, EXPIRED, MALFORMED, TICKET, TicketError
 from anabranch.net.identity import SIGNATURE_BYTES, Identity, verify
 
@@ -40,11 +41,13 @@ _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
 
 class PeerAddress(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Address at which a peer can be dialled."""
+    """Address at which a peer can be dialled. via: id of the carrier that listens there ("": the peer
+    does)."""
 
     peer_id: PeerIdText
     host: Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
     port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
+    via: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{64})?$")] = ""
 
 
 class Grant(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -99,6 +102,14 @@ class Ticket:
         if not self.peers:
             raise TicketError(MALFORMED, "the ticket names no peer to dial; ask for a new one")
         return self.peers[0]
+
+    @property
+    def first_addresses(self) -> str:
+        """Addresses of that peer, in order of preference, as text (`anabranch.addresses`). Raises
+        TicketError."""
+        first = self.first_peer.peer_id
+        found = [Address(each.host, each.port, each.via) for each in self.peers if each.peer_id == first]
+        return ",".join(map(str, found[:MOST_ADDRESSES]))
 
 
 def issue_ticket(

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
+from anabranch.addresses import Address
 from anabranch.net.connection_limits import Limits
 from anabranch.net.framing import Blob
 from anabranch.net.handshake import Credential, Gate, Hello
@@ -118,8 +119,19 @@ class Peer:
         self.identity = who
         self.inboxes: list[Inbox] = []
         self.host, self.port = "", 0
+        self.carrier: Peer | None = None
         self._start = start
         self.transport = make(self._on_link)
+
+    @property
+    def address(self) -> Address:
+        """Address at which others dial this peer: its own, or its carrier's."""
+        if self.carrier is not None:
+            return Address(self.carrier.host, self.carrier.port, self.carrier.identity.peer_id)
+        return Address(self.host, self.port)
+
+    def via(self, carrier: Peer) -> None:
+        self.carrier = carrier
 
     def _on_link(self, link: Link) -> None:
         self.inboxes.append(Inbox(link))
@@ -132,7 +144,7 @@ class Peer:
 
     async def dial(self, other: Peer, credential: Credential | None = None, start: bool = True) -> Inbox:
         shown = certificate(self.identity) if credential is None else credential
-        link = await soon(self.transport.dial(other.identity.peer_id, other.host, other.port, shown))
+        link = await soon(self.transport.dial_any(other.identity.peer_id, [other.address], shown))
         inbox = Inbox(link)
         return inbox.start() if start else inbox
 
@@ -140,9 +152,12 @@ class Peer:
 class World:
     """Makes peers on one backend and closes them at the end."""
 
-    def __init__(self, make_transport: MakeTransport) -> None:
+    def __init__(self, make_transport: MakeTransport, carried: bool = False) -> None:
+        """carried: True if peers dial each other through a carrier."""
         self._make = make_transport
         self._peers: list[Peer] = []
+        self._carried = carried
+        self._carrier: Peer | None = None
 
     async def peer(
         self,
@@ -152,13 +167,25 @@ class World:
         its_gate: Gate | None = None,
         limits: Limits | None = None,
         start: bool = True,
+        listens: bool = True,
     ) -> Peer:
         who = identity(name)
         make = functools.partial(self._make, who, incarnation, its_gate or gate())
         peer = Peer(who, lambda on_link: make(on_link, limits or Limits()), start)
         self._peers.append(peer)
-        peer.host, peer.port = await peer.transport.listen("127.0.0.1", 0)
+        if listens:
+            peer.host, peer.port = await peer.transport.listen("127.0.0.1", 0)
+        if self._carried:
+            await self._attach(peer)
         return peer
+
+    async def _attach(self, peer: Peer) -> None:
+        """Let a peer be dialled through the world's carrier only."""
+        if self._carrier is None:
+            self._carried = False
+            self._carrier, self._carried = await self.peer("carrier of the world"), True
+        await soon(peer.dial(self._carrier, certificate(peer.identity, hours=10**5)))
+        peer.via(self._carrier)
 
     async def pair(self, *, limits: Limits | None = None, start: bool = True) -> tuple[Inbox, Inbox]:
         """Two ends of one link: the dialler's and the listener's."""
@@ -179,6 +206,7 @@ class Backend:
     name: str
     make_transport: MakeTransport
     new_event_loop: Callable[[], asyncio.AbstractEventLoop]
+    carried: bool = False
 
     def run(self, scenario: Callable[[World], Coroutine[Any, Any, None]]) -> None:
         """Run a scenario in a world of its own. Errors that only the loop saw fail it as well."""
@@ -187,7 +215,7 @@ class Backend:
         loop.set_exception_handler(lambda _, context: unseen.append(context))
 
         async def whole() -> None:
-            world = World(self.make_transport)
+            world = World(self.make_transport, self.carried)
             try:
                 await scenario(world)
             finally:
@@ -202,10 +230,12 @@ class Backend:
         assert not left, left
 
 
-def backends() -> list[Backend]:
-    found = [Backend("tcp", make_tcp, asyncio.new_event_loop)]
+def backends(carried: bool = False) -> list[Backend]:
+    """Backends without a carrier, or those that use one."""
+    name = "circuit" if carried else "tcp"
+    found = [Backend(name, make_tcp, asyncio.new_event_loop, carried)]
     try:
         import uvloop
     except ImportError:
         return found
-    return [*found, Backend("tcp-uvloop", make_tcp, uvloop.new_event_loop)]
+    return [*found, Backend(f"{name}-uvloop", make_tcp, uvloop.new_event_loop, carried)]

@@ -51,7 +51,7 @@ class LyingWorker(IntegerWorker):
 
 def audited_world(share: float, replicas: int = 3, seed: int = 1, checkpoint_every: int = 2) -> World:
     settings = Settings(
-        "audited",
+        "audited-b",
         1,
         2,
         6,

@@ -5,9 +5,13 @@ from __future__ import annotations
 import argparse
 from itertools import chain, count
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from anabranch.config import Range
 from anabranch.errors import UserError
+
+if TYPE_CHECKING:
+    from anabranch.net.connection_limits import CarryLimits
 
 #: Numbers of processes; 0 means one per core.
 JOBS = Range(0)
@@ -39,6 +43,15 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 def add_listen(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=int, default=0, metavar="N", help="port to listen on; 0: a free one")
+
+
+def carry_limits(mbit: float | None) -> CarryLimits:
+    """Limits of a carrier that may pass on `mbit` Mbit/s (None: without limit; 0: it carries nothing)."""
+    from anabranch.net.connection_limits import CarryLimits
+
+    if mbit is None:
+        return CarryLimits()
+    return CarryLimits(bytes_per_s=mbit * 1e6 / 8) if mbit else CarryLimits(circuits=0)
 
 
 def add_jobs(parser: argparse.ArgumentParser) -> None:

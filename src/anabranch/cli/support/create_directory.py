@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from anabranch.addresses import on_loopback
+from anabranch.addresses import on_loopback, parse_addresses
 from anabranch.checkpoint.directory import RunDirectory
 from anabranch.config import NetworkSection, RunConfig, load_run_file, with_changes
 from anabranch.errors import UserError
@@ -34,8 +34,8 @@ def open_to_others(config: RunConfig, say: Callable[[str], None]) -> RunConfig:
     """Run file of `anabranch start`: `run.numerics = "auto"` becomes "mixed" if other machines can use the
     tickets, "strict" if they cannot or if the run is audited. `say` tells what the choice promises."""
     network = config.network
-    host = network.advertise.rpartition(":")[0] or network.host
-    if on_loopback(host) or (config.audit.share and config.run.numerics == "auto"):
+    hosts = [address.host for address in parse_addresses(network.advertise)] or [network.host]
+    if all(map(on_loopback, hosts)) or (config.audit.share and config.run.numerics == "auto"):
         return with_changes(config, {"run.numerics": "strict"}) if config.run.numerics == "auto" else config
     if config.run.numerics == "strict":
         say(

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from anabranch.addresses import parse_addresses
 from anabranch.cli.support.children import PROGRAM, Children
 from anabranch.cli.support.outputs import handled_signals
 from anabranch.errors import UserError
@@ -70,8 +72,9 @@ def join_commands(args: argparse.Namespace, gpus: Sequence[int], home: Path) -> 
         command += ["--name", f"{args.name}-gpu{gpu}"] if args.name else []
         command += ["--port", str(args.port + position)] if args.port else []
         if args.advertise:
-            host, _, port = args.advertise.rpartition(":")
-            command += ["--advertise", f"{host}:{int(port) + position}"]
+            addresses = parse_addresses(args.advertise)
+            moved = [replace(address, port=address.port + position) for address in addresses]
+            command += ["--advertise", ",".join(map(str, moved))]
         commands.append(command)
     return commands
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 import os
-import resource
 import shutil
 import socket
 import sys
@@ -13,9 +12,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from anabranch.config import RunConfig
+from anabranch.net.tcp import BBR_REMEDY, bbr_missing
 from anabranch.node.diagnostics.check_result import GREEN, RED, YELLOW, CheckResult, graded
 from anabranch.node.diagnostics.reachability import own_address, remote_checks
 from anabranch.observe.wording import counted
+from anabranch.operating_system import descriptor_limit, free_memory_bytes
 
 PYTHON = (3, 10)
 #: Bytes of free disk and memory below which the check is yellow, and below which it is red.
@@ -58,6 +59,7 @@ def examine(
     )
     yield _files()
     yield _clock()
+    yield _congestion_control()
     yield _listening(host, port)
     yield _reachability(host)
     for peer in peers:
@@ -118,13 +120,13 @@ def _free_memory() -> int:
                 return int(line.split()[1]) * 1024
     except OSError:
         pass
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return free_memory_bytes()
 
 
 def _files() -> CheckResult:
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft in (resource.RLIM_INFINITY, -1) or soft >= FILES:
-        return CheckResult("open files", GREEN, f"up to {soft:,}")
+    soft = descriptor_limit()
+    if soft >= FILES:
+        return CheckResult("open files", GREEN, "unlimited" if soft == sys.maxsize else f"up to {soft:,}")
     return CheckResult("open files", YELLOW, f"up to {soft:,}", f"raise the limit: ulimit -n {FILES}")
 
 
@@ -134,6 +136,14 @@ def _clock() -> CheckResult:
     if now < EARLIEST_S:
         return CheckResult("clock", RED, shown, "set it: tickets and certificates expire")
     return CheckResult("clock", GREEN, shown)
+
+
+def _congestion_control() -> CheckResult:
+    """Check whether TCP keeps its rate on long paths that lose packets."""
+    name = "TCP congestion control"
+    if not bbr_missing():
+        return CheckResult(name, GREEN, "BBR")
+    return CheckResult(name, YELLOW, "without BBR, long lossy paths are slow", BBR_REMEDY)
 
 
 def _listening(host: str, port: int) -> CheckResult:
@@ -163,7 +173,7 @@ def _reachability(host: str) -> CheckResult:
         return CheckResult(
             "reachability",
             YELLOW,
-            f"{host} is loopback: others cannot dial this machine, but it can dial them",
+            f"{host} is loopback: others reach this machine through a carrier; it dials them directly",
             repair,
         )
     try:
@@ -173,7 +183,8 @@ def _reachability(host: str) -> CheckResult:
     if ipaddress.ip_address(own).is_global:
         return CheckResult("reachability", GREEN, "this machine has a public address")
     repair = "forward a port of the router to this machine and name it: --advertise your.host:port"
-    return CheckResult("reachability", YELLOW, "behind a router (private address)", repair)
+    found = "behind a router (private address): others reach this machine through a carrier"
+    return CheckResult("reachability", YELLOW, found, repair)
 
 
 def _peer(address: str) -> CheckResult:

@@ -5,10 +5,11 @@ Not here: which peers to dial and what to send (`protocol`)."""
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections import Counter
 from collections.abc import Callable
 
-from anabranch.addresses import foreign_block_of
+from anabranch.addresses import foreign_block_of, parse_addresses
 from anabranch.net.background import background
 from anabranch.net.errors import FrameError, NetError, Refused
 from anabranch.net.framing import Blob
@@ -27,6 +28,8 @@ Offload = Callable[[Callable[[], object], Callable[[object], None]], None]
 #: Most received bytes of a link that wait to be unpacked before the link is read no further. A choice: many
 #: small parts, or a single large one.
 UNPACK_BYTES = 64 << 20
+#: Age (s) up to which a direct link is not replaced by a carried one: the longest time of a dial.
+FRESH_S = 10.0
 
 
 def _at_once(work: Callable[[], object], done: Callable[[object], None]) -> None:
@@ -43,7 +46,7 @@ def _credential(link: Link) -> VerifiedCredential | None:
     if shown is None:
         return None
     address = link.control.transport.get_extra_info("peername") or ("",)
-    block = foreign_block_of(str(address[0]))
+    block = foreign_block_of("" if link.way.via else str(address[0]))  # a carrier's address says nothing
     return VerifiedCredential(shown.role, shown.expires_at_s, ticket_of(shown), shown.quota, block)
 
 
@@ -66,6 +69,8 @@ class Connections:
         self._handle = handle
         self._offload = offload
         self._links: dict[str, Link] = {}
+        self._made_at: weakref.WeakKeyDictionary[Link, float] = weakref.WeakKeyDictionary()
+        self._loop = asyncio.get_running_loop()
         self._dialling: dict[str, asyncio.Task[None]] = {}
         #: Received bytes that wait to be unpacked, by link.
         self._waiting: Counter[Link] = Counter()
@@ -77,16 +82,27 @@ class Connections:
     def accept(self, link: Link) -> None:
         """Take over a new link, dialled by either side. An older link to the same peer is closed."""
         older = self._links.get(link.peer_id)
+        if older is not None and self._keeps(older, link):
+            link.start(lambda message, blob: None, lambda reason: None)
+            link.close("there is a direct connection already")
+            return
         if older is not None:
             del self._links[link.peer_id]
             self._handle(LinkDown(link.peer_id, "replaced by a new connection"))
             older.close("replaced by a new connection")
         self._links[link.peer_id] = link
-        self._handle(LinkUp(link.peer_id, link.incarnation, _credential(link)))
+        self._made_at[link] = self._loop.time()
+        self._handle(LinkUp(link.peer_id, link.incarnation, _credential(link), link.way.via))
         link.start(
             lambda message, blob: self._received(link, message, blob),
             lambda reason: self._closed(link, reason),
         )
+
+    def _keeps(self, older: Link, link: Link) -> bool:
+        """True if a carried link does not take the place of a direct one: both sides dialled at once. Later
+        the direct one may be dead without anybody's knowledge."""
+        fresh = self._loop.time() < self._made_at.get(older, 0.0) + FRESH_S
+        return bool(link.way.via) and not older.way.via and fresh and older.incarnation == link.incarnation
 
     def _is_current(self, link: Link) -> bool:
         return self._links.get(link.peer_id) is link
@@ -177,9 +193,8 @@ class Connections:
         self._dialling[peer] = background(self._dial(peer, address))
 
     async def _dial(self, peer: str, address: str) -> None:
-        host, _, port = address.rpartition(":")
         try:
-            link = await self.transport.dial(peer, host, int(port), self.credential)
+            link = await self.transport.dial_any(peer, parse_addresses(address), self.credential)
         except Exception as error:  # other errors than NetError are defects, which cost this dial alone
             self._dialling.pop(peer, None)
             self.refusals.pop(peer, None)
@@ -198,6 +213,19 @@ class Connections:
             link.close("there is a connection already")
         else:
             self.accept(link)
+
+    @property
+    def carried(self) -> dict[str, str]:
+        """Carrier of each link that has one, by peer."""
+        return {peer: link.way.via for peer, link in self._links.items() if link.way.via}
+
+    async def dial_back(self, peer: str, addresses: str) -> tuple[str, str]:
+        """Try all addresses of a peer; returns those that answered with its key, and the reasons of the other
+        ones."""
+        parsed = parse_addresses(addresses)
+        reasons = await asyncio.gather(*(self.transport.probe(peer, address) for address in parsed))
+        answered = [str(address) for address, reason in zip(parsed, reasons, strict=True) if not reason]
+        return ",".join(answered), "; ".join(filter(None, reasons))
 
     def hang_up(self, peer: str, reason: str) -> None:
         link = self._links.pop(peer, None)

@@ -47,7 +47,7 @@ class InitialDial:
         self._live = live
         self._ticket = ticket
         leader = ticket.first_peer
-        self._leader, self._address = leader.peer_id, f"{leader.host}:{leader.port}"
+        self._leader, self._address = leader.peer_id, ticket.first_addresses
         self._patience_s = patience_s
         self._say = say
         self.reached = reached

@@ -262,6 +262,8 @@ class LivePeer:
             case ev.Admitted(_, certificate):
                 if certificate:
                     self.links.credential = certificate
+            case ev.DialBack(peer, addresses):
+                background(self._dial_back(peer, addresses))
             case ev.ReadEvents(peer, position):
                 background(self._read_events(peer, position))
             case ev.ReadCheckpoint(t, stage):
@@ -271,6 +273,10 @@ class LivePeer:
                 self._disk.submit(lambda: self._write_checkpoint(t, base, copies), self._handle_result)
             case ev.Stop(reason, ok, again):
                 self.finish(Outcome(reason, ok, again=again))
+
+    async def _dial_back(self, peer: str, addresses: str) -> None:
+        reached, reason = await self.links.dial_back(peer, addresses)
+        self.handle(ev.DialledBack(peer, addresses, reached, reason))
 
     async def _read_events(self, peer: str, position: int) -> None:
         """Read a piece of the event log for a watcher, on a pool thread: the disk thread's writes must not

@@ -58,5 +58,5 @@ def reachable_address(host: str, port: int, leader_host: str) -> str:
 
 
 def advertised(network: NetworkSection, port: int) -> str:
-    """Address (host:port) at which peers dial a data node that listens on `port`."""
+    """Addresses at which peers dial a data node that listens on `port`, in order of preference."""
     return network.advertise or f"{network.host}:{port}"

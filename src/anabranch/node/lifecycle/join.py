@@ -11,17 +11,20 @@ import math
 import signal
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
 
+from anabranch.addresses import on_loopback
 from anabranch.counter_rng import CounterRng
 from anabranch.errors import UserError
-from anabranch.net.connection_limits import Limits
+from anabranch.hours import Hours
+from anabranch.net.connection_limits import CarryLimits, Limits
 from anabranch.net.errors import ListenError
 from anabranch.net.handshake import Gate, Hello
 from anabranch.net.identity import Identity, IdentitySigner, next_incarnation
-from anabranch.net.tcp import TcpTransport
+from anabranch.net.tcp import BBR_REMEDY, TcpTransport, bbr_missing
 from anabranch.net.ticket import Ticket
 from anabranch.node.driver.allocator import free_former_peer
 from anabranch.node.driver.connections import ticket_of
@@ -52,7 +55,9 @@ class JoinOptions:
     home: folder for key and logs, of this process alone. stage: wished stage, -1 for any. advertise:
     host:port at which others dial this machine, "" for its own. corpus: of a data node. device: compute
     device, "" for the run file's. patience_s: seconds to try to reach the run for the first time. once: True
-    to end with the first part in the run. grace_s: seconds to leave after a signal.
+    to end with the first part in the run. grace_s: seconds to leave after a signal. listens: False to accept
+    no connection: others reach this machine through a carrier. hours: at which this machine is lent; None:
+    always. carry: limits of what it carries for others.
     """
 
     ticket: Ticket
@@ -68,6 +73,9 @@ class JoinOptions:
     patience_s: float = 120.0
     once: bool = False
     grace_s: float = STOP_S
+    listens: bool = True
+    hours: Hours | None = None
+    carry: CarryLimits = field(default_factory=CarryLimits)
 
 
 def door_of(peer: Peer, pending: Mapping[str, str] = MappingProxyType({})) -> Callable[[Hello], str | None]:
@@ -120,7 +128,7 @@ class Volunteer:
         self._options, self._say = options, say
         self._driver, self._transport = driver, transport
         self._identity = Identity.load_or_create(options.home / "key")
-        self._port = bind_port(options.host, options.port)
+        self._port = bind_port(options.host, options.port) if options.listens else 0
         self._console = VolunteerConsole(self._identity.peer_id, say)
         self._return = Return(CounterRng(time.time_ns()), options.ticket.grant.expires_at_s)
         self._live: LivePeer | None = None
@@ -129,6 +137,7 @@ class Volunteer:
         self._names: dict[str, str] = {}
         self._admitted_at = math.inf
         self._left = asyncio.Event()
+        self._hours_over = False
         self._why_left = ""
 
     def stop(self, reason: str) -> None:
@@ -154,8 +163,13 @@ class Volunteer:
     async def stay(self) -> Outcome:
         """Take part until the part is over; returns how the last one ended. Raises UserError if the first one
         cannot begin."""
-        outcome = await self._take_part()
+        await self._hours_begin()
+        outcome = await self._take_next_part() if self._left.is_set() else await self._take_part()
         while not self._options.once and not self._left.is_set():
+            if self._hours_over:
+                await self._hours_begin()
+                outcome = await self._take_next_part()
+                continue
             member_s = max(0.0, time.monotonic() - self._admitted_at)
             end = Stop(outcome.reason, outcome.ok, outcome.again)
             wait_s = self._return.wait_s(end, member_s, time.time())
@@ -173,6 +187,19 @@ class Volunteer:
             outcome = await self._take_next_part()
         self._console.end()
         return outcome
+
+    async def _hours_begin(self) -> None:
+        """Wait for the hours at which this machine is lent."""
+        self._hours_over, hours = False, self._options.hours
+        while hours is not None and not hours.open(now := datetime.now()) and not self._left.is_set():
+            self._say(f"this machine is lent at {hours}; waiting until then (Ctrl+C ends)")
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._left.wait(), hours.changes_in_s(now))
+
+    def _end_hours(self, live: LivePeer) -> None:
+        """Leave the run for today: other peers take over this machine's work."""
+        self._hours_over = True
+        live.stop("the hours of this machine are over")
 
     async def _take_next_part(self) -> Outcome:
         if self._left.is_set():
@@ -192,19 +219,31 @@ class Volunteer:
         live.journal.on_event = self._console.on_event
         dial = InitialDial(live, options.ticket, options.patience_s, self._say, self._reached)
         live.watchers += [self._console.watch, dial.watch]
-        try:
-            await live.links.transport.listen(options.host, self._port)
-        except ListenError as error:
-            raise UserError(f"{error}; choose another with --port, or 0 for any free one") from None
-        address = f"{leader.host}:{leader.port}"
+        if options.listens:
+            try:
+                await live.links.transport.listen(options.host, self._port)
+            except ListenError as error:
+                raise UserError(f"{error}; choose another with --port, or 0 for any free one") from None
+        address = options.ticket.first_addresses
         if not self._reached:
+            if bbr_missing() and not on_loopback(leader.host):
+                self._say(f"this kernel's TCP has no BBR, so long lossy paths are slow; {BBR_REMEDY}")
             self._say(f"connecting to the run's data node at {address}")
+            if not self._address():
+                self._say("this machine has no address for others: it dials them, or meets them at a carrier")
         self._live = live
+        if (hours := options.hours) is not None:
+            left_s = hours.changes_in_s(datetime.now())
+            ending = asyncio.get_running_loop().call_later(left_s, self._end_hours, live)
+        else:
+            ending = None
         if self._left.is_set():
             live.stop(self._why_left)
         try:
             return await live.run((leader.peer_id, address))
         finally:
+            if ending is not None:
+                ending.cancel()
             self._live, self._reached = None, dial.reached
             members = live.peer.ctx.run.membership.members
             self._names = {peer[:ID_DIGITS]: plain(member.name, NAME_MAX) for peer, member in members.items()}
@@ -214,6 +253,13 @@ class Volunteer:
     def _on_effect(self, effect: Effect) -> None:
         if isinstance(effect, Admitted):
             self._admitted_at = time.monotonic()
+
+    def _address(self) -> str:
+        """Addresses at which others dial this machine; "" if it does not listen."""
+        options, leader = self._options, self._options.ticket.first_peer
+        if not options.listens:
+            return ""
+        return options.advertise or reachable_address(options.host, self._port, leader.host)
 
     def _new_peer(self) -> LivePeer:
         options, identity, grant = self._options, self._identity, self._options.ticket.grant
@@ -230,20 +276,22 @@ class Volunteer:
             capacity=1,
             name=options.name,
             region=options.region,
-            address=options.advertise or reachable_address(options.host, self._port, leader.host),
+            address=self._address(),
             disk=kept.nonce,
         )
         settings = Settings(run=grant.run, epoch=0, stages=1, microbatches=1, steps=0)
         peer = Peer(
             identity.peer_id, incarnation, leader.peer_id, settings, stage, kept,
-            doors=self._doors, signer=IdentitySigner(identity),
+            doors=self._doors, signer=IdentitySigner(identity), address=me.address,
         )  # fmt: skip
         gate = Gate(grant.run, grant.owner, door_of(peer))
         limits = Limits(max_payload_bytes=MAX_PAYLOAD_BYTES, link_payload_bytes=MAX_PAYLOAD_BYTES)
         return self._driver(
             peer,
             TrainingMachine(me, options.corpus, options.device),
-            lambda accept: self._transport(identity, incarnation, gate, accept, limits=limits),
+            lambda accept: self._transport(
+                identity, incarnation, gate, accept, limits=limits, carry=options.carry
+            ),
             options.ticket,
             options.home / "events.jsonl",
             disk=disk,

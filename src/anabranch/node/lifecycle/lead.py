@@ -52,8 +52,7 @@ async def lead(
     except ListenError as error:
         raise UserError(f"{error}; {_other_port(founded, network)}") from None
     remember_port(founded.directory.peer(LEADER_NAME), port)
-    host, _, public_port = advertised(network, port).rpartition(":")
-    on_ready(issue_tickets(founded, host, int(public_port), new_tickets))
+    on_ready(issue_tickets(founded, advertised(network, port), new_tickets))
     live.journal.write(_run_started(founded))
     for notice in founded.notices:
         live.journal.write(Note(peer=founded.identity.peer_id, text=notice))

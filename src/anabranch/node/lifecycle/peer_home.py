@@ -5,13 +5,13 @@ Of two processes with one key, the run would refuse the older one each time the 
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from anabranch.errors import UserError
+from anabranch.operating_system import lock
 
 #: Most peers of one run on one machine whose folders are chosen automatically; a plain choice.
 MAX_HOMES = 64
@@ -29,7 +29,7 @@ def claimed(home: Path, exclusive: bool) -> Iterator[Path]:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(file)
         except OSError:
             os.close(file)
             continue

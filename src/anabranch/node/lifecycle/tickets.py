@@ -7,6 +7,7 @@ import os
 import time
 from pathlib import Path
 
+from anabranch.addresses import parse_addresses
 from anabranch.checkpoint.directory import RunDirectory
 from anabranch.errors import UserError
 from anabranch.net.errors import TicketError
@@ -20,27 +21,28 @@ from anabranch.protocol.log.hash_chain import LogError
 FILE = "tickets.json"
 
 
-def issue_tickets(founded: CreatedRun, host: str, port: int, renew: bool = False) -> dict[str, Ticket]:
+def issue_tickets(founded: CreatedRun, addresses: str, renew: bool = False) -> dict[str, Ticket]:
     """Tickets by role, written to tickets.json, which only its owner can read.
 
-    A ticket that is there already stays if it still works: it names this address, half of its time is left
-    and it is not revoked. Others are issued anew. renew: True to issue all of them anew.
+    A ticket that is there already stays if it still works: it names these addresses of the leader, half of
+    its time is left and it is not revoked. Others are issued anew. renew: True to issue all of them anew.
     """
     run_dir, now_s = founded.directory.path, time.time()
     lifetime_s = founded.run.network.ticket_hours * 3600
-    address = PeerAddress(founded.identity.peer_id, host, port)
+    me, parsed = founded.identity.peer_id, parse_addresses(addresses)
+    peers = tuple(PeerAddress(me, each.host, each.port, each.carrier) for each in parsed)
     former = {} if renew else _former(run_dir)
     tickets = {}
     with gate_file.changed(run_dir) as record:
         for role in ROLES:
             ticket = former.get(role)
-            if ticket is None or not _works(ticket, founded, address, now_s + lifetime_s / 2, record):
+            if ticket is None or not _works(ticket, founded, peers, now_s + lifetime_s / 2, record):
                 ticket = issue_ticket(
                     founded.identity,
                     run=founded.run_id,
                     role=role,
                     expires_at_s=int(now_s + lifetime_s),
-                    peers=[address],
+                    peers=peers,
                 )
                 record.add(record.free_name(role), ticket.grant)
             tickets[role] = ticket
@@ -60,14 +62,18 @@ def _former(run_dir: Path) -> dict[str, Ticket]:
 
 
 def _works(
-    ticket: Ticket, founded: CreatedRun, address: PeerAddress, until_s: float, record: gate_file.GateRecord
+    ticket: Ticket,
+    founded: CreatedRun,
+    peers: tuple[PeerAddress, ...],
+    until_s: float,
+    record: gate_file.GateRecord,
 ) -> bool:
     grant = ticket.grant
     ours = grant.run == founded.run_id and grant.owner == founded.identity.peer_id
     issued = record.ticket(grant.ticket_key)
     return (
         ours
-        and ticket.peers == (address,)
+        and ticket.peers == peers
         and grant.expires_at_s >= until_s
         and issued is not None
         and not issued.revoked_at_s

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from anabranch.config import RunConfig, check_removed_options, config_from_text, with_changes
 from anabranch.node.driver.worker_thread import Computer
+from anabranch.operating_system import free_memory_bytes
 from anabranch.protocol.interface.events import Described
 from anabranch.protocol.interface.tasks import Forward, InitState, InputGradient, WeightGradient
 from anabranch.protocol.log.records import Genesis, Member
@@ -129,7 +129,7 @@ class TrainingMachine:
 
 def free_host_bytes() -> int:
     """Free memory of this machine."""
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return free_memory_bytes()
 
 
 def measured_capacity(run: RunConfig, model: ModelConfig) -> int:

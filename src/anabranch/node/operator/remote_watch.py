@@ -49,7 +49,7 @@ class RemoteWatch:
         transport = TcpTransport(identity, incarnation, gate, lambda link: link.close(nobody))
         self._links = Connections(transport, self._handle, self._ticket)
         size, seed = os.fstat(self._file).st_size, int(identity.peer_id[:8], 16)
-        self._onlooker = EventLogClient(founder.peer_id, f"{founder.host}:{founder.port}", size, seed)
+        self._onlooker = EventLogClient(founder.peer_id, self._ticket.first_addresses, size, seed)
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[str] = self._loop.create_future()
         self._timer: asyncio.TimerHandle | None = None

@@ -9,6 +9,7 @@ from anabranch.protocol.context.revocations import Revocations
 from anabranch.protocol.context.run_view import RunCourse
 from anabranch.protocol.log.hash_chain import Position, follow
 from anabranch.protocol.log.records import (
+    Carriers,
     Closing,
     Commit,
     Control,
@@ -48,6 +49,7 @@ class LogReplay:
     stopped: bool = False
     course: RunCourse = field(default_factory=RunCourse)
     revoked: Revocations = field(default_factory=Revocations)
+    carriers: dict[str, str] = field(default_factory=dict)
 
     @property
     def t(self) -> int:
@@ -107,6 +109,8 @@ def fold(lines: Iterable[bytes]) -> LogReplay:
                 moved = {member.id for member in members.joined}
                 history.removals += len(members.removed.keys() - moved)
                 history.membership.apply(members)
+            case Carriers(addresses):
+                history.carriers = addresses
             case Epoch(epoch):
                 history.epoch = epoch
             case Control("stop", _):

@@ -1,12 +1,16 @@
-"""Dialling of members: one attempt at a time to each, repeated with back-off."""
+"""Dialling of members: one attempt at a time to each, repeated with back-off.
+
+The first attempt is direct where the member has an address of its own; the later ones also try carriers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from anabranch.addresses import direct_addresses
 from anabranch.counter_rng import CounterRng
 from anabranch.protocol.context.backoff import Backoff
+from anabranch.protocol.context.carriers import CarrierChoice
 from anabranch.protocol.context.clock import Clock
 from anabranch.protocol.context.links import LinkTable
 from anabranch.protocol.context.outbox import Outbox
@@ -29,6 +33,7 @@ class Dialer:
     outbox: Outbox
     run: RunView
     rng: CounterRng
+    carriers: CarrierChoice
     fellows: dict[str, str] = field(default_factory=dict)
     """Addresses by peer of the other voters, from this peer's disk; used until it follows the log."""
     _dials: dict[str, tuple[float, Backoff]] = field(default_factory=dict)
@@ -48,10 +53,9 @@ class Dialer:
 
     def reach(self, peer: str) -> None:
         """Dial a member or fellow voter, unless it is linked or a dial is in progress."""
-        address = self._address(peer)
         if peer == self.me or peer in self.links.up or peer in self._dials:
             return
-        if address:
+        if address := self.addresses(peer):
             self._dial(peer, address)
 
     def plan(self, peer: str, least_s: float = 0.0) -> None:
@@ -68,16 +72,22 @@ class Dialer:
         for peer, (at, _) in list(self._dials.items()):
             if self.clock.now < at:
                 continue
-            address = self._address(peer)
+            address = self.addresses(peer, again=True)
             if not address or peer in self.links.up:
                 del self._dials[peer]
             else:
                 self._dial(peer, address)
 
-    def _address(self, peer: str) -> str:
-        """Address at which `peer` listens ("" if there is none)."""
+    def addresses(self, peer: str, again: bool = False) -> str:
+        """Addresses of `peer` in order of preference ("" if there is none); through carriers if it has none
+        of its own, or if `again`: it did not answer at its own."""
         member = self.run.membership.members.get(peer)
-        return member.address if member is not None else self.fellows.get(peer, "")
+        if member is None:
+            return self.carriers.listed().get(peer) or self.fellows.get(peer, "")
+        ways = [member.address] if member.address else []
+        if again or not direct_addresses(member.address):
+            ways += self.carriers.ways(peer)
+        return ",".join(ways)
 
     def _dial(self, peer: str, address: str) -> None:
         self.plan(peer, ANSWER_S if self.run.near.crowded else 0.0)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from anabranch.counter_rng import CounterRng
+from anabranch.protocol.context.carriers import CarrierChoice
 from anabranch.protocol.context.clock import Clock
 from anabranch.protocol.context.credit_usage import CreditUsage
 from anabranch.protocol.context.dialer import Dialer
@@ -114,10 +115,12 @@ def make_context(
     run = RunView(me, (incarnation, seed), stage, settings, memberships)
     rate_limits = RateLimits(lambda peer: peer in run.membership.members)
     clock, links, rng = Clock(), LinkTable(), CounterRng(seed, incarnation)
-    outbox = Outbox(me, clock, links, rate_limits, unheard)
+    outbox, log, costs = Outbox(me, clock, links, rate_limits, unheard), LogView(leader), PeerCosts()
+    carriers = CarrierChoice(me, run, log, links, costs)
+    dialer = Dialer(me, clock, links, outbox, run, rng, carriers)
     context = PeerContext(
-        me, incarnation, clock, outbox, WorkQueue(), links, Dialer(me, clock, links, outbox, run, rng), run,
-        LogView(leader), PeerCosts(), rate_limits, rng, StandbyView(), CreditUsage(),
+        me, incarnation, clock, outbox, WorkQueue(), links, dialer, run, log, costs, rate_limits, rng,
+        StandbyView(), CreditUsage(),
         signer or NoSigner(),
     )  # fmt: skip
     context.use_settings(settings)

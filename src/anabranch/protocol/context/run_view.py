@@ -12,7 +12,7 @@ from anabranch.flow.dispatch.next_hop_policies import Policy
 from anabranch.flow.policies.registry import make_policy
 from anabranch.protocol.context.revocations import Revocations
 from anabranch.protocol.interface.settings import Settings
-from anabranch.protocol.log.records import AnyRecord, Control, Rollback
+from anabranch.protocol.log.records import AnyRecord, Carriers, Control, Rollback
 from anabranch.protocol.log.step_parameters import Schedule
 from anabranch.protocol.membership.overlay import Overlay
 from anabranch.protocol.membership.view import Membership
@@ -74,6 +74,8 @@ class RunView:
         self.membership = memberships()
         self.course = RunCourse()
         self.revoked = Revocations()
+        self.carriers: dict[str, str] = {}
+        """Dedicated carriers by the log, with their addresses."""
         self.schedule: Schedule | None = None
         """Learning-rate schedule; None until the driver has described the run."""
         self.founder = ""
@@ -97,6 +99,14 @@ class RunView:
     def resume_course(self, course: RunCourse) -> None:
         """Replace the pause and the number of steps by those of `course`, which come from the log."""
         self.course = course
+
+    def use_carriers(self, addresses: Mapping[str, str]) -> None:
+        """Replace the dedicated carriers by those that the log lists now."""
+        self.carriers = dict(addresses)
+
+    def fold_carriers(self, record: AnyRecord) -> None:
+        if isinstance(record, Carriers):
+            self.use_carriers(record.addresses)
 
     def forget_members(self) -> None:
         """Start from an empty membership, because the log is applied again from its first record."""

@@ -27,6 +27,7 @@ from anabranch.protocol.coordinator.round import LogTip, Round
 from anabranch.protocol.coordinator.vouchers import Vouchers
 from anabranch.protocol.failure_detection.indirect_probes import IndirectProbes
 from anabranch.protocol.fleet.admission import Admission, StepQueries
+from anabranch.protocol.fleet.carrier_list import CarrierList
 from anabranch.protocol.fleet.initial_assignment import InitialAssignment
 from anabranch.protocol.fleet.rebalancing import Rebalancing
 from anabranch.protocol.fleet.snapshot_catalog import RestorePoint, SnapshotCatalog
@@ -93,6 +94,7 @@ class Coordinator:
         self.wish: Wish | None = None
         """Request of the operator that is not logged yet."""
         self.revocations = RevocationRequests(ctx)
+        self.carriers = CarrierList(ctx)
         self.telling = Broadcast(ctx)
         self.audits = AuditCases(ctx, admission, self.revocations)
         self.catalog = SnapshotCatalog(ctx, self.audits.doubtful_from)
@@ -216,6 +218,9 @@ class Coordinator:
             return
         if (revoked := self.revocations.record()) is not None:
             self.log.append(revoked)
+            return
+        if (carriers := self.carriers.record()) is not None:
+            self.log.append(carriers)
             return
         quiet = self.round is None or not any(self.round.claims.values())
         self._change_members(quiet)
@@ -499,6 +504,8 @@ class Coordinator:
         times = [self.checkpoints.deadline(), self.admission.deadline(), self.catalog.deadline()]
         times += [self.stage_recovery.deadline(), self.telling.deadline(), self.initial_assignment.deadline()]
         times.append(self.disputes.deadline())
+        if not self.log.busy:
+            times.append(self.carriers.deadline())
         if self.tip.over and (awaited_until := self.audits.awaited_until()) > self.ctx.clock.now:
             times.append(awaited_until)
         changes_at = self.telling.changes_at() if self.admission.waiting else 0.0

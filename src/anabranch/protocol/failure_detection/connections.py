@@ -278,6 +278,8 @@ class Connections:
         ctx = self.ctx
         if ctx.me not in ctx.run.membership.members:
             return
+        for carrier in ctx.dialer.carriers.listed():
+            ctx.dialer.reach(carrier)
         for peer in self._wanted():
             if ctx.run.membership.dials(ctx.me, peer):
                 ctx.dialer.reach(peer)
@@ -343,7 +345,8 @@ class Connections:
         membership, near = self.ctx.run.membership, self.ctx.run.near
         mine = peer in membership.members and membership.dials(self.ctx.me, peer)
         wanted = not near.crowded or self._wants(peer)
-        if (mine and wanted) or peer in self.ctx.dialer.fellows:
+        dialer = self.ctx.dialer
+        if (mine and wanted) or peer in dialer.fellows or peer in dialer.carriers.listed():
             self.ctx.dialer.plan(peer)
 
     def forget(self, peer: str) -> None:

@@ -18,10 +18,11 @@ from anabranch.protocol.context.backoff import Backoff
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.failure_detection.connections import Connections
 from anabranch.protocol.failure_detection.verdict import LAST, Overdue, Verdict
+from anabranch.protocol.fleet.dial_backs import DialBacks
 from anabranch.protocol.fleet.offers import absurd
 from anabranch.protocol.fleet.stragglers import LostMember, Stragglers
 from anabranch.protocol.fleet.unreachable_pairs import UnreachablePairs
-from anabranch.protocol.interface.events import Dial, VerifiedCredential
+from anabranch.protocol.interface.events import Dial, DialledBack, VerifiedCredential
 from anabranch.protocol.log.records import Member, Members
 from anabranch.protocol.messages import JoinRequest, Ready, Refused
 from anabranch.protocol.placement.join_placement import KEPT_FIRST, best_stage, neediest_stage
@@ -100,6 +101,7 @@ class Admission:
         """Members that the last record removes, which may not be committed yet."""
         self._leaving: dict[str, tuple[str, float]] = {}
         """Members that asked to leave -> reason, and time at which they are removed even if they vote."""
+        self._back = DialBacks(ctx)
         self._lost: dict[str, LostMember] = {}
         self.absent = Stragglers(ctx, connections.indirect_probes, self._lost, self.going, step.waits_for)
         self._waiting_for = ""
@@ -122,7 +124,10 @@ class Admission:
             self.ctx.outbox.send(peer, Refused(reason, again=full is not None))
             return reason
         # The id is proved by the TLS connection, the ticket by the handshake.
-        member = msgspec.structs.replace(request.member, id=peer, ticket=credential.ticket)
+        address = self._back.confirmed(peer, request.member.address)
+        member = msgspec.structs.replace(
+            request.member, id=peer, ticket=credential.ticket, address=address
+        )
         known, asked = self.ctx.run.membership.members.get(peer), self._joining.get(peer)
         if known is not None and known.incarnation >= member.incarnation:
             self._welcome(known)
@@ -136,6 +141,13 @@ class Admission:
             stage = self._stage_for(member) if asked is None else asked.stage
         self._joining[peer] = msgspec.structs.replace(member, stage=stage)
         return None
+
+    def dial_back(self, peer: str, address: str) -> None:
+        """Try the addresses of a joiner, which it names with its first question."""
+        self._back.ask(peer, address)
+
+    def dialled_back(self, event: DialledBack) -> None:
+        self._back.answered(event)
 
     def _refusal(self, peer: str, request: JoinRequest, credential: VerifiedCredential) -> str | None:
         member, role = request.member, credential.role
@@ -318,7 +330,7 @@ class Admission:
             return
         waits = Backoff(self.ctx.rng, DIAL_AGAIN_S, REACH_AGAIN_S)
         self._lost[peer] = LostMember(reason, now, patience_s, now + patience_s, waits)
-        self._dial(peer)
+        self._dial(peer, again=False)
         self._connections.indirect_probes.ask(peer)
 
     def link_up(self, peer: str) -> None:
@@ -407,8 +419,12 @@ class Admission:
         ]
         return peer in serving and set(others) <= {peer, *self._removals, *self._going}
 
-    def _dial(self, peer: str) -> None:
-        address = self.ctx.run.membership.members[peer].address
+    def _dial(self, peer: str, again: bool = True) -> None:
+        """Dial a lost member, at its own address first. One without an address is to come back by itself
+        first."""
+        dialer, address = self.ctx.dialer, self.ctx.run.membership.members[peer].address
+        if again or address:
+            address = dialer.addresses(peer, again)
         if address:
             self.ctx.outbox.emit(Dial(peer, address))
 

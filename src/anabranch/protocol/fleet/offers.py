@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from anabranch.addresses import parse_addresses
 from anabranch.protocol.log.records import Member
 from anabranch.protocol.messages.common import COUNT_MAX
 from anabranch.protocol.telemetry.estimators import plausible
 
 #: Greatest plausible capacity (microbatches) of a machine.
 MOST_CAPACITY = 1 << 20
-#: Longest texts (bytes) of a member. An address is a host name, a colon and a port; a voter's id consists of
-#: the peer's id and the disk's name (`messages.Id`).
-TEXT_BYTES = {"name": 128, "region": 128, "numerics_class": 128, "disk": 48, "address": 260}
+#: Longest texts (bytes) of a member. Addresses are host names with ports, and ids of carriers; a voter's id
+#: consists of the peer's id and the disk's name (`messages.Id`).
+TEXT_BYTES = {"name": 128, "region": 128, "numerics_class": 128, "disk": 48, "address": 1024}
 
 
 def absurd(member: Member) -> str | None:
@@ -22,6 +23,10 @@ def absurd(member: Member) -> str | None:
             return f"a {name} of {seconds:g} seconds is not plausible"
     if not 0 <= member.incarnation <= COUNT_MAX:  # others repeat it in messages
         return f"an incarnation of {member.incarnation} is not plausible"
+    try:
+        parse_addresses(member.address)
+    except ValueError as error:
+        return f"its address is not plausible: {error}"
     for what, most in TEXT_BYTES.items():
         text = getattr(member, what)
         if len(text.encode()) > most or not text.isprintable():

@@ -50,11 +50,13 @@ class Received(Event, frozen=True):
 
 
 class LinkUp(Event, frozen=True):
-    """Authenticated link. credential: what the peer showed when it dialled; None if this side dialled."""
+    """Authenticated link. credential: what the peer showed when it dialled; None if this side dialled. via:
+    id of the carrier that forwards its bytes ("": none)."""
 
     peer: str
     incarnation: int
     credential: VerifiedCredential | None = None
+    via: str = ""
 
 
 class LinkDown(Event, frozen=True):
@@ -140,6 +142,16 @@ class EventsRead(Event, frozen=True):
     size: int
 
 
+class DialledBack(Event, frozen=True):
+    """Answer to DialBack. reached: the addresses that answered with the key of `peer`. reason: words of the
+    failures."""
+
+    peer: str
+    addresses: str
+    reached: str
+    reason: str
+
+
 class Wake(Event, frozen=True):
     """Arrival of the time that `Peer.deadline` returned."""
 
@@ -173,10 +185,19 @@ class Send(Effect, frozen=True):
 
 
 class Dial(Effect, frozen=True):
-    """Connect to a peer; answered by LinkUp or LinkDown."""
+    """Connect to a peer at the first of its addresses (`anabranch.addresses`) that answers; answered by
+    LinkUp or LinkDown."""
 
     peer: str
     address: str
+
+
+class DialBack(Effect, frozen=True):
+    """Try each of a peer's addresses, and close the connection when its key is proved; answered by
+    DialledBack."""
+
+    peer: str
+    addresses: str
 
 
 class ReadEvents(Effect, frozen=True):

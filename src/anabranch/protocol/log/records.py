@@ -172,11 +172,20 @@ class Control(Record, frozen=True, tag="control"):
     steps: int = 0
 
 
+class Carriers(Record, frozen=True, tag="carriers"):
+    """Dedicated carriers of the run from this record on, with their addresses: processes that hold no stage
+    and forward the bytes of members which cannot dial each other."""
+
+    addresses: dict[str, str]
+
+
 class NoOp(Record, frozen=True, tag="noop"):
     """Record without content, the first of a leader's term (R9)."""
 
 
-AnyRecord = Genesis | Members | Commit | Closing | Rollback | Voters | Epoch | Revoke | Control | NoOp
+AnyRecord = (
+    Genesis | Members | Commit | Closing | Rollback | Voters | Epoch | Revoke | Control | Carriers | NoOp
+)
 
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -20,7 +20,10 @@ from anabranch.protocol.messages.common import (
 
 
 class Enquire(Message, frozen=True, tag=38):
-    """Request for the run's description; a joiner's first message to the leader, answered by About."""
+    """Request for the run's description; a joiner's first message to the leader, answered by About. address:
+    addresses at which the joiner can be dialled, by its own account, which the leader tries."""
+
+    address: Text = ""
 
 
 class About(Message, frozen=True, tag=39):
@@ -29,6 +32,14 @@ class About(Message, frozen=True, tag=39):
 
     genesis: Genesis
     doors: tuple[tuple[Id, Text], ...] = ()
+
+
+class Reached(Message, frozen=True, tag=92):
+    """Result of dialling a joiner back. addresses: those of its addresses that answered with its key ("":
+    none did, so others reach it through a carrier). reason: words of the failures."""
+
+    addresses: Text
+    reason: Remark
 
 
 class JoinRequest(Message, frozen=True, tag=40):
@@ -47,6 +58,7 @@ class Welcome(Message, frozen=True, tag=41):
     members, active_from, number: current membership and the number of its latest record. next_index,
     last_hash: position in the log. t, base, adam_step, fingerprint: state after the last commit. held:
     iteration after which the run pauses (-1: none). revoked: revoked peers and tickets, with the reasons.
+    carriers: dedicated carriers, with their addresses.
     """
 
     stage: StageNumber
@@ -66,6 +78,7 @@ class Welcome(Message, frozen=True, tag=41):
     steps: Count = 0
     held: CountOrNone = -1
     revoked: dict[Id, Text] = msgspec.field(default_factory=dict)
+    carriers: dict[Id, Text] = msgspec.field(default_factory=dict)
 
 
 class Refused(Message, frozen=True, tag=42):
@@ -96,6 +109,12 @@ class Leave(Message, frozen=True, tag=44):
     """Notice of an intended departure."""
 
     reason: Remark
+
+
+class Carry(Message, frozen=True, tag=91):
+    """Offer of a dedicated carrier, which listens at `address`, to forward the bytes of members; repeated."""
+
+    address: Text
 
 
 class Elsewhere(Message, frozen=True, tag=65):

@@ -64,6 +64,7 @@ def lead(
     peer.joining.model_hash = model_hash
     peer.ctx.run.describe(schedule)
     peer.ctx.run.revoked.add(history.revoked.reasons)
+    peer.ctx.run.use_carriers(history.carriers)
 
     def take_up(lines: Sequence[bytes]) -> None:
         past = fold(lines)

@@ -129,6 +129,7 @@ class MessageHandlers:
             "announce": self._announce,
             "release": lambda _, message, __: self.iterations.released(message.fence),
             "welcome": lambda _, message, __: joining.on_welcome(message),
+            "reached": lambda _, message, __: joining.on_reached(message),
             "about": lambda _, message, __: joining.on_about(message),
             "refused": lambda _, message, __: self.shared.exit.stop(
                 message.reason, ok=False, again=message.again
@@ -173,6 +174,7 @@ class MessageHandlers:
             "measured": self._measured,
             "overflow": lambda peer, message, _: self._lead.reports.on_overflow(peer, message),
             "enquire": self._enquire,
+            "carry": lambda peer, message, _: self._lead.carriers.offered(peer, message.address),
             "join_request": lambda peer, message, _: self._lead.admission.on_join(peer, message),
             "ready": self._ready,
             "vouch": self._vouch,
@@ -202,7 +204,7 @@ class MessageHandlers:
         log = self._ctx.log
         if isinstance(message, msg.Report) and self.leadership.founder and log.keeps_log(peer):
             return self._report(peer, message, payload)
-        if isinstance(message, msg.Enquire | msg.JoinRequest):
+        if isinstance(message, msg.Enquire | msg.JoinRequest | msg.Carry):
             self.sources.redirect(peer)
             return None
         if isinstance(message, msg.Wish) and message.done:
@@ -221,6 +223,7 @@ class MessageHandlers:
 
     def _enquire(self, peer: str, message: msg.Enquire, payload: Payload | None) -> None:
         self._ctx.outbox.send(peer, msg.About(self.shared.entry.genesis, self.sources.doors()))
+        self._lead.admission.dial_back(peer, message.address)
 
     def _ready(self, peer: str, message: msg.Ready, payload: Payload | None) -> str | None:
         lead = self._lead

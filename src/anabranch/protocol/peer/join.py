@@ -16,7 +16,7 @@ from anabranch.protocol.context.run_view import RunCourse
 from anabranch.protocol.interface.events import Admitted, BuildStage, Describe, Described, Dial, StageBuilt
 from anabranch.protocol.log.hash_chain import Position
 from anabranch.protocol.log.records import NO_ENTRY, Members
-from anabranch.protocol.messages import About, Elsewhere, Enquire, JoinRequest, Ready, Welcome
+from anabranch.protocol.messages import About, Elsewhere, Enquire, JoinRequest, Reached, Ready, Welcome
 from anabranch.protocol.peer.catch_up import CatchUp
 from anabranch.protocol.peer.iterations import Iterations
 from anabranch.protocol.peer.shared_state import SharedParts, Step
@@ -44,8 +44,10 @@ class JoinProcess(Timer):
         stage_wanted: int,
         doors: Mapping[str, str],
         connect: Callable[[], None],
+        address: str = "",
     ) -> None:
-        """connect: brings the links up to date with the members."""
+        """connect: brings the links up to date with the members. address: addresses of this machine that the
+        leader is to try ("": none)."""
         self._ctx, self._progress, self._exit = shared.ctx, shared.progress, shared.exit
         self._entry, self._coordination, self._summary = shared.entry, shared.coordination, shared.summary
         self._following = shared.following
@@ -54,7 +56,7 @@ class JoinProcess(Timer):
         self._stage_wanted = stage_wanted
         self._request: JoinRequest | None = None
         self._asks = Backoff(shared.ctx.rng, *ASK_AGAIN)
-        self.model_hash = ""
+        self.model_hash, self._address = "", address
         self.doors = dict(doors)
         self.begins_at = (0, NO_ENTRY)
         """Index of the first log line that this peer follows, and hash of the line before it."""
@@ -137,8 +139,20 @@ class JoinProcess(Timer):
 
     def _enquire(self) -> None:
         self._entry.advance(Step.ENQUIRED)
-        self._ctx.outbox.send(self._ctx.log.leader, Enquire())
+        self._ctx.outbox.send(self._ctx.log.leader, Enquire(self._address))
         self._ask_again()
+
+    def on_reached(self, message: Reached) -> None:
+        """Tell the user by which way others reach this machine."""
+        if message.addresses:
+            text = f"others reach this machine directly, at {message.addresses}"
+        else:
+            text = (
+                f"nobody can dial this machine at {self._address} ({message.reason}): it dials the others, "
+                "and others reach it through a carrier; to be dialled, forward the port on the router and "
+                "name the public address with --advertise"
+            )
+        self._ctx.outbox.note("note", text=text)
 
     def on_about(self, message: About) -> None:
         """Take in the description of the run, and measure this machine for it."""
@@ -192,6 +206,7 @@ class JoinProcess(Timer):
         self._following.admitted(welcome.term)
         run.resume_course(RunCourse(welcome.steps, welcome.held))
         run.revoked.add(welcome.revoked)
+        run.use_carriers(welcome.carriers)
         self._summary.start(welcome.adam_step, skips=welcome.skips)
         run.membership.open(t + 1, run.settings.stages)
         self._progress.start(Position(welcome.next_index, welcome.last_hash), welcome.base, t)

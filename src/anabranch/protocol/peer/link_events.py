@@ -78,6 +78,8 @@ class LinkEvents(Timer):
         if self._only_watches(peer):
             return
         self.connections.link_up(peer)
+        if event.via:
+            ctx.outbox.note("note", text=f"{peer[:8]} is linked through carrier {event.via[:8]}")
         for observer in self._on_up:
             observer(peer)
 

@@ -11,6 +11,7 @@ from anabranch.protocol.context.outbox import Outbox
 from anabranch.protocol.log.hash_chain import follow
 from anabranch.protocol.log.records import (
     AnyRecord,
+    Carriers,
     Closing,
     Commit,
     Control,
@@ -57,7 +58,7 @@ class RolledBack:
 
 
 #: Change that parts react to; a record, if the record alone says what changes.
-Change = MembersChanged | RolledBack | Voters | Epoch | Commit | Closing | Control | Revoke
+Change = MembersChanged | RolledBack | Voters | Epoch | Commit | Closing | Control | Revoke | Carriers
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,7 @@ class LogApplication:
         self._progress.position = position
         ctx.run.course.fold(record)
         ctx.run.revoked.fold(record)
+        ctx.run.fold_carriers(record)
         stepped = isinstance(record, Commit) and ctx.run.settings.snapshots_at(record.t - 1)
         self._summary.fold(record, stepped)
         return AppliedEntry(entry.term, record, base, self._fold(record, base))
@@ -128,7 +130,7 @@ class LogApplication:
             case Closing():
                 progress.closed = True
                 return record
-            case Control("stop", _) | Revoke():
+            case Control("stop", _) | Revoke() | Carriers():
                 return record
         return None
 

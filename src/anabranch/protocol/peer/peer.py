@@ -72,12 +72,14 @@ class Peer:
         unheard: Collection[str] = (),
         memberships: Callable[[], Membership] = Membership,
         signer: Signer | None = None,
+        address: str = "",
     ) -> None:
         """leader: peer that is taken for the log's leader at first. stage_wanted: -1 for any. kept: the log
         on this peer's disk. founder: True if this machine has the run's directory. doors: addresses by peer
         at which to ask for the run. certify: issues a member's certificate. unheard: kinds of notes that the
         driver does not use. memberships: makes an empty membership (simulated peers share their data).
-        signer: signatures of this peer, for runs that are audited."""
+        signer: signatures of this peer, for runs that are audited. address: addresses at which it can be
+        dialled, which the leader is to try when it joins ("": it tries none)."""
         self.ctx = make_context(
             me, incarnation, max(0, stage_wanted), settings, leader, unheard, memberships, signer
         )
@@ -85,7 +87,8 @@ class Peer:
         self._due: float | None = None
         """Time (s) of the next wake-up unless an event comes before it; None: to be worked out."""
         self._build_state_and_work()
-        self._build_run_membership(stage_wanted, doors or {}, kept or SavedVoterState(), founder, certify)
+        saved = kept or SavedVoterState()
+        self._build_run_membership(stage_wanted, doors or {}, saved, founder, certify, address)
         self._register_timers_and_observers()
 
     # --- composition, lowest layer first -------------------------------------------------------
@@ -120,9 +123,12 @@ class Peer:
         kept: SavedVoterState,
         founder: bool,
         certify: Certify,
+        address: str,
     ) -> None:
         shared, work = self.shared, (self.iterations, self.links)
-        self.joining = JoinProcess(shared, self.iterations, stage_wanted, doors, self.links.connect)
+        self.joining = JoinProcess(
+            shared, self.iterations, stage_wanted, doors, self.links.connect, address
+        )
         self.leadership = Leadership(
             shared, *work, self.joining, kept, founder, certify, on_chosen=lambda line: reactions.chosen(line)
         )
@@ -316,6 +322,9 @@ class Peer:
             case ev.CheckpointWritten(t):
                 if self.lead is not None:
                     self.lead.checkpoints.written(t)
+            case ev.DialledBack():
+                if self.lead is not None:
+                    self.lead.admission.dialled_back(event)
             case ev.Described():
                 self.joining.described(event)
             case ev.StageBuilt():

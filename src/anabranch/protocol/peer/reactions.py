@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from anabranch.protocol.interface import events as ev
 from anabranch.protocol.log.hash_chain import AlreadyApplied, Diverged, LogError
-from anabranch.protocol.log.records import Closing, Commit, Control, Epoch, Members, Revoke, Voters
+from anabranch.protocol.log.records import Carriers, Closing, Commit, Control, Epoch, Members, Revoke, Voters
 from anabranch.protocol.messages import Refused
 from anabranch.protocol.peer.iterations import Iterations
 from anabranch.protocol.peer.join import JoinProcess
@@ -82,7 +82,7 @@ class LogReactions:
         if not isinstance(applied.change, Control):
             note_record(self._ctx.outbox, applied.record, applied.base)
         match applied.change:
-            case Voters() | Epoch():
+            case Voters() | Epoch() | Carriers():
                 self.links.connections.connect()
             case MembersChanged() as change:
                 self._members_changed(change)

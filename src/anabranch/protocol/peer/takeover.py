@@ -199,6 +199,7 @@ class Leadership:
             run.course.steps,
             run.course.held,
             dict(run.revoked.reasons),
+            dict(run.carriers),
         )
         ctx.outbox.send(member.id, welcome)
 

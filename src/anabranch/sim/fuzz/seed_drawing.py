@@ -40,6 +40,9 @@ CROWDED_EVERY = 50
 NEWCOMERS = 0.5
 #: Share of seeds with reduces spread over random helpers.
 SPREAD = 0.3
+#: Share of seeds in which nobody can dial some relays, and share of their relays: they work through carriers,
+#: which die as any peer does.
+UNREACHABLE, HIDDEN = 0.25, 0.6
 #: Share of seeds with random standbys.
 SPARED = 0.2
 #: Every so many seeds one has a large swarm: small swarms find most bugs, at a tenth of the cost.
@@ -157,6 +160,8 @@ def _with_faults(seed: int, profile: FaultProfile) -> DrawnSeed:
     first_t = PLANNED_STEPS if planned and profile.kinds else 0
     aims = _aims(seed, profile, rng, first_t)
     machines = _machines(rng, aims, torch, crowded, large)
+    if not torch and not any(aim.of_voting_relays for aim in aims):
+        machines = _hidden(seed, machines)
     stages = max(machine.stage for machine in machines)
     windows = rng.choice([0, 0, 2])
     returns: list[Return] = ["any", "any", "own"]
@@ -246,6 +251,15 @@ def _machines(
             slowness = rng.choice([0.5, 1.0, 1.0, 2.0, 4.0])
             machines.append(Machine(f"r{stage}.{n}", stage, rng.choice([1, 2, 4, 8]), slowness))
     return tuple(machines)
+
+
+def _hidden(seed: int, machines: tuple[Machine, ...]) -> tuple[Machine, ...]:
+    """The same machines; in some seeds nobody can dial some of the relays."""
+    rng = random.Random(f"unreachable {seed}")
+    if rng.random() >= UNREACHABLE:
+        return machines
+    hidden = [machine.stage > 0 and rng.random() < HIDDEN for machine in machines]
+    return tuple(replace(m, reachable=not hides) for m, hides in zip(machines, hidden, strict=True))
 
 
 def _regions(rng: random.Random, machines: tuple[Machine, ...]) -> tuple[tuple[str, str, float], ...]:

@@ -84,6 +84,10 @@ class Environment(ABC):
         one)."""
 
     @abstractmethod
+    def end_circuits(self, carrier: str) -> None:
+        """Break the links that a process carried, which has ended."""
+
+    @abstractmethod
     def hang_up(self, node: Node, peer: str, reason: str) -> None:
         """Close a link after everything that was sent before has arrived."""
 
@@ -100,12 +104,15 @@ class Link:
     """Connection between two simulated processes.
 
     cut_by: the process that died, if its messages in flight may still arrive. quiet_at: virtual time at which
-    the last message arrives.
+    the last message arrives. dialled_by: peer that made it. via: carrier that forwards its messages ("":
+    none).
     """
 
-    __slots__ = ("_bulky", "_small", "cut_by", "ends", "nodes", "open", "quiet_at")
+    __slots__ = ("_bulky", "_small", "cut_by", "dialled_by", "ends", "nodes", "open", "quiet_at", "via")
 
-    def __init__(self, one: Node, other: Node) -> None:
+    def __init__(self, one: Node, other: Node, via: str = "") -> None:
+        """Link that `one` dialled."""
+        self.dialled_by, self.via = one.id, via
         self.ends = frozenset((one.id, other.id))
         self.nodes = {one.id: one, other.id: other}
         self.open = True
@@ -274,7 +281,7 @@ class Node:
             self.world.replace(self, peer, former)
         self.links[peer] = link
         self.seen[peer] = max(incarnation, self.seen.get(peer, 0))
-        self.handle(ev.LinkUp(peer, incarnation, credential))
+        self.handle(ev.LinkUp(peer, incarnation, credential, link.via))
 
     def link_down(self, link: Link, peer: str, reason: str) -> None:
         if self.links.get(peer) is link:
@@ -286,6 +293,7 @@ class Node:
         self.stopped = (reason, ok)
         for peer in sorted(self.links):
             self.world.hang_up(self, peer, "the process ended")
+        self.world.end_circuits(self.id)
 
     def _plan_wake(self) -> None:
         deadline = self.peer.deadline() - self._clock_ahead_s

@@ -11,10 +11,11 @@ import gc
 import math
 import random
 import zlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from anabranch.addresses import direct_addresses
 from anabranch.protocol.consensus.log_replay import LogReplay, fold
 from anabranch.protocol.interface import events as ev
 from anabranch.protocol.interface.events import NEVER_EXPIRES_S, VerifiedCredential
@@ -97,6 +98,8 @@ class World(Environment):
         self.liars: set[str] = set()
         self.mouths: dict[str, Mouth] = {}
         self._blocked: dict[frozenset[str], float] = {}
+        self._carried: dict[str, list[Link]] = {}
+        """Carrier -> links that it forwards."""
         self._memberships = MembershipPool()
 
     def add_leader(self, peer: Peer, member: Member, disk: Disk | None = None) -> Node:
@@ -176,7 +179,11 @@ class World(Environment):
         receiver = link.nodes[peer]
         here, bulky = sender.id, payload is not None
         bulk_s = self._bulk_s(here, peer, decoded, size, bulky)
-        planned = self._arrival(here, peer, self._delay(here, peer) + bulk_s)
+        if link.via:
+            planned = self._arrival(here, link.via, self._delay(here, link.via) + bulk_s)
+            planned = self.trouble.open_at(link.via, peer, planned) + self._delay(link.via, peer)
+        else:
+            planned = self._arrival(here, peer, self._delay(here, peer) + bulk_s)
         deliver = partial(self._delivered, here, link, receiver, decoded, payload)
         times = self.trouble.arrivals(link.ends, planned) if self.trouble.disorders else []
         if not times:
@@ -217,6 +224,63 @@ class World(Environment):
 
     def dial(self, node: Node, peer: str, address: str = "") -> None:
         """Connect a node to a peer as soon as possible. The node always gets a LinkUp or LinkDown event."""
+        if ways := [way.rpartition("/")[2] for way in address.split(",") if "/" in way]:
+            address = direct_addresses(address)
+            helps = not self._answers(node, peer, address) and self._carrier_to(node, peer, ways)
+            if helps or not address:
+                self._dial_via(node, peer, ways)
+                return
+        self._dial_direct(node, peer, address)
+
+    def _answers(self, node: Node, peer: str, address: str) -> bool:
+        """True if a direct dial would be answered now."""
+        other, blocked = self.nodes.get(peer), self._blocked.get(frozenset((node.id, peer)), 0.0)
+        open_now = self.trouble.dialled_at(node.id, peer, self.clock.now, 0.0) < math.inf
+        listens = other is not None and other.running and address == other.member.address
+        return open_now and listens and blocked <= self.clock.now
+
+    def _carrier_to(self, node: Node, peer: str, carriers: Collection[str]) -> str:
+        """First of these carriers that reaches `peer`, which must have dialled it ("": none)."""
+        other, now = self.nodes.get(peer), self.clock.now
+        for carrier in carriers:
+            link = None if other is None or not other.running else other.links.get(carrier)
+            if link is None or not link.open or link.via or link.dialled_by != peer:
+                continue
+            blocked = self._blocked.get(frozenset((node.id, carrier)), 0.0) > now
+            reached = self.trouble.dialled_at(node.id, carrier, now, 0.0) < math.inf
+            if self.nodes[carrier].running and reached and not blocked:
+                return carrier
+        return ""
+
+    def _dial_via(self, node: Node, peer: str, carriers: Sequence[str]) -> None:
+        """Connect a node to a peer through the first of these carriers that has a link to it a little
+        later."""
+        ready_s = 2 * (self._setup_s(node.id, carriers[0]) + self._setup_s(carriers[0], peer))
+
+        def ready() -> None:
+            other = self.nodes.get(peer)
+            if not node.running or (peer in node.links and node.links[peer].open):
+                return
+            via = self._carrier_to(node, peer, carriers)
+            if other is None or not via or node.member.incarnation < other.seen.get(node.id, 0):
+                node.handle(ev.LinkDown(peer, "no carrier has a link to it"))
+            elif other.peer.ctx.run.revoked.refusal(node.id, self.credential_of(node).ticket):
+                node.handle(ev.LinkDown(peer, "refused: revoked"))
+            else:
+                link = Link(node, other, via)
+                self._carried.setdefault(via, []).append(link)
+                other.link_up(link, node.id, node.member.incarnation, self.credential_of(node))
+                node.link_up(link, peer, other.member.incarnation)
+
+        self.clock.after(ready_s, ready)
+
+    def end_circuits(self, carrier: str) -> None:
+        """Break the links that a process carried, which has ended."""
+        for link in self._carried.pop(carrier, []):
+            if link.open:
+                self._break(link, "the carrier is gone")
+
+    def _dial_direct(self, node: Node, peer: str, address: str) -> None:
         pair = frozenset((node.id, peer))
         trip_s = self._setup_s(node.id, peer)
         at = self.trouble.dialled_at(node.id, peer, self.clock.now, trip_s)
@@ -292,6 +356,7 @@ class World(Environment):
                 far.link_down(link, peer, "connection reset")
 
             self._at(at, reset)
+        self.end_circuits(peer)
 
     def cut(self, one: str, other: str, seconds: float = 0.0) -> bool:
         """Break the link of two peers and lose what is in flight; dialling fails for `seconds`.
@@ -302,15 +367,20 @@ class World(Environment):
         self._blocked[frozenset((one, other))] = self.clock.now + seconds
         if link is None or not link.open:
             return False
+        self._break(link, "connection timed out")
+        return True
+
+    def _break(self, link: Link, reason: str) -> None:
+        """Break a link and lose what is in flight; both ends learn of it after a delay."""
         link.open = False
+        one, other = link.nodes
         for end, far in ((one, other), (other, one)):
             node = link.nodes[end]
 
             def broken(node: Node = node, far: str = far) -> None:
-                node.link_down(link, far, "connection timed out")
+                node.link_down(link, far, reason)
 
             self.clock.after(self._delay(one, other), broken)
-        return True
 
     def lose(self, sender: str, receiver: str, seconds: float = math.inf) -> None:
         """Lose everything from one peer to another for a while; their link stays open."""

@@ -15,9 +15,10 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 
+from anabranch.addresses import Address
 from anabranch.net.errors import NetError
 from anabranch.net.framing import Blob, chunk_header, open_frame
-from anabranch.net.handshake import Gate
+from anabranch.net.handshake import Credential, Gate
 from anabranch.net.identity import Identity
 from anabranch.net.lane import Lane
 from anabranch.net.link import Link
@@ -79,9 +80,11 @@ class GuestTransport(TcpTransport):
 
     host = "127.0.1.1"
 
-    async def _connect(self, peer_id: str, host: str, port: int) -> Lane:
+    async def _connect(self, peer_id: str, address: Address, credential: Credential) -> Lane:
         loop, tls = asyncio.get_running_loop(), self._client_context
-        _, lane = await loop.create_connection(Lane, host, port, ssl=tls, local_addr=(self.host, 0))
+        _, lane = await loop.create_connection(
+            Lane, address.host, address.port, ssl=tls, local_addr=(self.host, 0)
+        )
         return lane
 
 

@@ -1,0 +1,336 @@
+"""Which way each pair of machines finds to each other behind real NATs, in one live run (root, Linux, nft).
+
+    python -m benchmarks.reach.nat_pairs [--dry] [--steps 6] [--kill]
+
+One relay of stage 1 and one of stage 2 stand behind each kind of access: a public address, a NAT with
+port-restricted filtering, a NAT with a random port for each connection (symmetric), and a firewall that lets
+only TCP out. All are network namespaces of this machine; the NATs are nftables. The leader and a dedicated
+carrier have public addresses. The run trains, `verify` recomputes every step, and the table says how each
+pair of stage 1 and stage 2 was linked. --kill: the carrier is killed in the middle of the run.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from anabranch.audit.verify import verify
+from anabranch.config import RunConfig, with_changes
+from anabranch.errors import UserError
+from anabranch.node.lifecycle.create_run import create_run
+from anabranch.node.lifecycle.tickets import history_of
+from anabranch.node.local_swarm.local_swarm import LocalSwarm
+from anabranch.node.local_swarm.supervisor import LISTEN_VARIABLE, Supervisor
+from anabranch.observe.event_log import events_of
+from anabranch.observe.events import Event, Note, PeerJoined, Step
+from benchmarks import harness
+from benchmarks.harness import table
+
+KINDS = ("public", "port-restricted", "symmetric", "TCP out only")
+#: Addresses for documentation (RFC 5737): nothing of them leaves the namespaces.
+_PUBLIC = "203.0.113"
+#: Seconds without a step after which the run is given up.
+PATIENCE_S = 240.0
+
+_FILTER = """
+table ip nat {
+  chain out { type nat hook postrouting priority 100; oifname "wan" masquerade %(ports)s; }
+}
+table ip filter {
+  chain through {
+    type filter hook forward priority 0; policy drop;
+    ct state established,related accept
+    %(refused)s
+    iifname "lan" accept
+  }
+  chain in { type filter hook input priority 0; policy drop; ct state established,related accept; }
+}
+"""
+
+
+def _ip(*words: str) -> None:
+    done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise UserError(f"`ip {' '.join(words)}` failed: {done.stderr.strip()}")
+
+
+@dataclass(frozen=True)
+class Host:
+    """Machine of the table. address: at which it would listen."""
+
+    namespace: str
+    kind: str
+    address: str
+
+
+class Internet:
+    """Namespaces on one bridge: public hosts, and hosts behind a router each."""
+
+    def __init__(self) -> None:
+        self._token = secrets.token_hex(3)
+        self._namespaces: list[str] = []
+        self._numbers = iter(range(1, 250))
+        self._core = self._namespace("core")
+        _ip("-n", self._core, "link", "add", "br0", "type", "bridge")
+        _ip("-n", self._core, "link", "set", "br0", "up")
+
+    def _namespace(self, name: str) -> str:
+        full = f"nat-{self._token}-{name}"
+        _ip("netns", "add", full)
+        self._namespaces.append(full)
+        _ip("-n", full, "link", "set", "lo", "up")
+        return full
+
+    def _plug(self, namespace: str, device: str) -> str:
+        """Connect a namespace to the bridge; returns its public address."""
+        number = next(self._numbers)
+        port, address = f"p{number}", f"{_PUBLIC}.{number}"
+        _ip("-n", self._core, "link", "add", port, "type", "veth", "peer", "name", device, "netns", namespace)
+        _ip("-n", self._core, "link", "set", port, "master", "br0", "up")
+        _ip("-n", namespace, "address", "add", f"{address}/24", "dev", device)
+        _ip("-n", namespace, "link", "set", device, "up")
+        return address
+
+    def public(self, name: str) -> Host:
+        namespace = self._namespace(name)
+        return Host(namespace, "public", self._plug(namespace, "eth0"))
+
+    def behind(self, name: str, kind: str) -> Host:
+        """Host behind a router of its own."""
+        if kind == "public":
+            return self.public(name)
+        router, host = self._namespace(f"{name}-router"), self._namespace(name)
+        self._plug(router, "wan")
+        _ip("-n", router, "link", "add", "lan", "type", "veth", "peer", "name", "eth0", "netns", host)
+        _ip("-n", router, "address", "add", "192.168.1.1/24", "dev", "lan")
+        _ip("-n", router, "link", "set", "lan", "up")
+        _ip("-n", host, "address", "add", "192.168.1.2/24", "dev", "eth0")
+        _ip("-n", host, "link", "set", "eth0", "up")
+        _ip("-n", host, "route", "add", "default", "via", "192.168.1.1")
+        subprocess.run(["ip", "netns", "exec", router, "sysctl", "-qw", "net.ipv4.ip_forward=1"], check=True)
+        rules = _FILTER % {
+            "ports": "fully-random" if kind == "symmetric" else "",
+            "refused": 'iifname "lan" meta l4proto udp drop' if kind == "TCP out only" else "",
+        }
+        subprocess.run(["ip", "netns", "exec", router, "nft", "-f", "-"], input=rules, text=True, check=True)
+        return Host(host, kind, "192.168.1.2")
+
+    def move(self, name: str) -> None:
+        """Give the router of a host another public address, as when a laptop changes networks: its
+        connections are dead, and nobody is told."""
+        router = f"nat-{self._token}-{name}-router"
+        _ip("-n", router, "address", "flush", "dev", "wan")
+        _ip("-n", router, "address", "add", f"{_PUBLIC}.{250 - next(self._numbers)}/24", "dev", "wan")
+
+    def close(self) -> None:
+        for name in self._namespaces:
+            subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
+
+
+@contextmanager
+def internet() -> Iterator[Internet]:
+    """Raises UserError where namespaces or nft are not permitted."""
+    if shutil.which("nft") is None:
+        raise UserError("nft is missing: apt-get install nftables")
+    made = Internet()
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def run_file(folder: Path, steps: int) -> RunConfig:
+    """Small run with two stages of four relays."""
+    folder.mkdir(parents=True)
+    for number in range(20):
+        lines = (f"line {line} of text {number}: the quick brown fox\n" for line in range(20))
+        (folder / f"{number:02}.txt").write_text("".join(lines))
+    changes: dict[str, Any] = {
+        "run.steps": steps, "run.seed": 3, "model.dim": 16, "model.blocks": 4, "model.heads": 2,
+        "model.ffn": 24, "data.source": "text", "data.path": str(folder), "data.tokenizer": "bytes",
+        "batch.microbatches": 16, "batch.rows": 1, "batch.sequence": 16, "optimizer.warmup_steps": 2,
+        "pipeline.stages": 2, "fleet.data_nodes": 1, "fleet.relays_per_stage": [4, 4], "fleet.minimum": 4,
+        "evaluation.every": 0, "checkpoint.every": 2, "compute.device": "cpu",
+    }  # fmt: skip
+    return with_changes(RunConfig(), changes)
+
+
+@dataclass
+class Found:
+    """Outcome of the run. ways: (name of one relay, name of another) -> way of their link. gap_s: longest
+    time between two steps. exact: True if `verify` finds no bit that differs."""
+
+    ways: dict[tuple[str, str], str]
+    steps: int
+    exact: bool
+    gap_s: float
+    carried_mb: str
+
+
+class NatRun:
+    """Run of four relays in each of two stages, each behind another kind of access."""
+
+    def __init__(self, made: Internet, folder: Path, supervisor: Supervisor, steps: int) -> None:
+        config = run_file(folder / "texts", steps)
+        self._directory = create_run(config, folder / "run")
+        self._supervisor, self._made = supervisor, made
+        self.swarm = LocalSwarm(self._directory, config, supervisor)
+        self._leader, self._carrier = made.public("leader"), made.public("carrier")
+        self.hosts = {
+            f"{stage}: {kind}": made.behind(f"r{stage}{number}", kind)
+            for stage in (1, 2)
+            for number, kind in enumerate(KINDS)
+        }
+        self._events: list[Event] = []
+        self._direct: set[frozenset[str]] = set()
+
+    def _start(self, name: str, host: Host, arguments: list[str]) -> None:
+        log = self._directory.peer(name) / "output.txt"
+        environment = {LISTEN_VARIABLE: host.address} if name == "data-0" else {}
+        process = self._supervisor.start(name, arguments, log, host.namespace, environment)
+        self.swarm.processes[name] = process
+
+    def run(self, kill: bool, move: str = "") -> Found:
+        directory, swarm = self._directory, self.swarm
+        self._start("data-0", self._leader, ["resume", str(directory.path), "--quiet"])
+        ticket = swarm._await_tickets(directory.path / "tickets.json")["relay"]
+        home = ["--home", str(directory.peer("carrier"))]
+        address = ["--host", self._carrier.address, "--port", "7700"]
+        self._start("carrier", self._carrier, ["relay", ticket, *home, *address])
+        self._until(lambda: bool(history_of(directory).carriers))
+        for name, host in self.hosts.items():
+            home = ["--home", str(directory.peer(name.replace(": ", "-").replace(" ", "-")))]
+            options = ["--name", name, "--stage", name[0], "--host", host.address, "--once"]
+            self._start(name.replace(": ", "-").replace(" ", "-"), host, ["join", ticket, *home, *options])
+        deadline = time.monotonic() + PATIENCE_S
+
+        def in_time() -> None:
+            if time.monotonic() > deadline:
+                raise UserError(f"no step within {PATIENCE_S:.0f} s: see {directory.path}")
+
+        for event in swarm.events(in_time):
+            self._events.append(event)
+            if isinstance(event, Step):
+                deadline = time.monotonic() + PATIENCE_S
+                self._look()
+                if event.t == 2:
+                    if move:
+                        self._made.move(move)
+                    if kill:
+                        swarm.processes["carrier"].signal(9)
+        swarm.processes["carrier"].signal(2)
+        swarm.end()
+        swarm.check_leader()
+        steps = events_of(directory.events, Step)
+        gaps = [after.time - before.time for before, after in itertools.pairwise(steps)]
+        report = verify(directory.path)
+        exact = report.holds and report.promise == "bits" and report.steps == len(steps)
+        carried = re.findall(r"([\d.]+) MB carried in all", swarm.processes["carrier"].log.read_text())
+        return Found(self._ways(), len(steps), exact, max(gaps, default=0.0), carried[0] if carried else "")
+
+    def _until(self, reached: Any) -> None:
+        until = time.monotonic() + PATIENCE_S
+        while not reached():
+            if time.monotonic() > until:
+                raise UserError("the carrier is not listed by the log")
+            time.sleep(0.1)
+
+    def _ways(self) -> dict[tuple[str, str], str]:
+        """Way of the link of each pair of the two stages, from what the relays reported."""
+        names = {event.subject: event.name for event in self._events if isinstance(event, PeerJoined)}
+        short = {peer[:8]: name for peer, name in names.items()}
+        carried = set()
+        for event in self._events:
+            found = re.search(r"^(\w{8}) is linked through carrier", getattr(event, "text", ""))
+            if isinstance(event, Note) and found:
+                carried.add(frozenset((names.get(event.peer, ""), short.get(found[1], ""))))
+        return {
+            (one, other): self._way(one, other, carried)
+            for one in self.hosts
+            for other in self.hosts
+            if one[0] == "1" and other[0] == "2"
+        }
+
+    def _way(self, one: str, other: str, carried: set[frozenset[str]]) -> str:
+        if frozenset((one, other)) in carried:
+            return "carried"
+        return "direct" if frozenset((one, other)) in self._direct else "none"
+
+    def _look(self) -> None:
+        """Note which hosts have a connection to another's own address."""
+        for one in self.hosts:
+            for other in self.hosts:
+                if one[0] != other[0] and self._connected(one, other):
+                    self._direct.add(frozenset((one, other)))
+
+    def _connected(self, one: str, other: str) -> bool:
+        """True if a host has a connection to another's own address."""
+        here, there = self.hosts[one], self.hosts[other]
+        if there.kind != "public":
+            return False
+        words = ["ip", "netns", "exec", here.namespace, "ss", "-Htn", "dst", there.address]
+        return bool(subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip())
+
+
+def body(found: Found, kill: bool) -> str:
+    """Markdown of the result."""
+    rows = [
+        [kind, *(found.ways.get((f"1: {kind}", f"2: {other}"), "none") for other in KINDS)] for kind in KINDS
+    ]
+    carried = f"Bytes over the carrier: {found.carried_mb} MB. " if found.carried_mb else ""
+    ending = "The carrier was killed after step 2; no step was lost. " if kill else ""
+    return "\n\n".join(
+        (
+            "Way of the link between a relay of stage 1 (row) and one of stage 2 (column) in one live run. "
+            "The NATs are nftables in network namespaces; a carried pair meets at a dedicated carrier.",
+            table(["", *KINDS], rows),
+            f"{ending}{found.steps} steps were committed; `verify` finds "
+            f"{'zero' if found.exact else 'SOME'} bits that differ. {carried}Longest time between two steps: "
+            f"{found.gap_s:.1f} s, which on a loaded machine says little.",
+        )
+    )
+
+
+def measure(folder: Path, steps: int, kill: bool, move: str = "") -> Found:
+    """move: host whose address changes after step 2."""
+    with internet() as made, Supervisor(1) as supervisor:
+        return NatRun(made, folder, supervisor, steps).run(kill, move)
+
+
+def main() -> None:
+    parser = harness.parser(__doc__)
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--kill", action="store_true")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            found = measure(Path(folder), args.steps, args.kill)
+        except UserError as error:
+            sys.exit(str(error))
+    unlinked = sum(way == "none" for way in found.ways.values())
+    harness.write(
+        "nat-pairs-kill" if args.kill else "nat-pairs",
+        "Ways between machines behind NATs",
+        body(found, args.kill),
+        goals=[
+            harness.at_most("pairs that are not linked", 0, unlinked),
+            harness.at_least("steps committed", args.steps, found.steps),
+            harness.goal("bits that differ by verify", "0", "0" if found.exact else "some", found.exact),
+        ],
+        data={f"{one} - {other}": way for (one, other), way in found.ways.items()},
+    )
+
+
+if __name__ == "__main__":
+    main()

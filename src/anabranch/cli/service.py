@@ -1,0 +1,77 @@
+"""Print a service definition that lends this machine whenever it is on, for systemd, launchd or Windows.
+
+examples:
+  anabranch service anabranch1:... > ~/.config/systemd/user/anabranch.service
+  anabranch service anabranch1:... --for launchd > ~/Library/LaunchAgents/org.anabranch.join.plist
+  anabranch service anabranch1:... --for windows
+  anabranch service anabranch1:... -- --hours 22:00-07:00 --nice 10
+
+Nothing is installed. The text contains the ticket: keep it readable by yourself alone. Options after -- are
+those of `anabranch join`. Only the systemd unit was checked, with `systemd-analyze verify`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import shutil
+import sys
+from xml.sax.saxutils import escape
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    kind = "kind of service (default: that of this system)"
+    parser.add_argument("ticket", metavar="TICKET", help="ticket of the run, as one word")
+    parser.add_argument("--for", dest="system", choices=("systemd", "launchd", "windows"), help=kind)
+    parser.add_argument("options", nargs="*", metavar="-- OPTION", help="options of `anabranch join`")
+
+
+def run(args: argparse.Namespace) -> int:
+    import time
+
+    from anabranch.net.ticket import parse_ticket
+
+    parse_ticket(args.ticket, now_s=time.time())
+    program = os.path.abspath(shutil.which("anabranch") or sys.argv[0])
+    words = [program, "join", args.ticket, *args.options, "--quiet"]
+    of_system = {"darwin": "launchd", "win32": "windows"}
+    print(
+        {"systemd": _systemd, "launchd": _launchd, "windows": _windows}[
+            args.system or of_system.get(sys.platform, "systemd")
+        ](words)
+    )
+    return 0
+
+
+def _systemd(words: list[str]) -> str:
+    """Unit of a user: `systemctl --user enable --now anabranch`."""
+    command = " ".join(f'"{word}"' if " " in word else word for word in words).replace("%", "%%")
+    return (
+        "[Unit]\nDescription=anabranch: lend this machine to a run\n\n"
+        f"[Service]\nExecStart={command}\nRestart=on-failure\nRestartSec=60\nKillSignal=SIGINT\n"
+        "TimeoutStopSec=90\nNice=10\nIOSchedulingClass=idle\n\n"
+        "[Install]\nWantedBy=default.target"
+    )
+
+
+def _launchd(words: list[str]) -> str:
+    """Agent of a user: `launchctl load FILE`."""
+    arguments = "\n".join(f"    <string>{escape(word)}</string>" for word in words)
+    return f"""<?xml version="1.0" encoding="UTF-8"?>
+<!DOCTYPE plist PUBLIC "-//Apple//DTD PLIST 1.0//EN" "http://www.apple.com/DTDs/PropertyList-1.0.dtd">
+<plist version="1.0"><dict>
+  <key>Label</key><string>org.anabranch.join</string>
+  <key>ProgramArguments</key><array>
+{arguments}
+  </array>
+  <key>RunAtLoad</key><true/>
+  <key>KeepAlive</key><dict><key>SuccessfulExit</key><false/></dict>
+  <key>Nice</key><integer>10</integer>
+</dict></plist>"""
+
+
+def _windows(words: list[str]) -> str:
+    """Command that makes a task which runs at each logon."""
+    command = " ".join(shlex.quote(word) if " " in word else word for word in words).replace("'", '\\"')
+    return f'schtasks /Create /TN anabranch /SC ONLOGON /RL LIMITED /TR "{command}"'

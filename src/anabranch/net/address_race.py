@@ -1,0 +1,75 @@
+"""Connection to the first of several addresses that answers (Happy Eyeballs, RFC 8305)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from anabranch.addresses import Address
+from anabranch.net.errors import DialError, NetError, Refused
+
+#: Delay (s) before the next address is tried while earlier ones are silent: RFC 8305, 5 recommends 0.25 s. A
+#: carrier is tried later: a direct connection that takes long is still the better one.
+STAGGER_S, CARRIER_STAGGER_S = 0.25, 1.0
+
+_T = TypeVar("_T")
+
+
+async def first_of(
+    addresses: Sequence[Address],
+    connect: Callable[[Address], Awaitable[_T]],
+    discard: Callable[[_T], None],
+) -> tuple[Address, _T]:
+    """Connect to the addresses in order, each a little after the one before, or at once when that failed.
+
+    Returns the first that succeeded, with its connection; other connections are discarded. Raises the error
+    of the only address, or one DialError about all.
+    """
+    pending: dict[asyncio.Task[_T], Address] = {}
+    failed: list[tuple[Address, Exception]] = []
+    waiting = list(addresses)
+    try:
+        while waiting or pending:
+            if waiting:
+                address = waiting.pop(0)
+                pending[asyncio.ensure_future(_run(connect, address))] = address
+            stagger_s = None
+            if waiting:
+                stagger_s = CARRIER_STAGGER_S if waiting[0].carrier else STAGGER_S
+            done, _ = await asyncio.wait(pending, timeout=stagger_s, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                address = pending.pop(task)
+                error = task.exception()
+                if error is None:
+                    return address, task.result()
+                if not isinstance(error, NetError):
+                    raise error
+                failed.append((address, error))
+    finally:
+        for task in pending:
+            task.add_done_callback(lambda task: _drop(task, discard))
+            task.cancel()
+    raise _all_failed(failed)
+
+
+async def _run(connect: Callable[[Address], Awaitable[_T]], address: Address) -> _T:
+    return await connect(address)
+
+
+def _drop(task: asyncio.Task[_T], discard: Callable[[_T], None]) -> None:
+    if not task.cancelled() and task.exception() is None:
+        discard(task.result())
+
+
+def _all_failed(failed: Sequence[tuple[Address, Exception]]) -> Exception:
+    """Error about all addresses; its cause is that nobody listens if that is so at each of the peer's own,
+    and no carrier has a link to it."""
+    if len(failed) == 1:
+        return failed[0][1]
+    error = DialError("; ".join(str(reason) for _, reason in failed) or "no address is known")
+    causes = [reason.__cause__ for address, reason in failed if not address.carrier]
+    denied = all(isinstance(reason.__cause__, Refused) for address, reason in failed if address.carrier)
+    if causes and denied and all(isinstance(cause, ConnectionRefusedError) for cause in causes):
+        error.__cause__ = causes[0]
+    return error

@@ -1,0 +1,80 @@
+"""Carriers: peers that forward the bytes of two others which cannot dial each other (`net.circuit`).
+
+Carriers are the dedicated ones of the log (`Carriers` records) and all members with an address of their own.
+A carrier can reach a peer if that peer dialled it, so the candidates follow from the rules by which members
+dial each other. A carrier that is gone, or has no such link, refuses, and the next one is tried.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from anabranch.addresses import direct_addresses
+from anabranch.protocol.context.links import LinkTable
+from anabranch.protocol.context.run_view import LogView, RunView
+from anabranch.protocol.membership.rendezvous_graph import pair_scores
+from anabranch.protocol.telemetry.peer_costs import PeerCosts
+
+#: Carriers that one dial tries. A choice: two may die at once.
+TRIED = 3
+#: Links of about the same cost are ranked by a hash, so that their carriers share the load: costs within this
+#: factor, and the least cost (s) that is told from none.
+ALIKE, LEAST_S = 2.0, 1e-3
+
+
+@dataclass(frozen=True)
+class CarrierChoice:
+    """Choice of the carriers through which one peer reaches others."""
+
+    me: str
+    run: RunView
+    log: LogView
+    links: LinkTable
+    costs: PeerCosts
+
+    def listed(self) -> Mapping[str, str]:
+        """Address of each dedicated carrier, if this peer keeps links with them because others reach it only
+        so: those of the log, and those that its own addresses name."""
+        member = self.run.membership.members.get(self.me)
+        if member is None or direct_addresses(member.address):
+            return {}
+        own = {way.rpartition("/")[2]: way.rpartition("/")[0] for way in member.address.split(",") if way}
+        return {**own, **self.run.carriers}
+
+    def ways(self, peer: str) -> list[str]:
+        """Addresses of `peer` through carriers, in the order in which they are to be tried: dedicated
+        carriers first, the log's leader last, the others by the measured cost of the link to them."""
+        candidates = dict(self.run.carriers)
+        for other in self._linked_members(peer):
+            if address := direct_addresses(self.run.membership.members[other].address):
+                candidates.setdefault(other, address)
+        candidates = {c: a for c, a in candidates.items() if c not in (self.me, peer, *self.links.suspects)}
+        scores = pair_scores((peer,), tuple(candidates))[0].tolist() if candidates else []
+        keys = {c: (*self._rank(c), score) for c, score in zip(candidates, scores, strict=True)}
+        best = sorted(candidates, key=keys.__getitem__)[:TRIED]
+        return [f"{candidates[carrier].partition(',')[0]}/{carrier}" for carrier in best]
+
+    def _linked_members(self, peer: str) -> list[str]:
+        """Members that `peer` dials and keeps a link with, as far as this peer can tell."""
+        run, members = self.run, self.run.membership.members
+        member = members.get(peer)
+        if member is None:
+            return []
+        stages = run.settings.stages + 1
+        around = {member.stage, (member.stage + 1) % stages, (member.stage - 1) % stages}
+        near = run.near.all(member.stage, peer) if run.near.crowded else None
+        return [
+            other
+            for other, its in members.items()
+            if (other == self.log.leader or self.log.keeps_log(other) or its.stage in around)
+            and (near is None or other in near or self.log.keeps_log(other) or other == self.log.leader)
+            and run.membership.dials(peer, other)
+        ]
+
+    def _rank(self, carrier: str) -> tuple[bool, bool, int]:
+        known = self.costs.neighbours.get(carrier)
+        cost_s = known.link.seconds(self.costs.activation_bytes) if known is not None else 0.0
+        measured = math.floor(math.log(max(cost_s, LEAST_S) / LEAST_S, ALIKE))
+        return carrier not in self.run.carriers, carrier == self.log.leader, measured

@@ -1,0 +1,67 @@
+"""Dedicated carriers at the coordinator: who offers to carry, who is gone, and the next record about them."""
+
+from __future__ import annotations
+
+import math
+
+from anabranch.addresses import parse_addresses
+from anabranch.protocol.context.peer_context import PeerContext
+from anabranch.protocol.log.records import Carriers
+
+#: Most dedicated carriers of a run: every peer without an address keeps a link with each.
+MOST_CARRIERS = 16
+#: Time (s) without a link to a carrier after which the log lists it no longer. A choice: it may restart.
+GONE_S = 20.0
+_TEXT_BYTES = 512
+
+
+class CarrierList:
+    """Dedicated carriers that this coordinator knows. Members are no dedicated carriers: they carry
+    anyway."""
+
+    def __init__(self, ctx: PeerContext) -> None:
+        self._ctx = ctx
+        self._offers: dict[str, str] = {}
+        self._unlinked: dict[str, float] = {}
+        """Listed carrier without a link -> time (s) at which it is given up."""
+
+    def offered(self, peer: str, address: str) -> str | None:
+        """Take the offer of a carrier, which it repeats; returns the reason if it is refused."""
+        known = self._ctx.run.carriers
+        try:
+            parsed = parse_addresses(address)
+        except ValueError as error:
+            return str(error)
+        if not parsed or len(address) > _TEXT_BYTES or any(one.carrier for one in parsed):
+            return "a carrier needs an address of its own"
+        if peer in self._ctx.run.membership.members:
+            return "a member carries without an offer"
+        if peer not in known and len(known.keys() | self._offers.keys()) >= MOST_CARRIERS:
+            return f"the run has {MOST_CARRIERS} carriers already"
+        if known.get(peer) != address:
+            self._offers[peer] = address
+        return None
+
+    def record(self) -> Carriers | None:
+        """Next record to log, or None. Carriers without a link for GONE_S are dropped."""
+        run, up, now = self._ctx.run, self._ctx.links.up, self._ctx.clock.now
+        if not run.carriers and not self._offers:
+            return None
+        for carrier in run.carriers:
+            if carrier in up:
+                self._unlinked.pop(carrier, None)
+            else:
+                self._unlinked.setdefault(carrier, now + GONE_S)
+        listed = {**run.carriers, **self._offers}
+        self._offers = {}
+        gone = {peer for peer, at in self._unlinked.items() if now >= at}
+        gone |= {peer for peer in listed if peer in run.revoked}
+        listed = {peer: address for peer, address in listed.items() if peer not in gone}
+        if listed == run.carriers:
+            return None
+        self._unlinked = {peer: at for peer, at in self._unlinked.items() if peer in listed}
+        return Carriers(listed)
+
+    def deadline(self) -> float:
+        """Time (s) at which `record` has something to decide."""
+        return min(self._unlinked.values(), default=math.inf)

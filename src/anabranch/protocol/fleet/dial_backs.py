@@ -1,0 +1,51 @@
+"""Dial-backs of joiners: the leader tries the addresses that a joiner names before it is admitted."""
+
+from __future__ import annotations
+
+from anabranch.addresses import direct_addresses, parse_addresses
+from anabranch.protocol.context.peer_context import PeerContext
+from anabranch.protocol.interface.events import DialBack, DialledBack
+from anabranch.protocol.messages import REMARK_MAX, Reached
+
+#: Dial-backs under way at one time, and results that are kept, the latest. Choices: they bound the
+#: connections and the memory that strangers with a ticket can cause.
+UNDER_WAY, KEPT = 16, 256
+
+
+class DialBacks:
+    """Dial-backs of one coordinator, by peer."""
+
+    def __init__(self, ctx: PeerContext) -> None:
+        self._ctx = ctx
+        self._under_way: set[str] = set()
+        self._results: dict[str, tuple[str, str]] = {}
+        """Peer -> (addresses that were tried, those that answered)."""
+
+    def ask(self, peer: str, address: str) -> None:
+        """Try the addresses of a peer, unless they are being tried."""
+        direct = direct_addresses(address)
+        try:
+            parse_addresses(direct)
+        except ValueError:
+            return
+        if direct and peer not in self._under_way and len(self._under_way) < UNDER_WAY:
+            self._under_way.add(peer)
+            self._ctx.outbox.emit(DialBack(peer, direct))
+
+    def answered(self, event: DialledBack) -> None:
+        """Keep a result, and tell the joiner."""
+        peer = event.peer
+        self._under_way.discard(peer)
+        self._results.pop(peer, None)
+        self._results[peer] = event.addresses, event.reached
+        if len(self._results) > KEPT:
+            del self._results[next(iter(self._results))]
+        self._ctx.outbox.send(peer, Reached(event.reached, event.reason[:REMARK_MAX]))
+
+    def confirmed(self, peer: str, address: str) -> str:
+        """The addresses of a joiner without those that did not answer; all, if they were not tried."""
+        tried, reached = self._results.get(peer, ("", ""))
+        if tried != direct_addresses(address) or not tried:
+            return address
+        carried = [way for way in address.split(",") if "/" in way]
+        return ",".join([*filter(None, reached.split(",")), *carried])

@@ -1,0 +1,351 @@
+"""Circuits: links that a third peer carries, end to end, within the carrier's limits (I7)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from anabranch.addresses import Address
+from anabranch.net import errors
+from anabranch.net.circuit import TARGET_BYTES, Circuit
+from anabranch.net.connection_limits import CarryLimits
+from anabranch.net.errors import DialError, Refused
+from anabranch.net.framing import TOKEN_BYTES, Blob, offer_frame
+from anabranch.net.handshake import CARRY, ClientHandshake
+from anabranch.net.lane import Lane
+from anabranch.net.link import Link
+from anabranch.net.tcp import _introduce
+from support.network.net_world import (
+    Backend,
+    Inbox,
+    Peer,
+    World,
+    backends,
+    certificate,
+    identity,
+    soon,
+    until,
+)
+
+BODY = bytes(range(256)) * 4096
+
+
+@pytest.fixture(params=backends(), ids=lambda backend: backend.name)
+def backend(request: pytest.FixtureRequest) -> Backend:
+    found = request.param
+    assert isinstance(found, Backend)
+    return found
+
+
+async def behind(world: World, name: str, carrier: Peer) -> Peer:
+    """Peer that listens nowhere, with a link to a carrier."""
+    peer = await world.peer(name, listens=False)
+    seen = len(carrier.inboxes)
+    await peer.dial(carrier)
+    await carrier.incoming(seen)
+    peer.via(carrier)
+    return peer
+
+
+async def carried(world: World) -> tuple[Peer, Inbox, Inbox]:
+    """Carrier, and both ends of a link that it carries."""
+    carrier = await world.peer("carrier")
+    anna, bert = await behind(world, "anna", carrier), await behind(world, "bert", carrier)
+    here = await anna.dial(bert)
+    return carrier, here, await bert.incoming()
+
+
+def circuits(carrier: Peer) -> set[Circuit]:
+    return carrier.transport.carrier.circuits
+
+
+def limit(carrier: Peer, limits: CarryLimits) -> None:
+    carrier.transport.carrier.limits = limits
+
+
+def test_two_peers_without_addresses_are_linked_through_a_carrier(backend: Backend) -> None:
+    async def scenario(world: World) -> None:
+        carrier, here, there = await carried(world)
+        assert here.link.peer_id == identity("bert").peer_id
+        assert there.link.peer_id == identity("anna").peer_id
+        assert here.link.way.via == there.link.way.via == carrier.identity.peer_id
+        for number in range(8):
+            here.link.send(b"ping %d" % number)
+            here.link.send(b"tensor", Blob("uint8", (len(BODY),), BODY))
+            there.link.send(b"back", Blob("uint8", (len(BODY),), BODY))
+        await there.count(16)
+        await here.count(8)
+        assert all(blob is None or bytes(blob.data) == BODY for _, blob in there.received + here.received)
+        assert carrier.transport.carrier.carried_bytes > 16 * len(BODY)
+        assert len(circuits(carrier)) == 2
+        here.link.close("enough")
+        assert await there.closed() == "closed by the peer: enough"
+        await until(lambda: not circuits(carrier))
+
+    backend.run(scenario)
+
+
+def test_the_next_address_is_used_when_a_carrier_dies(backend: Backend) -> None:
+    async def scenario(world: World) -> None:
+        one, other = await world.peer("one"), await world.peer("other")
+        anna, bert = await behind(world, "anna", one), await behind(world, "bert", one)
+        seen = len(other.inboxes)
+        await bert.dial(other)
+        await other.incoming(seen)
+        ways = [Address(p.host, p.port, p.identity.peer_id) for p in (one, other)]
+        link = await soon(anna.transport.dial_any(bert.identity.peer_id, ways, certificate(anna.identity)))
+        here, there = Inbox(link).start(), await bert.incoming()
+        assert link.way.via == one.identity.peer_id
+        await one.transport.close()
+        await here.closed()
+        await there.closed()
+        again = await soon(anna.transport.dial_any(bert.identity.peer_id, ways, certificate(anna.identity)))
+        assert again.way.via == other.identity.peer_id
+        Inbox(again).start().link.send(b"still here")
+        await (await bert.incoming(1)).count(1)
+
+    backend.run(scenario)
+
+
+def test_a_direct_address_is_preferred_to_a_carrier(backend: Backend) -> None:
+    async def scenario(world: World) -> None:
+        carrier, bert = await world.peer("carrier"), await world.peer("bert")
+        anna = await world.peer("anna", listens=False)
+        await bert.dial(carrier)
+        closed = await world.peer("closed")
+        await closed.transport.close()
+        ways = [
+            Address(closed.host, closed.port),
+            Address(bert.host, bert.port),
+            Address(carrier.host, carrier.port, carrier.identity.peer_id),
+        ]
+        link = await soon(anna.transport.dial_any(bert.identity.peer_id, ways, certificate(anna.identity)))
+        assert link.way.address == ways[1] and not link.way.via
+        Inbox(link).start()
+
+    backend.run(scenario)
+
+
+# Attacks on a carrier.
+
+
+def test_a_circuit_leads_only_to_a_peer_that_dialled_the_carrier(backend: Backend) -> None:
+    async def scenario(world: World) -> None:
+        carrier, outside = await world.peer("carrier"), await world.peer("outside")
+        limit(carrier, CarryLimits(link_s=0.0))
+        anna = await behind(world, "anna", carrier)
+        await carrier.dial(outside)  # it did not dial the carrier itself
+        for target in (outside.identity.peer_id, identity("nobody").peer_id, anna.identity.peer_id):
+            way = Address(carrier.host, carrier.port, carrier.identity.peer_id)
+            with pytest.raises(DialError, match="it has no link that peer"):
+                await soon(anna.transport.dial_any(target, [way], certificate(anna.identity)))
+        assert not outside.inboxes[1:] and not circuits(carrier)
+
+    backend.run(scenario)
+
+
+def test_a_stranger_opens_no_circuit(backend: Backend) -> None:
+    async def scenario(world: World) -> None:
+        carrier = await world.peer("carrier")
+        bert, stranger = await behind(world, "bert", carrier), await world.peer("stranger", listens=False)
+        forged = certificate(stranger.identity, issuer=stranger.identity)
+        with pytest.raises(DialError, match="no right to issue"):
+            await soon(stranger.transport.dial_any(bert.identity.peer_id, [bert.address], forged))
+        assert not carrier.transport.carrier._offers
+
+    backend.run(scenario)
+
+
+def test_circuits_of_one_peer_and_of_all_are_limited(backend: Backend) -> None:
+    async def scenario(world: World) -> None:
+        carrier = await world.peer("carrier")
+        peers = [await behind(world, name, carrier) for name in ("anna", "bert", "cleo", "dora")]
+        limit(carrier, CarryLimits(circuits=6, circuits_of_peer=4))
+        await peers[0].dial(peers[1])
+        await peers[0].dial(peers[2])
+        with pytest.raises(DialError, match="has 4 circuits"):
+            await peers[0].dial(peers[3])
+        await peers[1].dial(peers[2])
+        with pytest.raises(DialError, match="will not carry more"):
+            await peers[3].dial(peers[1])
+        assert len(circuits(carrier)) == 6
+        limit(carrier, CarryLimits(circuits_of_pair=2))
+        with pytest.raises(DialError, match="the two peers have 2 circuits already"):
+            await peers[0].dial(peers[1])
+        limit(carrier, CarryLimits(circuits=0))
+        with pytest.raises(DialError, match="will not carry more"):
+            await peers[3].dial(peers[1])
+
+    backend.run(scenario)
+
+
+def test_a_circuit_that_nobody_meets_expires(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(world: World) -> None:
+        carrier = await world.peer("carrier")
+        limit(carrier, CarryLimits(offer_s=0.05))
+        anna, bert = await behind(world, "anna", carrier), await behind(world, "bert", carrier)
+        monkeypatch.setattr(bert.transport, "_begin", lambda handshake, caller: handshake.close())
+        with pytest.raises(DialError, match="did not come"):
+            await anna.dial(bert)
+        relay = carrier.transport.carrier
+        assert not relay._offers and not relay.circuits and not +relay._of_peer
+
+    backend.run(scenario)
+
+
+def test_idle_circuits_end(backend: Backend) -> None:
+    async def scenario(world: World) -> None:
+        carrier, here, there = await carried(world)
+        limit(carrier, CarryLimits(idle_s=0.01))
+        carrier.transport.carrier._check_idle()
+        await here.closed()
+        await there.closed()
+        assert not circuits(carrier)
+
+    backend.run(scenario)
+
+
+def test_a_circuit_inside_a_circuit_is_refused(backend: Backend) -> None:
+    async def scenario(world: World) -> None:
+        carrier = await world.peer("carrier")
+        anna, bert = await behind(world, "anna", carrier), await behind(world, "bert", carrier)
+        transport, shown = anna.transport, certificate(anna.identity)
+        inner = await soon(transport._reach(bert.identity.peer_id, bert.address, shown))
+        hello: ClientHandshake = transport._introduction(
+            bert.identity.peer_id, inner, CARRY, bytes(16), shown
+        )
+        with pytest.raises(Refused) as caught:
+            await soon(_introduce(inner, hello))
+        assert caught.value.kind == errors.CARRIER
+        inner.transport.abort()
+
+    backend.run(scenario)
+
+
+def test_a_carried_peer_can_offer_no_circuit(backend: Backend) -> None:
+    async def scenario(world: World) -> None:
+        _, here, there = await carried(world)
+        there.link._queue_control((offer_frame(bytes(TOKEN_BYTES)),))
+        assert "there is no frame of kind 6" in await here.closed()
+        assert here.link.broke_framing
+
+    backend.run(scenario)
+
+
+def test_offers_without_end_cost_a_peer_no_more_than_its_limit(backend: Backend) -> None:
+    async def scenario(world: World) -> None:
+        carrier = await world.peer("carrier")
+        bert = await behind(world, "bert", carrier)
+        link = carrier.inboxes[0].link
+        for number in range(1000):
+            link.offer(number.to_bytes(TOKEN_BYTES, "big"))
+        link.send(b"after all of them")
+        transport = bert.transport
+        await until(lambda: sum(transport.refusals.values()) == 1000)
+        assert transport.refusals[errors.BUSY] >= 1000 - transport._limits.attempts_burst
+        assert not transport._pending
+        assert not carrier.transport.carrier.circuits
+
+    backend.run(scenario)
+
+
+def flip(data: bytes) -> list[bytes]:
+    return [data[:-1] + bytes((data[-1] ^ 1,))]
+
+
+def replay(data: bytes) -> list[bytes]:
+    return [data, data]
+
+
+def cut(data: bytes) -> list[bytes]:
+    return [data[: len(data) // 2]]
+
+
+@pytest.mark.parametrize("alter", [flip, replay, cut])
+def test_a_carrier_that_alters_bytes_breaks_the_link_and_nothing_else(
+    backend: Backend, alter: Callable[[bytes], list[bytes]]
+) -> None:
+    async def scenario(world: World) -> None:
+        carrier, here, there = await carried(world)
+        here.link.send(b"before")
+        await there.count(1)
+
+        def forwarded(lane: Lane, other: Lane, count: int) -> None:
+            other.write(alter(bytes(lane._buffer[:count])))
+
+        for circuit in circuits(carrier):
+            for lane in (circuit.near, circuit.far):
+                lane._forwarded = lambda other, count, lane=lane: forwarded(lane, other, count)  # type: ignore
+        for number in range(50):
+            here.link.send(b"after %d" % number)
+            here.link.send(b"tensor", Blob("uint8", (len(BODY),), BODY))
+        await there.closed()
+        await here.closed()
+        assert there.messages == [b"before"]
+
+    backend.run(scenario)
+
+
+def test_a_carrier_in_the_middle_cannot_take_the_place_of_a_peer(backend: Backend) -> None:
+    async def scenario(world: World) -> None:
+        carrier = await world.peer("carrier")
+        anna, bert = await behind(world, "anna", carrier), await behind(world, "bert", carrier)
+        mallory = await behind(world, "mallory", carrier)
+        relay, link_of = carrier.transport.carrier, carrier.transport._dialled_link
+
+        async def divert(near: Lane, hello: object) -> None:
+            near._inbox[:TARGET_BYTES] = bytes.fromhex(mallory.identity.peer_id)
+
+        honest = relay.carry
+
+        async def carry(near: Lane, hello: object) -> None:
+            await until(lambda: len(near._inbox) >= TARGET_BYTES)
+            await divert(near, hello)
+            await honest(near, hello)  # type: ignore[arg-type]
+
+        relay.carry = carry  # type: ignore[method-assign,assignment]
+        assert isinstance(link_of(mallory.identity.peer_id), Link)
+        with pytest.raises(Refused) as caught:
+            await anna.dial(bert)
+        assert caught.value.kind == errors.SERVER_KEY
+        assert not mallory.inboxes and not bert.inboxes
+
+    backend.run(scenario)
+
+
+def test_a_cap_pauses_the_circuits_of_a_carrier(backend: Backend) -> None:
+    async def scenario(world: World) -> None:
+        carrier = await world.peer("carrier")
+        transport = carrier.transport
+        transport.carrier = type(transport.carrier)(
+            CarryLimits(bytes_per_s=8 * len(BODY)), transport._dialled_link
+        )
+        anna, bert = await behind(world, "anna", carrier), await behind(world, "bert", carrier)
+        here = await anna.dial(bert)
+        there = await bert.incoming()
+        paused = False
+        for _ in range(4):
+            here.link.send(b"tensor", Blob("uint8", (len(BODY),), BODY))
+        while len(there.received) < 4:
+            paused = paused or any("rate" in c.near._read_pauses for c in circuits(carrier))
+            await asyncio.sleep(0.002)
+        assert paused and all(bytes(blob.data) == BODY for _, blob in there.received if blob)
+
+    backend.run(scenario)
+
+
+def test_two_peers_that_open_circuits_to_each_other_are_linked(backend: Backend) -> None:
+    async def scenario(world: World) -> None:
+        carrier = await world.peer("carrier")
+        anna, bert = await behind(world, "anna", carrier), await behind(world, "bert", carrier)
+        here, there = await asyncio.gather(anna.dial(bert), bert.dial(anna))
+        assert here.link.way.via == there.link.way.via == carrier.identity.peer_id
+        here.link.send(b"a")
+        there.link.send(b"b")
+        await (await bert.incoming()).count(1)
+        await (await anna.incoming()).count(1)
+        assert len(circuits(carrier)) == 4
+
+    backend.run(scenario)

@@ -1,0 +1,69 @@
+"""Carriers: members that nobody can dial work with each other through a third peer, and lose no step when it
+dies."""
+
+from __future__ import annotations
+
+import pytest
+
+from anabranch.protocol.interface import tasks
+from anabranch.protocol.interface.settings import Settings
+from anabranch.sim.kernel.swarm_world import World
+from anabranch.sim.workers.integer_worker import Machine, counting_world, member_of, wrong_states
+from support.swarms.fault_points import Fault, ended, kill
+
+STEPS = 8
+
+
+def via(world: World, one: str, other: str) -> str | None:
+    """Carrier of the link of two peers ("": direct; None: no link)."""
+    link = world.nodes[one].links.get(other)
+    return link.via if link is not None and link.open else None
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_adjacent_relays_that_nobody_can_dial_work_through_a_carrier(seed: int) -> None:
+    """Every state is right (I3)."""
+    settings = Settings("run", 1, 2, 4, STEPS)
+    machines = [Machine("d0", 0), *(Machine(f"r{s}.0", s, reachable=False) for s in (1, 2))]
+    world = counting_world(settings, machines, seed)
+    seen = set()
+    world.watchers.append(lambda node, event: seen.add(via(world, "r1.0", "r2.0")))
+    world.run(600.0)
+    assert world.nodes["d0"].peer.committed == STEPS and not wrong_states(world)
+    assert "d0" in seen and "" not in seen
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_another_carrier_takes_over_from_one_that_dies(seed: int) -> None:
+    """No step is lost, and the pair is linked again within two seconds (I3, I4)."""
+    settings = Settings("run", 1, 2, 4, STEPS, min_replicas=2)
+    world = counting_world(settings, [Machine("d0", 0), Machine("d1", 0)], seed)
+    for machine in [Machine(f"r{s}.{n}", s, reachable=False) for s in (1, 2) for n in (0, 1)]:
+        world.add(member_of(machine), "d0", at=1.0)
+    fault = Fault(world, ("d1",), ended(tasks.Head, 4), kill())
+    pairs = [(f"r1.{n}", f"r2.{m}") for n in (0, 1) for m in (0, 1)]
+    carried_by_dead: list[tuple[str, str]] = []
+    again: dict[tuple[str, str], float] = {}
+
+    def watch(node: object, event: object) -> None:
+        if not fault.delivered:
+            carried_by_dead[:] = [pair for pair in pairs if via(world, *pair) == "d1"]
+        for pair in carried_by_dead if fault.delivered else ():
+            if via(world, *pair) == "d0":
+                again.setdefault(pair, world.clock.now - fault.delivered[0][0])
+
+    world.watchers.append(watch)
+    world.run(600.0)
+    assert world.nodes["d0"].peer.committed == STEPS and not wrong_states(world)
+    assert fault.delivered and carried_by_dead, "no pair used the carrier that died"
+    assert again.keys() == set(carried_by_dead) and max(again.values()) < 2.0
+
+
+def test_the_dead_carriers_own_address_is_not_the_only_way_tried() -> None:
+    """A member whose address answers nobody, as behind a router, is reached through a carrier too."""
+    settings = Settings("run", 1, 2, 4, STEPS)
+    machines = [Machine("d0", 0), Machine("r1.0", 1), Machine("r2.0", 2)]
+    world = counting_world(settings, machines)
+    world._blocked[frozenset(("r1.0", "r2.0"))] = float("inf")
+    world.run(600.0)
+    assert world.nodes["d0"].peer.committed == STEPS and not wrong_states(world)
