@@ -41,7 +41,7 @@ def test_the_same_text_elsewhere_is_taken_from_the_cache(tmp_path: Path, section
     assert taken and second.fingerprint == first.fingerprint
     assert second.source["path"] == str(moved) and first.source["path"] != str(moved)
     assert open_corpus(tmp_path / "first").source["path"] == section.path, "its own manifest stays"
-    materialise(elsewhere, tmp_path / "second")  # what is opened again is checked against the section
+    materialise(elsewhere, tmp_path / "second")  # opened again, it is checked against the section
 
 
 @pytest.mark.parametrize("change", ["text", "tokenizer", "damage"])
