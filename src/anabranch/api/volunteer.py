@@ -64,23 +64,10 @@ def join(
         if folder != default_home:
             say(f"this machine has a peer in this run already; joining as another one, in {folder}")
         options = JoinOptions(
-            ticket=parsed,
-            home=folder,
-            name=name,
-            region=region,
-            stage=-1 if stage is None else stage,
-            host=host,
-            port=port,
-            advertise=advertise,
-            corpus=None if corpus is None else Path(corpus),
-            device=device,
-            patience_s=patience_s,
-            once=once,
-            grace_s=grace_s,
-            listens=listens,
-            hours=parse_hours(hours) if hours else None,
-            carry=carry or CarryLimits(),
-        )
+            parsed, folder, name, region, -1 if stage is None else stage, host, port, advertise,
+            None if corpus is None else Path(corpus), device, patience_s, once, grace_s, listens,
+            parse_hours(hours) if hours else None, carry or CarryLimits(),
+        )  # fmt: skip
         return run_async(take_part(options, say))
 
 
