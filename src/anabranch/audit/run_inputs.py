@@ -26,7 +26,7 @@ from anabranch.train.reference.reference import Reference
 #: Prefixes of run file keys that determine the run's numbers; the other keys may change during a run.
 DETERMINING_KEYS = (
     *("run.seed", "run.reduction", "run.numerics", "compute.dtype", "compute.threads"),
-    *("model.", "batch.", "optimizer.", "pipeline."),
+    *("model.", "batch.", "optimizer.", "pipeline.", "wire."),
 )
 
 

@@ -29,6 +29,7 @@ def check_rules(config: RunConfig, where: str) -> None:
         _pipeline_problem(config),
         _fleet_problem(config),
         _audit_problem(config),
+        _wire_problem(config),
         address_problem(network.host, network.advertise, "network.host", "network.advertise"),
     ):
         if sentence:
@@ -39,6 +40,13 @@ def _audit_problem(config: RunConfig) -> str:
     """Reason why the run cannot be audited, "" if it can."""
     if config.audit.share and (config.run.numerics == "mixed" or config.run.reduction != "exact"):
         return 'audit.share needs run.numerics = "strict" and run.reduction = "exact": others may differ'
+    return ""
+
+
+def _wire_problem(config: RunConfig) -> str:
+    """Reason why payloads cannot be encoded as the run file says, "" if they can."""
+    if config.wire.block % 2:
+        return f"wire.block {config.wire.block} is odd; write {config.wire.block + 1}"
     return ""
 
 

@@ -201,6 +201,23 @@ class ComputeSection:
 
 
 @dataclass(frozen=True)
+class WireSection:
+    """Fewer bytes on the line, at the price of precision. These keys are part of the run's definition: every
+    peer rounds alike, and `verify` does, too."""
+
+    activations: Annotated[str, OneOf("none", "bf16", "fp16", "int8", "int4")] = "none"
+    """Activations between stages: "none" (as they are computed), "bf16", "fp16", or integers of 8 or 4 bits
+    with a scale for each block ("int8", "int4")."""
+    gradients: Annotated[str, OneOf("none", "bf16", "fp16", "int8", "int4")] = "none"
+    """Input gradients between stages, with the same choices."""
+    gradient_rounding: Annotated[str, OneOf("nearest", "stochastic")] = "nearest"
+    """Rounding of input gradients in "int8" and "int4": "nearest", or "stochastic" (unbiased; the draws are a
+    function of seed, iteration, microbatch and stage)."""
+    block: Annotated[int, Range(8, 1 << 16)] = 64
+    """Values that share a scale in "int8" and "int4"; an even number."""
+
+
+@dataclass(frozen=True)
 class EvaluationSection:
     """Loss on documents that are held out of training."""
 
@@ -289,6 +306,7 @@ class RunConfig:
     pipeline: PipelineSection = field(default_factory=PipelineSection)
     fleet: FleetSection = field(default_factory=FleetSection)
     compute: ComputeSection = field(default_factory=ComputeSection)
+    wire: WireSection = field(default_factory=WireSection)
     evaluation: EvaluationSection = field(default_factory=EvaluationSection)
     checkpoint: CheckpointSection = field(default_factory=CheckpointSection)
     snapshots: SnapshotsSection = field(default_factory=SnapshotsSection)

@@ -19,6 +19,7 @@ import math
 from dataclasses import dataclass
 
 from anabranch.config import BatchSection, RunConfig, relays_by_stage, with_changes
+from anabranch.train.codec.sizes import encoded_bytes
 from anabranch.train.model.sizes import ModelConfig, named_size, total_parameters
 
 #: Size of a run without a run file.
@@ -131,7 +132,9 @@ def boundary_bytes(run: RunConfig, model: ModelConfig) -> int:
     """Bytes of kept boundaries of the node that keeps most (see `config.check_fleet_holds`)."""
     width = {"bf16": 2, "fp32": 4, "fp64": 8}[run.compute.dtype]
     share = math.ceil(run.batch.microbatches / min(run.fleet.data_nodes, *relays_by_stage(run)))
-    return share * 4 * run.batch.rows * run.batch.sequence * model.dim * width
+    elements, wire = run.batch.rows * run.batch.sequence * model.dim, run.wire
+    codecs = (wire.activations, wire.gradients)
+    return share * 4 * max(encoded_bytes(codec, wire.block, elements, width) for codec in codecs)
 
 
 def recipe_line(run: RunConfig, model: ModelConfig) -> str:
@@ -195,7 +198,7 @@ def warnings_about(run: RunConfig, model: ModelConfig) -> list[str]:
     if run.data.source == "stdlib":
         found.append(
             'data.source = "stdlib" has a few million tokens, which such a model learns by heart; set '
-            'data.source and '
+            "data.source and "
             "data.path to your own text (`anabranch init --data PATH`)"
         )
     return found

@@ -25,6 +25,7 @@ from anabranch.train.model.sizes import (
     total_parameters,
 )
 from anabranch.train.numerics.step_scalars import bias_corrections, clip_factor, learning_rate
+from anabranch.train.stage.cuts import payload_bytes
 from anabranch.train.stage.run_objects import initial_state, master_dtype
 
 #: Least and greatest automatic number of iterations between snapshots; a plain choice.
@@ -42,7 +43,7 @@ class Manifest:
 def settings_of(run: RunConfig, run_id: str, model: ModelConfig, epoch: int = 1) -> Settings:
     """Protocol settings of a run file."""
     batch = run.batch
-    width, master = _widths(run)
+    master = _widths(run)[1]
     return Settings(
         run=run_id,
         epoch=epoch,
@@ -56,7 +57,7 @@ def settings_of(run: RunConfig, run_id: str, model: ModelConfig, epoch: int = 1)
         policy=run.routing.policy,
         returns="own" if run.routing.return_ == "own" else "any",
         numerics="mixed" if run.run.numerics == "mixed" else "strict",
-        activation_bytes=batch.rows * batch.sequence * model.dim * width,
+        activation_bytes=payload_bytes(run, model),
         snapshot_every=snapshot_interval(run, model) if run.snapshots.copies else 0,
         snapshot_copies=run.snapshots.copies,
         snapshot_budget_bytes=run.snapshots.budget_bytes,
@@ -96,10 +97,8 @@ def snapshot_interval(run: RunConfig, model: ModelConfig) -> int:
     """
     if run.snapshots.every:
         return run.snapshots.every
-    width, master = _widths(run)
-    batch = run.batch
-    activation = batch.rows * batch.sequence * model.dim * width
-    traffic = 2 * (run.pipeline.stages + 1) * batch.microbatches * activation
+    master, batch = _widths(run)[1], run.batch
+    traffic = 2 * (run.pipeline.stages + 1) * batch.microbatches * payload_bytes(run, model)
     copied = run.snapshots.copies * 3 * master * total_parameters(model)
     return max(SNAPSHOTS_EVERY[0], min(SNAPSHOTS_EVERY[1], -(-4 * copied // traffic)))
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from anabranch.config import RunConfig
 from anabranch.protocol.interface import tasks
 from anabranch.protocol.interface.tasks import Payload, Result, Task, embed_unit, head_unit
+from anabranch.train.codec.codecs import BadPayload
 from anabranch.train.model.interface import DTYPES, build, stage_layout
 from anabranch.train.model.layout import Layout
 from anabranch.train.model.partition import StageSpec, partition
@@ -26,6 +27,7 @@ from anabranch.train.model.sizes import ModelConfig
 from anabranch.train.numerics import exact
 from anabranch.train.numerics.numerics_class import device_of
 from anabranch.train.stage.audit import AuditedSteps, payload_hash
+from anabranch.train.stage.cuts import ACTIVATION, GRADIENT, Cuts
 from anabranch.train.stage.optimizer import StepScalars, adamw
 from anabranch.train.stage.run_objects import (
     Batches,
@@ -44,6 +46,8 @@ _OF_OPEN_ITERATION = (
     *(tasks.Embed, tasks.Forward, tasks.Head),
     *(tasks.InputGradient, tasks.WeightGradient, tasks.Recount),
 )
+#: Tasks that keep something of their microbatch for a later one.
+_KEEPING = (tasks.Forward, tasks.Head, tasks.InputGradient)
 #: Tasks that need no state of this worker's own.
 _WITHOUT_STATE = (tasks.InitState, tasks.LoadState, tasks.CheckState)
 
@@ -80,7 +84,12 @@ class Worker:
         self.dtype = DTYPES[run.compute.dtype]
         self.master = master_dtype(self.dtype)
         self.model = build(model, self.device, self.dtype)
-        self.spec: StageSpec = partition(model, run.pipeline)[stage]
+        specs = partition(model, run.pipeline)
+        self.spec: StageSpec = specs[stage]
+        # A stage's input crosses cut `_before`, its output cut `_after`; stage 0 embeds before the first cut,
+        # and its head is behind the last one.
+        self._cuts = Cuts(run, model)
+        self._before, self._after = (stage - 1, stage) if stage else (len(specs) - 1, 0)
         self.layout = stage_layout(self.model, self.spec)
         if stage == 0 and batches is None:
             raise ValueError("stage 0 needs the batches")
@@ -138,6 +147,8 @@ class Worker:
         except _Refused as refusal:
             result = Result(error=str(refusal))
         except exact.Overflow as overflow:
+            if isinstance(task, _KEEPING):  # the result could not be encoded
+                self._discard(task, ())
             result = Result(overflow=overflow.tensor)
         return replace(result, seconds=time.perf_counter() - begin)
 
@@ -151,39 +162,40 @@ class Worker:
 
     def _embed(self, task: tasks.Embed, inputs: Sequence[Tensor]) -> Result:
         ids, _ = self._ids(task.t, task.index)
-        return _outputs(self._stage.embed(ids))
+        return self._sent(ACTIVATION, task, self._stage.embed(ids))
 
     def _forward(self, task: tasks.Forward, inputs: Sequence[Tensor]) -> Result:
-        x = self._received("activation", inputs)
+        x = self._received(ACTIVATION, inputs)
         if not task.train:
-            return _outputs(self._stage.evaluate(x))
+            return self._sent(ACTIVATION, task, self._stage.evaluate(x))
         offload = task.keep and self._resident is not None and self._stage.graphs >= self._resident
         y = self._stage.forward(task.index, x, offload)
         if not task.keep:
             self._stage.discard(task.index)
-        return _outputs(y)
+        return self._sent(ACTIVATION, task, y)
 
     def _head(self, task: tasks.Head, inputs: Sequence[Tensor]) -> Result:
-        x = self._received("activation", inputs)
+        x = self._received(ACTIVATION, inputs)
         _, targets = self._ids(task.t, task.index)
         if not task.train:
             return Result(loss_sum=self._stage.evaluation_loss(x, targets), tokens=targets.numel())
         dx, loss_sum = self._stage.head(head_unit(task.index), x, targets, self._scale())
-        return replace(_outputs(dx), loss_sum=loss_sum, tokens=targets.numel())
+        return replace(self._sent(GRADIENT, task, dx), loss_sum=loss_sum, tokens=targets.numel())
 
     def _input_gradient(self, task: tasks.InputGradient, inputs: Sequence[Tensor]) -> Result:
-        dy = self._received("gradient", inputs, 1 + task.again)
+        dy = self._received(GRADIENT, inputs, 1 + task.again)
         if task.again:
-            self._stage.forward(task.index, self._received("activation", inputs[1:]))
+            self._stage.forward(task.index, self._received(ACTIVATION, inputs[1:]))
         try:
-            return _outputs(self._stage.input_gradient(task.index, dy))
+            dx = self._stage.input_gradient(task.index, dy)
         except KeyError:
             raise _Refused(f"no forward of microbatch {task.index} is held") from None
+        return self._sent(GRADIENT, task, dx)
 
     def _weight_gradient(self, task: tasks.WeightGradient, inputs: Sequence[Tensor]) -> Result:
         if self._is_embed(task.unit):
             ids, _ = self._ids(task.t, task.unit // 2)
-            self._stage.embed_gradient(ids, self._received("gradient", inputs))
+            self._stage.embed_gradient(ids, self._received(GRADIENT, inputs))
             return Result()
         try:
             self._stage.weight_gradient(task.unit)
@@ -193,18 +205,18 @@ class Worker:
 
     def _recount(self, task: tasks.Recount, inputs: Sequence[Tensor]) -> Result:
         if self.spec.stage > 0:
-            x, dy = self._received("activation", inputs, 2), self._received("gradient", inputs[1:])
+            x, dy = self._received(ACTIVATION, inputs, 2), self._received(GRADIENT, inputs[1:])
             self._stage.recount(x, dy, task.sign)
             return Result()
         ids, targets = self._ids(task.t, task.unit // 2)
         if self._is_embed(task.unit):
-            self._stage.embed_gradient(ids, self._received("gradient", inputs), task.sign)
+            self._stage.embed_gradient(ids, self._received(GRADIENT, inputs), task.sign)
         else:
-            x = self._received("activation", inputs)
+            x = self._received(ACTIVATION, inputs)
             self._stage.recount_head(x, targets, self._scale(), task.sign)
         return Result()
 
-    def _discard(self, task: tasks.Discard, inputs: Sequence[Tensor]) -> Result:
+    def _discard(self, task: tasks.MicrobatchTask, inputs: Sequence[Tensor]) -> Result:
         self._stage.discard(head_unit(task.index) if self.spec.stage == 0 else task.index)
         return Result()
 
@@ -263,11 +275,12 @@ class Worker:
         return Result(fingerprint=self.state.fingerprint())
 
     def _audit_unit(self, task: tasks.AuditUnit, inputs: Sequence[Tensor]) -> Result:
-        x, dy = self._received("activation", inputs, 2), self._received("gradient", inputs[1:])
+        x, dy = self._received(ACTIVATION, inputs, 2), self._received(GRADIENT, inputs[1:])
         again = self._audits.unit(task, x, dy)
         if again is None:
             raise _Refused(tasks.WEIGHTS_GONE)
-        return Result(outputs=tuple(tensor.contiguous().cpu() for tensor in again))
+        y, dx = self._sent(ACTIVATION, task, again[0]), self._sent(GRADIENT, task, again[1])
+        return Result(outputs=(*y.outputs, *dx.outputs))
 
     def _audit_sum(self, task: tasks.AuditSum, inputs: Sequence[Tensor]) -> Result:
         parts = self._audits.sum(task)
@@ -340,19 +353,20 @@ class Worker:
 
     # --- checks -----------------------------------------------------------------------------------
 
-    def _received(self, what: str, inputs: Sequence[Tensor], expected: int = 1) -> Tensor:
-        """First input on the device, after checks of count, shape, dtype and finiteness."""
+    def _received(self, kind: str, inputs: Sequence[Tensor], expected: int = 1) -> Tensor:
+        """First input on the device, decoded, after checks of count, form and finiteness."""
         if len(inputs) < expected or (expected == 1 and len(inputs) != 1):
             raise _Refused(f"{expected} tensor(s) were expected, {len(inputs)} came")
-        x = inputs[0]
-        shape = (self._run.batch.rows, self._run.batch.sequence, self.model.config.dim)
-        if tuple(x.shape) != shape or x.dtype != self.dtype:
-            raise _Refused(f"the received {what} is {x.dtype} {tuple(x.shape)}, not {self.dtype} {shape}")
         try:
-            exact.check_finite(what, x)
-        except exact.Overflow:
-            raise _Refused(f"the received {what} is not finite") from None
-        return x.to(self.device)
+            return self._cuts.decode(kind, inputs[0], self.device)
+        except BadPayload as why:
+            raise _Refused(f"the received {kind} cannot be used: {why}") from None
+
+    def _sent(self, kind: str, task: tasks.MicrobatchTask, values: Tensor) -> Result:
+        """Payload of an activation for the next stage, or of a gradient for the previous one."""
+        cut = self._after if kind == ACTIVATION else self._before
+        payload = self._cuts.encode(kind, values, self._cuts.place(task.t, task.index, cut))
+        return Result(outputs=(payload.cpu(),))
 
     def _layout_of(self, stage: int) -> Layout:
         """Layout of any stage's state."""

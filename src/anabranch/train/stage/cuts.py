@@ -1,0 +1,126 @@
+"""Cuts of a model between stages: codecs of the activations and input gradients that cross them.
+
+Cut c lies between stage c and the next one; the last one lies before the head. What the receiver computes
+with is decode(encode(x)), whoever computes it and however often: a pure function of x, the run file, and for
+stochastic rounding of (iteration, microbatch, cut). Workers use the bytes (`encode`, `decode`), the reference
+passes through a cut inside its autograd graph (`pass_through`); both call the same codecs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anabranch.config import RunConfig
+from anabranch.train.codec.codecs import BadPayload, Codec, NotRepresentable, codec_named
+from anabranch.train.codec.dither import draw_key
+from anabranch.train.codec.sizes import encoded_bytes
+from anabranch.train.model.interface import DTYPES
+from anabranch.train.model.sizes import ModelConfig
+from anabranch.train.numerics.exact import Overflow, check_finite
+
+ACTIVATION, GRADIENT = "activation", "gradient"
+#: Name of an overflow in each kind of payload, as stages report it.
+OVERFLOWS = {ACTIVATION: "activation", GRADIENT: "input gradient"}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Cut that a microbatch crosses in iteration t; held-out windows have iteration 0."""
+
+    t: int
+    index: int
+    cut: int
+
+
+class Cuts:
+    """Codecs at the cuts of one run."""
+
+    def __init__(self, run: RunConfig, model: ModelConfig) -> None:
+        wire, batch = run.wire, run.batch
+        self._shape = (batch.rows, batch.sequence, model.dim)
+        self._dtype = DTYPES[run.compute.dtype]
+        self._seed = run.run.seed
+        self._microbatches = batch.microbatches
+        self._codecs: dict[str, Codec | None] = {
+            ACTIVATION: codec_named(wire.activations, wire.block),
+            GRADIENT: codec_named(wire.gradients, wire.block),
+        }
+        self._stochastic = wire.gradient_rounding == "stochastic"
+
+    def place(self, t: int, index: int, cut: int) -> Place:
+        """Place of a microbatch, or of a held-out window, at a cut."""
+        return Place(t if index < self._microbatches else 0, index, cut)
+
+    def encode(self, kind: str, values: Tensor, place: Place) -> Tensor:
+        """Payload of a tensor (on its device, contiguous). Raises Overflow if it cannot be encoded."""
+        codec = self._codecs[kind]
+        if codec is None:
+            return values.contiguous()
+        try:
+            return codec.encode(values, self._key(kind, place))
+        except NotRepresentable:
+            raise Overflow(OVERFLOWS[kind]) from None
+
+    def decode(self, kind: str, payload: Tensor, device: torch.device) -> Tensor:
+        """Tensor of a received payload, on `device`. Raises BadPayload."""
+        codec = self._codecs[kind]
+        if codec is not None:
+            return codec.decode(payload.to(device), self._shape, self._dtype)
+        if tuple(payload.shape) != self._shape or payload.dtype != self._dtype:
+            raise BadPayload(f"it is {payload.dtype} {tuple(payload.shape)}, not {self._dtype} {self._shape}")
+        try:
+            check_finite(kind, payload)
+        except Overflow:
+            raise BadPayload("it is not finite") from None
+        return payload.to(device)
+
+    def received(self, kind: str, values: Tensor, place: Place) -> Tensor:
+        """Tensor that the receiver has; NaN everywhere if the values cannot be encoded."""
+        codec = self._codecs[kind]
+        if codec is None:
+            return values
+        try:
+            payload = codec.encode(values, self._key(kind, place))
+        except NotRepresentable:
+            return torch.full_like(values, torch.nan)
+        return codec.decode(payload, values.shape, values.dtype)
+
+    def pass_through(self, x: Tensor, place: Place) -> Tensor:
+        """Activation beyond a cut, inside an autograd graph; its gradient comes back through the cut, too."""
+        if self._codecs[ACTIVATION] is None and self._codecs[GRADIENT] is None:
+            return x
+        received: Tensor = _Crossing.apply(x, self, place)  # type: ignore[no-untyped-call]
+        return received
+
+    def _key(self, kind: str, place: Place) -> int | None:
+        if kind != GRADIENT or not self._stochastic:
+            return None
+        return draw_key("wire", self._seed, place.t, place.index, place.cut)
+
+
+class _Crossing(torch.autograd.Function):
+    """Passage of a cut: forward the activation's codec, backward the gradient's."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cuts: Cuts, place: Place) -> Tensor:
+        ctx.cuts, ctx.place = cuts, place
+        received = cuts.received(ACTIVATION, x, place)
+        return received.view_as(received) if received is x else received
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        return ctx.cuts.received(GRADIENT, dy, ctx.place), None, None
+
+
+def payload_bytes(run: RunConfig, model: ModelConfig) -> int:
+    """Bytes on the line of one microbatch's activation or input gradient, of the larger of the two."""
+    elements = run.batch.rows * run.batch.sequence * model.dim
+    width = DTYPES[run.compute.dtype].itemsize
+    wire = run.wire
+    return max(
+        encoded_bytes(name, wire.block, elements, width) for name in (wire.activations, wire.gradients)
+    )
