@@ -17,7 +17,15 @@ from anabranch.train.numerics import exact
 from anabranch.train.reference.reference import Reference
 from anabranch.train.stage.audit import payload_hash
 from anabranch.train.stage.cuts import ACTIVATION, GRADIENT, Cuts
-from anabranch.train.stage.run_objects import make_accumulator, master_dtype, token_ids, working_weights
+from anabranch.train.stage.run_objects import (
+    is_coarse,
+    make_accumulator,
+    master_dtype,
+    part_alignment,
+    token_ids,
+    units_of,
+    working_weights,
+)
 from anabranch.train.stage.stage import Stage
 
 
@@ -45,6 +53,7 @@ class StepReplay:
         self._stages = []
         for spec, state in zip(reference.specs, reference.states, strict=True):
             accumulator = make_accumulator(run, reference.model, state.layout, self._device)
+            accumulator.prepare(units_of(run, state))
             weights = working_weights(state, self._dtype)
             self._stages.append(Stage(reference.model, spec, weights, accumulator))
 
@@ -61,12 +70,12 @@ class StepReplay:
             for unit, owner in enumerate(commit.owners):
                 if owner == position:
                     self._unit(t, stage, unit, found)
-            cut = exact.cut(accumulator.flat, parts)
+            cut = exact.cut(accumulator.flat, parts, part_alignment(self._inputs.run))
             found.parts[position] = tuple(payload_hash(part) for part in cut)
             for part, tensors in kept.items():
                 tensors.append(cut[part])
-        master = master_dtype(self._dtype)
-        found.sums = {part: payload_hash(exact.sum_part(each, master)) for part, each in kept.items()}
+        dtype = torch.int64 if is_coarse(self._inputs.run) else master_dtype(self._dtype)
+        found.sums = {part: payload_hash(exact.sum_part(each, dtype)) for part, each in kept.items()}
         return found
 
     def _unit(self, t: int, stage: int, index: int, found: ReplayedWork) -> None:

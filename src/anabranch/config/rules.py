@@ -47,6 +47,8 @@ def _wire_problem(config: RunConfig) -> str:
     """Reason why payloads cannot be encoded as the run file says, "" if they can."""
     if config.wire.block % 2:
         return f"wire.block {config.wire.block} is odd; write {config.wire.block + 1}"
+    if config.wire.reduce == "coarse" and config.run.reduction != "exact":
+        return 'wire.reduce = "coarse" needs run.reduction = "exact": coarse sums are integers, too'
     return ""
 
 

@@ -85,7 +85,7 @@ def test_blocks_by_hand(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_was_decoded_is_encoded_without_a_further_error(name: str) -> None:
-    """Encoding is idempotent for casts; for blocks the error of a second pass is no larger than the first's."""
+    """Encoding is idempotent for casts; a second pass in blocks has no larger error than the first."""
     codec, x = codec_of(name), normal(4, 64)
     once = crossed(codec, x)
     twice = crossed(codec, once)

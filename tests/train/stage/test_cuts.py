@@ -229,5 +229,5 @@ def test_settings_know_the_bytes() -> None:
 
 
 def test_an_odd_block_is_refused() -> None:
-    with pytest.raises(ConfigError, match="wire.block 63 is odd"):
+    with pytest.raises(ConfigError, match=r"wire.block 63 is odd"):
         config_from_dict({"anabranch": {"version": 1}, "wire": {"block": 63}}, "run.toml")

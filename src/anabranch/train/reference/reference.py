@@ -33,6 +33,7 @@ from anabranch.train.stage.run_objects import (
     make_accumulator,
     master_dtype,
     token_ids,
+    units_of,
     working_weights,
 )
 from anabranch.train.stage.stage import loss_of
@@ -256,8 +257,9 @@ class Reference:
         return self._cuts.pass_through(x, self._cuts.place(t, index, cut))
 
     def _refresh(self) -> None:
-        """Make the autograd leaves views of the present weights."""
-        for state in self.states:
+        """Make the autograd leaves views of the present weights, and set the units of the sums."""
+        for state, accumulator in zip(self.states, self._accumulators, strict=True):
+            accumulator.prepare(units_of(self._run, state))
             for name, weight in working_weights(state, self._dtype).items():
                 self._leaves[name] = weight.detach().requires_grad_()
 

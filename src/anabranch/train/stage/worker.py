@@ -33,9 +33,12 @@ from anabranch.train.stage.run_objects import (
     Batches,
     check_shape,
     initial_state,
+    is_coarse,
     make_accumulator,
     master_dtype,
+    part_alignment,
     token_ids,
+    units_of,
     working_weights,
 )
 from anabranch.train.stage.stage import Stage
@@ -99,7 +102,11 @@ class Worker:
         self._state: StageState | None = None
         self._weights: dict[str, Tensor] = {}
         self._stage = Stage(self.model, self.spec, self._weights, self._make_accumulator())
-        self._audits = AuditedSteps(self.model, self.spec, self._working_weights, self._make_accumulator)
+        self._align = part_alignment(run)
+        self._audits = AuditedSteps(
+            *(self.model, self.spec, self._working_weights),
+            *(lambda state: units_of(run, state), self._make_accumulator, self._align),
+        )
         self._tasks: dict[type[Task], Callable[[Any, Sequence[Tensor]], Result]] = {
             tasks.Embed: self._embed,
             tasks.Forward: self._forward,
@@ -223,7 +230,7 @@ class Worker:
     # --- reduce and step --------------------------------------------------------------------------
 
     def _freeze(self, task: tasks.Freeze, inputs: Sequence[Tensor]) -> Result:
-        parts = exact.cut(self._stage.accumulator.flat, task.parts)
+        parts = exact.cut(self._stage.accumulator.flat, task.parts, self._align)
         if task.clear:
             self._stage.accumulator.clear()
         return Result(outputs=parts)
@@ -233,12 +240,14 @@ class Worker:
         length = len(inputs[0]) if inputs and inputs[0].dim() == 1 else -1
         if any(part.dtype != kind or tuple(part.shape) != (length,) for part in inputs) or length < 0:
             raise _Refused(f"the members' parts are not {kind} vectors of one length")
-        return Result(outputs=(exact.sum_part(inputs, self.master if task.whole else kind),))
+        whole = task.whole and not is_coarse(self._run)  # a coarse sum is sent as it is, and packs well
+        return Result(outputs=(exact.sum_part(inputs, self.master if whole else kind),))
 
     def _assemble(self, task: tasks.Assemble, inputs: Sequence[Tensor]) -> Result:
         own = task.witness is None
         layout = self.layout if task.witness is None else self._layout_of(task.witness)
-        gradient = self._flat(torch.cat([part.reshape(-1) for part in inputs]) if inputs else None, layout)
+        parts = [self._summed(part) for part in inputs]
+        gradient = self._flat(torch.cat(parts) if parts else None, layout)
         squares = exact.squares(layout, gradient)
         for name, square in squares.items():
             if not square < float("inf"):
@@ -247,6 +256,12 @@ class Worker:
         if own:
             self._gradients[task.t], self._digests[task.t] = gradient, digest
         return Result(digest=digest, squares=squares)
+
+    def _summed(self, part: Tensor) -> Tensor:
+        """Part of a reduced gradient, flat; a coarse sum gets its value in the master dtype here."""
+        flat = part.reshape(-1)
+        coarse = is_coarse(self._run) and flat.dtype == torch.int64
+        return exact.reduced(flat, self.master) if coarse else flat
 
     def _apply(self, task: tasks.Apply, inputs: Sequence[Tensor]) -> Result:
         self._expect_next(task.t)
@@ -350,6 +365,7 @@ class Worker:
         self._weights.clear()
         self._weights.update(self._working_weights(state))
         self._stage.clear()
+        self._stage.accumulator.prepare(units_of(self._run, state))
 
     # --- checks -----------------------------------------------------------------------------------
 
