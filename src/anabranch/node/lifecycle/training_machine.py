@@ -172,17 +172,19 @@ def measured_pass_s(run: RunConfig, model: ModelConfig, stage: int) -> tuple[flo
     import torch
 
     from anabranch.train.model.interface import DTYPES
+    from anabranch.train.stage.cuts import ACTIVATION, GRADIENT, Cuts
     from anabranch.train.stage.worker import Worker
 
-    worker = Worker(run, model, stage)
+    worker, cuts = Worker(run, model, stage), Cuts(run, model)
     worker.run(InitState(0))
-    x = torch.zeros(run.batch.rows, run.batch.sequence, model.dim, dtype=DTYPES[run.compute.dtype])
+    zeros = torch.zeros(run.batch.rows, run.batch.sequence, model.dim, dtype=DTYPES[run.compute.dtype])
+    x, dy = (cuts.encode(kind, zeros, cuts.place(1, 0, 0)) for kind in (ACTIVATION, GRADIENT))
     forwards, backwards = [], []
     for index in range(3):
         begin = time.perf_counter()
-        y = worker.run(Forward(1, index, train=True), (x,)).outputs[0]
+        worker.run(Forward(1, index, train=True), (x,))
         middle = time.perf_counter()
-        worker.run(InputGradient(1, index), (y,))
+        worker.run(InputGradient(1, index), (dy,))
         worker.run(WeightGradient(1, index))
         forwards.append(middle - begin)
         backwards.append(time.perf_counter() - middle)
