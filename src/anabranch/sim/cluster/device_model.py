@@ -19,6 +19,8 @@ from msgspec import Meta, Struct
 
 from anabranch.errors import UserError
 from anabranch.protocol.interface import tasks
+from anabranch.sim.cluster.wire_part import WirePart
+from anabranch.train.codec.sizes import coarse_bytes, encoded_bytes
 from anabranch.train.model.sizes import (
     SUM_WIRE_BYTES,
     ModelConfig,
@@ -33,8 +35,6 @@ from anabranch.train.model.sizes import (
 #: gradient (packed on the wire: SUM_WIRE_BYTES); the reduced gradient (fp32).
 MASTER_BYTES, MOMENTS_BYTES, SUM_BYTES, GRADIENT_BYTES = 4, 8, 8, 4
 STATE_BYTES = MASTER_BYTES + MOMENTS_BYTES
-#: Bytes per parameter on the wire in a reduce: sums and reduced gradient.
-REDUCE_WIRE_BYTES = SUM_WIRE_BYTES + GRADIENT_BYTES
 WIDTHS = {"fp32": 4, "fp16": 2}
 Flops = Annotated[float, Meta(ge=1e7, le=1e17)]
 Bytes = Annotated[float, Meta(ge=1e8, le=1e13)]
@@ -77,7 +77,8 @@ class Workload:
     """Sizes of a model divided into stages 1 to S, with microbatches of rows * sequence tokens.
 
     All stages have equal numbers of blocks; if that is impossible, the first ones have one more. dtype:
-    precision of computing and of payloads.
+    precision of computing, and of payloads without a codec. wire: codecs at the cuts, units of gradient sums.
+    microbatches: per iteration.
     """
 
     model: ModelConfig
@@ -85,6 +86,8 @@ class Workload:
     rows: int
     sequence: int
     dtype: str = "fp32"
+    wire: WirePart = field(default_factory=WirePart)
+    microbatches: int = 8
 
     @property
     def tokens(self) -> int:
@@ -96,8 +99,25 @@ class Workload:
 
     @property
     def activation_bytes(self) -> int:
-        """Bytes of one microbatch's activations between two stages."""
-        return self.tokens * self.model.dim * self.width
+        """Bytes on the line of one microbatch's activation or input gradient: of the larger, for both."""
+        values, block = self.tokens * self.model.dim, self.wire.block
+        codecs = (self.wire.activations, self.wire.gradients)
+        return max(encoded_bytes(codec, block, values, self.width) for codec in codecs)
+
+    @property
+    def sum_bytes(self) -> float:
+        """Bytes on the line of one parameter's gradient sum."""
+        return SUM_WIRE_BYTES if self.wire.reduce == "exact" else coarse_bytes(self.microbatches)[0]
+
+    @property
+    def reduced_bytes(self) -> float:
+        """Bytes on the line of one parameter's reduced gradient."""
+        return GRADIENT_BYTES if self.wire.reduce == "exact" else coarse_bytes(self.microbatches)[1]
+
+    @property
+    def reduce_bytes(self) -> float:
+        """Bytes on the line of one parameter in a reduce: sum and reduced gradient."""
+        return self.sum_bytes + self.reduced_bytes
 
     def blocks(self, stage: int) -> int:
         each, more = divmod(self.model.blocks, self.stages)
@@ -109,12 +129,12 @@ class Workload:
     @property
     def block_bytes(self) -> int:
         """Bytes on the wire of one block in a reduce: sums and reduced gradient."""
-        return math.ceil(REDUCE_WIRE_BYTES * self.parameters(1) / self.blocks(1))
+        return math.ceil(self.reduce_bytes * self.parameters(1) / self.blocks(1))
 
     @property
     def ends_bytes(self) -> int:
         """Bytes on the wire of stage 0 in a reduce."""
-        return math.ceil(REDUCE_WIRE_BYTES * self.parameters(0))
+        return math.ceil(self.reduce_bytes * self.parameters(0))
 
     def kept_bytes(self, stage: int) -> int:
         """Bytes that a stage keeps for a microbatch until its weight gradient is computed: input and output
@@ -129,9 +149,10 @@ class Workload:
         """
         weights = self.parameters(stage) * self.width
         if stage == 0:
-            head = TaskLoad(self.tokens * head_flops(self.model), weights + self.activation_bytes)
+            activation = self.tokens * self.model.dim * self.width
+            head = TaskLoad(self.tokens * head_flops(self.model), weights + activation)
             sums = TaskLoad(0.0, 2 * SUM_BYTES * self.parameters(0))
-            embedded = TaskLoad(0.0, 2 * self.activation_bytes)
+            embedded = TaskLoad(0.0, 2 * activation)
             # The head's task is its forward and the gradient of the loss by the activation.
             of_stage_0 = {tasks.Embed: embedded, tasks.Head: head + head, tasks.WeightGradient: head + sums}
             return of_stage_0.get(task, TaskLoad(0.0, 0.0))

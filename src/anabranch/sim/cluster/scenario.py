@@ -31,6 +31,7 @@ from anabranch.sim.cluster.scenario_schema import (
     RunPart,
     type_and_constraint,
 )
+from anabranch.sim.cluster.wire_part import WirePart
 from anabranch.sim.network.drift import Drift
 from anabranch.sim.network.fair_share import Line, SharedLink
 from anabranch.train.model.sizes import named_size, size_names
@@ -70,13 +71,17 @@ class Scenario:
     network: NetworkPart = field(default_factory=NetworkPart)
     churn: ChurnPart = field(default_factory=ChurnPart)
     drift: DriftPart = field(default_factory=DriftPart)
+    wire: WirePart = field(default_factory=WirePart)
     run: RunPart = field(default_factory=RunPart)
 
     @property
     def work(self) -> Workload:
         """Model divided into stages and microbatches."""
         model = self.model
-        return Workload(named_size(model.size), model.stages, model.rows, model.sequence, model.dtype)
+        return Workload(
+            *(named_size(model.size), model.stages, model.rows, model.sequence, model.dtype),
+            *(self.wire, model.microbatches),
+        )
 
 
 def shipped_scenarios() -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from anabranch.config import RunConfig, render_run_file
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.log.records import Genesis
 from anabranch.protocol.log.step_parameters import Schedule, StepParameters
+from anabranch.train.codec.sizes import coarse_bytes
 from anabranch.train.model.interface import DTYPES, build, stage_layout
 from anabranch.train.model.partition import partition
 from anabranch.train.model.sizes import (
@@ -65,9 +66,9 @@ def settings_of(run: RunConfig, run_id: str, model: ModelConfig, epoch: int = 1)
         recompute=run.fleet.recompute,
         rebalance=run.fleet.rebalance,
         blocks=tuple(len(spec.blocks) for spec in partition(model, run.pipeline)[1:]),
-        block_bytes=math.ceil(block_parameters(model) * (sum_wire_bytes(run) + master)),
-        ends_bytes=math.ceil(end_parameters(model) * (sum_wire_bytes(run) + master)),
-        sums_bytes=math.ceil(block_parameters(model) * sum_wire_bytes(run)),
+        block_bytes=math.ceil(block_parameters(model) * sum(reduce_wire_bytes(run))),
+        ends_bytes=math.ceil(end_parameters(model) * sum(reduce_wire_bytes(run))),
+        sums_bytes=math.ceil(block_parameters(model) * reduce_wire_bytes(run)[0]),
         state_bytes=block_parameters(model) * 3 * master,
         deal=run.fleet.deal,
         spread=run.fleet.spread,
@@ -76,11 +77,12 @@ def settings_of(run: RunConfig, run_id: str, model: ModelConfig, epoch: int = 1)
     )
 
 
-def sum_wire_bytes(run: RunConfig) -> float:
-    """Bytes of one parameter's sum on the wire."""
-    if run.run.reduction == "exact":
-        return SUM_WIRE_BYTES
-    return _widths(run)[1]
+def reduce_wire_bytes(run: RunConfig) -> tuple[float, float]:
+    """Bytes of one parameter's sum, and of its reduced gradient, on the wire."""
+    if run.wire.reduce == "coarse":
+        return coarse_bytes(run.batch.microbatches)
+    master = _widths(run)[1]
+    return (SUM_WIRE_BYTES if run.run.reduction == "exact" else master), master
 
 
 def _widths(run: RunConfig) -> tuple[int, int]:
