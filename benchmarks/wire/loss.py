@@ -1,11 +1,11 @@
 """Held-out loss of the tiny model by codec at the cuts and unit of the gradient sums, and bytes of a token.
 
-    python -m benchmarks.wire.loss [--steps 3000] [--seeds 1 2 3] [--rates 0.0025 0.005] [--variants ...] [--kept]
+    python -m benchmarks.wire.loss [--steps 3000] [--seeds 1 2 3] [--rates 0.0025 0.005] [--kept]
 
 The single-process reference trains llama-tiny with the run file of `anabranch train`; it applies the codecs
-at the run's cuts as a swarm does, to the bit. Each side has the learning rate of `--rates` that is best for it
-by held-out loss. Every run is kept in build/ until it is deleted, so a table that was cut off goes on where it
-was, and `--kept` writes what there is. Writes the result `wire-loss`.
+at the run's cuts as a swarm does, to the bit. Each side has the learning rate of `--rates` that is best for
+it by held-out loss. Every run is kept in build/ until it is deleted, so a table that was cut off goes on
+where it was, and `--kept` writes what there is. Writes the result `wire-loss`.
 """
 
 from __future__ import annotations
@@ -165,16 +165,14 @@ def report(outcomes: list[Outcome], steps: int, dry: bool) -> None:
         losses = [run.loss for run in runs]
         means[variant] = statistics.mean(losses)
         apart = "" if base is None else f"{100 * (means[variant] / means['none'] - 1):+.2f} %"
-        reduce_bytes = [statistics.mean(getattr(run, key) for run in runs) for key in ("sum_bytes", "result_bytes")]
-        rows.append(
-            [
-                variant, f"{rate:g}", " · ".join(f"{loss:.4f}" for loss in losses), f"{means[variant]:.4f}", apart,
-                f"{token_bytes(wire):.0f}", f"{reduce_bytes[0]:.2f} + {reduce_bytes[1]:.2f}",
-            ]
-        )  # fmt: skip
+        sent = statistics.mean(run.sum_bytes for run in runs)
+        back = statistics.mean(run.result_bytes for run in runs)
+        by_seed = " · ".join(f"{loss:.4f}" for loss in losses)
+        sizes = [f"{token_bytes(wire):.0f}", f"{sent:.2f} + {back:.2f}"]
+        rows.append([variant, f"{rate:g}", by_seed, f"{means[variant]:.4f}", apart, *sizes])
         if variant.endswith("coarse sums"):
             name = f"bytes of a parameter and step, {variant}"
-            goals.append(harness.at_most(name, REDUCE_BYTES, sum(reduce_bytes), "{:.2f}"))
+            goals.append(harness.at_most(name, REDUCE_BYTES, sent + back, "{:.2f}"))
     if base is not None:
         none = [run.loss for run in base[1]]
         spread = max(none) - min(none)
@@ -187,11 +185,12 @@ def report(outcomes: list[Outcome], steps: int, dry: bool) -> None:
             goals.append(harness.at_most("loss of coarse sums over exact", COARSE_LIMIT, apart, "{:.2%}"))
     share = token_bytes(VARIANTS["int8"]) / token_bytes(VARIANTS["none"])
     goals.append(harness.at_most("bytes of int8 cuts over fp32", BYTES_SHARE, share, "{:.3f}"))
-    head = ["wire", "rate", "nats by seed", "mean", "against none", "bytes a token and cut", "bytes a parameter"]
+    head = ["wire", "rate", "nats by seed", "mean", "against none", "bytes a token and cut"]
+    rates = ", ".join(sorted({f"{outcome.job.rate:g}" for outcome in outcomes}))
     body = (
-        f"llama-tiny, {steps:,} steps of 4,096 tokens, {WINDOWS} held-out windows at the end, three stages (four "
-        f"cuts); each side at the learning rate that is best for it of those that were tried. Bytes a parameter: "
-        f"sum sent by one of {REPLICAS} replicas + reduced gradient.\n\n{harness.table(head, rows)}"
+        f"llama-tiny, {steps:,} steps of 4,096 tokens, {WINDOWS} held-out windows at the end, three stages "
+        f"(four cuts); each side at its best learning rate of {rates}. *Bytes a parameter*: sum sent by one of "
+        f"{REPLICAS} replicas + reduced gradient.\n\n{harness.table([*head, 'bytes a parameter'], rows)}"
     )
     data = [asdict_of(outcome) for outcome in outcomes]
     harness.write(

@@ -151,14 +151,13 @@ class BlockCodec:
         scale = _upward(largest.div_(self._levels).float())
         scale = torch.where(scale < SMALLEST_SCALE, torch.zeros_like(scale), scale)
         scales.copy_(scale)
-        # Where the scale is zero all magnitudes are far below one, and round to zero.
-        divisor = torch.where(scale == 0.0, torch.ones_like(scale), scale).to(values.dtype)
+        divisor = torch.where(scale == 0.0, torch.inf, scale).to(values.dtype)  # zeros where there is no scale
         ratio = values / divisor[:, None]
         if key is None:
             ratio.round_()
         else:
             ratio.add_(dither(key, first, ratio.numel(), ratio.device).view_as(ratio)).floor_()
-            ratio.clamp_(-self._levels, self._levels).mul_((scale != 0.0).to(ratio.dtype)[:, None])
+            ratio.clamp_(-self._levels, self._levels)
         steps = ratio.to(torch.int8)
         if self._bits == 8:
             packed.copy_(steps.view(torch.uint8))

@@ -28,7 +28,7 @@ def dither(key: int, first: int, count: int, device: torch.device) -> Tensor:
     halves = (
         _mixed(word.bitwise_xor_(_signed(key))).bitwise_xor_(_signed(key >> 32)).view(torch.int16)[:count]
     )
-    return halves.to(torch.float32).add_(0.5).mul_(2.0**-16).add_(0.5)
+    return halves.to(torch.float32).mul_(2.0**-16).add_(0.5 + 2.0**-17)
 
 
 def _signed(word: int) -> int:

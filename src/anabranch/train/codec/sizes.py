@@ -9,7 +9,7 @@ BITS = {"none": 0, "bf16": 16, "fp16": 16, "int8": 8, "int4": 4}
 #: Bytes of a block's scale, a bf16 number.
 SCALE_BYTES = 2
 #: Digits of a coarse sum -> bytes of a parameter's sum and of its reduced gradient on the line, packed.
-#: Measured on llama-tiny by benchmarks/wire/reduce_bytes.py (three replicas of eight microbatches).
+#: Measured on llama-tiny (docs/explanation/thin-lines.md).
 COARSE_BYTES = {3: (1.02, 1.05), 4: (1.05, 1.4), 5: (1.4, 1.85), 6: (2.0, 2.0)}
 
 
