@@ -68,7 +68,7 @@ def main() -> None:
     head = ["codec", "bytes a value", "relative error", "encode ns", "decode ns", "line ns saved", "share"]
     body = (
         f"Normal values, {TOKENS} x {WIDTH}, fp32, blocks of {BLOCK}, one CPU thread, least CPU time of "
-        f"{args.rounds} rounds. *line ns saved*: time that a line of 1 Gbit/s needs for the bytes that the codec saves.\n\n"
+        f"{args.rounds} rounds. *line ns saved*: time of a line of 1 Gbit/s for the bytes that are saved.\n\n"
         f"{harness.table(head, rows)}"
     )
     harness.write(

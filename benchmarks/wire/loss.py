@@ -189,7 +189,7 @@ def report(outcomes: list[Outcome], steps: int, dry: bool) -> None:
     rates = ", ".join(sorted({f"{outcome.job.rate:g}" for outcome in outcomes}))
     body = (
         f"llama-tiny, {steps:,} steps of 4,096 tokens, {WINDOWS} held-out windows at the end, three stages "
-        f"(four cuts); each side at its best learning rate of {rates}. *Bytes a parameter*: sum sent by one of "
+        f"(four cuts); each side at its best learning rate of {rates}. *Bytes a parameter*: sum from one of "
         f"{REPLICAS} replicas + reduced gradient.\n\n{harness.table([*head, 'bytes a parameter'], rows)}"
     )
     data = [asdict_of(outcome) for outcome in outcomes]

@@ -30,7 +30,7 @@ INT8: dict[str, Any] = {"wire__activations": "int8", "wire__gradients": "int8"}
     ids=["int8", "stochastic", "coarse", "both"],
 )
 def test_a_peer_that_dies_changes_no_bit(moment: Moment, wire: dict[str, Any], tmp_path: Path) -> None:
-    """(I3)"""
+    """The proof holds for every codec (I3)."""
     planned: list[Fault] = []
 
     def crash(world: World) -> None:

@@ -45,7 +45,7 @@ def test_a_relay_that_dies_in_mid_backward(tmp_path: Path, texts: Path, supervis
 
 @pytest.mark.slow
 def test_audits_and_proofs_of_encoded_work(tmp_path: Path, texts: Path, supervisor: Supervisor) -> None:
-    """Of a liar's receipt only the parts of its sum are false: its payloads are what the work gives."""
+    """Payloads in a liar's receipt are what the work gives; only the parts of its sum are false."""
     with swarm_with_a_liar(tmp_path / "run", texts, supervisor, **WIRE) as swarm:
         swarm.to_the_end()
     directory = swarm.directory

@@ -112,7 +112,7 @@ def test_contributions_are_multiples_of_their_unit() -> None:
 
 
 def test_order_and_owners_leave_no_trace_and_every_sum_can_be_undone() -> None:
-    """(I1, I3)"""
+    """Any split and order of the work gives one sum (I1, I3)."""
     work = [
         (draws(30, 96, seed=n) * 1e-4, draws(100, seed=n), torch.tensor([n % 30, 4, 4])) for n in range(6)
     ]
@@ -193,7 +193,7 @@ def test_a_restored_reference_and_a_joiner_have_the_units_of_the_state() -> None
 
 
 def test_sums_and_results_take_one_to_two_bytes() -> None:
-    """What crosses the line after a first step, parts and results alike."""
+    """Parts and results are small after a first step."""
     run = coarse_run(1)
     reference = Reference(run, small_model(run), MadeUpBatches(run))
     for t in (1, 2, 3):

@@ -151,7 +151,7 @@ class BlockCodec:
         scale = _upward(largest.div_(self._levels).float())
         scale = torch.where(scale < SMALLEST_SCALE, torch.zeros_like(scale), scale)
         scales.copy_(scale)
-        divisor = torch.where(scale == 0.0, torch.inf, scale).to(values.dtype)  # zeros where there is no scale
+        divisor = torch.where(scale == 0.0, torch.inf, scale).to(values.dtype)  # x / inf = 0
         ratio = values / divisor[:, None]
         if key is None:
             ratio.round_()

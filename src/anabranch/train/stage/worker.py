@@ -107,7 +107,10 @@ class Worker:
             *(self.model, self.spec, self._working_weights),
             *(lambda state: units_of(run, state), self._make_accumulator, self._align),
         )
-        self._tasks: dict[type[Task], Callable[[Any, Sequence[Tensor]], Result]] = {
+        self._tasks = self._handlers()
+
+    def _handlers(self) -> dict[type[Task], Callable[[Any, Sequence[Tensor]], Result]]:
+        return {
             tasks.Embed: self._embed,
             tasks.Forward: self._forward,
             tasks.Head: self._head,
