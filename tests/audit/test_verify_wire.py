@@ -6,13 +6,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from anabranch.audit.verify import verify
 from anabranch.config import load_run_file, render_run_file, with_changes
 from anabranch.protocol.interface import tasks
+from anabranch.protocol.log.records import AnyRecord, Genesis
 from anabranch.sim.kernel.swarm_world import World
-from support.audited_runs import make_run, small_run
+from support.audited_runs import make_run, rewrite_log, small_run
 from support.swarms import fault_points as faults
 from support.swarms.fault_points import Fault, Moment
 
@@ -62,3 +64,19 @@ def test_processes_share_the_replay_of_coarse_sums(tmp_path: Path) -> None:
     assert report.holds, report.lines()
     assert report.independent
     assert max(each.distance for each in report.independent if each.of == "mean losses") < 1e-2
+
+
+def test_a_run_of_an_earlier_release_has_no_wire(tmp_path: Path) -> None:
+    """Its genesis record lacks the section, which is that of nothing encoded."""
+
+    def without(records: list[AnyRecord]) -> list[AnyRecord]:
+        first = records[0]
+        assert isinstance(first, Genesis)
+        before, _, after = first.config.partition("[wire]")
+        config = before + after[after.index("[evaluation]") :]
+        return [msgspec.structs.replace(first, config=config), *records[1:]]
+
+    directory = make_run(tmp_path, small_run(steps=2))
+    rewrite_log(directory, without)
+    report = verify(directory.path)
+    assert report.holds, report.lines()

@@ -66,6 +66,9 @@ def compare_with_genesis(inputs: Inputs, genesis: Genesis) -> list[str]:
     """Sentences on how the run directory differs from the log's genesis record."""
     problems = []
     ours, logged = _keys(render_run_file(inputs.run)), _keys(genesis.config)
+    # Runs of earlier releases have no section [wire]: nothing was encoded.
+    plain = _keys(render_run_file(RunConfig()))
+    logged = {key: value for key, value in plain.items() if key.startswith("wire.")} | logged
     # Without optimizer.decay_steps the learning rate's cosine ends with the run.
     determining = DETERMINING_KEYS if inputs.run.optimizer.decay_steps else (*DETERMINING_KEYS, "run.steps")
     keys = (key for key in ours.keys() | logged.keys() if key.startswith(determining))

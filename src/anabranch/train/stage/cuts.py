@@ -40,14 +40,14 @@ class Cuts:
     """Codecs at the cuts of one run."""
 
     def __init__(self, run: RunConfig, model: ModelConfig) -> None:
-        wire, batch = run.wire, run.batch
+        wire, batch = run.wire, run.batch  # without a stage for relays there is no cut: nothing is sent
         self._shape = (batch.rows, batch.sequence, model.dim)
         self._dtype = DTYPES[run.compute.dtype]
         self._seed = run.run.seed
         self._microbatches = batch.microbatches
         self._codecs: dict[str, Codec | None] = {
-            ACTIVATION: codec_named(wire.activations, wire.block),
-            GRADIENT: codec_named(wire.gradients, wire.block),
+            kind: codec_named(name if run.pipeline.stages else "none", wire.block)
+            for kind, name in ((ACTIVATION, wire.activations), (GRADIENT, wire.gradients))
         }
         self._stochastic = wire.gradient_rounding == "stochastic"
 
