@@ -20,18 +20,16 @@ from anabranch.sim.cluster.scenario import Scenario, load_scenario
 from anabranch.sim.experiment.run import simulate
 from benchmarks import harness
 
-#: Bytes of a value in 8 bits with a bf16 scale for each 64 values.
-INT8_BYTES = 1 + 2 / 64
+#: Codecs of 8 bits with a bf16 scale for each 64 values.
+INT8 = {"wire.activations": "int8", "wire.gradients": "int8"}
 SUBSPACE = 160
 #: Cuts -> changes of the scenario, and the goal in seconds a step.
 CUTS: dict[str, tuple[dict[str, Any], float]] = {
     "dense, bf16": ({}, 110.0),
-    "dense, 8 bits": ({"model.value_bytes": INT8_BYTES}, 60.0),
+    "dense, 8 bits": (dict(INT8), 60.0),
     f"subspace {SUBSPACE}, bf16": ({"model.subspace": SUBSPACE}, 20.0),
-    f"subspace {SUBSPACE}, 8 bits": (
-        {"model.subspace": SUBSPACE, "model.value_bytes": INT8_BYTES}, 12.0
-    ),
-}  # fmt: skip
+    f"subspace {SUBSPACE}, 8 bits": ({"model.subspace": SUBSPACE, **INT8}, 12.0),
+}
 #: Uplinks (bit/s): that of the goals first.
 UPLINKS = (200e6, 50e6)
 

@@ -130,6 +130,13 @@ def test_init_writes_what_was_asked(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert (config.fleet.data_nodes, config.fleet.relays) == (1, 4)
 
 
+def test_init_writes_codecs(tmp_path: Path) -> None:
+    path = tmp_path / "home.toml"
+    assert main(["init", str(path), "--wire", "int8", "--sums", "coarse"]) == 0
+    wire = load_run_file(path).wire
+    assert (wire.activations, wire.gradients, wire.reduce) == ("int8", "int8", "coarse")
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

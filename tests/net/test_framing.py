@@ -153,7 +153,7 @@ OPENED = tensor(0, (8,), 8)
         (header(OPEN, 0, 3) + b"abc", "cut short"),
         (tensor(code=7), "no dtype of code 7"),
         (tensor(6, (4,), 4), "4 bytes are not a packed tensor"),
-        (tensor(6, (4,), 34), "34 bytes are not a packed tensor"),
+        (tensor(6, (4,), 35), "35 bytes are not a packed tensor"),
         (tensor(6, (LIMIT // 8 + 1,), LIMIT // 2), "exceeds 1048576 bytes unpacked"),
         (tensor(6, (2**62, 4), 2**20), "are not a packed tensor"),
         (tensor(6, (0, 2**62), 0), "too large"),

@@ -39,9 +39,16 @@ def chunks_of_widths(widths: list[int], last: int, seed: int) -> np.ndarray:
     return np.concatenate(values) if values else np.empty(0, np.int64)
 
 
+def shift_of(values: np.ndarray) -> int:
+    """Zero bits in which all values end; 0 if all are zero."""
+    some = [int(value) for value in values if value]
+    return min(((value & -value).bit_length() - 1 for value in some), default=0)
+
+
 def expected_size(values: np.ndarray) -> int:
     chunks = [values[at : at + CHUNK] for at in range(0, len(values), CHUNK)]
-    return sum(1 + len(chunk) * max(width_of(int(v)) for v in (chunk.min(), chunk.max())) for chunk in chunks)
+    shifted = [chunk >> shift_of(chunk) for chunk in chunks]
+    return sum(2 + len(each) * max(width_of(int(v)) for v in (each.min(), each.max())) for each in shifted)
 
 
 def check(values: np.ndarray) -> np.ndarray:
@@ -70,8 +77,17 @@ def test_chunks_of_any_widths_in_any_order_come_back(widths: list[int], last: in
 def test_one_value_decides_the_width_of_its_chunk_alone(edge: int) -> None:
     values = np.zeros(3 * CHUNK + 5, dtype=np.int64)
     values[CHUNK + 17] = edge
-    packed = check(values)
-    assert list(packed[-4:]) == [1, width_of(edge), 1, 1]
+    packed, shift = check(values), shift_of(values)
+    assert list(packed[-8:]) == [1, width_of(edge >> shift), 1, 1, 0, shift, 0, 0]
+
+
+@pytest.mark.parametrize("shift", [0, 1, 7, 20, 56, 63])
+def test_zero_bits_at_the_end_take_no_bytes(shift: int) -> None:
+    """Sums of contributions in a coarse unit: a byte a value, whatever the unit."""
+    values = np.random.default_rng(shift).integers(-128, 128, 2 * CHUNK + 9)
+    values[::5] |= 1
+    values = np.clip(values, -(1 << 63 - shift), (1 << 63 - shift) - 1) << shift
+    assert len(check(values)) == len(values) + 2 * 3
 
 
 @pytest.mark.parametrize("width", range(1, MAX_WIDTH + 1))
@@ -103,19 +119,20 @@ def changed(at: int, value: int) -> np.ndarray:
 @pytest.mark.parametrize(
     ("packed", "count", "sentence"),
     [
-        (GOOD[:-1], COUNT, "packed values of 2 to 44 bytes each"),
+        (GOOD[:-1], COUNT, "packed values of 2 to .* bytes each"),
         (GOOD[1:], COUNT, "not .* packed values of their widths"),
         (np.concatenate((GOOD, GOOD[-1:])), COUNT, "not .* packed values|bytes each"),
         (GOOD, COUNT + 1, "not .* packed values"),
-        (GOOD, 3 * CHUNK + 1, "packed values of 2 to 44 bytes each"),
+        (GOOD, 3 * CHUNK + 1, "packed values of 2 to .* bytes each"),
         (GOOD, 0, "not 0 packed values"),
         (GOOD, 1 << 60, "not .* packed values"),
         (GOOD[:0], 1, "0 bytes are not 1 packed"),
         (GOOD[:COUNT], COUNT, "not .* packed values"),
-        (changed(-1, 0), COUNT, "packed values of 0 to 5 bytes"),
-        (changed(-2, 9), COUNT, "packed values of 2 to 9 bytes"),
-        (changed(-3, 255), COUNT, "packed values of 3 to 255 bytes"),
-        (changed(-1, 4), COUNT, "of their widths"),
+        (changed(-4, 0), COUNT, "packed values of 0 to 5 bytes"),
+        (changed(-5, 9), COUNT, "packed values of 2 to 9 bytes"),
+        (changed(-6, 255), COUNT, "packed values of 3 to 255 bytes"),
+        (changed(-4, 4), COUNT, "of their widths"),
+        (changed(-1, 64), COUNT, "without their lowest 64 bits"),
     ],
 )
 def test_what_is_not_packed_is_refused(packed: np.ndarray, count: int, sentence: str) -> None:

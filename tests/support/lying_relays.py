@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn, cast
+from typing import Any, NoReturn, cast
 
 import msgspec
 from torch import Tensor
@@ -26,13 +26,12 @@ LIAR = "relay-1.1"
 
 
 @contextmanager
-def swarm_with_a_liar(path: Path, texts: Path, supervisor: Supervisor) -> Iterator[Swarm]:
+def swarm_with_a_liar(path: Path, texts: Path, supervisor: Supervisor, **changes: Any) -> Iterator[Swarm]:
     """Started swarm of eight audited steps, in which one of the three relays of stage 1, LIAR, negates its
-    gradient sum in step 3, or the next one to which it contributes."""
+    gradient sum in step 3, or the next one to which it contributes. changes: keys of the run file."""
     # Under "static" every replica has its share of the microbatches, the liar too.
-    run = small_run(
-        texts, run__steps=8, audit__share=1.0, routing__policy="static", fleet__relays_per_stage=[3, 2]
-    )
+    plain = {"run__steps": 8, "audit__share": 1.0, "routing__policy": "static"}
+    run = small_run(texts, **{**plain, "fleet__relays_per_stage": [3, 2], **changes})
     directory = created(path, run)
     home = directory.peer(LIAR)
     home.mkdir(parents=True, exist_ok=True)

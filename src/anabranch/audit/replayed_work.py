@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from anabranch.audit.run_inputs import Inputs
@@ -15,7 +16,16 @@ from anabranch.train.model.interface import DTYPES
 from anabranch.train.numerics import exact
 from anabranch.train.reference.reference import Reference
 from anabranch.train.stage.audit import payload_hash
-from anabranch.train.stage.run_objects import make_accumulator, master_dtype, token_ids, working_weights
+from anabranch.train.stage.cuts import ACTIVATION, GRADIENT, Cuts
+from anabranch.train.stage.run_objects import (
+    is_coarse,
+    make_accumulator,
+    master_dtype,
+    part_alignment,
+    token_ids,
+    units_of,
+    working_weights,
+)
 from anabranch.train.stage.stage import Stage
 
 
@@ -38,11 +48,13 @@ class StepReplay:
     def __init__(self, inputs: Inputs, reference: Reference) -> None:
         run = inputs.run
         self._inputs, self._reference = inputs, reference
+        self._cuts = Cuts(run, inputs.model)
         self._dtype = DTYPES[run.compute.dtype]
         self._device = reference.states[0].weights.device
         self._stages = []
         for spec, state in zip(reference.specs, reference.states, strict=True):
             accumulator = make_accumulator(run, reference.model, state.layout, self._device)
+            accumulator.prepare(units_of(run, state))
             weights = working_weights(state, self._dtype)
             self._stages.append(Stage(reference.model, spec, weights, accumulator))
 
@@ -59,12 +71,12 @@ class StepReplay:
             for unit, owner in enumerate(commit.owners):
                 if owner == position:
                     self._unit(t, stage, unit, found)
-            cut = exact.cut(accumulator.flat, parts)
+            cut = exact.cut(accumulator.flat, parts, part_alignment(self._inputs.run))
             found.parts[position] = tuple(payload_hash(part) for part in cut)
             for part, tensors in kept.items():
                 tensors.append(cut[part])
-        master = master_dtype(self._dtype)
-        found.sums = {part: payload_hash(exact.sum_part(each, master)) for part, each in kept.items()}
+        dtype = torch.int64 if is_coarse(self._inputs.run) else master_dtype(self._dtype)
+        found.sums = {part: payload_hash(exact.sum_part(each, dtype)) for part, each in kept.items()}
         return found
 
     def _unit(self, t: int, stage: int, index: int, found: ReplayedWork) -> None:
@@ -72,30 +84,45 @@ class StepReplay:
         batch = self._inputs.run.batch
         ids, targets = token_ids(self._inputs.batches, batch.microbatches, t, index, self._device)
         relays = range(1, len(self._stages))
+        crossing = _Crossing(self._cuts, t, index, self._device)
         try:
-            activations = [self._stages[0].embed(ids)]
+            x = crossing.pass_on(ACTIVATION, 0, self._stages[0].embed(ids))
             for each in relays:
-                activations.append(self._stages[each].forward(index, activations[-1]))
+                x = crossing.pass_on(ACTIVATION, each, self._stages[each].forward(index, x))
             scale = 1.0 / self._inputs.batches.tokens_per_iteration
-            gradient, _ = self._stages[0].head(head_unit(index), activations[-1], targets, scale)
-            gradients = {len(self._stages): gradient}
+            gradient, _ = self._stages[0].head(head_unit(index), x, targets, scale)
+            dy = crossing.pass_on(GRADIENT, len(relays), gradient)
             for each in reversed(relays):
-                gradients[each] = self._stages[each].input_gradient(index, gradients[each + 1])
+                dy = crossing.pass_on(GRADIENT, each - 1, self._stages[each].input_gradient(index, dy))
             self._stages[stage].weight_gradient(index)
         except exact.Overflow as overflow:
             found.overflows[index] = overflow.tensor
         else:
-            found.units[index] = _hashes(
-                activations[stage - 1], gradients[stage + 1], activations[stage], gradients[stage]
-            )
+            found.units[index] = crossing.hashes(stage)
         for each in relays:
             self._stages[each].discard(index)
         self._stages[0].discard(head_unit(index))
 
 
-def _hashes(*tensors: Tensor) -> tuple[str, str, str, str]:
-    first, second, third, fourth = (payload_hash(tensor.contiguous().cpu()) for tensor in tensors)
-    return first, second, third, fourth
+class _Crossing:
+    """Payloads of one microbatch at every cut."""
+
+    def __init__(self, cuts: Cuts, t: int, index: int, device: torch.device) -> None:
+        self._cuts, self._t, self._index, self._device = cuts, t, index, device
+        self._hashes: dict[tuple[str, int], str] = {}
+
+    def pass_on(self, kind: str, cut: int, values: Tensor) -> Tensor:
+        """Tensor that the stage on the other side of a cut receives."""
+        payload = self._cuts.encode(kind, values, self._cuts.place(self._t, self._index, cut)).cpu()
+        self._hashes[kind, cut] = payload_hash(payload)
+        return self._cuts.decode(kind, payload, self._device)
+
+    def hashes(self, stage: int) -> tuple[str, str, str, str]:
+        """Hashes of what a relay stage received and sent, in the order of `ReplayedWork.units`."""
+        before, after = stage - 1, stage
+        places = (ACTIVATION, before), (GRADIENT, after), (ACTIVATION, after), (GRADIENT, before)
+        first, second, third, fourth = (self._hashes[place] for place in places)
+        return first, second, third, fourth
 
 
 def restored(inputs: Inputs, snapshots: Sequence[bytes]) -> Reference:

@@ -4,6 +4,7 @@ examples:
   anabranch init                                     run.toml with the defaults: llama-tiny on this machine
   anabranch init gpt.toml --model gpt-tiny --steps 200
   anabranch init thin.toml --model llama-350m --subspace 160      for lines of homes: cuts of 160 values
+  anabranch init home.toml --wire int8 --sums coarse   for thin lines: a quarter of the bytes
   anabranch init big.toml --model llama-1b --data /data/texts --stages 8 --data-nodes 8 --relays 64
 
 Each size comes with a recipe: learning rate, warm-up, batch in tokens, sequence, vocabulary and steps, with
@@ -46,7 +47,10 @@ _OPTIONS: dict[str, tuple[str, type, str]] = {
     "--dtype": ("compute.dtype", str, "precision of the computation"),
     "--reduction": ("run.reduction", str, "how gradients are summed: bit-exact, or as floats"),
     "--numerics": ("run.numerics", str, "peers that are admitted: of one numerics class, or any"),
+    "--sums": ("wire.reduce", str, "units of gradient sums: exact, or coarse (2 to 3 bytes, not 9)"),
 }
+#: Keys that --wire sets.
+_WIRE = ("wire.activations", "wire.gradients")
 
 
 #: Endings of files -> data.source.
@@ -62,6 +66,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices = getattr(CONSTRAINTS.get(key), "choices", None)
         metavar = None if choices else "N" if kind is int else "NAME"
         parser.add_argument(option, dest=key, type=kind, choices=choices, help=text, metavar=metavar)
+    parser.add_argument(
+        "--wire",
+        choices=CONSTRAINTS[_WIRE[0]].choices,  # type: ignore[union-attr]
+        help="codec of activations and input gradients on the line (docs/explanation/thin-lines.md)",
+    )
     parser.add_argument("--force", action="store_true", help="overwrite an existing file")
 
 
@@ -69,6 +78,8 @@ def run(args: argparse.Namespace) -> int:
     values = vars(args)
     changes: dict[str, Any] = {key: values[key] for key, _, _ in _OPTIONS.values() if values[key] is not None}
     recipe = recipe_values(changes.get("model.size", DEFAULT_SIZE), steps=changes.get("run.steps", 0))
+    if args.wire is not None:
+        changes |= dict.fromkeys(_WIRE, args.wire)
     if "data.path" in changes:
         changes |= {"data.path": str(Path(changes["data.path"]).absolute()), "data.source": _source_of(args)}
     config = with_changes(RunConfig(), recipe | changes)

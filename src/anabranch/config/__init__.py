@@ -37,6 +37,7 @@ from anabranch.config.schema import (
     RunConfig,
     RunSection,
     SnapshotsSection,
+    WireSection,
 )
 from anabranch.errors import ConfigError
 
@@ -46,5 +47,5 @@ __all__ = [
     "OptimizerSection", "PipelineSection", "Range", "RoutingSection", "RunConfig", "RunSection",
     "SnapshotsSection", "address_problem", "check_fleet_holds", "check_removed_options", "config_from_dict",
     "config_from_text", "config_to_dict", "is_64_bits", "load_run_file", "relays_by_stage",
-    "render_run_file", "with_changes",
+    "render_run_file", "WireSection", "with_changes",
 ]  # fmt: skip

@@ -30,6 +30,7 @@ def check_rules(config: RunConfig, where: str) -> None:
         _pipeline_problem(config),
         _fleet_problem(config),
         _audit_problem(config),
+        _wire_problem(config),
         address_problem(network.host, network.advertise, "network.host", "network.advertise"),
     ):
         if sentence:
@@ -40,6 +41,15 @@ def _audit_problem(config: RunConfig) -> str:
     """Reason why the run cannot be audited, "" if it can."""
     if config.audit.share and (config.run.numerics == "mixed" or config.run.reduction != "exact"):
         return 'audit.share needs run.numerics = "strict" and run.reduction = "exact": others may differ'
+    return ""
+
+
+def _wire_problem(config: RunConfig) -> str:
+    """Reason why payloads cannot be encoded as the run file says, "" if they can."""
+    if config.wire.block % 2:
+        return f"wire.block {config.wire.block} is odd; write {config.wire.block + 1}"
+    if config.wire.reduce == "coarse" and config.run.reduction != "exact":
+        return 'wire.reduce = "coarse" needs run.reduction = "exact": coarse sums are integers, too'
     return ""
 
 

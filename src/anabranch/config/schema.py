@@ -215,6 +215,27 @@ class ComputeSection:
 
 
 @dataclass(frozen=True)
+class WireSection:
+    """Fewer bytes on the line, at the price of precision. These keys are part of the run's definition: every
+    peer rounds alike, and `verify` does, too."""
+
+    activations: Annotated[str, OneOf("none", "bf16", "fp16", "int8", "int4")] = "none"
+    """Activations between stages: "none" (as they are computed), "bf16", "fp16", or integers of 8 or 4 bits
+    with a scale for each block ("int8", "int4")."""
+    gradients: Annotated[str, OneOf("none", "bf16", "fp16", "int8", "int4")] = "none"
+    """Input gradients between stages, with the same choices."""
+    gradient_rounding: Annotated[str, OneOf("nearest", "stochastic")] = "nearest"
+    """Rounding of input gradients in "int8" and "int4": "nearest", or "stochastic" (unbiased; the draws are a
+    function of seed, iteration, microbatch and stage)."""
+    reduce: Annotated[str, OneOf("exact", "coarse")] = "exact"
+    """Gradient sums between the replicas of a stage: "exact" (contributions in units of 2^-48, some 9 bytes a
+    parameter and step), or "coarse" (in units of a share of the gradient's usual size, 2 to 3 bytes; the sum
+    of the rounded contributions is exact, too). Needs run.reduction = "exact"."""
+    block: Annotated[int, Range(8, 1 << 16)] = 64
+    """Values that share a scale in "int8" and "int4"; an even number."""
+
+
+@dataclass(frozen=True)
 class EvaluationSection:
     """Loss on documents that are held out of training."""
 
@@ -303,6 +324,7 @@ class RunConfig:
     pipeline: PipelineSection = field(default_factory=PipelineSection)
     fleet: FleetSection = field(default_factory=FleetSection)
     compute: ComputeSection = field(default_factory=ComputeSection)
+    wire: WireSection = field(default_factory=WireSection)
     evaluation: EvaluationSection = field(default_factory=EvaluationSection)
     checkpoint: CheckpointSection = field(default_factory=CheckpointSection)
     snapshots: SnapshotsSection = field(default_factory=SnapshotsSection)

@@ -1,11 +1,13 @@
 """Lossless packing of 64-bit integers into as few bytes as they need.
 
-Used for sums of gradients (`train.numerics.exact`), whose upper bits mostly repeat the sign. Values are
-packed in chunks of 1,024 (the last may be shorter), each with as many bytes per value as the chunk's greatest
-magnitude needs:
+Used for sums of gradients (`train.numerics.exact`), whose upper bits mostly repeat the sign, and whose lower
+bits are zero where contributions are rounded (`train.numerics.coarse_sums`). Values are packed in chunks of
+1,024 (the last may be shorter). A chunk is shifted right by the zero bits that all its values end in; each of
+its values then takes as many bytes as the chunk's greatest magnitude needs:
 
     chunks  those of width 1, then those of width 2, and so on, each in order; last the shorter one, if any
     widths  one byte for each chunk, in order: bytes per value, 1..8
+    shifts  one byte for each chunk, in order: zero bits that were left out, 0..63
 
 A chunk's values are little-endian two's complement of that width, split into planes (`_PLANES`): the low
 words of up to 64 chunks, then the next words. Computers copy words much faster than values of five bytes. The
@@ -23,6 +25,7 @@ from anabranch.net.errors import FrameError
 
 CHUNK = 1024
 MAX_WIDTH = 8
+MAX_SHIFT = 63
 
 #: Words of a value by its width, lowest first; the last word carries the sign.
 _PLANES: dict[int, tuple[np.dtype[Any], ...]] = {
@@ -50,14 +53,23 @@ Bytes = NDArray[np.uint8]
 def size_bounds(count: int) -> tuple[int, int]:
     """Smallest and largest packed size of `count` values, in bytes."""
     chunks = -(-count // CHUNK)
-    return count + chunks, MAX_WIDTH * count + chunks
+    return count + 2 * chunks, MAX_WIDTH * count + 2 * chunks
 
 
 def pack(values: Values) -> Bytes:
     """Pack a contiguous vector of 64-bit integers."""
-    widths = np.concatenate([np.empty(0, np.uint8), *map(_widths, _tables(values))])
+    tables = _tables(values)
+    shifts = np.concatenate([np.empty(0, np.uint8), *map(_shifts, tables)])
+    if shifts.any():
+        values = values.copy()
+        tables = _tables(values)
+        whole = len(tables[0])
+        for table, its in zip(tables, (shifts[:whole], shifts[whole:]), strict=False):
+            table >>= its[:, None].astype(np.int64)
+    widths = np.concatenate([np.empty(0, np.uint8), *map(_widths, tables)])
     packed = np.empty(_size(widths, len(values)), dtype=np.uint8)
-    packed[len(packed) - len(widths) :] = widths
+    head = packed[len(packed) - 2 * len(widths) :]
+    head[: len(widths)], head[len(widths) :] = widths, shifts
     at = 0
     for table, rows, width in _groups(values, widths):
         for word, view in _words(table[rows], width):
@@ -72,27 +84,35 @@ def unpack(packed: Bytes, count: int) -> Values:
     least, most = size_bounds(count)
     if not least <= len(packed) <= most:
         raise FrameError(f"{len(packed)} bytes are not {count} packed values")
-    widths = packed[len(packed) - (least - count) :]
+    chunks = (least - count) // 2
+    widths, shifts = packed[len(packed) - 2 * chunks :][:chunks], packed[len(packed) - chunks :]
     if count and (widths.min() < 1 or widths.max() > MAX_WIDTH):
         raise FrameError(f"packed values of {widths.min()} to {widths.max()} bytes each")
+    if count and shifts.max() > MAX_SHIFT:
+        raise FrameError(f"packed values without their lowest {shifts.max()} bits")
     if _size(widths, count) != len(packed):
         raise FrameError(f"{len(packed)} bytes are not {count} packed values of their widths")
     values = np.empty(count, dtype=np.int64)
     at = 0
     for table, rows, width in _groups(values, widths):
-        chunks, planes = table[rows], []
-        for word, view in _words(chunks, width):
+        chunk, planes = table[rows], []
+        for word, view in _words(chunk, width):
             plane = packed[at : at + view.size * word.itemsize].view(word)
             planes.append((view, plane.reshape(view.shape)))
             at += plane.nbytes
         *low, (_, top) = planes
-        chunks[...] = top
+        chunk[...] = top
         if low:
-            chunks <<= 8 * (width - top.itemsize)
+            chunk <<= 8 * (width - top.itemsize)
         for view, plane in low:
             view[...] = plane
         if not isinstance(rows, slice):  # a copy
-            table[rows] = chunks
+            table[rows] = chunk
+    if shifts.any():
+        tables = _tables(values)
+        whole = len(tables[0])
+        for table, its in zip(tables, (shifts[:whole], shifts[whole:]), strict=False):
+            table <<= its[:, None].astype(np.int64)
     return values
 
 
@@ -113,11 +133,20 @@ def _widths(table: Values) -> Bytes:
     return widths
 
 
+def _shifts(table: Values) -> Bytes:
+    """Zero bits in which all values of each row end; 0 for a row of zeros."""
+    combined = np.bitwise_or.reduce(table, axis=1)
+    lowest = (combined & -combined).view(np.uint64)
+    bits = np.frexp(lowest.astype(np.float64))[1] - 1  # exact: powers of two
+    shifts: Bytes = np.where(combined == 0, 0, bits).astype(np.uint8)
+    return shifts
+
+
 def _size(widths: Bytes, count: int) -> int:
     """Packed size of `count` values in chunks of these widths."""
     whole = count // CHUNK
     of_whole, of_rest = (int(some.sum(dtype=np.int64)) for some in (widths[:whole], widths[whole:]))
-    return len(widths) + CHUNK * of_whole + count % CHUNK * of_rest
+    return 2 * len(widths) + CHUNK * of_whole + count % CHUNK * of_rest
 
 
 def _groups(values: Values, widths: Bytes) -> Iterator[tuple[Values, slice | NDArray[np.intp], int]]:

@@ -19,7 +19,8 @@ def test_bytes_of_a_cut() -> None:
     thin = load_scenario("eight-homes", {"model.subspace": 160}).work
     assert thin.gradient_bytes == 4 * 1024 * 160 * 2
     assert thin.activation_bytes - thin.gradient_bytes == 4 * 1024 * 4  # an id of 32,000: two bf16 values
-    both = load_scenario("eight-homes", {"model.subspace": 160, "model.value_bytes": 1.03125}).work
+    int8 = {"wire.activations": "int8", "wire.gradients": "int8"}
+    both = load_scenario("eight-homes", {"model.subspace": 160, **int8}).work
     assert both.gradient_bytes == 4 * 1024 * 165
     assert both.activation_bytes - both.gradient_bytes == 4 * 1024 * 4
 

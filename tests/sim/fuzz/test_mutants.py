@@ -19,6 +19,9 @@ QUICK = {
     "a majority of the absent": 1903,
     "possession unproven": 68,
     "the role of the link": 42,
+    "a codec at one end only": 41,
+    "draws by attempt": 41,
+    "units of the state before": 127,
 }
 
 

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import count
 
 import msgspec
 import pytest
+from torch import Tensor
 
+from anabranch.config import RunConfig
 from anabranch.protocol import messages as msg
 from anabranch.protocol.consensus.raft_node import SavedVoterState
 from anabranch.protocol.context.rate_limits_and_bans import RateLimits
@@ -47,9 +50,14 @@ from anabranch.protocol.raft.types import Role
 from anabranch.protocol.reduce.all_reduce import AllReduce
 from anabranch.protocol.reduce.step_apply import StepApply
 from anabranch.protocol.routing.flow_agent import FlowAgentDriver
+from anabranch.sim.fuzz import tensor_world
 from anabranch.sim.fuzz.runner import run_seed
 from anabranch.sim.kernel.simulated_peer import Disk
 from anabranch.sim.metrics.trial_result import Outcome
+from anabranch.train.model.sizes import ModelConfig
+from anabranch.train.stage import worker
+from anabranch.train.stage.cuts import GRADIENT, Cuts, Place, _Crossing
+from anabranch.train.stage.state import StageState
 
 #: Seeds within which each must be caught.
 SEEDS = 2000
@@ -443,7 +451,52 @@ def overdue_stays(patch: Patch) -> None:
     patch.setattr(Sender, "others_could", lambda self, item: False)
 
 
+def codec_at_one_end_only(patch: Patch) -> None:
+    """Workers send input gradients as they are, where the run has a codec for them."""
+    begin = Cuts.__init__
+
+    def without(self: Cuts, run: RunConfig, model: ModelConfig) -> None:
+        begin(self, run, model)
+        self._of_reference = dict(self._codecs)  # type: ignore[attr-defined]
+        self._codecs[GRADIENT] = None
+
+    def received(self: Cuts, kind: str, values: Tensor, place: Place) -> Tensor:
+        codec = self._of_reference[kind]  # type: ignore[attr-defined]
+        if codec is None:
+            return values
+        return codec.decode(codec.encode(values, self._key(kind, place)), values.shape, values.dtype)
+
+    patch.setattr(Cuts, "__init__", without)
+    patch.setattr(Cuts, "received", received)
+    patch.setattr(Cuts, "pass_through", lambda self, x, place: _Crossing.apply(x, self, place))
+
+
+def draws_by_attempt(patch: Patch) -> None:
+    """Stochastic rounding draws anew each time: a redo sends other bytes than the first computation."""
+    encode, times = Cuts.encode, count()
+
+    def anew(self: Cuts, kind: str, values: Tensor, place: Place) -> Tensor:
+        return encode(self, kind, values, replace(place, t=next(times)))
+
+    patch.setattr(Cuts, "encode", anew)
+
+
+def units_of_the_state_before(patch: Patch) -> None:
+    """Replicas round contributions to the units of the step before."""
+    find, last = worker.units_of, {}
+
+    def late(run: RunConfig, state: StageState) -> Tensor | None:
+        former = last.get(id(state))
+        last[id(state)] = find(run, state)
+        return last[id(state)] if former is None else former
+
+    patch.setattr(worker, "units_of", late)
+
+
 MUTANTS: dict[str, Mutant] = {
+    "a codec at one end only": Mutant(codec_at_one_end_only, "churn20", ("I3",)),
+    "draws by attempt": Mutant(draws_by_attempt, "churn20", ("I3",)),
+    "units of the state before": Mutant(units_of_the_state_before, "churn20", ("I3",)),
     "cover unchecked": Mutant(cover_unchecked, "churn20", ("I1", "I3")),
     "PREPARED before the cover check": Mutant(prepared_before_the_check, "churn20", ("I4",)),
     "doubles kept": Mutant(doubles_kept, "partition", ("I3",)),
@@ -481,12 +534,16 @@ MUTANTS: dict[str, Mutant] = {
 def caught(name: str, seeds: Iterable[int]) -> Outcome | None:
     """The first seed that catches the mutant by one of the invariants that should; None if it survives."""
     mutant = MUTANTS[name]
-    with pytest.MonkeyPatch.context() as patch:
-        mutant.breaks(patch)
-        for seed in seeds:
-            outcome = run_seed(seed, mutant.profile)
-            if outcome.invariant in mutant.caught_by:
-                return outcome
+    tensor_world._single_machine.cache_clear()
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            mutant.breaks(patch)
+            for seed in seeds:
+                outcome = run_seed(seed, mutant.profile)
+                if outcome.invariant in mutant.caught_by:
+                    return outcome
+    finally:
+        tensor_world._single_machine.cache_clear()  # its results may have come from broken code
     return None
 
 

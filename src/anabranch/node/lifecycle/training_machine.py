@@ -181,13 +181,15 @@ def measured_pass_s(
     import torch
 
     from anabranch.train.model.interface import DTYPES
+    from anabranch.train.stage.cuts import ACTIVATION, GRADIENT, Cuts
     from anabranch.train.stage.worker import Worker
 
-    worker = Worker(run, model, stage)
+    worker, cuts = Worker(run, model, stage), Cuts(run, model)
     worker.run(InitState(0))
-    stream = worker.model.stream
-    x = torch.zeros(run.batch.rows, run.batch.sequence, stream.columns, dtype=DTYPES[run.compute.dtype])
-    dy = stream.values(x).contiguous()
+    stream, dtype = worker.model.stream, DTYPES[run.compute.dtype]
+    zeros = torch.zeros(run.batch.rows, run.batch.sequence, stream.columns, dtype=dtype)
+    place = cuts.place(1, 0, 0)
+    x, dy = cuts.encode(ACTIVATION, zeros, place), cuts.encode(GRADIENT, stream.values(zeros), place)
     forwards: list[float] = []
     backwards: list[float] = []
     started = time.perf_counter()

@@ -7,7 +7,8 @@ Sections of the state:
     nodes    `peers.py`
     flow     key "": hops, a list of [column, from, to, source, microbatches] of the last committed step,
              by keys of nodes
-    totals   key "": repairs, doubles, skips, removals, rollbacks, joins, refused, computed_s, sent, wasted_s
+    totals   key "": repairs, doubles, skips, removals, rollbacks, joins, refused, computed_s, sent, tokens,
+             wasted_s
              (an estimate: passes of repaired microbatches at the lost peer, and of doubles)
 """
 
@@ -183,6 +184,7 @@ class View:
         if self.state.get("run", "").get("held") is None:
             self.state.set("run", "", phase="training", why="", eta_s=round(left * self._seconds, 1))
         rate = event.tokens / event.seconds if event.seconds > 0 else None
+        self._totals["tokens"] = self._totals.get("tokens", 0) + event.tokens
         self.state.set("totals", "", **{name: round(total, 3) for name, total in self._totals.items()})
         self._split_t, self._split_count, self._split = event.t, 0, [0.0] * 4
         self.steps.add(

@@ -16,12 +16,11 @@ from functools import partial
 from anabranch.protocol.context.task_queue import TaskPriority
 from anabranch.protocol.interface import tasks
 from anabranch.sim.cluster.churn import Churn
-from anabranch.sim.cluster.device_model import GRADIENT_BYTES, STATE_BYTES
+from anabranch.sim.cluster.device_model import STATE_BYTES
 from anabranch.sim.cluster.scenario import Fleet, Host
 from anabranch.sim.kernel.clock import Clock
 from anabranch.sim.metrics.iteration_metrics import MetricsRecorder, Outcome
 from anabranch.sim.network.fair_share import SETUP_TRIPS, InFlightTime, Traffic
-from anabranch.train.model.sizes import SUM_WIRE_BYTES
 
 Callback = Callable[[], None]
 #: Priorities of payloads (0 goes first), as in `protocol.messages`.
@@ -307,8 +306,9 @@ class Reduce:
         self, system: Baseline, stage: int, members: Sequence[str], still: Callable[[], bool], then: Callback
     ) -> None:
         self.system, self.members, self.still, self.then = system, list(members), still, then
-        elements = system.fleet.scenario.work.parameters(stage) / len(members)
-        self._sent_bytes = (SUM_WIRE_BYTES * elements, GRADIENT_BYTES * elements)
+        work = system.fleet.scenario.work
+        elements = work.parameters(stage) / len(members)
+        self._sent_bytes = (work.sum_bytes * elements, work.reduced_bytes * elements)
         self._arrived = Counter[tuple[str, int]]()
         """(member, number of a task in TASKS) -> parts that the member has received for the task."""
         self._missing = len(members)

@@ -19,24 +19,24 @@ from msgspec import Meta, Struct
 
 from anabranch.errors import UserError
 from anabranch.protocol.interface import tasks
+from anabranch.sim.cluster.wire_part import WirePart
+from anabranch.train.codec.sizes import coarse_bytes
 from anabranch.train.model.sizes import (
     SUM_WIRE_BYTES,
     ModelConfig,
     activation_elements_kept,
     block_flops,
     block_parameters,
+    cut_bytes,
     end_parameters,
     fixed_elements,
     head_flops,
-    id_columns,
 )
 
 #: Bytes per parameter in memory: master weight and Adam's two moments (fp32); the exact 64-bit sum of its
 #: gradient (packed on the wire: SUM_WIRE_BYTES); the reduced gradient (fp32).
 MASTER_BYTES, MOMENTS_BYTES, SUM_BYTES, GRADIENT_BYTES = 4, 8, 8, 4
 STATE_BYTES = MASTER_BYTES + MOMENTS_BYTES
-#: Bytes per parameter on the wire in a reduce: sums and reduced gradient.
-REDUCE_WIRE_BYTES = SUM_WIRE_BYTES + GRADIENT_BYTES
 WIDTHS = {"fp32": 4, "fp16": 2}
 Flops = Annotated[float, Meta(ge=1e7, le=1e17)]
 Bytes = Annotated[float, Meta(ge=1e8, le=1e13)]
@@ -79,8 +79,8 @@ class Workload:
     """Sizes of a model divided into stages 1 to S, with microbatches of rows * sequence tokens.
 
     All stages have equal numbers of blocks; if that is impossible, the first ones have one more. dtype:
-    precision of computing and of payloads. value_bytes: bytes of an activation value or of its gradient on
-    the line, where a codec makes it other than that of the dtype (0).
+    precision of computing, and of payloads without a codec. wire: codecs at the cuts, units of gradient sums.
+    microbatches: per iteration.
     """
 
     model: ModelConfig
@@ -88,7 +88,8 @@ class Workload:
     rows: int
     sequence: int
     dtype: str = "fp32"
-    value_bytes: float = 0.0
+    wire: WirePart = field(default_factory=WirePart)
+    microbatches: int = 8
 
     @property
     def tokens(self) -> int:
@@ -100,19 +101,33 @@ class Workload:
 
     @property
     def activation_bytes(self) -> int:
-        """Bytes of one microbatch's activations between two stages; with token ids in a subspace model."""
-        ids = id_columns(self.model.vocab_size, self.width) * self.width if self.model.subspace else 0
-        return self.gradient_bytes + self.tokens * ids
+        """Bytes on the line of one microbatch's activation; with token ids in a subspace model."""
+        return cut_bytes(self.model, self.wire, self.tokens, self.width)[0]
 
     @property
     def gradient_bytes(self) -> int:
-        """Bytes of one microbatch's input gradient between two stages."""
-        return math.ceil(self.tokens * self.model.stream * (self.value_bytes or self.width))
+        """Bytes on the line of one microbatch's input gradient."""
+        return cut_bytes(self.model, self.wire, self.tokens, self.width)[1]
 
     @property
     def fixed_bytes(self) -> int:
         """Bytes in the memory of each machine for the constants of a subspace model."""
         return fixed_elements(self.model) * self.width
+
+    @property
+    def sum_bytes(self) -> float:
+        """Bytes on the line of one parameter's gradient sum."""
+        return SUM_WIRE_BYTES if self.wire.reduce == "exact" else coarse_bytes(self.microbatches)[0]
+
+    @property
+    def reduced_bytes(self) -> float:
+        """Bytes on the line of one parameter's reduced gradient."""
+        return GRADIENT_BYTES if self.wire.reduce == "exact" else coarse_bytes(self.microbatches)[1]
+
+    @property
+    def reduce_bytes(self) -> float:
+        """Bytes on the line of one parameter in a reduce: sum and reduced gradient."""
+        return self.sum_bytes + self.reduced_bytes
 
     def blocks(self, stage: int) -> int:
         each, more = divmod(self.model.blocks, self.stages)
@@ -124,12 +139,12 @@ class Workload:
     @property
     def block_bytes(self) -> int:
         """Bytes on the wire of one block in a reduce: sums and reduced gradient."""
-        return math.ceil(REDUCE_WIRE_BYTES * self.parameters(1) / self.blocks(1))
+        return math.ceil(self.reduce_bytes * self.parameters(1) / self.blocks(1))
 
     @property
     def ends_bytes(self) -> int:
         """Bytes on the wire of stage 0 in a reduce."""
-        return math.ceil(REDUCE_WIRE_BYTES * self.parameters(0))
+        return math.ceil(self.reduce_bytes * self.parameters(0))
 
     def kept_bytes(self, stage: int) -> int:
         """Bytes that a stage keeps for a microbatch until its weight gradient is computed: input and output

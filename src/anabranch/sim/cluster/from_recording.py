@@ -26,6 +26,7 @@ from anabranch.sim.cluster.churn_trace import JOIN, LEAVE, Change, Trace
 from anabranch.sim.cluster.machine_spec import MachinePart
 from anabranch.sim.cluster.scenario import Scenario
 from anabranch.sim.cluster.scenario_schema import ChurnPart, FleetPart, ModelPart, NetworkPart, RunPart
+from anabranch.sim.cluster.wire_part import WirePart
 
 #: Precision of computing: name in a run file -> name in a scenario.
 DTYPES = {"fp32": "fp32", "bf16": "fp16"}
@@ -102,7 +103,7 @@ def recorded(events: Iterable[Event | Unknown], config: RunConfig, name: str) ->
     names = _names(log)
     machines = tuple(_machine(log, peer, names[peer], steps) for peer in _in_order(log))
     warm_up = int(len(steps) * WARM_UP)
-    batch, fleet = config.batch, config.fleet
+    batch, fleet, wire = config.batch, config.fleet, config.wire
     scenario = Scenario(
         name,
         ModelPart(
@@ -123,6 +124,7 @@ def recorded(events: Iterable[Event | Unknown], config: RunConfig, name: str) ->
         machines,
         NetworkPart(),
         ChurnPart(spare_last=False),
+        wire=WirePart(wire.activations, wire.gradients, wire.reduce, wire.block),
         run=RunPart(len(steps), warm_up, HEARTBEAT_S),
     )
     iteration_s = statistics.mean(step.seconds for step in steps[warm_up:])
@@ -257,7 +259,7 @@ def _trace(log: _EventsByPeer, names: Mapping[str, str], first: Step) -> Trace:
 def render_scenario(scenario: Scenario) -> str:
     """TOML text of a scenario, the inverse of `parse_scenario`."""
     lines = ["[anabranch]", "version = 1"]
-    for part in ("model", "fleet", "network", "churn", "drift", "run"):
+    for part in ("model", "fleet", "network", "churn", "drift", "wire", "run"):
         lines += ["", f"[{part}]", *_keys(getattr(scenario, part))]
     for machine in scenario.machines:
         lines += ["", "[[machines]]", *_keys(machine)]

@@ -31,6 +31,7 @@ from anabranch.sim.cluster.scenario_schema import (
     RunPart,
     type_and_constraint,
 )
+from anabranch.sim.cluster.wire_part import WirePart
 from anabranch.sim.network.drift import Drift
 from anabranch.sim.network.fair_share import Line, SharedLink
 from anabranch.train.model.sizes import named_size, size_names
@@ -70,6 +71,7 @@ class Scenario:
     network: NetworkPart = field(default_factory=NetworkPart)
     churn: ChurnPart = field(default_factory=ChurnPart)
     drift: DriftPart = field(default_factory=DriftPart)
+    wire: WirePart = field(default_factory=WirePart)
     run: RunPart = field(default_factory=RunPart)
 
     @property
@@ -78,7 +80,10 @@ class Scenario:
         part, shape = self.model, named_size(self.model.size)
         if part.subspace:
             shape = replace(shape, subspace=part.subspace, tied=False)
-        return Workload(shape, part.stages, part.rows, part.sequence, part.dtype, part.value_bytes)
+        return Workload(
+            *(shape, part.stages, part.rows, part.sequence, part.dtype),
+            *(self.wire, part.microbatches),
+        )
 
 
 def shipped_scenarios() -> tuple[str, ...]:

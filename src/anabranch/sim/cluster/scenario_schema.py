@@ -25,8 +25,7 @@ Deviation = Annotated[float, Range(0.0, 2.0)]
 class ModelPart:
     """Model and batch of a scenario. size: a named model. rows: sequences of a microbatch. sequence: tokens
     of a row. microbatches: per iteration. dtype: precision of computing and of payloads. subspace: values per
-    token that a cut carries (0: the model's width). value_bytes: bytes of such a value on the line, where a
-    codec makes it other than that of the dtype (0)."""
+    token that a cut carries (0: the model's width)."""
 
     size: str = "llama-350m"
     stages: Annotated[int, Range(1, 64)] = 6
@@ -35,7 +34,6 @@ class ModelPart:
     microbatches: Annotated[int, Range(1, 1 << 16)] = 48
     dtype: Annotated[str, OneOf(*WIDTHS)] = "fp32"
     subspace: Annotated[int, Range(0, 1 << 16)] = 0
-    value_bytes: Annotated[float, Range(0.0, 8.0)] = 0.0
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,6 @@ from anabranch.sim.kernel.simulated_peer import Node, TaskExecutor
 from anabranch.sim.kernel.swarm_world import World
 from anabranch.sim.network.fair_share import SETUP_TRIPS, InFlightTime, SharedLink, Traffic
 from anabranch.sim.workers import integer_worker
-from anabranch.train.model.sizes import SUM_WIRE_BYTES
 
 #: Most pieces of a state, which are larger than PIECE_BYTES then (a choice: bounds the number of events).
 PIECES_MAX = 32
@@ -211,9 +210,9 @@ class ModelledWorld(World):
         work, stage = self.work, sender.peer.ctx.run.stage
         match message:
             case msg.ReducePart():
-                return SUM_WIRE_BYTES * work.parameters(stage) / self._parts(sender, message.stage)
+                return work.sum_bytes * work.parameters(stage) / self._parts(sender, message.stage)
             case msg.ReducedPart(stage=of_stage):
-                return GRADIENT_BYTES * work.parameters(of_stage) / self._parts(sender, of_stage)
+                return work.reduced_bytes * work.parameters(of_stage) / self._parts(sender, of_stage)
             case msg.Gradient():
                 return float(GRADIENT_BYTES * work.parameters(stage))
             case msg.Backward():
@@ -298,7 +297,7 @@ def settings_of(fleet: Fleet, policy: str) -> Settings:
         ends_bytes=work.ends_bytes,
         spread=scenario.fleet.spread,
         spare=scenario.fleet.spare,
-        sums_bytes=math.ceil(SUM_WIRE_BYTES * work.parameters(1) / work.blocks(1)),
+        sums_bytes=math.ceil(work.sum_bytes * work.parameters(1) / work.blocks(1)),
         state_bytes=STATE_BYTES * work.parameters(1) // work.blocks(1),
         piece_bytes=max(piece_bytes(work, stage) for stage in range(model.stages + 1)),
     )

@@ -23,6 +23,7 @@ from anabranch.config import (
     RoutingSection,
     RunConfig,
     RunSection,
+    WireSection,
 )
 from anabranch.protocol.log.records import Member
 from anabranch.sim.fuzz.seed_drawing import DrawnSeed
@@ -34,6 +35,14 @@ from anabranch.train.reference.reference import Reference, StepRecord
 from anabranch.train.stage.protocol_inputs import settings_of
 from anabranch.train.stage.run_objects import Ids
 
+#: Codecs and units of sums that seeds with tensors draw, each as often as the others; plain choices.
+WIRES = (
+    WireSection(),
+    WireSection(activations="int8", gradients="int8", block=40),
+    WireSection(activations="int8", gradients="int8", gradient_rounding="stochastic", reduce="coarse"),
+    WireSection(activations="bf16", gradients="int4", gradient_rounding="stochastic"),
+    WireSection(activations="fp16", reduce="coarse"),
+)
 #: Number of token ids (a choice: small, and no multiple of anything).
 VOCABULARY = 31
 
@@ -56,7 +65,7 @@ class MadeUpBatches:
         return np.ascontiguousarray(ids[:, :-1]), np.ascontiguousarray(ids[:, 1:])
 
 
-def small_run(stages: int, microbatches: int, steps: int) -> RunConfig:
+def small_run(stages: int, microbatches: int, steps: int, wire: WireSection = WIRES[0]) -> RunConfig:
     """Run file with one narrow block per stage, microbatches of 1 x 8 tokens, and clipped gradients."""
     return RunConfig(
         run=RunSection(seed=7, steps=steps),
@@ -68,7 +77,13 @@ def small_run(stages: int, microbatches: int, steps: int) -> RunConfig:
         evaluation=EvaluationSection(every=2, windows=3),
         checkpoint=CheckpointSection(every=2),
         routing=RoutingSection(policy="greedy"),
+        wire=wire,
     )
+
+
+def wire_of(seed: int) -> WireSection:
+    """Codecs of a seed, from draws of their own: all else in a seed stays as it was."""
+    return random.Random(f"wire {seed}").choice(WIRES)
 
 
 def tensor_world(drawn: DrawnSeed) -> tuple[World, Tensors]:
@@ -76,7 +91,7 @@ def tensor_world(drawn: DrawnSeed) -> tuple[World, Tensors]:
     comparison."""
     wanted = drawn.settings
     configure(threads=1)
-    run = small_run(wanted.stages, wanted.microbatches, wanted.steps)
+    run = small_run(wanted.stages, wanted.microbatches, wanted.steps, wire_of(drawn.seed))
     model = model_config(run.model, VOCABULARY)
     batches = MadeUpBatches(run)
     settings = replace(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import asdict
 from typing import Any
 
 from anabranch.config import (
@@ -59,6 +60,7 @@ def run_config(plan: Plan) -> RunConfig:
             "boundary_budget_bytes": max(RunConfig().fleet.boundary_budget_bytes, kept),
         },
         "compute": {"dtype": DTYPES[model.dtype]},
+        "wire": asdict(scenario.wire),
     }
     values = config_to_dict(with_changes(RunConfig(), recipe_values(model.size, batch)))
     for section, keys in changes.items():

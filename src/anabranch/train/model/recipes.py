@@ -23,7 +23,7 @@ import math
 from dataclasses import dataclass
 
 from anabranch.config import BatchSection, RunConfig, relays_by_stage, with_changes
-from anabranch.train.model.sizes import ModelConfig, cut_columns, named_size, total_parameters
+from anabranch.train.model.sizes import ModelConfig, cut_bytes, named_size, total_parameters
 
 #: Size of a run without a run file.
 DEFAULT_SIZE = "llama-tiny"
@@ -139,14 +139,14 @@ def boundary_bytes(run: RunConfig, model: ModelConfig) -> int:
     """Bytes of kept boundaries of the node that keeps most (see `config.check_fleet_holds`)."""
     width = _WIDTHS[run.compute.dtype]
     share = math.ceil(run.batch.microbatches / min(run.fleet.data_nodes, *relays_by_stage(run)))
-    return share * 4 * run.batch.rows * run.batch.sequence * cut_columns(model, width) * width
+    return share * 4 * max(cut_bytes(model, run.wire, run.batch.rows * run.batch.sequence, width))
 
 
 def cut_line(run: RunConfig, model: ModelConfig) -> str:
     """Sentence on the bytes per token that cross each cut of a subspace model, and on what it costs."""
     width = _WIDTHS[run.compute.dtype]
     return (
-        f"model.subspace = {model.subspace}: {(cut_columns(model, width) + model.stream) * width:,} bytes "
+        f"model.subspace = {model.subspace}: {sum(cut_bytes(model, run.wire, 1, width)):,} bytes "
         f"per token and cut, forward and backward, instead of {2 * model.dim * width:,}; the loss falls more "
         "slowly (docs/explanation/subspace.md)"
     )
@@ -213,7 +213,7 @@ def warnings_about(run: RunConfig, model: ModelConfig) -> list[str]:
     if run.data.source == "stdlib":
         found.append(
             'data.source = "stdlib" has a few million tokens, which such a model learns by heart; set '
-            'data.source and '
+            "data.source and "
             "data.path to your own text (`anabranch init --data PATH`)"
         )
     return found

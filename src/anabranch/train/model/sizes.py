@@ -6,8 +6,10 @@ Imports no torch, so that `--help` and partitioning stay light.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from typing import Protocol
 
 from anabranch.config import ConfigError, ModelSection
+from anabranch.train.codec.sizes import encoded_bytes
 from anabranch.train.model import registry
 
 ARCHITECTURES = ("llama", "gpt", "mistral", "qwen2", "gemma")
@@ -219,6 +221,27 @@ def id_columns(vocab_size: int, itemsize: int) -> int:
 def cut_columns(config: ModelConfig, itemsize: int) -> int:
     """Elements per token that a cut between stages carries forward; backward it is `config.stream`."""
     return config.stream + (id_columns(config.vocab_size, itemsize) if config.subspace else 0)
+
+
+class Wire(Protocol):
+    """Codecs at the cuts, as run files and scenarios name them."""
+
+    @property
+    def activations(self) -> str: ...
+    @property
+    def gradients(self) -> str: ...
+    @property
+    def block(self) -> int: ...
+
+
+def cut_bytes(config: ModelConfig, wire: Wire, tokens: int, itemsize: int) -> tuple[int, int]:
+    """Bytes on the line of the activation of so many tokens at a cut, and of its gradient."""
+    values = tokens * config.stream
+    ids = tokens * (cut_columns(config, itemsize) - config.stream) * itemsize
+    activation, gradient = (
+        encoded_bytes(codec, wire.block, values, itemsize) for codec in (wire.activations, wire.gradients)
+    )
+    return activation + ids, gradient
 
 
 def total_parameters(config: ModelConfig) -> int:

@@ -61,6 +61,11 @@ class Accumulator(Protocol):
 
     def clear(self) -> None: ...
 
+    def prepare(self, exponents: Tensor | None) -> None:
+        """Set the units of the contributions to come, where they depend on the state
+        (`coarse_sums.unit_exponents`)."""
+        ...
+
 
 class ExactAccumulator:
     """int64 sums in units of 2⁻⁴⁸.
@@ -103,6 +108,9 @@ class ExactAccumulator:
     def clear(self) -> None:
         self.flat.zero_()
 
+    def prepare(self, exponents: Tensor | None) -> None:
+        """Nothing: the unit is the same for every state."""
+
     def _round(self, values: Tensor) -> Tensor:
         """values · 2⁴⁸ to the nearest integers. The product is exact: a power of two, in range."""
         count = values.numel()
@@ -141,6 +149,9 @@ class FastAccumulator:
     def clear(self) -> None:
         self.flat.zero_()
 
+    def prepare(self, exponents: Tensor | None) -> None:
+        """Nothing: the unit is the same for every state."""
+
 
 def check_range(name: str, values: Tensor, limit: float) -> None:
     """Raise Overflow(name) unless every |value| <= limit (NaN is not)."""
@@ -157,10 +168,16 @@ def check_finite(name: str, values: Tensor) -> None:
         raise Overflow(name)
 
 
-def cut(flat: Tensor, parts: int) -> tuple[Tensor, ...]:
-    """Copy of `flat` on the CPU, cut into `parts` contiguous parts at `part_bounds`."""
+def cut(flat: Tensor, parts: int, align: int = 1) -> tuple[Tensor, ...]:
+    """Copy of `flat` on the CPU, cut into `parts` contiguous parts at `part_bounds`.
+
+    align: where there are enough elements, parts begin at multiples of it.
+    """
     copy = flat.to("cpu", copy=True)
-    return tuple(copy[begin:end] for begin, end in part_bounds(len(copy), parts))
+    groups = -(-len(copy) // align)
+    if groups < parts:
+        groups, align = len(copy), 1
+    return tuple(copy[begin * align : end * align] for begin, end in part_bounds(groups, parts))
 
 
 def sum_part(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:

@@ -1,9 +1,10 @@
 """Independent implementation: the model as an ordinary torch module, trained by torch's own AdamW.
 
-It shares only the shape and the schedule with the rest of this package, and is given the initial weights. All
-else is torch's: layers, fused attention, rotary embeddings as complex rotations, one backward through
-everything, `clip_grad_norm_`, `torch.optim.AdamW`. In fp64 its steps agree with a run's up to rounding, which
-`verify --independent` measures.
+It shares only the shape, the schedule and the draws of stochastic rounding with the rest of this package, and
+is given the initial weights. Codecs at the cuts are written a second time. All else is torch's: layers, fused
+attention, rotary embeddings as complex rotations, one backward through everything, `clip_grad_norm_`,
+`torch.optim.AdamW`. In fp64 its steps agree with a run's up to rounding, which `verify --independent`
+measures.
 """
 
 from __future__ import annotations
@@ -12,14 +13,18 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anabranch.config import RunConfig
+from anabranch.config.schema import WireSection
 from anabranch.errors import ConfigError
+from anabranch.train.codec.dither import dither, draw_key
 from anabranch.train.model.interface import DTYPES
+from anabranch.train.model.partition import partition
 from anabranch.train.model.residual import fixed_embedding, subspace_basis
 from anabranch.train.model.sizes import ModelConfig
 from anabranch.train.numerics.numerics_class import device_of
@@ -175,15 +180,22 @@ class IndependentModel(nn.Module):
         if not c.tied:
             self.lm_head = nn.Linear(c.dim, c.vocab_size, bias=False)
 
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids: Tensor, cut: Callable[[Tensor, int], Tensor] = lambda x, blocks: x) -> Tensor:
+        """cut(x, blocks): what follows receives of x, the output of the first `blocks` blocks."""
         if self.c.architecture == "llama":
             m = self.model
-            x = self.embedded(ids, m["embed_tokens"](ids))
-            table, y = m.get_parameter("embed_tokens.weight"), m["norm"](m["layers"](x))
+            table, x = m.get_parameter("embed_tokens.weight"), m["embed_tokens"](ids)
+            blocks, norm = m["layers"], m["norm"]
         else:
             m = self.transformer
-            x = self.embedded(ids, m["wte"](ids) + m["wpe"](torch.arange(ids.shape[1], device=ids.device)))
-            table, y = m.get_parameter("wte.weight"), m["ln_f"](m["h"](x))
+            table, x = m.get_parameter("wte.weight"), m["wte"](ids)
+            x = x + m["wpe"](torch.arange(ids.shape[1], device=ids.device))
+            blocks, norm = m["h"], m["ln_f"]
+        x = self.embedded(ids, x)
+        x = cut(x, 0)
+        for number, block in enumerate(blocks.children(), start=1):
+            x = cut(block(x), number)
+        y = norm(x)
         logits: Tensor = F.linear(y, table) if self.c.tied else self.lm_head(y)
         return logits
 
@@ -194,6 +206,39 @@ class IndependentModel(nn.Module):
     def embedded(self, ids: Tensor, z: Tensor) -> Tensor:
         """Residual stream before the first block, from the trained embedding z."""
         return self.widen(z) + self.get_buffer("fixed")[ids] if self.c.subspace else z
+
+
+class _Cut(torch.autograd.Function):
+    """Rounding of an activation, and of its gradient, as the codecs of the run file do it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, wire: WireSection, key: int) -> Tensor:
+        ctx.wire, ctx.key = wire, key
+        return _rounded(x, wire.activations, wire.block, None)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        key = ctx.key if ctx.wire.gradient_rounding == "stochastic" else None
+        return _rounded(dy, ctx.wire.gradients, ctx.wire.block, key), None, None
+
+
+def _rounded(x: Tensor, codec: str, block: int, key: int | None) -> Tensor:
+    """x rounded as a codec does; key: of the draws of stochastic rounding."""
+    if codec == "none":
+        return x.clone()
+    if codec in ("bf16", "fp16"):
+        return x.to(torch.bfloat16 if codec == "bf16" else torch.float16).to(x.dtype)
+    levels = {"int8": 127, "int4": 7}[codec]
+    padded = F.pad(x.reshape(-1), (0, -x.numel() % block)).view(-1, block)
+    mantissa, exponent = torch.frexp((padded.abs().amax(1, keepdim=True) / levels).float())
+    scale = torch.ldexp(torch.ceil(mantissa * 256) / 256, exponent).to(x.dtype)
+    steps = padded / torch.where(scale > 0, scale, torch.ones_like(scale))
+    if key is None:
+        steps = torch.round(steps)
+    else:
+        draws = dither(key, 0, steps.numel(), x.device).to(x.dtype).view_as(steps)
+        steps = torch.floor(steps + draws).clamp(-levels, levels)
+    return (steps * scale).view(-1)[: x.numel()].view_as(x)
 
 
 @dataclass(frozen=True)
@@ -219,8 +264,13 @@ class IndependentReference:
                 f"the independent implementation has llama and gpt only, not {model.architecture}: verify "
                 "without --independent"
             )
+        if model.subspace and (run.wire.activations, run.wire.gradients) != ("none", "none"):
+            raise ConfigError(
+                "the independent implementation has no codecs within a subspace: verify without --independent"
+            )
         self._run, self._batches, self._device = run, batches, device_of(run.compute)
         dtype = master_dtype(DTYPES[run.compute.dtype])
+        self._cuts = {spec.last_block + 1: spec.stage for spec in partition(model, run.pipeline)}
         self.module = IndependentModel(model).to(dtype).to(self._device)
         with torch.no_grad():
             for name, parameter in self.module.named_parameters():
@@ -268,4 +318,12 @@ class IndependentReference:
 
     def _loss(self, t: int, index: int) -> Tensor:
         ids, targets = token_ids(self._batches, self._run.batch.microbatches, t, index, self._device)
-        return F.cross_entropy(self.module(ids).flatten(0, 1), targets.flatten(), reduction="sum")
+
+        def cut(x: Tensor, blocks: int) -> Tensor:
+            if blocks not in self._cuts:
+                return x
+            key = draw_key("wire", self._run.run.seed, t, index, self._cuts[blocks])
+            crossed: Tensor = _Cut.apply(x, self._run.wire, key)  # type: ignore[no-untyped-call]
+            return crossed
+
+        return F.cross_entropy(self.module(ids, cut).flatten(0, 1), targets.flatten(), reduction="sum")

@@ -24,6 +24,7 @@ from anabranch.train.model.sizes import ModelConfig
 from anabranch.train.numerics import exact
 from anabranch.train.numerics.numerics_class import device_of
 from anabranch.train.numerics.step_scalars import bias_corrections, clip_factor, global_norm, learning_rate
+from anabranch.train.stage.cuts import Cuts
 from anabranch.train.stage.optimizer import StepScalars, adamw
 from anabranch.train.stage.run_objects import (
     Batches,
@@ -32,6 +33,7 @@ from anabranch.train.stage.run_objects import (
     make_accumulator,
     master_dtype,
     token_ids,
+    units_of,
     working_weights,
 )
 from anabranch.train.stage.stage import loss_of
@@ -100,6 +102,7 @@ class Reference:
         self._dtype = DTYPES[run.compute.dtype]
         self._master = master_dtype(self._dtype)
         self.model = build(model, self._device, self._dtype)
+        self._cuts = Cuts(run, model)
         self.specs = partition(model, run.pipeline)
         self.states: list[StageState] = []
         """State of each stage 0..S."""
@@ -197,9 +200,11 @@ class Reference:
         with torch.no_grad():
             for window in range(windows):
                 ids, targets = token_ids(self._batches, first, 0, first + window, self._device)
-                x = self.model.embed(weights, ids)
-                for block in range(self.model.config.blocks):
-                    x = self.model.block(weights, block, x)
+                x = self._crossed(self.model.embed(weights, ids), 0, first + window, 0)
+                for spec in self.specs[1:]:
+                    for block in spec.blocks:
+                        x = self.model.block(weights, block, x)
+                    x = self._crossed(x, 0, first + window, spec.stage)
                 loss = loss_of(self.model.head(weights, x), targets)
                 results.append((float(loss), targets.numel()))
         return results
@@ -212,10 +217,12 @@ class Reference:
         # the gradient of x (train/exact.py), which also keeps the two uses of a tied weight apart.
         x = self.model.embed(weights, ids).detach().requires_grad_()
         boundaries = [x]  # output of stage 0, then of each relay stage
+        received = [x := self._crossed(x, t, index, 0)]
         for spec in self.specs[1:]:
             for block in spec.blocks:
                 x = self.model.block(weights, block, x)
             boundaries.append(x)
+            received.append(x := self._crossed(x, t, index, spec.stage))
         loss = loss_of(self.model.head(weights, x), targets)
         scale = 1.0 / self._batches.tokens_per_iteration
         # A table that is not also the head is unused.
@@ -227,9 +234,9 @@ class Reference:
         found: set[Witness] = set()
         with _noting(found, 0):
             exact.check_finite("loss", loss)
-        for stage, x in enumerate(boundaries):
+        for stage, x in enumerate(received):
             with _noting(found, stage):
-                exact.check_finite("activation", x)
+                exact.check_finite("activation", x)  # NaN, too, where its sender could not encode it
         for stage, dx in enumerate(at_boundary):
             # Stage s+1 returns the gradient of stage s's output; the last one comes from the head on stage 0.
             with _noting(found, (stage + 1) % len(boundaries)):
@@ -248,9 +255,14 @@ class Reference:
                 self._accumulators[0].add_rows(table, rows, dx)
         return float(loss.detach()), frozenset(found)
 
+    def _crossed(self, x: Tensor, t: int, index: int, cut: int) -> Tensor:
+        """Output of stage `cut` as the next stage receives it."""
+        return self._cuts.pass_through(x, self._cuts.place(t, index, cut))
+
     def _refresh(self) -> None:
-        """Make the autograd leaves views of the present weights."""
-        for state in self.states:
+        """Make the autograd leaves views of the present weights, and set the units of the sums."""
+        for state, accumulator in zip(self.states, self._accumulators, strict=True):
+            accumulator.prepare(units_of(self._run, state))
             for name, weight in working_weights(state, self._dtype).items():
                 self._leaves[name] = weight.detach().requires_grad_()
 

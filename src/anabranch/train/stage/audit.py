@@ -44,7 +44,8 @@ def _hash_of(payload: Tensor) -> str:
 class AuditedSteps:
     """Weights before the last steps that are audited here, and the sum of the units computed again.
 
-    weights_of(state): working weights of a state. accumulator(): makes an empty gradient sum.
+    weights_of(state): working weights of a state. units_of(state): exponents of the sums' units.
+    accumulator(): makes an empty gradient sum. align: of the parts of a sum.
     """
 
     def __init__(
@@ -52,17 +53,21 @@ class AuditedSteps:
         model: Model,
         spec: StageSpec,
         weights_of: Callable[[StageState], dict[str, Tensor]],
+        units_of: Callable[[StageState], Tensor | None],
         accumulator: Callable[[], Accumulator],
+        align: int = 1,
     ) -> None:
         self._model, self._spec = model, spec
-        self._weights_of, self._accumulator = weights_of, accumulator
-        self._weights: dict[int, dict[str, Tensor]] = {}
+        self._weights_of, self._units_of = weights_of, units_of
+        self._accumulator, self._align = accumulator, align
+        self._weights: dict[int, tuple[dict[str, Tensor], Tensor | None]] = {}
         self._stage: Stage | None = None
 
     def keep(self, state: StageState) -> None:
         """Keep a copy of the weights of `state`, before its next step."""
         weights = self._weights_of(state)
-        self._weights[state.t + 1] = {name: tensor.clone() for name, tensor in weights.items()}
+        copies = {name: tensor.clone() for name, tensor in weights.items()}
+        self._weights[state.t + 1] = copies, self._units_of(state)
 
     def stepped(self, t: int) -> None:
         """Drop the weights before steps that are too old: step t was applied."""
@@ -76,11 +81,13 @@ class AuditedSteps:
     def unit(self, task: tasks.AuditUnit, x: Tensor, dy: Tensor) -> tuple[Tensor, Tensor] | None:
         """(y, dx) of a microbatch computed again, whose contribution is added to the audit's sum; None if the
         weights are not kept."""
-        weights = self._weights.get(task.t)
-        if weights is None:
+        kept = self._weights.get(task.t)
+        if kept is None:
             return None
         if task.first or self._stage is None:
+            weights, units = kept
             self._stage = Stage(self._model, self._spec, weights, self._accumulator())
+            self._stage.accumulator.prepare(units)
         y = self._stage.forward(task.index, x)
         dx = self._stage.input_gradient(task.index, dy)
         self._stage.weight_gradient(task.index)
@@ -89,4 +96,4 @@ class AuditedSteps:
     def sum(self, task: tasks.AuditSum) -> tuple[Tensor, ...] | None:
         """Sum of the audited units in parts; None if there is none."""
         stage, self._stage = self._stage, None
-        return None if stage is None else exact.cut(stage.accumulator.flat, task.parts)
+        return None if stage is None else exact.cut(stage.accumulator.flat, task.parts, self._align)

@@ -15,17 +15,18 @@ from anabranch.config import RunConfig, render_run_file
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.log.records import Genesis
 from anabranch.protocol.log.step_parameters import Schedule, StepParameters
+from anabranch.train.codec.sizes import coarse_bytes
 from anabranch.train.model.interface import DTYPES, build, stage_layout
 from anabranch.train.model.partition import partition
 from anabranch.train.model.sizes import (
     SUM_WIRE_BYTES,
     ModelConfig,
     block_parameters,
-    cut_columns,
     end_parameters,
     total_parameters,
 )
 from anabranch.train.numerics.step_scalars import bias_corrections, clip_factor, learning_rate
+from anabranch.train.stage.cuts import payload_bytes
 from anabranch.train.stage.run_objects import initial_state, master_dtype
 
 #: Least and greatest automatic number of iterations between snapshots; a plain choice.
@@ -43,7 +44,7 @@ class Manifest:
 def settings_of(run: RunConfig, run_id: str, model: ModelConfig, epoch: int = 1) -> Settings:
     """Protocol settings of a run file."""
     batch = run.batch
-    width, master = _widths(run)
+    master = _widths(run)[1]
     return Settings(
         run=run_id,
         epoch=epoch,
@@ -57,7 +58,7 @@ def settings_of(run: RunConfig, run_id: str, model: ModelConfig, epoch: int = 1)
         policy=run.routing.policy,
         returns="own" if run.routing.return_ == "own" else "any",
         numerics="mixed" if run.run.numerics == "mixed" else "strict",
-        activation_bytes=batch.rows * batch.sequence * cut_columns(model, width) * width,
+        activation_bytes=payload_bytes(run, model),
         snapshot_every=snapshot_interval(run, model) if run.snapshots.copies else 0,
         snapshot_copies=run.snapshots.copies,
         snapshot_budget_bytes=run.snapshots.budget_bytes,
@@ -65,9 +66,9 @@ def settings_of(run: RunConfig, run_id: str, model: ModelConfig, epoch: int = 1)
         recompute=run.fleet.recompute,
         rebalance=run.fleet.rebalance,
         blocks=tuple(len(spec.blocks) for spec in partition(model, run.pipeline)[1:]),
-        block_bytes=math.ceil(block_parameters(model) * (sum_wire_bytes(run) + master)),
-        ends_bytes=math.ceil(end_parameters(model) * (sum_wire_bytes(run) + master)),
-        sums_bytes=math.ceil(block_parameters(model) * sum_wire_bytes(run)),
+        block_bytes=math.ceil(block_parameters(model) * sum(reduce_wire_bytes(run))),
+        ends_bytes=math.ceil(end_parameters(model) * sum(reduce_wire_bytes(run))),
+        sums_bytes=math.ceil(block_parameters(model) * reduce_wire_bytes(run)[0]),
         state_bytes=block_parameters(model) * 3 * master,
         deal=run.fleet.deal,
         spread=run.fleet.spread,
@@ -76,11 +77,12 @@ def settings_of(run: RunConfig, run_id: str, model: ModelConfig, epoch: int = 1)
     )
 
 
-def sum_wire_bytes(run: RunConfig) -> float:
-    """Bytes of one parameter's sum on the wire."""
-    if run.run.reduction == "exact":
-        return SUM_WIRE_BYTES
-    return _widths(run)[1]
+def reduce_wire_bytes(run: RunConfig) -> tuple[float, float]:
+    """Bytes of one parameter's sum, and of its reduced gradient, on the wire."""
+    if run.wire.reduce == "coarse":
+        return coarse_bytes(run.batch.microbatches)
+    master = _widths(run)[1]
+    return (SUM_WIRE_BYTES if run.run.reduction == "exact" else master), master
 
 
 def _widths(run: RunConfig) -> tuple[int, int]:
@@ -97,10 +99,8 @@ def snapshot_interval(run: RunConfig, model: ModelConfig) -> int:
     """
     if run.snapshots.every:
         return run.snapshots.every
-    width, master = _widths(run)
-    batch = run.batch
-    activation = batch.rows * batch.sequence * cut_columns(model, width) * width
-    traffic = 2 * (run.pipeline.stages + 1) * batch.microbatches * activation
+    master, batch = _widths(run)[1], run.batch
+    traffic = 2 * (run.pipeline.stages + 1) * batch.microbatches * payload_bytes(run, model)
     copied = run.snapshots.copies * 3 * master * total_parameters(model)
     return max(SNAPSHOTS_EVERY[0], min(SNAPSHOTS_EVERY[1], -(-4 * copied // traffic)))
 

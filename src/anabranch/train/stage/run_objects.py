@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from anabranch.config import ConfigError, RunConfig
+from anabranch.train.codec.sizes import coarse_digits
 from anabranch.train.model.interface import DTYPES, Model, initial_weights, weights_from_tensors
 from anabranch.train.model.layout import Layout
 from anabranch.train.model.sizes import ModelConfig
+from anabranch.train.numerics.coarse_sums import SEGMENT, CoarseAccumulator, unit_exponents
 from anabranch.train.numerics.exact import Accumulator, ExactAccumulator, FastAccumulator
 from anabranch.train.stage.state import StageState
 
@@ -96,10 +98,30 @@ def contributions(run: RunConfig, model: Model, name: str) -> int:
     return batch.microbatches * batch.rows * batch.sequence + head_uses
 
 
+def is_coarse(run: RunConfig) -> bool:
+    """True if contributions to the sums are rounded to units that depend on the state."""
+    return run.wire.reduce == "coarse"
+
+
+def units_of(run: RunConfig, state: StageState) -> Tensor | None:
+    """Exponents of the contributions' units in the step after `state`; None if all have one unit."""
+    if not is_coarse(run):
+        return None
+    digits = coarse_digits(run.batch.microbatches)
+    return unit_exponents(state.layout, state.exp_avg_sq, run.optimizer.beta2, state.adam_step, digits)
+
+
+def part_alignment(run: RunConfig) -> int:
+    """Elements to whose multiples the parts of a sum are cut."""
+    return SEGMENT if is_coarse(run) else 1
+
+
 def make_accumulator(run: RunConfig, model: Model, layout: Layout, device: torch.device) -> Accumulator:
     """Accumulator of the run's reduction mode."""
     master = master_dtype(DTYPES[run.compute.dtype])
     limits = {name: contributions(run, model, name) for name in layout.names}
     if run.run.reduction == "fast":
         return FastAccumulator(layout, master, device, max(limits.values()))
+    if is_coarse(run):
+        return CoarseAccumulator(layout, limits, master, device)
     return ExactAccumulator(layout, limits, master, device)

@@ -19,6 +19,7 @@ from torch import Tensor
 from anabranch.config import RunConfig
 from anabranch.protocol.interface import tasks
 from anabranch.protocol.interface.tasks import Payload, Result, Task, embed_unit, head_unit
+from anabranch.train.codec.codecs import BadPayload
 from anabranch.train.model.interface import DTYPES, build, stage_layout
 from anabranch.train.model.layout import Layout
 from anabranch.train.model.partition import StageSpec, partition
@@ -26,14 +27,18 @@ from anabranch.train.model.sizes import ModelConfig
 from anabranch.train.numerics import exact
 from anabranch.train.numerics.numerics_class import device_of
 from anabranch.train.stage.audit import AuditedSteps, payload_hash
+from anabranch.train.stage.cuts import ACTIVATION, GRADIENT, Cuts
 from anabranch.train.stage.optimizer import StepScalars, adamw
 from anabranch.train.stage.run_objects import (
     Batches,
     check_shape,
     initial_state,
+    is_coarse,
     make_accumulator,
     master_dtype,
+    part_alignment,
     token_ids,
+    units_of,
     working_weights,
 )
 from anabranch.train.stage.stage import Stage
@@ -44,6 +49,8 @@ _OF_OPEN_ITERATION = (
     *(tasks.Embed, tasks.Forward, tasks.Head),
     *(tasks.InputGradient, tasks.WeightGradient, tasks.Recount),
 )
+#: Tasks that keep something of their microbatch for a later one.
+_KEEPING = (tasks.Forward, tasks.Head, tasks.InputGradient)
 #: Tasks that need no state of this worker's own.
 _WITHOUT_STATE = (tasks.InitState, tasks.LoadState, tasks.CheckState)
 
@@ -80,7 +87,12 @@ class Worker:
         self.dtype = DTYPES[run.compute.dtype]
         self.master = master_dtype(self.dtype)
         self.model = build(model, self.device, self.dtype)
-        self.spec: StageSpec = partition(model, run.pipeline)[stage]
+        specs = partition(model, run.pipeline)
+        self.spec: StageSpec = specs[stage]
+        # A stage's input crosses cut `_before`, its output cut `_after`; stage 0 embeds before the first cut,
+        # and its head is behind the last one.
+        self._cuts = Cuts(run, model)
+        self._before, self._after = (stage - 1, stage) if stage else (len(specs) - 1, 0)
         self.layout = stage_layout(self.model, self.spec)
         if stage == 0 and batches is None:
             raise ValueError("stage 0 needs the batches")
@@ -90,8 +102,15 @@ class Worker:
         self._state: StageState | None = None
         self._weights: dict[str, Tensor] = {}
         self._stage = Stage(self.model, self.spec, self._weights, self._make_accumulator())
-        self._audits = AuditedSteps(self.model, self.spec, self._working_weights, self._make_accumulator)
-        self._tasks: dict[type[Task], Callable[[Any, Sequence[Tensor]], Result]] = {
+        self._align = part_alignment(run)
+        self._audits = AuditedSteps(
+            *(self.model, self.spec, self._working_weights),
+            *(lambda state: units_of(run, state), self._make_accumulator, self._align),
+        )
+        self._tasks = self._handlers()
+
+    def _handlers(self) -> dict[type[Task], Callable[[Any, Sequence[Tensor]], Result]]:
+        return {
             tasks.Embed: self._embed,
             tasks.Forward: self._forward,
             tasks.Head: self._head,
@@ -138,6 +157,8 @@ class Worker:
         except _Refused as refusal:
             result = Result(error=str(refusal))
         except exact.Overflow as overflow:
+            if isinstance(task, _KEEPING):  # the result could not be encoded
+                self._discard(task, ())
             result = Result(overflow=overflow.tensor)
         return replace(result, seconds=time.perf_counter() - begin)
 
@@ -151,39 +172,40 @@ class Worker:
 
     def _embed(self, task: tasks.Embed, inputs: Sequence[Tensor]) -> Result:
         ids, _ = self._ids(task.t, task.index)
-        return _outputs(self._stage.embed(ids))
+        return self._sent(ACTIVATION, task, self._stage.embed(ids))
 
     def _forward(self, task: tasks.Forward, inputs: Sequence[Tensor]) -> Result:
-        x = self._received("activation", inputs)
+        x = self._received(ACTIVATION, inputs)
         if not task.train:
-            return _outputs(self._stage.evaluate(x))
+            return self._sent(ACTIVATION, task, self._stage.evaluate(x))
         offload = task.keep and self._resident is not None and self._stage.graphs >= self._resident
         y = self._stage.forward(task.index, x, offload)
         if not task.keep:
             self._stage.discard(task.index)
-        return _outputs(y)
+        return self._sent(ACTIVATION, task, y)
 
     def _head(self, task: tasks.Head, inputs: Sequence[Tensor]) -> Result:
-        x = self._received("activation", inputs)
+        x = self._received(ACTIVATION, inputs)
         _, targets = self._ids(task.t, task.index)
         if not task.train:
             return Result(loss_sum=self._stage.evaluation_loss(x, targets), tokens=targets.numel())
         dx, loss_sum = self._stage.head(head_unit(task.index), x, targets, self._scale())
-        return replace(_outputs(dx), loss_sum=loss_sum, tokens=targets.numel())
+        return replace(self._sent(GRADIENT, task, dx), loss_sum=loss_sum, tokens=targets.numel())
 
     def _input_gradient(self, task: tasks.InputGradient, inputs: Sequence[Tensor]) -> Result:
-        dy = self._received("gradient", inputs, 1 + task.again)
+        dy = self._received(GRADIENT, inputs, 1 + task.again)
         if task.again:
-            self._stage.forward(task.index, self._received("activation", inputs[1:]))
+            self._stage.forward(task.index, self._received(ACTIVATION, inputs[1:]))
         try:
-            return _outputs(self._stage.input_gradient(task.index, dy))
+            dx = self._stage.input_gradient(task.index, dy)
         except KeyError:
             raise _Refused(f"no forward of microbatch {task.index} is held") from None
+        return self._sent(GRADIENT, task, dx)
 
     def _weight_gradient(self, task: tasks.WeightGradient, inputs: Sequence[Tensor]) -> Result:
         if self._is_embed(task.unit):
             ids, _ = self._ids(task.t, task.unit // 2)
-            self._stage.embed_gradient(ids, self._received("gradient", inputs))
+            self._stage.embed_gradient(ids, self._received(GRADIENT, inputs))
             return Result()
         try:
             self._stage.weight_gradient(task.unit)
@@ -193,25 +215,25 @@ class Worker:
 
     def _recount(self, task: tasks.Recount, inputs: Sequence[Tensor]) -> Result:
         if self.spec.stage > 0:
-            x, dy = self._received("activation", inputs, 2), self._received("gradient", inputs[1:])
+            x, dy = self._received(ACTIVATION, inputs, 2), self._received(GRADIENT, inputs[1:])
             self._stage.recount(x, dy, task.sign)
             return Result()
         ids, targets = self._ids(task.t, task.unit // 2)
         if self._is_embed(task.unit):
-            self._stage.embed_gradient(ids, self._received("gradient", inputs), task.sign)
+            self._stage.embed_gradient(ids, self._received(GRADIENT, inputs), task.sign)
         else:
-            x = self._received("activation", inputs)
+            x = self._received(ACTIVATION, inputs)
             self._stage.recount_head(x, targets, self._scale(), task.sign)
         return Result()
 
-    def _discard(self, task: tasks.Discard, inputs: Sequence[Tensor]) -> Result:
+    def _discard(self, task: tasks.MicrobatchTask, inputs: Sequence[Tensor]) -> Result:
         self._stage.discard(head_unit(task.index) if self.spec.stage == 0 else task.index)
         return Result()
 
     # --- reduce and step --------------------------------------------------------------------------
 
     def _freeze(self, task: tasks.Freeze, inputs: Sequence[Tensor]) -> Result:
-        parts = exact.cut(self._stage.accumulator.flat, task.parts)
+        parts = exact.cut(self._stage.accumulator.flat, task.parts, self._align)
         if task.clear:
             self._stage.accumulator.clear()
         return Result(outputs=parts)
@@ -221,12 +243,14 @@ class Worker:
         length = len(inputs[0]) if inputs and inputs[0].dim() == 1 else -1
         if any(part.dtype != kind or tuple(part.shape) != (length,) for part in inputs) or length < 0:
             raise _Refused(f"the members' parts are not {kind} vectors of one length")
-        return Result(outputs=(exact.sum_part(inputs, self.master if task.whole else kind),))
+        whole = task.whole and not is_coarse(self._run)  # a coarse sum is sent as it is, and packs well
+        return Result(outputs=(exact.sum_part(inputs, self.master if whole else kind),))
 
     def _assemble(self, task: tasks.Assemble, inputs: Sequence[Tensor]) -> Result:
         own = task.witness is None
         layout = self.layout if task.witness is None else self._layout_of(task.witness)
-        whole = torch.cat([part.reshape(-1) for part in inputs]) if inputs else None
+        parts = [self._summed(part) for part in inputs]
+        whole = torch.cat(parts) if parts else None
         gradient = self._flat(whole, layout)
         squares = exact.squares(layout, gradient)
         for name, square in squares.items():
@@ -237,6 +261,12 @@ class Worker:
         if own:
             self._gradients[task.t], self._digests[task.t] = gradient, digest
         return Result(digest=digest, squares=squares)
+
+    def _summed(self, part: Tensor) -> Tensor:
+        """Part of a reduced gradient, flat; a coarse sum gets its value in the master dtype here."""
+        flat = part.reshape(-1)
+        coarse = is_coarse(self._run) and flat.dtype == torch.int64
+        return exact.reduced(flat, self.master) if coarse else flat
 
     def _apply(self, task: tasks.Apply, inputs: Sequence[Tensor]) -> Result:
         self._expect_next(task.t)
@@ -265,11 +295,12 @@ class Worker:
         return Result(fingerprint=self.state.fingerprint())
 
     def _audit_unit(self, task: tasks.AuditUnit, inputs: Sequence[Tensor]) -> Result:
-        x, dy = self._received("activation", inputs, 2), self._received("gradient", inputs[1:])
+        x, dy = self._received(ACTIVATION, inputs, 2), self._received(GRADIENT, inputs[1:])
         again = self._audits.unit(task, x, dy)
         if again is None:
             raise _Refused(tasks.WEIGHTS_GONE)
-        return Result(outputs=tuple(tensor.contiguous().cpu() for tensor in again))
+        y, dx = self._sent(ACTIVATION, task, again[0]), self._sent(GRADIENT, task, again[1])
+        return Result(outputs=(*y.outputs, *dx.outputs))
 
     def _audit_sum(self, task: tasks.AuditSum, inputs: Sequence[Tensor]) -> Result:
         parts = self._audits.sum(task)
@@ -339,27 +370,24 @@ class Worker:
         self._weights.clear()
         self._weights.update(self._working_weights(state))
         self._stage.clear()
+        self._stage.accumulator.prepare(units_of(self._run, state))
 
     # --- checks -----------------------------------------------------------------------------------
 
-    def _received(self, what: str, inputs: Sequence[Tensor], expected: int = 1) -> Tensor:
-        """First input on the device, after checks of count, shape, dtype and finiteness."""
+    def _received(self, kind: str, inputs: Sequence[Tensor], expected: int = 1) -> Tensor:
+        """First input on the device, decoded, after checks of count, form and finiteness."""
         if len(inputs) < expected or (expected == 1 and len(inputs) != 1):
             raise _Refused(f"{expected} tensor(s) were expected, {len(inputs)} came")
-        x = inputs[0]
-        stream = self.model.stream
-        width = stream.columns if what == "activation" else stream.width
-        shape = (self._run.batch.rows, self._run.batch.sequence, width)
-        if tuple(x.shape) != shape or x.dtype != self.dtype:
-            raise _Refused(f"the received {what} is {x.dtype} {tuple(x.shape)}, not {self.dtype} {shape}")
         try:
-            exact.check_finite(what, x)
-        except exact.Overflow:
-            raise _Refused(f"the received {what} is not finite") from None
-        x = x.to(self.device)
-        if what == "activation" and (problem := stream.problem(x)):
-            raise _Refused(f"the received {what} {problem}")
-        return x
+            return self._cuts.decode(kind, inputs[0], self.device)
+        except BadPayload as why:
+            raise _Refused(f"the received {kind} cannot be used: {why}") from None
+
+    def _sent(self, kind: str, task: tasks.MicrobatchTask, values: Tensor) -> Result:
+        """Payload of an activation for the next stage, or of a gradient for the previous one."""
+        cut = self._after if kind == ACTIVATION else self._before
+        payload = self._cuts.encode(kind, values, self._cuts.place(task.t, task.index, cut))
+        return Result(outputs=(payload.cpu(),))
 
     def _layout_of(self, stage: int) -> Layout:
         """Layout of any stage's state."""

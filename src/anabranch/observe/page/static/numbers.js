@@ -117,11 +117,16 @@ export class Numbers {
     const { run, totals } = recording;
     put(byId("totals"), [
       `${short((run.t ?? 0) * (run.tokens ?? 0))} tokens seen`,
-      `${short(totals.sent ?? 0)}B sent`, `${lasting(totals.computed_s ?? 0)} computed`,
+      `${short(totals.sent ?? 0)}B sent` + aToken(totals), `${lasting(totals.computed_s ?? 0)} computed`,
       some(totals.doubles ?? 0, "microbatch", "es") + " computed twice", some(totals.skips ?? 0, "step") + " skipped",
       some(totals.rollbacks ?? 0, "rollback"), some(totals.joins ?? 0, "join"), some(totals.refused ?? 0, "refusal"),
     ].join(" · "));
   }
+}
+
+// Bytes that all peers sent for a token of the committed steps, in brackets.
+function aToken(totals) {
+  return totals.sent && totals.tokens ? ` (${short(totals.sent / totals.tokens)}B a token)` : "";
 }
 
 // Time to the last step, as far as it is known.

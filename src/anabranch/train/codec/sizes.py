@@ -1,0 +1,40 @@
+"""Bytes on the line: of a tensor by codec, of a parameter in a reduce. Imports no torch."""
+
+from __future__ import annotations
+
+import math
+
+#: Codecs of a run file, with the bits of an element where it is not that of the tensor.
+BITS = {"none": 0, "bf16": 16, "fp16": 16, "int8": 8, "int4": 4}
+#: Bytes of a block's scale, a bf16 number.
+SCALE_BYTES = 2
+#: Digits of a coarse sum -> bytes of a parameter's sum and of its reduced gradient on the line, packed.
+#: Measured on llama-tiny (docs/explanation/thin-lines.md).
+COARSE_BYTES = {3: (1.02, 1.05), 4: (1.05, 1.4), 5: (1.4, 1.85), 6: (2.0, 2.0)}
+
+
+def encoded_bytes(name: str, block: int, elements: int, width: int) -> int:
+    """Bytes of a tensor on the line in a codec. width: bytes of an element without one. block: elements of a
+    block (int8 and int4)."""
+    bits = BITS[name]
+    if not bits:
+        return elements * width
+    if bits == 16:
+        return elements * 2
+    blocks = -(-elements // block)
+    return blocks * (SCALE_BYTES + block * bits // 8)
+
+
+def coarse_digits(microbatches: int) -> int:
+    """Binary digits of a gradient's root mean square that the unit of a coarse sum leaves.
+
+    Each microbatch's contribution is rounded by itself, so the error grows with the root of their number: 3
+    digits for up to 8 of them, one more for each factor of four. The error of the sum is then an eighth to a
+    tenth of the gradient's norm (docs/explanation/thin-lines.md).
+    """
+    return 3 + math.ceil(max(0.0, math.log2(microbatches / 8)) / 2)
+
+
+def coarse_bytes(microbatches: int) -> tuple[float, float]:
+    """Bytes of a parameter's sum, and of its reduced gradient, on the line of a coarse reduce."""
+    return COARSE_BYTES[min(coarse_digits(microbatches), max(COARSE_BYTES))]
