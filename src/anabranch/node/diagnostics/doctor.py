@@ -196,7 +196,7 @@ def speeds(run: RunConfig) -> Iterator[CheckResult]:
         (GREEN, "") if capacity > 1 else (YELLOW, "free memory: it can hold one microbatch at a time")
     )
     yield CheckResult("capacity", verdict, f"{capacity:,} microbatches at once", repair)
-    for stage in range(1, run.pipeline.stages + 1):
+    for stage in range(1, run.pipeline.relay_stages + 1):
         try:
             forward_s, backward_s = measured_pass_s(run, model, stage)
         except (RuntimeError, MemoryError) as error:

@@ -131,6 +131,8 @@ def boundary_bytes(run: RunConfig, model: ModelConfig) -> int:
     """Bytes of kept boundaries of the node that keeps most (see `config.check_fleet_holds`)."""
     width = {"bf16": 2, "fp32": 4, "fp64": 8}[run.compute.dtype]
     share = math.ceil(run.batch.microbatches / min(run.fleet.data_nodes, *relays_by_stage(run)))
+    if run.pipeline.whole:  # token ids, and answers of a few bytes
+        return share * 4 * run.batch.rows * (run.batch.sequence + 1) * 4
     return share * 4 * run.batch.rows * run.batch.sequence * model.dim * width
 
 

@@ -17,13 +17,16 @@ import torch
 from torch import Tensor
 
 from anabranch.config import RunConfig
+from anabranch.config.rounds import Slots, course_of, inner_microbatches
 from anabranch.train.model.interface import DTYPES, build, stage_layout
 from anabranch.train.model.linear import PlainWeights
 from anabranch.train.model.partition import partition
 from anabranch.train.model.sizes import ModelConfig
 from anabranch.train.numerics import exact
+from anabranch.train.numerics.block_float import BITS, rounded_sums
 from anabranch.train.numerics.numerics_class import device_of
 from anabranch.train.numerics.step_scalars import bias_corrections, clip_factor, global_norm, learning_rate
+from anabranch.train.stage.inner_steps import contribution, outer_step, slot_tokens
 from anabranch.train.stage.optimizer import StepScalars, adamw
 from anabranch.train.stage.run_objects import (
     Batches,
@@ -106,6 +109,10 @@ class Reference:
         for spec in self.specs:
             layout = stage_layout(self.model, spec)
             self.states.append(initial_state(run, self.model, layout, initial, self._device))
+        self._course = course_of(run)
+        self._ends = next(spec.stage for spec in self.specs if spec.ends)
+        self.slots: Slots = {}
+        """Slots of the next round that are counted, set before `share`; unused in synchronous iterations."""
         self._stage_of = {name: s for s, state in enumerate(self.states) for name in state.layout.names}
         self._accumulators = [
             make_accumulator(run, self.model, state.layout, self._device) for state in self.states
@@ -151,7 +158,7 @@ class Reference:
 
         It uses the accumulators: a share that has not been stepped is void afterwards.
         """
-        if not 0 <= index < self._run.batch.microbatches:
+        if index not in (self.slots if self._course.is_round(t) else range(self._run.batch.microbatches)):
             return frozenset()
         return self.share(t, [index]).overflows.get(index, frozenset())
 
@@ -160,6 +167,8 @@ class Reference:
         self._check_complete(share)
         if share.overflows:
             return self.skip(share)
+        if self._course.is_round(share.t):
+            return self._outer_step(share)
         before, run = self.fingerprints(), self._run
         gradients = [exact.reduced(sums, self._master) for sums in share.sums]
         squares: dict[str, float] = {}
@@ -181,6 +190,28 @@ class Reference:
         return StepRecord(
             share.t, share.losses, loss, before, False, squares, digests, norm, factor, rate, corrections
         )
+
+    def _outer_step(self, share: Share) -> StepRecord:
+        """Take the outer step of round share.t."""
+        before, run = self.fingerprints(), self._run
+        bits = BITS[run.round.results]
+        gradients = [exact.reduced(rounded_sums(sums, bits), self._master) for sums in share.sums]
+        squares: dict[str, float] = {}
+        for state, gradient in zip(self.states, gradients, strict=True):
+            squares.update(exact.squares(state.layout, gradient))
+        steps = sum(count for _, count in self.slots.values())
+        rate, factor = run.round.outer_lr, 1.0 / steps
+        digests = tuple(
+            exact.digest(state.layout, gradient)
+            for state, gradient in zip(self.states, gradients, strict=True)
+        )
+        for state, gradient in zip(self.states, gradients, strict=True):
+            outer_step(run, state, share.t, gradient, rate, factor)
+            state.t = share.t
+        self._refresh()
+        tokens = steps * inner_microbatches(run) * run.batch.rows * run.batch.sequence
+        loss, norm = math.fsum(share.losses.values()) / tokens, global_norm(squares.values())
+        return StepRecord(share.t, share.losses, loss, before, False, squares, digests, norm, factor, rate)
 
     def skip(self, share: Share) -> StepRecord:
         """Let iteration share.t pass without a step, as a logged skip does."""
@@ -206,6 +237,8 @@ class Reference:
 
     def _contribute(self, t: int, index: int) -> tuple[float, frozenset[Witness]]:
         """Add one microbatch's gradients to the sums; returns its loss sum and its overflows."""
+        if self._course.is_round(t):
+            return self._contribute_slot(t, index)
         ids, targets = token_ids(self._batches, self._run.batch.microbatches, t, index, self._device)
         weights = PlainWeights(self._leaves)
         # The embedding is looked up outside the graph: its contributions are rounded token by token from
@@ -225,12 +258,12 @@ class Reference:
         at_boundary = gradients[: len(boundaries)]
 
         found: set[Witness] = set()
-        with _noting(found, 0):
+        with _noting(found, self._ends):
             exact.check_finite("loss", loss)
-        for stage, x in enumerate(boundaries):
+        for stage, x in enumerate(boundaries if not self._ends else ()):
             with _noting(found, stage):
                 exact.check_finite("activation", x)
-        for stage, dx in enumerate(at_boundary):
+        for stage, dx in enumerate(at_boundary[: 1 if self._ends else None]):
             # Stage s+1 returns the gradient of stage s's output; the last one comes from the head on stage 0.
             with _noting(found, (stage + 1) % len(boundaries)):
                 exact.check_finite("input gradient", dx)
@@ -241,9 +274,20 @@ class Reference:
                     self._accumulators[stage].add(name, gradient)
         dx = at_boundary[0].reshape(-1, at_boundary[0].shape[-1])
         for table, rows in self.model.embedding_rows(ids):
-            with _noting(found, 0):
-                self._accumulators[0].add_rows(table, rows, dx)
+            with _noting(found, self._ends):
+                self._accumulators[self._ends].add_rows(table, rows, dx)
         return float(loss.detach()), frozenset(found)
+
+    def _contribute_slot(self, t: int, slot: int) -> tuple[float, frozenset[Witness]]:
+        """Add the contribution of a slot to round t; returns its loss sum and its overflows."""
+        found: set[Witness] = set()
+        loss_sum, (first, steps) = 0.0, self.slots[slot]
+        with _noting(found, 1):
+            tokens = slot_tokens(self._batches, self._run, slot, first, steps).to(self._device)
+            change, loss_sum = contribution(self._run, self.model, self.states[1], t, steps, tokens)
+            for name, view in self.states[1].layout.views(change):
+                self._accumulators[1].add(name, view)
+        return loss_sum, frozenset(found)
 
     def _refresh(self) -> None:
         """Make the autograd leaves views of the present weights."""
@@ -252,7 +296,7 @@ class Reference:
                 self._leaves[name] = weight.detach().requires_grad_()
 
     def _check_complete(self, share: Share) -> None:
-        expected = set(range(self._run.batch.microbatches))
+        expected = set(self.slots if self._course.is_round(share.t) else range(self._run.batch.microbatches))
         if share.losses.keys() != expected:
             raise ValueError(f"the share lacks microbatches {sorted(expected - share.losses.keys())}")
         if share.t != self.t + 1:

@@ -27,6 +27,8 @@ from anabranch.train.model.sizes import (
 from anabranch.train.numerics.step_scalars import bias_corrections, clip_factor, learning_rate
 from anabranch.train.stage.run_objects import initial_state, master_dtype
 
+#: Bytes of a token id on the wire (int32).
+TOKEN_BYTES = 4
 #: Least and greatest automatic number of iterations between snapshots; a plain choice.
 SNAPSHOTS_EVERY = (5, 100)
 
@@ -41,12 +43,14 @@ class Manifest:
 
 def settings_of(run: RunConfig, run_id: str, model: ModelConfig, epoch: int = 1) -> Settings:
     """Protocol settings of a run file."""
-    batch = run.batch
-    width, master = _widths(run)
+    batch, whole = run.batch, run.pipeline.whole
+    master = _widths(run)[1]
+    # The ends of a whole model count as a share of each of its blocks.
+    block = -(-total_parameters(model) // model.blocks) if whole else block_parameters(model)
     return Settings(
         run=run_id,
         epoch=epoch,
-        stages=run.pipeline.stages,
+        stages=run.pipeline.relay_stages,
         microbatches=batch.microbatches,
         steps=run.run.steps,
         windows=run.evaluation.windows if run.evaluation.every else 0,
@@ -56,7 +60,7 @@ def settings_of(run: RunConfig, run_id: str, model: ModelConfig, epoch: int = 1)
         policy=run.routing.policy,
         returns="own" if run.routing.return_ == "own" else "any",
         numerics="mixed" if run.run.numerics == "mixed" else "strict",
-        activation_bytes=batch.rows * batch.sequence * model.dim * width,
+        activation_bytes=sent_bytes(run, model),
         snapshot_every=snapshot_interval(run, model) if run.snapshots.copies else 0,
         snapshot_copies=run.snapshots.copies,
         snapshot_budget_bytes=run.snapshots.budget_bytes,
@@ -64,15 +68,23 @@ def settings_of(run: RunConfig, run_id: str, model: ModelConfig, epoch: int = 1)
         recompute=run.fleet.recompute,
         rebalance=run.fleet.rebalance,
         blocks=tuple(len(spec.blocks) for spec in partition(model, run.pipeline)[1:]),
-        block_bytes=math.ceil(block_parameters(model) * (sum_wire_bytes(run) + master)),
-        ends_bytes=math.ceil(end_parameters(model) * (sum_wire_bytes(run) + master)),
-        sums_bytes=math.ceil(block_parameters(model) * sum_wire_bytes(run)),
-        state_bytes=block_parameters(model) * 3 * master,
+        block_bytes=math.ceil(block * (sum_wire_bytes(run) + master)),
+        ends_bytes=0 if whole else math.ceil(end_parameters(model) * (sum_wire_bytes(run) + master)),
+        sums_bytes=math.ceil(block * sum_wire_bytes(run)),
+        state_bytes=block * 3 * master,
         deal=run.fleet.deal,
         spread=run.fleet.spread,
         spare=run.fleet.spare,
         audit_share=run.audit.share,
     )
+
+
+def sent_bytes(run: RunConfig, model: ModelConfig) -> int:
+    """Bytes of a microbatch between two stages: its activation, or its token ids for a whole model."""
+    batch = run.batch
+    if run.pipeline.whole:
+        return batch.rows * (batch.sequence + 1) * TOKEN_BYTES
+    return batch.rows * batch.sequence * model.dim * _widths(run)[0]
 
 
 def sum_wire_bytes(run: RunConfig) -> float:
@@ -96,10 +108,10 @@ def snapshot_interval(run: RunConfig, model: ModelConfig) -> int:
     """
     if run.snapshots.every:
         return run.snapshots.every
-    width, master = _widths(run)
-    batch = run.batch
-    activation = batch.rows * batch.sequence * model.dim * width
-    traffic = 2 * (run.pipeline.stages + 1) * batch.microbatches * activation
+    master = _widths(run)[1]
+    traffic = 2 * (run.pipeline.relay_stages + 1) * run.batch.microbatches * sent_bytes(run, model)
+    if run.pipeline.whole:  # the reduce is all that is sent
+        traffic = math.ceil(total_parameters(model) * (sum_wire_bytes(run) + master))
     copied = run.snapshots.copies * 3 * master * total_parameters(model)
     return max(SNAPSHOTS_EVERY[0], min(SNAPSHOTS_EVERY[1], -(-4 * copied // traffic)))
 
@@ -156,7 +168,7 @@ def genesis_of(
         owner=leader,
         leader=leader,
         config=render_run_file(run),
-        stages=run.pipeline.stages,
+        stages=run.pipeline.relay_stages,
         microbatches=run.batch.microbatches,
         parameters=total_parameters(model),
         corpus_fingerprint=manifest.corpus_fingerprint,
