@@ -7,6 +7,7 @@ from typing import Protocol
 
 from anabranch.protocol.consensus.log_replay import LogReplay
 from anabranch.protocol.log.records import Commit
+from anabranch.protocol.log.round_plan import active, counted
 from anabranch.train.reference.reference import Reference, Share, StepRecord, Witness
 
 Order = Callable[[int], Iterable[int]]
@@ -31,7 +32,7 @@ class SequentialStepper:
         self._order = order
 
     def step(self, t: int) -> StepRecord:
-        return self.reference.step(self.reference.share(t, self._order(t)))
+        return self.reference.step(self.reference.share(t, self.reference.batch(t, self._order)))
 
     def skip(self, t: int) -> StepRecord:
         return self.reference.skip(Share(t, []))
@@ -57,6 +58,13 @@ class Observer(Protocol):
         ...
 
 
+def slots_of(history: LogReplay, commit: Commit) -> dict[int, tuple[int, int]]:
+    """Slots that count in a round, with their inner steps; of a skipped one, all. Empty if it is no round."""
+    plan = history.plans.get(commit.t, ())
+    slots = counted(commit.stages[1].owners) if plan and commit.stages else active(plan)
+    return {slot: (plan[slot].first, plan[slot].steps) for slot in slots if slot < len(plan)}
+
+
 def replay(
     history: LogReplay,
     stepper: Stepper,
@@ -76,6 +84,7 @@ def replay(
 
     arrive(0)
     for commit in history.commits:
+        reference.slots = slots_of(history, commit)
         if commit.verdict == "skip":
             found: frozenset[Witness] = frozenset()
             if commit.witness is not None:

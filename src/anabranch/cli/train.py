@@ -113,11 +113,12 @@ def train_directory(
     from anabranch.cli.main import main
     from anabranch.config import load_run_file
     from anabranch.node.local_swarm.local_swarm import LeaderFailed, LocalSwarm
+    from anabranch.train.model.rounds import iterations
 
     directory = RunDirectory.open(path)
     config = load_run_file(directory.run_file)
     swarm = LocalSwarm(directory, config, supervisor, places=places)
-    console = to.console(config.run.steps)
+    console = to.console(iterations(config))
     began = time.monotonic()
     try:
         finished = _follow(swarm, supervisor, console, page, to)

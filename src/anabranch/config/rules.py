@@ -141,9 +141,7 @@ def _data_problem(config: RunConfig) -> str:
     data, vocabulary = config.data, config.model.vocab_size
     if data.source != "stdlib" and not data.path:
         return f'data.path is empty; data.source = "{data.source}" needs the file or folder to read'
-    trained = data.tokenizer == "bpe" or (
-        data.tokenizer == "auto" and config.model.initial_weights == "seed"
-    )
+    trained = data.tokenizer == "bpe" or (data.tokenizer == "auto" and config.model.initial_weights == "seed")
     if trained and vocabulary is not None and vocabulary < data.vocab_size:
         return (
             f"model.vocab_size {vocabulary} is smaller than the tokenizer's data.vocab_size "
@@ -219,8 +217,8 @@ def _round_problem(config: RunConfig) -> str:
         return 'round.slots needs run.reduction = "exact"'
     if microbatches % slots:
         return (
-            f"round.slots {slots} does not divide batch.microbatches {microbatches}, of which each island has "
-            "an equal share; change one of them"
+            f"round.slots {slots} does not divide batch.microbatches {microbatches}, of which each island "
+            "has an equal share; change one of them"
         )
     return ""
 

@@ -143,8 +143,8 @@ class PipelineSection:
     """Partition of the model into pipeline stages."""
 
     stages: Natural = 3
-    """Relay stages 1..S; stage 0 (embedding, final norm, head, loss) is on the data nodes. 0: every relay holds
-    the whole model, and the data nodes send token ids only."""
+    """Relay stages 1..S; stage 0 (embedding, final norm, head, loss) is on the data nodes. 0: every relay
+    holds the whole model, and the data nodes send token ids only."""
     blocks_per_stage: tuple[Count, ...] = ()
     """Uneven split, e.g. [2, 1, 1]; empty means balanced by cost."""
 

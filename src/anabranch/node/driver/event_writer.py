@@ -195,7 +195,7 @@ class EventWriter:
         total = math.fsum(record.loss_sums) if record.loss_sums else math.nan
         size_bytes = self.iteration_bytes(record.t) if self.iteration_bytes else 0
         owners = {
-            stage: {unit: commit.members[owner] for unit, owner in enumerate(commit.owners)}
+            stage: {unit: commit.members[owner] for unit, owner in enumerate(commit.owners) if owner >= 0}
             for stage, commit in enumerate(record.stages)
         }
         last = max((member.stage for member in self._membership.members.values()), default=0)

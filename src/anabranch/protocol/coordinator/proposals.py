@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from msgspec import UNSET
+
 from anabranch.protocol.consensus.raft_node import Voter
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.coordinator.audit_cases import AuditCases
-from anabranch.protocol.coordinator.reduce_attempts import ReduceAttempts
+from anabranch.protocol.coordinator.island_rounds import IslandRounds
+from anabranch.protocol.coordinator.reduce_attempts import ReduceAttempts, attempt_units
 from anabranch.protocol.coordinator.releases import Releases
 from anabranch.protocol.coordinator.round import LogTip, Round
 from anabranch.protocol.log.records import AnyRecord, Closing, Commit, Evaluation, StageCommit, Witness
+from anabranch.protocol.log.round_plan import counted
 from anabranch.protocol.log.step_parameters import Schedule
 from anabranch.protocol.messages import Prepared
 from anabranch.protocol.reduce.coverage import global_norm
@@ -27,6 +31,7 @@ class Proposals:
     reducing: ReduceAttempts
     released: Releases
     cases: AuditCases
+    rounds: IslandRounds
 
     def record(self, current: Round) -> AnyRecord | None:
         """The record of the step, if it may be proposed: all stages are PREPARED, the last step is released,
@@ -45,6 +50,10 @@ class Proposals:
         if not current.attempts:
             return None  # no reduce was ordered yet
         prepared = {s: self.reducing.prepared(current, s) for s in range(self.ctx.run.settings.stages + 1)}
+        if current.slots and any(
+            attempt_units(attempt) != current.counts(stage) for stage, attempt in current.attempts.items()
+        ):
+            return None  # a slot was dropped after one stage's reduce was ordered
         messages = [message for message in prepared.values() if message is not None]
         if len(messages) < len(prepared) or not self.cases.consistent(current):
             return None
@@ -74,7 +83,8 @@ class Proposals:
                     receipts=self.cases.hashes(current, attempt),
                 )
             )
-        norm, adam_step = global_norm(message.squares for message in prepared), self.tip.adam_step + 1
+        norm = global_norm(message.squares for message in prepared)
+        adam_step = self.tip.adam_step + (not current.slots)
         return self._record(current, adam_step, norm, current.counted_losses, tuple(stages), evaluation)
 
     def _skip(self, current: Round, witness: Witness) -> Commit:
@@ -92,7 +102,12 @@ class Proposals:
         witness: Witness | None = None,
     ) -> Commit:
         """Record of a step, or of a skipped step if there is a witness."""
-        step = self.schedule.step(current.t, max(1, adam_step), norm)
+        tokens, step = self.schedule.tokens, self.schedule.step(current.t, max(1, adam_step), norm)
+        accepted = counted(stages[1].owners) if current.slots and stages else ()
+        if current.slots:
+            assert self.schedule.outer is not None
+            steps = sum(current.slots[slot].steps for slot in accepted)
+            tokens, step = steps * self.schedule.inner_tokens, self.schedule.outer(max(1, steps))
         return Commit(
             run=self.ctx.run.settings.run,
             epoch=self.ctx.run.settings.epoch,
@@ -101,7 +116,7 @@ class Proposals:
             previous_base=current.base,
             manifest=current.manifest,
             verdict="skip" if witness is not None else "step",
-            tokens=self.schedule.tokens,
+            tokens=tokens,
             loss_sums=loss_sums,
             stages=stages,
             norm=norm,
@@ -112,4 +127,5 @@ class Proposals:
             adam_step=adam_step,
             evaluation=evaluation,
             witness=witness,
+            slots=self.rounds.next(current, accepted) or UNSET,
         )

@@ -62,7 +62,7 @@ class ReduceSchedule:
         """
         ctx, settings = self.ctx, self.ctx.run.settings
         crowded = ctx.run.near.crowded or len(members) > FLAT * settings.neighbours
-        working = tuple(sorted(set(owners)))
+        working = tuple(sorted(set(owners) - {-1}))
         few = len(working) < len(members) and not crowded and len(working) <= PARTS
         evenly = ReducePlan((), working) if few else EVEN
         standbys = not ctx.standby_view.waits.keys().isdisjoint(members)  # then machines' uplinks bind

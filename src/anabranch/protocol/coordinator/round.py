@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from anabranch.protocol.audit.receipts import Receipt
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.log.records import Witness
+from anabranch.protocol.log.round_plan import Plan, active, units_of
 from anabranch.protocol.messages import Attempt, AttemptId, Prepared
 
 #: Inputs of the decision on a stage's reduce: number of reports of new units, membership version, silent
@@ -44,6 +46,12 @@ class Round:
     stalls: int = 0
     spread: float = 1.0
     retries: dict[int, int] = field(default_factory=dict)
+    slots: Plan = ()
+    """Plan of the round; () in a synchronous iteration."""
+    ready_at: float = math.inf
+    """Time (s) at which three quarters of the slots were ready."""
+    dropped: frozenset[int] = frozenset()
+    """Slots without which the round ends."""
     witnessed: dict[int, int] = field(default_factory=dict)
     """Stage -> number of stuck reduces whose parts were all summed by the coordinator."""
     even: set[int] = field(default_factory=set)
@@ -59,6 +67,10 @@ class Round:
     agreed: dict[int, tuple[tuple[AttemptId, int, int, bool], Prepared | None]] = field(default_factory=dict)
     """Stage -> (inputs, result) of the last comparison of PREPARED reports. Inputs: attempt, number of
     reports, membership version, True if the stage is in `torn`."""
+
+    def counts(self, stage: int) -> frozenset[int]:
+        """Units of a round that count at a stage."""
+        return units_of(stage, (slot for slot in active(self.slots) if slot not in self.dropped))
 
     def give_up(self, stage: int) -> dict[str, Prepared]:
         """Forget a stage's attempt; return its PREPARED reports."""

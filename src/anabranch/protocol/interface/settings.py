@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from anabranch.flow.graph.problem import Return
+from anabranch.protocol.interface.rounds import NO_ROUNDS, Rounds
 from anabranch.protocol.interface.tasks import PIECE_BYTES, full_cover
 
 #: Defaults of `heartbeat_s`, `neighbours` and `newcomer_s`. Choices.
@@ -38,7 +39,8 @@ class Settings:
     the last step, that must be left in the open iteration for a new relay to serve in it. spare: standby
     replicas (`fleet.standbys`): "links" (where they would delay the reduce), "always" (at random, for tests),
     "never". audit_share: probability that a relay's contribution to a step is computed again by another
-    replica (0: no receipts, no audits).
+    replica (0: no receipts, no audits). rounds: which iterations are rounds of islands; evaluate_every and
+    checkpoint_every count the optimizer steps that they stand for.
     """
 
     run: str
@@ -73,6 +75,7 @@ class Settings:
     newcomer_s: float = NEWCOMER_S
     spare: str = "never"
     audit_share: float = 0.0
+    rounds: Rounds = NO_ROUNDS
 
     @property
     def audits(self) -> bool:
@@ -84,7 +87,11 @@ class Settings:
         1)."""
         if not self.windows or not self.evaluate_every:
             return False
-        return t % self.evaluate_every == 0 or t == last
+        return self.rounds.passes(t, self.evaluate_every) or t == last
+
+    def checkpoints_at(self, t: int) -> bool:
+        """True if a checkpoint is written after iteration t."""
+        return self.checkpoint_every > 0 and self.rounds.passes(t, self.checkpoint_every)
 
     def snapshots_at(self, t: int) -> bool:
         """True if every stage takes a snapshot of its state after iteration t."""

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from anabranch.protocol.log.records import Genesis, Member
+from anabranch.protocol.log.records import Genesis, Member, Slot
 from anabranch.protocol.messages.common import (
     Count,
     CountOrNone,
@@ -47,6 +47,7 @@ class Welcome(Message, frozen=True, tag=41):
     members, active_from, number: current membership and the number of its latest record. next_index,
     last_hash: position in the log. t, base, adam_step, fingerprint: state after the last commit. held:
     iteration after which the run pauses (-1: none). revoked: revoked peers and tickets, with the reasons.
+    slots: plan of the next iteration, if it is a round.
     """
 
     stage: StageNumber
@@ -66,6 +67,7 @@ class Welcome(Message, frozen=True, tag=41):
     steps: Count = 0
     held: CountOrNone = -1
     revoked: dict[Id, Text] = msgspec.field(default_factory=dict)
+    slots: tuple[Slot, ...] = ()
 
 
 class Refused(Message, frozen=True, tag=42):

@@ -191,6 +191,7 @@ class JoinProcess(Timer):
         ctx.log.elect(welcome.voters)
         self._following.admitted(welcome.term)
         run.resume_course(RunCourse(welcome.steps, welcome.held))
+        run.plan_round(t + 1, welcome.slots)
         run.revoked.add(welcome.revoked)
         self._summary.start(welcome.adam_step, skips=welcome.skips)
         run.membership.open(t + 1, run.settings.stages)

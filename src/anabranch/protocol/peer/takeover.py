@@ -199,6 +199,7 @@ class Leadership:
             run.course.steps,
             run.course.held,
             dict(run.revoked.reasons),
+            run.plan(lead.t + 1),
         )
         ctx.outbox.send(member.id, welcome)
 

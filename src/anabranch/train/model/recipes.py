@@ -197,7 +197,7 @@ def warnings_about(run: RunConfig, model: ModelConfig) -> list[str]:
     if run.data.source == "stdlib":
         found.append(
             'data.source = "stdlib" has a few million tokens, which such a model learns by heart; set '
-            'data.source and '
+            "data.source and "
             "data.path to your own text (`anabranch init --data PATH`)"
         )
     return found

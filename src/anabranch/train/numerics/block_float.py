@@ -1,8 +1,8 @@
 """Rounding of vectors to integers of few bits with a power-of-two scale for each block of 64 values.
 
 A rounded value is a small integer times a power of two, so it is exact in fp32, in the 64-bit sums of
-`exact`, and in the packed form in which these travel (`net.packing`): what is sent is what is added. Blocks lie
-at multiples of 64 of the flat vector, whatever part of it a peer holds.
+`exact`, and in the packed form in which these travel (`net.packing`): what is sent is what is added. Blocks
+lie at multiples of 64 of the flat vector, whatever part of it a peer holds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ BITS = {"exact": 0, "int8": 8, "int4": 4}
 
 
 def rounded(values: Tensor, bits: int) -> Tensor:
-    """Vector of floats with each block rounded to integers of `bits` bits times a power of two (half to even).
+    """Vector of floats with each block rounded to integers of `bits` bits times a power of two (half to
+    even).
 
     The scale is the least power of two with which the block's greatest magnitude fits, at least the unit of
     exact sums. bits = 0: unchanged.

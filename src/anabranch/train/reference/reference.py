@@ -9,7 +9,7 @@ value equals the swarm's bit for bit if both are of one numerics class.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from anabranch.config import RunConfig
-from anabranch.config.rounds import Slots, course_of, inner_microbatches
 from anabranch.train.model.interface import DTYPES, build, stage_layout
 from anabranch.train.model.linear import PlainWeights
 from anabranch.train.model.partition import partition
+from anabranch.train.model.rounds import Slots, inner_microbatches, rounds_of
 from anabranch.train.model.sizes import ModelConfig
 from anabranch.train.numerics import exact
 from anabranch.train.numerics.block_float import BITS, rounded_sums
@@ -109,7 +109,7 @@ class Reference:
         for spec in self.specs:
             layout = stage_layout(self.model, spec)
             self.states.append(initial_state(run, self.model, layout, initial, self._device))
-        self._course = course_of(run)
+        self._rounds = rounds_of(run)
         self._ends = next(spec.stage for spec in self.specs if spec.ends)
         self.slots: Slots = {}
         """Slots of the next round that are counted, set before `share`; unused in synchronous iterations."""
@@ -141,6 +141,10 @@ class Reference:
         """All weights and moments by "weights/NAME", "exp_avg/NAME", "exp_avg_sq/NAME" (views)."""
         return {name: tensor for state in self.states for name, tensor in state.tensors().items()}
 
+    def batch(self, t: int, order: Callable[[int], Iterable[int]]) -> Iterable[int]:
+        """Microbatches of iteration t in this order, or the slots of a round that count."""
+        return sorted(self.slots) if self._rounds.has(t) else order(t)
+
     def share(self, t: int, indices: Iterable[int]) -> Share:
         """Compute and sum the contributions of these microbatches of t, in the given order."""
         for accumulator in self._accumulators:
@@ -158,7 +162,7 @@ class Reference:
 
         It uses the accumulators: a share that has not been stepped is void afterwards.
         """
-        if index not in (self.slots if self._course.is_round(t) else range(self._run.batch.microbatches)):
+        if index not in (self.slots if self._rounds.has(t) else range(self._run.batch.microbatches)):
             return frozenset()
         return self.share(t, [index]).overflows.get(index, frozenset())
 
@@ -167,7 +171,7 @@ class Reference:
         self._check_complete(share)
         if share.overflows:
             return self.skip(share)
-        if self._course.is_round(share.t):
+        if self._rounds.has(share.t):
             return self._outer_step(share)
         before, run = self.fingerprints(), self._run
         gradients = [exact.reduced(sums, self._master) for sums in share.sums]
@@ -237,7 +241,7 @@ class Reference:
 
     def _contribute(self, t: int, index: int) -> tuple[float, frozenset[Witness]]:
         """Add one microbatch's gradients to the sums; returns its loss sum and its overflows."""
-        if self._course.is_round(t):
+        if self._rounds.has(t):
             return self._contribute_slot(t, index)
         ids, targets = token_ids(self._batches, self._run.batch.microbatches, t, index, self._device)
         weights = PlainWeights(self._leaves)
@@ -296,7 +300,7 @@ class Reference:
                 self._leaves[name] = weight.detach().requires_grad_()
 
     def _check_complete(self, share: Share) -> None:
-        expected = set(self.slots if self._course.is_round(share.t) else range(self._run.batch.microbatches))
+        expected = set(self.slots if self._rounds.has(share.t) else range(self._run.batch.microbatches))
         if share.losses.keys() != expected:
             raise ValueError(f"the share lacks microbatches {sorted(expected - share.losses.keys())}")
         if share.t != self.t + 1:

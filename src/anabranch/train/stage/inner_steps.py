@@ -1,10 +1,10 @@
 """Rounds of an island: inner optimizer steps, the contribution that they give, the outer step.
 
-A contribution is a pure function of the run file, the state at the beginning of the round, the round, the slot,
-and the slot's counters: whoever fills the slot computes the same bits (within a numerics class). The inner
-optimizer is AdamW. It begins each round without a first moment, and with the second moment that the synchronous
-steps left in the state. The outer optimizer is SGD with Nesterov momentum (Douillard et al., "DiLoCo", arXiv
-2311.08105); its momentum takes the place of the first moment in the state.
+A contribution is a pure function of the run file, the state at the beginning of the round, the round, the
+slot, and the slot's counters: whoever fills the slot computes the same bits (within a numerics class). The
+inner optimizer is AdamW. It begins each round without a first moment, and with the second moment that the
+synchronous steps left in the state. The outer optimizer is SGD with Nesterov momentum (Douillard et al.,
+"DiLoCo", arXiv 2311.08105); its momentum takes the place of the first moment in the state.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from anabranch.config import RunConfig
-from anabranch.config.rounds import course_of, inner_microbatches
 from anabranch.train.model.interface import DTYPES, Model
 from anabranch.train.model.linear import PlainWeights
+from anabranch.train.model.rounds import inner_microbatches, rounds_of
 from anabranch.train.numerics import exact
 from anabranch.train.numerics.block_float import BITS, rounded
 from anabranch.train.numerics.step_scalars import bias_corrections, clip_factor, global_norm, learning_rate
@@ -27,12 +27,13 @@ from anabranch.train.stage.state import StageState
 
 
 def slot_tokens(batches: Batches, run: RunConfig, slot: int, first: int, steps: int) -> Tensor:
-    """Token ids (int32) of a slot's inner steps first+1 to first+steps, (steps · microbatches · rows, sequence+1).
+    """Token ids (int32) of a slot's inner steps first+1 to first+steps, (steps · microbatches · rows,
+    sequence+1).
 
-    Inner step c of slot k has microbatches k·n to k·n + n - 1 of the batch of iteration start + c: the K slots
-    together pass through the batches that synchronous steps would have had.
+    Inner step c of slot k has microbatches k·n to k·n + n - 1 of the batch of iteration start + c: the K
+    slots together pass through the batches that synchronous steps would have had.
     """
-    count, start = inner_microbatches(run), course_of(run).start
+    count, start = inner_microbatches(run), rounds_of(run).start
     rows = []
     for step in range(first + 1, first + steps + 1):
         for index in range(slot * count, (slot + 1) * count):
@@ -49,7 +50,7 @@ def contribution(
     The contribution is flat, in the state's layout: steps · (weights before - weights after), rounded as the
     run file says. Raises Overflow.
     """
-    course, rows = course_of(run), run.batch.rows
+    rounds, rows = rounds_of(run), run.batch.rows
     local = StageState(
         state.layout,
         state.weights.clone(),
@@ -70,7 +71,7 @@ def contribution(
             total += _add_gradient(model, local, leaves, ids, gradient, 1.0 / microbatches[..., 1:].numel())
         norm = global_norm(exact.squares(local.layout, gradient).values())
         # Slots of all speeds follow the schedule from the round's first to its last optimizer step.
-        at = course.progress(t - 1) + -(-(step + 1) * course.inner // steps)
+        at = rounds.progress(t - 1) + -(-(step + 1) * rounds.inner // steps)
         first, _ = bias_corrections(run.optimizer, step + 1)
         _, second = bias_corrections(run.optimizer, state.adam_step + step + 1)
         factor = clip_factor(norm, run.optimizer.clip)
@@ -109,7 +110,7 @@ def outer_step(
 
     Before the first round the first moment of the synchronous steps is forgotten.
     """
-    if not course_of(run).is_round(t - 1):
+    if not rounds_of(run).has(t - 1):
         state.exp_avg.zero_()
     mean, momentum = total.mul(factor), run.round.outer_momentum
     state.exp_avg.mul_(momentum).add_(mean)

@@ -17,6 +17,7 @@ from anabranch.protocol.log.records import Genesis
 from anabranch.protocol.log.step_parameters import Schedule, StepParameters
 from anabranch.train.model.interface import DTYPES, build, stage_layout
 from anabranch.train.model.partition import partition
+from anabranch.train.model.rounds import inner_microbatches, iterations, rounds_of
 from anabranch.train.model.sizes import (
     SUM_WIRE_BYTES,
     ModelConfig,
@@ -52,7 +53,7 @@ def settings_of(run: RunConfig, run_id: str, model: ModelConfig, epoch: int = 1)
         epoch=epoch,
         stages=run.pipeline.relay_stages,
         microbatches=batch.microbatches,
-        steps=run.run.steps,
+        steps=iterations(run),
         windows=run.evaluation.windows if run.evaluation.every else 0,
         evaluate_every=run.evaluation.every,
         checkpoint_every=run.checkpoint.every,
@@ -76,6 +77,7 @@ def settings_of(run: RunConfig, run_id: str, model: ModelConfig, epoch: int = 1)
         spread=run.fleet.spread,
         spare=run.fleet.spare,
         audit_share=run.audit.share,
+        rounds=rounds_of(run),
     )
 
 
@@ -127,7 +129,12 @@ def schedule_of(
             clip_factor(norm, run.optimizer.clip), learning_rate(run, t), corrections[0], corrections[1]
         )
 
-    return Schedule(manifest_hash, step, tokens_per_iteration, run.batch.rows * run.batch.sequence)
+    def outer(steps: int) -> StepParameters:
+        return StepParameters(1.0 / steps, run.round.outer_lr, 1.0, 1.0)
+
+    window = run.batch.rows * run.batch.sequence
+    inner_tokens = inner_microbatches(run) * window
+    return Schedule(manifest_hash, step, tokens_per_iteration, window, outer, inner_tokens)
 
 
 def initial_fingerprints(

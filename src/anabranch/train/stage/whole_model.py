@@ -1,7 +1,7 @@
 """Forward and backward passes of a whole model at one peer, from token ids to weight gradients.
 
-The same three operations as of a pipeline stage (`stage.Stage`): forward, input gradient, weight gradient. Here
-the output is the loss, and the input gradient stays at the peer, for the rows of the embedding.
+The same three operations as of a pipeline stage (`stage.Stage`): forward, input gradient, weight gradient.
+Here the output is the loss, and the input gradient stays at the peer, for the rows of the embedding.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class WholeModel(Stage):
             return float(self._finite("loss", loss_of(self.model.head(weights, x), targets)))
 
     def gradient(self, index: int, scale: float) -> None:
-        """Compute the gradients of scale · loss; frees the graph and keeps the inputs of the weight gradient."""
+        """Compute the gradients of scale · loss; frees the graph and keeps the inputs of the weight
+        gradient."""
         forward = self._passes.pop(index)
         self._inputs[index] = forward.ids, self._whole_gradient(forward, scale)
         self._stores[index] = forward.store

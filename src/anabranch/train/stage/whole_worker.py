@@ -1,8 +1,8 @@
 """Workers of a run without pipeline (`pipeline.stages = 0`): relays hold the whole model, data nodes nothing.
 
-The payload from a data node to a relay is the token ids of a microbatch; the one back to a data node is its loss
-sum; the answer of the data node is a byte. In a round the microbatch is a slot: the token ids are those of all
-its inner steps, and its weight gradient is the slot's contribution (`inner_steps`).
+The payload from a data node to a relay is the token ids of a microbatch; the one back to a data node is its
+loss sum; the answer of the data node is a byte. In a round the microbatch is a slot: the token ids are those
+of all its inner steps, and its weight gradient is the slot's contribution (`inner_steps`).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from anabranch.config.rounds import course_of, inner_microbatches
 from anabranch.protocol.interface import tasks
 from anabranch.protocol.interface.tasks import Result
+from anabranch.train.model.rounds import inner_microbatches, rounds_of
 from anabranch.train.numerics import exact
 from anabranch.train.numerics.block_float import BITS, aligned_bounds, rounded_sums
 from anabranch.train.stage.inner_steps import contribution, outer_step, slot_tokens
@@ -58,7 +58,7 @@ class TokenSource(Worker):
         return inner_microbatches(self._run) if self._run.round.slots else 1
 
     def _take_step(self, t: int, gradient: Tensor, scalars: StepScalars) -> None:
-        if not course_of(self._run).is_round(t):  # the state is empty, but for its counter
+        if not rounds_of(self._run).has(t):  # the state is empty, but for its counter
             self.state.adam_step += 1
 
 
@@ -70,7 +70,7 @@ class WholeWorker(Worker):
     def _make_stage(self) -> WholeModel:
         self._contributions: dict[int, Tensor] = {}
         """Slot -> its contribution to the open round."""
-        self._course = course_of(self._run)
+        self._rounds = rounds_of(self._run)
         return WholeModel(self.model, self.spec, self._weights, self._make_accumulator())
 
     # --- microbatches and slots -----------------------------------------------------------------
@@ -96,7 +96,7 @@ class WholeWorker(Worker):
         return loss
 
     def _input_gradient(self, task: tasks.InputGradient, inputs: Sequence[Tensor]) -> Result:
-        if self._course.is_round(task.t):
+        if self._rounds.has(task.t):
             if task.index not in self._contributions:
                 raise Refused(f"no contribution of slot {task.index} is held")
             return outputs(_ANSWER)
@@ -109,13 +109,13 @@ class WholeWorker(Worker):
         return outputs(_ANSWER)
 
     def _weight_gradient(self, task: tasks.WeightGradient, inputs: Sequence[Tensor]) -> Result:
-        if not self._course.is_round(task.t):
+        if not self._rounds.has(task.t):
             return super()._weight_gradient(task, inputs)
         self._add(task.unit, 1)
         return Result()
 
     def _recount(self, task: tasks.Recount, inputs: Sequence[Tensor]) -> Result:
-        if self._course.is_round(task.t):
+        if self._rounds.has(task.t):
             self._add(task.unit, task.sign)
         else:
             self._stage.recount_tokens(*self._tokens(inputs[0]), self._scale(), task.sign)
@@ -142,27 +142,27 @@ class WholeWorker(Worker):
     # --- reduce and step --------------------------------------------------------------------------
 
     def _freeze(self, task: tasks.Freeze, inputs: Sequence[Tensor]) -> Result:
-        if not self._course.is_round(task.t):
+        if not self._rounds.has(task.t):
             return super()._freeze(task, inputs)
         copy = self._stage.accumulator.flat.to("cpu", copy=True)
         return Result(outputs=tuple(copy[begin:end] for begin, end in aligned_bounds(len(copy), task.parts)))
 
     def _sum_part(self, task: tasks.SumPart, inputs: Sequence[Tensor]) -> Result:
-        bits = BITS[self._run.round.results] if self._course.is_round(task.t) and task.whole else 0
+        bits = BITS[self._run.round.results] if self._rounds.has(task.t) and task.whole else 0
         if not bits:
             return super()._sum_part(task, inputs)
         result = super()._sum_part(replace(task, whole=False), inputs)
         return Result(outputs=tuple(rounded_sums(_tensor(part), bits) for part in result.outputs))
 
     def _assemble(self, task: tasks.Assemble, inputs: Sequence[Tensor]) -> Result:
-        if self._course.is_round(task.t) and BITS[self._run.round.results]:
+        if self._rounds.has(task.t) and BITS[self._run.round.results]:
             if any(part.dtype != torch.int64 or part.dim() != 1 for part in inputs):
                 raise Refused("the parts of a round's result are not vectors of whole numbers")
             inputs = [exact.reduced(part, self.master) for part in inputs]
         return super()._assemble(task, inputs)
 
     def _take_step(self, t: int, gradient: Tensor, scalars: StepScalars) -> None:
-        if self._course.is_round(t):
+        if self._rounds.has(t):
             outer_step(self._run, self.state, t, gradient, scalars.learning_rate, scalars.clip_factor)
         else:
             super()._take_step(t, gradient, scalars)
@@ -187,7 +187,9 @@ class WholeWorker(Worker):
         """Received token ids on the device, after checks of shape, type and range."""
         shape = (rows, self._run.batch.sequence + 1)
         if payload.dtype != torch.int32 or tuple(payload.shape) != shape:
-            raise Refused(f"the received tokens are {payload.dtype} {tuple(payload.shape)}, not int32 {shape}")
+            raise Refused(
+                f"the received tokens are {payload.dtype} {tuple(payload.shape)}, not int32 {shape}"
+            )
         low, high = torch.aminmax(payload)
         if int(low) < 0 or int(high) >= self.model.config.vocab_size:
             raise Refused("a received token is not in the vocabulary")
