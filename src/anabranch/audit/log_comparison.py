@@ -13,11 +13,10 @@ from torch import Tensor
 
 from anabranch.audit.difference_counts import DifferenceCount, distance
 from anabranch.audit.log_check import LoggedRun
-from anabranch.audit.replay import slots_of
 from anabranch.audit.run_inputs import Inputs
 from anabranch.errors import UserError, os_errors_named
 from anabranch.protocol.log.records import Commit
-from anabranch.protocol.log.round_plan import plan_hash
+from anabranch.protocol.log.round_plan import plan_hash, slots_of
 from anabranch.protocol.reduce.coverage import global_norm
 from anabranch.train.model.layout import Layout
 from anabranch.train.model.rounds import inner_microbatches, rounds_of
@@ -180,7 +179,11 @@ class Comparison:
         run, t, history = self.inputs.run, commit.t, self.log.history
         self.counts["batches"].word(commit.manifest, plan_hash(history.plans.get(t, ())), f"round {t}")
         compare = partial(self._scalar, where=f"round {t}")
-        steps = sum(count for _, count in slots_of(history, commit).values()) if commit.stages else 0
+        steps = (
+            sum(count for _, count in slots_of(history.plans.get(t, ()), commit).values())
+            if commit.stages
+            else 0
+        )
         window = run.batch.rows * run.batch.sequence
         compare("tokens", commit.tokens, steps * inner_microbatches(run) * window)
         compare("outer learning rate", commit.learning_rate, run.round.outer_lr)

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from anabranch.protocol.consensus.log_replay import LogReplay
 from anabranch.protocol.log.records import Commit
-from anabranch.protocol.log.round_plan import active, counted
+from anabranch.protocol.log.round_plan import slots_of
 from anabranch.train.reference.reference import Reference, Share, StepRecord, Witness
 
 Order = Callable[[int], Iterable[int]]
@@ -58,13 +58,6 @@ class Observer(Protocol):
         ...
 
 
-def slots_of(history: LogReplay, commit: Commit) -> dict[int, tuple[int, int]]:
-    """Slots that count in a round, with their inner steps; of a skipped one, all. Empty if it is no round."""
-    plan = history.plans.get(commit.t, ())
-    slots = counted(commit.stages[1].owners) if plan and commit.stages else active(plan)
-    return {slot: (plan[slot].first, plan[slot].steps) for slot in slots if slot < len(plan)}
-
-
 def replay(
     history: LogReplay,
     stepper: Stepper,
@@ -84,7 +77,7 @@ def replay(
 
     arrive(0)
     for commit in history.commits:
-        reference.slots = slots_of(history, commit)
+        reference.slots = slots_of(history.plans.get(commit.t, ()), commit)
         if commit.verdict == "skip":
             found: frozenset[Witness] = frozenset()
             if commit.witness is not None:

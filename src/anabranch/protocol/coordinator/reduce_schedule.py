@@ -8,6 +8,7 @@ whose spread reduce took longer than its even one is reduced evenly for a while.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -80,13 +81,17 @@ class ReduceSchedule:
         if settings.spread == "always":
             return evenly if few else by_chance(members, helpers, ctx.rng)
         size = settings.counts[stage - 1] * settings.block_bytes if stage else settings.ends_bytes
+        of_sums = OF_SUMS
+        if stage and settings.rounds.has(t):
+            size = math.ceil(sum(settings.round_bytes))
+            of_sums = settings.round_bytes[0] / max(1, size)
         regions = {peer: ctx.run.membership.members[peer].region for peer in [*members, *helpers]}
         way = self.ways.between(regions)
         if way is None or not size:
             return evenly
         known, even_s = self._even_s.get(stage, ((), 0.0))
         even_s = even_s if known == tuple(members) and not few else 0.0
-        found = spread(members, helpers, size, way, even_s, working if few else ())
+        found = spread(members, helpers, size, way, even_s, working if few else (), of_sums)
         return evenly if found == EVEN else found
 
     def _linked(self, helper: str, members: Sequence[str]) -> bool:
@@ -117,19 +122,21 @@ def spread(
     way: Callable[[str, str], LinkEstimate],
     even_s: float = 0.0,
     working: Sequence[int] = (),
+    of_sums: float = OF_SUMS,
 ) -> ReducePlan:
     """Assign the parts one by one, each to the peer with which the whole reduce takes least time.
 
     size_bytes: sums and reduced gradient. way: link estimate between two peers. even_s: measured seconds of
     an even reduce of these members, a lower bound of its estimate. working: positions of the members that
-    have sums to send, and share the parts in an even reduce; empty: all."""
+    have sums to send, and share the parts in an even reduce; empty: all. of_sums: share of the bytes that are
+    sums."""
     everybody, way = [*members, *helpers], cache(way)
     senders = tuple(working) or tuple(range(len(members)))
-    even = _Plan(everybody, len(members), senders, size_bytes / len(senders), way)
+    even = _Plan(everybody, len(members), senders, size_bytes / len(senders), way, of_sums)
     for position in senders:
         even.give(position)
-    plan = _Plan(everybody, len(members), senders, size_bytes / PARTS, way)
-    most = max(PARTS // 2, int(PARTS * MOST_BYTES / (OF_SUMS * size_bytes)))
+    plan = _Plan(everybody, len(members), senders, size_bytes / PARTS, way, of_sums)
+    most = max(PARTS // 2, int(PARTS * MOST_BYTES / (of_sums * size_bytes)))
     sums: list[int] = []
     for _ in range(PARTS):
         # Ties go to the position that sends least, then to a member, then to the first.
@@ -170,10 +177,11 @@ class _Plan:
         senders: Collection[int],
         part_bytes: float,
         way: Callable[[str, str], LinkEstimate],
+        of_sums: float,
     ) -> None:
         self._everybody, self._members, self._way = everybody, members, way
         self._senders = {everybody[position] for position in senders}
-        self._bits = (8.0 * OF_SUMS * part_bytes, 8.0 * (1.0 - OF_SUMS) * part_bytes)
+        self._bits = (8.0 * of_sums * part_bytes, 8.0 * (1.0 - of_sums) * part_bytes)
         self._carried: dict[tuple[object, ...], float] = defaultdict(float)
         self._longest_s = [0.0, 0.0]
         best = {

@@ -40,7 +40,8 @@ class Settings:
     replicas (`fleet.standbys`): "links" (where they would delay the reduce), "always" (at random, for tests),
     "never". audit_share: probability that a relay's contribution to a step is computed again by another
     replica (0: no receipts, no audits). rounds: which iterations are rounds of islands; evaluate_every and
-    checkpoint_every count the optimizer steps that they stand for.
+    checkpoint_every count the optimizer steps that they stand for. round_bytes: an island's contribution, and
+    the result, on the wire (0: not known).
     """
 
     run: str
@@ -76,6 +77,7 @@ class Settings:
     spare: str = "never"
     audit_share: float = 0.0
     rounds: Rounds = NO_ROUNDS
+    round_bytes: tuple[float, float] = (0.0, 0.0)
 
     @property
     def audits(self) -> bool:

@@ -10,9 +10,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from anabranch.protocol.interface.rounds import Rounds
 from anabranch.protocol.interface.tasks import embed_unit, head_unit
-from anabranch.protocol.log.records import Slot
+from anabranch.protocol.log.records import Commit, Slot
 
 Plan = tuple[Slot, ...]
+Slots = Mapping[int, tuple[int, int]]
+"""Slot -> (its inner steps that counted in earlier rounds, its inner steps in this round)."""
 
 #: Highest speed that is believed, as a multiple of the median: peers report their own. A choice: an RTX 4090
 #: is eleven times as quick as a slow RTX 3060.
@@ -39,6 +41,13 @@ def units_of(stage: int, slots: Iterable[int]) -> frozenset[int]:
 def counted(owners: Sequence[int]) -> tuple[int, ...]:
     """Slots that count, by the owners of units at a relay stage."""
     return tuple(slot for slot, owner in enumerate(owners) if owner >= 0)
+
+
+def slots_of(plan: Plan, commit: Commit) -> dict[int, tuple[int, int]]:
+    """Slots that count in a round with this plan, with their inner steps before it and in it; of a skipped
+    round, all. Empty if it is no round."""
+    slots = counted(commit.stages[1].owners) if plan and commit.stages else active(plan)
+    return {slot: (plan[slot].first, plan[slot].steps) for slot in slots if slot < len(plan)}
 
 
 def freed(plan: Plan) -> Plan:

@@ -48,7 +48,7 @@ class HopCandidates:
         eligible if no other replica is reachable, or once no other replica was sent a microbatch for the time
         that the coordinator announced. A peer that refused the microbatch, or kept microbatches too long, is
         eligible if there is no other, or once the microbatch has waited for PREFERRED_S."""
-        plan = self.ctx.run.plan(self.t)
+        plan = self.ctx.run.plan(self.t) if self.ctx.run.stage == 0 else ()
         if item.train and plan and (holder := plan[item.index].peer):
             return self._of_slot(item, holder, {slot.peer for slot in plan})
         peers = [peer for peer in self.peers() if self.ctx.reachable(peer)] or self._strangers()

@@ -28,6 +28,7 @@ from anabranch.sim.cluster.scenario_schema import (
     FleetPart,
     ModelPart,
     NetworkPart,
+    RoundPart,
     RunPart,
     type_and_constraint,
 )
@@ -71,12 +72,14 @@ class Scenario:
     churn: ChurnPart = field(default_factory=ChurnPart)
     drift: DriftPart = field(default_factory=DriftPart)
     run: RunPart = field(default_factory=RunPart)
+    round: RoundPart = field(default_factory=RoundPart)
 
     @property
     def work(self) -> Workload:
         """Model divided into stages and microbatches."""
         model = self.model
-        return Workload(named_size(model.size), model.stages, model.rows, model.sequence, model.dtype)
+        whole, size = model.stages == 0, named_size(model.size)
+        return Workload(size, model.relay_stages, model.rows, model.sequence, model.dtype, whole)
 
 
 def shipped_scenarios() -> tuple[str, ...]:
@@ -224,12 +227,12 @@ def _check_consistency(scenario: Scenario, where: str) -> None:
         known = ", ".join(size_names())
         raise UserError(f"{where}: model.size: there is no {model.size!r}; there are {known}")
     blocks = named_size(model.size).blocks
-    if model.stages > blocks:
-        raise UserError(f"{where}: model.stages = {model.stages}: {model.size} has {blocks} blocks")
-    if fleet.relays < model.stages and not scenario.machines:
-        least = f"at least one for each of {model.stages} stages"
+    if model.relay_stages > blocks:
+        raise UserError(f"{where}: model.stages = {model.relay_stages}: {model.size} has {blocks} blocks")
+    if fleet.relays < model.relay_stages and not scenario.machines:
+        least = f"at least one for each of {model.relay_stages} stages"
         raise UserError(f"{where}: fleet.relays = {fleet.relays}: {least}")
-    sentence = problem(scenario.machines, model.stages) if scenario.machines else ""
+    sentence = problem(scenario.machines, model.relay_stages) if scenario.machines else ""
     if sentence:
         raise UserError(f"{where}: {sentence}")
     try:
@@ -242,8 +245,12 @@ def _check_consistency(scenario: Scenario, where: str) -> None:
             raise UserError(f"{where}: {key}: there is no {name!r}; there are {', '.join(devices)}")
         machine = Machine(devices[name], scenario.work)
         if not named and not fleet.capacity and machine.capacity(1) < 1:
-            what = f"a stage of {model.size} does not fit into a {name}, with model.stages = {model.stages}"
+            what = f"a stage of {model.size} does not fit into a {name}, with model.stages = {model.relay_stages}"
             raise UserError(f"{where}: fleet.device: {what}")
+    slots = scenario.round.slots
+    if slots and (model.stages or model.microbatches % slots):
+        what = "model.stages = 0, and model.microbatches a multiple of it"
+        raise UserError(f"{where}: round.slots = {slots} needs {what}")
     if scenario.churn.trace and scenario.churn.crash:
         both = "churn.crash and churn.trace both say who crashes: one of them"
         raise UserError(f"{where}: {both} (churn.crash = 0.0 leaves it to the trace)")
@@ -341,7 +348,7 @@ def fleet_of(
 
     :param assigned: relay -> stage, instead of the stage in turn.
     """
-    rng, part, stages = random.Random(f"fleet {seed}"), scenario.fleet, scenario.model.stages
+    rng, part, stages = random.Random(f"fleet {seed}"), scenario.fleet, scenario.model.relay_stages
     named = staged(scenario.machines, stages)
     drawn: list[tuple[int, MachinePart | None]] = [(1 + n % stages, None) for n in range(part.relays)]
     data = [] if any(not stage for stage, _ in named) else [(0, None)] * part.data_nodes
@@ -413,11 +420,11 @@ def misfit(scenario: Scenario) -> str:
     """Description of the first named relay whose stage does not fit into its memory, or "". A relay whose
     capacity the scenario gives is taken to fit."""
     model, devices = scenario.model, known_devices(scenario.fleet.devices)
-    for stage, one in staged(scenario.machines, model.stages):
+    for stage, one in staged(scenario.machines, model.relay_stages):
         if stage and not one.capacity and Machine(devices[one.device], scenario.work).capacity(stage) < 1:
             alike = [part.device == one.device and not part.capacity for part in scenario.machines]
             what = f"a stage of {model.size} does not fit into a {one.device}"
-            return f"machines[{alike.index(True)}].device: {what}, with model.stages = {model.stages}"
+            return f"machines[{alike.index(True)}].device: {what}, with model.stages = {model.relay_stages}"
     return ""
 
 

@@ -63,7 +63,7 @@ class Simulation:
         churn, relays = fleet.scenario.churn, self.recorder.relays
         self.churn = Churn(world.clock, churn, relays, seed, self._crash, self._back, fleet.trace)
         self._waste = WastedCompute(world, faults=False)
-        self._phases = PhaseRecorder(self.leader, fleet.scenario.model.stages)
+        self._phases = PhaseRecorder(self.leader, fleet.scenario.model.relay_stages)
         self.crashed: list[tuple[str, float]] = []
         self.returned: list[tuple[str, float]] = []
         self._lost_s = 0.0

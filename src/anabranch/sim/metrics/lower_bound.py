@@ -34,7 +34,7 @@ class LowerBound:
     def __init__(self, fleet: Fleet) -> None:
         self._microbatches = fleet.scenario.model.microbatches
         self._reach_s, self._round_trip_s = _quickest_paths(fleet)
-        stages = range(fleet.scenario.model.stages + 1)
+        stages = range(fleet.scenario.model.relay_stages + 1)
         self._hosts = [fleet.stage(stage) for stage in stages]
         self._speeds = [
             [1.0 / host.machine.microbatch_s(stage) for host in self._hosts[stage]] for stage in stages
@@ -78,7 +78,7 @@ def _fill(replicas: Sequence[tuple[float, float]], work: float, lost_s: float) -
 
 def _quickest_paths(fleet: Fleet) -> tuple[list[float], float]:
     """Seconds until the first activation can reach each stage, and of the quickest path forward and back."""
-    stages, size = fleet.scenario.model.stages, fleet.scenario.work.activation_bytes
+    stages, size = fleet.scenario.model.relay_stages, fleet.scenario.work.activation_bytes
 
     def onward(best: Mapping[str, float], hosts: Sequence[Host]) -> dict[str, float]:
         return {

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from anabranch.config import RunConfig
 from anabranch.protocol.interface.rounds import NO_ROUNDS, Rounds
-
-Slots = Mapping[int, tuple[int, int]]
-"""Slot -> (its inner steps that counted in earlier rounds, its inner steps in this round)."""
 
 
 def rounds_of(run: RunConfig) -> Rounds:

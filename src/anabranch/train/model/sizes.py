@@ -13,6 +13,8 @@ ARCHITECTURES = ("llama", "gpt")
 #: Bytes of one parameter's packed exact sum on the wire (`net/packing.py`). Measured by
 #: benchmarks/packing.py: 5.1 to 5.3 over whole runs of both models, 5.4 in their first ten steps; rounded up.
 SUM_WIRE_BYTES = 5.5
+#: Bytes of one value that is rounded to so many bits, with the scale of its block (`net/scaled_packing.py`).
+SCALED_BYTES = {4: 0.5 + 2 / 64, 8: 1.0 + 2 / 64}
 
 
 @dataclass(frozen=True)

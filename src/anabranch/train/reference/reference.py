@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from anabranch.config import RunConfig
+from anabranch.protocol.log.round_plan import Slots
 from anabranch.train.model.interface import DTYPES, build, stage_layout
 from anabranch.train.model.linear import PlainWeights
 from anabranch.train.model.partition import partition
-from anabranch.train.model.rounds import Slots, inner_microbatches, rounds_of
+from anabranch.train.model.rounds import inner_microbatches, rounds_of
 from anabranch.train.model.sizes import ModelConfig
 from anabranch.train.numerics import exact
 from anabranch.train.numerics.block_float import BITS, rounded_sums

@@ -19,12 +19,14 @@ from anabranch.train.model.interface import DTYPES, build, stage_layout
 from anabranch.train.model.partition import partition
 from anabranch.train.model.rounds import inner_microbatches, iterations, rounds_of
 from anabranch.train.model.sizes import (
+    SCALED_BYTES,
     SUM_WIRE_BYTES,
     ModelConfig,
     block_parameters,
     end_parameters,
     total_parameters,
 )
+from anabranch.train.numerics.block_float import BITS
 from anabranch.train.numerics.step_scalars import bias_corrections, clip_factor, learning_rate
 from anabranch.train.stage.run_objects import initial_state, master_dtype
 
@@ -78,6 +80,7 @@ def settings_of(run: RunConfig, run_id: str, model: ModelConfig, epoch: int = 1)
         spare=run.fleet.spare,
         audit_share=run.audit.share,
         rounds=rounds_of(run),
+        round_bytes=round_bytes(run, model),
     )
 
 
@@ -87,6 +90,15 @@ def sent_bytes(run: RunConfig, model: ModelConfig) -> int:
     if run.pipeline.whole:
         return batch.rows * (batch.sequence + 1) * TOKEN_BYTES
     return batch.rows * batch.sequence * model.dim * _widths(run)[0]
+
+
+def round_bytes(run: RunConfig, model: ModelConfig) -> tuple[float, float]:
+    """Bytes of an island's contribution to a round, and of the result, on the wire."""
+    if not run.round.slots:
+        return 0.0, 0.0
+    of_sum = SCALED_BYTES.get(BITS[run.round.contributions], SUM_WIRE_BYTES)
+    of_result = SCALED_BYTES.get(BITS[run.round.results], float(_widths(run)[1]))
+    return of_sum * total_parameters(model), of_result * total_parameters(model)
 
 
 def sum_wire_bytes(run: RunConfig) -> float:
