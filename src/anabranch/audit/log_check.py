@@ -27,8 +27,8 @@ from anabranch.protocol.log.records import (
     Slot,
     StageCommit,
 )
-from anabranch.protocol.log.round_plan import Plan, active, counted, units_of
 from anabranch.protocol.membership.view import Membership
+from anabranch.protocol.rounds.plan import Plan, active, counted, units_of
 
 
 @dataclass

@@ -16,8 +16,8 @@ from anabranch.audit.log_check import LoggedRun
 from anabranch.audit.run_inputs import Inputs
 from anabranch.errors import UserError, os_errors_named
 from anabranch.protocol.log.records import Commit
-from anabranch.protocol.log.round_plan import plan_hash, slots_of
 from anabranch.protocol.reduce.coverage import global_norm
+from anabranch.protocol.rounds.plan import plan_hash, slots_of
 from anabranch.train.model.layout import Layout
 from anabranch.train.model.rounds import inner_microbatches, rounds_of
 from anabranch.train.numerics.step_scalars import bias_corrections, clip_factor, learning_rate

@@ -21,7 +21,7 @@ import torch
 
 from anabranch.audit.run_inputs import Inputs, open_inputs
 from anabranch.errors import UserError
-from anabranch.protocol.log.round_plan import Slots
+from anabranch.protocol.rounds.plan import Slots
 from anabranch.train.numerics.numerics_class import numerics_class
 from anabranch.train.reference.reference import Reference, Share, StepRecord, Witness
 

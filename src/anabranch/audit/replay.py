@@ -7,7 +7,7 @@ from typing import Protocol
 
 from anabranch.protocol.consensus.log_replay import LogReplay
 from anabranch.protocol.log.records import Commit
-from anabranch.protocol.log.round_plan import slots_of
+from anabranch.protocol.rounds.plan import slots_of
 from anabranch.train.reference.reference import Reference, Share, StepRecord, Witness
 
 Order = Callable[[int], Iterable[int]]

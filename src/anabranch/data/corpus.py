@@ -88,7 +88,6 @@ class Corpus:
         self.train_tokens = _open_tokens(directory / TRAIN, manifest.token_type)
         self.held_out_tokens = _open_tokens(directory / HELD_OUT, manifest.token_type)
 
-
 def materialise(
     section: DataSection,
     directory: Path,

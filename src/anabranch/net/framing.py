@@ -55,8 +55,9 @@ _CODES = {dtype: code for code, dtype in enumerate(_NAMES)}
 class Blob:
     """Payload of a message: bytes of a tensor, little-endian and row-major, with its dtype and shape.
 
-    With dtype `PACKED` the bytes are those of `packing.pack`, with `SCALED` of `scaled_packing.pack`. data: any contiguous buffer; a received one is
-    writable. The sender must not change the buffer until it is sent."""
+    With dtype `PACKED` the bytes are those of `packing.pack`, with `SCALED` of `scaled_packing.pack`. data:
+    any contiguous buffer; a received one is writable. The sender must not change the buffer until it is
+    sent."""
 
     dtype: str
     shape: tuple[int, ...]

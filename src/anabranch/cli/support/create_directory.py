@@ -40,13 +40,13 @@ def open_to_others(config: RunConfig, say: Callable[[str], None]) -> RunConfig:
     if config.run.numerics == "strict":
         say(
             'run.numerics = "strict": machines with another processor or GPU model, or another build of '
-            "torch, will "
+            'torch, will '
             'be refused; "mixed" admits them'
         )
         return config
     say(
         'numerics: "mixed", as tickets are for other machines. Any processor or GPU may join; every '
-        "microbatch "
+        'microbatch '
         "counts exactly once, and replicas stay equal to the last bit. `verify` reports the distance to a "
         "single "
         'process; only run.numerics = "strict", which admits machines that compute alike, promises zero'

@@ -33,7 +33,7 @@ def resolved(run: RunConfig) -> RunConfig:
             if not (folder / "tokenizer.json").is_file():
                 raise ConfigError(
                     f'model.initial_weights: {folder} has no tokenizer.json, and data.tokenizer = "auto" '
-                    f"asks for "
+                    f'asks for '
                     "it: save the tokenizer there (AutoTokenizer.from_pretrained(...).save_pretrained), or "
                     "set "
                     'data.tokenizer to another tokenizer.json, "bpe" or "bytes"'
@@ -68,7 +68,7 @@ def checked_model(run: RunConfig, tell: Tell) -> ModelConfig:
         if not _same_tokenizer(run.data.tokenizer, folder):
             tell(
                 f'warning: data.tokenizer = "{run.data.tokenizer}" is not the tokenizer of {folder}: the '
-                f"trained "
+                f'trained '
                 'embeddings do not fit its ids; set data.tokenizer = "auto" for the folder\'s own'
             )
         if dropout := dropout_of(folder):

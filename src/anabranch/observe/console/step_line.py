@@ -76,3 +76,4 @@ def _split(shares: Sequence[Sequence[int]]) -> str:
         text = "+".join(map(str, counts)) if few else f"{min(counts)}-{max(counts)}x{len(counts)}"
         shown.append(f"{stage}: {text}")
     return "  ".join(shown)
+

@@ -160,3 +160,4 @@ def _column(steps: Sequence[Point], name: str) -> list[float]:
 def _mean(values: Sequence[float], last: int = RECENT) -> float:
     recent = values[-last:]
     return sum(recent) / len(recent) if recent else 0.0
+

@@ -108,7 +108,9 @@ class PageServer(socketserver.ThreadingTCPServer):
             self.address_family = family
             super().__init__((str(address[0]), port), _Handler)
         except (OSError, OverflowError) as error:
-            raise UserError(f"cannot listen on {host} port {port}: {error}; choose another --port") from None
+            raise UserError(
+                f"cannot listen on {host} port {port}: {error}; choose another --port"
+            ) from None
         name = f"[{host}]" if ":" in host else host
         self._address = f"http://{name}:{self.server_address[1]}/"
 

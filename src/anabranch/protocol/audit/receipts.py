@@ -1,5 +1,5 @@
-"""Receipts: a relay's signed statement of what it received and sent in one step, for each unit that
-counted."""
+"""Receipts: a relay's signed statement of what it received and sent in one step, for each unit that counted.
+"""
 
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ from anabranch.protocol.log.records import (
     Rollback,
     entry_hash,
 )
-from anabranch.protocol.log.round_plan import Plan
 from anabranch.protocol.membership.view import Membership
+from anabranch.protocol.rounds.plan import Plan
 
 
 @dataclass

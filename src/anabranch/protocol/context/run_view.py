@@ -15,12 +15,12 @@ from anabranch.flow.policies.registry import make_policy
 from anabranch.protocol.context.revocations import Revocations
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.log.records import AnyRecord, Control, Rollback
-from anabranch.protocol.log.round_plan import Plan, active, even_plan, plan_hash, units_of
 from anabranch.protocol.log.step_parameters import Schedule
 from anabranch.protocol.membership.overlay import Overlay
 from anabranch.protocol.membership.view import Membership
 from anabranch.protocol.messages import Spared
 from anabranch.protocol.placement.rates import SEARCHED
+from anabranch.protocol.rounds.plan import Plan, active, even_plan, plan_hash, units_of
 
 #: Longest time (s) for which a sender may be asked to wait before it uses a standby; longer ones are refused
 #: as implausible.

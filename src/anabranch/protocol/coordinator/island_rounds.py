@@ -15,7 +15,7 @@ from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.coordinator.round import Round
 from anabranch.protocol.fleet.admission import Admission
 from anabranch.protocol.log.records import Commit, StageCommit
-from anabranch.protocol.log.round_plan import Plan, active, even_plan, next_plan, units_of
+from anabranch.protocol.rounds.plan import Plan, active, even_plan, next_plan, units_of
 
 #: Share of the slots that must be ready before the others can be late. Plain choice: a median machine may
 #: still be among those before it.

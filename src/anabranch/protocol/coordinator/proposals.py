@@ -14,10 +14,10 @@ from anabranch.protocol.coordinator.reduce_attempts import ReduceAttempts, attem
 from anabranch.protocol.coordinator.releases import Releases
 from anabranch.protocol.coordinator.round import LogTip, Round
 from anabranch.protocol.log.records import AnyRecord, Closing, Commit, Evaluation, StageCommit, Witness
-from anabranch.protocol.log.round_plan import counted
 from anabranch.protocol.log.step_parameters import Schedule
 from anabranch.protocol.messages import Prepared
 from anabranch.protocol.reduce.coverage import global_norm
+from anabranch.protocol.rounds.plan import counted
 
 
 @dataclass(eq=False)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from anabranch.protocol.audit.receipts import Receipt
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.log.records import Witness
-from anabranch.protocol.log.round_plan import Plan, active, units_of
 from anabranch.protocol.messages import Attempt, AttemptId, Prepared
+from anabranch.protocol.rounds.plan import Plan, active, units_of
 
 #: Inputs of the decision on a stage's reduce: number of reports of new units, membership version, silent
 #: members.

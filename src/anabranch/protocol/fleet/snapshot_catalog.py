@@ -19,9 +19,9 @@ from msgspec import UNSET
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.context.run_view import RunView
 from anabranch.protocol.log.records import Rollback
-from anabranch.protocol.log.round_plan import freed
 from anabranch.protocol.membership.view import Membership
 from anabranch.protocol.messages import Complete, Holds, Keep, Spoilt
+from anabranch.protocol.rounds.plan import freed
 from anabranch.protocol.state.holdings import Holdings
 
 #: Time (s) after which an order is repeated to a keeper that does not hold the state yet.

@@ -40,13 +40,8 @@ class LostMember:
 class Stragglers:
     """Members left out of the reduces, kept by the coordinator."""
 
-    def __init__(
-        self,
-        ctx: PeerContext,
-        indirect_probes: IndirectProbes,
-        lost: Mapping[str, LostMember],
-        going: Callable[[], Collection[str]] = tuple,
-        waits_for: Callable[[int], bool] = lambda stage: True,
+    def __init__(self, ctx: PeerContext, indirect_probes: IndirectProbes, lost: Mapping[str, LostMember],
+        going: Callable[[], Collection[str]] = tuple, waits_for: Callable[[int], bool] = lambda stage: True,
     ) -> None:
         """lost: members whose link is down. going: members whose removal is planned or logged.
         waits_for(stage): True if the open step waits for something of the stage."""

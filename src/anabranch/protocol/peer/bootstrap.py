@@ -13,11 +13,11 @@ from anabranch.protocol.fleet.snapshot_catalog import RestorePoint
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.interface.signatures import Signer
 from anabranch.protocol.log.records import AnyRecord, Control, Genesis, Member, Members, Rollback, Voters
-from anabranch.protocol.log.round_plan import freed
 from anabranch.protocol.log.step_parameters import Schedule
 from anabranch.protocol.peer.peer import Peer, no_certificate
 from anabranch.protocol.peer.takeover import Certify
 from anabranch.protocol.raft.raft_log import RaftLog
+from anabranch.protocol.rounds.plan import freed
 
 
 @dataclass(frozen=True)

@@ -127,7 +127,9 @@ class ReduceHelper:
     def _of(self, stage: int) -> EarlyParts:
         return self._early.setdefault(stage, EarlyParts())
 
-    def _summed(self, summing: PartialSums, part: int, inputs: tuple[Payload, ...], result: Result) -> None:
+    def _summed(
+        self, summing: PartialSums, part: int, inputs: tuple[Payload, ...], result: Result
+    ) -> None:
         help = next((help for help in self._helps.values() if help.summing is summing), None)
         if help is None:
             return

@@ -25,7 +25,9 @@ class PossessionProof:
     on_proved: called when a proof is computed.
     """
 
-    def __init__(self, ctx: PeerContext, present: Callable[[], State], on_proved: Callable[[], None]) -> None:
+    def __init__(
+        self, ctx: PeerContext, present: Callable[[], State], on_proved: Callable[[], None]
+    ) -> None:
         self._ctx, self._present, self._on_proved = ctx, present, on_proved
         self._known: tuple[State, str] = (NO_STATE, "")
         """State that was proved last, and its proof."""

@@ -86,10 +86,8 @@ class LinkMeasurements:
         latencies, rates = (
             {
                 (sender, receiver): value
-                for sender, measured in table.items()
-                if sender in regions
-                for receiver, value in measured.items()
-                if receiver in regions
+                for sender, measured in table.items() if sender in regions
+                for receiver, value in measured.items() if receiver in regions
             }
             for table in (self._latency_s, self._bandwidth_bps)
         )

@@ -16,7 +16,7 @@ from anabranch.protocol import messages as msg
 from anabranch.protocol.interface import events as ev
 from anabranch.protocol.interface import tasks
 from anabranch.protocol.log.records import Commit, Genesis, Rollback, StageCommit, decode_entry, entry_hash
-from anabranch.protocol.log.round_plan import Plan, Slots, active, counted, slots_of, units_of
+from anabranch.protocol.rounds.plan import Plan, Slots, active, counted, slots_of, units_of
 from anabranch.sim.checks.resource_bounds import check_account, check_bounds, check_plan, cycle
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import World

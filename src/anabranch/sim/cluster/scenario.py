@@ -245,7 +245,7 @@ def _check_consistency(scenario: Scenario, where: str) -> None:
             raise UserError(f"{where}: {key}: there is no {name!r}; there are {', '.join(devices)}")
         machine = Machine(devices[name], scenario.work)
         if not named and not fleet.capacity and machine.capacity(1) < 1:
-            what = f"a stage of {model.size} does not fit into a {name}, with model.stages = {model.relay_stages}"
+            what = f"a stage of {model.size} does not fit into a {name}, with model.stages = {model.stages}"
             raise UserError(f"{where}: fleet.device: {what}")
     slots = scenario.round.slots
     if slots and (model.stages or model.microbatches % slots):

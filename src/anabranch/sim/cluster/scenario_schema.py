@@ -23,8 +23,9 @@ Deviation = Annotated[float, Range(0.0, 2.0)]
 
 @dataclass(frozen=True)
 class ModelPart:
-    """Model and batch of a scenario. size: a named model. stages: 0 if every relay holds the whole model. rows: sequences of a microbatch. sequence: tokens
-    of a row. microbatches: per iteration. dtype: precision of computing and of payloads."""
+    """Model and batch of a scenario. size: a named model. stages: 0 if every relay holds the whole model.
+    rows: sequences of a microbatch. sequence: tokens of a row. microbatches: per iteration. dtype: precision
+    of computing and of payloads."""
 
     size: str = "llama-350m"
     stages: Annotated[int, Range(0, 64)] = 6

@@ -25,7 +25,7 @@ from anabranch.config import (
     RunSection,
 )
 from anabranch.protocol.log.records import Member
-from anabranch.protocol.log.round_plan import Slots
+from anabranch.protocol.rounds.plan import Slots
 from anabranch.sim.fuzz.seed_drawing import DrawnSeed
 from anabranch.sim.kernel.swarm_world import World
 from anabranch.sim.workers.torch_world import node_member, torch_world

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from anabranch.protocol.interface.settings import Settings
-from anabranch.protocol.log.round_plan import Slots
+from anabranch.protocol.rounds.plan import Slots
 from anabranch.sim.checks.invariants import GroundTruth
 from anabranch.sim.fuzz.seed_drawing import DrawnSeed
 from anabranch.sim.kernel.swarm_world import World

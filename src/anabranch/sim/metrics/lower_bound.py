@@ -27,6 +27,9 @@ from anabranch.sim.cluster.device_model import GRADIENT_BYTES, STATE_BYTES
 from anabranch.sim.cluster.scenario import Fleet, Host
 from anabranch.train.model.sizes import SUM_WIRE_BYTES
 
+#: Seconds of a microbatch at an empty stage 0, which only sends token ids; not zero, to divide by.
+LEAST_S = 1e-9
+
 
 class LowerBound:
     """Lower bounds on the iterations of one fleet; figures common to all iterations are computed once."""
@@ -37,7 +40,8 @@ class LowerBound:
         stages = range(fleet.scenario.model.relay_stages + 1)
         self._hosts = [fleet.stage(stage) for stage in stages]
         self._speeds = [
-            [1.0 / host.machine.microbatch_s(stage) for host in self._hosts[stage]] for stage in stages
+            [1.0 / max(LEAST_S, host.machine.microbatch_s(stage)) for host in self._hosts[stage]]
+            for stage in stages
         ]
         """Microbatches per second of each replica, by stage."""
         self._reduce_s = [_reduce_s(fleet, hosts) for hosts in self._hosts]

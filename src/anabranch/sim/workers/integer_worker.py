@@ -23,8 +23,8 @@ from anabranch.protocol.interface import tasks
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.interface.tasks import Payload, Result, Task, embed_unit, head_unit, part_bounds
 from anabranch.protocol.log.records import Genesis, Member
-from anabranch.protocol.log.round_plan import Slots, slots_of
 from anabranch.protocol.log.step_parameters import Schedule, StepParameters
+from anabranch.protocol.rounds.plan import Slots, slots_of
 from anabranch.sim.kernel.founder import populate
 from anabranch.sim.kernel.swarm_world import Model, World
 

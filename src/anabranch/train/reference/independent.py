@@ -127,7 +127,9 @@ def _gpt_block(c: ModelConfig) -> _Block:
         attn=_GPTAttention(c),
         ln_2=nn.LayerNorm(c.dim, c.norm_eps),
         mlp=nn.Sequential(
-            OrderedDict(c_fc=nn.Linear(c.dim, c.ffn), gelu=nn.GELU("tanh"), c_proj=nn.Linear(c.ffn, c.dim))
+            OrderedDict(
+                c_fc=nn.Linear(c.dim, c.ffn), gelu=nn.GELU("tanh"), c_proj=nn.Linear(c.ffn, c.dim)
+            )
         ),
     )
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from anabranch.config import RunConfig
-from anabranch.protocol.log.round_plan import Slots
+from anabranch.protocol.rounds.plan import Slots
 from anabranch.train.model.interface import DTYPES, build, stage_layout
 from anabranch.train.model.linear import PlainWeights
 from anabranch.train.model.partition import partition

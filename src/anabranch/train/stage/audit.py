@@ -1,5 +1,5 @@
-"""Audit of a past step at one worker: its weights, microbatches computed again with them, hashes of
-payloads."""
+"""Audit of a past step at one worker: its weights, microbatches computed again with them, hashes of payloads.
+"""
 
 from __future__ import annotations
 
