@@ -3,6 +3,7 @@
 examples:
   anabranch init                                     run.toml with the defaults: llama-tiny on this machine
   anabranch init gpt.toml --model gpt-tiny --steps 200
+  anabranch init islands.toml --preset diloco        islands that agree every 500 steps (docs/explanation/islands.md)
   anabranch init big.toml --model llama-1b --data /data/texts --stages 8 --data-nodes 8 --relays 64
 
 Each size comes with a recipe: learning rate, warm-up, batch in tokens, sequence, vocabulary and steps, with
@@ -19,6 +20,7 @@ from typing import Any
 from anabranch.config import CONSTRAINTS, RunConfig, render_run_file, with_changes
 from anabranch.errors import UserError
 from anabranch.train.model.partition import partition
+from anabranch.train.model.presets import PRESETS, heading, with_preset
 from anabranch.train.model.recipes import (
     DEFAULT_SIZE,
     boundary_bytes,
@@ -57,6 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices = getattr(CONSTRAINTS.get(key), "choices", None)
         metavar = None if choices else "N" if kind is int else "NAME"
         parser.add_argument(option, dest=key, type=kind, choices=choices, help=text, metavar=metavar)
+    parser.add_argument("--preset", choices=PRESETS, help="settings of a published system, named in the file")
     parser.add_argument("--force", action="store_true", help="overwrite an existing file")
 
 
@@ -66,7 +69,10 @@ def run(args: argparse.Namespace) -> int:
     recipe = recipe_values(changes.get("model.size", DEFAULT_SIZE), steps=changes.get("run.steps", 0))
     if "data.path" in changes:
         changes |= {"data.path": str(Path(changes["data.path"]).absolute()), "data.source": _source_of(args)}
-    config = with_changes(RunConfig(), recipe | changes)
+    config = with_changes(RunConfig(), recipe)
+    if args.preset:
+        config = with_preset(config, args.preset)
+    config = with_changes(config, changes)
     model = model_config(config.model, config.data.vocab_size)
     partition(model, config.pipeline)
     needed = boundary_bytes(config, model)
@@ -76,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         # "x" fails if the file exists, without a gap between looking and writing.
         with open(output, "w" if args.force else "x", encoding="utf-8") as file:
-            file.write(render_run_file(config))
+            file.write((heading(args.preset) if args.preset else "") + render_run_file(config))
     except FileExistsError:
         raise UserError(f"{output} exists; give another name, or --force to overwrite it") from None
     except OSError as error:

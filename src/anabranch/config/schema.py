@@ -176,8 +176,8 @@ class RoundSection:
     """Factor of the islands' mean change in an outer step."""
     outer_momentum: Decay = 0.9
     """Nesterov momentum of the outer step; 0 = plain SGD."""
-    contributions: Annotated[str, OneOf("exact", "int8", "int4")] = "int4"
-    """An island's change on the wire: "exact", or integers with a scale for each 64 values."""
+    contributions: Annotated[str, OneOf("exact", "fp16", "int8", "int4")] = "int4"
+    """An island's change on the wire: "exact", "fp16", or integers with a scale for each 64 values."""
     results: Annotated[str, OneOf("exact", "int8")] = "int8"
     """The mean change on the wire; what is sent is what everybody applies."""
     late: Annotated[str, OneOf("drop", "wait")] = "drop"

@@ -81,8 +81,8 @@ class ReduceSchedule:
         if settings.spread == "always":
             return evenly if few else by_chance(members, helpers, ctx.rng)
         size = settings.counts[stage - 1] * settings.block_bytes if stage else settings.ends_bytes
-        of_sums = OF_SUMS
-        if stage and settings.rounds.has(t):
+        of_sums, islands = OF_SUMS, bool(stage) and settings.rounds.has(t)
+        if islands:
             size = math.ceil(sum(settings.round_bytes))
             of_sums = settings.round_bytes[0] / max(1, size)
         regions = {peer: ctx.run.membership.members[peer].region for peer in [*members, *helpers]}
@@ -91,7 +91,7 @@ class ReduceSchedule:
             return evenly
         known, even_s = self._even_s.get(stage, ((), 0.0))
         even_s = even_s if known == tuple(members) and not few else 0.0
-        found = spread(members, helpers, size, way, even_s, working if few else (), of_sums)
+        found = spread(members, helpers, size, way, even_s, working if few else (), of_sums, islands)
         return evenly if found == EVEN else found
 
     def _linked(self, helper: str, members: Sequence[str]) -> bool:
@@ -123,19 +123,20 @@ def spread(
     even_s: float = 0.0,
     working: Sequence[int] = (),
     of_sums: float = OF_SUMS,
+    down: bool = False,
 ) -> ReducePlan:
     """Assign the parts one by one, each to the peer with which the whole reduce takes least time.
 
     size_bytes: sums and reduced gradient. way: link estimate between two peers. even_s: measured seconds of
     an even reduce of these members, a lower bound of its estimate. working: positions of the members that
     have sums to send, and share the parts in an even reduce; empty: all. of_sums: share of the bytes that are
-    sums."""
+    sums. down: True if lines may be quicker down than up."""
     everybody, way = [*members, *helpers], cache(way)
     senders = tuple(working) or tuple(range(len(members)))
-    even = _Plan(everybody, len(members), senders, size_bytes / len(senders), way, of_sums)
+    even = _Plan(everybody, len(members), senders, size_bytes / len(senders), way, of_sums, down)
     for position in senders:
         even.give(position)
-    plan = _Plan(everybody, len(members), senders, size_bytes / PARTS, way, of_sums)
+    plan = _Plan(everybody, len(members), senders, size_bytes / PARTS, way, of_sums, down)
     most = max(PARTS // 2, int(PARTS * MOST_BYTES / (of_sums * size_bytes)))
     sums: list[int] = []
     for _ in range(PARTS):
@@ -178,6 +179,7 @@ class _Plan:
         part_bytes: float,
         way: Callable[[str, str], LinkEstimate],
         of_sums: float,
+        down: bool,
     ) -> None:
         self._everybody, self._members, self._way = everybody, members, way
         self._senders = {everybody[position] for position in senders}
@@ -188,7 +190,13 @@ class _Plan:
             one: max((way(one, other).bandwidth_bps for other in everybody if other != one), default=1.0)
             for one in everybody
         }
-        self._line_bps = {one: LINE * bps for one, bps in best.items()}
+        self._line_bps = self._down_bps = {one: LINE * bps for one, bps in best.items()}
+        if down:
+            incoming = {
+                one: max((way(other, one).bandwidth_bps for other in everybody if other != one), default=1.0)
+                for one in everybody
+            }
+            self._down_bps = {one: LINE * bps for one, bps in incoming.items()}
 
     def seconds(self, position: int | None = None) -> float:
         """Seconds of the whole exchange, with one more part summed at `position` if given."""
@@ -225,10 +233,10 @@ class _Plan:
             fro = self._way(middle, peer)
             found += [
                 (("back", middle, peer), back, fro.bandwidth_bps, fro.latency_s),
-                (("back", peer, "down"), back, self._line_bps[peer], 0.0),
+                (("back", peer, "down"), back, self._down_bps[peer], 0.0),
             ]
         found += [
-            (("there", middle, "down"), there * len(sending), self._line_bps[middle], 0.0),
+            (("there", middle, "down"), there * len(sending), self._down_bps[middle], 0.0),
             (("back", middle, "up"), back * len(others), self._line_bps[middle], 0.0),
         ]
         return found

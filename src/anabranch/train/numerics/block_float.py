@@ -16,7 +16,7 @@ from anabranch.train.numerics.exact import UNIT_EXPONENT
 #: Values of a block, which share a scale.
 BLOCK = 64
 #: Name in the run file -> bits of a value, sign included; 0: not rounded.
-BITS = {"exact": 0, "int8": 8, "int4": 4}
+BITS = {"exact": 0, "fp16": 16, "int8": 8, "int4": 4}
 
 
 def rounded(values: Tensor, bits: int) -> Tensor:
@@ -24,10 +24,12 @@ def rounded(values: Tensor, bits: int) -> Tensor:
     even).
 
     The scale is the least power of two with which the block's greatest magnitude fits, at least the unit of
-    exact sums. bits = 0: unchanged.
+    exact sums. bits = 0: unchanged; 16: each value in fp16.
     """
     if not bits or not len(values):
         return values
+    if bits == 16:
+        return values.half().to(values.dtype)
     missing = -len(values) % BLOCK
     table = torch.cat((values, values.new_zeros(missing))) if missing else values
     table = table.view(-1, BLOCK)
