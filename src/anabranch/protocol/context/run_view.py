@@ -122,6 +122,11 @@ class RunView:
             return ()
         return self._plans.get(t) or even_plan(self.settings.rounds)
 
+    @property
+    def in_rounds(self) -> bool:
+        """True if a round is planned."""
+        return bool(self._plans)
+
     def batch(self, t: int) -> tuple[int, ...]:
         """Microbatches of iteration t, or slots of a round."""
         if self.settings.rounds.has(t):

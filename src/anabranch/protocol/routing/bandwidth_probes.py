@@ -189,6 +189,8 @@ class BandwidthProbes:
         rounds = ctx.run.settings.rounds.inner > 0
         if self._line_known or not (ctx.run.stage or rounds) or ctx.me not in ctx.run.membership.members:
             return False
+        if rounds and not ctx.run.in_rounds:
+            return False  # the exchange of a synchronous step takes the whole line for long
         asked = rounds or (ctx.run.settings.spare == "links" and searchable(ctx))
         self._line_known = not asked or not trial_bytes(ctx.run.settings)
         return not self._line_known
