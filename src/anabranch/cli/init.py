@@ -2,9 +2,9 @@
 
 examples:
   anabranch init                                     run.toml with the defaults: llama-tiny on this machine
-  anabranch init gpt.toml --model gpt-tiny --steps 200
-  anabranch init islands.toml --preset diloco        islands that agree every 500 steps (docs/explanation/islands.md)
-  anabranch init big.toml --model llama-1b --data /data/texts --stages 8 --data-nodes 8 --relays 64
+  anabranch init gpt.toml --model gpt-tiny --steps 200 anabranch init islands.toml --preset diloco
+  islands that agree every 500 steps (docs/explanation/islands.md) anabranch init big.toml --model llama-1b
+  --data /data/texts --stages 8 --data-nodes 8 --relays 64
 
 Each size comes with a recipe: learning rate, warm-up, batch in tokens, sequence, vocabulary and steps, with
 its source (docs/reference/run-file.md). Every other key (data, routing, ...) is in the file too: edit it

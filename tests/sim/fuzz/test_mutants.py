@@ -19,6 +19,8 @@ QUICK = {
     "a majority of the absent": 1903,
     "possession unproven": 68,
     "the role of the link": 42,
+    "a slot repeats its batches": 0,
+    "a late slot merged": 7,
 }
 
 

@@ -3,5 +3,5 @@ of the log (protocol.raft), reading a whole log (protocol.consensus.log_replay).
 
 Imported by: audit, cli, node, protocol.audit, protocol.consensus, protocol.context, protocol.coordinator,
 protocol.fleet, protocol.interface, protocol.membership, protocol.messages, protocol.peer, protocol.placement,
-protocol.raft, protocol.reduce, sim, train.
+protocol.raft, protocol.reduce, protocol.rounds, sim, train.
 """

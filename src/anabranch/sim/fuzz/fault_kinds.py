@@ -96,7 +96,8 @@ PROFILES = {
 }
 #: Profile of deeds whose defence is not built yet: its seeds may fail, and no turn comes to it.
 UNDEFENDED = FaultProfile("undefended", (), (0, 0), guests=True, undefended=True)
-#: Profile of runs with rounds of islands. No turn comes to it, so that the seeds of the others stay as they were.
+#: Profile of runs with rounds of islands. No turn comes to it, so that the seeds of the others stay as they
+#: were.
 ISLANDS = FaultProfile("islands", tuple(KINDS), (1, 4), churn=0.1, islands=True)
 #: Profiles that are run by name only.
 BY_NAME = {profile.name: profile for profile in (UNDEFENDED, ISLANDS)}
