@@ -30,14 +30,14 @@ ISLANDS = {
     "model.microbatches": 384,
     "round.slots": 24,
     "round.steps": 500,
-    "run.heartbeat_s": 30.0,
+    "run.heartbeat_s": 60.0,
 }
 #: Row -> changes of the scenario. The first rounds are planned before all speeds and lines are known.
 ROWS: dict[str, dict[str, Any]] = {
     "pipeline of 6 stages": {"churn.crash": 0.0, "run.iterations": 4},
-    "whole models, synchronous": {**WHOLE, "churn.crash": 0.0, "run.iterations": 3, "run.heartbeat_s": 30.0},
-    "islands": {**ISLANDS, "churn.crash": 0.0, "run.iterations": 5, "run.warm_up": 3},
-    "islands, 5 % churn": {**ISLANDS, "churn.crash": 0.05, "run.iterations": 9, "run.warm_up": 3},
+    "whole models, synchronous": {**WHOLE, "churn.crash": 0.0, "run.iterations": 3, "run.heartbeat_s": 60.0},
+    "islands": {**ISLANDS, "churn.crash": 0.0, "run.iterations": 4, "run.warm_up": 2},
+    "islands, 5 % churn": {**ISLANDS, "churn.crash": 0.05, "run.iterations": 7, "run.warm_up": 2},
 }
 
 
@@ -80,7 +80,9 @@ def row_of(name: str, seeds: int) -> dict[str, list[float]]:
 
 
 def report(found: dict[str, dict[str, list[float]]]) -> tuple[str, list[Goal]]:
-    mean = {name: {key: statistics.mean(values) for key, values in each.items()} for name, each in found.items()}  # noqa: E501 FIXME
+    mean = {
+        name: {key: statistics.mean(values) for key, values in each.items()} for name, each in found.items()
+    }
     lines = [
         [
             name,

@@ -58,16 +58,15 @@ def check_replayed(run: RunConfig, world: World) -> None:
             assert node.peer.replica.fingerprint == reference.fingerprints()[node.peer.ctx.run.stage]
 
 
-def strike(world: World, t: int, relay: str | None = None) -> list[str]:
+def strike(world: World, t: int) -> list[str]:
     """Crash a relay while it takes inner steps of round t; returns the list that will name it."""
     struck: list[str] = []
 
     def watch(node: Node, event: ev.Event) -> None:
         task = node.peer.ctx.tasks.running.task if node.peer.ctx.tasks.running else None
         if not struck and isinstance(task, Forward) and task.steps and task.t == t:
-            if relay is None or node.id == relay:
-                struck.append(node.id)
-                world.crash(node.id)
+            struck.append(node.id)
+            world.crash(node.id)
 
     world.bookkeepers.append(watch)
     return struck

@@ -42,7 +42,8 @@ def train_alone(path: Path, to: Outputs) -> int:
             at = time.monotonic()
             step = alone.step(t)
             rate = inputs.batches.tokens_per_iteration / max(1e-9, time.monotonic() - at)
-            to.say(f"step {t}/{run.run.steps} | loss {step.loss:6.3f} | {rate:7,.0f} tok/s | grad {step.norm:5.2f}")  # noqa: E501 FIXME
+            line = f"loss {step.loss:6.3f} | {rate:7,.0f} tok/s | grad {step.norm:5.2f}"
+            to.say(f"step {t}/{run.run.steps} | {line}")
             if every and (t % every == 0 or t == run.run.steps):
                 to.say(evaluated(t))
             if t % run.checkpoint.every == 0:
@@ -60,4 +61,5 @@ def check(run: RunConfig, run_file: Path | None) -> None:
     """Raise UserError if a run cannot be trained by one process."""
     if run.round.slots:
         where = run_file or "the run file"
-        raise UserError(f"--alone: {where} has round.slots = {run.round.slots}; set it to 0, or leave out --alone")  # noqa: E501 FIXME
+        has = f"{where} has round.slots = {run.round.slots}"
+        raise UserError(f"--alone: {has}; set it to 0, or leave out --alone")

@@ -40,7 +40,12 @@ REDUCE_WIRE_BYTES = SUM_WIRE_BYTES + GRADIENT_BYTES
 WIDTHS = {"fp32": 4, "fp16": 2}
 #: Bytes of a parameter on the wire in a round: an island's contribution, and the result. With a scale for
 #: each 64 values (`net.packing`).
-CONTRIBUTION_BYTES = {"exact": SUM_WIRE_BYTES, "fp16": SUM_WIRE_BYTES, "int8": SCALED_BYTES[8], "int4": SCALED_BYTES[4]}  # noqa: E501 FIXME
+CONTRIBUTION_BYTES = {
+    "exact": SUM_WIRE_BYTES,
+    "fp16": SUM_WIRE_BYTES,
+    "int8": SCALED_BYTES[8],
+    "int4": SCALED_BYTES[4],
+}
 RESULT_BYTES = {"exact": float(GRADIENT_BYTES), "int8": SCALED_BYTES[8]}
 #: Bytes of a token id on the wire.
 TOKEN_BYTES = 4

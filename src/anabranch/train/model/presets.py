@@ -59,8 +59,8 @@ PRESETS = {
     ),
     "anabranch": Preset(
         "this project (docs/explanation/islands.md)",
-        "islands of one machine each after a synchronous quarter; contributions of 4 bits, results of 8, late "  # noqa: E501 FIXME
-        "islands left out",
+        "islands of one machine each after a synchronous quarter; contributions of 4 bits, results of 8, "
+        "late islands left out",
         settings={
             **_WHOLE,
             "round.slots": 8,

@@ -46,7 +46,11 @@ class Alone:
     """Training of a whole model: `step(t)` for t = 1, 2, ..."""
 
     def __init__(
-        self, run: RunConfig, model: ModelConfig, batches: Batches, initial: Mapping[str, Tensor] | None = None  # noqa: E501 FIXME
+        self,
+        run: RunConfig,
+        model: ModelConfig,
+        batches: Batches,
+        initial: Mapping[str, Tensor] | None = None,
     ) -> None:
         """initial: tensors to start from instead of the seed's."""
         check_shape(run, model)
