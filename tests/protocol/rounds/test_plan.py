@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.protocol.interface.rounds import Rounds
+from anabranch.protocol.interface.rounds import MOST_RATE, Rounds
 from anabranch.protocol.log.records import Slot
-from anabranch.protocol.rounds.plan import MOST_RATE, active, even_plan, freed, next_plan, plan_hash, units_of
+from anabranch.protocol.rounds.plan import active, even_plan, freed, next_plan, plan_hash, units_of
 
 ROUNDS = Rounds(start=2, inner=10, slots=4)
 NAMES = [f"r{n}" for n in range(7)]
@@ -49,6 +49,14 @@ def test_a_boast_is_not_believed() -> None:
     rates = {"a": 1.0, "b": 1.0, "c": 1.0, "liar": 1e12}
     steps = {slot.peer: slot.steps for slot in next_plan(even_plan(ROUNDS), (), ROUNDS, rates)}
     assert steps["liar"] <= MOST_RATE * steps["a"] + MOST_RATE and steps["a"] >= 1
+    assert all(slot <= ROUNDS.most_steps for slot in steps.values())
+
+
+@given(st.dictionaries(st.integers(0, 60), st.floats(0.0, 1e9), min_size=1), st.integers(1, 40))
+def test_no_slot_is_longer_than_connections_allow(rates: dict[int, float], slots: int) -> None:
+    rounds = Rounds(start=1, inner=10, slots=slots)
+    plan = next_plan(even_plan(rounds), (), rounds, {f"r{k}": rate for k, rate in rates.items()})
+    assert max(slot.steps for slot in plan) <= rounds.most_steps
 
 
 def test_units_and_hashes() -> None:

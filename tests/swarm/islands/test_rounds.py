@@ -9,7 +9,7 @@ import pytest
 
 from anabranch.config import PipelineSection, RoundSection, RunConfig
 from anabranch.protocol.interface import events as ev
-from anabranch.protocol.interface.tasks import Forward
+from anabranch.protocol.interface.tasks import Forward, SumPart
 from anabranch.protocol.rounds.plan import active, counted, slots_of
 from anabranch.sim.checks.invariants import Invariants
 from anabranch.sim.kernel.simulated_peer import Node
@@ -70,6 +70,25 @@ def strike(world: World, t: int) -> list[str]:
 
     world.bookkeepers.append(watch)
     return struck
+
+
+@pytest.mark.parametrize("spread", ["always", "never"])
+def test_data_nodes_help_to_sum_contributions(spread: str) -> None:
+    """A helper holds no state of the stage whose parts it sums, and rounds the sums all the same."""
+    run = island_run()
+    world = world_of(replace(run, fleet=replace(run.fleet, spread=spread)), relays=3)
+    helped: list[int] = []
+    world.watchers.append(lambda node, event: helped.extend(_helped(node, event)))
+    world.run(until_s=2000)
+    check_replayed(run, world)
+    assert bool(helped) == (spread == "always")
+
+
+def _helped(node: Node, event: ev.Event) -> list[int]:
+    """Round of which a data node added up a part that is not empty."""
+    if not isinstance(event, ev.Finished) or not isinstance(event.task, SumPart) or node.id[0] != "d":
+        return []
+    return [event.task.t for part in event.result.outputs if event.task.t > 2 and len(part)]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("relays", [1, 3, 5])

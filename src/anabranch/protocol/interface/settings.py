@@ -99,6 +99,14 @@ class Settings:
         """True if every stage takes a snapshot of its state after iteration t."""
         return self.snapshot_every > 0 and t % self.snapshot_every == 0
 
+    @property
+    def boundary_bytes(self) -> int:
+        """Largest payload between two stages: an activation, or the token ids of a slot."""
+        if not self.rounds.inner:
+            return self.activation_bytes
+        inner = self.microbatches // self.rounds.slots
+        return self.activation_bytes * inner * self.rounds.most_steps
+
     def slots(self, stage: int, capacity: int) -> int:
         """Credits that a peer can grant if it can keep the activations of `capacity` microbatches."""
         return capacity + (int(capacity * self.recompute) if stage else 0)

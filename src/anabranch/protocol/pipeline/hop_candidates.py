@@ -18,7 +18,7 @@ from anabranch.protocol.pipeline.outgoing import OutgoingMicrobatch
 PREFERRED_S = 3.0
 #: Time for which a slot whose machine left waits before machines with a slot of their own are eligible:
 #: seconds, and a multiple of a slot's usual time. Plain choices: longer than a round waits for late slots.
-SLOT_WAITS_S, SLOT_WAITS = 10.0, 2.0
+SLOT_WAITS_S, SLOT_WAITS = 30.0, 2.0
 
 
 class HopCandidates:
@@ -69,12 +69,14 @@ class HopCandidates:
         late slots has ended by then."""
         ctx = self.ctx
         live = ctx.run.membership.live(ctx.run.next_stage(), self.t)
+        all_at = self._waits_since(item) + max(SLOT_WAITS_S, SLOT_WAITS * ctx.costs.usual_s)
+        able = [peer for peer in live if ctx.reachable(peer) and peer not in item.refused_by]
         if holder in live and holder not in item.refused_by:
             ctx.dialer.reach(holder)
-            return [holder] if ctx.reachable(holder) else [], math.inf
-        able = [peer for peer in live if ctx.reachable(peer) and peer not in item.refused_by]
+            if holder in able and ctx.run.settings.rounds.drops:
+                return [holder], math.inf  # the round ends without it if it takes too long
+            return (able, math.inf) if ctx.clock.now >= all_at else ([holder] if holder in able else [], all_at)
         idle = [peer for peer in able if peer not in holders]
-        all_at = self._waits_since(item) + max(SLOT_WAITS_S, SLOT_WAITS * ctx.costs.usual_s)
         return (able, math.inf) if ctx.clock.now >= all_at else (idle, all_at)
 
     def _preferred(self, item: OutgoingMicrobatch, peers: list[str]) -> tuple[list[str], float]:

@@ -8,17 +8,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from anabranch.protocol.interface.rounds import Rounds
+from anabranch.protocol.interface.rounds import MOST_RATE, Rounds
 from anabranch.protocol.interface.tasks import embed_unit, head_unit
 from anabranch.protocol.log.records import Commit, Slot
 
 Plan = tuple[Slot, ...]
 Slots = Mapping[int, tuple[int, int]]
 """Slot -> (its inner steps that counted in earlier rounds, its inner steps in this round)."""
-
-#: Highest speed that is believed, as a multiple of the median: peers report their own. A choice: an RTX 4090
-#: is eleven times as quick as a slow RTX 3060.
-MOST_RATE = 16.0
 
 
 def even_plan(rounds: Rounds) -> Plan:

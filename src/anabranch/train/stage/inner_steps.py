@@ -68,7 +68,7 @@ def contribution(
             for name, weight in working_weights(local, DTYPES[run.compute.dtype]).items()
         }
         for ids in microbatches.long():
-            total += _add_gradient(model, local, leaves, ids, gradient, 1.0 / microbatches[..., 1:].numel())
+            total += add_gradient(model, local, leaves, ids, gradient, 1.0 / microbatches[..., 1:].numel())
         norm = global_norm(exact.squares(local.layout, gradient).values())
         # Slots of all speeds follow the schedule from the round's first to its last optimizer step.
         at = rounds.progress(t - 1) + -(-(step + 1) * rounds.inner // steps)
@@ -82,7 +82,7 @@ def contribution(
     return rounded(change, BITS[run.round.contributions]), total
 
 
-def _add_gradient(
+def add_gradient(
     model: Model, state: StageState, leaves: dict[str, Tensor], ids: Tensor, gradient: Tensor, scale: float
 ) -> float:
     """Add the gradient of scale · loss of one microbatch (rows, sequence + 1); returns the loss sum."""

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 from msgspec.structs import replace
 from torch import Tensor
 
 from anabranch.protocol.interface import tasks
+from anabranch.protocol.interface.rounds import Rounds
 from anabranch.protocol.interface.tasks import Result
 from anabranch.train.model.rounds import inner_microbatches, rounds_of
 from anabranch.train.numerics import exact
@@ -29,7 +31,29 @@ from anabranch.train.stage.worker import Refused, Worker, outputs
 _ANSWER = torch.zeros(1, dtype=torch.uint8)
 
 
-class TokenSource(Worker):
+class _SumsOfRounds(Worker):
+    """Worker that adds up parts of a round, of its own stage or as a helper of the other."""
+
+    @cached_property
+    def _rounds(self) -> Rounds:
+        return rounds_of(self._run)
+
+    def _sum_part(self, task: tasks.SumPart, inputs: Sequence[Tensor]) -> Result:
+        bits = BITS[self._run.round.results] if self._rounds.has(task.t) and task.whole else 0
+        if not bits:
+            return super()._sum_part(task, inputs)
+        result = super()._sum_part(replace(task, whole=False), inputs)
+        return Result(outputs=tuple(rounded_sums(_tensor(part), bits) for part in result.outputs))
+
+    def _assemble(self, task: tasks.Assemble, inputs: Sequence[Tensor]) -> Result:
+        if self._rounds.has(task.t) and BITS[self._run.round.results]:
+            if any(part.dtype != torch.int64 or part.dim() != 1 for part in inputs):
+                raise Refused("the parts of a round's result are not vectors of whole numbers")
+            inputs = [exact.reduced(part, self.master) for part in inputs]
+        return super()._assemble(task, inputs)
+
+
+class TokenSource(_SumsOfRounds):
     """Worker of a data node: an empty stage 0 that sends token ids and takes losses."""
 
     def _embed(self, task: tasks.Embed, inputs: Sequence[Tensor]) -> Result:
@@ -58,11 +82,11 @@ class TokenSource(Worker):
         return inner_microbatches(self._run) if self._run.round.slots else 1
 
     def _take_step(self, t: int, gradient: Tensor, scalars: StepScalars) -> None:
-        if not rounds_of(self._run).has(t):  # the state is empty, but for its counter
+        if not self._rounds.has(t):  # the state is empty, but for its counter
             self.state.adam_step += 1
 
 
-class WholeWorker(Worker):
+class WholeWorker(_SumsOfRounds):
     """Worker of a relay that holds the whole model."""
 
     _stage: WholeModel
@@ -70,7 +94,6 @@ class WholeWorker(Worker):
     def _make_stage(self) -> WholeModel:
         self._contributions: dict[int, Tensor] = {}
         """Slot -> its contribution to the open round."""
-        self._rounds = rounds_of(self._run)
         return WholeModel(self.model, self.spec, self._weights, self._make_accumulator())
 
     # --- microbatches and slots -----------------------------------------------------------------
@@ -146,20 +169,6 @@ class WholeWorker(Worker):
             return super()._freeze(task, inputs)
         copy = self._stage.accumulator.flat.to("cpu", copy=True)
         return Result(outputs=tuple(copy[begin:end] for begin, end in aligned_bounds(len(copy), task.parts)))
-
-    def _sum_part(self, task: tasks.SumPart, inputs: Sequence[Tensor]) -> Result:
-        bits = BITS[self._run.round.results] if self._rounds.has(task.t) and task.whole else 0
-        if not bits:
-            return super()._sum_part(task, inputs)
-        result = super()._sum_part(replace(task, whole=False), inputs)
-        return Result(outputs=tuple(rounded_sums(_tensor(part), bits) for part in result.outputs))
-
-    def _assemble(self, task: tasks.Assemble, inputs: Sequence[Tensor]) -> Result:
-        if self._rounds.has(task.t) and BITS[self._run.round.results]:
-            if any(part.dtype != torch.int64 or part.dim() != 1 for part in inputs):
-                raise Refused("the parts of a round's result are not vectors of whole numbers")
-            inputs = [exact.reduced(part, self.master) for part in inputs]
-        return super()._assemble(task, inputs)
 
     def _take_step(self, t: int, gradient: Tensor, scalars: StepScalars) -> None:
         if self._rounds.has(t):
