@@ -40,7 +40,7 @@ def world_of(run: RunConfig, relays: int = 3, seed: int = 1, voters: int = 1) ->
 
 
 def check_replayed(run: RunConfig, world: World) -> None:
-    """One process that takes the log's steps finds the same bits at every commit and in every state."""
+    """Replay of the log by one process: the same bits at every commit and in every state."""
     history, reference = world.history(), Reference(run, small_model(run), MadeUpBatches(run))
     assert history.t == iterations(run) == 6
     for commit in history.commits:

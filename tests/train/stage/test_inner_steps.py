@@ -67,7 +67,7 @@ def test_one_island_is_no_island() -> None:
 def test_the_momentum_is_nesterov_and_begins_at_zero() -> None:
     run = island_run(2)
     state, mirror = state_of(run), torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
-    state.exp_avg.fill_(7.0)  # of the synchronous steps
+    state.exp_avg.fill_(7.0)  # left by the synchronous steps
     mirror = torch.nn.Parameter(state.weights.clone())
     sgd = torch.optim.SGD([mirror], lr=0.7, momentum=0.9, nesterov=True)
     for t in (3, 4, 5):  # two synchronous steps before

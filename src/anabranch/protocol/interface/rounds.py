@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-#: Highest speed that is believed, as a multiple of the median: machines report their own. A choice: an RTX 4090
-#: is eleven times as quick as a slow RTX 3060.
+#: Highest speed that is believed, as a multiple of the median: machines report their own. A choice: an RTX
+#: 4090 is eleven times as quick as a slow RTX 3060.
 MOST_RATE = 16.0
 
 

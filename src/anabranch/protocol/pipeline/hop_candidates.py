@@ -75,9 +75,10 @@ class HopCandidates:
             ctx.dialer.reach(holder)
             if holder in able and ctx.run.settings.rounds.drops:
                 return [holder], math.inf  # the round ends without it if it takes too long
-            return (able, math.inf) if ctx.clock.now >= all_at else ([holder] if holder in able else [], all_at)
-        idle = [peer for peer in able if peer not in holders]
-        return (able, math.inf) if ctx.clock.now >= all_at else (idle, all_at)
+            first = [peer for peer in able if peer == holder]
+        else:
+            first = [peer for peer in able if peer not in holders]
+        return (able, math.inf) if ctx.clock.now >= all_at else (first, all_at)
 
     def _preferred(self, item: OutgoingMicrobatch, peers: list[str]) -> tuple[list[str], float]:
         """Those of `peers` that are preferred for a microbatch, and the time from which all are eligible."""
