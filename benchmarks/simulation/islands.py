@@ -37,7 +37,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "pipeline of 6 stages": {"churn.crash": 0.0, "run.iterations": 4},
     "whole models, synchronous": {**WHOLE, "churn.crash": 0.0, "run.iterations": 3, "run.heartbeat_s": 60.0},
     "islands": {**ISLANDS, "churn.crash": 0.0, "run.iterations": 4, "run.warm_up": 2},
-    "islands, 5 % churn": {**ISLANDS, "churn.crash": 0.05, "run.iterations": 7, "run.warm_up": 2},
+    "islands, 5 % churn": {**ISLANDS, "churn.crash": 0.05, "run.iterations": 6, "run.warm_up": 2},
 }
 
 
