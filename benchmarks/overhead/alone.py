@@ -46,7 +46,9 @@ def main() -> int:
     corpus = open_corpus(folder)
     batches, model = Batches(corpus, run.batch, run.run.seed), model_config(run.model, corpus.vocab_size)
     alone = Alone(run, model, batches)
-    initial = {name: view.clone() for state in alone.states for name, view in state.layout.views(state.weights)}
+    initial = {
+        name: view.clone() for state in alone.states for name, view in state.layout.views(state.weights)
+    }
     plain = IndependentReference(run, model, batches, initial)
     ratios = []
     for t in range(1, args.steps + WARM_UP + 1):
@@ -55,8 +57,8 @@ def main() -> int:
             ratios.append(ours / theirs)
     middle = statistics.median(ratios)
     text = (
-        f"{args.steps} steps of llama-tiny (4,096 tokens, one thread), alternating. CPU time of a step over that "
-        f"of plain PyTorch: median {middle:.3f}, from {min(ratios):.3f} to {max(ratios):.3f}."
+        f"{args.steps} steps of llama-tiny (4,096 tokens, one thread), alternating. CPU time of a step over "
+        f"that of plain PyTorch: median {middle:.3f}, from {min(ratios):.3f} to {max(ratios):.3f}."
     )
     goals = [at_most("CPU time over plain PyTorch", 1.05, middle, "{:.3f}")]
     title = "One process alone against plain PyTorch"
