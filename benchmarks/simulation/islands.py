@@ -4,9 +4,9 @@
 
 The scenario is `volunteers` (llama-350m). Rows: today's pipeline; every relay with the whole model, each step
 synchronous; islands with 500 inner steps a round, of 32,768 tokens each on average, without churn and with 5
-% of the relays crashing in each round. The best machine is the quickest relay of the same draw, if it trained
-alone with a step for each batch. Throughput is not progress: docs/explanation/islands.md says what islands
-cost in tokens. Writes the result `islands`.
+% of the relays crashing in an hour (3 % in a round of 34 minutes). The best machine is the quickest relay of
+the same draw, if it trained alone with a step for each batch. Throughput is not progress:
+docs/explanation/islands.md says what islands cost in tokens. Writes the result `islands`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "pipeline of 6 stages": {"churn.crash": 0.0, "run.iterations": 4},
     "whole models, synchronous": {**WHOLE, "churn.crash": 0.0, "run.iterations": 3, "run.heartbeat_s": 60.0},
     "islands": {**ISLANDS, "churn.crash": 0.0, "run.iterations": 4, "run.warm_up": 2},
-    "islands, 5 % churn": {**ISLANDS, "churn.crash": 0.05, "run.iterations": 6, "run.warm_up": 2},
+    "islands, 5 % churn": {**ISLANDS, "churn.crash": 0.03, "run.iterations": 6, "run.warm_up": 2},
 }
 
 
@@ -99,7 +99,7 @@ def report(found: dict[str, dict[str, list[float]]]) -> tuple[str, list[Goal]]:
     goals = [
         at_least("GPUs busy, islands", 0.85, calm["busy"], "{:.3f}"),
         at_least("× the best machine alone, islands", 10.0, calm["over_alone"], "{:.2f}"),
-        at_least("throughput kept with 5 % churn a round", 0.9, kept, "{:.3f}"),
+        at_least("throughput kept with 5 % churn an hour", 0.9, kept, "{:.3f}"),
     ]
     return table(head, lines), goals
 

@@ -1,4 +1,4 @@
-"""Presets of the run file: each is a valid run with its source in the file, and has the mechanism it names."""
+"""Presets of the run file: each is a valid run with its source in the file and the mechanism it names."""
 
 from __future__ import annotations
 

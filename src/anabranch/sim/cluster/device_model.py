@@ -28,6 +28,7 @@ from anabranch.train.model.sizes import (
     block_parameters,
     end_parameters,
     head_flops,
+    token_bytes,
     total_parameters,
 )
 
@@ -47,8 +48,6 @@ CONTRIBUTION_BYTES = {
     "int4": SCALED_BYTES[4],
 }
 RESULT_BYTES = {"exact": float(GRADIENT_BYTES), "int8": SCALED_BYTES[8]}
-#: Bytes of a token id on the wire.
-TOKEN_BYTES = 4
 Flops = Annotated[float, Meta(ge=1e7, le=1e17)]
 Bytes = Annotated[float, Meta(ge=1e8, le=1e13)]
 BytesPerSecond = Annotated[float, Meta(ge=1e8, le=1e15)]
@@ -113,7 +112,7 @@ class Workload:
     def activation_bytes(self) -> int:
         """Bytes of one microbatch's activations between two stages; of its token ids, for a whole model."""
         if self.whole:
-            return self.rows * (self.sequence + 1) * TOKEN_BYTES
+            return self.rows * (self.sequence + 1) * token_bytes(self.model.vocab_size)
         return self.tokens * self.model.dim * self.width
 
     def blocks(self, stage: int) -> int:

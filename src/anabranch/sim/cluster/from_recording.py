@@ -98,7 +98,7 @@ def recorded(events: Iterable[Event | Unknown], config: RunConfig, name: str) ->
     if changed:
         raise UserError(f"{name}: model.{changed[0]} is the run's own: only named sizes are simulated")
     if config.pipeline.whole:
-        raise UserError(f"{name}: pipeline.stages = 0: only runs with a pipeline are simulated from a recording")
+        raise UserError(f"{name}: pipeline.stages = 0: only recorded pipelines are simulated")
     if config.compute.dtype not in DTYPES:
         raise UserError(f"{name}: compute.dtype = {config.compute.dtype!r} is none of {', '.join(DTYPES)}")
     names = _names(log)

@@ -140,6 +140,11 @@ def end_parameters(config: ModelConfig) -> int:
     return tables + config.max_sequence * config.dim + 2 * config.dim
 
 
+def token_bytes(vocab_size: int) -> int:
+    """Bytes of a token id on the wire."""
+    return 1 if vocab_size <= 1 << 8 else 2 if vocab_size <= 1 << 16 else 4
+
+
 def total_parameters(config: ModelConfig) -> int:
     return config.blocks * block_parameters(config) + end_parameters(config)
 

@@ -24,14 +24,13 @@ from anabranch.train.model.sizes import (
     ModelConfig,
     block_parameters,
     end_parameters,
+    token_bytes,
     total_parameters,
 )
 from anabranch.train.numerics.block_float import BITS
 from anabranch.train.numerics.step_scalars import bias_corrections, clip_factor, learning_rate
 from anabranch.train.stage.run_objects import initial_state, master_dtype
 
-#: Bytes of a token id on the wire (int32).
-TOKEN_BYTES = 4
 #: Least and greatest automatic number of iterations between snapshots; a plain choice.
 SNAPSHOTS_EVERY = (5, 100)
 
@@ -88,7 +87,7 @@ def sent_bytes(run: RunConfig, model: ModelConfig) -> int:
     """Bytes of a microbatch between two stages: its activation, or its token ids for a whole model."""
     batch = run.batch
     if run.pipeline.whole:
-        return batch.rows * (batch.sequence + 1) * TOKEN_BYTES
+        return batch.rows * (batch.sequence + 1) * token_bytes(model.vocab_size)
     return batch.rows * batch.sequence * model.dim * _widths(run)[0]
 
 

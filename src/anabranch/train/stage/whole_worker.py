@@ -19,6 +19,7 @@ from anabranch.protocol.interface import tasks
 from anabranch.protocol.interface.rounds import Rounds
 from anabranch.protocol.interface.tasks import Result
 from anabranch.train.model.rounds import inner_microbatches, rounds_of
+from anabranch.train.model.sizes import token_bytes
 from anabranch.train.numerics import exact
 from anabranch.train.numerics.block_float import BITS, aligned_bounds, rounded_sums
 from anabranch.train.stage.inner_steps import contribution, outer_step, slot_tokens
@@ -59,9 +60,10 @@ class TokenSource(_SumsOfRounds):
     def _embed(self, task: tasks.Embed, inputs: Sequence[Tensor]) -> Result:
         if task.steps:
             assert self._batches is not None
-            return outputs(slot_tokens(self._batches, self._run, task.index, task.first, task.steps))
+            tokens = slot_tokens(self._batches, self._run, task.index, task.first, task.steps)
+            return outputs(packed_ids(tokens, self.model.config.vocab_size))
         ids, targets = self._ids(task.t, task.index)
-        return outputs(torch.cat((ids, targets[:, -1:]), 1).to(torch.int32))
+        return outputs(packed_ids(torch.cat((ids, targets[:, -1:]), 1), self.model.config.vocab_size))
 
     def _head(self, task: tasks.Head, inputs: Sequence[Tensor]) -> Result:
         loss = inputs[0]
@@ -194,15 +196,23 @@ class WholeWorker(_SumsOfRounds):
 
     def _checked(self, payload: Tensor, rows: int) -> Tensor:
         """Received token ids on the device, after checks of shape, type and range."""
-        shape = (rows, self._run.batch.sequence + 1)
-        if payload.dtype != torch.int32 or tuple(payload.shape) != shape:
-            raise Refused(
-                f"the received tokens are {payload.dtype} {tuple(payload.shape)}, not int32 {shape}"
-            )
-        low, high = torch.aminmax(payload)
-        if int(low) < 0 or int(high) >= self.model.config.vocab_size:
+        vocabulary = self.model.config.vocab_size
+        shape = (rows, self._run.batch.sequence + 1, token_bytes(vocabulary))
+        if payload.dtype != torch.uint8 or tuple(payload.shape) != shape:
+            found = f"{payload.dtype} {tuple(payload.shape)}"
+            raise Refused(f"the received tokens are {found}, not uint8 {shape}")
+        ids = torch.zeros(shape[:2], dtype=torch.int64)
+        for place in range(shape[2]):
+            ids += payload[..., place].to(torch.int64) << (8 * place)
+        if int(ids.max()) >= vocabulary:
             raise Refused("a received token is not in the vocabulary")
-        return payload.to(self.device, torch.int64)
+        return ids.to(self.device)
+
+
+def packed_ids(ids: Tensor, vocab_size: int) -> Tensor:
+    """Token ids (rows, n) as their bytes, lowest first, (rows, n, bytes of an id) uint8."""
+    places = [(ids >> (8 * place)) & 255 for place in range(token_bytes(vocab_size))]
+    return torch.stack(places, -1).to(torch.uint8)
 
 
 def _tensor(payload: object) -> Tensor:
