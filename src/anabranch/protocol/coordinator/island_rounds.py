@@ -114,13 +114,12 @@ class IslandRounds:
         return {k for k in slots if all(units_of(stage, (k,)) <= held[stage] for stage in held)}
 
     def _waited(self, current: Round, late: frozenset[int]) -> bool:
-        """True if the round has waited long enough for late slots. It does not wait for machines that left,
-        if no other machine is free to fill their slots."""
+        """True if the round has waited long enough for late slots. It does not wait for those of machines that
+        left: another machine that fills one has begun later than all."""
         if self.ctx.clock.now >= self.deadline(current):
             return True
         live = set(self.ctx.run.membership.live(1, current.t))
-        holders = {slot.peer for slot in current.slots}
-        return live <= holders and all(current.slots[slot].peer not in live | {""} for slot in late)
+        return all(current.slots[slot].peer not in live | {""} for slot in late)
 
     def deadline(self, current: Round) -> float:
         """Time (s) from which slots that are not ready are late; infinite if that is not known yet."""
