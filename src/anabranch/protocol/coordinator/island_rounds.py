@@ -114,8 +114,8 @@ class IslandRounds:
         return {k for k in slots if all(units_of(stage, (k,)) <= held[stage] for stage in held)}
 
     def _waited(self, current: Round, late: frozenset[int]) -> bool:
-        """True if the round has waited long enough for late slots. It does not wait for those of machines that
-        left: another machine that fills one has begun later than all."""
+        """True if the round has waited long enough for late slots. It does not wait for those of machines
+        that left: another machine that fills one has begun later than all."""
         if self.ctx.clock.now >= self.deadline(current):
             return True
         live = set(self.ctx.run.membership.live(1, current.t))
