@@ -200,6 +200,8 @@ class _Rows:
         for stage, part in enumerate(each.commit.stages):
             receipts = part.receipts or ("",) * len(part.members)
             for unit, owner in enumerate(part.owners):
+                if owner < 0:
+                    continue
                 source = each.sources[stage, part.members[owner]]
                 row, key = self.row(source), (each.base, stage, source.peer)
                 row.units[stage] += 1

@@ -10,13 +10,25 @@ import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from msgspec import UnsetType
+
 from anabranch.errors import UserError, os_errors_named
 from anabranch.protocol.consensus.log_replay import LogReplay, fold
 from anabranch.protocol.interface.tasks import full_cover
 from anabranch.protocol.log import records as log
 from anabranch.protocol.log.hash_chain import LogError, Position, follow
-from anabranch.protocol.log.records import Commit, Evaluation, Genesis, Member, Members, Rollback, StageCommit
+from anabranch.protocol.log.records import (
+    Commit,
+    Evaluation,
+    Genesis,
+    Member,
+    Members,
+    Rollback,
+    Slot,
+    StageCommit,
+)
 from anabranch.protocol.membership.view import Membership
+from anabranch.protocol.rounds.plan import Plan, active, counted, units_of
 
 
 @dataclass
@@ -101,6 +113,9 @@ class _LogChecker:
     """Peers removed since the last step, which may still be in its reduce: peer -> (member, first iteration
     served)."""
     _where: str = ""
+    _plan: Plan = ()
+    """Plan of the next round; () if the next iteration is none."""
+    _plans: dict[int, Plan] = field(default_factory=dict)
 
     def check(self, line: int, term: int, record: log.AnyRecord, hashed: str) -> None:
         self._where = f"log line {line}"
@@ -168,6 +183,12 @@ class _LogChecker:
         self._adam = {t: step for t, step in self._adam.items() if t < rollback.t}
         self._adam[rollback.t] = rollback.adam_step
         self._membership.rolled_back(rollback.t)
+        plan = () if isinstance(rollback.slots, UnsetType) else rollback.slots
+        inner = [
+            [(slot.first, slot.steps) for slot in each] for each in (plan, self._plans.get(rollback.t, ()))
+        ]
+        self._expect(inner[0] == inner[1], "the next round is another one than the log had there")
+        self._plan = plan
 
     def _check_commit(self, commit: Commit, term: int) -> None:
         genesis = self.genesis
@@ -177,7 +198,9 @@ class _LogChecker:
         self._expect(commit.term == term, f"says term {commit.term} in an entry of term {term}")
         self._expect(commit.t == self._t + 1, f"does not follow step {self._t}")
         self._expect(commit.previous_base == self._base, "its base is not the record before it")
-        taken = self._adam.get(commit.t - 1, 0) + (commit.verdict == "step")
+        slots = self._plan
+        self._check_plan(commit)
+        taken = self._adam.get(commit.t - 1, 0) + (commit.verdict == "step" and not slots)
         self._expect(commit.adam_step == taken, f"Adam's counter is {commit.adam_step}, not {taken}")
         self._adam[commit.t] = commit.adam_step
         self.owners[commit.t] = set()
@@ -193,7 +216,8 @@ class _LogChecker:
                 self.states[commit.t] = self.states[commit.t - 1]
             return
         self._expect(commit.verdict == "step", f"has the unknown verdict {commit.verdict!r}")
-        self._expect(len(commit.loss_sums) == genesis.microbatches, "does not have a loss per microbatch")
+        microbatches = len(slots) or genesis.microbatches
+        self._expect(len(commit.loss_sums) == microbatches, "does not have a loss per microbatch")
         self._expect(len(commit.stages) == genesis.stages + 1, "does not have an entry per stage")
         before = tuple(stage.fingerprint_before for stage in commit.stages)
         known = self.states.setdefault(commit.t - 1, before)
@@ -202,7 +226,21 @@ class _LogChecker:
                 logged == expected, f"stage {stage} starts from another state than step {commit.t - 1} left"
             )
         for stage, entry in enumerate(commit.stages):
-            self._check_owners(commit.t, stage, entry, genesis.microbatches)
+            self._check_owners(commit.t, stage, entry, microbatches, slots)
+        accepted = counted(commit.stages[1].owners) if slots else ()
+        if slots:
+            same = {frozenset(counted(commit.stages[0].owners[::2])), frozenset(accepted)}
+            self._expect(len(same) == 1, "the slots of its stages differ")
+
+    def _check_plan(self, commit: Commit) -> None:
+        """Check that the counter of each slot of the next round follows from this one."""
+        plan = () if isinstance(commit.slots, UnsetType) else commit.slots
+        past = self._plan or (Slot(0, 0),) * len(plan)
+        accepted = counted(commit.stages[1].owners) if self._plan and len(commit.stages) > 1 else ()
+        expected = [slot.first + slot.steps * (k in accepted) for k, slot in enumerate(past)]
+        self._expect([slot.first for slot in plan] == expected, "the next round begins at other inner steps")
+        self._expect(all(slot.steps >= 0 for slot in plan), "a slot of the next round has no number of steps")
+        self._plan = self._plans[commit.t] = plan
 
     def _check_evaluation(self, evaluation: Evaluation, t: int) -> None:
         """Check that an evaluation in the log is of the state before its record: the replay evaluates no
@@ -210,15 +248,23 @@ class _LogChecker:
         self._expect(evaluation.t == t, f"holds an evaluation of step {evaluation.t}, not {t}")
         self._expect(bool(evaluation.loss_sums), "holds an evaluation of no window")
 
-    def _check_owners(self, t: int, stage: int, entry: StageCommit, microbatches: int) -> None:
+    def _check_owners(
+        self, t: int, stage: int, entry: StageCommit, microbatches: int, slots: Plan = ()
+    ) -> None:
         """Check that every unit has exactly one owner, an active member of the stage (I1)."""
         where, self._where = self._where, f"{self._where}, stage {stage}"
         members, units = entry.members, full_cover(stage, microbatches)
         self._expect(len(entry.owners) == len(units), f"{len(entry.owners)} owners for {len(units)} units")
         self._expect(len(set(members)) == len(members), "a member is named twice")
         self._expect(len(entry.classes) == len(members), "does not have a numerics class per member")
+        if slots:
+            left_out = {unit for unit, owner in enumerate(entry.owners) if owner == -1}
+            counts = units - left_out
+            self._expect(bool(counts), "no slot counts")
+            self._expect(counts <= units_of(stage, active(slots)), "a slot counts that is not in the plan")
+            self._expect(bool(stage) or all((u ^ 1) in counts for u in counts), "half of a slot counts")
         for unit, owner in enumerate(entry.owners):
-            if not 0 <= owner < len(members):
+            if not (0 <= owner < len(members) or (slots and owner == -1)):
                 self._expect(False, f"unit {unit} belongs to none of the {len(members)} members")
         owning = {members[owner] for owner in entry.owners if 0 <= owner < len(members)}
         for member, named in zip(members, entry.classes, strict=False):

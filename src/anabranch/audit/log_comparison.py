@@ -17,7 +17,9 @@ from anabranch.audit.run_inputs import Inputs
 from anabranch.errors import UserError, os_errors_named
 from anabranch.protocol.log.records import Commit
 from anabranch.protocol.reduce.coverage import global_norm
+from anabranch.protocol.rounds.plan import plan_hash, slots_of
 from anabranch.train.model.layout import Layout
+from anabranch.train.model.rounds import inner_microbatches, rounds_of
 from anabranch.train.numerics.step_scalars import bias_corrections, clip_factor, learning_rate
 from anabranch.train.reference.reference import Reference, StepRecord, Witness
 from anabranch.train.stage.state import SnapshotError, StageState, parse_snapshot
@@ -104,7 +106,10 @@ class Comparison:
         if not self.exact:
             return
         losses = [record.losses[index] for index in sorted(record.losses)]
-        self.counts["losses"].numbers(commit.loss_sums, losses, t, "microbatch")
+        sums = commit.loss_sums
+        if commit.t in self.log.history.plans:  # a slot that does not count has no loss
+            sums = tuple(sums[slot] for slot in sorted(record.losses) if slot < len(sums))
+        self.counts["losses"].numbers(sums, losses, t, "microbatch")
         logged: dict[str, float] = {}
         stages = zip(commit.stages, record.digests, record.fingerprints, strict=False)
         for stage, (entry, digest, fingerprint) in enumerate(stages):
@@ -154,6 +159,9 @@ class Comparison:
         """Compare the values of a commit that need no replay: batch hash, learning rate and the other step
         scalars."""
         run, t = self.inputs.run, commit.t
+        if rounds_of(run).has(t):
+            self._round_schedule(commit)
+            return
         self.counts["batches"].word(commit.manifest, self.inputs.batches.manifest_hash(t), f"step {t}")
         compare = partial(self._scalar, where=f"step {t}")
         compare("tokens", commit.tokens, self.inputs.batches.tokens_per_iteration)
@@ -165,6 +173,23 @@ class Comparison:
             norm = global_norm(stage.squares for stage in commit.stages)
             compare("norm", commit.norm, norm)
             compare("clip factor", commit.clip_factor, clip_factor(norm, run.optimizer.clip))
+
+    def _round_schedule(self, commit: Commit) -> None:
+        """As `_schedule`, of a round."""
+        run, t, history = self.inputs.run, commit.t, self.log.history
+        self.counts["batches"].word(commit.manifest, plan_hash(history.plans.get(t, ())), f"round {t}")
+        compare = partial(self._scalar, where=f"round {t}")
+        steps = (
+            sum(count for _, count in slots_of(history.plans.get(t, ()), commit).values())
+            if commit.stages
+            else 0
+        )
+        window = run.batch.rows * run.batch.sequence
+        compare("tokens", commit.tokens, steps * inner_microbatches(run) * window)
+        compare("outer learning rate", commit.learning_rate, run.round.outer_lr)
+        if commit.verdict == "step":
+            compare("norm", commit.norm, global_norm(stage.squares for stage in commit.stages))
+            compare("weight", commit.clip_factor, 1.0 / max(1, steps))
 
     def _scalar(self, name: str, logged: float, ours: float, where: str) -> None:
         if not self.same_class and math.isclose(logged, ours, rel_tol=OTHER_LIBRARY):

@@ -21,6 +21,7 @@ import torch
 
 from anabranch.audit.run_inputs import Inputs, open_inputs
 from anabranch.errors import UserError
+from anabranch.protocol.rounds.plan import Slots
 from anabranch.train.numerics.numerics_class import numerics_class
 from anabranch.train.reference.reference import Reference, Share, StepRecord, Witness
 
@@ -34,11 +35,12 @@ class ParallelStepper:
     def __init__(self, reference: Reference, microbatches: int, pipes: Sequence[Connection]) -> None:
         self.reference = reference
         self._pipes = pipes
-        self._own_microbatches = range(0, microbatches, len(pipes) + 1)
+        self._microbatches = range(microbatches)
 
     def step(self, t: int) -> StepRecord:
-        self._send("share", t)
-        share = self.reference.share(t, self._own_microbatches)
+        slots = dict(self.reference.slots)
+        self._send("share", (t, slots))
+        share = self.reference.share(t, _own(self.reference, t, self._microbatches, 0, len(self._pipes) + 1))
         for pipe in self._pipes:
             share.merge(_unpacked(t, _receive(pipe), self.reference))
         self._send("step", _packed(share))
@@ -48,7 +50,7 @@ class ParallelStepper:
         self._send("skip", t)
         return self.reference.skip(Share(t, []))
 
-    def _send(self, order: str, content: int | PackedShare) -> None:
+    def _send(self, order: str, content: int | tuple[int, Slots] | PackedShare) -> None:
         for pipe in self._pipes:
             pipe.send((order, content))
 
@@ -102,12 +104,18 @@ def _work(run_dir: str, rank: int, jobs: int, pipe: Connection) -> None:
         except EOFError:
             return
         if order == "share":
-            share = reference.share(content, range(rank, batch.microbatches, jobs))
+            t, reference.slots = content
+            share = reference.share(t, _own(reference, t, range(batch.microbatches), rank, jobs))
             pipe.send(_packed(share))
         elif order == "step":
             reference.step(_unpacked(reference.t + 1, content, reference))
         else:
             reference.skip(Share(content, []))
+
+
+def _own(reference: Reference, t: int, microbatches: range, rank: int, jobs: int) -> list[int]:
+    """Microbatches of iteration t, or slots of a round, of one of several processes."""
+    return list(reference.batch(t, lambda t: microbatches))[rank::jobs]
 
 
 def _packed(share: Share) -> PackedShare:

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from anabranch.protocol.consensus.log_replay import LogReplay
 from anabranch.protocol.log.records import Commit
+from anabranch.protocol.rounds.plan import slots_of
 from anabranch.train.reference.reference import Reference, Share, StepRecord, Witness
 
 Order = Callable[[int], Iterable[int]]
@@ -31,7 +32,7 @@ class SequentialStepper:
         self._order = order
 
     def step(self, t: int) -> StepRecord:
-        return self.reference.step(self.reference.share(t, self._order(t)))
+        return self.reference.step(self.reference.share(t, self.reference.batch(t, self._order)))
 
     def skip(self, t: int) -> StepRecord:
         return self.reference.skip(Share(t, []))
@@ -77,6 +78,7 @@ def replay(
 
     arrive(0)
     for commit in history.commits:
+        reference.slots = slots_of(history.plans.get(commit.t, ()), commit)
         if commit.verdict == "skip":
             found: frozenset[Witness] = frozenset()
             if commit.witness is not None:

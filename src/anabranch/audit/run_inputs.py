@@ -72,6 +72,8 @@ def compare_with_genesis(inputs: Inputs, genesis: Genesis) -> list[str]:
     logged = {key: value for key, value in plain.items() if key.startswith("wire.")} | logged
     # Without optimizer.decay_steps the learning rate's cosine ends with the run.
     determining = DETERMINING_KEYS if inputs.run.optimizer.decay_steps else (*DETERMINING_KEYS, "run.steps")
+    if inputs.run.round.slots:
+        determining = (*determining, "round.", "run.steps")
     keys = (key for key in ours.keys() | logged.keys() if key.startswith(determining))
     changed = sorted(key for key in keys if ours.get(key) != logged.get(key))
     if changed:

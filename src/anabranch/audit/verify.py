@@ -91,10 +91,11 @@ def _check_replayable(inputs: Inputs, log: LoggedRun) -> None:
     history, run = log.history, inputs.run
     if not history.commits:
         raise UserError(f"{inputs.directory.log}: no step of this run was committed yet: nothing to verify")
-    if log.genesis.stages != run.pipeline.stages or log.genesis.microbatches != run.batch.microbatches:
+    if log.genesis.stages != run.pipeline.relay_stages or log.genesis.microbatches != run.batch.microbatches:
         raise UserError(
-            f"{inputs.directory.run_file} has {run.pipeline.stages} stages and {run.batch.microbatches} "
-            f"microbatches, but the log is of a run with {log.genesis.stages} and {log.genesis.microbatches}"
+            f"{inputs.directory.run_file} has {run.pipeline.relay_stages} stages and "
+            f"{run.batch.microbatches} microbatches, but the log is of a run with {log.genesis.stages} and "
+            f"{log.genesis.microbatches}"
         )
     if [commit.t for commit in history.commits] != list(range(1, history.t + 1)):
         raise UserError(f"{inputs.directory.log}: its steps do not follow one another: {log.problems[0]}")

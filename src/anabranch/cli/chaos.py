@@ -154,7 +154,7 @@ def _experiment(args: argparse.Namespace) -> Result:
         calm_minutes = min(CALM_MINUTES, CALM_SHARE * args.minutes)
     settings = Settings(
         population=sum(relays_by_stage(config)),
-        stages=config.pipeline.stages,
+        stages=config.pipeline.relay_stages,
         data_nodes=config.fleet.data_nodes,
         seed=args.seed,
         minutes=args.minutes,

@@ -3,6 +3,7 @@
 examples:
   anabranch init                                     run.toml with the defaults: llama-tiny on this machine
   anabranch init gpt.toml --model gpt-tiny --steps 200
+  anabranch init islands.toml --preset diloco          islands that agree every 500 steps
   anabranch init thin.toml --model llama-350m --subspace 160      for lines of homes: cuts of 160 values
   anabranch init home.toml --wire int8 --sums coarse   for thin lines: a quarter of the bytes
   anabranch init big.toml --model llama-1b --data /data/texts --stages 8 --data-nodes 8 --relays 64
@@ -21,6 +22,7 @@ from typing import Any
 from anabranch.config import CONSTRAINTS, RunConfig, render_run_file, with_changes
 from anabranch.errors import UserError
 from anabranch.train.model.partition import partition
+from anabranch.train.model.presets import PRESETS, heading, with_preset
 from anabranch.train.model.recipes import (
     DEFAULT_SIZE,
     boundary_bytes,
@@ -71,6 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=CONSTRAINTS[_WIRE[0]].choices,  # type: ignore[union-attr]
         help="codec of activations and input gradients on the line (docs/explanation/thin-lines.md)",
     )
+    parser.add_argument("--preset", choices=PRESETS, help="settings of a published system, named in the file")
     parser.add_argument("--force", action="store_true", help="overwrite an existing file")
 
 
@@ -82,7 +85,10 @@ def run(args: argparse.Namespace) -> int:
         changes |= dict.fromkeys(_WIRE, args.wire)
     if "data.path" in changes:
         changes |= {"data.path": str(Path(changes["data.path"]).absolute()), "data.source": _source_of(args)}
-    config = with_changes(RunConfig(), recipe | changes)
+    config = with_changes(RunConfig(), recipe)
+    if args.preset:
+        config = with_preset(config, args.preset)
+    config = with_changes(config, changes)
     model = model_config(config.model, config.data.vocab_size)
     partition(model, config.pipeline)
     needed = boundary_bytes(config, model)
@@ -92,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         # "x" fails if the file exists, without a gap between looking and writing.
         with open(output, "w" if args.force else "x", encoding="utf-8") as file:
-            file.write(render_run_file(config))
+            file.write((heading(args.preset) if args.preset else "") + render_run_file(config))
     except FileExistsError:
         raise UserError(f"{output} exists; give another name, or --force to overwrite it") from None
     except OSError as error:

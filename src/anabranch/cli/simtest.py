@@ -39,11 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from anabranch.sim.fuzz.fault_kinds import PROFILES, UNDEFENDED
+    from anabranch.sim.fuzz.fault_kinds import BY_NAME, PROFILES
     from anabranch.sim.fuzz.runner import run_seeds
     from anabranch.sim.fuzz.summary import report, reproduce, summarize
 
-    known = (*PROFILES, UNDEFENDED.name)
+    known = (*PROFILES, *BY_NAME)
     if args.profile and args.profile not in known:
         raise UserError(f"--profile {args.profile}: choose one of {', '.join(known)}")
     check_range("--jobs", args.jobs, JOBS)

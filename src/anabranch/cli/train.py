@@ -5,6 +5,7 @@ examples:
   anabranch train --steps 50                a shorter run
   anabranch train run.toml                  the run of a run file (`anabranch init` writes one)
   anabranch train --network wan10           the processes as far apart as regions of the earth
+  anabranch train --alone                   one process, without a swarm
 
 Data nodes and relays are separate processes that talk over encrypted connections, as they would across the
 internet. Ctrl+C stops after the current step and says how to continue.
@@ -49,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--steps", type=int, metavar="N", help="steps to train for, instead of run.steps")
     add_new_run_dir(parser)
     add("--network", metavar="PROFILE", help="emulate a wide-area network: wan10, or a profile's JSON file")
+    add("--alone", action="store_true", help="one process without a swarm, at torch's own speed; no log")
     add("--no-verify", action="store_true", help="do not verify at the end")
     outputs.add_arguments(parser)
 
@@ -63,6 +65,8 @@ def run(args: argparse.Namespace) -> int:
     if args.steps is not None:
         config = with_changes(config, {"run.steps": args.steps})
     path = args.run_dir or free_path(Path("runs") / config.run.name)
+    if args.alone:
+        return _alone(args, config, path)
     config = complete_at_once(config)
     with emulated_network(args.network, config) as places, Supervisor(config.compute.threads) as supervisor:
         to = Outputs.of(args)
@@ -72,6 +76,20 @@ def run(args: argparse.Namespace) -> int:
             to.say(f"emulated network: {', '.join(where)}")
         to.say(partition_line(create(config, path, to.say)))
         return train_directory(path, supervisor, not args.no_verify, places, not args.no_page, to)
+
+
+def _alone(args: argparse.Namespace, config: RunConfig, path: Path) -> int:
+    """Train in this process, without a swarm."""
+    from anabranch.cli.support.create_directory import create
+    from anabranch.cli.support.train_alone import check, train_alone
+
+    check(config, args.run_file)
+    if args.network is not None:
+        raise UserError("--alone: one process has no network to emulate; leave out --network")
+    to = Outputs.of(args)
+    to.say(f"run directory: {path}")
+    create(config, path, to.say)
+    return train_alone(path, to)
 
 
 @contextmanager
@@ -111,11 +129,12 @@ def train_directory(
     from anabranch.cli.main import main
     from anabranch.config import load_run_file
     from anabranch.node.local_swarm.local_swarm import LeaderFailed, LocalSwarm
+    from anabranch.train.model.rounds import iterations
 
     directory = RunDirectory.open(path)
     config = load_run_file(directory.run_file)
     swarm = LocalSwarm(directory, config, supervisor, places=places)
-    console = to.console(config.run.steps)
+    console = to.console(iterations(config))
     began = time.monotonic()
     try:
         finished = _follow(swarm, supervisor, console, page, to)

@@ -33,6 +33,7 @@ from anabranch.config.schema import (
     NetworkSection,
     OptimizerSection,
     PipelineSection,
+    RoundSection,
     RoutingSection,
     RunConfig,
     RunSection,
@@ -44,7 +45,8 @@ from anabranch.errors import ConfigError
 __all__ = [
     "CONSTRAINTS", "RUN_FILE_VERSION", "BatchSection", "CheckpointSection", "ComputeSection",
     "ConfigError", "DataSection", "EvaluationSection", "FleetSection", "ModelSection", "NetworkSection",
-    "OptimizerSection", "PipelineSection", "Range", "RoutingSection", "RunConfig", "RunSection",
+    "OptimizerSection", "PipelineSection", "Range", "RoundSection", "RoutingSection", "RunConfig",
+    "RunSection",
     "SnapshotsSection", "address_problem", "check_fleet_holds", "check_removed_options", "config_from_dict",
     "config_from_text", "config_to_dict", "is_64_bits", "load_run_file", "relays_by_stage",
     "render_run_file", "WireSection", "with_changes",

@@ -29,6 +29,7 @@ def check_rules(config: RunConfig, where: str) -> None:
         _schedule_problem(config),
         _pipeline_problem(config),
         _fleet_problem(config),
+        _round_problem(config),
         _audit_problem(config),
         _wire_problem(config),
         address_problem(network.host, network.advertise, "network.host", "network.advertise"),
@@ -75,8 +76,9 @@ def relays_by_stage(config: RunConfig) -> tuple[int, ...]:
     """Relays of the local swarm at stages 1..S; a remainder goes to the earlier stages."""
     if config.fleet.relays_per_stage:
         return config.fleet.relays_per_stage
-    share, extra = divmod(config.fleet.relays, config.pipeline.stages)
-    return tuple(share + (stage < extra) for stage in range(config.pipeline.stages))
+    stages = config.pipeline.relay_stages
+    share, extra = divmod(config.fleet.relays, stages)
+    return tuple(share + (stage < extra) for stage in range(stages))
 
 
 def check_fleet_holds(config: RunConfig, activation_bytes: int) -> None:
@@ -162,9 +164,7 @@ def _data_problem(config: RunConfig) -> str:
     data, vocabulary = config.data, config.model.vocab_size
     if data.source != "stdlib" and not data.path:
         return f'data.path is empty; data.source = "{data.source}" needs the file or folder to read'
-    trained = data.tokenizer == "bpe" or (
-        data.tokenizer == "auto" and config.model.initial_weights == "seed"
-    )
+    trained = data.tokenizer == "bpe" or (data.tokenizer == "auto" and config.model.initial_weights == "seed")
     if trained and vocabulary is not None and vocabulary < data.vocab_size:
         return (
             f"model.vocab_size {vocabulary} is smaller than the tokenizer's data.vocab_size "
@@ -185,6 +185,8 @@ def _schedule_problem(config: RunConfig) -> str:
 
 def _pipeline_problem(config: RunConfig) -> str:
     stages, split, blocks = config.pipeline.stages, config.pipeline.blocks_per_stage, config.model.blocks
+    if split and config.pipeline.whole:
+        return "pipeline.blocks_per_stage is for relay stages; with pipeline.stages = 0 leave it empty"
     if split and len(split) != stages:
         return (
             f"pipeline.blocks_per_stage has {len(split)} numbers for pipeline.stages = {stages}; "
@@ -204,7 +206,7 @@ def _pipeline_problem(config: RunConfig) -> str:
 
 
 def _fleet_problem(config: RunConfig) -> str:
-    fleet, stages = config.fleet, config.pipeline.stages
+    fleet, stages = config.fleet, config.pipeline.relay_stages
     if fleet.relays_per_stage and len(fleet.relays_per_stage) != stages:
         return (
             f"fleet.relays_per_stage has {len(fleet.relays_per_stage)} numbers for "
@@ -220,6 +222,34 @@ def _fleet_problem(config: RunConfig) -> str:
         return (
             f"fleet.minimum {fleet.minimum} is never reached: a stage has only {smallest} of the local "
             "swarm's relays; lower it or add relays"
+        )
+    return ""
+
+
+def _round_problem(config: RunConfig) -> str:
+    slots, microbatches = config.round.slots, config.batch.microbatches
+    if config.pipeline.whole and config.audit.share:
+        return "audit.share is for pipelines: set pipeline.stages to 1 or more, or audit.share to 0"
+    if config.pipeline.whole and config.fleet.park:
+        return "fleet.park is for pipelines: set pipeline.stages to 1 or more, or fleet.park to 0"
+    if config.pipeline.whole and config.model.subspace:
+        return "model.subspace is for pipelines: set pipeline.stages to 1 or more, or model.subspace to 0"
+    wire = config.wire
+    if config.pipeline.whole and (wire.activations, wire.gradients, wire.reduce) != ("none", "none", "exact"):
+        return (
+            "the codecs of [wire] are for pipelines: set pipeline.stages to 1 or more, or leave them out "
+            "(round.contributions has the codecs of islands)"
+        )
+    if not slots:
+        return ""
+    if not config.pipeline.whole:
+        return "round.slots needs pipeline.stages = 0: an island is a machine that holds the whole model"
+    if config.run.reduction != "exact":
+        return 'round.slots needs run.reduction = "exact"'
+    if microbatches % slots:
+        return (
+            f"round.slots {slots} does not divide batch.microbatches {microbatches}, of which each island "
+            "has an equal share; change one of them"
         )
     return ""
 

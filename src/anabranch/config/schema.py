@@ -156,10 +156,48 @@ class OptimizerSection:
 class PipelineSection:
     """Partition of the model into pipeline stages."""
 
-    stages: Count = 3
-    """Relay stages 1..S; stage 0 (embedding, final norm, head, loss) is on the data nodes."""
+    stages: Natural = 3
+    """Relay stages 1..S; stage 0 (embedding, final norm, head, loss) is on the data nodes. 0: every relay
+    holds the whole model, and the data nodes send token ids only."""
     blocks_per_stage: tuple[Count, ...] = ()
     """Uneven split, e.g. [2, 1, 1]; empty means balanced by cost."""
+
+    @property
+    def whole(self) -> bool:
+        """True if every relay holds the whole model."""
+        return self.stages == 0
+
+    @property
+    def relay_stages(self) -> int:
+        """Stages that relays hold: S, or 1 where each holds the whole model."""
+        return max(1, self.stages)
+
+
+@dataclass(frozen=True)
+class RoundSection:
+    """Islands: machines that each take several optimizer steps by themselves, and agree in rounds. Needs
+    pipeline.stages = 0."""
+
+    slots: Natural = 0
+    """Most islands that work at one time; must divide batch.microbatches, of which each has its share. 0 =
+    none: every step is synchronous."""
+    steps: Count = 20
+    """Inner steps of an island in a round, on average: quick machines take more. A round counts as so many of
+    run.steps."""
+    start: Fraction = 0.25
+    """Share of run.steps that is synchronous before the first round (at least one step)."""
+    outer_lr: Positive = 0.7
+    """Factor of the islands' mean change in an outer step."""
+    outer_momentum: Decay = 0.9
+    """Nesterov momentum of the outer step; 0 = plain SGD."""
+    contributions: Annotated[str, OneOf("exact", "fp16", "int8", "int4")] = "int4"
+    """An island's change on the wire: "exact", "fp16", or integers with a scale for each 64 values."""
+    results: Annotated[str, OneOf("exact", "int8")] = "int8"
+    """The mean change on the wire; what is sent is what everybody applies."""
+    late: Annotated[str, OneOf("drop", "wait")] = "drop"
+    """Islands that are late: the round ends without them, or waits."""
+    grace: Annotated[float, Range(0.05, 100)] = 0.5
+    """Time that late islands have, as a share of the time in which three quarters of them were ready."""
 
 
 @dataclass(frozen=True)
@@ -322,6 +360,7 @@ class RunConfig:
     batch: BatchSection = field(default_factory=BatchSection)
     optimizer: OptimizerSection = field(default_factory=OptimizerSection)
     pipeline: PipelineSection = field(default_factory=PipelineSection)
+    round: RoundSection = field(default_factory=RoundSection)
     fleet: FleetSection = field(default_factory=FleetSection)
     compute: ComputeSection = field(default_factory=ComputeSection)
     wire: WireSection = field(default_factory=WireSection)

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 from blake3 import blake3
 
+from anabranch.net import scaled_packing
 from anabranch.net.errors import FrameError
 from anabranch.net.packing import MAX_WIDTH, size_bounds
 from anabranch.net.resource_manager import Reservation, ResourceRefused
@@ -35,6 +36,8 @@ MESSAGE, OPEN, CHUNK, DONE, CLOSE, OFFER = range(1, 7)
 DTYPES = {"uint8": 1, "int32": 4, "int64": 8, "float32": 4, "float64": 8, "bfloat16": 2}
 #: Dtype of packed 64-bit integers (`net.packing`); its code follows the others.
 PACKED = "packed"
+#: Dtype of packed 64-bit integers with a power of two for each block (`net.scaled_packing`).
+SCALED = "scaled"
 MAX_MESSAGE_BYTES = 1 << 20
 MAX_DIMS = 4
 MAX_CHUNK_BYTES = 1 << 20
@@ -47,7 +50,7 @@ TOKEN_BYTES = 16
 
 _HEADER = struct.Struct("!BBHI")
 _TENSOR = struct.Struct("!BBHIQ")
-_NAMES = (*DTYPES, PACKED)
+_NAMES = (*DTYPES, PACKED, SCALED)
 _CODES = {dtype: code for code, dtype in enumerate(_NAMES)}
 
 
@@ -55,8 +58,9 @@ _CODES = {dtype: code for code, dtype in enumerate(_NAMES)}
 class Blob:
     """Payload of a message: bytes of a tensor, little-endian and row-major, with its dtype and shape.
 
-    With dtype `PACKED` the bytes are those of `packing.pack`. data: any contiguous buffer; a received one is
-    writable. The sender must not change the buffer until it is sent."""
+    With dtype `PACKED` the bytes are those of `packing.pack`, with `SCALED` of `scaled_packing.pack`. data:
+    any contiguous buffer; a received one is writable. The sender must not change the buffer until it is
+    sent."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -82,6 +86,9 @@ def _fits(size_bytes: int, dtype: str, shape: Sequence[int]) -> bool:
     count = math.prod(shape)
     if dtype == PACKED:
         least, most = size_bounds(count)
+        return least <= size_bytes <= most
+    if dtype == SCALED:
+        least, most = scaled_packing.size_bounds(count)
         return least <= size_bytes <= most
     return size_bytes == count * DTYPES[dtype]
 
@@ -348,7 +355,7 @@ class FrameReader:
         dtype = _NAMES[code]
         if not _fits(size_bytes, dtype, shape):
             raise FrameError(f"{size_bytes} bytes are not a {dtype} tensor of shape {shape}")
-        if dtype == PACKED and math.prod(shape) * MAX_WIDTH > self.max_payload_bytes:
+        if dtype in (PACKED, SCALED) and math.prod(shape) * MAX_WIDTH > self.max_payload_bytes:
             raise FrameError(f"a payload of shape {shape} exceeds {self.max_payload_bytes} bytes unpacked")
         if not size_bytes and math.prod(size or 1 for size in shape) > self.max_payload_bytes:
             # An empty tensor could have any shape, but libraries overflow on its strides.

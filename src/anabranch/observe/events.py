@@ -105,6 +105,8 @@ class Step(Event, frozen=True, kw_only=True):
     loss_sums: list[float | None] | None = None
     """Nats summed over the tokens of each microbatch, by index."""
     bits_per_byte: float | None = None
+    inner_steps: list[int] = msgspec.field(default_factory=list)
+    """Inner steps of each slot of a round that counted; 0 for a late slot, -1 for one without a machine."""
 
 
 class Evaluation(Event, frozen=True, kw_only=True):

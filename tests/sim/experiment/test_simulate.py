@@ -237,7 +237,7 @@ def test_sixty_four_devices_in_every_shipped_network(profile: str) -> None:
         ({"churn.crash": 1.5}, "wan10.toml: churn.crash = 1.5 is out of range: at least 0.0 and at most 0.9"),
         ({"churn.crahs": 0.1}, "wan10.toml: churn.crahs is no key; [churn] has crash, return_s, spare_last"),
         ({"wheather.rain": 1}, "wan10.toml: [wheather] is no section of a scenario; there are model, fleet"),
-        ({"model.stages": 2.5}, "model.stages must be a whole number of at least 1 and at most 64, not 2.5"),
+        ({"model.stages": 2.5}, "model.stages must be a whole number of at least 0 and at most 64, not 2.5"),
         ({"model.size": "llama-2t"}, "model.size: there is no 'llama-2t'; there are llama-tiny"),
         ({"model.dtype": "fp8"}, "model.dtype: 'fp8' is none of fp32, fp16"),
         ({"fleet.relays": 3}, "fleet.relays = 3: at least one for each of 6 stages"),

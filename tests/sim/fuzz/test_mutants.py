@@ -22,6 +22,8 @@ QUICK = {
     "a codec at one end only": 41,
     "draws by attempt": 41,
     "units of the state before": 127,
+    "a slot repeats its batches": 0,
+    "a late slot merged": 7,
 }
 
 

@@ -22,6 +22,7 @@ from anabranch.protocol import messages as msg
 from anabranch.protocol.consensus.raft_node import SavedVoterState
 from anabranch.protocol.context.rate_limits_and_bans import RateLimits
 from anabranch.protocol.context.task_queue import WorkQueue
+from anabranch.protocol.coordinator import island_rounds
 from anabranch.protocol.coordinator import reduce_attempts as reducing
 from anabranch.protocol.coordinator.coordinator import Coordinator
 from anabranch.protocol.coordinator.reduce_attempts import ReduceAttempts
@@ -49,6 +50,7 @@ from anabranch.protocol.raft.state import VoterState
 from anabranch.protocol.raft.types import Role
 from anabranch.protocol.reduce.all_reduce import AllReduce
 from anabranch.protocol.reduce.step_apply import StepApply
+from anabranch.protocol.rounds.plan import active
 from anabranch.protocol.routing.flow_agent import FlowAgentDriver
 from anabranch.sim.fuzz import tensor_world
 from anabranch.sim.fuzz.runner import run_seed
@@ -493,10 +495,41 @@ def units_of_the_state_before(patch: Patch) -> None:
     patch.setattr(worker, "units_of", late)
 
 
+def slot_repeats_its_batches(patch: Patch) -> None:
+    """The counter of a slot stands still though its contribution counted."""
+    plan = island_rounds.next_plan
+    patch.setattr(island_rounds, "next_plan", lambda now, accepted, *rest: plan(now, (), *rest))
+
+
+def dropped_slot_skips_its_batches(patch: Patch) -> None:
+    """The counter of a slot rises though it was left out."""
+    plan = island_rounds.next_plan
+
+    def skips(now, accepted, *rest):  # type: ignore[no-untyped-def]
+        return plan(now, active(now) if accepted else (), *rest)
+
+    patch.setattr(island_rounds, "next_plan", skips)
+
+
+def late_slot_merged(patch: Patch) -> None:
+    """A replica leaves a slot in its sum that the attempt does not count."""
+    recount = AllReduce._recount
+
+    def kept(self: AllReduce, iteration: Iteration, unit: int, sign: int) -> None:
+        message = self._announced
+        if message is None or not iteration.slots or message.owners[unit] >= 0:
+            recount(self, iteration, unit, sign)
+
+    patch.setattr(AllReduce, "_recount", kept)
+
+
 MUTANTS: dict[str, Mutant] = {
     "a codec at one end only": Mutant(codec_at_one_end_only, "churn20", ("I3",)),
     "draws by attempt": Mutant(draws_by_attempt, "churn20", ("I3",)),
     "units of the state before": Mutant(units_of_the_state_before, "churn20", ("I3",)),
+    "a slot repeats its batches": Mutant(slot_repeats_its_batches, "islands", ("I1",)),
+    "a dropped slot skips its batches": Mutant(dropped_slot_skips_its_batches, "islands", ("I1",)),
+    "a late slot merged": Mutant(late_slot_merged, "islands", ("I3",)),
     "cover unchecked": Mutant(cover_unchecked, "churn20", ("I1", "I3")),
     "PREPARED before the cover check": Mutant(prepared_before_the_check, "churn20", ("I4",)),
     "doubles kept": Mutant(doubles_kept, "partition", ("I3",)),

@@ -17,6 +17,7 @@ from anabranch.cli.support.own_relays import own_relays
 from anabranch.cli.support.restart import INTERNAL_FAILURE
 from anabranch.config import NetworkSection, RunConfig, load_run_file
 from anabranch.errors import UserError
+from anabranch.train.model.rounds import iterations
 
 if TYPE_CHECKING:
     from anabranch.observe.page.server import Owner
@@ -57,7 +58,7 @@ def page_beside(
 
 def refuse_finished(directory: RunDirectory, history: LogReplay, run: RunConfig) -> None:
     """Raise UserError if all steps of a run are committed. run: configuration in the log's genesis."""
-    steps = history.course.steps or run.run.steps
+    steps = history.course.steps or iterations(run)
     if history.stopped and history.t >= steps:
         raise UserError(f"{directory}: all {steps} steps are committed; there is nothing to resume")
 

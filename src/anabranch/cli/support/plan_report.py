@@ -25,7 +25,7 @@ def as_values(plan: Plan) -> dict[str, Any]:
     """Plain values of a plan, for JSON."""
     model, simulated = plan.scenario.model, plan.simulated
     return {
-        "stages": model.stages,
+        "stages": model.relay_stages,
         "rows": model.rows,
         "sequence": model.sequence,
         "microbatches": model.microbatches,
@@ -86,7 +86,7 @@ def report(ranked: Sequence[Plan], considered: int) -> str:
 def _row(plan: Plan) -> list[str]:
     model, simulated = plan.scenario.model, plan.simulated
     return [
-        str(model.stages),
+        str(model.relay_stages),
         _short(plan.replicas),
         str(len(plan.left_out)) if plan.left_out else "–",
         f"{model.microbatches} of {model.rows}×{model.sequence}",
@@ -100,7 +100,7 @@ def _row(plan: Plan) -> list[str]:
 def _placement(plan: Plan) -> list[Counter[str]]:
     """Kinds of machines of each stage, from stage 0."""
     machines = plan.scenario.machines
-    stages = range(plan.scenario.model.stages + 1)
+    stages = range(plan.scenario.model.relay_stages + 1)
     return [_kinds(part for part in machines if part.stage == stage) for stage in stages]
 
 

@@ -18,6 +18,7 @@ _ROWS = {
     "over bound": ("over_bound", "{:.2f}", 1.0),
     "s/microbatch": ("seconds_per_microbatch", "{:.3f}", 1.0),
     "tokens/s": ("tokens_per_s", "{:.0f}", 1.0),
+    "× best machine": ("over_alone", "{:.2f}", 1.0),
     "sending s": ("communicating_s", "{:.1f}", 1.0),
     "GPU busy %": ("utilisation", "{:.1f}", 100.0),
     "wasted %": ("wasted_share", "{:.2f}", 100.0),
@@ -51,9 +52,19 @@ def heading(fleet: Fleet) -> str:
     data = len(fleet.stage(0))
     return (
         f"{scenario.name}: {model.size}, {model.microbatches} microbatches of {model.rows}×{model.sequence} "
-        f"tokens; {len(fleet.hosts) - data} relays over {model.stages} stages, {data} data nodes, "
+        f"tokens; {len(fleet.hosts) - data} relays {_arranged(scenario)}, {data} data nodes, "
         f"{churn_of(scenario)}"
     )
+
+
+def _arranged(scenario: Scenario) -> str:
+    """Stages of a scenario, or its islands, in words."""
+    model, part = scenario.model, scenario.round
+    if model.stages:
+        return f"over {model.stages} stages"
+    if not part.slots:
+        return "with the whole model each"
+    return f"with the whole model each, at most {part.slots} islands of {part.steps} steps a round"
 
 
 def churn_of(scenario: Scenario) -> str:

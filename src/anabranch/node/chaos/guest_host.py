@@ -54,7 +54,7 @@ class GuestHost:
         """Start the process of a guest."""
         directory, number = self._swarm.directory, len(self._record.guests) + 1
         name = f"guest-{number}"
-        stage = 1 + int(fault.pick * self._swarm.run.pipeline.stages)
+        stage = 1 + int(fault.pick * self._swarm.run.pipeline.relay_stages)
         ticket = new_ticket(directory.path, "relay", 1, TICKET_S, name)
         # Only Linux has all of 127.0.0.0/8 as addresses of its own.
         host = f"127.0.{1 + number % BLOCKS}.1" if sys.platform == "linux" else "127.0.0.1"

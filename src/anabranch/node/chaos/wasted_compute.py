@@ -44,6 +44,7 @@ def wasted_compute(
         for commit in history.commits
         for stage, entry in enumerate(commit.stages)
         for unit, owner in enumerate(entry.owners)
+        if owner >= 0
     }
     rollbacks = [(event.time, event.t) for event in events if isinstance(event, Rollback)]
     waste = WastedCompute()

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from msgspec import UnsetType
 from msgspec.structs import asdict
 
 from anabranch.observe import events as log
@@ -20,6 +21,7 @@ from anabranch.observe.event_log import EventLog
 from anabranch.observe.event_texts import own_event, plain_event
 from anabranch.protocol.log.records import Commit, Evaluation, Member
 from anabranch.protocol.membership.view import Membership
+from anabranch.protocol.rounds.plan import Plan, counted
 
 #: Kinds of notes that only the leader writes as events; every peer's protocol makes them, from the commit
 #: log.
@@ -70,6 +72,7 @@ class EventWriter:
         send: Callable[[tuple[bytes, ...]], None],
     ) -> None:
         self.iteration_bytes: Callable[[int], int] | None = None
+        self._plans: dict[int, Plan] = {}
         self.window_bytes: Callable[[int], int] | None = None
         self.on_event: Callable[[log.Event], None] | None = None
         self.path = path
@@ -198,9 +201,13 @@ class EventWriter:
         if record.witness is not None:
             self.write(self._copied(log.Skip, asdict(record.witness), t=record.t))
         total = math.fsum(record.loss_sums) if record.loss_sums else math.nan
-        size_bytes = self.iteration_bytes(record.t) if self.iteration_bytes else 0
+        plan = self._plans.pop(record.t, ())
+        if not isinstance(record.slots, UnsetType):
+            self._plans[record.t + 1] = record.slots
+        size_bytes = self.iteration_bytes(record.t) if self.iteration_bytes and not plan else 0
+        accepted = counted(record.stages[1].owners) if plan and record.stages else ()
         owners = {
-            stage: {unit: commit.members[owner] for unit, owner in enumerate(commit.owners)}
+            stage: {unit: commit.members[owner] for unit, owner in enumerate(commit.owners) if owner >= 0}
             for stage, commit in enumerate(record.stages)
         }
         last = max((member.stage for member in self._membership.members.values()), default=0)
@@ -208,7 +215,10 @@ class EventWriter:
             log.Step,
             asdict(record),
             loss=_finite(total / record.tokens),
-            grad_norm=_finite(record.norm),
+            grad_norm=_finite(record.norm * record.clip_factor if plan else record.norm),
+            inner_steps=[
+                slot.steps * (k in accepted) if slot.steps else -1 for k, slot in enumerate(plan)
+            ],
             seconds=seconds,
             manifest_hash=record.manifest,
             owners=owners,

@@ -307,7 +307,7 @@ class LivePeer:
         assert isinstance(described, ev.Described)
         settings = described.settings
         limits = limits_of_run(
-            genesis.parameters, settings.largest_share, settings.activation_bytes, PIECE_BYTES
+            genesis.parameters, settings.largest_share, settings.boundary_bytes, PIECE_BYTES
         )
         self.links.transport.use_limits(limits)
         settle()  # a joining peer has imported torch only now

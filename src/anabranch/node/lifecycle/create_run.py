@@ -232,12 +232,12 @@ def _write_initial(
 ) -> None:
     """Write imported weights as the checkpoint of iteration 0, from which every peer fetches its stage."""
     from anabranch.protocol.interface.tasks import InitState, Snapshot
-    from anabranch.train.stage.worker import Worker
+    from anabranch.train.stage.workers import make_worker
 
     base = entry_hash(encode_entry(Entry(index=0, term=1, previous=Position().previous, record=genesis)))
     stages = {}
-    for stage in range(run.pipeline.stages + 1):
-        worker = Worker(run, model, stage, _NoBatches() if stage == 0 else None, initial)  # type: ignore[arg-type]
+    for stage in range(run.pipeline.relay_stages + 1):
+        worker = make_worker(run, model, stage, _NoBatches() if stage == 0 else None, initial)  # type: ignore[arg-type]
         worker.run(InitState(0))
         result = worker.run(Snapshot(0))
         stages[stage] = ([piece.numpy() for piece in result.outputs], result.fingerprint)  # type: ignore[attr-defined]

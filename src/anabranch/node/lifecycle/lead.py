@@ -87,7 +87,7 @@ def _live_peer(founded: CreatedRun) -> LivePeer:
     gate = Gate(founded.run_id, identity.peer_id, door_of(founded.peer, revoked))
     settings = founded.peer.ctx.run.settings
     limits = limits_of_run(
-        founded.genesis.parameters, settings.largest_share, settings.activation_bytes, PIECE_BYTES
+        founded.genesis.parameters, settings.largest_share, settings.boundary_bytes, PIECE_BYTES
     )
     live = LivePeer(
         founded.peer,

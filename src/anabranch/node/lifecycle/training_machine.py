@@ -117,11 +117,11 @@ class TrainingMachine:
 
     def build(self, stage: int) -> tuple[Computer, str]:
         """Worker of a stage in its initial state, and the fingerprint of that state ("" if it has none)."""
-        from anabranch.train.stage.worker import Worker
+        from anabranch.train.stage.workers import make_worker
 
         assert self.run is not None and self.model is not None
         batches = self.batches if stage == 0 else None
-        worker = Worker(self.run, self.model, stage, batches, resident=self._resident)
+        worker = make_worker(self.run, self.model, stage, batches, resident=self._resident)
         if self.run.model.initial_weights != "seed":
             return worker, ""
         return worker, worker.run(InitState(0)).fingerprint
@@ -158,7 +158,7 @@ def _held_bytes(run: RunConfig, model: ModelConfig) -> int:
     """Bytes of activations that a microbatch keeps at the largest stage until its backward pass is done."""
     from anabranch.train.model.sizes import activation_elements_kept
 
-    blocks = -(-model.blocks // run.pipeline.stages)
+    blocks = -(-model.blocks // run.pipeline.relay_stages)
     width = 8 if run.compute.dtype == "fp64" else 4
     return max(1, run.batch.rows * run.batch.sequence * blocks * activation_elements_kept(model) * width)
 

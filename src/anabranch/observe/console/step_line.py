@@ -40,8 +40,9 @@ class StepLine:
     ) -> str:
         """Line of a step. `shares`: microbatches per replica of stages 1..S, empty if unknown."""
         eta = "-" if eta_s is None else duration(eta_s)
+        kind = "round" if step.inner_steps else "step"
         fields = [
-            self._paint("cyan", f"step {step.t:>{len(str(steps)) + 1}}/{steps}"),
+            self._paint("cyan", f"{kind} {step.t:>{len(str(steps)) + 1}}/{steps}"),
             self._paint("bold", f"loss {number(step.loss, '6.3f', '     -')}"),
             f"{number(step.bits_per_byte, '5.3f', '    -')} b/B",
             f"{number(step.tokens / step.seconds if step.seconds > 0 else None, '>7,.0f', '      -')} tok/s",
@@ -49,7 +50,9 @@ class StepLine:
             f"peers {self._peers(step.alive)}",
             self._paint("dim", f"eta {eta:>8}"),
         ]
-        if any(len(stage) > 1 for stage in shares):
+        if step.inner_steps:
+            fields.append(_islands(step.inner_steps))
+        elif any(len(stage) > 1 for stage in shares):
             fields.append(f"split {_split(shares)}")
         if step.verdict == "skip":
             fields.append(self._paint("red", "skipped"))
@@ -67,6 +70,14 @@ class StepLine:
 
     def _paint(self, colour: str, text: str) -> str:
         return f"{_COLOURS[colour]}{text}{_RESET}" if self._colour else text
+
+
+def _islands(inner_steps: Sequence[int]) -> str:
+    """Inner steps of the islands of a round in text: "islands 20+18+25, 1 late"."""
+    counts, late = [n for n in inner_steps if n > 0], sum(n == 0 for n in inner_steps)
+    few = len(counts) <= _LISTED
+    text = "+".join(map(str, counts)) if few else f"{min(counts)}-{max(counts)}x{len(counts)}"
+    return f"islands {text}" + (f", {late} late" if late else "")
 
 
 def _split(shares: Sequence[Sequence[int]]) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from msgspec import UNSET, UnsetType
+
 from anabranch.protocol.context.revocations import Revocations
 from anabranch.protocol.context.run_view import RunCourse
 from anabranch.protocol.log.hash_chain import Position, follow
@@ -21,6 +23,7 @@ from anabranch.protocol.log.records import (
     entry_hash,
 )
 from anabranch.protocol.membership.view import Membership
+from anabranch.protocol.rounds.plan import Plan
 
 
 @dataclass
@@ -50,6 +53,8 @@ class LogReplay:
     course: RunCourse = field(default_factory=RunCourse)
     revoked: Revocations = field(default_factory=Revocations)
     carriers: dict[str, str] = field(default_factory=dict)
+    plans: dict[int, Plan] = field(default_factory=dict)
+    """Round -> its slots."""
 
     @property
     def t(self) -> int:
@@ -60,6 +65,12 @@ class LogReplay:
     def base(self) -> str:
         """Base of the state after the last committed iteration."""
         return self.bases.get(self.t, "")
+
+    def plan(self, t: int, slots: Plan | UnsetType) -> None:
+        """Take the plan of round t; plans of later rounds are void."""
+        self.plans = {k: plan for k, plan in self.plans.items() if k < t}
+        if slots is not UNSET:
+            self.plans[t] = slots
 
     def leads_to(self, t: int, base: str) -> bool:
         """True if a state with this base, for example that of a checkpoint, is the state after iteration
@@ -91,11 +102,13 @@ def fold(lines: Iterable[bytes]) -> LogReplay:
                 history.commits.append(commit)
                 history.bases[commit.t] = entry_hash(line)
                 history.records[commit.t] = frozenset([history.bases[commit.t]])
+                history.plan(commit.t + 1, commit.slots)
                 if commit.evaluation is not None:
                     history.evaluations[commit.evaluation.t] = commit.evaluation
             case Closing(t, evaluation):
                 history.evaluations[t] = evaluation
             case Rollback() as rollback:
+                history.plan(rollback.t + 1, rollback.slots)
                 kept = [commit for commit in history.commits if commit.t <= rollback.t]
                 history.rolled_back += len(history.commits) - len(kept)
                 history.commits = kept

@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from msgspec import UnsetType
+
 from anabranch.counter_rng import CounterRng
 from anabranch.flow.dispatch.next_hop_policies import Policy
 from anabranch.flow.policies.registry import make_policy
@@ -18,10 +20,13 @@ from anabranch.protocol.membership.overlay import Overlay
 from anabranch.protocol.membership.view import Membership
 from anabranch.protocol.messages import Spared
 from anabranch.protocol.placement.rates import SEARCHED
+from anabranch.protocol.rounds.plan import Plan, active, even_plan, plan_hash, units_of
 
 #: Longest time (s) for which a sender may be asked to wait before it uses a standby; longer ones are refused
 #: as implausible.
 MOST_S = 300.0
+#: Rounds whose plans are kept, for a rollback to one of them. More than the snapshots of any run reach back.
+PLANS_KEPT = 1024
 
 
 @dataclass
@@ -78,11 +83,14 @@ class RunView:
         """Dedicated carriers by the log, with their addresses."""
         self.schedule: Schedule | None = None
         """Learning-rate schedule; None until the driver has described the run."""
+        self._plans: dict[int, Plan] = {}
+        """Round -> its slots, from the log."""
         self.founder = ""
         """Peer with the run's directory ("" if unknown)."""
         self.use_settings(settings)
 
     def use_settings(self, settings: Settings) -> None:
+        """Replace the settings of the run."""
         self.settings = settings
         self.policy = make_policy(settings.policy, CounterRng(*self._policy_seed))
         self.near = Overlay(self._me, lambda: self.membership, settings.neighbours, settings.stages)
@@ -107,6 +115,43 @@ class RunView:
     def fold_carriers(self, record: AnyRecord) -> None:
         if isinstance(record, Carriers):
             self.use_carriers(record.addresses)
+
+    # --- rounds --------------------------------------------------------------------------------
+
+    def plan_round(self, t: int, plan: Plan | UnsetType) -> None:
+        """Take the plan of round t from the log; plans of later rounds are void."""
+        self._plans = {k: v for k, v in self._plans.items() if t - PLANS_KEPT < k < t}
+        if not isinstance(plan, UnsetType) and plan:
+            self._plans[t] = plan
+
+    def plan(self, t: int) -> Plan:
+        """Slots of iteration t; () if it is no round."""
+        if not self.settings.rounds.has(t):
+            return ()
+        return self._plans.get(t) or even_plan(self.settings.rounds)
+
+    @property
+    def in_rounds(self) -> bool:
+        """True if a round is planned."""
+        return bool(self._plans)
+
+    def batch(self, t: int) -> tuple[int, ...]:
+        """Microbatches of iteration t, or slots of a round."""
+        if self.settings.rounds.has(t):
+            return active(self.plan(t))
+        return tuple(range(self.settings.microbatches))
+
+    def cover(self, stage: int, t: int) -> frozenset[int]:
+        """Units that iteration t counts at a stage, late slots included."""
+        if self.settings.rounds.has(t):
+            return units_of(stage, self.batch(t))
+        return self.settings.cover(stage)
+
+    def manifest(self, t: int) -> str:
+        """Hash of the batch of iteration t; "" on peers without the corpus."""
+        if self.schedule is None or self.schedule.manifest is None:
+            return ""
+        return plan_hash(self.plan(t)) if self.settings.rounds.has(t) else self.schedule.manifest(t)
 
     def forget_members(self) -> None:
         """Start from an empty membership, because the log is applied again from its first record."""

@@ -105,13 +105,13 @@ class AuditCases:
         """True if every owner of units in this attempt that is still a member has sent its receipt."""
         if not self.on or not attempt.stage:
             return True
-        owners = {attempt.members[position] for position in set(attempt.owners)}
+        owners = {attempt.members[position] for position in set(attempt.owners) - {-1}}
         return all(p in prepared for p in owners if p in self.ctx.run.membership.members)
 
     def summing(self, stage: int, members: Sequence[str], owners: tuple[int, ...]) -> tuple[int, ...]:
         """Positions of the members that sum one part each, in a reduce without cells: with audits only the
         owners of units, whose receipts are in the commit; () without audits, where all members sum."""
-        able = tuple(sorted(set(owners)))
+        able = tuple(sorted(set(owners) - {-1}))
         flat = len(members) <= FLAT * self.ctx.run.settings.neighbours
         return able if self.on and stage and flat and len(able) <= PARTS else ()
 

@@ -60,8 +60,7 @@ class Checkpoints:
             return
         if self.ctx.clock.now < self._again_at or not self.has_directory:
             return
-        every = self.ctx.run.settings.checkpoint_every
-        if self.tip.over or (every and self.tip.t % every == 0):
+        if self.tip.over or self.ctx.run.settings.checkpoints_at(self.tip.t):
             self._collect(Collection(self.tip.t, self.tip.base))
 
     def _collect(self, checkpoint: Collection) -> None:

@@ -18,6 +18,7 @@ from anabranch.protocol.coordinator.audit_cases import AuditCases
 from anabranch.protocol.coordinator.broadcast import Broadcast
 from anabranch.protocol.coordinator.checkpoints import Checkpoints
 from anabranch.protocol.coordinator.disputes import Disputes
+from anabranch.protocol.coordinator.island_rounds import IslandRounds
 from anabranch.protocol.coordinator.operator_control import RevocationRequests, control_record
 from anabranch.protocol.coordinator.proposals import Proposals
 from anabranch.protocol.coordinator.reduce_attempts import ReduceAttempts
@@ -44,7 +45,7 @@ from anabranch.protocol.log.records import (
     Voters,
 )
 from anabranch.protocol.log.step_parameters import Schedule
-from anabranch.protocol.messages import Attempt, Release, Wish
+from anabranch.protocol.messages import Applied, Attempt, Release, Wish
 from anabranch.protocol.reduce.coverage import missing
 from anabranch.protocol.reduce.partial_sums import ReduceAccount
 
@@ -107,7 +108,10 @@ class Coordinator:
         self.released = Releases(ctx, self.tip, admission, self.catalog, self.stage_recovery)
         self.vouchers = Vouchers(ctx)
         self.disputes = Disputes(ctx, self.tip, self.catalog)
-        self.proposing = Proposals(ctx, log, self.tip, schedule, self.reducing, self.released, self.audits)
+        self.rounds = IslandRounds(ctx, admission)
+        self.proposing = Proposals(
+            ctx, log, self.tip, schedule, self.reducing, self.released, self.audits, self.rounds
+        )
         self.checkpoints = Checkpoints(ctx, self.tip, self.released, self.catalog, has_directory)
         self.finished = False
         self._skips = 0
@@ -202,6 +206,12 @@ class Coordinator:
             if taking_part and not self.reducing.prepared(current, stage):
                 current.torn.add(stage)
 
+    def on_applied(self, peer: str, message: Applied) -> None:
+        """Take a report that a peer applied the last step."""
+        self.released.on_applied(peer, message)
+        if message.stage and message.fence.base == self.tip.base:
+            self.rounds.on_applied(peer, message.timing)
+
     def stop(self, reason: str) -> None:
         """Plan to end the run after the present iteration, as its owner wants."""
         if self.tip.stop_reason is None:
@@ -286,6 +296,9 @@ class Coordinator:
         """Advance the open iteration: order reduces, and propose the record of its step. True if that was
         proposed."""
         self.standby_policy.look(current.t, self.released.last)
+        stages = range(self.ctx.run.settings.stages + 1)
+        settled = bool(current.slots) and all(self.reducing.prepared(current, stage) for stage in stages)
+        self.rounds.drop_late(current, settled)
         self.reducing.attempt(current)
         self.reports.take_unanswered(current)
         for peer, reason in self.released.withheld(current).items():
@@ -386,6 +399,8 @@ class Coordinator:
         if not stage or reduces or self.ctx.run.near.crowded:
             return active_from
         settings = self.ctx.run.settings
+        if current.slots:
+            return active_from  # its slots are given away
         cover = settings.cover(stage)
         left = len(missing(cover, current.claims.get(stage, {}))) / len(cover)
         if left < LEAST_LEFT or left * self.reducing.step_s < settings.newcomer_s:
@@ -410,8 +425,8 @@ class Coordinator:
             self.tip.round = opened = Round(t, self.base, self.ctx.clock.now, progress_at=self.ctx.clock.now)
             served = ((stage, peer) for stage in stages for peer in self.ctx.run.membership.live(stage, t))
             opened.served.update(served if self.audits.on else ())
-            if self.schedule.manifest is not None:
-                opened.manifest = self.schedule.manifest(t)
+            opened.slots, opened.manifest = self.ctx.run.plan(t), self.ctx.run.manifest(t)
+            self.reducing.expected_s = self.rounds.expected_s(opened)
 
     def repeat(self, peer: str) -> None:
         """Send `peer`, whose link came up, the reduce attempts and the release that it may have missed."""
@@ -458,6 +473,7 @@ class Coordinator:
         self.tip.t, self.tip.base, self.tip.adam_step = record.t, base, record.adam_step
         self.vouchers.moved(record.t, base)
         self.audits.committed(record, base, self.round)
+        self.rounds.committed(record)
         self.released.committed()
         self.tip.round = None
         self._skips = self._skips + 1 if record.verdict == "skip" else 0
@@ -513,6 +529,7 @@ class Coordinator:
             times.append(changes_at)
         if self.round is not None and not self.log.busy:
             times.append(self.round.progress_at + self.reducing.patience_s(self.round))
+            times.append(self.rounds.deadline(self.round))
         return min(times)
 
     def tick(self) -> None:

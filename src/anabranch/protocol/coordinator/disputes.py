@@ -12,7 +12,7 @@ import math
 
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.coordinator.round import LogTip
-from anabranch.protocol.fleet.snapshot_catalog import SnapshotCatalog
+from anabranch.protocol.fleet.snapshot_catalog import SnapshotCatalog, rollback
 from anabranch.protocol.log.records import Rollback
 
 #: First and longest wait (s) before a dispute is rolled back again. Plain choices: a joiner can be ready in
@@ -58,7 +58,7 @@ class Disputes:
             self._next_at, self._wait_s = now + self._wait_s, min(2.0 * self._wait_s, AGAIN_S[1])
         self._noted = ""
         self.ctx.outbox.note("note", text=f"{reason}; going back to the snapshot of iteration {point.t}")
-        return Rollback(t=point.t, adam_step=point.adam_step, reason=reason, fingerprints=point.fingerprints)
+        return rollback(self.ctx.run, point, reason)
 
     def deadline(self) -> float:
         """Time (s) at which a dispute that returned is rolled back again."""

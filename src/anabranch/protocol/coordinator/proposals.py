@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from msgspec import UNSET
+
 from anabranch.protocol.consensus.raft_node import Voter
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.coordinator.audit_cases import AuditCases
-from anabranch.protocol.coordinator.reduce_attempts import ReduceAttempts
+from anabranch.protocol.coordinator.island_rounds import IslandRounds
+from anabranch.protocol.coordinator.reduce_attempts import ReduceAttempts, attempt_units
 from anabranch.protocol.coordinator.releases import Releases
 from anabranch.protocol.coordinator.round import LogTip, Round
 from anabranch.protocol.log.records import AnyRecord, Closing, Commit, Evaluation, StageCommit, Witness
 from anabranch.protocol.log.step_parameters import Schedule
 from anabranch.protocol.messages import Prepared
 from anabranch.protocol.reduce.coverage import global_norm
+from anabranch.protocol.rounds.plan import counted
 
 
 @dataclass(eq=False)
@@ -28,6 +32,7 @@ class Proposals:
     reducing: ReduceAttempts
     released: Releases
     cases: AuditCases
+    rounds: IslandRounds
 
     def record(self, current: Round) -> AnyRecord | None:
         """Record of the open step, if it may be proposed now: all stages are PREPARED, the last step is
@@ -47,6 +52,10 @@ class Proposals:
         if not current.attempts:
             return None  # no reduce was ordered yet
         prepared = {s: self.reducing.prepared(current, s) for s in range(self.ctx.run.settings.stages + 1)}
+        if current.slots and any(
+            attempt_units(attempt) != current.counts(stage) for stage, attempt in current.attempts.items()
+        ):
+            return None  # a slot was dropped after one stage's reduce was ordered
         messages = [message for message in prepared.values() if message is not None]
         if len(messages) < len(prepared) or not self.cases.consistent(current):
             return None
@@ -76,7 +85,8 @@ class Proposals:
                     receipts=self.cases.hashes(current, attempt),
                 )
             )
-        norm, adam_step = global_norm(message.squares for message in prepared), self.tip.adam_step + 1
+        norm = global_norm(message.squares for message in prepared)
+        adam_step = self.tip.adam_step + (not current.slots)
         return self._record(current, adam_step, norm, current.counted_losses, tuple(stages), evaluation)
 
     def _skip(self, current: Round, witness: Witness) -> Commit:
@@ -94,7 +104,12 @@ class Proposals:
         witness: Witness | None = None,
     ) -> Commit:
         """Record of a step; of a skipped step if there is a witness of an overflow."""
-        step = self.schedule.step(current.t, max(1, adam_step), norm)
+        tokens, step = self.schedule.tokens, self.schedule.step(current.t, max(1, adam_step), norm)
+        accepted = counted(stages[1].owners) if current.slots and stages else ()
+        if current.slots:
+            assert self.schedule.outer is not None
+            steps = sum(current.slots[slot].steps for slot in accepted)
+            tokens, step = steps * self.schedule.inner_tokens, self.schedule.outer(max(1, steps))
         return Commit(
             run=self.ctx.run.settings.run,
             epoch=self.ctx.run.settings.epoch,
@@ -103,7 +118,7 @@ class Proposals:
             previous_base=current.base,
             manifest=current.manifest,
             verdict="skip" if witness is not None else "step",
-            tokens=self.schedule.tokens,
+            tokens=tokens,
             loss_sums=loss_sums,
             stages=stages,
             norm=norm,
@@ -114,4 +129,5 @@ class Proposals:
             adam_step=adam_step,
             evaluation=evaluation,
             witness=witness,
+            slots=self.rounds.next(current, accepted) or UNSET,
         )

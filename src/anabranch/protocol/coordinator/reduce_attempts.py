@@ -16,7 +16,7 @@ from anabranch.protocol.fleet.admission import Admission
 from anabranch.protocol.fleet.unreachable_pairs import TRIES
 from anabranch.protocol.interface.tasks import head_unit
 from anabranch.protocol.messages import Attempt, AttemptId, Missing, Prepared
-from anabranch.protocol.reduce.coverage import missing, settle
+from anabranch.protocol.reduce.coverage import missing, settle, settle_slots
 from anabranch.protocol.reduce.hierarchy import in_order
 from anabranch.protocol.reduce.partial_sums import ReduceAccount
 
@@ -27,6 +27,11 @@ STALL_FACTOR = 4.0
 #: Iterations in which a replica reports another reduced gradient than most of its stage, after which it is
 #: removed. Plain choice: one may be a fault of hardware.
 DISSENTS = 2
+
+
+def attempt_units(attempt: Attempt) -> frozenset[int]:
+    """Units that an attempt counts."""
+    return frozenset(unit for unit, owner in enumerate(attempt.owners) if owner >= 0)
 
 
 def _result(message: Prepared) -> tuple[object, ...]:
@@ -51,6 +56,8 @@ class ReduceAttempts:
         self.log = log
         self.admission = admission
         self.step_s = 0.0
+        self.expected_s = 0.0
+        """Seconds that the open round should take, by its machines' speeds; 0: not a round, or not known."""
         self.spreading = ReduceSchedule(ctx, admission.ways)
         self.witnessing = WitnessedReduces(ctx, admission, account)
         self._attempt_number = 0
@@ -77,13 +84,17 @@ class ReduceAttempts:
         attempt = current.attempts.get(stage)
         if attempt is not None:
             whole = set(attempt.members) <= set(members) and not look[2].intersection(attempt.helpers)
+            if current.slots and attempt_units(attempt) != self._cover(current, stage):
+                current.give_up(stage)  # a slot was dropped since
+                self._decide(current, stage, look)
+                return
             if (whole and stage not in current.torn) or self.prepared(current, stage):
                 current.looked[stage] = look
                 return
             current.torn.add(stage)
         if not members:
             return
-        cover, here = self.ctx.run.settings.cover(stage), set(members)
+        cover, here = self._cover(current, stage), set(members)
         claims = {p: u for p, u in current.claims.get(stage, {}).items() if p in here}
         if sum(map(len, claims.values())) < len(cover) or missing(cover, claims):
             current.looked[stage] = look
@@ -94,7 +105,15 @@ class ReduceAttempts:
                 current.even.add(stage)
             current.give_up(stage)
         members = in_order(members, self.ctx.run.membership.members, self.ctx.run.settings.neighbours)
-        self._order(current, stage, members, settle(cover, claims, members))
+        if current.slots:
+            owners = settle_slots(stage, len(current.slots), cover, claims, members)
+        else:
+            owners = settle(cover, claims, members)
+        self._order(current, stage, members, owners)
+
+    def _cover(self, current: Round, stage: int) -> frozenset[int]:
+        """Units that the iteration counts at a stage."""
+        return current.counts(stage) if current.slots else self.ctx.run.settings.cover(stage)
 
     def _order(self, current: Round, stage: int, members: list[str], owners: tuple[int, ...]) -> None:
         self._attempt_number += 1
@@ -147,7 +166,7 @@ class ReduceAttempts:
         away.intersection_update(membership.live(stage, current.t))
         if away <= redone:
             return
-        lacking = missing(self.ctx.run.settings.cover(stage), claims)
+        lacking = missing(self._cover(current, stage), claims)
         if away <= set(self.admission.going()):  # the log will soon say so: urgent if nothing else is missing
             had = [current.claims.get(stage, {}).get(peer, frozenset()) for peer in away]
             if not lacking <= frozenset().union(*had):
@@ -250,10 +269,12 @@ class ReduceAttempts:
 
     def _losses(self, current: Round, heads: Attempt) -> tuple[float, ...]:
         """Loss sum of each microbatch, from the owner of its head unit (`coverage`)."""
-        owners = [
-            heads.members[heads.owners[head_unit(i)]] for i in range(self.ctx.run.settings.microbatches)
-        ]
-        return tuple(current.losses[owner][index] for index, owner in enumerate(owners))
+        count = len(current.slots) or self.ctx.run.settings.microbatches
+        owners = [heads.owners[head_unit(index)] for index in range(count)]
+        return tuple(
+            current.losses[heads.members[owner]][index] if owner >= 0 else 0.0
+            for index, owner in enumerate(owners)
+        )
 
     def patience_s(self, current: Round) -> float:
         """Seconds without any report after which `stalled` acts; they double with each stall or retry."""
@@ -263,7 +284,9 @@ class ReduceAttempts:
             doubled += min(max(1, sum(current.retries.values()) - witnessed), 10)
         # In the first step a reduce may take as long as the work before it, or as its sums need over links
         # like this peer's.
-        usual_s = STALL_FACTOR * self.step_s or (current.worked_s and max(current.worked_s, self._sums_s()))
+        usual_s = STALL_FACTOR * max(self.step_s, self.expected_s) or (
+            current.worked_s and max(current.worked_s, self._sums_s())
+        )
         return max(STALL_FLOOR_S, usual_s) * 2.0**doubled * current.spread
 
     def _sums_s(self) -> float:
@@ -282,7 +305,7 @@ class ReduceAttempts:
         for stage in range(self.ctx.run.settings.stages + 1):
             claims = current.claims.get(stage, {})
             trains = current.t <= self.ctx.run.steps
-            if trains and (units := missing(self.ctx.run.settings.cover(stage), claims)):
+            if trains and (units := missing(self._cover(current, stage), claims)):
                 lacking[stage] = tuple(sorted(units))
             elif (attempt := current.attempts.get(stage)) and self.prepared(current, stage) is None:
                 self._reduce_again(current, attempt)

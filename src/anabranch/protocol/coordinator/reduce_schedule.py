@@ -8,6 +8,7 @@ whose spread reduce took longer than its even one is reduced evenly for a while.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -62,7 +63,7 @@ class ReduceSchedule:
         """
         ctx, settings = self.ctx, self.ctx.run.settings
         crowded = ctx.run.near.crowded or len(members) > FLAT * settings.neighbours
-        working = tuple(sorted(set(owners)))
+        working = tuple(sorted(set(owners) - {-1}))
         few = len(working) < len(members) and not crowded and len(working) <= PARTS
         evenly = ReducePlan((), working) if few else EVEN
         standbys = not ctx.standby_view.waits.keys().isdisjoint(members)  # then machines' uplinks bind
@@ -80,13 +81,17 @@ class ReduceSchedule:
         if settings.spread == "always":
             return evenly if few else by_chance(members, helpers, ctx.rng)
         size = settings.counts[stage - 1] * settings.block_bytes if stage else settings.ends_bytes
+        of_sums, islands = OF_SUMS, bool(stage) and settings.rounds.has(t)
+        if islands:
+            size = math.ceil(sum(settings.round_bytes))
+            of_sums = settings.round_bytes[0] / max(1, size)
         regions = {peer: ctx.run.membership.members[peer].region for peer in [*members, *helpers]}
         way = self.ways.between(regions)
         if way is None or not size:
             return evenly
         known, even_s = self._even_s.get(stage, ((), 0.0))
         even_s = even_s if known == tuple(members) and not few else 0.0
-        found = spread(members, helpers, size, way, even_s, working if few else ())
+        found = spread(members, helpers, size, way, even_s, working if few else (), of_sums, islands)
         return evenly if found == EVEN else found
 
     def _linked(self, helper: str, members: Sequence[str]) -> bool:
@@ -116,20 +121,23 @@ def spread(
     way: Callable[[str, str], LinkEstimate],
     even_s: float = 0.0,
     working: Sequence[int] = (),
+    of_sums: float = OF_SUMS,
+    down: bool = False,
 ) -> ReducePlan:
     """Assign the parts one by one, each to the peer with which the whole reduce takes least time.
 
     size_bytes: sums and reduced gradient. way: function (sender, receiver) -> estimate of the link. even_s:
     measured seconds of an even reduce of these members, a lower bound of its estimate. working: positions of
-    the members that have sums to send, and share the parts in an even reduce; empty: all.
+    the members that have sums to send, and share the parts in an even reduce; empty: all. of_sums: share of
+    the bytes that are sums. down: True if lines may be quicker down than up.
     """
     everybody, way = [*members, *helpers], cache(way)
     senders = tuple(working) or tuple(range(len(members)))
-    even = _Plan(everybody, len(members), senders, size_bytes / len(senders), way)
+    even = _Plan(everybody, len(members), senders, size_bytes / len(senders), way, of_sums, down)
     for position in senders:
         even.give(position)
-    plan = _Plan(everybody, len(members), senders, size_bytes / PARTS, way)
-    most = max(PARTS // 2, int(PARTS * MOST_BYTES / (OF_SUMS * size_bytes)))
+    plan = _Plan(everybody, len(members), senders, size_bytes / PARTS, way, of_sums, down)
+    most = max(PARTS // 2, int(PARTS * MOST_BYTES / (of_sums * size_bytes)))
     sums: list[int] = []
     for _ in range(PARTS):
         # Ties go to the position that sends least, then to a member, then to the first.
@@ -171,17 +179,25 @@ class _Plan:
         senders: Collection[int],
         part_bytes: float,
         way: Callable[[str, str], LinkEstimate],
+        of_sums: float,
+        down: bool,
     ) -> None:
         self._everybody, self._members, self._way = everybody, members, way
         self._senders = {everybody[position] for position in senders}
-        self._bits = (8.0 * OF_SUMS * part_bytes, 8.0 * (1.0 - OF_SUMS) * part_bytes)
+        self._bits = (8.0 * of_sums * part_bytes, 8.0 * (1.0 - of_sums) * part_bytes)
         self._carried: dict[tuple[object, ...], float] = defaultdict(float)
         self._longest_s = [0.0, 0.0]
         best = {
             one: max((way(one, other).bandwidth_bps for other in everybody if other != one), default=1.0)
             for one in everybody
         }
-        self._line_bps = {one: LINE * bps for one, bps in best.items()}
+        self._line_bps = self._down_bps = {one: LINE * bps for one, bps in best.items()}
+        if down:
+            incoming = {
+                one: max((way(other, one).bandwidth_bps for other in everybody if other != one), default=1.0)
+                for one in everybody
+            }
+            self._down_bps = {one: LINE * bps for one, bps in incoming.items()}
 
     def seconds(self, position: int | None = None) -> float:
         """Estimated seconds of the whole exchange; with `position`, as if that peer summed one more part."""
@@ -219,10 +235,10 @@ class _Plan:
             fro = self._way(middle, peer)
             found += [
                 (("back", middle, peer), back, fro.bandwidth_bps, fro.latency_s),
-                (("back", peer, "down"), back, self._line_bps[peer], 0.0),
+                (("back", peer, "down"), back, self._down_bps[peer], 0.0),
             ]
         found += [
-            (("there", middle, "down"), there * len(sending), self._line_bps[middle], 0.0),
+            (("there", middle, "down"), there * len(sending), self._down_bps[middle], 0.0),
             (("back", middle, "up"), back * len(others), self._line_bps[middle], 0.0),
         ]
         return found

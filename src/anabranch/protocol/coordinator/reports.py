@@ -34,7 +34,7 @@ class Reports:
         current = self.tip.current(peer, message.stage, message.fence.t, message.fence.base)
         if current is None:
             return None
-        units = frozenset(message.units) & self.ctx.run.settings.cover(message.stage)
+        units = frozenset(message.units) & self.ctx.run.cover(message.stage, current.t)
         wrong = self._contradiction(current, message, units)
         if wrong is not None:
             return wrong

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from anabranch.protocol.audit.receipts import Receipt
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.log.records import Witness
 from anabranch.protocol.messages import Attempt, AttemptId, Prepared
+from anabranch.protocol.rounds.plan import Plan, active, units_of
 
 #: Inputs of the decision on a stage's reduce: number of reports of new units, membership version, silent
 #: members.
@@ -47,6 +49,12 @@ class Round:
     stalls: int = 0
     spread: float = 1.0
     retries: dict[int, int] = field(default_factory=dict)
+    slots: Plan = ()
+    """Plan of the round; () in a synchronous iteration."""
+    ready_at: float = math.inf
+    """Time (s) at which three quarters of the slots were ready."""
+    dropped: frozenset[int] = frozenset()
+    """Slots without which the round ends."""
     witnessed: dict[int, int] = field(default_factory=dict)
     """Stage -> number of stuck reduces whose parts were all summed by the coordinator."""
     even: set[int] = field(default_factory=set)
@@ -61,6 +69,10 @@ class Round:
     """Stage -> inputs of the last decision on its reduce, if that decided nothing."""
     agreed: dict[int, tuple[Compared, Prepared | None]] = field(default_factory=dict)
     """Stage -> (inputs, result) of the last comparison of PREPARED reports."""
+
+    def counts(self, stage: int) -> frozenset[int]:
+        """Units of a round that count at a stage."""
+        return units_of(stage, (slot for slot in active(self.slots) if slot not in self.dropped))
 
     def give_up(self, stage: int) -> dict[str, Prepared]:
         """Forget a stage's reduce attempt; return the PREPARED reports that it had."""

@@ -63,7 +63,7 @@ class WitnessedReduces:
                 del self._until[stage]
                 return None
             self.failed(stage, t)
-        own, senders = ctx.run.stage, len(set(owners))
+        own, senders = ctx.run.stage, len(set(owners) - {-1})
         if not ctx.run.membership.is_live(ctx.me, own, t):
             return None
         if senders * settings.reduced_bytes_of(stage) > MOST_BYTES:

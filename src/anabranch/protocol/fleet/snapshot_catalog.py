@@ -14,9 +14,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from msgspec import UNSET
+
 from anabranch.protocol.context.peer_context import PeerContext
+from anabranch.protocol.context.run_view import RunView
+from anabranch.protocol.log.records import Rollback
 from anabranch.protocol.membership.view import Membership
 from anabranch.protocol.messages import Complete, Holds, Keep, Spoilt
+from anabranch.protocol.rounds.plan import freed
 from anabranch.protocol.state.holdings import Holdings
 
 #: Time (s) after which an order is repeated to a keeper that does not hold the state yet.
@@ -51,6 +56,12 @@ class RestorePoint:
     initial: bool = False
     on_disk: bool = False
     ordered: dict[tuple[int, str], float] = field(default_factory=dict)
+
+
+def rollback(run: RunView, point: RestorePoint, reason: str) -> Rollback:
+    """Record that returns to a restore point. The next round is as it was planned, but for anybody."""
+    slots = freed(run.plan(point.t + 1)) or UNSET
+    return Rollback(point.t, point.adam_step, reason, point.fingerprints, slots)
 
 
 class SnapshotCatalog:

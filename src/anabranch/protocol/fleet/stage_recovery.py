@@ -15,7 +15,7 @@ import msgspec
 
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.fleet.admission import Admission
-from anabranch.protocol.fleet.snapshot_catalog import SnapshotCatalog
+from anabranch.protocol.fleet.snapshot_catalog import SnapshotCatalog, rollback
 from anabranch.protocol.log.records import Members, Rollback
 from anabranch.protocol.messages import Behind, Holders, WhoHas
 
@@ -144,7 +144,7 @@ class StageRecovery:
             return None
         reason = f"nobody has the state of {which} after iteration {t} any more"
         self._note(f"{reason}; going back to the snapshot of iteration {point.t}")
-        return Rollback(t=point.t, adam_step=point.adam_step, reason=reason, fingerprints=point.fingerprints)
+        return rollback(self.ctx.run, point, reason)
 
     def _note(self, text: str) -> None:
         if text != self._noted:

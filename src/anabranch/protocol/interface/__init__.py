@@ -3,5 +3,5 @@ Not here: the messages between peers (protocol.messages), the drivers themselves
 
 Imported by: audit, node, protocol.audit, protocol.consensus, protocol.context, protocol.coordinator,
 protocol.failure_detection, protocol.fleet, protocol.observers, protocol.peer, protocol.pipeline,
-protocol.placement, protocol.reduce, protocol.routing, protocol.state, sim, train.
+protocol.placement, protocol.reduce, protocol.rounds, protocol.routing, protocol.state, sim, train.
 """

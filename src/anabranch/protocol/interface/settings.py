@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from anabranch.flow.graph.problem import Return
+from anabranch.protocol.interface.rounds import NO_ROUNDS, Rounds
 from anabranch.protocol.interface.tasks import PIECE_BYTES, full_cover
 
 #: Defaults of `heartbeat_s`, `neighbours` and `newcomer_s`. Choices.
@@ -38,7 +39,9 @@ class Settings:
     the last step, that must be left in the open iteration for a new relay to serve in it. spare: standby
     replicas (`fleet.standbys`): "links" (where they would delay the reduce), "always" (at random, for tests),
     "never". audit_share: probability that a relay's contribution to a step is computed again by another
-    replica (0: no receipts, no audits).
+    replica (0: no receipts, no audits). rounds: which iterations are rounds of islands; evaluate_every and
+    checkpoint_every count the optimizer steps that they stand for. round_bytes: an island's contribution, and
+    the result, on the wire (0: not known).
     """
 
     run: str
@@ -73,6 +76,8 @@ class Settings:
     newcomer_s: float = NEWCOMER_S
     spare: str = "never"
     audit_share: float = 0.0
+    rounds: Rounds = NO_ROUNDS
+    round_bytes: tuple[float, float] = (0.0, 0.0)
 
     @property
     def audits(self) -> bool:
@@ -84,11 +89,23 @@ class Settings:
         1)."""
         if not self.windows or not self.evaluate_every:
             return False
-        return t % self.evaluate_every == 0 or t == last
+        return self.rounds.passes(t, self.evaluate_every) or t == last
+
+    def checkpoints_at(self, t: int) -> bool:
+        """True if a checkpoint is written after iteration t."""
+        return self.checkpoint_every > 0 and self.rounds.passes(t, self.checkpoint_every)
 
     def snapshots_at(self, t: int) -> bool:
         """True if every stage takes a snapshot of its state after iteration t."""
         return self.snapshot_every > 0 and t % self.snapshot_every == 0
+
+    @property
+    def boundary_bytes(self) -> int:
+        """Largest payload between two stages: an activation, or the token ids of a slot."""
+        if not self.rounds.inner:
+            return self.activation_bytes
+        inner = self.microbatches // self.rounds.slots
+        return self.activation_bytes * inner * self.rounds.most_steps
 
     def slots(self, stage: int, capacity: int) -> int:
         """Credits that a peer can grant if it can keep the activations of `capacity` microbatches."""

@@ -65,18 +65,22 @@ class MicrobatchTask(Task, frozen=True):
 
 class Embed(MicrobatchTask, frozen=True):
     """Embedding at stage 0. inputs () -> outputs (activation,). Keeps nothing: the token ids are a function
-    of (t, index)."""
+    of (t, index). In a round `index` is a slot: its inner steps `first` + 1 to `first` + `steps`."""
+
+    first: int = 0
+    steps: int = 0
 
 
 class Forward(MicrobatchTask, frozen=True):
     """Forward pass of a relay's blocks. inputs (activation,) -> outputs (activation,).
 
     With `train` and `keep` the worker keeps the graph under `index` until InputGradient or Discard; with
-    `train` alone it computes the same and keeps nothing.
+    `train` alone it computes the same and keeps nothing. steps: inner steps of a slot in a round.
     """
 
     train: bool
     keep: bool = True
+    steps: int = 0
 
 
 class Head(MicrobatchTask, frozen=True):
@@ -85,10 +89,11 @@ class Head(MicrobatchTask, frozen=True):
     inputs (activation,) -> outputs (input gradient,), loss_sum (nats, sum over tokens), tokens. The loss is
     divided by the tokens of the iteration before backward. What the weight gradients of head and final norm
     need is stored under `head_unit(index)` for WeightGradient. Without `train` (an evaluation window) outputs
-    is () and nothing is kept.
+    is () and nothing is kept. steps: inner steps of a slot in a round.
     """
 
     train: bool
+    steps: int = 0
 
 
 class InputGradient(MicrobatchTask, frozen=True):

@@ -40,6 +40,15 @@ class Member(msgspec.Struct, frozen=True):
     ticket: str = ""
 
 
+class Slot(msgspec.Struct, frozen=True, array_like=True):
+    """Slot of a round. first: its inner steps that counted in earlier rounds. steps: inner steps that it
+    takes in this round (0: it takes no part). peer: who fills it ("": anybody)."""
+
+    first: int
+    steps: int
+    peer: str = ""
+
+
 class Genesis(Record, frozen=True, tag="genesis"):
     """Identity of the run, the first record. fingerprints: of the initial states of stages 0 to S."""
 
@@ -71,8 +80,8 @@ class Members(Record, frozen=True, tag="members"):
 
 class StageCommit(msgspec.Struct, frozen=True, omit_defaults=True):
     """Part of a Commit about one stage. owners[k]: position in `members` of the replica whose gradient of
-    microbatch k counted. squares: sum of squares of each tensor's gradient. receipts: hash of each member's
-    receipt ("": none), in runs that are audited."""
+    microbatch k counted; -1 for a slot that does not count in a round. squares: sum of squares of each
+    tensor's gradient. receipts: hash of each member's receipt ("": none), in runs that are audited."""
 
     fingerprint_before: str
     digest: str
@@ -102,7 +111,8 @@ class Witness(msgspec.Struct, frozen=True):
 
 class Commit(Record, frozen=True, tag="commit"):
     """Commit of iteration t. verdict: "step", or "skip" with empty `stages` and a `witness`. loss_sums:
-    summed loss of each microbatch (nats)."""
+    summed loss of each microbatch (nats), or of each slot in a round. slots: plan of the next iteration, if
+    that is a round."""
 
     run: str
     epoch: int
@@ -122,6 +132,7 @@ class Commit(Record, frozen=True, tag="commit"):
     adam_step: int
     evaluation: Evaluation | None = None
     witness: Witness | None = None
+    slots: tuple[Slot, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Closing(Record, frozen=True, tag="closing"):
@@ -133,12 +144,13 @@ class Closing(Record, frozen=True, tag="closing"):
 
 class Rollback(Record, frozen=True, tag="rollback"):
     """Return to the state after iteration t, which makes later commits void. adam_step: number of optimizer
-    steps in that state."""
+    steps in that state. slots: as of a Commit."""
 
     t: int
     adam_step: int
     reason: str
     fingerprints: tuple[str, ...]
+    slots: tuple[Slot, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Voters(Record, frozen=True, tag="voters"):

@@ -6,6 +6,7 @@ import msgspec
 
 from anabranch.protocol.messages.common import (
     Count,
+    CountOrNone,
     FencedMessage,
     Hash,
     Id,
@@ -41,7 +42,8 @@ class AttemptId(msgspec.Struct, array_like=True, frozen=True, order=True):
 
 
 class Attempt(FencedMessage, frozen=True, tag=21):
-    """Order to reduce the gradients of `stage`. Only member `owners[k]` adds that of microbatch k (R7).
+    """Order to reduce the gradients of `stage`. Only member `owners[k]` adds that of microbatch k (R7); -1:
+    nobody does, since slot k does not count in the round.
 
     sums: peer that sums each part, as a position among members followed by helpers (peers of adjacent
     stages); empty: members alone sum, as `reduce.hierarchy` arranges them.
@@ -51,7 +53,7 @@ class Attempt(FencedMessage, frozen=True, tag=21):
     attempt: AttemptId
     membership: Count
     members: tuple[Id, ...]
-    owners: tuple[Count, ...]
+    owners: tuple[CountOrNone, ...]
     helpers: tuple[Id, ...] = ()
     sums: tuple[Count, ...] = ()
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from anabranch.protocol.log.records import Genesis, Member
+from anabranch.protocol.log.records import Genesis, Member, Slot
 from anabranch.protocol.messages.common import (
     Count,
     CountOrNone,
@@ -59,6 +59,7 @@ class Welcome(Message, frozen=True, tag=41):
     last_hash: position in the log. t, base, adam_step, fingerprint: state after the last commit. held:
     iteration after which the run pauses (-1: none). revoked: revoked peers and tickets, with the reasons.
     carriers: dedicated carriers, with their addresses.
+    slots: plan of the next iteration, if it is a round.
     """
 
     stage: StageNumber
@@ -79,6 +80,7 @@ class Welcome(Message, frozen=True, tag=41):
     held: CountOrNone = -1
     revoked: dict[Id, Text] = msgspec.field(default_factory=dict)
     carriers: dict[Id, Text] = msgspec.field(default_factory=dict)
+    slots: tuple[Slot, ...] = ()
 
 
 class Refused(Message, frozen=True, tag=42):

@@ -17,6 +17,7 @@ from anabranch.protocol.log.step_parameters import Schedule
 from anabranch.protocol.peer.peer import Peer, no_certificate
 from anabranch.protocol.peer.takeover import Certify
 from anabranch.protocol.raft.raft_log import RaftLog
+from anabranch.protocol.rounds.plan import freed
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ def lead(
         peer.leadership.comes_back(take_up, len(kept.lines))
         if saved is not None and saved.t <= history.t:
             step = _adam_step(history, saved.t)
+            peer.ctx.run.plan_round(saved.t + 1, history.plans.get(saved.t + 1, ()))
             peer.shared.summary.has_checkpoint(RestorePoint(saved.t, saved.fingerprints, step, on_disk=True))
     elif kept.lines:
         take_up(kept.lines)
@@ -115,7 +117,8 @@ def _taken_up(
         step = _adam_step(history, t)
         fingerprints = saved.fingerprints if saved is not None else genesis.fingerprints
         reason = f"taken up from the checkpoint of iteration {t}"
-        records.append(Rollback(t=t, adam_step=step, reason=reason, fingerprints=fingerprints))
+        slots = freed(history.plans.get(t + 1, ())) or msgspec.UNSET
+        records.append(Rollback(t, step, reason, fingerprints, slots))
     if history.course.held >= 0:
         records.append(Control("continue"))
     records.append(Members(number + 1, joined=(msgspec.structs.replace(member, stage=0),)))
@@ -141,5 +144,7 @@ def _take_up(
     peer.shared.summary.start(history.adam_step, fingerprints)
     peer.ctx.log.elect(peer.voter.raft.log.voters)
     run.resume_course(history.course)
+    for t, plan in sorted(history.plans.items()):
+        run.plan_round(t, plan)
     run.membership.enter(tuple(history.membership.members.values()), {}, history.membership.number)
     run.membership.remember(history.membership)

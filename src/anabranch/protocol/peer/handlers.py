@@ -170,7 +170,7 @@ class MessageHandlers:
         return {
             "claim": lambda peer, message, _: self._lead.reports.on_claim(peer, message),
             "prepared": lambda peer, message, _: self._lead.reports.on_prepared(peer, message),
-            "applied": lambda peer, message, _: self._lead.released.on_applied(peer, message),
+            "applied": lambda peer, message, _: self._lead.on_applied(peer, message),
             "measured": self._measured,
             "overflow": lambda peer, message, _: self._lead.reports.on_overflow(peer, message),
             "enquire": self._enquire,

@@ -205,6 +205,7 @@ class JoinProcess(Timer):
         ctx.log.elect(welcome.voters)
         self._following.admitted(welcome.term)
         run.resume_course(RunCourse(welcome.steps, welcome.held))
+        run.plan_round(t + 1, welcome.slots)
         run.revoked.add(welcome.revoked)
         run.use_carriers(welcome.carriers)
         self._summary.start(welcome.adam_step, skips=welcome.skips)

@@ -40,8 +40,8 @@ class Removal:
 
 @dataclass(frozen=True)
 class MembersChanged:
-    """Members joined, left, or begin to serve. own_stage: stage that this peer is moved to (None: not moved).
-    """
+    """Members joined, left, or begin to serve. own_stage: stage that this peer is moved to (None: not
+    moved)."""
 
     record: Members
     removals: tuple[Removal, ...]
@@ -121,10 +121,12 @@ class LogApplication:
                 return self._members(record)
             case Commit():
                 progress.rebase(base, record.t)
+                self._ctx.run.plan_round(record.t + 1, record.slots)
                 return record
             case Rollback():
                 progress.rebase(base, record.t)
                 progress.closed = False
+                self._ctx.run.plan_round(record.t + 1, record.slots)
                 self._ctx.run.membership.rolled_back(record.t)
                 return RolledBack(record, base, frozenset(progress.bases) - {base})
             case Closing():

@@ -200,6 +200,7 @@ class Leadership:
             run.course.held,
             dict(run.revoked.reasons),
             dict(run.carriers),
+            run.plan(lead.t + 1),
         )
         ctx.outbox.send(member.id, welcome)
 

@@ -60,9 +60,8 @@ class Claims:
         apart = self.ctx.apart()
         if not (self.held or self.evaluations or apart):
             return
-        schedule = self.ctx.run.schedule
-        if self.ctx.run.stage == 0 and not self._manifest and schedule is not None and schedule.manifest:
-            self._manifest = schedule.manifest(self.t)
+        if self.ctx.run.stage == 0 and not self._manifest:
+            self._manifest = self.ctx.run.manifest(self.t)
         losses = {index: self.losses[index] for index in self.losses if head_unit(index) in self.held}
         claim = Claim(
             self.ctx.fence(self.t, self.base),

@@ -6,7 +6,7 @@ Not here: the policies that choose among them (`flow.dispatch`), and sending (`s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from anabranch.flow.dispatch.next_hop_policies import Candidate
 from anabranch.protocol.context.peer_context import PeerContext
@@ -16,6 +16,9 @@ from anabranch.protocol.pipeline.outgoing import OutgoingMicrobatch
 #: Time (s) for which a microbatch waits for the peers that are preferred to those that refused it or kept
 #: microbatches too long: the preferred ones may never grant a credit. Plain choice.
 PREFERRED_S = 3.0
+#: Time for which a slot whose machine left waits before machines with a slot of their own are eligible:
+#: seconds, and a multiple of a slot's usual time. Plain choices: longer than a round waits for late slots.
+SLOT_WAITS_S, SLOT_WAITS = 30.0, 2.0
 
 
 class HopCandidates:
@@ -45,6 +48,9 @@ class HopCandidates:
         eligible if no other replica is reachable, or once no other replica was sent a microbatch for the time
         that the coordinator announced. A peer that refused the microbatch, or kept microbatches too long, is
         eligible if there is no other, or once the microbatch has waited for PREFERRED_S."""
+        plan = self.ctx.run.plan(self.t) if self.ctx.run.stage == 0 else ()
+        if item.train and plan and (holder := plan[item.index].peer):
+            return self._of_slot(item, holder, {slot.peer for slot in plan})
         peers = [peer for peer in self.peers() if self.ctx.reachable(peer)] or self._strangers()
         peers, all_at = self._preferred(item, peers)
         working, waits = self.ctx.standby_view.working(peers), self.ctx.standby_view.waits
@@ -54,6 +60,25 @@ class HopCandidates:
         until = {peer: since + waits[peer] for peer in peers if peer in waits}
         open_to = [peer for peer in peers if until.get(peer, 0.0) <= self.ctx.clock.now]
         return open_to, min((at for at in until.values() if at > self.ctx.clock.now), default=all_at)
+
+    def _of_slot(
+        self, item: OutgoingMicrobatch, holder: str, holders: Collection[str]
+    ) -> tuple[list[str], float]:
+        """As `open_to`, of a slot that is planned for the peer `holder`. If that left, peers without a slot
+        of their own are eligible at once, and others once the slot has waited for long: a round that drops
+        late slots has ended by then."""
+        ctx = self.ctx
+        live = ctx.run.membership.live(ctx.run.next_stage(), self.t)
+        all_at = self._waits_since(item) + max(SLOT_WAITS_S, SLOT_WAITS * ctx.costs.usual_s)
+        able = [peer for peer in live if ctx.reachable(peer) and peer not in item.refused_by]
+        if holder in live and holder not in item.refused_by:
+            ctx.dialer.reach(holder)
+            if holder in able and ctx.run.settings.rounds.drops:
+                return [holder], math.inf  # the round ends without it if it takes too long
+            first = [peer for peer in able if peer == holder]
+        else:
+            first = [peer for peer in able if peer not in holders]
+        return (able, math.inf) if ctx.clock.now >= all_at else (first, all_at)
 
     def _preferred(self, item: OutgoingMicrobatch, peers: list[str]) -> tuple[list[str], float]:
         """Those of `peers` that are preferred for a microbatch, and the time from which all are eligible."""

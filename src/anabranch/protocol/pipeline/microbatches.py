@@ -87,10 +87,11 @@ class Iteration:
         self.repairs = Repairs(ctx, self.sender)
         self._room = capacity + 1  # with the credit for repairs
         self.credits = CreditReports(ctx, t, base, capacity, plan)
-        batch = ctx.run.settings.microbatches if admits else 0
+        self.slots = ctx.run.plan(t)
+        batch = ctx.run.batch(t) if admits else ()
         self.training = admits
         # Indices of the batch and of the evaluation windows after it are each split over the data nodes.
-        self.assignments = [ctx.run.membership.assignment(t, range(batch))]
+        self.assignments = [ctx.run.membership.assignment(t, batch)]
         first = ctx.run.settings.microbatches
         self.assignments.append(ctx.run.membership.assignment(t, range(first, first + windows)))
         if ctx.run.stage == 0:
@@ -102,6 +103,13 @@ class Iteration:
 
     def _trains(self, index: int) -> bool:
         return index < self.ctx.run.settings.microbatches
+
+    def _inner(self, index: int) -> tuple[int, int]:
+        """Inner steps of a slot in a round: those of earlier rounds, and those of this one; (0, 0) for a
+        microbatch."""
+        if not self.slots or not self._trains(index):
+            return 0, 0
+        return self.slots[index].first, self.slots[index].steps
 
     def _exists(self, index: int) -> bool:
         return any(index in assignment.holder for assignment in self.assignments)
@@ -179,14 +187,16 @@ class Iteration:
         self.credits.use(peer)
         self._sampling.acknowledge(peer, message.index, backward=False)
         if self.ctx.run.stage == 0:
-            head = Head(self.t, unit.index, unit.train, hashed=self.seals.on and unit.train)
+            steps = self._inner(unit.index)[1]
+            head = Head(self.t, unit.index, unit.train, steps, hashed=self.seals.on and unit.train)
             rank = TaskPriority.GRADIENT if unit.train else TaskPriority.EVALUATION
             self.ctx.tasks.submit(rank, head, (payload,), partial(self._head_done, unit), unit.index)
             return None
         if message.repair:
             self.repairs.find(unit.index, (*unit.path, self.ctx.me), unit.train, message.lost)
         hashed = self.seals.on and unit.train
-        forward = ForwardTask(self.t, unit.index, unit.train, unit.kept, hashed=hashed)
+        steps = self._inner(unit.index)[1]
+        forward = ForwardTask(self.t, unit.index, unit.train, unit.kept, steps, hashed=hashed)
         rank = unit.rank(TaskPriority.FORWARD)
         self.ctx.tasks.submit(rank, forward, (payload,), partial(self._forward_done, unit), unit.index)
         return None
@@ -197,7 +207,7 @@ class Iteration:
         return kept < self._room
 
     def _embed(self, index: int) -> None:
-        task = Embed(self.t, index, hashed=self.seals.on and self._trains(index))
+        task = Embed(self.t, index, *self._inner(index), hashed=self.seals.on and self._trains(index))
         rank = TaskPriority.FORWARD if self._trains(index) else TaskPriority.EVALUATION
         self.ctx.tasks.submit(rank, task, (), partial(self._embedded, index), index)
 

@@ -291,7 +291,7 @@ class Sender:
         """Time from which the peer that has an item keeps it for far longer than microbatches usually take
         (infinite: not known yet). Each time that an item was overdue doubles the time."""
         usual_s = max(self._usual_s, self.ctx.costs.usual_s)
-        if not usual_s:
+        if not usual_s or (self.ctx.run.plan(self.t) and item.train):  # the leader says which slots are late
             return math.inf
         return item.sent_at + max(OVERDUE_FLOOR_S, OVERDUE_FACTOR * usual_s) * 2.0 ** min(item.overdue, 6)
 

@@ -106,8 +106,9 @@ class AllReduce:
         if self.ctx.me not in message.members:
             return "a reduce that I am not a member of"
         settings = self.ctx.run.settings
-        cover = settings.cover(self.ctx.run.stage)
-        if wrong := refused_cover(message, cover) or misdealt(message, FLAT * settings.neighbours):
+        cover = self.ctx.run.cover(self.ctx.run.stage, iteration.t)
+        slots = settings.rounds.slots if iteration.slots else 0
+        if wrong := refused_cover(message, cover, slots) or misdealt(message, FLAT * settings.neighbours):
             return wrong
         mine = self._owned(message)
         if not mine <= iteration.claims.held:

@@ -35,13 +35,36 @@ def settle(
     return tuple(owners)
 
 
-def refused_cover(message: Attempt, cover: frozenset[int]) -> str | None:
+def settle_slots(
+    stage: int,
+    slots: int,
+    counts: frozenset[int],
+    claims: Mapping[str, Iterable[int]],
+    members: Sequence[str],
+) -> tuple[int, ...]:
+    """Owner of every unit of a round of at most `slots` slots, as `settle`; -1 for units that do not count.
+    counts: units that do."""
+    found = dict(zip(sorted(counts), settle(counts, claims, members), strict=True))
+    return tuple(found.get(unit, -1) for unit in range(slots if stage else 2 * slots))
+
+
+def refused_cover(message: Attempt, cover: frozenset[int], slots: int = 0) -> str | None:
     """Reason why a replica refuses the unit owners that the leader names in an attempt, or None.
 
     `message.owners` has one entry per unit, so no unit can have two owners. This function checks that every
-    unit has an owner and that each owner is a member of the attempt.
+    unit has an owner and that each owner is a member of the attempt. slots: most slots of a round, which may
+    leave out late ones, but not all.
     """
     members = len(message.members)
+    if slots:
+        counts = {unit for unit, owner in enumerate(message.owners) if owner >= 0}
+        odd = message.stage == 0 and any((unit ^ 1) not in counts for unit in counts)
+        whole = len(message.owners) == (slots if message.stage else 2 * slots)
+        if not whole or odd or not counts or not counts <= cover or max(message.owners) >= members:
+            return "a cover that is no part of the round, each unit at most once"
+        return None
+    if any(owner < 0 for owner in message.owners):
+        return "a cover that leaves out units"
     if len(message.owners) != len(cover) or any(owner >= members for owner in message.owners):
         return "a cover that is not the whole batch, each unit once"
     return None

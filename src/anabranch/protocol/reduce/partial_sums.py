@@ -141,7 +141,7 @@ def collectors(message: Attempt) -> tuple[str, ...]:
 def contributors(message: Attempt) -> tuple[int, ...]:
     """Positions of the members that own a unit, in order. The other members send no parts and only receive
     the result."""
-    return tuple(sorted(set(message.owners)))
+    return tuple(sorted(set(message.owners) - {-1}))
 
 
 def misdealt(message: Attempt, flat: int) -> str | None:

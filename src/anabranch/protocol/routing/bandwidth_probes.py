@@ -184,11 +184,15 @@ class BandwidthProbes:
         return least_s if self.ctx.run.deals else max(least_s, 8.0 * trial_bytes(settings) / LEAST_BPS)
 
     def _line_unknown(self) -> bool:
-        """True if the leader chooses standbys by line rates and this relay's rate was not reported yet."""
+        """True if the leader needs this peer's line rate and it was not reported yet: to choose standbys, or
+        to spread the exchange of rounds."""
         ctx = self.ctx
-        if self._line_known or not ctx.run.stage or ctx.me not in ctx.run.membership.members:
+        rounds = ctx.run.settings.rounds.inner > 0
+        if self._line_known or not (ctx.run.stage or rounds) or ctx.me not in ctx.run.membership.members:
             return False
-        asked = ctx.run.settings.spare == "links" and searchable(ctx)
+        if rounds and not ctx.run.in_rounds:
+            return False  # the exchange of a synchronous step takes the whole line for long
+        asked = rounds or (ctx.run.settings.spare == "links" and searchable(ctx))
         self._line_known = not asked or not trial_bytes(ctx.run.settings)
         return not self._line_known
 

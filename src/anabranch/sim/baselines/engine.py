@@ -130,7 +130,7 @@ class Baseline(ABC):
 
     @property
     def stages(self) -> int:
-        return self.fleet.scenario.model.stages
+        return self.fleet.scenario.model.relay_stages
 
     @property
     def microbatches(self) -> int:

@@ -10,10 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
+from msgspec import UnsetType
+
 from anabranch.protocol import messages as msg
 from anabranch.protocol.interface import events as ev
 from anabranch.protocol.interface import tasks
 from anabranch.protocol.log.records import Commit, Genesis, Rollback, StageCommit, decode_entry, entry_hash
+from anabranch.protocol.rounds.plan import Plan, Slots, active, counted, slots_of, units_of
 from anabranch.sim.checks.resource_bounds import check_account, check_bounds, check_plan, cycle
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import World
@@ -36,18 +39,18 @@ class GroundTruth(Protocol):
     first: object
     """Key of the initial state."""
 
-    def after(self, key: object, t: int, stepped: bool) -> object:
+    def after(self, key: object, t: int, stepped: bool, slots: Slots) -> object:
         """Key of the state that follows from state `key` by iteration t. stepped: True if t was a step, False
-        if it was skipped."""
+        if it was skipped. slots: those that count in a round."""
         ...
 
     def fingerprints(self, key: object, t: int) -> tuple[str, ...]:
         """Fingerprints of all stages after iteration t."""
         ...
 
-    def step(self, key: object, t: int) -> tuple[tuple[str, ...], tuple[float, ...]]:
+    def step(self, key: object, t: int, slots: Slots) -> tuple[tuple[str, ...], tuple[float, ...]]:
         """(Digest of each stage's gradient, loss of each microbatch) of iteration t, taken from the state
-        `key`."""
+        `key`. slots: those that count in a round."""
         ...
 
 
@@ -67,6 +70,10 @@ class Invariants:
         self.computed: dict[tuple[str, int, int, int], set[tuple[str, int]]] = {}
         self.applied: dict[tuple[str, int, int], tuple[str, str]] = {}
         self._keys: dict[str, tuple[int, object]] = {}
+        self._plans: dict[str, Plan] = {}
+        """Base -> plan of the iteration that starts from it; () if that is no round."""
+        self._first_plan: dict[int, Plan] = {}
+        """Round -> its plan as a commit had it."""
         self._chain: dict[int, str] = {}
         self._positions: dict[Node, int] = {}
         self._log_read, self._former = 0, len(world.log)
@@ -182,6 +189,8 @@ class Invariants:
     def _read_log(self) -> None:
         for number, line in enumerate(self.world.log[self._log_read :], start=self._log_read):
             record, base = decode_entry(line).record, entry_hash(line)
+            if isinstance(record, Commit | Rollback):
+                self._planned(record, base)
             if isinstance(record, Commit):
                 if number >= self._former:
                     self._exactly_once(record)
@@ -193,6 +202,24 @@ class Invariants:
                 self.t = record.t
                 self._rolled_back(record, base)
         self._log_read = len(self.world.log)
+
+    def _planned(self, record: Commit | Rollback, base: str) -> None:
+        """Check I1 over rounds: a slot's counter rises by the steps that counted, and by no others; a
+        rollback plans the same steps as were planned before."""
+        plan = () if isinstance(record.slots, UnsetType) else record.slots
+        self._plans[base] = plan
+        inner = [(slot.first, slot.steps) for slot in plan]
+        if isinstance(record, Rollback):
+            known = [(slot.first, slot.steps) for slot in self._first_plan.get(record.t + 1, ())]
+            if inner != known:
+                raise Violation("I1", f"the rollback to {record.t} changes the steps of round {record.t + 1}")
+            return
+        before = self._plans.get(record.previous_base, ())
+        accepted = slots_of(before, record) if record.stages else {}
+        past = [slot.first + slot.steps * (k in accepted) for k, slot in enumerate(before)]
+        if [first for first, _ in inner] != (past or [0] * len(plan)):
+            raise Violation("I1", f"after round {record.t} its slots stand at {inner}, not at {past}")
+        self._first_plan[record.t + 1] = plan
 
     def _rolled_back(self, record: Rollback, base: str) -> None:
         """Record which state the log entry of a rollback stands for: that after the step to which the run
@@ -209,7 +236,15 @@ class Invariants:
         if any(loss != loss for loss in commit.loss_sums):
             raise Violation("I1", f"iteration {commit.t} is committed without some of its losses")
         for stage, entry in enumerate(commit.stages):
-            if len(entry.owners) != len(self.world.settings.cover(stage)):
+            plan = self._plans.get(commit.previous_base, ())
+            units = units_of(stage, range(len(plan))) if plan else self.world.settings.cover(stage)
+            counts = {unit for unit, owner in enumerate(entry.owners) if owner >= 0}
+            allowed = units_of(stage, active(plan)) if plan else units
+            if not counts or not (counts <= allowed if plan else counts == units):
+                raise Violation("I1", f"units {sorted(counts)} count at stage {stage} of {commit.t}")
+            if plan and counts != units_of(stage, counted(commit.stages[1].owners)):
+                raise Violation("I1", f"the slots that count in round {commit.t} differ by stage")
+            if len(entry.owners) != len(units):
                 text = f"{len(entry.owners)} units are covered at stage {stage} of {commit.t}"
                 raise Violation("I1", text)
             for unit, owner in _owners(entry):
@@ -236,16 +271,21 @@ class Invariants:
             return
         _, key = self._keys[commit.previous_base]
         stepped = commit.verdict == "step"
+        slots = slots_of(self._plans.get(commit.previous_base, ()), commit)
         if stepped:
-            digests, losses = self.truth.step(key, commit.t)
+            digests, losses = self.truth.step(key, commit.t, slots)
             for stage, entry in enumerate(commit.stages):
                 if entry.digest != digests[stage]:
                     text = f"the gradient of stage {stage} in step {commit.t} is not the sum over its batch"
                     raise Violation("I3", text)
-            if commit.loss_sums != losses:
+            if (
+                tuple(commit.loss_sums[slot] for slot in sorted(slots)) != losses
+                if slots
+                else (commit.loss_sums != losses)
+            ):
                 raise Violation("I3", f"the losses of step {commit.t} are not those of its batch")
-        self._keys[base] = (commit.t, self.truth.after(key, commit.t, stepped))
+        self._keys[base] = (commit.t, self.truth.after(key, commit.t, stepped, slots))
 
 
 def _owners(entry: StageCommit) -> Iterable[tuple[int, str]]:
-    return ((unit, entry.members[owner]) for unit, owner in enumerate(entry.owners))
+    return ((unit, entry.members[owner]) for unit, owner in enumerate(entry.owners) if owner >= 0)

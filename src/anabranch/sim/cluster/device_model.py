@@ -22,6 +22,7 @@ from anabranch.protocol.interface import tasks
 from anabranch.sim.cluster.wire_part import WirePart
 from anabranch.train.codec.sizes import coarse_bytes
 from anabranch.train.model.sizes import (
+    SCALED_BYTES,
     SUM_WIRE_BYTES,
     ModelConfig,
     activation_elements_kept,
@@ -31,6 +32,8 @@ from anabranch.train.model.sizes import (
     end_parameters,
     fixed_elements,
     head_flops,
+    token_bytes,
+    total_parameters,
 )
 
 #: Bytes per parameter in memory: master weight and Adam's two moments (fp32); the exact 64-bit sum of its
@@ -38,6 +41,15 @@ from anabranch.train.model.sizes import (
 MASTER_BYTES, MOMENTS_BYTES, SUM_BYTES, GRADIENT_BYTES = 4, 8, 8, 4
 STATE_BYTES = MASTER_BYTES + MOMENTS_BYTES
 WIDTHS = {"fp32": 4, "fp16": 2}
+#: Bytes of a parameter on the wire in a round: an island's contribution, and the result. With a scale for
+#: each 64 values (`net.packing`).
+CONTRIBUTION_BYTES = {
+    "exact": SUM_WIRE_BYTES,
+    "fp16": SUM_WIRE_BYTES,
+    "int8": SCALED_BYTES[8],
+    "int4": SCALED_BYTES[4],
+}
+RESULT_BYTES = {"exact": float(GRADIENT_BYTES), "int8": SCALED_BYTES[8]}
 Flops = Annotated[float, Meta(ge=1e7, le=1e17)]
 Bytes = Annotated[float, Meta(ge=1e8, le=1e13)]
 BytesPerSecond = Annotated[float, Meta(ge=1e8, le=1e15)]
@@ -80,7 +92,8 @@ class Workload:
 
     All stages have equal numbers of blocks; if that is impossible, the first ones have one more. dtype:
     precision of computing, and of payloads without a codec. wire: codecs at the cuts, units of gradient sums.
-    microbatches: per iteration.
+    microbatches: per iteration. whole: every relay holds the whole model (then stages is 1), and data nodes
+    send token ids.
     """
 
     model: ModelConfig
@@ -90,6 +103,7 @@ class Workload:
     dtype: str = "fp32"
     wire: WirePart = field(default_factory=WirePart)
     microbatches: int = 8
+    whole: bool = False
 
     @property
     def tokens(self) -> int:
@@ -101,7 +115,10 @@ class Workload:
 
     @property
     def activation_bytes(self) -> int:
-        """Bytes on the line of one microbatch's activation; with token ids in a subspace model."""
+        """Bytes on the line of one microbatch's activation, with token ids in a subspace model; of token ids
+        alone for a whole model."""
+        if self.whole:
+            return self.rows * (self.sequence + 1) * token_bytes(self.model.vocab_size)
         return cut_bytes(self.model, self.wire, self.tokens, self.width)[0]
 
     @property
@@ -134,6 +151,8 @@ class Workload:
         return each + (1 if stage <= more else 0)
 
     def parameters(self, stage: int) -> int:
+        if self.whole:
+            return total_parameters(self.model) if stage else 0
         return self.blocks(stage) * block_parameters(self.model) if stage else end_parameters(self.model)
 
     @property
@@ -158,6 +177,8 @@ class Workload:
         does one for each gradient.
         """
         weights = self.parameters(stage) * self.width
+        if stage == 0 and self.whole:
+            return TaskLoad(0.0, 0.0)
         if stage == 0:
             stream = self.tokens * self.model.dim * self.width
             head = TaskLoad(self.tokens * head_flops(self.model, self.sequence), weights + stream)
@@ -170,6 +191,7 @@ class Workload:
         attention = blocks * tokens * 4 * self.sequence * dim
         linear = blocks * tokens * block_flops(self.model, self.sequence) - attention
         kept = self.kept_bytes(stage)
+        linear += self.tokens * head_flops(self.model, self.sequence) if self.whole else 0
         forward = TaskLoad(linear + attention, weights + kept)
         input_gradient = TaskLoad(linear + 2 * attention, weights + kept)
         weight_gradient = TaskLoad(linear, kept + 2 * SUM_BYTES * self.parameters(stage))
@@ -180,6 +202,13 @@ class Workload:
             tasks.Recount: forward + input_gradient + weight_gradient,
         }
         return of_relay.get(task, TaskLoad(0.0, 0.0))
+
+    def inner_load(self) -> tuple[TaskLoad, ...]:
+        """Operations and bytes of a microbatch in an inner step of an island: forward, backward by the input
+        and by the weights. The gradient is added as floats."""
+        forward, back = self.load(1, tasks.Forward), self.load(1, tasks.InputGradient)
+        added = TaskLoad(forward.flops, self.kept_bytes(1) + 2 * GRADIENT_BYTES * self.parameters(1))
+        return forward, back, added
 
     def step_load(self, stage: int, task: type[tasks.Task], members: int = 1) -> TaskLoad:
         """Load of a task of the optimizer step: bytes of the sums, gradients, weights and moments that it
@@ -227,7 +256,20 @@ class Machine:
             load = work.load(stage, task)
         else:
             load = work.step_load(stage, task, members)
-        flops_per_s = self.device.flops_per_s(work.dtype) * self.achieved * self.speed
+        return self._seconds(load)
+
+    def inner_s(self, steps: int, microbatches: int) -> float:
+        """Seconds of an island's inner steps, with as many microbatches each. Weights, moments and gradients
+        are copied to the device before, and the change back after them."""
+        work = self.work
+        each = microbatches * sum(map(self._seconds, work.inner_load()))
+        update = self._seconds(TaskLoad(0.0, work.parameters(1) * (GRADIENT_BYTES + 2 * STATE_BYTES)))
+        copied = work.parameters(1) * (STATE_BYTES + GRADIENT_BYTES)
+        link = self.device.host_link_bytes_per_s
+        return steps * (each + update) + (copied / link if link else 0.0)
+
+    def _seconds(self, load: TaskLoad) -> float:
+        flops_per_s = self.device.flops_per_s(self.work.dtype) * self.achieved * self.speed
         return max(load.flops / flops_per_s, load.moved_bytes / (self.device.memory_bytes_per_s * self.speed))
 
     def microbatch_s(self, stage: int) -> float:

@@ -98,6 +98,8 @@ def recorded(events: Iterable[Event | Unknown], config: RunConfig, name: str) ->
     changed = [key for key in own if getattr(config.model, key) is not None]
     if changed:
         raise UserError(f"{name}: model.{changed[0]} is the run's own: only named sizes are simulated")
+    if config.pipeline.whole:
+        raise UserError(f"{name}: pipeline.stages = 0: only recorded pipelines are simulated")
     if config.compute.dtype not in DTYPES:
         raise UserError(f"{name}: compute.dtype = {config.compute.dtype!r} is none of {', '.join(DTYPES)}")
     names = _names(log)

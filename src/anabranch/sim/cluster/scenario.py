@@ -28,6 +28,7 @@ from anabranch.sim.cluster.scenario_schema import (
     FleetPart,
     ModelPart,
     NetworkPart,
+    RoundPart,
     RunPart,
     type_and_constraint,
 )
@@ -73,6 +74,7 @@ class Scenario:
     drift: DriftPart = field(default_factory=DriftPart)
     wire: WirePart = field(default_factory=WirePart)
     run: RunPart = field(default_factory=RunPart)
+    round: RoundPart = field(default_factory=RoundPart)
 
     @property
     def work(self) -> Workload:
@@ -81,8 +83,8 @@ class Scenario:
         if part.subspace:
             shape = replace(shape, subspace=part.subspace, tied=False)
         return Workload(
-            *(shape, part.stages, part.rows, part.sequence, part.dtype),
-            *(self.wire, part.microbatches),
+            *(shape, part.relay_stages, part.rows, part.sequence, part.dtype),
+            *(self.wire, part.microbatches, part.stages == 0),
         )
 
 
@@ -231,15 +233,15 @@ def _check_consistency(scenario: Scenario, where: str) -> None:
         known = ", ".join(size_names())
         raise UserError(f"{where}: model.size: there is no {model.size!r}; there are {known}")
     blocks = named_size(model.size).blocks
-    if model.stages > blocks:
-        raise UserError(f"{where}: model.stages = {model.stages}: {model.size} has {blocks} blocks")
+    if model.relay_stages > blocks:
+        raise UserError(f"{where}: model.stages = {model.relay_stages}: {model.size} has {blocks} blocks")
     if model.subspace >= named_size(model.size).dim:
         width = named_size(model.size).dim
         raise UserError(f"{where}: model.subspace = {model.subspace}: {model.size} has a width of {width}")
-    if fleet.relays < model.stages and not scenario.machines:
-        least = f"at least one for each of {model.stages} stages"
+    if fleet.relays < model.relay_stages and not scenario.machines:
+        least = f"at least one for each of {model.relay_stages} stages"
         raise UserError(f"{where}: fleet.relays = {fleet.relays}: {least}")
-    sentence = problem(scenario.machines, model.stages) if scenario.machines else ""
+    sentence = problem(scenario.machines, model.relay_stages) if scenario.machines else ""
     if sentence:
         raise UserError(f"{where}: {sentence}")
     try:
@@ -254,6 +256,10 @@ def _check_consistency(scenario: Scenario, where: str) -> None:
         if not named and not fleet.capacity and machine.capacity(1) < 1:
             what = f"a stage of {model.size} does not fit into a {name}, with model.stages = {model.stages}"
             raise UserError(f"{where}: fleet.device: {what}")
+    slots = scenario.round.slots
+    if slots and (model.stages or model.microbatches % slots):
+        what = "model.stages = 0, and model.microbatches a multiple of it"
+        raise UserError(f"{where}: round.slots = {slots} needs {what}")
     if scenario.churn.trace and scenario.churn.crash:
         both = "churn.crash and churn.trace both say who crashes: one of them"
         raise UserError(f"{where}: {both} (churn.crash = 0.0 leaves it to the trace)")
@@ -351,7 +357,7 @@ def fleet_of(
 
     :param assigned: relay -> stage, instead of the stage in turn.
     """
-    rng, part, stages = random.Random(f"fleet {seed}"), scenario.fleet, scenario.model.stages
+    rng, part, stages = random.Random(f"fleet {seed}"), scenario.fleet, scenario.model.relay_stages
     named = staged(scenario.machines, stages)
     drawn: list[tuple[int, MachinePart | None]] = [(1 + n % stages, None) for n in range(part.relays)]
     data = [] if any(not stage for stage, _ in named) else [(0, None)] * part.data_nodes
@@ -423,11 +429,11 @@ def misfit(scenario: Scenario) -> str:
     """Description of the first named relay whose stage does not fit into its memory, or "". A relay whose
     capacity the scenario gives is taken to fit."""
     model, devices = scenario.model, known_devices(scenario.fleet.devices)
-    for stage, one in staged(scenario.machines, model.stages):
+    for stage, one in staged(scenario.machines, model.relay_stages):
         if stage and not one.capacity and Machine(devices[one.device], scenario.work).capacity(stage) < 1:
             alike = [part.device == one.device and not part.capacity for part in scenario.machines]
             what = f"a stage of {model.size} does not fit into a {one.device}"
-            return f"machines[{alike.index(True)}].device: {what}, with model.stages = {model.stages}"
+            return f"machines[{alike.index(True)}].device: {what}, with model.stages = {model.relay_stages}"
     return ""
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from anabranch.config.constraints import OneOf, Range
-from anabranch.sim.cluster.device_model import WIDTHS
+from anabranch.sim.cluster.device_model import CONTRIBUTION_BYTES, RESULT_BYTES, WIDTHS
 
 #: Additional microbatches, as a multiple of the capacity.
 ExtraShare = Annotated[float, Range(0.0, 16.0)]
@@ -23,17 +23,36 @@ Deviation = Annotated[float, Range(0.0, 2.0)]
 
 @dataclass(frozen=True)
 class ModelPart:
-    """Model and batch of a scenario. size: a named model. rows: sequences of a microbatch. sequence: tokens
-    of a row. microbatches: per iteration. dtype: precision of computing and of payloads. subspace: values per
-    token that a cut carries (0: the model's width)."""
+    """Model and batch of a scenario. size: a named model. stages: 0 if every relay holds the whole model.
+    rows: sequences of a microbatch. sequence: tokens of a row. microbatches: per iteration. dtype: precision
+    of computing and of payloads. subspace: values per token that a cut carries (0: the model's width)."""
 
     size: str = "llama-350m"
-    stages: Annotated[int, Range(1, 64)] = 6
+    stages: Annotated[int, Range(0, 64)] = 6
     rows: Annotated[int, Range(1, 4096)] = 4
     sequence: Annotated[int, Range(2, 1 << 20)] = 1024
     microbatches: Annotated[int, Range(1, 1 << 16)] = 48
     dtype: Annotated[str, OneOf(*WIDTHS)] = "fp32"
     subspace: Annotated[int, Range(0, 1 << 16)] = 0
+
+    @property
+    def relay_stages(self) -> int:
+        """Stages that relays hold."""
+        return max(1, self.stages)
+
+
+@dataclass(frozen=True)
+class RoundPart:
+    """Rounds of islands, as in a run file; needs model.stages = 0. slots: most islands (0: no rounds), which
+    divide model.microbatches. start: synchronous iterations before the first round."""
+
+    slots: Annotated[int, Range(0, 4096)] = 0
+    steps: Annotated[int, Range(1, 100_000)] = 20
+    start: Annotated[int, Range(1, 100_000)] = 1
+    contributions: Annotated[str, OneOf(*CONTRIBUTION_BYTES)] = "int4"
+    results: Annotated[str, OneOf(*RESULT_BYTES)] = "int8"
+    late: Annotated[str, OneOf("drop", "wait")] = "drop"
+    grace: Annotated[float, Range(0.05, 100.0)] = 0.5
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ def _asking(host: Host) -> Host:
 def _least_replicas(fleet: Fleet) -> int:
     """Least number of replicas per stage that the assignment must reach: the greatest one, up to KEPT_FIRST,
     for which the relays at the beginning suffice."""
-    stages = range(1, fleet.scenario.model.stages + 1)
+    stages = range(1, fleet.scenario.model.relay_stages + 1)
     there = [host for host in fleet.hosts.values() if host.stage and host.id not in fleet.trace.absent]
     fixed = {stage: sum(host.fixed and host.stage == stage for host in there) for stage in stages}
     spare = sum(not host.fixed for host in there)

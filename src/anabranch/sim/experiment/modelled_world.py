@@ -16,15 +16,21 @@ from msgspec.structs import replace
 from anabranch.protocol import messages as msg
 from anabranch.protocol.interface import events as ev
 from anabranch.protocol.interface import tasks
+from anabranch.protocol.interface.rounds import NO_ROUNDS, Rounds
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.interface.tasks import PIECE_BYTES, Payload, Result, Task
 from anabranch.protocol.log.records import Member
-from anabranch.protocol.log.step_parameters import Schedule
 from anabranch.protocol.peer.bootstrap import lead
 from anabranch.protocol.routing.bandwidth_probes import trial_bytes
 from anabranch.sim.cluster.activation_offload import OffloadedActivations
-from anabranch.sim.cluster.device_model import GRADIENT_BYTES, STATE_BYTES, Workload
-from anabranch.sim.cluster.scenario import Fleet, Host
+from anabranch.sim.cluster.device_model import (
+    CONTRIBUTION_BYTES,
+    GRADIENT_BYTES,
+    RESULT_BYTES,
+    STATE_BYTES,
+    Workload,
+)
+from anabranch.sim.cluster.scenario import Fleet, Host, Scenario
 from anabranch.sim.kernel.simulated_peer import Node, TaskExecutor
 from anabranch.sim.kernel.swarm_world import World
 from anabranch.sim.network.fair_share import SETUP_TRIPS, InFlightTime, SharedLink, Traffic
@@ -105,9 +111,7 @@ class ModelledWorld(World):
         self._task_s: dict[tuple[str, int, type[Task], int], float] = {}
         self.under_way = InFlightTime(self.clock)
         self._parked = OffloadedActivations(work)
-        schedule = Schedule(
-            "batch {}".format, integer_worker.constant_step, settings.microbatches, work.tokens
-        )
+        schedule = integer_worker.schedule_of(settings, work.tokens)
         member = member_of(fleet, leader.id)
         self.add_leader(lead(member, settings, schedule, self.genesis, unheard=self.unheard), member)
         regions = {host.region for host in fleet.hosts.values()}
@@ -124,7 +128,14 @@ class ModelledWorld(World):
         host, stage, kind = self.fleet.hosts[node.id], node.peer.ctx.run.stage, type(task)
         if isinstance(task, tasks.WeightGradient) and stage == 0 and task.unit % 2:
             kind = tasks.Embed  # gradients of the embedding's rows: as many bytes as the rows
-        seconds = self._machine_s(host, stage, kind, parts)
+        if isinstance(task, tasks.Forward) and task.steps:
+            part = self.fleet.scenario.round
+            microbatches = self.fleet.scenario.model.microbatches // part.slots
+            seconds = host.machine.inner_s(task.steps, microbatches)
+        elif isinstance(task, tasks.InputGradient) and self.settings.rounds.has(task.t):
+            seconds = 0.0
+        else:
+            seconds = self._machine_s(host, stage, kind, parts)
         if isinstance(task, tasks.SumPart) and reduce is not None and reduce.message.sums:
             seconds *= len(reduce.members) / parts  # modelled with one part per member
         if isinstance(task, tasks.InputGradient) and task.again:
@@ -208,6 +219,16 @@ class ModelledWorld(World):
     def payload_bytes(self, sender: Node, message: msg.AnyMessage) -> float:
         """Size of the tensor that a message's payload stands for."""
         work, stage = self.work, sender.peer.ctx.run.stage
+        part, rounds = self.fleet.scenario.round, self.settings.rounds
+        if isinstance(message, msg.FencedMessage) and rounds.has(message.fence.t):
+            if isinstance(message, msg.ReducePart):
+                of_part = CONTRIBUTION_BYTES[part.contributions]
+                return of_part * work.parameters(message.stage) / self._parts(sender, message.stage)
+            if isinstance(message, msg.ReducedPart):
+                of_part = RESULT_BYTES[part.results]
+                return of_part * work.parameters(message.stage) / self._parts(sender, message.stage)
+        if work.whole and isinstance(message, msg.Forward | msg.Backward):
+            return self._tokens_bytes(sender, message)
         match message:
             case msg.ReducePart():
                 return work.sum_bytes * work.parameters(stage) / self._parts(sender, message.stage)
@@ -222,6 +243,16 @@ class ModelledWorld(World):
             case msg.Piece(of_stage):
                 return STATE_BYTES * work.parameters(of_stage) / pieces_of(work, of_stage)
         return float(work.activation_bytes)
+
+    def _tokens_bytes(self, sender: Node, message: msg.Forward | msg.Backward) -> float:
+        """Size of a microbatch's or slot's token ids from a data node; losses and answers are a few bytes."""
+        if sender.peer.ctx.run.stage or isinstance(message, msg.Backward):
+            return 8.0
+        plan = sender.peer.ctx.run.plan(message.fence.t)
+        if not plan or not message.train:
+            return float(self.work.activation_bytes)
+        inner = self.settings.microbatches // len(plan)
+        return float(plan[message.index].steps * inner * self.work.activation_bytes)
 
     def _parts(self, node: Node, stage: int) -> int:
         """Number of parts of a stage's current reduce, in which the peer `node` takes part."""
@@ -275,11 +306,11 @@ def settings_of(fleet: Fleet, policy: str) -> Settings:
     scenario, work = fleet.scenario, fleet.scenario.work
     model = scenario.model
     there = [host for host in fleet.hosts.values() if host.id not in fleet.trace.absent]
-    replicas = min(sum(host.stage == stage for host in there) for stage in range(1, model.stages + 1))
+    replicas = min(sum(host.stage == stage for host in there) for stage in range(1, model.relay_stages + 1))
     return Settings(
         scenario.name,
         1,
-        model.stages,
+        model.relay_stages,
         model.microbatches,
         scenario.run.iterations,
         min_replicas=max(1, replicas),
@@ -289,7 +320,7 @@ def settings_of(fleet: Fleet, policy: str) -> Settings:
         snapshot_every=_snapshots_every(work, model.microbatches),
         snapshot_copies=COPIES,
         snapshot_budget_bytes=1 << 62,
-        blocks=tuple(work.blocks(stage) for stage in range(1, model.stages + 1)),
+        blocks=tuple(work.blocks(stage) for stage in range(1, model.relay_stages + 1)),
         recompute=scenario.fleet.recompute,
         rebalance=scenario.fleet.rebalance,
         neighbours=scenario.fleet.neighbours,
@@ -299,12 +330,28 @@ def settings_of(fleet: Fleet, policy: str) -> Settings:
         spare=scenario.fleet.spare,
         sums_bytes=math.ceil(work.sum_bytes * work.parameters(1) / work.blocks(1)),
         state_bytes=STATE_BYTES * work.parameters(1) // work.blocks(1),
-        piece_bytes=max(piece_bytes(work, stage) for stage in range(model.stages + 1)),
+        piece_bytes=max(piece_bytes(work, stage) for stage in range(model.relay_stages + 1)),
+        rounds=_rounds(scenario),
+        round_bytes=_round_bytes(scenario),
     )
+
+
+def _rounds(scenario: Scenario) -> Rounds:
+    part = scenario.round
+    if not part.slots:
+        return NO_ROUNDS
+    return Rounds(part.start, part.steps, part.slots, part.late == "drop", part.grace)
+
+
+def _round_bytes(scenario: Scenario) -> tuple[float, float]:
+    part, parameters = scenario.round, scenario.work.parameters(1)
+    return CONTRIBUTION_BYTES[part.contributions] * parameters, RESULT_BYTES[part.results] * parameters
 
 
 def _snapshots_every(work: Workload, microbatches: int) -> int:
     sent = 2 * (work.stages + 1) * microbatches * work.activation_bytes
+    if work.whole:  # the reduce is all that is sent
+        sent = math.ceil(work.reduce_bytes * work.parameters(1))
     copied = COPIES * STATE_BYTES * sum(map(work.parameters, range(work.stages + 1)))
     low, high = SNAPSHOTS_EVERY
     return max(low, min(high, math.ceil(4 * copied / sent)))

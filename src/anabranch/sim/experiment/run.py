@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 
 from anabranch.flow.policies.registry import POLICIES
 from anabranch.protocol.interface import events as ev
@@ -44,8 +45,23 @@ def simulate(scenario: Scenario, regions: Regions, policy: str, seed: int) -> Ou
     """Simulate one seed under a policy or baseline; a run that fails has a result, too."""
     fleet = placed(scenario, regions, seed)
     if policy in BASELINES:
-        return BASELINES[policy](fleet, policy, seed).run()
-    return Simulation(fleet, policy, seed).run()
+        outcome = BASELINES[policy](fleet, policy, seed).run()
+    else:
+        outcome = Simulation(fleet, policy, seed).run()
+    outcome.alone_tokens_per_s = alone_tokens_per_s(fleet)
+    return outcome
+
+
+def alone_tokens_per_s(fleet: Fleet) -> float:
+    """Tokens per second of the best relay's machine, if it trained the whole model by itself, with an
+    optimizer step for each batch; 0 if the model fits into none."""
+    model, work = fleet.scenario.model, replace(fleet.scenario.work, stages=1, whole=True)
+    best = 0.0
+    for host in fleet.hosts.values():
+        machine = replace(host.machine, work=work)
+        if host.stage and machine.capacity(1) >= 1:
+            best = max(best, model.microbatches * work.tokens / machine.inner_s(1, model.microbatches))
+    return best
 
 
 class Simulation:
@@ -63,7 +79,7 @@ class Simulation:
         churn, relays = fleet.scenario.churn, self.recorder.relays
         self.churn = Churn(world.clock, churn, relays, seed, self._crash, self._back, fleet.trace)
         self._waste = WastedCompute(world, faults=False)
-        self._phases = PhaseRecorder(self.leader, fleet.scenario.model.stages)
+        self._phases = PhaseRecorder(self.leader, fleet.scenario.model.relay_stages)
         self.crashed: list[tuple[str, float]] = []
         self.returned: list[tuple[str, float]] = []
         self._lost_s = 0.0
@@ -126,6 +142,7 @@ class Simulation:
             self._phases.end(world.clock.now, len(self.recorder.relays)),
             world.sent.kinds,
         )
+        row.microbatches = record.tokens
         self.churn.opened(record.t + 1, row.seconds)
         if self._large:
             use_huge_pages()

@@ -68,7 +68,7 @@ class FaultProfile:
     """Kinds of faults that a seed may draw. faults: least and greatest number per seed. churn: probability
     that a relay crashes in an iteration (and is replaced). guests: True if its seeds draw hostile guests.
     undefended: True if one of the guests does a deed against which there is no full defence
-    (`guest_deeds.OPEN`)."""
+    (`guest_deeds.OPEN`). islands: True if its seeds take rounds."""
 
     name: str
     kinds: tuple[str, ...]
@@ -76,6 +76,7 @@ class FaultProfile:
     churn: float = 0.0
     guests: bool = False
     undefended: bool = False
+    islands: bool = False
 
     @cached_property
     def cells(self) -> list[tuple[str, str]]:
@@ -96,11 +97,16 @@ PROFILES = {
 }
 #: Profile of deeds whose defence is not built yet: its seeds may fail, and no turn comes to it.
 UNDEFENDED = FaultProfile("undefended", (), (0, 0), guests=True, undefended=True)
+#: Profile of runs with rounds of islands. No turn comes to it, so that the seeds of the others stay as they
+#: were.
+ISLANDS = FaultProfile("islands", tuple(KINDS), (1, 4), churn=0.1, islands=True)
+#: Profiles that are run by name only.
+BY_NAME = {profile.name: profile for profile in (UNDEFENDED, ISLANDS)}
 
 
 def profile_named(name: str) -> FaultProfile:
     """Fault profile with this name. Raises KeyError if there is none."""
-    return UNDEFENDED if name == UNDEFENDED.name else PROFILES[name]
+    return BY_NAME.get(name) or PROFILES[name]
 
 
 def reachable(kind: str, phase: str) -> bool:

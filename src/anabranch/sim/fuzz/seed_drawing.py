@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from anabranch.flow.graph.problem import Return
+from anabranch.protocol.interface.rounds import Rounds
 from anabranch.protocol.interface.settings import NEIGHBOURS, NEWCOMER_S, Settings
 from anabranch.sim.fuzz.fault_kinds import (
     KINDS,
@@ -58,6 +59,8 @@ _LARGE_SHAPES, _USUAL_SHAPES = (
 #: Irrational factors of the Kronecker sequences, one for each fault of a seed.
 _IRRATIONAL = tuple(map(math.sqrt, (2, 3, 5, 7, 11, 13, 17)))
 _COMPUTING = ("Forward", "Head", "InputGradient", "WeightGradient")
+#: Share of the seeds with rounds whose rounds end without late slots (a choice).
+ROUNDS_DROP = 0.75
 
 
 @dataclass(frozen=True)
@@ -155,6 +158,7 @@ def _with_faults(seed: int, profile: FaultProfile) -> DrawnSeed:
     rng = random.Random(f"{profile_name} {seed}")
     lots = random.Random(f"{profile_name} {seed} lots")  # seed % n would correlate with the profile
     torch, planned = lots.random() * TORCH_EVERY < 1.0, lots.random() * PLANNED_EVERY < 1.0
+    torch = torch and not profile.islands
     crowded = lots.random() * CROWDED_EVERY < 1.0 and not torch
     large = lots.random() * LARGE_EVERY < 1.0 and not torch and not planned
     first_t = PLANNED_STEPS if planned and profile.kinds else 0
@@ -193,11 +197,21 @@ def _with_faults(seed: int, profile: FaultProfile) -> DrawnSeed:
     )
     if settings.policy == "auction":  # it plans for "any" alone; the draw above is for the other seeds
         settings = replace(settings, returns="any")
+    if profile.islands:
+        settings = replace(settings, rounds=_rounds(seed, settings.microbatches))
     latency = _LATENCIES[0] if planned else rng.choice(_LATENCIES)
     computing_s = PLANNED_TASK_S if planned else rng.choice([0.02, 0.05, 0.1])
     task_s = dict.fromkeys(_COMPUTING, computing_s)
     model = Model(latency, rng.choice([0.0, 0.002, 0.01]), {**task_s, "Embed": 0.002})
     return DrawnSeed(seed, profile, torch, settings, machines, model, _regions(rng, machines), aims, first_t)
+
+
+def _rounds(seed: int, microbatches: int) -> Rounds:
+    """Rounds of a seed."""
+    rng = random.Random(f"rounds {seed}")
+    slots = rng.choice([k for k in range(1, microbatches + 1) if microbatches % k == 0])
+    drops = rng.random() < ROUNDS_DROP
+    return Rounds(rng.randint(1, 3), rng.choice([2, 5]), slots, drops, rng.choice([0.05, 0.5, 2.0]))
 
 
 def _aims(seed: int, profile: FaultProfile, rng: random.Random, first_t: int) -> tuple[FaultTarget, ...]:

@@ -26,6 +26,7 @@ from anabranch.config import (
     WireSection,
 )
 from anabranch.protocol.log.records import Member
+from anabranch.protocol.rounds.plan import Slots
 from anabranch.sim.fuzz.seed_drawing import DrawnSeed
 from anabranch.sim.kernel.swarm_world import World
 from anabranch.sim.workers.torch_world import node_member, torch_world
@@ -127,7 +128,7 @@ class Tensors:
         self._records: list[StepRecord] = []
         self._fingerprints = [self._reference.fingerprints()]
 
-    def after(self, key: object, t: int, stepped: bool) -> object:
+    def after(self, key: object, t: int, stepped: bool, slots: Slots) -> object:
         return t
 
     def fingerprints(self, key: object, t: int) -> tuple[str, ...]:
@@ -137,7 +138,7 @@ class Tensors:
             self._fingerprints.append(self._reference.fingerprints())
         return self._fingerprints[t]
 
-    def step(self, key: object, t: int) -> tuple[tuple[str, ...], tuple[float, ...]]:
+    def step(self, key: object, t: int, slots: Slots) -> tuple[tuple[str, ...], tuple[float, ...]]:
         self.fingerprints(key, t)
         record = self._records[t - 1]
         return record.digests, tuple(record.losses[index] for index in sorted(record.losses))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from anabranch.protocol.interface.settings import Settings
+from anabranch.protocol.rounds.plan import Slots
 from anabranch.sim.checks.invariants import GroundTruth
 from anabranch.sim.fuzz.seed_drawing import DrawnSeed
 from anabranch.sim.kernel.swarm_world import World
 from anabranch.sim.workers.integer_worker import (
+    batch_of,
     counting_world,
     digest_of,
     fingerprint,
@@ -39,15 +41,15 @@ class IntegerWorld:
         self._microbatches = settings.microbatches
         self.first: object = tuple(map(initial, range(settings.stages + 1)))
 
-    def after(self, key: object, t: int, stepped: bool) -> object:
+    def after(self, key: object, t: int, stepped: bool, slots: Slots) -> object:
         assert isinstance(key, tuple)
-        return single_machine(t, key, self._microbatches).states if stepped else key
+        return single_machine(t, key, batch_of(t, self._microbatches, slots)).states if stepped else key
 
     def fingerprints(self, key: object, t: int) -> tuple[str, ...]:
         assert isinstance(key, tuple)
         return tuple(fingerprint(t, state) for state in key)
 
-    def step(self, key: object, t: int) -> tuple[tuple[str, ...], tuple[float, ...]]:
+    def step(self, key: object, t: int, slots: Slots) -> tuple[tuple[str, ...], tuple[float, ...]]:
         assert isinstance(key, tuple)
-        step = single_machine(t, key, self._microbatches)
+        step = single_machine(t, key, batch_of(t, self._microbatches, slots))
         return tuple(map(digest_of, step.gradients)), step.losses

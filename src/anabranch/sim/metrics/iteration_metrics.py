@@ -56,16 +56,19 @@ class Row(msgspec.Struct):
     phases: dict[str, float] = {}
     died_s: float = 0.0
     kinds: dict[str, int] = {}
+    microbatches: int = 0
 
 
 class Outcome(msgspec.Struct):
-    """Result of one simulated seed under one policy. failure: reason why the run did not finish, or ""."""
+    """Result of one simulated seed under one policy. failure: reason why the run did not finish, or "".
+    alone_tokens_per_s: tokens per second of the fleet's best machine, if it trained the whole model alone."""
 
     policy: str
     seed: int
     rows: list[Row]
     rollbacks: int = 0
     failure: str = ""
+    alone_tokens_per_s: float = 0.0
 
 
 class Estimate(msgspec.Struct):
@@ -143,7 +146,8 @@ class MetricsRecorder:
         sums |= {key: round(sums[key]) for key in _COUNTS}
         sums["communicating_s"] /= max(1, len(self.relays))
         counts = {stage: len(names) for stage, names in members.items()}
-        bound = self._clairvoyant.bound_s(shares, counts)
+        islands = self.fleet.scenario.round.slots and t > self.fleet.scenario.round.start
+        bound = math.nan if islands else self._clairvoyant.bound_s(shares, counts)
         alive_s, phases = sum(alive.values()), dict(phases or {})
         sent = {kind: count - self._kinds.get(kind, 0) for kind, count in (kinds or {}).items()}
         self._kinds = dict(kinds or {})
@@ -165,6 +169,11 @@ def _sum_mean(key: str, rows: Sequence[Row], microbatches: int, tokens: int) -> 
     return _mean(rows, key)
 
 
+def _microbatches(rows: Sequence[Row], microbatches: int) -> float:
+    """Mean number of microbatches that count in an iteration."""
+    return statistics.mean(row.microbatches or microbatches for row in rows)
+
+
 def _phase(name: str, rows: Sequence[Row], microbatches: int, tokens: int) -> float:
     return statistics.mean(row.phases.get(name, 0.0) for row in rows)
 
@@ -174,8 +183,8 @@ FIGURES: dict[str, Callable[[Sequence[Row], int, int], float]] = {
     "iteration_s": lambda rows, m, n: _mean(rows, "seconds"),
     "bound_s": lambda rows, m, n: _mean(rows, "bound_s"),
     "over_bound": lambda rows, m, n: _mean(rows, "seconds") / _mean(rows, "bound_s"),
-    "seconds_per_microbatch": lambda rows, m, n: _mean(rows, "seconds") / m,
-    "tokens_per_s": lambda rows, m, n: m * n / _mean(rows, "seconds"),
+    "seconds_per_microbatch": lambda rows, m, n: _mean(rows, "seconds") / _microbatches(rows, m),
+    "tokens_per_s": lambda rows, m, n: _microbatches(rows, m) * n / _mean(rows, "seconds"),
     "communicating_s": lambda rows, m, n: _mean(rows, "communicating_s"),
     "utilisation": lambda rows, m, n: _share(rows, "busy_s", "alive_s"),
     "wasted_s": lambda rows, m, n: _mean(rows, "wasted_s"),
@@ -211,6 +220,14 @@ def summary(outcomes: Sequence[Outcome], fleet: Fleet) -> Summary:
         name: estimate([figure(rows, model.microbatches, tokens) for rows in counted])
         for name, figure in FIGURES.items()
     }
+    alone = [o.alone_tokens_per_s for o in outcomes if not o.failure and len(o.rows) > warm_up]
+    figures["over_alone"] = estimate(
+        [
+            FIGURES["tokens_per_s"](rows, model.microbatches, tokens) / rate if rate else math.nan
+            for rows, rate in zip(counted, alone, strict=True)
+        ]
+    )
+    figures["alone_tokens_per_s"] = estimate(alone)
     failures = [f"seed {o.seed}: {o.failure}" for o in outcomes if o.failure]
     iterations = sum(map(len, counted))
     kinds: Counter[str] = Counter()

@@ -26,6 +26,9 @@ from anabranch.protocol.interface import tasks
 from anabranch.sim.cluster.device_model import STATE_BYTES
 from anabranch.sim.cluster.scenario import Fleet, Host
 
+#: Seconds of a microbatch at an empty stage 0, which only sends token ids; not zero, to divide by.
+LEAST_S = 1e-9
+
 
 class LowerBound:
     """Lower bounds on the iterations of one fleet; figures common to all iterations are computed once."""
@@ -33,10 +36,11 @@ class LowerBound:
     def __init__(self, fleet: Fleet) -> None:
         self._microbatches = fleet.scenario.model.microbatches
         self._reach_s, self._round_trip_s = _quickest_paths(fleet)
-        stages = range(fleet.scenario.model.stages + 1)
+        stages = range(fleet.scenario.model.relay_stages + 1)
         self._hosts = [fleet.stage(stage) for stage in stages]
         self._speeds = [
-            [1.0 / host.machine.microbatch_s(stage) for host in self._hosts[stage]] for stage in stages
+            [1.0 / max(LEAST_S, host.machine.microbatch_s(stage)) for host in self._hosts[stage]]
+            for stage in stages
         ]
         """Microbatches per second of each replica, by stage."""
         self._reduce_s = [_reduce_s(fleet, hosts) for hosts in self._hosts]
@@ -77,7 +81,7 @@ def _fill(replicas: Sequence[tuple[float, float]], work: float, lost_s: float) -
 
 def _quickest_paths(fleet: Fleet) -> tuple[list[float], float]:
     """Seconds until the first activation can reach each stage, and of the quickest path forward and back."""
-    stages, size = fleet.scenario.model.stages, fleet.scenario.work.activation_bytes
+    stages, size = fleet.scenario.model.relay_stages, fleet.scenario.work.activation_bytes
 
     def onward(best: Mapping[str, float], hosts: Sequence[Host]) -> dict[str, float]:
         return {

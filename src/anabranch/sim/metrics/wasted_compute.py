@@ -82,6 +82,7 @@ class WastedCompute:
             (stage, unit, entry.members[owner])
             for stage, entry in enumerate(record.stages)
             for unit, owner in enumerate(entry.owners)
+            if owner >= 0
         }
         for t in [t for t in self._spent if t <= record.t]:
             dead = self._dead.pop(t, {})

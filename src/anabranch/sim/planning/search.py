@@ -58,7 +58,7 @@ class Plan:
     def replicas(self) -> tuple[int, ...]:
         """Number of replicas of stages 1 to S."""
         stages = [part.stage for part in self.scenario.machines if part.role == "relay"]
-        return tuple(stages.count(stage) for stage in range(1, self.scenario.model.stages + 1))
+        return tuple(stages.count(stage) for stage in range(1, self.scenario.model.relay_stages + 1))
 
     @property
     def tokens_per_s(self) -> float:
@@ -89,8 +89,8 @@ def plans(
         raise UserError(f"--stages {max(stages)}: at most {most}, with these relays and {size}")
     found: list[Plan] = []
     for cut in _cuts(fleet, stages or range(1, most + 1)):
-        stage = found[-1].scenario.model.stages if found else cut.model.stages
-        if found and cut.model.stages != stage:
+        stage = found[-1].scenario.model.relay_stages if found else cut.model.relay_stages
+        if found and cut.model.relay_stages != stage:
             progress(f"{len(found)} plans compared, with up to {stage} of {most} stages")
         found += _with_more_slots(cut, regions)
     if not found:
@@ -122,7 +122,7 @@ def _improved(found: Sequence[Plan], regions: Regions, progress: Callable[[str],
     chosen = _best_of_each_depth(promising, IMPROVED, OF_STAGES)
     improved = []
     for number, plan in enumerate(chosen, start=1):
-        progress(f"exchanging machines: {number} of {len(chosen)}, {plan.scenario.model.stages} stages")
+        progress(f"exchanging machines: {number} of {len(chosen)}, {plan.scenario.model.relay_stages} stages")
         better = improve(plan, regions)
         improved.append(better)
         small = [without(better, regions), fewer[id(plan)]]
@@ -155,7 +155,7 @@ def _with_more_slots(cut: Scenario, regions: Regions) -> Iterator[Plan]:
 def named_fleet(scenario: Scenario, regions: Regions) -> Scenario:
     """The same scenario with every machine named and in a region; missing figures are drawn with seed 0."""
     hosts = list(fleet_of(scenario, regions, 0).hosts.values())
-    parts = [part for _, part in staged(scenario.machines, scenario.model.stages)]
+    parts = [part for _, part in staged(scenario.machines, scenario.model.relay_stages)]
     drawn = [_as_part(scenario, host) for host in hosts[: len(hosts) - len(parts)]]
     machines = [
         replace(part, name=host.id, region=host.region, stage=0)
@@ -303,7 +303,7 @@ def shortlist(found: Sequence[Plan], most: int) -> list[Plan]:
 def _best_of_each_depth(found: Sequence[Plan], most: int, of_stages: int) -> list[Plan]:
     chosen: list[Plan] = []
     for plan in found:
-        alike = sum(each.scenario.model.stages == plan.scenario.model.stages for each in chosen)
+        alike = sum(each.scenario.model.relay_stages == plan.scenario.model.relay_stages for each in chosen)
         if alike < of_stages and len(chosen) < most:
             chosen.append(plan)
     return chosen

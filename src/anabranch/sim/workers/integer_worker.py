@@ -18,11 +18,13 @@ from typing import NamedTuple
 import msgspec
 
 from anabranch import PROTOCOL_VERSION
+from anabranch.protocol.consensus.log_replay import LogReplay
 from anabranch.protocol.interface import tasks
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.interface.tasks import Payload, Result, Task, embed_unit, head_unit, part_bounds
 from anabranch.protocol.log.records import Genesis, Member
 from anabranch.protocol.log.step_parameters import Schedule, StepParameters
+from anabranch.protocol.rounds.plan import Slots, slots_of
 from anabranch.sim.kernel.founder import populate
 from anabranch.sim.kernel.swarm_world import Model, World
 
@@ -31,6 +33,8 @@ ONE_CLASS = "whole numbers"
 WORDS = 4
 
 Words = tuple[int, ...]
+Batch = tuple[tuple[int, int], ...]
+"""(microbatch, its iteration) each, or (slot, `inner_salt`) in a round."""
 #: Pieces of a snapshot, besides the one that contains its iteration (a choice).
 PIECES = 4
 
@@ -60,8 +64,14 @@ def initial(stage: int) -> int:
     return mix(0, stage)
 
 
-def embedded(state: int, t: int, index: int) -> int:
-    return mix(1, state, t, index)
+def embedded(state: int, salt: int, index: int) -> int:
+    """Embedding of a microbatch. salt: its iteration, or `inner_salt` of a slot in a round."""
+    return mix(1, state, salt, index)
+
+
+def inner_salt(first: int, steps: int) -> int:
+    """Number that stands for the inner steps of a slot in a round."""
+    return mix(9, first, steps)
 
 
 def activated(state: int, stage: int, x: int) -> int:
@@ -125,7 +135,7 @@ class Step(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def single_machine(t: int, states: tuple[int, ...], microbatches: int) -> Step:
+def single_machine(t: int, states: tuple[int, ...], batch: Batch) -> Step:
     """Results of iteration t on a single machine, from the states of stages 0 to S."""
     sums = [[0] * WORDS for _ in states]
 
@@ -133,8 +143,8 @@ def single_machine(t: int, states: tuple[int, ...], microbatches: int) -> Step:
         sums[stage] = [total + word for total, word in zip(sums[stage], words, strict=True)]
 
     losses = []
-    for index in range(microbatches):
-        x = embedded(states[0], t, index)
+    for index, salt in batch:
+        x = embedded(states[0], salt, index)
         inputs = []
         for stage in range(1, len(states)):
             inputs.append(x)
@@ -150,11 +160,24 @@ def single_machine(t: int, states: tuple[int, ...], microbatches: int) -> Step:
     return Step(gradients, tuple(map(step, states, gradients)), tuple(losses))
 
 
-def states_after(t: int, settings: Settings) -> tuple[int, ...]:
-    """States of all stages after t steps on a single machine."""
+def batch_of(t: int, microbatches: int, slots: Slots) -> Batch:
+    """Batch of iteration t; in a round its slots, with (steps in earlier rounds, steps) each."""
+    if slots:
+        return tuple((slot, inner_salt(*steps)) for slot, steps in sorted(slots.items()))
+    return tuple((index, t) for index in range(microbatches))
+
+
+def states_after(t: int, settings: Settings, history: LogReplay | None = None) -> tuple[int, ...]:
+    """States of all stages after t steps on a single machine. history: log of a run with rounds."""
     states = tuple(map(initial, range(settings.stages + 1)))
     for each in range(1, t + 1):
-        states = single_machine(each, states, settings.microbatches).states
+        slots: Slots = {}
+        if history is not None and settings.rounds.has(each):
+            commit = history.commits[each - 1]
+            slots = slots_of(history.plans[each], commit)
+            if commit.verdict == "skip":
+                continue
+        states = single_machine(each, states, batch_of(each, settings.microbatches, slots)).states
     return states
 
 
@@ -189,8 +212,9 @@ class IntegerWorker:
                 return self._run(tasks.InputGradient(task.t, index), inputs[:1])
             case tasks.Forward() | tasks.Head() | tasks.InputGradient() if not _numbers(inputs):
                 return Result(error="what was received is not one number")
-            case tasks.Embed(t, index):
-                return Result(outputs=(embedded(self.state, t, index),))
+            case tasks.Embed(t, index, first, steps):
+                salt = inner_salt(first, steps) if steps else t
+                return Result(outputs=(embedded(self.state, salt, index),))
             case tasks.Forward(_, index, train, keep):
                 x = _number(inputs[0])
                 if train and keep:
@@ -393,7 +417,7 @@ def counting_world(
     :param disks: machine -> name of its disk ("": no disk for the log).
     """
     members = {machine.id: member_of(machine, disks.get(machine.id, "0")) for machine in machines}
-    schedule = Schedule("batch {}".format, constant_step, settings.microbatches, 1)
+    schedule = schedule_of(settings, 1)
     world = World(seed, settings, genesis_of(settings, machines[0].id), IntegerWorker, model)
     populate(world, schedule, ((members[machine.id], machine.slowness) for machine in machines))
     return world
@@ -407,7 +431,8 @@ def wrong_states(world: World) -> Mapping[str, str]:
         if not node.alive or not isinstance(node.computer, IntegerWorker):
             continue
         worker = node.computer
-        right = states_after(worker.t, world.settings)[worker.stage]
+        history = world.history() if world.settings.rounds.inner else None
+        right = states_after(worker.t, world.settings, history)[worker.stage]
         if worker.state != right:
             wrong[node.id] = f"after step {worker.t}: {worker.state:x}, not {right:x}"
     return wrong
@@ -426,6 +451,15 @@ def member_of(machine: Machine, disk: str = "0") -> Member:
         forward_s=0.02 * machine.slowness,
         disk=disk,
     )
+
+
+def schedule_of(settings: Settings, window_tokens: int) -> Schedule:
+    """Schedule whose parameters are the same in every step."""
+    inner = settings.microbatches // max(1, settings.rounds.slots)
+    return Schedule(
+        "batch {}".format, constant_step, settings.microbatches, window_tokens,
+        lambda steps: constant_step(0, 0, 0.0), inner,
+    )  # fmt: skip
 
 
 def constant_step(t: int, adam_step: int, norm: float) -> StepParameters:

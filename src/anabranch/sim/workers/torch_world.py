@@ -19,6 +19,7 @@ from anabranch.train.stage.protocol_inputs import (
 )
 from anabranch.train.stage.run_objects import Batches
 from anabranch.train.stage.worker import Worker
+from anabranch.train.stage.workers import make_worker
 
 #: Data and numerics class (kinds of devices with equal rounding) in the log of a simulated run by default.
 SIMULATED = Manifest("simulated corpus", "simulated tokenizer")
@@ -49,7 +50,7 @@ def torch_world(
     """
 
     def make_computer(stage: int) -> Worker:
-        return Worker(run, model, stage, batches if stage == 0 else None)
+        return make_worker(run, model, stage, batches if stage == 0 else None)
 
     fingerprints = initial_fingerprints(run, model)
     genesis = genesis_of(run, settings.run, model, founder, manifest, numerics_class, fingerprints)

@@ -94,9 +94,7 @@ def build(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Mode
 
 def stage_layout(model: Model, spec: StageSpec) -> Layout:
     """Flat layout of one stage's parameters."""
-    if spec.stage == 0:
-        return Layout(model.end_shapes())
-    shapes: dict[str, Shape] = {}
+    shapes: dict[str, Shape] = model.end_shapes() if spec.ends else {}
     for block in spec.blocks:
         shapes.update(model.block_shapes(block))
     return Layout(shapes)

@@ -16,11 +16,13 @@ from anabranch.train.model.sizes import ModelConfig, block_flops, head_flops
 
 @dataclass(frozen=True)
 class StageSpec:
-    """Blocks first_block..last_block, both included, of one stage; stage 0 has (0, -1), none."""
+    """Blocks first_block..last_block, both included, of one stage; stage 0 has (0, -1), none. ends: True if
+    the stage holds embedding, final norm and head."""
 
     stage: int
     first_block: int
     last_block: int
+    ends: bool = False
 
     @property
     def blocks(self) -> range:
@@ -29,6 +31,8 @@ class StageSpec:
 
 def partition(config: ModelConfig, pipeline: PipelineSection) -> tuple[StageSpec, ...]:
     """Stages 0..S of a run, in order. Raises ConfigError if the settings do not fit the model."""
+    if pipeline.whole:  # stage 0 holds nothing: data nodes are sources of token ids
+        return StageSpec(0, 0, -1), StageSpec(1, 0, config.blocks - 1, ends=True)
     stages, split = pipeline.stages, pipeline.blocks_per_stage
     if stages > config.blocks:
         raise ConfigError(
@@ -42,7 +46,7 @@ def partition(config: ModelConfig, pipeline: PipelineSection) -> tuple[StageSpec
     even = [config.blocks // stages + (stage < config.blocks % stages) for stage in range(stages)]
     ends = [0, *accumulate(split or even)]
     relays = (StageSpec(stage, ends[stage - 1], ends[stage] - 1) for stage in range(1, stages + 1))
-    return (StageSpec(0, 0, -1), *relays)
+    return (StageSpec(0, 0, -1, ends=True), *relays)
 
 
 def head_load(config: ModelConfig, sequence: int) -> float:
@@ -52,6 +56,8 @@ def head_load(config: ModelConfig, sequence: int) -> float:
 
 def describe(config: ModelConfig, specs: Sequence[StageSpec], sequence: int) -> str:
     """Line of text for logs: the blocks of every stage and the load of the head."""
+    if specs[1].ends:
+        return f"every relay holds the whole model, {len(specs[1].blocks)} blocks; data nodes send token ids"
     stages = ", ".join(
         f"stage {spec.stage}: "
         + (

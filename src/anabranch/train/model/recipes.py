@@ -139,6 +139,8 @@ def boundary_bytes(run: RunConfig, model: ModelConfig) -> int:
     """Bytes of kept boundaries of the node that keeps most (see `config.check_fleet_holds`)."""
     width = _WIDTHS[run.compute.dtype]
     share = math.ceil(run.batch.microbatches / min(run.fleet.data_nodes, *relays_by_stage(run)))
+    if run.pipeline.whole:  # token ids, and answers of a few bytes
+        return share * 4 * run.batch.rows * (run.batch.sequence + 1) * 4
     return share * 4 * max(cut_bytes(model, run.wire, run.batch.rows * run.batch.sequence, width))
 
 

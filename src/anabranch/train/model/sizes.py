@@ -18,6 +18,8 @@ FAMILY = ("mistral", "qwen2", "gemma")
 #: Bytes of one parameter's packed exact sum on the wire (`net/packing.py`). Measured by
 #: benchmarks/packing.py: 5.1 to 5.3 over whole runs of both models, 5.4 in their first ten steps; rounded up.
 SUM_WIRE_BYTES = 5.5
+#: Bytes of one value that is rounded to so many bits, with the scale of its block (`net/scaled_packing.py`).
+SCALED_BYTES = {4: 0.5 + 2 / 64, 8: 1.0 + 2 / 64}
 
 
 @dataclass(frozen=True)
@@ -242,6 +244,11 @@ def cut_bytes(config: ModelConfig, wire: Wire, tokens: int, itemsize: int) -> tu
         encoded_bytes(codec, wire.block, values, itemsize) for codec in (wire.activations, wire.gradients)
     )
     return activation + ids, gradient
+
+
+def token_bytes(vocab_size: int) -> int:
+    """Bytes of a token id on the wire."""
+    return 1 if vocab_size <= 1 << 8 else 2 if vocab_size <= 1 << 16 else 4
 
 
 def total_parameters(config: ModelConfig) -> int:

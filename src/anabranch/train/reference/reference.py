@@ -9,7 +9,7 @@ value equals the swarm's bit for bit if both are of one numerics class.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -17,14 +17,18 @@ import torch
 from torch import Tensor
 
 from anabranch.config import RunConfig
+from anabranch.protocol.rounds.plan import Slots
 from anabranch.train.model.interface import DTYPES, build, stage_layout
 from anabranch.train.model.linear import PlainWeights
 from anabranch.train.model.partition import partition
+from anabranch.train.model.rounds import inner_microbatches, rounds_of
 from anabranch.train.model.sizes import ModelConfig
 from anabranch.train.numerics import exact
+from anabranch.train.numerics.block_float import BITS, rounded_sums
 from anabranch.train.numerics.numerics_class import device_of
 from anabranch.train.numerics.step_scalars import bias_corrections, clip_factor, global_norm, learning_rate
 from anabranch.train.stage.cuts import Cuts
+from anabranch.train.stage.inner_steps import contribution, outer_step, slot_tokens
 from anabranch.train.stage.optimizer import StepScalars, adamw
 from anabranch.train.stage.run_objects import (
     Batches,
@@ -109,6 +113,10 @@ class Reference:
         for spec in self.specs:
             layout = stage_layout(self.model, spec)
             self.states.append(initial_state(run, self.model, layout, initial, self._device))
+        self._rounds = rounds_of(run)
+        self._ends = next(spec.stage for spec in self.specs if spec.ends)
+        self.slots: Slots = {}
+        """Slots of the next round that are counted, set before `share`; unused in synchronous iterations."""
         self._stage_of = {name: s for s, state in enumerate(self.states) for name in state.layout.names}
         self._accumulators = [
             make_accumulator(run, self.model, state.layout, self._device) for state in self.states
@@ -137,6 +145,10 @@ class Reference:
         """All weights and moments by "weights/NAME", "exp_avg/NAME", "exp_avg_sq/NAME" (views)."""
         return {name: tensor for state in self.states for name, tensor in state.tensors().items()}
 
+    def batch(self, t: int, order: Callable[[int], Iterable[int]]) -> Iterable[int]:
+        """Microbatches of iteration t in this order, or the slots of a round that count."""
+        return sorted(self.slots) if self._rounds.has(t) else order(t)
+
     def share(self, t: int, indices: Iterable[int]) -> Share:
         """Compute and sum the contributions of these microbatches of t, in the given order."""
         for accumulator in self._accumulators:
@@ -154,7 +166,7 @@ class Reference:
 
         It uses the accumulators: a share that has not been stepped is void afterwards.
         """
-        if not 0 <= index < self._run.batch.microbatches:
+        if index not in (self.slots if self._rounds.has(t) else range(self._run.batch.microbatches)):
             return frozenset()
         return self.share(t, [index]).overflows.get(index, frozenset())
 
@@ -163,6 +175,8 @@ class Reference:
         self._check_complete(share)
         if share.overflows:
             return self.skip(share)
+        if self._rounds.has(share.t):
+            return self._outer_step(share)
         before, run = self.fingerprints(), self._run
         gradients = [exact.reduced(sums, self._master) for sums in share.sums]
         squares: dict[str, float] = {}
@@ -184,6 +198,28 @@ class Reference:
         return StepRecord(
             share.t, share.losses, loss, before, False, squares, digests, norm, factor, rate, corrections
         )
+
+    def _outer_step(self, share: Share) -> StepRecord:
+        """Take the outer step of round share.t."""
+        before, run = self.fingerprints(), self._run
+        bits = BITS[run.round.results]
+        gradients = [exact.reduced(rounded_sums(sums, bits), self._master) for sums in share.sums]
+        squares: dict[str, float] = {}
+        for state, gradient in zip(self.states, gradients, strict=True):
+            squares.update(exact.squares(state.layout, gradient))
+        steps = sum(count for _, count in self.slots.values())
+        rate, factor = run.round.outer_lr, 1.0 / steps
+        digests = tuple(
+            exact.digest(state.layout, gradient)
+            for state, gradient in zip(self.states, gradients, strict=True)
+        )
+        for state, gradient in zip(self.states, gradients, strict=True):
+            outer_step(run, state, share.t, gradient, rate, factor)
+            state.t = share.t
+        self._refresh()
+        tokens = steps * inner_microbatches(run) * run.batch.rows * run.batch.sequence
+        loss, norm = math.fsum(share.losses.values()) / tokens, global_norm(squares.values())
+        return StepRecord(share.t, share.losses, loss, before, False, squares, digests, norm, factor, rate)
 
     def skip(self, share: Share) -> StepRecord:
         """Let iteration share.t pass without a step, as a logged skip does."""
@@ -211,6 +247,8 @@ class Reference:
 
     def _contribute(self, t: int, index: int) -> tuple[float, frozenset[Witness]]:
         """Add one microbatch's gradients to the sums; returns its loss sum and its overflows."""
+        if self._rounds.has(t):
+            return self._contribute_slot(t, index)
         ids, targets = token_ids(self._batches, self._run.batch.microbatches, t, index, self._device)
         weights = PlainWeights(self._leaves)
         # The embedding is looked up outside the graph: its contributions are rounded token by token from
@@ -232,12 +270,12 @@ class Reference:
         at_boundary = gradients[: len(boundaries)]
 
         found: set[Witness] = set()
-        with _noting(found, 0):
+        with _noting(found, self._ends):
             exact.check_finite("loss", loss)
-        for stage, x in enumerate(received):
+        for stage, x in enumerate(received if not self._ends else ()):
             with _noting(found, stage):
                 exact.check_finite("activation", x)  # NaN, too, where its sender could not encode it
-        for stage, dx in enumerate(at_boundary):
+        for stage, dx in enumerate(at_boundary[: 1 if self._ends else None]):
             # Stage s+1 returns the gradient of stage s's output; the last one comes from the head on stage 0.
             with _noting(found, (stage + 1) % len(boundaries)):
                 exact.check_finite("input gradient", dx)
@@ -251,13 +289,24 @@ class Reference:
         if self.model.embedding_scale != 1.0:
             dx = dx * self.model.embedding_scale
         for table, rows in self.model.embedding_rows(ids):
-            with _noting(found, 0):
-                self._accumulators[0].add_rows(table, rows, dx)
+            with _noting(found, self._ends):
+                self._accumulators[self._ends].add_rows(table, rows, dx)
         return float(loss.detach()), frozenset(found)
 
     def _crossed(self, x: Tensor, t: int, index: int, cut: int) -> Tensor:
         """Output of stage `cut` as the next stage receives it."""
         return self._cuts.pass_through(x, self._cuts.place(t, index, cut))
+
+    def _contribute_slot(self, t: int, slot: int) -> tuple[float, frozenset[Witness]]:
+        """Add the contribution of a slot to round t; returns its loss sum and its overflows."""
+        found: set[Witness] = set()
+        loss_sum, (first, steps) = 0.0, self.slots[slot]
+        with _noting(found, 1):
+            tokens = slot_tokens(self._batches, self._run, slot, first, steps).to(self._device)
+            change, loss_sum = contribution(self._run, self.model, self.states[1], t, steps, tokens)
+            for name, view in self.states[1].layout.views(change):
+                self._accumulators[1].add(name, view)
+        return loss_sum, frozenset(found)
 
     def _refresh(self) -> None:
         """Make the autograd leaves views of the present weights, and set the units of the sums."""
@@ -267,7 +316,7 @@ class Reference:
                 self._leaves[name] = weight.detach().requires_grad_()
 
     def _check_complete(self, share: Share) -> None:
-        expected = set(range(self._run.batch.microbatches))
+        expected = set(self.slots if self._rounds.has(share.t) else range(self._run.batch.microbatches))
         if share.losses.keys() != expected:
             raise ValueError(f"the share lacks microbatches {sorted(expected - share.losses.keys())}")
         if share.t != self.t + 1:

@@ -18,13 +18,17 @@ from anabranch.protocol.log.step_parameters import Schedule, StepParameters
 from anabranch.train.codec.sizes import coarse_bytes
 from anabranch.train.model.interface import DTYPES, build, stage_layout
 from anabranch.train.model.partition import partition
+from anabranch.train.model.rounds import inner_microbatches, iterations, rounds_of
 from anabranch.train.model.sizes import (
+    SCALED_BYTES,
     SUM_WIRE_BYTES,
     ModelConfig,
     block_parameters,
     end_parameters,
+    token_bytes,
     total_parameters,
 )
+from anabranch.train.numerics.block_float import BITS
 from anabranch.train.numerics.step_scalars import bias_corrections, clip_factor, learning_rate
 from anabranch.train.stage.cuts import payload_bytes
 from anabranch.train.stage.run_objects import initial_state, master_dtype
@@ -43,14 +47,16 @@ class Manifest:
 
 def settings_of(run: RunConfig, run_id: str, model: ModelConfig, epoch: int = 1) -> Settings:
     """Protocol settings of a run file."""
-    batch = run.batch
+    batch, whole = run.batch, run.pipeline.whole
     master = _widths(run)[1]
+    # The ends of a whole model count as a share of each of its blocks.
+    block = -(-total_parameters(model) // model.blocks) if whole else block_parameters(model)
     return Settings(
         run=run_id,
         epoch=epoch,
-        stages=run.pipeline.stages,
+        stages=run.pipeline.relay_stages,
         microbatches=batch.microbatches,
-        steps=run.run.steps,
+        steps=iterations(run),
         windows=run.evaluation.windows if run.evaluation.every else 0,
         evaluate_every=run.evaluation.every,
         checkpoint_every=run.checkpoint.every,
@@ -58,7 +64,7 @@ def settings_of(run: RunConfig, run_id: str, model: ModelConfig, epoch: int = 1)
         policy=run.routing.policy,
         returns="own" if run.routing.return_ == "own" else "any",
         numerics="mixed" if run.run.numerics == "mixed" else "strict",
-        activation_bytes=payload_bytes(run, model),
+        activation_bytes=sent_bytes(run, model),
         snapshot_every=snapshot_interval(run, model) if run.snapshots.copies else 0,
         snapshot_copies=run.snapshots.copies,
         snapshot_budget_bytes=run.snapshots.budget_bytes,
@@ -66,15 +72,34 @@ def settings_of(run: RunConfig, run_id: str, model: ModelConfig, epoch: int = 1)
         recompute=run.fleet.recompute,
         rebalance=run.fleet.rebalance,
         blocks=tuple(len(spec.blocks) for spec in partition(model, run.pipeline)[1:]),
-        block_bytes=math.ceil(block_parameters(model) * sum(reduce_wire_bytes(run))),
-        ends_bytes=math.ceil(end_parameters(model) * sum(reduce_wire_bytes(run))),
-        sums_bytes=math.ceil(block_parameters(model) * reduce_wire_bytes(run)[0]),
-        state_bytes=block_parameters(model) * 3 * master,
+        block_bytes=math.ceil(block * sum(reduce_wire_bytes(run))),
+        ends_bytes=0 if whole else math.ceil(end_parameters(model) * sum(reduce_wire_bytes(run))),
+        sums_bytes=math.ceil(block * reduce_wire_bytes(run)[0]),
+        state_bytes=block * 3 * master,
         deal=run.fleet.deal,
         spread=run.fleet.spread,
         spare=run.fleet.spare,
         audit_share=run.audit.share,
+        rounds=rounds_of(run),
+        round_bytes=round_bytes(run, model),
     )
+
+
+def sent_bytes(run: RunConfig, model: ModelConfig) -> int:
+    """Bytes of a microbatch between two stages: its activation, or its token ids for a whole model."""
+    batch = run.batch
+    if run.pipeline.whole:
+        return batch.rows * (batch.sequence + 1) * token_bytes(model.vocab_size)
+    return payload_bytes(run, model)
+
+
+def round_bytes(run: RunConfig, model: ModelConfig) -> tuple[float, float]:
+    """Bytes of an island's contribution to a round, and of the result, on the wire."""
+    if not run.round.slots:
+        return 0.0, 0.0
+    of_sum = SCALED_BYTES.get(BITS[run.round.contributions], SUM_WIRE_BYTES)
+    of_result = SCALED_BYTES.get(BITS[run.round.results], float(_widths(run)[1]))
+    return of_sum * total_parameters(model), of_result * total_parameters(model)
 
 
 def reduce_wire_bytes(run: RunConfig) -> tuple[float, float]:
@@ -99,8 +124,10 @@ def snapshot_interval(run: RunConfig, model: ModelConfig) -> int:
     """
     if run.snapshots.every:
         return run.snapshots.every
-    master, batch = _widths(run)[1], run.batch
-    traffic = 2 * (run.pipeline.stages + 1) * batch.microbatches * payload_bytes(run, model)
+    master = _widths(run)[1]
+    traffic = 2 * (run.pipeline.relay_stages + 1) * run.batch.microbatches * sent_bytes(run, model)
+    if run.pipeline.whole:  # the reduce is all that is sent
+        traffic = math.ceil(total_parameters(model) * sum(reduce_wire_bytes(run)))
     copied = run.snapshots.copies * 3 * master * total_parameters(model)
     return max(SNAPSHOTS_EVERY[0], min(SNAPSHOTS_EVERY[1], -(-4 * copied // traffic)))
 
@@ -116,7 +143,12 @@ def schedule_of(
             clip_factor(norm, run.optimizer.clip), learning_rate(run, t), corrections[0], corrections[1]
         )
 
-    return Schedule(manifest_hash, step, tokens_per_iteration, run.batch.rows * run.batch.sequence)
+    def outer(steps: int) -> StepParameters:
+        return StepParameters(1.0 / steps, run.round.outer_lr, 1.0, 1.0)
+
+    window = run.batch.rows * run.batch.sequence
+    inner_tokens = inner_microbatches(run) * window
+    return Schedule(manifest_hash, step, tokens_per_iteration, window, outer, inner_tokens)
 
 
 def initial_fingerprints(
@@ -162,7 +194,7 @@ def genesis_of(
         owner=leader,
         leader=leader,
         config=render_run_file(run),
-        stages=run.pipeline.stages,
+        stages=run.pipeline.relay_stages,
         microbatches=run.batch.microbatches,
         parameters=total_parameters(model),
         corpus_fingerprint=manifest.corpus_fingerprint,

@@ -121,7 +121,7 @@ def make_accumulator(run: RunConfig, model: Model, layout: Layout, device: torch
     master = master_dtype(DTYPES[run.compute.dtype])
     limits = {name: contributions(run, model, name) for name in layout.names}
     if run.run.reduction == "fast":
-        return FastAccumulator(layout, master, device, max(limits.values()))
+        return FastAccumulator(layout, master, device, max(limits.values(), default=1))
     if is_coarse(run):
         return CoarseAccumulator(layout, limits, master, device)
     return ExactAccumulator(layout, limits, master, device)

@@ -55,7 +55,7 @@ _KEEPING = (tasks.Forward, tasks.Head, tasks.InputGradient)
 _WITHOUT_STATE = (tasks.InitState, tasks.LoadState, tasks.CheckState)
 
 
-class _Refused(Exception):
+class Refused(Exception):
     """Task that cannot be done; the message becomes Result.error."""
 
 
@@ -101,7 +101,7 @@ class Worker:
         self._digests: dict[int, str] = {}
         self._state: StageState | None = None
         self._weights: dict[str, Tensor] = {}
-        self._stage = Stage(self.model, self.spec, self._weights, self._make_accumulator())
+        self._stage = self._make_stage()
         self._align = part_alignment(run)
         self._audits = AuditedSteps(
             *(self.model, self.spec, self._working_weights),
@@ -146,7 +146,7 @@ class Worker:
         begin = time.perf_counter()
         try:
             if self._state is None and not isinstance(task, _WITHOUT_STATE):
-                raise _Refused("the worker has no state yet: InitState or LoadState comes first")
+                raise Refused("the worker has no state yet: InitState or LoadState comes first")
             if isinstance(task, _OF_OPEN_ITERATION):
                 self._expect_open(task)
             tensors = [_tensor(payload) for payload in inputs]
@@ -154,7 +154,7 @@ class Worker:
             if task.hashed and not result.error:
                 whole = [*tensors, *map(_tensor, result.outputs)]
                 result = replace(result, hashes=tuple(map(payload_hash, whole)))
-        except _Refused as refusal:
+        except Refused as refusal:
             result = Result(error=str(refusal))
         except exact.Overflow as overflow:
             if isinstance(task, _KEEPING):  # the result could not be encoded
@@ -164,6 +164,9 @@ class Worker:
 
     def _working_weights(self, state: StageState) -> dict[str, Tensor]:
         return working_weights(state, self.dtype)
+
+    def _make_stage(self) -> Stage:
+        return Stage(self.model, self.spec, self._weights, self._make_accumulator())
 
     def _make_accumulator(self) -> exact.Accumulator:
         return make_accumulator(self._run, self.model, self.layout, self.device)
@@ -199,7 +202,7 @@ class Worker:
         try:
             dx = self._stage.input_gradient(task.index, dy)
         except KeyError:
-            raise _Refused(f"no forward of microbatch {task.index} is held") from None
+            raise Refused(f"no forward of microbatch {task.index} is held") from None
         return self._sent(GRADIENT, task, dx)
 
     def _weight_gradient(self, task: tasks.WeightGradient, inputs: Sequence[Tensor]) -> Result:
@@ -210,7 +213,7 @@ class Worker:
         try:
             self._stage.weight_gradient(task.unit)
         except KeyError:
-            raise _Refused(f"no weight gradient of unit {task.unit} is waiting") from None
+            raise Refused(f"no weight gradient of unit {task.unit} is waiting") from None
         return Result()
 
     def _recount(self, task: tasks.Recount, inputs: Sequence[Tensor]) -> Result:
@@ -242,7 +245,7 @@ class Worker:
         kind = self._stage.accumulator.flat.dtype
         length = len(inputs[0]) if inputs and inputs[0].dim() == 1 else -1
         if any(part.dtype != kind or tuple(part.shape) != (length,) for part in inputs) or length < 0:
-            raise _Refused(f"the members' parts are not {kind} vectors of one length")
+            raise Refused(f"the members' parts are not {kind} vectors of one length")
         whole = task.whole and not is_coarse(self._run)  # a coarse sum is sent as it is, and packs well
         return Result(outputs=(exact.sum_part(inputs, self.master if whole else kind),))
 
@@ -274,18 +277,18 @@ class Worker:
             self._gradients[task.t] = self._flat(inputs[0], self.layout)
             self._digests.pop(task.t, None)
         if task.t not in self._gradients:
-            raise _Refused(f"no reduced gradient of step {task.t} is at hand")
+            raise Refused(f"no reduced gradient of step {task.t} is at hand")
         if task.digest:
             found = self._digests.get(task.t) or exact.digest(self.layout, self._gradients[task.t])
             if found != task.digest:
-                raise _Refused(f"the reduced gradient at hand is not the one of step {task.t}")
+                raise Refused(f"the reduced gradient at hand is not the one of step {task.t}")
         corrections = task.bias_correction1, task.bias_correction2
         scalars = StepScalars(task.learning_rate, task.clip_factor, *corrections)
         if not all(map(math.isfinite, astuple(scalars))) or min(corrections) <= 0.0:
-            raise _Refused(f"no step can be taken with {scalars}")
+            raise Refused(f"no step can be taken with {scalars}")
         if task.keep:
             self._audits.keep(self.state)
-        adamw(self.state, self._gradients[task.t], scalars, self._run.optimizer)
+        self._take_step(task.t, self._gradients[task.t], scalars)
         self.state.t = task.t
         self._install(self.state)
         dropped = task.t - tasks.KEPT_GRADIENTS
@@ -294,18 +297,22 @@ class Worker:
         self._audits.stepped(task.t)
         return Result(fingerprint=self.state.fingerprint())
 
+    def _take_step(self, t: int, gradient: Tensor, scalars: StepScalars) -> None:
+        """Change weights and moments by step t."""
+        adamw(self.state, gradient, scalars, self._run.optimizer)
+
     def _audit_unit(self, task: tasks.AuditUnit, inputs: Sequence[Tensor]) -> Result:
         x, dy = self._received(ACTIVATION, inputs, 2), self._received(GRADIENT, inputs[1:])
         again = self._audits.unit(task, x, dy)
         if again is None:
-            raise _Refused(tasks.WEIGHTS_GONE)
+            raise Refused(tasks.WEIGHTS_GONE)
         y, dx = self._sent(ACTIVATION, task, again[0]), self._sent(GRADIENT, task, again[1])
         return Result(outputs=(*y.outputs, *dx.outputs))
 
     def _audit_sum(self, task: tasks.AuditSum, inputs: Sequence[Tensor]) -> Result:
         parts = self._audits.sum(task)
         if parts is None:
-            raise _Refused(f"no unit of step {task.t} was audited")
+            raise Refused(f"no unit of step {task.t} was audited")
         return Result(outputs=parts)
 
     def _skip(self, task: tasks.Skip, inputs: Sequence[Tensor]) -> Result:
@@ -318,19 +325,19 @@ class Worker:
 
     def _read_gradient(self, task: tasks.ReadGradient, inputs: Sequence[Tensor]) -> Result:
         gradient = self._gradients.get(task.t)
-        return Result() if gradient is None else _outputs(gradient)
+        return Result() if gradient is None else outputs(gradient)
 
     # --- state ------------------------------------------------------------------------------------
 
     def _snapshot(self, task: tasks.Snapshot, inputs: Sequence[Tensor]) -> Result:
         if task.t != self.state.t:
-            raise _Refused(f"the state is that after step {self.state.t}, not {task.t}")
+            raise Refused(f"the state is that after step {self.state.t}, not {task.t}")
         pieces = self.state.pieces()
         return Result(outputs=pieces, fingerprint=self.state.fingerprint(), hashes=piece_hashes(pieces))
 
     def _prove_state(self, task: tasks.ProveState, inputs: Sequence[Tensor]) -> Result:
         if task.t != self.state.t:
-            raise _Refused(f"the state is that after step {self.state.t}, not {task.t}")
+            raise Refused(f"the state is that after step {self.state.t}, not {task.t}")
         return Result(digest=self.state.fingerprint(task.key))
 
     def _check_state(self, task: tasks.CheckState, inputs: Sequence[Tensor]) -> Result:
@@ -346,14 +353,14 @@ class Worker:
         try:
             state = parse_pieces(task.t, inputs, self.layout, self.master, self.device)
         except SnapshotError as error:
-            raise _Refused(str(error)) from None
+            raise Refused(str(error)) from None
         return self._begin_from(state)
 
     def _init_state(self, task: tasks.InitState, inputs: Sequence[Tensor]) -> Result:
         try:
             state = initial_state(self._run, self.model, self.layout, self._initial, self.device)
         except ValueError as error:
-            raise _Refused(str(error)) from None
+            raise Refused(str(error)) from None
         return self._begin_from(state)
 
     def _begin_from(self, state: StageState) -> Result:
@@ -377,11 +384,11 @@ class Worker:
     def _received(self, kind: str, inputs: Sequence[Tensor], expected: int = 1) -> Tensor:
         """First input on the device, decoded, after checks of count, form and finiteness."""
         if len(inputs) < expected or (expected == 1 and len(inputs) != 1):
-            raise _Refused(f"{expected} tensor(s) were expected, {len(inputs)} came")
+            raise Refused(f"{expected} tensor(s) were expected, {len(inputs)} came")
         try:
             return self._cuts.decode(kind, inputs[0], self.device)
         except BadPayload as why:
-            raise _Refused(f"the received {kind} cannot be used: {why}") from None
+            raise Refused(f"the received {kind} cannot be used: {why}") from None
 
     def _sent(self, kind: str, task: tasks.MicrobatchTask, values: Tensor) -> Result:
         """Payload of an activation for the next stage, or of a gradient for the previous one."""
@@ -396,40 +403,41 @@ class Worker:
     def _flat(self, gradient: Tensor | None, layout: Layout) -> Tensor:
         """Whole reduced gradient on the device, after checks of size and dtype."""
         if gradient is None or gradient.dtype != self.master or gradient.numel() != layout.elements:
-            raise _Refused(f"a reduced gradient of this stage is {layout.elements} values of {self.master}")
+            raise Refused(f"a reduced gradient of this stage is {layout.elements} values of {self.master}")
         return gradient.reshape(-1).to(self.device)
 
     def _expect_next(self, t: int) -> None:
         if t != self.state.t + 1:
-            raise _Refused(f"step {t} does not follow the state after step {self.state.t}")
+            raise Refused(f"step {t} does not follow the state after step {self.state.t}")
 
     def _expect_open(self, task: Task) -> None:
         """Refuse a task of an iteration that is not open, which may have ended while the task was queued."""
         open_t = self.state.t + 1
         if task.t != open_t:
-            raise _Refused(f"{type(task).__name__} is of iteration {task.t}, but {open_t} is open here")
+            raise Refused(f"{type(task).__name__} is of iteration {task.t}, but {open_t} is open here")
 
     def _is_embed(self, unit: int) -> bool:
         return self.spec.stage == 0 and unit == embed_unit(unit // 2)
 
     def _scale(self) -> float:
-        assert self._batches is not None
-        return 1.0 / self._batches.tokens_per_iteration
+        batch = self._run.batch
+        return 1.0 / (batch.microbatches * batch.rows * batch.sequence)
 
     def _ids(self, t: int, index: int) -> tuple[Tensor, Tensor]:
         """(inputs, targets) of microbatch `index`; indices beyond the batch are held-out windows."""
         if self._batches is None or self.spec.stage != 0:
-            raise _Refused("only stage 0 reads tokens")
+            raise Refused("only stage 0 reads tokens")
         if index < 0:
-            raise _Refused(f"there is no microbatch {index}")
+            raise Refused(f"there is no microbatch {index}")
         return token_ids(self._batches, self._run.batch.microbatches, t, index, self.device)
 
 
 def _tensor(payload: Payload) -> Tensor:
     if not isinstance(payload, Tensor):
-        raise _Refused(f"a payload is a {type(payload).__name__}, not a tensor")
+        raise Refused(f"a payload is a {type(payload).__name__}, not a tensor")
     return payload
 
 
-def _outputs(tensor: Tensor) -> Result:
+def outputs(tensor: Tensor) -> Result:
+    """Result with one output, as payloads are."""
     return Result(outputs=(tensor.contiguous().cpu(),))

@@ -1,0 +1,132 @@
+"""Rounds of islands at the log's leader: speeds of machines, plan of the next round, slots that are late.
+
+What is decided here is written to the log: the plan in the record before the round, the slots that count in
+the round's own record. A new leader knows speeds again after one round; until then it uses those that
+machines measured when they joined.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+
+from anabranch.protocol.context.peer_context import PeerContext
+from anabranch.protocol.coordinator.round import Round
+from anabranch.protocol.fleet.admission import Admission
+from anabranch.protocol.log.records import Commit, StageCommit
+from anabranch.protocol.rounds.plan import Plan, active, even_plan, next_plan, units_of
+
+#: Share of the slots that must be ready before the others can be late. Plain choice: a median machine may
+#: still be among those before it.
+READY = 0.75
+#: Tasks whose seconds are the work of a microbatch or slot.
+_WORK = ("Forward", "InputGradient", "WeightGradient", "Recount")
+
+
+class IslandRounds:
+    """Leader's part of rounds. Without rounds in the settings all methods do nothing."""
+
+    def __init__(self, ctx: PeerContext, admission: Admission) -> None:
+        self.ctx = ctx
+        self._admission = admission
+        self._rates: dict[str, float] = {}
+        """Peer -> microbatches per second, as measured in its last iteration with counted work."""
+        self._units: Mapping[str, int] = {}
+        """Peer -> microbatches of its work in the last step."""
+
+    @property
+    def _of_inner_step(self) -> int:
+        """Microbatches of an inner step."""
+        settings = self.ctx.run.settings
+        return settings.microbatches // max(1, settings.rounds.slots)
+
+    def committed(self, record: Commit) -> None:
+        """Note whose work counted in a step, and how much."""
+        if not self.ctx.run.settings.rounds.inner:
+            return
+        self._units = {}
+        if len(record.stages) > 1:
+            plan = self.ctx.run.plan(record.t)
+            self._units = self._counted(record.stages[1], plan)
+
+    def _counted(self, part: StageCommit, plan: Plan) -> Counter[str]:
+        units: Counter[str] = Counter()
+        for unit, owner in enumerate(part.owners):
+            if owner >= 0:
+                units[part.members[owner]] += plan[unit].steps * self._of_inner_step if plan else 1
+        return units
+
+    def on_applied(self, peer: str, timing: Mapping[str, float]) -> None:
+        """Take the compute seconds of a peer in the last step."""
+        seconds = sum(timing.get(kind, 0.0) for kind in _WORK)
+        if (units := self._units.get(peer)) and 0.0 < seconds < math.inf:
+            self._rates[peer] = units / seconds
+
+    def _rate(self, peer: str) -> float:
+        """Inner steps per second of a member; 1 if nothing is known."""
+        member = self.ctx.run.membership.members[peer]
+        measured_s = (member.forward_s + member.backward_s) * sum(self.ctx.run.settings.counts)
+        rate = self._rates.get(peer) or (1.0 / measured_s if measured_s > 0.0 else 1.0)
+        return rate / self._of_inner_step
+
+    def next(self, current: Round, accepted: tuple[int, ...]) -> Plan:
+        """Plan of the iteration after `current`; () if that is no round. accepted: slots that count in it."""
+        rounds, t = self.ctx.run.settings.rounds, current.t + 1
+        if not rounds.has(t):
+            return ()
+        going = set(self._admission.going())
+        live = [peer for peer in self.ctx.run.membership.live(1, t) if peer not in going]
+        return next_plan(
+            current.slots or even_plan(rounds), accepted, rounds, {p: self._rate(p) for p in live}
+        )
+
+    # --- late slots ----------------------------------------------------------------------------
+
+    def expected_s(self, current: Round) -> float:
+        """Seconds that the slots of a round should take; 0 in a synchronous iteration."""
+        members = self.ctx.run.membership.members
+        return max((s.steps / self._rate(s.peer) for s in current.slots if s.peer in members), default=0.0)
+
+    def drop_late(self, current: Round, settled: bool) -> None:
+        """Decide without which slots the round ends. settled: True if its result is PREPARED already."""
+        if not current.slots or not self.ctx.run.settings.rounds.drops or settled:
+            return
+        slots, ready = active(current.slots), self._ready(current)
+        if len(ready) >= READY * len(slots) and current.ready_at == math.inf:
+            current.ready_at = self.ctx.clock.now
+        late = frozenset(slots) - ready - current.dropped
+        if not late or not ready or not self._waited(current, late):
+            return
+        current.dropped |= late
+        current.looked.clear()
+        current.progress_at = self.ctx.clock.now
+        names = ", ".join(str(slot) for slot in sorted(late))
+        self.ctx.outbox.note("waiting", reason=f"round {current.t} goes on without late slots {names}")
+
+    def _ready(self, current: Round) -> set[int]:
+        """Slots whose contribution and loss are claimed, and that were not dropped."""
+        held = {
+            stage: frozenset().union(*current.claims.get(stage, {}).values())
+            for stage in range(self.ctx.run.settings.stages + 1)
+        }
+        slots = (k for k in active(current.slots) if k not in current.dropped)
+        return {k for k in slots if all(units_of(stage, (k,)) <= held[stage] for stage in held)}
+
+    def _waited(self, current: Round, late: frozenset[int]) -> bool:
+        """True if the round has waited long enough for late slots. It does not wait for those of machines
+        that left: another machine that fills one has begun later than all."""
+        if self.ctx.clock.now >= self.deadline(current):
+            return True
+        live = set(self.ctx.run.membership.live(1, current.t))
+        return all(current.slots[slot].peer not in live | {""} for slot in late)
+
+    def deadline(self, current: Round) -> float:
+        """Time (s) from which slots that are not ready are late; infinite if that is not known yet."""
+        rounds = self.ctx.run.settings.rounds
+        if not current.slots or not rounds.drops or current.ready_at == math.inf:
+            return math.inf
+        ready = self._ready(current)
+        if not ready or len(ready) + len(current.dropped) >= len(active(current.slots)):
+            return math.inf
+        return current.ready_at + rounds.grace * (current.ready_at - current.opened_at)

@@ -1,0 +1,6 @@
+"""Rounds of islands: plans of their slots, as pure functions of the log.
+Not here: which iterations are rounds (protocol.interface.rounds), the leader's part (protocol.coordinator).
+
+Imported by: audit, node, protocol.consensus, protocol.context, protocol.coordinator, protocol.fleet,
+protocol.peer, sim, train.
+"""

@@ -1,0 +1,86 @@
+"""Plans of rounds as pure functions: the slots of a round, counters after it, the hash of its batch.
+
+A slot that does not count in a round keeps its counter: its batches come again in a later round.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from anabranch.protocol.interface.rounds import MOST_RATE, Rounds
+from anabranch.protocol.interface.tasks import embed_unit, head_unit
+from anabranch.protocol.log.records import Commit, Slot
+
+Plan = tuple[Slot, ...]
+Slots = Mapping[int, tuple[int, int]]
+"""Slot -> (its inner steps that counted in earlier rounds, its inner steps in this round)."""
+
+
+def even_plan(rounds: Rounds) -> Plan:
+    """Plan of a first round that nothing is known about: all slots, for anybody."""
+    return (Slot(0, rounds.inner),) * rounds.slots
+
+
+def active(plan: Sequence[Slot]) -> tuple[int, ...]:
+    """Slots that take part in a round."""
+    return tuple(slot for slot, each in enumerate(plan) if each.steps)
+
+
+def units_of(stage: int, slots: Iterable[int]) -> frozenset[int]:
+    """Units of these slots at a stage."""
+    if stage:
+        return frozenset(slots)
+    return frozenset(unit for slot in slots for unit in (head_unit(slot), embed_unit(slot)))
+
+
+def counted(owners: Sequence[int]) -> tuple[int, ...]:
+    """Slots that count, by the owners of units at a relay stage."""
+    return tuple(slot for slot, owner in enumerate(owners) if owner >= 0)
+
+
+def slots_of(plan: Plan, commit: Commit) -> dict[int, tuple[int, int]]:
+    """Slots that count in a round with this plan, with their inner steps before it and in it; of a skipped
+    round, all. Empty if it is no round."""
+    slots = counted(commit.stages[1].owners) if plan and commit.stages else active(plan)
+    return {slot: (plan[slot].first, plan[slot].steps) for slot in slots if slot < len(plan)}
+
+
+def freed(plan: Plan) -> Plan:
+    """Plan with the same inner steps, for anybody: its machines may be gone."""
+    return tuple(Slot(slot.first, slot.steps) for slot in plan)
+
+
+def next_plan(plan: Plan, accepted: Collection[int], rounds: Rounds, rates: Mapping[str, float]) -> Plan:
+    """Plan of the next round. accepted: slots whose steps of this round count. rates: peer -> inner steps per
+    second.
+
+    Every peer gets one slot, the quickest first if there are more peers than slots; a peer keeps its slot. On
+    average a slot takes `rounds.inner` steps, in proportion to its peer's speed, so that all end together.
+    """
+    firsts = [slot.first + slot.steps * (k in accepted) for k, slot in enumerate(plan)]
+    if not rates:
+        return tuple(Slot(first, rounds.inner) for first in firsts)
+    usual = sorted(rates.values())[len(rates) // 2]
+    rates = {peer: min(rate, MOST_RATE * usual) for peer, rate in rates.items()}
+    chosen = sorted(rates, key=lambda peer: (-rates[peer], peer))[: rounds.slots]
+    places = {slot.peer: k for k, slot in enumerate(plan) if slot.peer in chosen}
+    free = iter(k for k in range(rounds.slots) if k not in places.values())
+    for peer in sorted(chosen):
+        if peer not in places:
+            places[peer] = next(free)
+    total = sum(rates[peer] for peer in chosen)
+    share = {peer: rates[peer] / total if total > 0.0 else 1.0 / len(chosen) for peer in chosen}
+    steps = {peer: max(1, round(rounds.inner * len(chosen) * share[peer])) for peer in chosen}
+    holder = {k: peer for peer, k in places.items()}
+    return tuple(
+        Slot(first, steps[holder[k]], holder[k]) if k in holder else Slot(first, 0)
+        for k, first in enumerate(firsts)
+    )
+
+
+def plan_hash(plan: Sequence[Slot]) -> str:
+    """Hash of the batch of a round: it follows from the inner steps of each slot, and from corpus and
+    seed."""
+    text = "anabranch round 1 " + " ".join(f"{slot.first}+{slot.steps}" for slot in plan)
+    return hashlib.sha256(text.encode()).hexdigest()[:64]

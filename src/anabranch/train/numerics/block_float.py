@@ -1,0 +1,56 @@
+"""Rounding of vectors to integers of few bits with a power-of-two scale for each block of 64 values.
+
+A rounded value is a small integer times a power of two, so it is exact in fp32, in the 64-bit sums of
+`exact`, and in the packed form in which these travel (`net.packing`): what is sent is what is added. Blocks
+lie at multiples of 64 of the flat vector, whatever part of it a peer holds.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from anabranch.protocol.interface.tasks import part_bounds
+from anabranch.train.numerics.exact import UNIT_EXPONENT
+
+#: Values of a block, which share a scale.
+BLOCK = 64
+#: Name in the run file -> bits of a value, sign included; 0: not rounded.
+BITS = {"exact": 0, "fp16": 16, "int8": 8, "int4": 4}
+
+
+def rounded(values: Tensor, bits: int) -> Tensor:
+    """Vector of floats with each block rounded to integers of `bits` bits times a power of two (half to
+    even).
+
+    The scale is the least power of two with which the block's greatest magnitude fits, at least the unit of
+    exact sums. bits = 0: unchanged; 16: each value in fp16.
+    """
+    if not bits or not len(values):
+        return values
+    if bits == 16:
+        return values.half().to(values.dtype)
+    missing = -len(values) % BLOCK
+    table = torch.cat((values, values.new_zeros(missing))) if missing else values
+    table = table.view(-1, BLOCK)
+    most = (1 << (bits - 1)) - 1
+    # greatest = mantissa · 2^exponent with a mantissa in [0.5, 1): it fits with 2^exponent / 2^(bits-1), or
+    # twice that if it would be rounded to most + 1.
+    mantissa, exponent = torch.frexp(table.abs().amax(1))
+    exponent = exponent - (bits - 1) + (mantissa * (most + 1) > most + 0.49).to(exponent.dtype)
+    scale = torch.ldexp(torch.ones_like(mantissa), exponent.clamp(min=-UNIT_EXPONENT))[:, None]
+    return (table / scale).round_().mul_(scale).view(-1)[: len(values)]
+
+
+def rounded_sums(sums: Tensor, bits: int) -> Tensor:
+    """Finished sums (int64, units of 2⁻⁴⁸) with each block rounded as by `rounded`, in the same units."""
+    if not bits:
+        return sums
+    values = sums.double().mul_(2.0**-UNIT_EXPONENT)
+    return rounded(values, bits).mul_(2.0**UNIT_EXPONENT).to(torch.int64)
+
+
+def aligned_bounds(elements: int, parts: int) -> list[tuple[int, int]]:
+    """Bounds of `parts` contiguous ranges of `elements` that begin at multiples of a block."""
+    blocks = part_bounds(-(-elements // BLOCK), parts)
+    return [(min(BLOCK * begin, elements), min(BLOCK * end, elements)) for begin, end in blocks]

@@ -1,0 +1,123 @@
+"""Training of the whole model by one process at torch's own speed: autograd and torch's AdamW.
+
+The model, the batches and the schedule are the run file's. Sums are plain floats and the optimizer is torch's
+fused one, so the bits are not those of a swarm: there is no log and nothing to verify.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from anabranch.config import RunConfig
+from anabranch.train.model.interface import DTYPES, build, stage_layout
+from anabranch.train.model.linear import PlainWeights
+from anabranch.train.model.partition import partition
+from anabranch.train.model.sizes import ModelConfig
+from anabranch.train.numerics.numerics_class import device_of
+from anabranch.train.numerics.step_scalars import learning_rate
+from anabranch.train.stage.optimizer import decays
+from anabranch.train.stage.run_objects import Batches, check_shape, initial_state, token_ids
+from anabranch.train.stage.stage import loss_of
+from anabranch.train.stage.state import StageState
+
+
+@dataclass(frozen=True)
+class AloneStep:
+    """Result of a step: mean loss (nats per token), global norm before clipping, learning rate."""
+
+    t: int
+    loss: float
+    norm: float
+    learning_rate: float
+
+
+class _Leaves(PlainWeights):
+    """Parameters for ordinary autograd, lookup tables included."""
+
+    def table(self, name: str) -> Tensor:
+        return self._weights[name]
+
+
+class Alone:
+    """Training of a whole model: `step(t)` for t = 1, 2, ..."""
+
+    def __init__(
+        self,
+        run: RunConfig,
+        model: ModelConfig,
+        batches: Batches,
+        initial: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """initial: tensors to start from instead of the seed's."""
+        check_shape(run, model)
+        self._run, self._batches, self._device = run, batches, device_of(run.compute)
+        self._dtype = DTYPES[run.compute.dtype]
+        self.model = build(model, self._device, self._dtype)
+        self.states: list[StageState] = []
+        """State of each stage of the run file's pipeline; the parameters are views of their weights."""
+        for spec in partition(model, run.pipeline):
+            layout = stage_layout(self.model, spec)
+            self.states.append(initial_state(run, self.model, layout, initial, self._device))
+        self._parameters = {
+            name: torch.nn.Parameter(view)
+            for state in self.states
+            for name, view in state.layout.views(state.weights)
+        }
+        o, every = run.optimizer, self._parameters.values()
+        groups = [
+            {"params": [p for p in every if decays(tuple(p.shape))], "weight_decay": o.weight_decay},
+            {"params": [p for p in every if not decays(tuple(p.shape))], "weight_decay": 0.0},
+        ]
+        groups = [group for group in groups if group["params"]]
+        self._optimizer = torch.optim.AdamW(
+            groups, lr=o.lr, betas=(o.beta1, o.beta2), eps=o.eps, fused=True
+        )
+
+    def step(self, t: int) -> AloneStep:
+        """Take step t on the whole batch."""
+        run, total = self._run, torch.zeros((), device=self._device)
+        for index in range(run.batch.microbatches):
+            loss = self._loss(t, index)
+            (loss / self._batches.tokens_per_iteration).backward()  # type: ignore[no-untyped-call]
+            total += loss.detach()
+        clip = run.optimizer.clip if run.optimizer.clip > 0 else float("inf")
+        norm = torch.nn.utils.clip_grad_norm_(self._parameters.values(), clip)
+        rate = learning_rate(run, t)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        return AloneStep(t, float(total) / self._batches.tokens_per_iteration, float(norm), rate)
+
+    def evaluate(self, windows: int) -> float:
+        """Mean loss (nats per token) of the held-out windows."""
+        first, batch = self._run.batch.microbatches, self._run.batch
+        with torch.no_grad():
+            sums = [float(self._loss(0, first + window)) for window in range(windows)]
+        return sum(sums) / (windows * batch.rows * batch.sequence)
+
+    def snapshots(self, t: int) -> list[StageState]:
+        """States after step t, with torch's moments."""
+        for state in self.states:
+            state.t = state.adam_step = t
+            for name in state.layout.names:
+                kept = self._optimizer.state.get(self._parameters[name], {})
+                for kind in ("exp_avg", "exp_avg_sq"):
+                    if kind in kept:
+                        state.layout.view(getattr(state, kind), name).copy_(kept[kind])
+        return self.states
+
+    def _loss(self, t: int, index: int) -> Tensor:
+        ids, targets = token_ids(self._batches, self._run.batch.microbatches, t, index, self._device)
+        working: Mapping[str, Tensor] = self._parameters
+        if self._dtype not in (torch.float32, torch.float64):
+            working = {name: parameter.to(self._dtype) for name, parameter in self._parameters.items()}
+        weights = _Leaves(working)
+        x = self.model.embed(weights, ids)
+        for block in range(self.model.config.blocks):
+            x = self.model.block(weights, block, x)
+        return loss_of(self.model.head(weights, x), targets)

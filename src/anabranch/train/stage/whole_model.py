@@ -1,0 +1,101 @@
+"""Forward and backward passes of a whole model at one peer, from token ids to weight gradients.
+
+The same three operations as of a pipeline stage (`stage.Stage`): forward, input gradient, weight gradient.
+Here the output is the loss, and the input gradient stays at the peer, for the rows of the embedding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from anabranch.train.model.interface import Model
+from anabranch.train.model.linear import DeferredWeights, PlainWeights, Store
+from anabranch.train.model.partition import StageSpec
+from anabranch.train.numerics.exact import Accumulator, Overflow
+from anabranch.train.stage.stage import Stage, loss_of
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """Forward pass of a microbatch whose gradients are not computed yet."""
+
+    ids: Tensor
+    x: Tensor
+    loss: Tensor
+    weights: DeferredWeights
+    store: Store
+
+
+class WholeModel(Stage):
+    """Passes of a whole model. ids, targets: (rows, sequence)."""
+
+    def __init__(
+        self, model: Model, spec: StageSpec, weights: Mapping[str, Tensor], accumulator: Accumulator
+    ) -> None:
+        super().__init__(model, spec, weights, accumulator)
+        self._passes: dict[int, _Pass] = {}
+        self._inputs: dict[int, tuple[Tensor, Tensor]] = {}
+        """Microbatch -> (ids, gradient of the embedding's output), until the weight gradient is added."""
+
+    def loss(self, index: int, ids: Tensor, targets: Tensor) -> float:
+        """Loss sum (nats) of a microbatch, keeping the graph under `index`."""
+        self._passes[index] = forward = self._whole_pass(ids, targets)
+        return float(forward.loss.detach())
+
+    def evaluate_tokens(self, ids: Tensor, targets: Tensor) -> float:
+        """Loss sum (nats) without keeping a graph."""
+        with torch.no_grad():
+            weights = PlainWeights(self.weights)
+            x = self._blocks(weights, self.model.embed(weights, ids))
+            return float(self._finite("loss", loss_of(self.model.head(weights, x), targets)))
+
+    def gradient(self, index: int, scale: float) -> None:
+        """Compute the gradients of scale · loss; frees the graph and keeps the inputs of the weight
+        gradient."""
+        forward = self._passes.pop(index)
+        self._inputs[index] = forward.ids, self._whole_gradient(forward, scale)
+        self._stores[index] = forward.store
+
+    def weight_gradient(self, unit: int) -> None:
+        self._add_whole(*self._inputs.pop(unit), self._stores.pop(unit), 1)
+
+    def recount_tokens(self, ids: Tensor, targets: Tensor, scale: float, sign: int) -> None:
+        """Recompute a microbatch's weight gradients, and add them `sign` times (±1)."""
+        forward = self._whole_pass(ids, targets)
+        self._add_whole(ids, self._whole_gradient(forward, scale), forward.store, sign)
+
+    def discard(self, unit: int) -> None:
+        super().discard(unit)
+        self._passes.pop(unit, None)
+        self._inputs.pop(unit, None)
+
+    def clear(self) -> None:
+        super().clear()
+        self._passes.clear()
+        self._inputs.clear()
+
+    def _whole_pass(self, ids: Tensor, targets: Tensor) -> _Pass:
+        store = Store()
+        weights = DeferredWeights(self.weights, store)
+        x = self.model.embed(PlainWeights(self.weights), ids).detach().requires_grad_()
+        loss = loss_of(self.model.head(weights, self._blocks(weights, x)), targets)
+        return _Pass(ids, x, self._finite("loss", loss), weights, store)
+
+    def _whole_gradient(self, forward: _Pass, scale: float) -> Tensor:
+        """Gradient of the embedding's output; those of norm gains and biases go to the store."""
+        smalls = forward.weights.smalls
+        dx, *gradients = torch.autograd.grad(forward.loss * scale, [forward.x, *smalls.values()])
+        forward.store.smalls = dict(zip(smalls, gradients, strict=True))
+        return self._finite("input gradient", dx)
+
+    def _add_whole(self, ids: Tensor, dx: Tensor, store: Store, sign: int) -> None:
+        self.embed_gradient(ids, dx, sign)
+        try:
+            self._add(store, sign)
+        except Overflow:
+            self.embed_gradient(ids, dx, -sign)
+            raise

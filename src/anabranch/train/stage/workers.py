@@ -1,0 +1,28 @@
+"""Choice of the worker class for a stage of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from anabranch.config import RunConfig
+from anabranch.train.model.sizes import ModelConfig
+from anabranch.train.stage.run_objects import Batches
+from anabranch.train.stage.whole_worker import TokenSource, WholeWorker
+from anabranch.train.stage.worker import Worker
+
+
+def make_worker(
+    run: RunConfig,
+    model: ModelConfig,
+    stage: int,
+    batches: Batches | None = None,
+    initial: Mapping[str, Tensor] | None = None,
+    resident: int | None = None,
+) -> Worker:
+    """Worker of a stage; for the arguments see `Worker`."""
+    kind = Worker
+    if run.pipeline.whole:
+        kind = WholeWorker if stage else TokenSource
+    return kind(run, model, stage, batches, initial, resident)

@@ -1,0 +1,66 @@
+"""Plans of rounds: who fills which slot, for how many inner steps, and from which one on."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from anabranch.protocol.interface.rounds import MOST_RATE, Rounds
+from anabranch.protocol.log.records import Slot
+from anabranch.protocol.rounds.plan import active, even_plan, freed, next_plan, plan_hash, units_of
+
+ROUNDS = Rounds(start=2, inner=10, slots=4)
+NAMES = [f"r{n}" for n in range(7)]
+RATES = st.dictionaries(st.sampled_from(NAMES), st.floats(0.01, 100.0), min_size=1)
+
+
+def test_iterations_and_optimizer_steps() -> None:
+    assert [ROUNDS.has(t) for t in (1, 2, 3)] == [False, False, True]
+    assert [ROUNDS.progress(t) for t in (1, 2, 3, 5)] == [1, 2, 12, 32]
+    assert [ROUNDS.iterations(steps) for steps in (1, 2, 3, 12, 13)] == [1, 2, 3, 3, 4]
+    assert [t for t in range(1, 8) if ROUNDS.passes(t, 20)] == [4, 6]
+    assert [t for t in range(1, 8) if Rounds().passes(t, 3)] == [3, 6]
+
+
+@given(RATES, st.lists(RATES, min_size=1, max_size=6), st.randoms(use_true_random=False))
+def test_a_slot_counts_exactly_the_steps_that_were_accepted(first, later, random) -> None:  # type: ignore[no-untyped-def]
+    plan = next_plan(even_plan(ROUNDS), (), ROUNDS, first)
+    done = [0] * ROUNDS.slots
+    for rates in later:
+        assert [slot.first for slot in plan] == done
+        accepted = [slot for slot in active(plan) if random.random() < 0.7]
+        done = [n + plan[k].steps * (k in accepted) for k, n in enumerate(done)]
+        before, plan = plan, next_plan(plan, accepted, ROUNDS, rates)
+        holders = [slot.peer for slot in plan if slot.steps]
+        assert len(set(holders)) == len(holders) == min(len(rates), ROUNDS.slots)
+        stays = [k for k, slot in enumerate(before) if slot.peer and slot.peer in holders]
+        assert all(plan[k].peer == before[k].peer for k in stays)
+
+
+def test_quick_machines_take_more_steps_and_all_end_together() -> None:
+    plan = next_plan(even_plan(ROUNDS), (), ROUNDS, {"a": 1.0, "b": 2.0, "c": 5.0})
+    steps = {slot.peer: slot.steps for slot in plan if slot.steps}
+    assert abs(sum(steps.values()) - 30) <= 1 and steps["c"] > steps["b"] > steps["a"]
+    times = [steps[peer] / rate for peer, rate in (("a", 1.0), ("b", 2.0), ("c", 5.0))]
+    assert max(times) / min(times) < 1.1
+
+
+def test_a_boast_is_not_believed() -> None:
+    rates = {"a": 1.0, "b": 1.0, "c": 1.0, "liar": 1e12}
+    steps = {slot.peer: slot.steps for slot in next_plan(even_plan(ROUNDS), (), ROUNDS, rates)}
+    assert steps["liar"] <= MOST_RATE * steps["a"] + MOST_RATE and steps["a"] >= 1
+    assert all(slot <= ROUNDS.most_steps for slot in steps.values())
+
+
+@given(st.dictionaries(st.integers(0, 60), st.floats(0.0, 1e9), min_size=1), st.integers(1, 40))
+def test_no_slot_is_longer_than_connections_allow(rates: dict[int, float], slots: int) -> None:
+    rounds = Rounds(start=1, inner=10, slots=slots)
+    plan = next_plan(even_plan(rounds), (), rounds, {f"r{k}": rate for k, rate in rates.items()})
+    assert max(slot.steps for slot in plan) <= rounds.most_steps
+
+
+def test_units_and_hashes() -> None:
+    assert units_of(0, [1]) == {2, 3} and units_of(1, [1]) == {1}
+    plan = (Slot(0, 3, "a"), Slot(3, 0))
+    assert active(plan) == (0,) and plan_hash(plan) == plan_hash(freed(plan))
+    assert plan_hash(plan) != plan_hash((Slot(1, 3), Slot(3, 0)))

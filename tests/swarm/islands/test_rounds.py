@@ -1,0 +1,150 @@
+"""Rounds of islands in virtual time, with real tensors: whatever happens, the log tells one process how to
+compute the same bits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from anabranch.config import PipelineSection, RoundSection, RunConfig
+from anabranch.protocol import messages as msg
+from anabranch.protocol.interface import events as ev
+from anabranch.protocol.interface.tasks import SumPart
+from anabranch.protocol.rounds.plan import active, counted, slots_of
+from anabranch.sim.checks.invariants import Invariants
+from anabranch.sim.kernel.simulated_peer import Node
+from anabranch.sim.kernel.swarm_world import Model, World
+from anabranch.train.model.rounds import iterations
+from anabranch.train.reference.reference import Reference
+from support.swarms.small_swarm import MadeUpBatches, small_model, small_run
+from support.swarms.training_world import training_world
+
+#: 2 synchronous steps, then 4 rounds of 3 optimizer steps each.
+STEPS = 14
+
+
+def island_run(**changes: object) -> RunConfig:
+    rounds = RoundSection(slots=3, steps=3, start=0.15)
+    run = replace(small_run(steps=STEPS), pipeline=PipelineSection(stages=0))
+    return replace(run, round=replace(rounds, **changes))  # type: ignore[arg-type]
+
+
+def world_of(run: RunConfig, relays: int = 3, seed: int = 1, voters: int = 1) -> World:
+    times = Model(task_s={"Forward": 0.5, "Embed": 0.002})
+    batches = MadeUpBatches(run)
+    world = training_world(
+        run, small_model(run), batches, [relays], 2, seed, capacity=2, times=times, voters=voters
+    )
+    Invariants(world)
+    return world
+
+
+def check_replayed(run: RunConfig, world: World) -> None:
+    """Replay of the log by one process: the same bits at every commit and in every state."""
+    history, reference = world.history(), Reference(run, small_model(run), MadeUpBatches(run))
+    assert history.t == iterations(run) == 6
+    for commit in history.commits:
+        reference.slots = slots_of(history.plans.get(commit.t, ()), commit)
+        batch = reference.batch(commit.t, lambda t: range(run.batch.microbatches))
+        record = reference.step(reference.share(commit.t, batch))
+        assert tuple(stage.digest for stage in commit.stages) == record.digests, commit.t
+        assert tuple(stage.fingerprint_before for stage in commit.stages) == record.fingerprints
+        assert (commit.learning_rate, commit.clip_factor) == (record.learning_rate, record.clip_factor)
+        assert [loss for loss in commit.loss_sums if loss] == [
+            record.losses[index] for index in sorted(record.losses)
+        ]
+    for node in world.nodes.values():
+        if node.running and node.peer.replica.t == history.t:
+            assert node.peer.replica.fingerprint == reference.fingerprints()[node.peer.ctx.run.stage]
+
+
+def strike(world: World, t: int) -> list[str]:
+    """Crash a relay while it takes inner steps of round t; returns the list that will name it."""
+    struck: list[str] = []
+
+    def watch(node: Node, event: ev.Event) -> None:
+        message = event.message if isinstance(event, ev.Received) else None
+        if struck or not isinstance(message, msg.Forward) or not node.id.startswith("r"):
+            return
+        if message.fence.t == t and message.train:
+            struck.append(node.id)
+            world.clock.after(0.1, lambda: world.crash(struck[0]))
+
+    world.watchers.append(watch)
+    return struck
+
+
+def test_data_nodes_help_to_sum_contributions() -> None:
+    """A helper holds no state of the stage whose parts it sums, and rounds the sums all the same."""
+    run, helped = island_run(), list[int]()
+    for seed in (1, 2, 3):  # the plan of each reduce is drawn at random
+        world = world_of(replace(run, fleet=replace(run.fleet, spread="always")), relays=3, seed=seed)
+        world.watchers.append(lambda node, event: helped.extend(_helped(node, event)))
+        world.run(until_s=2000)
+        check_replayed(run, world)
+    assert helped
+
+
+def _helped(node: Node, event: ev.Event) -> list[int]:
+    """Round of which a data node added up a part that is not empty."""
+    if not isinstance(event, ev.Finished) or not isinstance(event.task, SumPart) or node.id[0] != "d":
+        return []
+    return [event.task.t for part in event.result.outputs if event.task.t > 2 and len(part)]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("relays", [1, 3, 5])
+def test_rounds_are_replayed_by_one_process(relays: int) -> None:
+    run = island_run()
+    world = world_of(run, relays)
+    world.run(until_s=2000)
+    check_replayed(run, world)
+    plans = world.history().plans
+    assert sorted(plans) == [3, 4, 5, 6, 7]
+    assert len(active(plans[4])) == min(3, relays)
+    for t in (4, 5, 6):  # on average each slot takes as many steps as the run file says
+        assert abs(sum(slot.steps for slot in plans[t]) - 3 * min(3, relays)) <= 2
+
+
+def test_a_slot_whose_machine_dies_is_dropped_and_its_batches_come_again() -> None:
+    run = island_run()
+    world = world_of(run, relays=3)
+    struck = strike(world, 4)
+    world.run(until_s=2000)
+    check_replayed(run, world)
+    history = world.history()
+    [lost] = [slot for slot, each in enumerate(history.plans[4]) if each.peer == struck[0]]
+    assert counted(history.commits[3].stages[1].owners) == tuple(k for k in range(3) if k != lost)
+    assert history.commits[3].loss_sums[lost] == 0.0
+    # Its counter stands still; the next round has two machines, and a slot without one.
+    assert history.plans[5][lost].first == history.plans[4][lost].first
+    assert len(active(history.plans[5])) == 2
+
+
+def test_an_idle_machine_takes_over_the_slot_of_one_that_died() -> None:
+    run = island_run(late="wait")
+    world = world_of(run, relays=4)
+    struck = strike(world, 4)
+    world.run(until_s=2000)
+    check_replayed(run, world)
+    history = world.history()
+    assert struck and all(len(counted(c.stages[1].owners)) == 3 for c in history.commits[2:])
+    assert struck[0] not in history.commits[3].stages[1].members
+
+
+def test_a_new_leader_goes_on_with_the_plan_of_the_log() -> None:
+    run = island_run()
+    world = world_of(run, relays=3, voters=3)
+    struck = strike(world, 4)
+    down: list[float] = []
+
+    def watch(node: Node, event: ev.Event) -> None:
+        leader = world.nodes["d0"]
+        if not down and leader.running and leader.peer.committed == 4:
+            down.append(world.clock.now)
+            world.crash("d0")
+
+    world.bookkeepers.append(watch)
+    world.run(until_s=4000)
+    assert struck and down
+    check_replayed(run, world)

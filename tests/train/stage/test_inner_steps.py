@@ -1,0 +1,107 @@
+"""Inner steps and outer steps: the properties that define local training with an outer optimizer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from anabranch.config import PipelineSection, RoundSection, RunConfig
+from anabranch.train.model.interface import DTYPES, build, stage_layout
+from anabranch.train.model.partition import partition
+from anabranch.train.numerics.block_float import BLOCK, aligned_bounds, rounded, rounded_sums
+from anabranch.train.stage.inner_steps import contribution, outer_step, slot_tokens
+from anabranch.train.stage.run_objects import initial_state
+from anabranch.train.stage.state import StageState
+from support.small_training import MadeUpBatches, small_model, small_run
+
+DEVICE = torch.device("cpu")
+
+
+def island_run(slots: int, **changes: object) -> RunConfig:
+    plain = RoundSection(slots=slots, steps=4, start=0.1, contributions="exact", results="exact")
+    run = small_run(dtype="fp64")
+    batch = replace(run.batch, microbatches=4)
+    rounds = replace(plain, **changes)  # type: ignore[arg-type]
+    return replace(run, batch=batch, pipeline=PipelineSection(stages=0), round=rounds)
+
+
+def state_of(run: RunConfig) -> StageState:
+    model = build(small_model(run), DEVICE, DTYPES[run.compute.dtype])
+    spec = partition(small_model(run), run.pipeline)[1]
+    return initial_state(run, model, stage_layout(model, spec), None, DEVICE)
+
+
+def contributions(run: RunConfig, state: StageState, steps: int) -> list[torch.Tensor]:
+    model, batches = build(small_model(run), DEVICE, DTYPES[run.compute.dtype]), MadeUpBatches(run)
+    found = []
+    for slot in range(run.round.slots):
+        tokens = slot_tokens(batches, run, slot, 0, steps)
+        found.append(contribution(run, model, state, 3, steps, tokens)[0])
+    return found
+
+
+def test_plain_outer_sgd_is_averaging() -> None:
+    """The defining property of `diloco`: one inner step, outer SGD with rate 1: the mean of the islands."""
+    run = island_run(2, outer_lr=1.0, outer_momentum=0.0)
+    state = state_of(run)
+    before = state.weights.clone()
+    changes = contributions(run, state, 1)
+    outer_step(run, state, 3, sum(changes[1:], changes[0]), 1.0, 1.0 / len(changes))
+    mean = torch.stack([before - change for change in changes]).mean(0)
+    assert torch.allclose(state.weights, mean, rtol=0, atol=1e-15)
+    assert not torch.equal(changes[0], changes[1])
+
+
+def test_one_island_is_no_island() -> None:
+    """The defining property of `diloco`: one island with outer SGD of rate 1 is where its inner steps end."""
+    run = island_run(1, outer_lr=1.0, outer_momentum=0.0)
+    state = state_of(run)
+    before = state.weights.clone()
+    [change] = contributions(run, state, 4)
+    outer_step(run, state, 3, change, 1.0, 1.0 / 4)
+    assert torch.allclose(state.weights, before - change / 4, rtol=0, atol=1e-15)
+
+
+def test_the_momentum_is_nesterov_and_begins_at_zero() -> None:
+    run = island_run(2)
+    state, mirror = state_of(run), torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
+    state.exp_avg.fill_(7.0)  # left by the synchronous steps
+    mirror = torch.nn.Parameter(state.weights.clone())
+    sgd = torch.optim.SGD([mirror], lr=0.7, momentum=0.9, nesterov=True)
+    for t in (3, 4, 5):  # two synchronous steps before
+        total = torch.randn_like(state.weights)
+        mirror.grad = 0.25 * total
+        sgd.step()
+        outer_step(run, state, t, total, 0.7, 0.25)
+    assert torch.allclose(state.weights, mirror.detach(), rtol=0, atol=1e-13)
+
+
+def test_the_slots_share_the_batches_of_synchronous_steps() -> None:
+    run, batches = island_run(2), MadeUpBatches(island_run(2))
+    start = 2
+    rows = {slot: slot_tokens(batches, run, slot, 1, 2) for slot in range(2)}
+    for step in range(2):
+        ours = torch.cat([rows[slot].view(2, 4, -1)[step] for slot in range(2)])
+        theirs = [batches.microbatch(start + 2 + step, index) for index in range(4)]
+        whole = [torch.cat((torch.tensor(ids), torch.tensor(to)[:, -1:]), 1) for ids, to in theirs]
+        assert torch.equal(ours.long(), torch.cat(whole))
+    later = slot_tokens(batches, run, 0, 2, 1)
+    assert torch.equal(later, rows[0].view(2, 4, -1)[1])  # a pure function of slot and counter
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_rounding_is_idempotent_exact_and_the_same_in_parts(bits: int) -> None:
+    values = torch.randn(1000) * torch.logspace(-9, 1, 1000)
+    once = rounded(values, bits)
+    assert torch.equal(rounded(once, bits), once)
+    units = (once.double() * 2.0**48).to(torch.int64)
+    assert torch.equal(units.double() * 2.0**-48, once.double())
+    assert torch.equal(rounded_sums(units, bits), units)
+    scale = values.view(-1)[: 15 * BLOCK].view(-1, BLOCK).abs().amax(1, keepdim=True)
+    error = (once - values)[: 15 * BLOCK].view(-1, BLOCK).abs()
+    assert bool((error <= scale / ((1 << (bits - 1)) - 1) + 2.0**-48).all())
+    for parts in (1, 3, 7):
+        cut = torch.cat([rounded(values[a:b], bits) for a, b in aligned_bounds(1000, parts)])
+        assert torch.equal(cut, once)
