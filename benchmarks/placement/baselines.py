@@ -21,7 +21,6 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_bipartite_matching
 
 from anabranch.protocol.placement.cost_model import Deal, Group
-from anabranch.sim.cluster.device_model import REDUCE_WIRE_BYTES
 from anabranch.sim.cluster.scenario import Fleet
 
 #: Parameters of the evolutionary search: population, children, and exchanges tried per child (a choice; more
@@ -45,7 +44,7 @@ class Links:
                 way, lines = fleet.link(one, other), (fleet.line(one).up_bps, fleet.line(other).down_bps)
                 self._trip_s[one, other] = way.latency_s
                 self._bps[one, other] = min(way.rate_bps, *lines)
-        self._exchanged_bits = 8.0 * REDUCE_WIRE_BYTES * work.parameters(1)
+        self._exchanged_bits = 8.0 * work.reduce_bytes * work.parameters(1)
         self._activation_bits = 8.0 * work.activation_bytes
 
     def exchange_s(self, one: str, other: str, members: int) -> float:

@@ -11,17 +11,17 @@ import heapq
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from anabranch.protocol.context.task_queue import TaskPriority
 from anabranch.protocol.interface import tasks
 from anabranch.sim.cluster.churn import Churn
-from anabranch.sim.cluster.device_model import GRADIENT_BYTES, STATE_BYTES
+from anabranch.sim.cluster.device_model import STATE_BYTES
 from anabranch.sim.cluster.scenario import Fleet, Host
 from anabranch.sim.kernel.clock import Clock
 from anabranch.sim.metrics.iteration_metrics import MetricsRecorder, Outcome
 from anabranch.sim.network.fair_share import SETUP_TRIPS, InFlightTime, Traffic
-from anabranch.train.model.sizes import SUM_WIRE_BYTES
 
 Callback = Callable[[], None]
 #: Priorities of payloads (0 goes first), as in `protocol.messages`.
@@ -68,6 +68,11 @@ class Worker:
         heapq.heappush(self._queue, (int(priority), index, self._submitted, seconds, then))
         self._next()
         return seconds
+
+    @property
+    def queued(self) -> int:
+        """Number of queued groups of tasks, without the one that is being computed."""
+        return len(self._queue)
 
     def forget(self) -> None:
         """Drop all queued tasks."""
@@ -269,6 +274,11 @@ class Baseline(ABC):
 
         self.clock.after((SETUP_TRIPS + 1) * trip_s, connected)
 
+    def move(self, host: Host) -> None:
+        """Let a relay that has stopped serving download the state of the stage of `host`, its new form."""
+        self.fleet = replace(self.fleet, hosts={**self.fleet.hosts, host.id: host})
+        self._download(host.id)
+
     def _download(self, relay: str) -> None:
         """Let a relay download its state from all replicas of its stage at once, an equal part from each."""
         stage = self.fleet.hosts[relay].stage
@@ -307,8 +317,9 @@ class Reduce:
         self, system: Baseline, stage: int, members: Sequence[str], still: Callable[[], bool], then: Callback
     ) -> None:
         self.system, self.members, self.still, self.then = system, list(members), still, then
-        elements = system.fleet.scenario.work.parameters(stage) / len(members)
-        self._sent_bytes = (SUM_WIRE_BYTES * elements, GRADIENT_BYTES * elements)
+        work = system.fleet.scenario.work
+        elements = work.parameters(stage) / len(members)
+        self._sent_bytes = (work.sum_bytes * elements, work.reduced_bytes * elements)
         self._arrived = Counter[tuple[str, int]]()
         """(member, number of a task in TASKS) -> parts that the member has received for the task."""
         self._missing = len(members)

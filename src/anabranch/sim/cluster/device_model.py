@@ -33,8 +33,6 @@ from anabranch.train.model.sizes import (
 #: gradient (packed on the wire: SUM_WIRE_BYTES); the reduced gradient (fp32).
 MASTER_BYTES, MOMENTS_BYTES, SUM_BYTES, GRADIENT_BYTES = 4, 8, 8, 4
 STATE_BYTES = MASTER_BYTES + MOMENTS_BYTES
-#: Bytes per parameter on the wire in a reduce: sums and reduced gradient.
-REDUCE_WIRE_BYTES = SUM_WIRE_BYTES + GRADIENT_BYTES
 WIDTHS = {"fp32": 4, "fp16": 2}
 Flops = Annotated[float, Meta(ge=1e7, le=1e17)]
 Bytes = Annotated[float, Meta(ge=1e8, le=1e13)]
@@ -77,7 +75,9 @@ class Workload:
     """Sizes of a model divided into stages 1 to S, with microbatches of rows * sequence tokens.
 
     All stages have equal numbers of blocks; if that is impossible, the first ones have one more. dtype:
-    precision of computing and of payloads.
+    precision of computing and of payloads. sent_width: bytes of an activation's value on the wire (0: those
+    of `dtype`). sum_bytes, reduced_bytes: bytes on the wire of one parameter in a reduce, to the peer that
+    sums and back.
     """
 
     model: ModelConfig
@@ -85,6 +85,9 @@ class Workload:
     rows: int
     sequence: int
     dtype: str = "fp32"
+    sent_width: float = 0.0
+    sum_bytes: float = SUM_WIRE_BYTES
+    reduced_bytes: float = GRADIENT_BYTES
 
     @property
     def tokens(self) -> int:
@@ -96,7 +99,12 @@ class Workload:
 
     @property
     def activation_bytes(self) -> int:
-        """Bytes of one microbatch's activations between two stages."""
+        """Bytes of one microbatch's activations between two stages, on the wire."""
+        return math.ceil(self.tokens * self.model.dim * (self.sent_width or self.width))
+
+    @property
+    def input_bytes(self) -> int:
+        """Bytes of one microbatch's activations between two stages, in memory."""
         return self.tokens * self.model.dim * self.width
 
     def blocks(self, stage: int) -> int:
@@ -109,12 +117,17 @@ class Workload:
     @property
     def block_bytes(self) -> int:
         """Bytes on the wire of one block in a reduce: sums and reduced gradient."""
-        return math.ceil(REDUCE_WIRE_BYTES * self.parameters(1) / self.blocks(1))
+        return math.ceil(self.reduce_bytes * self.parameters(1) / self.blocks(1))
 
     @property
     def ends_bytes(self) -> int:
         """Bytes on the wire of stage 0 in a reduce."""
-        return math.ceil(REDUCE_WIRE_BYTES * self.parameters(0))
+        return math.ceil(self.reduce_bytes * self.parameters(0))
+
+    @property
+    def reduce_bytes(self) -> float:
+        """Bytes on the wire of one parameter in a reduce: sum and reduced gradient."""
+        return self.sum_bytes + self.reduced_bytes
 
     def kept_bytes(self, stage: int) -> int:
         """Bytes that a stage keeps for a microbatch until its weight gradient is computed: input and output
@@ -129,9 +142,9 @@ class Workload:
         """
         weights = self.parameters(stage) * self.width
         if stage == 0:
-            head = TaskLoad(self.tokens * head_flops(self.model), weights + self.activation_bytes)
+            head = TaskLoad(self.tokens * head_flops(self.model), weights + self.input_bytes)
             sums = TaskLoad(0.0, 2 * SUM_BYTES * self.parameters(0))
-            embedded = TaskLoad(0.0, 2 * self.activation_bytes)
+            embedded = TaskLoad(0.0, 2 * self.input_bytes)
             # The head's task is its forward and the gradient of the loss by the activation.
             of_stage_0 = {tasks.Embed: embedded, tasks.Head: head + head, tasks.WeightGradient: head + sums}
             return of_stage_0.get(task, TaskLoad(0.0, 0.0))
@@ -210,7 +223,7 @@ class Machine:
         work = self.work
         state = work.parameters(stage) * (STATE_BYTES + SUM_BYTES + GRADIENT_BYTES)
         left = self.device.memory_bytes - state
-        return max(0, int(left // max(1, work.kept_bytes(stage) if stage else work.activation_bytes)))
+        return max(0, int(left // max(1, work.kept_bytes(stage) if stage else work.input_bytes)))
 
 
 def shipped_devices() -> Mapping[str, Device]:

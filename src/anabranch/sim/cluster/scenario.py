@@ -28,6 +28,7 @@ from anabranch.sim.cluster.scenario_schema import (
     FleetPart,
     ModelPart,
     NetworkPart,
+    PrecisionPart,
     RunPart,
     type_and_constraint,
 )
@@ -71,12 +72,19 @@ class Scenario:
     churn: ChurnPart = field(default_factory=ChurnPart)
     drift: DriftPart = field(default_factory=DriftPart)
     run: RunPart = field(default_factory=RunPart)
+    precision: PrecisionPart = field(default_factory=PrecisionPart)
 
     @property
     def work(self) -> Workload:
         """Model divided into stages and microbatches."""
-        model = self.model
-        return Workload(named_size(model.size), model.stages, model.rows, model.sequence, model.dtype)
+        model, wire = self.model, self.precision
+        work = Workload(named_size(model.size), model.stages, model.rows, model.sequence, model.dtype)
+        return replace(
+            work,
+            sent_width=wire.activation_bytes,
+            sum_bytes=wire.sum_bytes or work.sum_bytes,
+            reduced_bytes=wire.reduced_bytes or work.reduced_bytes,
+        )
 
 
 def shipped_scenarios() -> tuple[str, ...]:

@@ -15,6 +15,8 @@ from anabranch.sim.cluster.device_model import WIDTHS
 
 #: Additional microbatches, as a multiple of the capacity.
 ExtraShare = Annotated[float, Range(0.0, 16.0)]
+#: Bytes of a value on the wire; 0 for the usual number.
+ValueBytes = Annotated[float, Range(0.0, 16.0)]
 #: Bandwidth of an access line (bits per second).
 LineRate = Annotated[float, Range(1e5, 1e13)]
 #: Standard deviation of the logarithm of a speed.
@@ -32,6 +34,17 @@ class ModelPart:
     sequence: Annotated[int, Range(2, 1 << 20)] = 1024
     microbatches: Annotated[int, Range(1, 1 << 16)] = 48
     dtype: Annotated[str, OneOf(*WIDTHS)] = "fp32"
+
+
+@dataclass(frozen=True)
+class PrecisionPart:
+    """Sizes on the wire, of whatever system. activation_bytes: bytes of an activation's value (0: those of
+    `model.dtype`). sum_bytes, reduced_bytes: bytes of one parameter in a reduce, to the peer that sums and
+    back (0: those of the exact sums of the protocol). Only sizes change: packing costs no time."""
+
+    activation_bytes: ValueBytes = 0.0
+    sum_bytes: ValueBytes = 0.0
+    reduced_bytes: ValueBytes = 0.0
 
 
 @dataclass(frozen=True)

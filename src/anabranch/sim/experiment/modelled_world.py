@@ -23,13 +23,12 @@ from anabranch.protocol.log.step_parameters import Schedule
 from anabranch.protocol.peer.bootstrap import lead
 from anabranch.protocol.routing.bandwidth_probes import trial_bytes
 from anabranch.sim.cluster.activation_offload import OffloadedActivations
-from anabranch.sim.cluster.device_model import GRADIENT_BYTES, STATE_BYTES, Workload
+from anabranch.sim.cluster.device_model import STATE_BYTES, Workload
 from anabranch.sim.cluster.scenario import Fleet, Host
 from anabranch.sim.kernel.simulated_peer import Node, TaskExecutor
 from anabranch.sim.kernel.swarm_world import World
 from anabranch.sim.network.fair_share import SETUP_TRIPS, InFlightTime, SharedLink, Traffic
 from anabranch.sim.workers import integer_worker
-from anabranch.train.model.sizes import SUM_WIRE_BYTES
 
 #: Most pieces of a state, which are larger than PIECE_BYTES then (a choice: bounds the number of events).
 PIECES_MAX = 32
@@ -211,11 +210,11 @@ class ModelledWorld(World):
         work, stage = self.work, sender.peer.ctx.run.stage
         match message:
             case msg.ReducePart():
-                return SUM_WIRE_BYTES * work.parameters(stage) / self._parts(sender, message.stage)
+                return work.sum_bytes * work.parameters(stage) / self._parts(sender, message.stage)
             case msg.ReducedPart(stage=of_stage):
-                return GRADIENT_BYTES * work.parameters(of_stage) / self._parts(sender, of_stage)
+                return work.reduced_bytes * work.parameters(of_stage) / self._parts(sender, of_stage)
             case msg.Gradient():
-                return float(GRADIENT_BYTES * work.parameters(stage))
+                return float(work.reduced_bytes * work.parameters(stage))
             case msg.Burst():
                 return float(trial_bytes(self.settings))
             case msg.Piece(of_stage):
@@ -296,7 +295,7 @@ def settings_of(fleet: Fleet, policy: str) -> Settings:
         ends_bytes=work.ends_bytes,
         spread=scenario.fleet.spread,
         spare=scenario.fleet.spare,
-        sums_bytes=math.ceil(SUM_WIRE_BYTES * work.parameters(1) / work.blocks(1)),
+        sums_bytes=math.ceil(work.sum_bytes * work.parameters(1) / work.blocks(1)),
         state_bytes=STATE_BYTES * work.parameters(1) // work.blocks(1),
         piece_bytes=max(piece_bytes(work, stage) for stage in range(model.stages + 1)),
     )

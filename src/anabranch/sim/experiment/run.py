@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 
 from anabranch.flow.policies.registry import POLICIES
 from anabranch.protocol.interface import events as ev
 from anabranch.protocol.log.records import Commit, Rollback, decode_entry
 from anabranch.sim.baselines.engine import Baseline
 from anabranch.sim.baselines.restart import Restart
-from anabranch.sim.baselines.swarm import Swarm
+from anabranch.sim.baselines.swarm import VARIANTS, Swarm
 from anabranch.sim.cluster.churn import Churn
 from anabranch.sim.cluster.scenario import Fleet, Regions, Scenario
 from anabranch.sim.experiment.initial_placement import placed
@@ -36,16 +37,17 @@ PATIENCE_S, EVENTS_MAX = 3600.0, 50_000_000
 START_AGAIN_S = 2.0
 
 #: Baselines by policy name.
-BASELINES: dict[str, type[Baseline]] = {"restart": Restart, "swarm-published": Swarm, "swarm-tuned": Swarm}
+BASELINES: dict[str, type[Baseline]] = {"restart": Restart, **dict.fromkeys(VARIANTS, Swarm)}
 KNOWN_POLICIES = (*POLICIES, *BASELINES)
 
 
 def simulate(scenario: Scenario, regions: Regions, policy: str, seed: int) -> Outcome:
     """Simulate one seed under a policy or baseline; a run that fails has a result, too."""
-    fleet = placed(scenario, regions, seed)
     if policy in BASELINES:
-        return BASELINES[policy](fleet, policy, seed).run()
-    return Simulation(fleet, policy, seed).run()
+        # Baselines reduce evenly, and are placed by a cost model that knows it.
+        even = replace(scenario, fleet=replace(scenario.fleet, spread="never"))
+        return BASELINES[policy](placed(even, regions, seed), policy, seed).run()
+    return Simulation(placed(scenario, regions, seed), policy, seed).run()
 
 
 class Simulation:

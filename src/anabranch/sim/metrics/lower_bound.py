@@ -23,9 +23,8 @@ import math
 from collections.abc import Mapping, Sequence
 
 from anabranch.protocol.interface import tasks
-from anabranch.sim.cluster.device_model import GRADIENT_BYTES, STATE_BYTES
+from anabranch.sim.cluster.device_model import STATE_BYTES
 from anabranch.sim.cluster.scenario import Fleet, Host
-from anabranch.train.model.sizes import SUM_WIRE_BYTES
 
 
 class LowerBound:
@@ -124,10 +123,11 @@ def _reduce_s(fleet: Fleet, hosts: Sequence[Host]) -> float:
     others = [other for other in fleet.hosts.values() if other not in hosts]
     links = [fleet.link(a.id, b.id) for a in hosts for b in [*hosts, *others] if a is not b]
     most_bps = max(host.line.up_bps for host in hosts)
-    elements = fleet.scenario.work.parameters(hosts[0].stage)
+    work = fleet.scenario.work
+    elements = work.parameters(hosts[0].stage)
 
     def sent_bytes(count: int, share: float) -> float:
-        return SUM_WIRE_BYTES * (1.0 - share) + GRADIENT_BYTES * share * (count - 1)
+        return work.sum_bytes * (1.0 - share) + work.reduced_bytes * share * (count - 1)
 
     least = min(sent_bytes(n, share) for n in range(2, len(hosts) + 1) for share in (0.0, 1.0 / n))
     return 2.0 * min(link.latency_s for link in links) + 8.0 * least * elements / most_bps

@@ -22,10 +22,8 @@ from anabranch.flow.graph.problem import link_cost
 from anabranch.protocol.interface import tasks
 from anabranch.protocol.placement.cost_model import Group, Hops, Shares, shared_out, spread_reduce_s
 from anabranch.protocol.reduce.hierarchy import FLAT
-from anabranch.sim.cluster.device_model import GRADIENT_BYTES, REDUCE_WIRE_BYTES
 from anabranch.sim.cluster.scenario import Fleet, Host, Regions, Scenario, fleet_of
 from anabranch.sim.metrics.lower_bound import LowerBound
-from anabranch.train.model.sizes import SUM_WIRE_BYTES
 
 #: Tasks of a reduce and of the optimizer step.
 OF_THE_STEP = (tasks.Freeze, tasks.SumPart, tasks.Assemble, tasks.Apply)
@@ -272,15 +270,16 @@ def reduce_s(fleet: Fleet, hosts: Sequence[Host], everybody: Group) -> float:
         return step_s
     lines_bps = [min(host.line.up_bps, host.line.down_bps) for host in hosts]
     links = [fleet.link(a.id, b.id) for a, b in permutations(hosts, 2)]
-    elements = fleet.scenario.work.parameters(stage)
+    work = fleet.scenario.work
+    elements = work.parameters(stage)
     sent_s = 0.0
-    for size in (SUM_WIRE_BYTES, GRADIENT_BYTES):
+    for size in (work.sum_bytes, work.reduced_bytes):
         bits = 8.0 * size * (elements / count)
         line_s = max(bits * (count - 1) / bps for bps in lines_bps)
         sent_s += max(max(link.latency_s + bits / link.rate_bps for link in links), line_s)
     if fleet.scenario.fleet.spread == "links" and count <= FLAT * fleet.scenario.fleet.neighbours:
         relay_bps = (min(fleet.link(host.id, other).rate_bps for host in hosts) for other in everybody)
         latency_s = max(link.latency_s for link in links)
-        bits = 8.0 * REDUCE_WIRE_BYTES * elements
+        bits = 8.0 * work.reduce_bytes * elements
         sent_s = min(sent_s, spread_reduce_s(bits, latency_s, relay_bps, lines_bps))
     return step_s + sent_s if math.isfinite(sent_s) else math.inf
