@@ -39,8 +39,9 @@ class OutgoingMicrobatch:
     when.
     sent_at: time of its last transmission. first_sent_at: time of the first one that became overdue.
     overdue: how often it was kept too long. ahead_bytes: bytes queued on the link then, its own included.
-    probe_at: time of the next inquiry after it. probes: inquiries so far. timed: True if its delivery was
-    acknowledged. Times are in seconds of this peer's clock.
+    probe_at: time of the next inquiry after it. probes: inquiries so far. unacknowledged: peer -> time of the
+    first transmission to it over its present link that it has not acknowledged. Times are in seconds of this
+    peer's clock.
     """
 
     index: int
@@ -68,7 +69,7 @@ class OutgoingMicrobatch:
     ahead_bytes: float = 0.0
     probe_at: float = math.inf
     probes: int = 0
-    timed: bool = False
+    unacknowledged: dict[str, float] = field(default_factory=dict)
 
     def bound_for(self) -> Collection[str]:
         """Peers whose expected load includes this microbatch. While it waits it counts at every peer asked
