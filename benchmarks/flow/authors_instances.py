@@ -81,7 +81,9 @@ def rows_of(name: str, checkout: Path, seeds: int) -> list[list[str]]:
         mean = sum(each.cost for each in found) / seeds
         words = f"`{policy}`" + (f", returns to {rule}" if len(exact) > 1 else "")
         same = abs(flows - flow) < 1e-9
-        rows.append(["", "", words, f"{flows:g}", f"{mean:.0f}", f"{mean / exact[rule]:.3f}" if same else "–"])
+        rows.append(
+            ["", "", words, f"{flows:g}", f"{mean:.0f}", f"{mean / exact[rule]:.3f}" if same else "–"]
+        )
     return rows
 
 
@@ -92,19 +94,22 @@ def main() -> None:
     args = parser.parse_args()
     rows = [row for name in INSTANCES for row in rows_of(name, args.authors, args.seeds)]
     text = (
-        f"The three flow instances in the repository of GWTF's authors (github.com/NikolayBlagoev/DecCom-Python "
-        f"at {COMMIT}), mean over {args.seeds} seeds. The cost counts every link that a unit passes, once; a unit "
-        "that returns over a link to its data node pays that link, too, where the instance gives it a cost (1 and "
-        "3). *over exact* is the cost over the exact optimum under the same rule of return; it is left out where "
-        "the flow is below the maximum. The optima that the repository states are above the exact ones. Its own "
-        "solver finds paths by Dijkstra and charges the full cost of an edge when it takes flow back, where a "
-        "minimum-cost flow refunds it, so later paths hardly ever correct earlier ones. Run on these files it "
-        "prints 11418, 17298 and 391. All flows are the same."
+        "The three flow instances in the repository of GWTF's authors "
+        f"(github.com/NikolayBlagoev/DecCom-Python at {COMMIT}), mean over {args.seeds} seeds. The cost "
+        "counts every link that a unit passes, once; a unit that returns over a link to its data node pays "
+        "that link, too, where the instance gives it a cost (1 and 3). *over exact* is the cost over the "
+        "exact optimum under the same rule of return; it is left out where the flow is below the maximum. "
+        "The optima that the repository states are above the exact ones. Its own solver finds paths by "
+        "Dijkstra and charges the full cost of an edge when it takes flow back, where a minimum-cost flow "
+        "refunds it, so later paths hardly ever correct earlier ones. Run on these files it prints 11418, "
+        "17298 and 391. All flows are the same."
     )
     head = ["instance", "size", "solved by", "flow", "cost", "over exact"]
     reproduce = f"python -m {harness.module()} --authors DecCom-Python --seeds {args.seeds}"
     title = "The authors' three flow instances"
-    harness.write("flow-authors-instances", title, f"{text}\n\n{table(head, rows)}", reproduce=reproduce, dry=args.dry)
+    harness.write(
+        "flow-authors-instances", title, f"{text}\n\n{table(head, rows)}", reproduce=reproduce, dry=args.dry
+    )
 
 
 if __name__ == "__main__":

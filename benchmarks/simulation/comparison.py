@@ -2,11 +2,11 @@
 
     nice python -m benchmarks.simulation.comparison --seeds 5
 
-Ten regions with equal and with unequal machines, and equal machines behind unequal lines, in virtual time. Each
-system at its own published precision, all at fp16, and all at 8 bits: only sizes change. 24 iterations; the
-*early* window is 3 to 8, the *late* one 17 to 24. Settings and cache are those of `policies`; a run that was
-stopped goes on where it was. `--sections` picks parts. Writes the results `comparison`, `unstable-links` and
-`paced`.
+Ten regions with equal and with unequal machines, and equal machines behind unequal lines, in virtual time.
+Each system at its own published precision, all at fp16, and all at 8 bits: only sizes change. 24 iterations;
+the *early* window is 3 to 8, the *late* one 17 to 24. Settings and cache are those of `policies`; a run that
+was stopped goes on where it was. `--sections` picks parts. Writes the results `comparison`, `unstable-links`
+and `paced`.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from benchmarks.simulation.policies import (
 Window = tuple[int, int]
 EARLY, LATE, ALL = (3, 8), (17, 24), (3, 24)
 ITERATIONS = 24
-#: Bytes on the wire: of an activation's value, of a parameter's sum, and of its reduced gradient. SWARM's 8 bits
-#: have a scale of 4 bytes for each block of 4096 values.
+#: Bytes on the wire: of an activation's value, of a parameter's sum, and of its reduced gradient. SWARM's 8
+#: bits have a scale of 4 bytes for each block of 4096 values.
 Bytes = tuple[float, float, float]
 BLOCKWISE = 1.0 + 4.0 / 4096.0
 EXACT: Bytes = (0.0, 0.0, 0.0)
 FP16: Bytes = (2.0, 2.0, 2.0)
 EIGHT_BITS: Bytes = (BLOCKWISE, BLOCKWISE, BLOCKWISE)
-#: Precision -> policy -> its bytes; "" for all others. Of its own SWARM has 8-bit activations and fp16 averages,
-#: DT-FM fp16; GWTF names none, and routes here for our protocol.
+#: Precision -> policy -> its bytes; "" for all others. Of its own SWARM has 8-bit activations and fp16
+#: averages, DT-FM fp16; GWTF names none, and routes here for our protocol.
 PRECISIONS: dict[str, dict[str, Bytes]] = {
     "own": {
         "": EXACT,
@@ -90,7 +90,7 @@ Setting = tuple[str, float, str]
 """Machines, churn, precision."""
 
 
-def cell_of(setting: Setting, row: str, more: Mapping[str, Any] = {}) -> Cell:  # noqa: B006
+def cell_of(setting: Setting, row: str, more: Mapping[str, Any] = {}) -> Cell:
     machines, crash, precision = setting
     (policy, placement), (scenario, changes) = ROWS[row], FLEETS[machines]
     sizes = PRECISIONS[precision].get(policy, PRECISIONS[precision].get("", EXACT))
@@ -179,7 +179,9 @@ def _mean(rows: Sequence[Row]) -> float:
 def wasted(each: Cell, seeds: int) -> Estimate:
     """Share of the computed seconds that entered no step."""
     found = [rows_of(each, seed, ALL) for seed in range(seeds)]
-    return estimate([sum(r.wasted_s for r in rows) / sum(r.computed_s for r in rows) for rows in found if rows])
+    return estimate(
+        [sum(r.wasted_s for r in rows) / sum(r.computed_s for r in rows) for rows in found if rows]
+    )
 
 
 def strongest(setting: Setting, rows: Sequence[str], seeds: int, more: Mapping[str, Any]) -> str:
@@ -218,9 +220,22 @@ def table_of(setting: Setting, seeds: int, more: Mapping[str, Any]) -> str:
         each = cell_of(setting, row, more)
         finished = sum(bool(rows_of(each, seed, ALL)) for seed in range(seeds))
         figures = [text(seconds(each, seeds, window), "{:.1f}") for window in (EARLY, LATE, ALL)]
-        over = [text(quotient(ours, each, seeds, window)) for window in (LATE, ALL)] if row != OURS else ["", ""]
-        lines.append([row, *figures, *over, text(wasted(each, seeds), "{:.1f} %", 100.0), f"{finished} of {seeds}"])
-    head = ["system", "s, 3–8", "s, 17–24", "s, 3–24", "ours over it, 17–24", "ours over it, 3–24", "wasted", "finished"]
+        over = (
+            [text(quotient(ours, each, seeds, window)) for window in (LATE, ALL)] if row != OURS else ["", ""]
+        )
+        lines.append(
+            [row, *figures, *over, text(wasted(each, seeds), "{:.1f} %", 100.0), f"{finished} of {seeds}"]
+        )
+    head = [
+        "system",
+        "s, 3–8",
+        "s, 17–24",
+        "s, 3–24",
+        "ours over it, 17–24",
+        "ours over it, 3–24",
+        "wasted",
+        "finished",
+    ]
     return table(head, lines)
 
 
@@ -243,15 +258,16 @@ NAMES = {
 
 def common_words(seeds: int) -> str:
     return (
-        f"LLaMA-like (llama-350m), {seeds} seeds, {ITERATIONS} iterations, mean ± half of the 95 % interval over "
-        "the seeds. *Own precision*: `auction` and `gwtf` route for our protocol, with fp32 activations and exact "
-        "sums (4 bytes a value; 5.5 + 4 bytes a parameter in a reduce); SWARM has 8-bit activations and averages "
-        "in fp16; the static arrangement has fp16. *All at fp16*: 2 bytes a value, 2 + 2 bytes a parameter; *all "
-        "at 8 bits*: half of that. Only sizes change: no time is counted for packing, and for `auction` fewer bytes "
-        "than at its own precision mean that sums are no longer exact. *static*: the best static arrangement, found "
-        "centrally, which begins an iteration anew at each crash (`restart`). *Our placement* of baselines is found "
-        "by a cost model that knows that they reduce evenly. *ours over it*: iteration time of `auction` over that "
-        "of the row, of each seed, then the mean."
+        f"LLaMA-like (llama-350m), {seeds} seeds, {ITERATIONS} iterations, mean ± half of the 95 % interval "
+        "over the seeds. *Own precision*: `auction` and `gwtf` route for our protocol, with fp32 "
+        "activations and exact sums (4 bytes a value; 5.5 + 4 bytes a parameter in a reduce); SWARM has "
+        "8-bit activations and averages in fp16; the static arrangement has fp16. *All at fp16*: 2 bytes a "
+        "value, 2 + 2 bytes a parameter; *all at 8 bits*: half of that. Only sizes change: no time is "
+        "counted for packing, and for `auction` fewer bytes than at its own precision mean that sums are no "
+        "longer exact. *static*: the best static arrangement, found centrally, which begins an iteration "
+        "anew at each crash (`restart`). *Our placement* of baselines is found by a cost model that knows "
+        "that they reduce evenly. *ours over it*: iteration time of `auction` over that of the row, of each "
+        "seed, then the mean."
     )
 
 
@@ -262,12 +278,16 @@ def comparison(seeds: int) -> None:
         main = [s for s in found if s[0] in MAIN and s[2] == precision]
         struck, calm = [s for s in main if s[1]], [s for s in main if not s[1]]
         name, over = NAMES[precision].lower(), "iteration time over that of"
-        goals += goal(f"{name}: {over} the strongest SWARM, with churn", 0.60, worst(struck, SWARMS, seeds, ALL, {}))
+        goals += goal(
+            f"{name}: {over} the strongest SWARM, with churn", 0.60, worst(struck, SWARMS, seeds, ALL, {})
+        )
         static = worst(calm, STATIC, seeds, ALL, {})
         goals += goal(f"{name}: {over} the best static arrangement, without churn", 0.90, static)
         goals += goal(f"{name}: {over} `gwtf`, late window", 1.0, worst(main, ("gwtf",), seeds, LATE, {}))
         unequal = [s for s in found if s[0] == HETEROGENEOUS and s[2] == precision]
-        goals += goal(f"{name}: {over} the strongest SWARM, unequal lines", 0.50, worst(unequal, SWARMS, seeds, ALL, {}))
+        goals += goal(
+            f"{name}: {over} the strongest SWARM, unequal lines", 0.50, worst(unequal, SWARMS, seeds, ALL, {})
+        )
     body = f"{common_words(seeds)}\n\n{tables(found, seeds, {})}"
     harness.write("comparison", "At the same bytes: SWARM, GWTF, static", body, goals=goals, dry=DRY)
 
@@ -275,7 +295,9 @@ def comparison(seeds: int) -> None:
 def unstable(seeds: int) -> None:
     found = complete(UNSTABLE_SETTINGS, seeds, UNSTABLE)
     goals: list[Goal] = []
-    done = [rows_of(cell_of(s, OURS, UNSTABLE), seed, (1, ITERATIONS)) for s in found for seed in range(seeds)]
+    done = [
+        rows_of(cell_of(s, OURS, UNSTABLE), seed, (1, ITERATIONS)) for s in found for seed in range(seeds)
+    ]
     if done:
         value = f"{sum(len(rows) == ITERATIONS for rows in done)} of {len(done)} runs"
         each = all(len(rows) == ITERATIONS for rows in done)
@@ -293,8 +315,8 @@ def unstable(seeds: int) -> None:
 def paced(seeds: int) -> None:
     found = complete(PACED_SETTINGS, seeds, PACED)
     words = (
-        "The settings of [the comparison](comparison.md) once with paced connections (`network.burst_trips` = "
-        "0.53), the model of links that was held against real swarms."
+        "The settings of [the comparison](comparison.md) once with paced connections (`network.burst_trips` "
+        "= 0.53), the model of links that was held against real swarms."
     )
     body = f"{words} {common_words(seeds)}\n\n{tables(found, seeds, PACED)}"
     harness.write("paced", "The comparison with paced connections", body, dry=DRY)
