@@ -6,8 +6,9 @@ The set-ups are those of the results in the authors' repository (DecCom-Python, 
 commit f804a45): stages of equal size, one data node, capacities and link costs drawn from a range, twenty
 candidates, one or five places. The swarms are drawn here, by fixed seeds. A candidate joins the bottleneck,
 the stage with the highest flow over capacity. The cost of a microbatch is twice the sum over hops of the
-dearest link in use, plus the slowest aggregation, over the flow, which is solved exactly. Beside it, the stage
-that a joiner is given in the authors' larger study (`join_regret.study`). Writes the result `join-candidates`.
+dearest link in use, plus the slowest aggregation, over the flow, which is solved exactly. Beside it, the
+stage that a joiner is given in the authors' larger study (`join_regret.study`). Writes the result
+`join-candidates`.
 """
 
 from __future__ import annotations
