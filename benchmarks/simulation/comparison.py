@@ -196,6 +196,8 @@ def worst(
     """Ours over the strongest of some rows, in the setting where the interval ends highest."""
     found = []
     for setting in settings:
+        if not set(rows) <= set(rows_of_setting(setting)):
+            continue
         other = cell_of(setting, strongest(setting, rows, seeds, more), more)
         found.append((quotient(cell_of(setting, OURS, more), other, seeds, window), setting))
     return max(found, key=lambda pair: pair[0].mean + pair[0].half, default=None)
