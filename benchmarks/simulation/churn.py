@@ -54,7 +54,7 @@ def report(seeds: int, iterations: int) -> tuple[str, list[Goal]]:
     cells = settings(iterations)
     lines = [
         f"{seeds} seeds, mean ± half of the 95 % interval. *kept*: throughput over that of the same policy "
-        "without churn. *over bound*: over the clairvoyant bound of the relays that survived, whose sums are not lost. *wasted*: of "
+        "without churn. *over bound*: over the clairvoyant bound of the relays that survived. *wasted*: of "
         "all compute seconds those whose result entered no step; *beyond*: of these, what did not die with "
         "its process. *recoveries*: microbatches whose way was mended, and *twice*: contributions that are "
         "in a gradient more than once, per iteration. `auction` and `gwtf` route for the real protocol, with "

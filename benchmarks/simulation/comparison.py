@@ -82,7 +82,15 @@ MAIN = ("equal", "unequal")
 HETEROGENEOUS = "equal, unequal lines"
 CALM, STRUCK = 0.0, 0.1
 #: Links that lose, stall and change, of unequal machines; and a tenth of the relays crashing.
-UNSTABLE = {"drift.speed": 0.2, "drift.links": 0.3, "network.loss": 0.001}
+UNSTABLE_STEPS = 4
+UNSTABLE = {
+    "drift.speed": 0.2,
+    "drift.links": 0.3,
+    "network.loss": 0.001,
+    "run.iterations": UNSTABLE_STEPS,
+    "run.warm_up": 0,
+}
+UNSTABLE_ROWS = ("auction", "swarm-published", "swarm-as-coded", "swarm-tuned", "static, our placement")
 #: Round trips of a paced connection's largest burst, with BBR.
 PACED = {"network.burst_trips": 0.53}
 
@@ -116,7 +124,7 @@ ORDER: tuple[Setting, ...] = (
     *product(MAIN, (CALM, STRUCK), ("8 bits",)),
     *product(MAIN, (0.2,), ("fp16", "own")),
 )
-UNSTABLE_SETTINGS: tuple[Setting, ...] = tuple(product(("unequal",), (CALM, STRUCK), ("own", "fp16")))
+UNSTABLE_SETTINGS: tuple[Setting, ...] = (("unequal", STRUCK, "fp16"),)
 PACED_SETTINGS: tuple[Setting, ...] = tuple(product(MAIN, (CALM, STRUCK), ("fp16",)))
 
 
@@ -127,10 +135,12 @@ def rows_of_setting(setting: Setting) -> list[str]:
     return [row for row in ROWS if row not in left]
 
 
-def run_all(settings: Iterable[Setting], seeds: int, more: Mapping[str, Any]) -> None:
+def run_all(
+    settings: Iterable[Setting], seeds: int, more: Mapping[str, Any], only: Sequence[str] = ()
+) -> None:
     """Each setting, all rows and seeds; what is in the cache is not run again."""
     for setting in settings:
-        rows = rows_of_setting(setting)
+        rows = only or rows_of_setting(setting)
         jobs = [(cell_of(setting, row, more), seed) for seed in range(seeds) for row in rows]
         missing = [job for job in jobs if not path_of(*job).exists()]
         for done, job in enumerate(missing, 1):
@@ -290,28 +300,114 @@ def comparison(seeds: int) -> None:
         goals += goal(
             f"{name}: {over} the strongest SWARM, unequal lines", 0.50, worst(unequal, SWARMS, seeds, ALL, {})
         )
-    body = f"{common_words(seeds)}\n\n{tables(found, seeds, {})}"
+    parts = [common_words(seeds), tables(found, seeds, {}), beside_the_paper(found, seeds), FELL]
+    body = "\n\n".join(parts)
     harness.write("comparison", "At the same bytes: SWARM, GWTF, static", body, goals=goals, dry=DRY)
 
 
-def unstable(seeds: int) -> None:
-    found = complete(UNSTABLE_SETTINGS, seeds, UNSTABLE)
-    goals: list[Goal] = []
-    done = [
-        rows_of(cell_of(s, OURS, UNSTABLE), seed, (1, ITERATIONS)) for s in found for seed in range(seeds)
+def beside_the_paper(found: Sequence[Setting], seeds: int) -> str:
+    """GWTF's claims beside what is measured here."""
+
+    def less(settings: Sequence[Setting], rows: Sequence[str]) -> str:
+        each = worst(settings, rows, seeds, ALL, {})
+        if each is None:
+            return "not measured"
+        quotient, (machines, crash, _) = each
+        share = f"{100 * (1 - quotient.mean):.0f} ± {100 * quotient.half:.0f} %"
+        return f"{share} ({machines}, {100 * crash:.0f} % churn)"
+
+    main = [s for s in found if s[0] in MAIN and s[2] == "fp16"]
+    struck, calm = [s for s in main if s[1]], [s for s in main if not s[1]]
+    unequal = [s for s in found if s[0] == HETEROGENEOUS and s[2] == "fp16"]
+    portrayed, strong = ("swarm-published",), SWARMS
+    waste = [wasted(cell_of(s, OURS), seeds) for s in struck]
+    most = max(waste, key=lambda each: each.mean, default=None)
+    lost = (
+        "not measured"
+        if most is None
+        else f"{100 * most.mean:.1f} ± {100 * most.half:.1f} % of the computing"
+    )
+    exact = "every step is that of one process to the last bit, with exact sums ([chaos](chaos.md))"
+    rows = [
+        ["training time", "up to 45 % less than prior art", less(struck, portrayed), less(struck, strong)],
+        [
+            "time, links unequal",
+            "up to 50 % less than SWARM",
+            less(unequal, portrayed),
+            less(unequal, strong),
+        ],
+        ["time without churn", "throughput up to 30 % higher", less(calm, portrayed), less(calm, strong)],
+        ["wasted computing", "almost none", lost, "nearly all died with its process"],
+        ["convergence", "as centralised", exact, "fp16 and 8 bits: not trained here"],
     ]
-    if done:
-        value = f"{sum(len(rows) == ITERATIONS for rows in done)} of {len(done)} runs"
-        each = all(len(rows) == ITERATIONS for rows in done)
-        goals.append(harness.goal("progress in every iteration", "all runs finish", value, each))
-    swarm = worst(found, SWARMS, seeds, ALL, UNSTABLE)
-    goals += goal("iteration time over that of the strongest SWARM", 0.60, swarm)
+    head = ["claim", "GWTF's paper", "here, SWARM as portrayed there", "here, strongest SWARM"]
+    about = (
+        "Iteration time of `auction` less than the baseline's, all at fp16, in the setting where it is "
+        "worst. The paper measured real GPUs and other fleets; these are simulated iterations, so only the "
+        "order of size can be compared."
+    )
+    return f"### Beside the paper\n\n{about}\n\n{table(head, rows)}"
+
+
+#: Earlier claims of this project that do not hold at the same bytes.
+FELL = """### Earlier claims that fell
+
+- *0.89 of the best static arrangement without churn* compared systems that all paid for our exact sums,
+  and only ours had helpers in a reduce. At the same bytes the best static arrangement is faster than ours
+  without churn.
+- *0.50 of SWARM as published* is a ratio to SWARM as GWTF's comparison portrays it, which starts a
+  microbatch again where SWARM's code calls another replica.
+- *0.69 of SWARM tuned with churn* was with 4-byte activations and exact sums for SWARM, too. Figures at
+  its own precision are above.
+- *Level with or behind `gwtf`* (1.04) was measured in the first eight iterations, while both still change
+  their flow. The late window is above.
+- Baselines with *our placement* were placed as if helpers summed their gradients, which they do not have."""
+
+
+def unstable(seeds: int) -> None:
+    """Steps that were made, and their seconds."""
+    (setting,) = UNSTABLE_SETTINGS
+    rows, done = [], []
+    for row in UNSTABLE_ROWS:
+        each = cell_of(setting, row, UNSTABLE)
+        outcomes = [outcome_of(each, seed) for seed in range(seeds)]
+        steps = [len(outcome.rows) for outcome in outcomes]
+        took = [outcome.rows[-1].seconds for outcome in outcomes if outcome.rows]
+        mean = [fmean(r.seconds for r in outcome.rows) for outcome in outcomes if outcome.rows]
+        done.append(all(count == UNSTABLE_STEPS for count in steps))
+        made = ", ".join(f"{count} of {UNSTABLE_STEPS}" for count in steps)
+        longest = f"{max(took):.0f}" if took else ""
+        rows.append([row, made, text(estimate(mean), "{:.0f}") if mean else "–", longest])
     words = (
         "Unequal machines (`wan10-mixed`) whose speeds and links change by the minute (`drift.speed` = 0.2, "
-        "`drift.links` = 0.3), and whose links lose one packet of a thousand."
+        "`drift.links` = 0.3), whose links lose one packet of a thousand, and a tenth of which crash in "
+        f"each iteration; all at fp16, {seeds} seeds, {UNSTABLE_STEPS} iterations, the first one included. A "
+        "run ends when it has taken an hour for each iteration. With that loss a connection carries 1 to 4 "
+        "Mbit/s, and an activation of 8 MB takes 15 to 80 s. SWARM's calls time out after 30 s (60 s if "
+        "tuned) and are made again, for ever; `static` begins anew at each crash."
     )
-    body = f"{words} {common_words(seeds)}\n\n{tables(found, seeds, UNSTABLE)}"
+    goals = [harness.goal("progress in every iteration", "all iterations of all runs", rows[0][1], done[0])]
+    goals.append(_over_swarm(setting, seeds))
+    head = ["system", "steps made", "s per step", "last step s"]
+    body = f"{words}\n\n{table(head, rows)}"
     harness.write("unstable-links", "Links that lose and change", body, goals=goals, dry=DRY)
+
+
+def _over_swarm(setting: Setting, seeds: int) -> Goal:
+    """Ours over the best SWARM, by the steps that both made."""
+    swarms = [row for row in UNSTABLE_ROWS if row in SWARMS]
+    window = (1, UNSTABLE_STEPS)
+    ours = cell_of(setting, OURS, UNSTABLE)
+    found = []
+    for row in swarms:
+        theirs = cell_of(setting, row, UNSTABLE)
+        if all(outcome_of(theirs, seed).rows for seed in range(seeds)):
+            found.append(quotient(ours, theirs, seeds, window))
+    name = "iteration time over that of the strongest SWARM"
+    if not found:
+        return harness.goal(name, "at most 0.60", "no variant of SWARM makes a step", True)
+    each = max(found, key=lambda one: one.mean)
+    return harness.goal(name, "at most 0.60", text(each), each.mean + each.half <= 0.60)
 
 
 def paced(seeds: int) -> None:
@@ -343,7 +439,7 @@ def main() -> int:
     for name in args.sections:
         settings, more, tell = SECTIONS[name]
         if not args.only_write:
-            run_all(settings, args.seeds, more)
+            run_all(settings, args.seeds, more, UNSTABLE_ROWS if name == "unstable-links" else ())
         tell(args.seeds)
     return 0
 
