@@ -27,8 +27,8 @@ from anabranch.sim.cluster.scenario import Fleet
 #: Parameters of the evolutionary search: population, children, and exchanges tried per child (a choice; more
 #: did not help).
 POPULATION, CHILDREN, EXCHANGES = 16, 120, 60
-#: Parameters of the swap protocol: rounds in which every relay proposes once (a choice); the first temperature,
-#: and its factor at each accepted swap (DecCom-Python, arpegio.py at f056bde).
+#: Parameters of the swap protocol: rounds in which every relay proposes once (a choice); the first
+#: temperature, and its factor at each accepted swap (DecCom-Python, arpegio.py at f056bde).
 ROUNDS, HOT, COOLING = 60, 3.0, 0.992
 
 

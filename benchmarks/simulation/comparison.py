@@ -116,12 +116,14 @@ ORDER: tuple[Setting, ...] = (
     ("equal", STRUCK, "fp16"),
     ("equal", CALM, "fp16"),
     ("unequal", STRUCK, "fp16"),
-    ("unequal", CALM, "fp16"),
+    (HETEROGENEOUS, CALM, "fp16"),
     ("equal", STRUCK, "own"),
+    ("unequal", CALM, "fp16"),
     ("unequal", STRUCK, "own"),
     ("unequal", CALM, "own"),
-    *product((HETEROGENEOUS,), (CALM, STRUCK), ("fp16", "own")),
+    (HETEROGENEOUS, STRUCK, "fp16"),
     *product(MAIN, (CALM, STRUCK), ("8 bits",)),
+    *product((HETEROGENEOUS,), (CALM, STRUCK), ("own",)),
     *product(MAIN, (0.2,), ("fp16", "own")),
 )
 UNSTABLE_SETTINGS: tuple[Setting, ...] = (("unequal", STRUCK, "fp16"),)
@@ -129,9 +131,13 @@ PACED_SETTINGS: tuple[Setting, ...] = tuple(product(MAIN, (CALM, STRUCK), ("fp16
 
 
 def rows_of_setting(setting: Setting) -> list[str]:
-    """Rows of a setting's table. Under churn at a common precision those are left out that take most of the
-    time and decide no goal: DT-FM's search, as a static arrangement begins anew at each crash, and `gwtf`."""
-    left = ("gwtf", STATIC[0]) if setting[1] and setting[2] != "own" else ()
+    """Rows of a setting's table. Those are left out that take most of the time and decide no goal: under churn
+    DT-FM's search, as a static arrangement begins anew at each crash; `gwtf` under churn at a common precision;
+    both where only SWARM is compared."""
+    machines, crash, precision = setting
+    left = {STATIC[0]} if crash else set()
+    if (crash and precision != "own") or machines == HETEROGENEOUS:
+        left |= {"gwtf", STATIC[0]}
     return [row for row in ROWS if row not in left]
 
 
@@ -353,14 +359,15 @@ def beside_the_paper(found: Sequence[Setting], seeds: int) -> str:
 FELL = """### Earlier claims that fell
 
 - *0.89 of the best static arrangement without churn* compared systems that all paid for our exact sums,
-  and only ours had helpers in a reduce. At the same bytes the best static arrangement is faster than ours
-  without churn.
+  and only ours had helpers in a reduce. At the same bytes the two are level on equal machines, and at its
+  own precision (exact sums) ours is slower.
 - *0.50 of SWARM as published* is a ratio to SWARM as GWTF's comparison portrays it, which starts a
   microbatch again where SWARM's code calls another replica.
 - *0.69 of SWARM tuned with churn* was with 4-byte activations and exact sums for SWARM, too. Figures at
   its own precision are above.
-- *Level with or behind `gwtf`* (1.04) was measured in the first eight iterations, while both still change
-  their flow. The late window is above.
+- *Level with or behind `gwtf`* (1.04) was measured in the first eight iterations. In the late window ours
+  is 2 to 4 % ahead on equal machines, which three seeds do not tell from a tie: what is gained comes from
+  placement, recovery and reduce, not from the auction's routing.
 - Baselines with *our placement* were placed as if helpers summed their gradients, which they do not have."""
 
 
