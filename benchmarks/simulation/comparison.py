@@ -131,9 +131,9 @@ PACED_SETTINGS: tuple[Setting, ...] = tuple(product(MAIN, (CALM, STRUCK), ("fp16
 
 
 def rows_of_setting(setting: Setting) -> list[str]:
-    """Rows of a setting's table. Those are left out that take most of the time and decide no goal: under churn
-    DT-FM's search, as a static arrangement begins anew at each crash; `gwtf` under churn at a common precision;
-    both where only SWARM is compared."""
+    """Rows of a setting's table. Those are left out that take most of the time and decide no goal: under
+    churn DT-FM's search, as a static arrangement begins anew at each crash; `gwtf` under churn at a common
+    precision; both where only SWARM is compared."""
     machines, crash, precision = setting
     left = {STATIC[0]} if crash else set()
     if (crash and precision != "own") or machines == HETEROGENEOUS:
