@@ -314,14 +314,14 @@ class Swarm(Pipelines):
             return
         self.recorder.add("recoveries")
         microbatch.path[microbatch.path.index(gone)] = other
-        microbatch.gradient = (sender, other)
+        gradient = microbatch.gradient = (sender, other)
         self._inputs[microbatch] = upstream
         self._arrived.discard(microbatch)
         size, missing = self.fleet.scenario.work.activation_bytes, {BACKWARD, FORWARD}
 
         def arrived(payload: int) -> None:
             missing.discard(payload)
-            if not missing:
+            if not missing and microbatch.gradient is gradient:  # else the call was made again elsewhere
                 self._inputs.pop(microbatch, None)
                 self._arrived.add(microbatch)
                 backward = partial(self.gradient_arrived, microbatch, other)
