@@ -245,7 +245,7 @@ def test_fewer_bytes_on_the_wire_change_sizes_and_no_computing(policy: str) -> N
 def test_a_call_that_was_made_again_elsewhere_is_not_carried_out_twice() -> None:
     """The input had arrived when its sender was lost, and the gradient arrived after another replica was
     called: such runs ended with a relay that is on no path."""
-    crowded = {"fleet__relays": 8, "model__microbatches": 24, "run__iterations": 12}
-    for seed in range(6):
-        outcome = Swarm(fleet(seed, churn__crash=0.5, **crowded), "swarm-as-coded", seed).run()
-        assert total([outcome], "twice") == 0 < total([outcome], "recoveries")
+    lines = {"network__up_bps": [5e7], "network__down_bps": [5e7], "churn__crash": 0.5}
+    crowded = {"model__stages": 3, "fleet__relays": 9, "model__microbatches": 24, "run__iterations": 10}
+    outcome = Swarm(fleet(10, **crowded, **lines), "swarm-as-coded", 10).run()
+    assert total([outcome], "twice") == 0 < total([outcome], "recoveries")
