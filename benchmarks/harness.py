@@ -44,14 +44,19 @@ def goal(name: str, target: str, value: str, held: bool | None) -> Goal:
     return Goal(name, target, value, {True: "met", False: "missed", None: "open"}[held])
 
 
-def at_most(name: str, limit: float, value: float, form: str = "{:g}") -> Goal:
-    """Goal that `value` is not greater than `limit`; `form` formats both."""
-    return goal(name, f"at most {form.format(limit)}", form.format(value), value <= limit)
+def at_most(name: str, limit: float, value: float, form: str = "{:g}", half: float = 0.0) -> Goal:
+    """Goal that `value` is not greater than `limit`; `form` formats all. half: half of the 95 % interval of
+    the value, all of which has to be on the right side."""
+    return goal(name, f"at most {form.format(limit)}", _spread(value, form, half), value + half <= limit)
 
 
-def at_least(name: str, limit: float, value: float, form: str = "{:g}") -> Goal:
-    """Goal that `value` is not less than `limit`; `form` formats both."""
-    return goal(name, f"at least {form.format(limit)}", form.format(value), value >= limit)
+def at_least(name: str, limit: float, value: float, form: str = "{:g}", half: float = 0.0) -> Goal:
+    """Goal that `value` is not less than `limit`; else as `at_most`."""
+    return goal(name, f"at least {form.format(limit)}", _spread(value, form, half), value - half >= limit)
+
+
+def _spread(value: float, form: str, half: float) -> str:
+    return f"{form.format(value)} ± {form.format(half)}" if half else form.format(value)
 
 
 def parser(doc: str | None) -> argparse.ArgumentParser:

@@ -2,8 +2,9 @@
 
 `arranged` is DT-FM's search (Yuan et al., NeurIPS 2022): an evolutionary search for groups with the least
 data-parallel cost plus twice the pipeline cost; the order of the groups is the cheapest open tour. `swapped`
-is the swap protocol of GWTF's authors: two relays of different stages change places when both gain, and by
-chance when they do not. Both consider links alone, as published: machines are assumed to be equal.
+has the acceptance rule of the swap protocol of GWTF's authors: two relays of different stages change places
+when the larger of their costs falls, and by chance when it does not. Both consider links alone, as published:
+machines are assumed to be equal.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from anabranch.sim.cluster.scenario import Fleet
 #: Parameters of the evolutionary search: population, children, and exchanges tried per child (a choice; more
 #: did not help).
 POPULATION, CHILDREN, EXCHANGES = 16, 120, 60
-#: Parameters of the swap protocol: rounds in which every relay proposes once; the first temperature, and its
-#: factor at each accepted swap.
-ROUNDS, HOT, COOLING = 60, 2.0, 0.95
+#: Parameters of the swap protocol: rounds in which every relay proposes once (a choice); the first
+#: temperature, and its factor at each accepted swap (DecCom-Python, arpegio.py at f056bde).
+ROUNDS, HOT, COOLING = 60, 3.0, 0.992
 
 
 class Links:
@@ -184,13 +185,16 @@ def _bettered(
     return cost, groups
 
 
-# --- GWTF's authors' swap protocol --------------------------------------------------------------------
+# --- swaps by GWTF's authors' rule ---------------------------------------------------------------------
 
 
 def swapped(fleet: Fleet, seed: int, rounds: int = ROUNDS) -> Deal:
-    """Swap protocol of GWTF's authors: each relay in turn proposes a swap to a random one of another stage.
+    """Swaps by the acceptance rule of GWTF's authors: each relay in turn proposes a swap to a random one of
+    another stage.
 
-    They swap if both gain, otherwise with probability exp(-loss / T), where the loss is the larger one.
+    They swap if the larger of their two costs is less after it, otherwise with probability exp(-rise / T),
+    where the rise is that of the larger cost. The cost is not theirs: theirs counts links to the own stage
+    alone, this one also those to adjacent stages.
     """
     rng, links, deal = random.Random(f"swaps {seed}"), Links(fleet), dealt(fleet)
     heat = HOT
@@ -210,8 +214,8 @@ def swapped(fleet: Fleet, seed: int, rounds: int = ROUNDS) -> Deal:
             other = rng.choice(others)
             before = cost(one), cost(other)
             deal[one], deal[other] = deal[other], deal[one]
-            loss = max(cost(one) - before[0], cost(other) - before[1])
-            if loss < 0.0 or rng.random() < math.exp(-loss / heat):
+            rise = max(cost(one), cost(other)) - max(before)
+            if rise < 0.0 or rng.random() < math.exp(-rise / heat):
                 heat *= COOLING
             else:
                 deal[one], deal[other] = deal[other], deal[one]

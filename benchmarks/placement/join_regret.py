@@ -65,9 +65,7 @@ def regret(chosen: int, stages: int, cost: Callable[[int], float]) -> Regret:
 def study(seed: int, candidates: int) -> list[Regret]:
     """Regrets in a random swarm, for each candidate alone."""
     rng = random.Random(f"join study {seed}")
-    # Two relays at least in each stage, the others anywhere.
-    stage_of = [1 + n % STAGES for n in range(2 * STAGES)]
-    stage_of += [rng.randint(1, STAGES) for _ in range(RELAYS - len(stage_of))]
+    stage_of = [1 + n % STAGES for n in range(RELAYS)]
     relays = [Relay(f"r{n}", stage, rng.randint(*CAPACITY)) for n, stage in enumerate(stage_of)]
     aggregation = max(rng.randint(*COST) for _ in relays)
     links = _Links(rng)

@@ -26,6 +26,7 @@ import msgspec
 import anabranch
 from anabranch.net.wan.profile import wan10
 from anabranch.sim.cluster.scenario import Scenario, fleet_of, load_scenario
+from anabranch.sim.cluster.scenario_schema import ChurnPart, DriftPart
 from anabranch.sim.experiment.run import simulate
 from anabranch.sim.metrics.iteration_metrics import Estimate, Outcome, Summary, estimate, summary
 from anabranch.sim.metrics.phase_breakdown import COMPUTED, PHASES
@@ -113,7 +114,13 @@ class Cell:
         if not self.searched:
             return scenario
         fleet = fleet_of(scenario, wan10(), seed)
-        return named(fleet, arranged(fleet, seed))
+        return named(fleet, _searched(replace(scenario, churn=ChurnPart(), drift=DriftPart()), seed))
+
+
+@cache
+def _searched(scenario: Scenario, seed: int) -> Mapping[str, int]:
+    """DT-FM's assignment of a scenario without churn, which it does not know about."""
+    return arranged(fleet_of(scenario, wan10(), seed), seed)
 
 
 def scaled_capacity(scenario: Scenario, factor: float) -> list[int]:
@@ -223,8 +230,9 @@ def quotient(ours: Cell, theirs: Cell, seeds: int, figure: str = "iteration_s") 
 
 
 def goal(name: str, found: Estimate, most: float) -> Goal:
+    """Met only if the whole interval is on the right side."""
     value = f"{text(found)} in the worst setting"
-    return harness.goal(name, f"at most {most:.2f}", value, found.mean <= most)
+    return harness.goal(name, f"at most {most:.2f}", value, found.mean + found.half <= most)
 
 
 def goals(seeds: int, iterations: int) -> list[Goal]:

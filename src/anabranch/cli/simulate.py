@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 PROGRESS_S = 20.0
 
 _POLICIES = (
-    "of the protocol: auction, gwtf, swarm, greedy, static; models of other systems: swarm-published, "
-    "swarm-tuned, restart (default: auction; with --from the run's)"
+    "of the protocol: auction, gwtf, swarm, greedy, static; models of other systems: swarm-as-coded, "
+    "swarm-published, swarm-tuned, restart (default: auction; with --from the run's)"
 )
 
 

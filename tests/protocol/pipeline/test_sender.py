@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import pytest
+
 from anabranch.protocol.failure_detection.connections import Connections
 from anabranch.protocol.interface.events import Send
 from anabranch.protocol.log.records import Member, Members
@@ -252,3 +254,33 @@ def test_what_a_peer_had_that_moves_to_another_stage_goes_elsewhere() -> None:
     node.ctx.run.membership.apply(Members(2, removed={first: "moves"}, joined=(moved,)))
     node.repairs.peer_removed(first, "moves")
     assert len(node.sent(Forward)) == 2
+
+
+def test_an_acknowledgement_is_of_the_first_of_two_transmissions_over_one_link() -> None:
+    """A slow link delivers what was taken for lost. Were its time counted from the second transmission, the
+    link would be taken to be a hundred times faster, and all that is still on its way for lost, too."""
+    node = Node("greedy")
+    sender, costs, now = node.sender, node.ctx.costs, node.ctx.clock.now
+    costs.activation_bytes = 1_000_000
+    node.slots("a", 4, standing=4)
+    sender.submit(0, b"x", ("d",), True)
+    node.ctx.clock.now = now + 80.0
+    node.repairs._repair(sender.items[0], "it does not have the microbatch")
+    assert node.sent(Forward) == ["a", "a"]
+    node.ctx.clock.now = now + 81.0
+    sender.on_got("a", 0)
+    assert costs.of("a").link.out_bps(1_000_000) == pytest.approx(8e6 / 81.0)
+    node.ctx.clock.now = now + 160.0
+    sender.on_got("a", 0)
+    assert costs.of("a").link.out_bps(1_000_000) == pytest.approx(8e6 / 81.0)
+
+
+def test_what_was_on_its_way_when_the_link_broke_says_nothing_about_the_next_one() -> None:
+    node = Node("greedy")
+    node.ctx.costs.activation_bytes = 1_000_000
+    node.slots("a", 4, standing=4)
+    node.sender.submit(0, b"x", ("d",), True)
+    node.ctx.clock.now += 80.0
+    node.repairs.link_down("a", "broken")
+    node.sender.on_got("a", 0)
+    assert node.ctx.costs.of("a").link.out_bps(1_000_000) is None

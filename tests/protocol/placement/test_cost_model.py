@@ -95,6 +95,18 @@ def test_a_machine_that_nobody_needs_elsewhere_goes_to_the_slowest_stage() -> No
     assert sorted(deal.values()) == [1, 1, 2, 2]
 
 
+def test_where_nobody_helps_a_reduce_takes_the_slow_link_between_the_replicas() -> None:
+    """Two replicas far apart, and a helper near both."""
+
+    def way(one: str, other: str) -> LinkEstimate:
+        return LinkEstimate(0.0, 1e7 if {one, other} == {"a", "b"} else 1e9)
+
+    members = [member("d", 0), member("a", 1), member("b", 1), member("e", 2)]
+    alone, helped = (CostModel(members, (1, 1), BATCH, way, spread=spread) for spread in (False, True))
+    slow_s = 8.0 * BATCH.block_bytes / 2 / 1e7
+    assert alone.seconds(alone.deal) - helped.seconds(helped.deal) > 0.9 * slow_s
+
+
 @given(st.data())
 def test_each_change_is_better_and_within_what_may_change(data: st.DataObject) -> None:
     stages = data.draw(st.integers(1, 3))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import pytest
 from msgspec import structs
 
@@ -10,9 +13,12 @@ from anabranch.net.wan.profile import wan10
 from anabranch.protocol.interface import tasks
 from anabranch.sim.baselines.memory_model import RelayMemory, input_slots, slots
 from anabranch.sim.baselines.pipeline_model import Microbatch
+from anabranch.sim.baselines.rebalancing import Rebalancing
 from anabranch.sim.baselines.restart import Restart
 from anabranch.sim.baselines.swarm import StochasticWiring, Swarm
+from anabranch.sim.cluster.machine_spec import MachinePart
 from anabranch.sim.cluster.scenario import Fleet, fleet_of, load_scenario
+from anabranch.sim.experiment.run import simulate
 from anabranch.sim.metrics.iteration_metrics import Outcome
 from support.swarms.small_scenario import SMALL
 
@@ -106,10 +112,10 @@ def test_beyond_memory_the_forward_is_computed_again() -> None:
 @pytest.mark.parametrize(("capacity", "recompute"), [(1, 0.0), (4, 0.0), (2, 5.0), (3, 0.5)])
 def test_as_published_the_same_bytes_hold_more_inputs(capacity: int, recompute: float) -> None:
     work = fleet().scenario.work
-    ours = (capacity + 1) * work.kept_bytes(1) + int(capacity * recompute) * work.activation_bytes
+    ours = (capacity + 1) * work.kept_bytes(1) + int(capacity * recompute) * work.input_bytes
     inputs = input_slots(work, 1, capacity, recompute)
-    theirs = work.kept_bytes(1) + (inputs - 1) * work.activation_bytes
-    assert theirs <= ours < theirs + work.activation_bytes
+    theirs = work.kept_bytes(1) + (inputs - 1) * work.input_bytes
+    assert theirs <= ours < theirs + work.input_bytes
     assert inputs > slots(capacity, recompute) == capacity + int(capacity * recompute)
 
 
@@ -195,3 +201,51 @@ def test_the_same_seed_gives_the_same_run() -> None:
     for kind, policy in ((Restart, "restart"), (Swarm, "swarm-tuned")):
         runs = [kind(fleet(2, churn__crash=0.3), policy, 2).run() for _ in range(2)]
         assert structs.asdict(runs[0]) == structs.asdict(runs[1])
+
+
+def test_as_coded_a_broken_call_is_made_again_and_nothing_begins_anew() -> None:
+    """Crashes of neighbours included: no contribution is counted twice, and every iteration ends."""
+    coded, published = swarm("swarm-as-coded", 0.3), swarm("swarm-published", 0.3)
+    assert total(coded, "twice") == 0 < total(published, "twice")
+    assert total(coded, "recoveries") > 0
+    assert total(coded, "wasted_s") < total(published, "wasted_s")
+    calm = [total(swarm(policy, 0.0), "seconds") for policy in ("swarm-as-coded", "swarm-published")]
+    assert calm[0] == calm[1]
+
+
+def test_as_coded_an_idle_peer_moves_to_the_loaded_stage() -> None:
+    """Stage 1 has three replicas and stage 2 one that is as slow as all three: the moved peer serves there
+    after it has the state, and iterations become shorter."""
+    machines = [("data", 0, 1.0), *[("relay", 1, 1.0)] * 3, ("relay", 2, 0.3)]
+    parts = tuple(MachinePart(role=role, stage=stage, speed=speed) for role, stage, speed in machines)
+    scenario = load_scenario("wan10", SMALL | {"fleet.data_nodes": 1, "run.iterations": 12})
+    uneven = fleet_of(replace(scenario, machines=parts), wan10(), 0)
+    moving = Swarm(uneven, "swarm-as-coded", 0)
+    moving._rebalancing = once = Rebalancing(moving, math.inf)
+    once._next_at_s = 10.0
+    rows = moving.run().rows
+    assert len(moving.serving[1]) == len(moving.serving[2]) == 2
+    assert rows[-1].seconds < 0.7 * rows[0].seconds
+
+
+@pytest.mark.parametrize("policy", ["restart", "swarm-tuned"])
+def test_fewer_bytes_on_the_wire_change_sizes_and_no_computing(policy: str) -> None:
+    sizes = {f"precision__{key}_bytes": 2.0 for key in ("activation", "sum", "reduced")}
+    whole, half = fleet(), fleet(**sizes)
+    rows = [simulate(each.scenario, wan10(), policy, 0).rows for each in (whole, half)]
+    assert [row.computed_s for row in rows[0]] == pytest.approx([row.computed_s for row in rows[1]])
+    assert all(other.seconds < one.seconds for one, other in zip(*rows, strict=True))
+    sent = 12 * 2 * 3 * half.scenario.work.activation_bytes
+    reduced = sum(
+        4.0 * (len(half.stage(stage)) - 1) * half.scenario.work.parameters(stage) for stage in range(3)
+    )
+    assert rows[1][0].payload_bytes == pytest.approx(sent + reduced)
+
+
+def test_a_call_that_was_made_again_elsewhere_is_not_carried_out_twice() -> None:
+    """The input had arrived when its sender was lost, and the gradient arrived after another replica was
+    called: such runs ended with a relay that is on no path."""
+    lines = {"network__up_bps": [5e7], "network__down_bps": [5e7], "churn__crash": 0.5}
+    crowded = {"model__stages": 3, "fleet__relays": 9, "model__microbatches": 24, "run__iterations": 10}
+    outcome = Swarm(fleet(10, **crowded, **lines), "swarm-as-coded", 10).run()
+    assert total([outcome], "twice") == 0 < total([outcome], "recoveries")

@@ -97,6 +97,14 @@ def test_a_simulated_leader_reckons_with_the_bytes_of_a_live_one() -> None:
     assert live.block_bytes == work.block_bytes == (SUM_WIRE_BYTES + 4) * block_parameters(work.model)
 
 
+def test_two_equal_replicas_share_the_first_iteration() -> None:
+    """Its sender knows no speeds by heartbeats yet, but those that the replicas joined with: the first to
+    grant its credits does not get all microbatches."""
+    scenario = small({"model.stages": 1, "fleet.data_nodes": 1, "fleet.relays": 2, "model.microbatches": 48})
+    rows = simulate(scenario, wan10(), "auction", 0).rows
+    assert rows[0].seconds < 1.3 * rows[-1].seconds
+
+
 def test_paced_connections_are_slow_at_first_and_crashes_break_nothing() -> None:
     """They cost the first iteration more than a later one, in which bursts take their share of a trip."""
     calm, paced = ({"network.burst_trips": trips, "run.iterations": 8} for trips in (0.0, 0.5))

@@ -12,6 +12,8 @@ from anabranch.flow.dispatch.next_hop_policies import Candidate
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.pipeline.credits import Credit
 from anabranch.protocol.pipeline.outgoing import OutgoingMicrobatch
+from anabranch.protocol.placement.rates import pass_s
+from anabranch.protocol.telemetry.estimators import plausible
 
 #: Time (s) for which a microbatch waits for the peers that are preferred to those that refused it or kept
 #: microbatches too long: the preferred ones may never grant a credit. Plain choice.
@@ -114,7 +116,7 @@ class HopCandidates:
                 Candidate(
                     peer,
                     there.hop_s,
-                    there.work_s,
+                    there.work_s or self._offered_s(peer),
                     outstanding.get(peer, 0),
                     credit is not None and credit.free > 0,
                     credit.others if credit is not None else 0,
@@ -124,6 +126,16 @@ class HopCandidates:
                 )
             )
         return found
+
+    def _offered_s(self, peer: str) -> float:
+        """Compute seconds of one microbatch at a peer that has not reported any yet, from what was measured
+        when it joined; 0: not known. Without them the first peer to grant its credits would get all
+        microbatches of the first iteration, as nothing would speak for waiting for another one's."""
+        run, stage = self.ctx.run, self.ctx.run.next_stage()
+        member = run.membership.members.get(peer)
+        if not stage or member is None or not plausible(member.forward_s):
+            return 0.0
+        return pass_s(member, run.settings.counts[stage - 1])
 
     def _strangers(self) -> list[str]:
         """Reachable peers of a large next stage that are no neighbours of this one; dial some more."""

@@ -40,8 +40,9 @@ class OutgoingMicrobatch:
     sent_at: time of its last transmission. first_sent_at: time of the first one that became overdue.
     overdue: how often it was kept too long. ahead_bytes: bytes queued on the link then, its own included.
     probe_at: time of the next inquiry after it. probes: inquiries so far. unclaimed: how often the leader
-    missed the claim of the peer that gave its gradient back. timed: True if its delivery was acknowledged.
-    Times are in seconds of this peer's clock.
+    missed the claim of the peer that gave its gradient back. unacknowledged: peer -> time of the first
+    transmission to it over its present link that it has not acknowledged. Times are in seconds of this peer's
+    clock.
     """
 
     index: int
@@ -70,7 +71,7 @@ class OutgoingMicrobatch:
     probe_at: float = math.inf
     probes: int = 0
     unclaimed: int = 0
-    timed: bool = False
+    unacknowledged: dict[str, float] = field(default_factory=dict)
 
     def bound_for(self) -> Collection[str]:
         """Peers whose expected load includes this microbatch. While it waits it counts at every peer asked

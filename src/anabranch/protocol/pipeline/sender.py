@@ -124,11 +124,15 @@ class Sender:
         self._called_back.add(index)
 
     def on_got(self, peer: str, index: int) -> None:
-        """Measure the link to `peer` by its acknowledgement of the activation of microbatch `index`."""
+        """Measure the link to `peer` by its acknowledgement of the activation of microbatch `index`.
+
+        If the activation was sent twice over one link, the first one arrives first, however much later than
+        expected: the acknowledgement says nothing about the second (Karn, Partridge, SIGCOMM 1987).
+        """
         item = self.items.get(index)
-        if item is not None and item.leg is OutgoingState.SENT and item.peer == peer and not item.timed:
-            item.timed = True
-            self.ctx.costs.delivered(peer, self.ctx.clock.now - item.sent_at, self.ctx.clock.now)
+        began = item.unacknowledged.pop(peer, None) if item is not None else None
+        if began is not None:
+            self.ctx.costs.delivered(peer, self.ctx.clock.now - began, self.ctx.clock.now)
 
     # --- credits -------------------------------------------------------------------------------
 
@@ -142,9 +146,12 @@ class Sender:
             self._call_back(peer)
 
     def link_down(self, peer: str) -> None:
-        """Distrust the credits of a peer whose link broke, and forget the requests to it."""
+        """Distrust the credits of a peer whose link broke, and forget the requests to it, and what was under
+        way."""
         if peer in self.credits:
             self.credits[peer].stale = True
+        for item in self.items.values():
+            item.unacknowledged.pop(peer, None)
         self.forget_asks(peer)
 
     def drop_peer(self, peer: str) -> None:
@@ -255,7 +262,8 @@ class Sender:
         return max(0.0, self.ctx.clock.now - item.sendable_since)
 
     def _transmit(self, item: OutgoingMicrobatch, peer: str) -> None:
-        item.leg, item.sent_at, item.timed = OutgoingState.SENT, self.ctx.clock.now, False
+        item.leg, item.sent_at = OutgoingState.SENT, self.ctx.clock.now
+        item.unacknowledged.setdefault(peer, self.ctx.clock.now)
         item.way, item.redoing = self.new_way(), item.returned
         if not item.returned:
             item.probe_at = min(self.ctx.clock.now + self.patience_s(item), self.overdue_at(item))

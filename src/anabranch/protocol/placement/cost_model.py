@@ -159,6 +159,7 @@ class CostModel:
     :param spares: True if replicas may be standbys, without a share of the batch.
     :param rates: function peer -> measured rates of its links (bits per second), a collection for sending and
         one for receiving (none: estimated from `way`).
+    :param spread: True if helpers may sum parts of a reduce.
     """
 
     def __init__(
@@ -169,13 +170,14 @@ class CostModel:
         way: Callable[[str, str], LinkEstimate],
         spares: bool = False,
         rates: Callable[[str], Iterable[Collection[float]]] = _unknown,
+        spread: bool = True,
     ) -> None:
         self._members = {member.id: member for member in members}
         self._blocks, self._batch, self._way = blocks, batch, way
         self._ends: Group = tuple(sorted(m.id for m in self._members.values() if not m.stage))
         self._stages: dict[tuple[int, Group, Group], _Stage] = {}
         self._choices: dict[tuple[int, Group], Group] = {}
-        self._spares = spares
+        self._spares, self._spread = spares, spread
         self._hops = Hops(batch.microbatches, self._link_s)
         reported = rates if spares else _unknown
         self._line_bps = {
@@ -345,7 +347,7 @@ class CostModel:
             return 0.0
         line_s = max(8.0 * each * (len(working) - 1) / self._line_bps[peer] for peer in peers)
         even_s = max(2.0 * way.latency_s + max(8.0 * each / way.bandwidth_bps, line_s) for way in ways)
-        if len(working) < everybody:
+        if len(working) < everybody or not self._spread:
             return even_s
         relay_bps = (
             min(self._way(peer, other).bandwidth_bps for peer in peers if peer != other)
@@ -374,7 +376,8 @@ def cost_model_of(
         return None
     sized = [with_slots(member, settings) for member in members]
     cached: Callable[[str, str], LinkEstimate] = cache(link)
-    return CostModel(sized, settings.counts, batch_of(settings), cached, spares, ways.rates)
+    spread = settings.spread != "never"
+    return CostModel(sized, settings.counts, batch_of(settings), cached, spares, ways.rates, spread)
 
 
 def _working(group: Group, spared: Collection[str]) -> Group:

@@ -11,6 +11,7 @@ import heapq
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from anabranch.protocol.context.task_queue import TaskPriority
@@ -29,6 +30,8 @@ BACKWARD, FORWARD, REDUCE, STATE = 0, 1, 2, 4
 SMALL_BYTES = 100
 #: Virtual seconds per iteration after which a run has failed.
 PATIENCE_S = 3600.0
+#: Factor on the duration of a task that begins while another process of the machine computes.
+SHARED = 2.0
 #: Rounding error of a sum of seconds (s); less waste than this is none.
 ROUNDING_S = 1e-6
 
@@ -68,6 +71,11 @@ class Worker:
         self._next()
         return seconds
 
+    @property
+    def queued(self) -> int:
+        """Number of queued groups of tasks, without the one that is being computed."""
+        return len(self._queue)
+
     def forget(self) -> None:
         """Drop all queued tasks."""
         self._queue.clear()
@@ -92,7 +100,11 @@ class Worker:
             then()
             self._next()
 
-        self.system.clock.after(seconds, finished)
+        self.system.clock.after(seconds * (SHARED if self.system.shared(self.host.id) else 1.0), finished)
+
+    @property
+    def computes(self) -> bool:
+        return self._begun_at is not None and self.alive
 
 
 class Baseline(ABC):
@@ -107,7 +119,8 @@ class Baseline(ABC):
         self.fleet, self.clock = fleet, Clock()
         self.recorder = MetricsRecorder(fleet, self.clock)
         self.outcome = Outcome(policy, seed, self.recorder.rows)
-        self.traffic = Traffic(self.clock, fleet.link, fleet.line)
+        self.traffic = Traffic(self.clock, fleet.link, fleet.line, fleet.machine)
+        self._beside = fleet.beside()
         self.sending = InFlightTime(self.clock)
         self.workers = {name: Worker(self, host) for name, host in fleet.hosts.items()}
         self.data_nodes = [host.id for host in fleet.stage(0)]
@@ -196,6 +209,10 @@ class Baseline(ABC):
     def alive(self, name: str) -> bool:
         return self.workers[name].alive
 
+    def shared(self, name: str) -> bool:
+        """True while another process of a host's machine computes."""
+        return any(self.workers[other].computes for other in self._beside.get(name, ()))
+
     # --- wires ---------------------------------------------------------------------------------
 
     def send(self, sender: str, receiver: str, size: float, priority: int, then: Callback) -> None:
@@ -267,6 +284,11 @@ class Baseline(ABC):
                 self._download(relay)
 
         self.clock.after((SETUP_TRIPS + 1) * trip_s, connected)
+
+    def move(self, host: Host) -> None:
+        """Let a relay that has stopped serving download the state of the stage of `host`, its new form."""
+        self.fleet = replace(self.fleet, hosts={**self.fleet.hosts, host.id: host})
+        self._download(host.id)
 
     def _download(self, relay: str) -> None:
         """Let a relay download its state from all replicas of its stage at once, an equal part from each."""

@@ -24,7 +24,7 @@ def slots(capacity: int, recompute: float) -> int:
 
 def input_slots(work: Workload, stage: int, capacity: int, recompute: float) -> int:
     """Number of slots that fit into the memory of `capacity` activations if only inputs are kept."""
-    kept, alone = work.kept_bytes(stage), work.activation_bytes
+    kept, alone = work.kept_bytes(stage), work.input_bytes
     return 1 + (capacity * kept + int(capacity * recompute) * alone) // alone
 
 
@@ -57,6 +57,11 @@ class RelayMemory(Generic[Occupant]):
         self._waiting.pop(occupant, None)
         self.held.pop(occupant, None)
         self._admit()
+
+    @property
+    def queued(self) -> int:
+        """Number of microbatches that wait for a slot."""
+        return len(self._waiting)
 
     def keeps_activations_of(self, occupant: Occupant) -> bool:
         return self.held.get(occupant, True)

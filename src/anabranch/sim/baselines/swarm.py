@@ -1,4 +1,5 @@
-"""Baselines `swarm-published` and `swarm-tuned`: SWARM (Ryabinin et al., ICML 2023, arXiv 2301.11913).
+"""Baselines `swarm-published`, `swarm-as-coded` and `swarm-tuned`: SWARM (Ryabinin et al., ICML 2023, arXiv
+2301.11913).
 
 A sender keeps an activation until the next peer has computed with it. It chooses another peer when that one
 is lost or the call times out (interleaved weighted round robin over running means of call durations). A
@@ -7,12 +8,17 @@ averages when its peers together have as many microbatches as the batch, so furt
 stages in their place. Nothing removes duplicates: if a microbatch restarts, stages that already had its
 gradient count it twice.
 
-`swarm-published`: calls time out after 30 s; the list of peers is refreshed every 30 s; the backward call
-recomputes the forward; a microbatch whose backward path breaks restarts at its data node (as in GWTF's
-comparison). `swarm-tuned`: 60 s, 2 s, activations are kept, and the backward continues at any other live
-replica, which gets the input from the peer before and recomputes this one stage; only if that peer is lost,
-too, the microbatch restarts. Neither has slots: a microbatch waits for memory (`memory_model`) while its call
-may time out.
+`swarm-published` is SWARM as GWTF's comparison portrays it: calls time out after 30 s; the list of peers is
+refreshed every 30 s; the backward call recomputes the forward; a microbatch whose backward path breaks
+restarts at its data node.
+
+`swarm-as-coded` follows SWARM's public code: a failed call, forward or backward, is made again at any live
+replica, which gets the input (and the gradient) and recomputes this one stage; no microbatch restarts. Inputs
+and gradients of a lost peer come from the data node, where the code's trainers have all of them; that those
+pass through the trainers is not modelled, in SWARM's favour. Peers move between stages as the paper says
+(`rebalancing`). `swarm-tuned` is the same with 60 s and 2 s, activations that are kept, and no moves.
+
+None has slots: a microbatch waits for memory (`memory_model`) while its call may time out.
 """
 
 from __future__ import annotations
@@ -27,6 +33,7 @@ from anabranch.protocol.interface import tasks
 from anabranch.sim.baselines.engine import BACKWARD, FORWARD
 from anabranch.sim.baselines.memory_model import RelayMemory, input_slots
 from anabranch.sim.baselines.pipeline_model import Kinds, Microbatch, Pipelines
+from anabranch.sim.baselines.rebalancing import Rebalancing
 from anabranch.sim.cluster.scenario import Fleet, Host
 
 #: Expected seconds of a call before any is measured; weight of the newest call in the mean (SWARM's values).
@@ -38,19 +45,22 @@ class Variant:
     """Parameters of a SWARM variant.
 
     deadline_s: time-out of a forward call. refresh_s: interval at which the list of peers is refreshed.
-    recompute: True if the backward call recomputes the forward. any_replica: True if the backward of a lost
-    relay's microbatch may continue at another replica.
+    recompute: True if the backward call recomputes the forward. any_replica: True if a call to a lost relay
+    is made again at another replica, False if its microbatch restarts. rebalance_s: seconds between two moves
+    of a peer (0: none).
     """
 
     deadline_s: float
     refresh_s: float
     recompute: bool
     any_replica: bool
+    rebalance_s: float = 0.0
 
 
 VARIANTS = {
-    "swarm-published": Variant(30.0, 30.0, True, False),
-    "swarm-tuned": Variant(60.0, 2.0, False, True),
+    "swarm-published": Variant(30.0, 30.0, recompute=True, any_replica=False),
+    "swarm-as-coded": Variant(30.0, 30.0, recompute=True, any_replica=True, rebalance_s=300.0),
+    "swarm-tuned": Variant(60.0, 2.0, recompute=False, any_replica=True),
 }
 
 
@@ -124,6 +134,7 @@ class Swarm(Pipelines):
         self._arrived: set[Microbatch] = set()
         self._extra = 0
         self.clock.after(self.variant.refresh_s, self._refresh)
+        self._rebalancing = Rebalancing(self, self.variant.rebalance_s) if self.variant.rebalance_s else None
 
     def memory_of(self, host: Host) -> RelayMemory[Microbatch]:
         if not self.variant.recompute:
@@ -136,6 +147,19 @@ class Swarm(Pipelines):
         for wiring in self._wiring.values():
             wiring.banned.clear()
         self.clock.after(self.variant.refresh_s, self._refresh)
+
+    def committed(self, members: dict[int, list[str]], useful_s: float, counted_twice: int) -> None:
+        if self._rebalancing is not None:
+            self._rebalancing.committed()
+        super().committed(members, useful_s, counted_twice)
+
+    def _holder(self, microbatch: Microbatch, name: str) -> str:
+        """Node that sends the input or gradient that `name` has: `name`, or the data node of the microbatch
+        in place of a lost relay; "" if a microbatch restarts in this variant."""
+        if not self.variant.any_replica:
+            return name if self.alive(name) else ""
+        there = not self.fleet.hosts[name].stage or (name in self._serving() and self.alive(name))
+        return name if there else microbatch.source
 
     def _serving(self) -> set[str]:
         return {relay for names in self.serving.values() for relay in names}
@@ -173,15 +197,20 @@ class Swarm(Pipelines):
     # --- forward -------------------------------------------------------------------------------
 
     def onward(self, microbatch: Microbatch, sender: str) -> None:
-        stage = self.fleet.hosts[sender].stage
-        if stage == self.stages:
+        self._call(microbatch, sender, self.fleet.hosts[sender].stage + 1)
+
+    def _call(self, microbatch: Microbatch, sender: str, stage: int) -> None:
+        """Send the input of a stage from `sender` to one of its peers."""
+        if stage > self.stages:
             self.forward_to(microbatch, sender, microbatch.source)
             return
         wiring = self._wiring[sender]
-        peers = [peer for peer in self.known if self.fleet.hosts[peer].stage == stage + 1]
+        peers = [peer for peer in self.known if self.fleet.hosts[peer].stage == stage]
         chosen = wiring.choose(peers)
         if chosen is None:
-            self.clock.after(1.0, lambda: self._again(microbatch, sender))
+            if self.variant.any_replica:
+                self._look(wiring)
+            self.clock.after(1.0, lambda: self._again(microbatch, sender, stage))
             return
         call = self._calls[microbatch] = _ForwardCall(sender, chosen, self.clock.now)
         if not self.alive(chosen):
@@ -190,9 +219,15 @@ class Swarm(Pipelines):
         self.clock.after(self.variant.deadline_s, lambda: self._overdue(microbatch, call))
         self.forward_to(microbatch, sender, chosen)
 
-    def _again(self, microbatch: Microbatch, sender: str) -> None:
-        if not microbatch.over and self.alive(sender):
-            self.onward(microbatch, sender)
+    def _again(self, microbatch: Microbatch, sender: str, stage: int) -> None:
+        begun_anew = microbatch in self._calls or len(microbatch.path) > stage
+        if not microbatch.over and not begun_anew and self.alive(sender):
+            self._call(microbatch, sender, stage)
+
+    def _look(self, wiring: StochasticWiring) -> None:
+        """Refresh the list of peers at once for a sender that knows none who could be called."""
+        self.known = self._serving()
+        wiring.banned.clear()
 
     def arrived(self, microbatch: Microbatch, host: str) -> None:
         call = self._calls.get(microbatch)
@@ -209,14 +244,19 @@ class Swarm(Pipelines):
         self.send_control(host, call.sender, lambda: wiring.took(host, self.clock.now - begun_at))
         self.onward(microbatch, host)
 
+    def _stands(self, microbatch: Microbatch, call: _ForwardCall) -> bool:
+        """True if a call is still the microbatch's, and can be made again."""
+        current = self._calls.get(microbatch) is call and not microbatch.over
+        return current and bool(self._holder(microbatch, call.sender))
+
     def _overdue(self, microbatch: Microbatch, call: _ForwardCall) -> None:
         """Retry a call that timed out, without a ban and without a change of the estimate."""
-        if self._calls.get(microbatch) is call and not microbatch.over and self.alive(call.sender):
+        if self._stands(microbatch, call):
             self._retry(microbatch, call)
 
     def _failed(self, microbatch: Microbatch, call: _ForwardCall) -> None:
         """Retry a call to a lost peer, which is banned until the next refresh."""
-        if self._calls.get(microbatch) is call and not microbatch.over and self.alive(call.sender):
+        if self._stands(microbatch, call):
             self._wiring[call.sender].lost(call.receiver)
             self._retry(microbatch, call)
 
@@ -226,7 +266,22 @@ class Swarm(Pipelines):
         self.leave(microbatch, call.receiver)
         if call.receiver in microbatch.path:
             microbatch.path.remove(call.receiver)
-        self.onward(microbatch, call.sender)
+        sender = self._holder(microbatch, call.sender)
+        self._call(microbatch, sender, self.fleet.hosts[call.receiver].stage)
+
+    def _call_again(self, microbatch: Microbatch, relay: str) -> None:
+        """Have the forward of a relay made again at another replica: it was lost while it sent the result."""
+        self._calls.pop(microbatch, None)
+        self.recorder.add("recoveries")
+        stage, at = self.fleet.hosts[relay].stage, len(microbatch.path) - 1
+        microbatch.path = microbatch.path[:at]
+        upstream = microbatch.path[-1]
+
+        def noticed() -> None:
+            if not microbatch.over and len(microbatch.path) == at and microbatch not in self._calls:
+                self._call(microbatch, self._holder(microbatch, upstream), stage)
+
+        self.clock.after(self.fleet.link(relay, upstream).latency_s, noticed)
 
     # --- backward ------------------------------------------------------------------------------
 
@@ -243,27 +298,30 @@ class Swarm(Pipelines):
             self._broken(microbatch, sender, to)
 
     def _broken(self, microbatch: Microbatch, sender: str, gone: str) -> None:
-        """Send the gradient at `sender` to another replica in place of the lost peer `gone`.
-
-        The microbatch restarts at its data node if the variant or further losses do not allow that.
-        """
-        stage = self.fleet.hosts[gone].stage
-        upstream = microbatch.path[microbatch.path.index(gone) - 1]
-        others = [peer for peer in self.serving[stage] if peer in self.known]
-        other = self._wiring[sender].choose(others) if self.variant.any_replica else None
-        if other is None or not self.alive(upstream) or not self.alive(sender):
+        """Send the gradient at `sender` to another replica in place of the lost peer `gone`; the microbatch
+        restarts at its data node if the variant does not allow that."""
+        if not self.variant.any_replica:
             self._start_again(microbatch)
+            return
+        stage = self.fleet.hosts[gone].stage
+        upstream = self._holder(microbatch, microbatch.path[microbatch.path.index(gone) - 1])
+        sender = self._holder(microbatch, sender)
+        others = [peer for peer in self.serving[stage] if peer in self.known]
+        other = self._wiring[sender].choose(others)
+        if other is None:
+            self._look(self._wiring[sender])
+            self._resend_once_noticed(microbatch, sender, gone, 1.0)
             return
         self.recorder.add("recoveries")
         microbatch.path[microbatch.path.index(gone)] = other
-        microbatch.gradient = (sender, other)
+        gradient = microbatch.gradient = (sender, other)
         self._inputs[microbatch] = upstream
         self._arrived.discard(microbatch)
         size, missing = self.fleet.scenario.work.activation_bytes, {BACKWARD, FORWARD}
 
         def arrived(payload: int) -> None:
             missing.discard(payload)
-            if not missing:
+            if not missing and microbatch.gradient is gradient:  # else the call was made again elsewhere
                 self._inputs.pop(microbatch, None)
                 self._arrived.add(microbatch)
                 backward = partial(self.gradient_arrived, microbatch, other)
@@ -296,22 +354,28 @@ class Swarm(Pipelines):
         if call is not None and call.receiver == relay:
             delay_s = self.fleet.link(relay, call.sender).latency_s
             self.clock.after(delay_s, lambda: self._failed(microbatch, call))
-        elif relay == path[-1]:
-            self._start_again(microbatch)  # it was sending the newest activation
+        elif relay == path[-1]:  # it was sending the newest activation
+            if self.variant.any_replica:
+                self._call_again(microbatch, relay)
+            else:
+                self._start_again(microbatch)
         elif relay == self._inputs.get(microbatch):
-            self._start_again(microbatch)
+            self._resend_once_noticed(microbatch, *microbatch.gradient)
         elif relay in path and relay == microbatch.gradient[1]:
             # Its gradient was on the way to the lost relay, or being computed. Forwards notice later.
             self._resend_once_noticed(microbatch, microbatch.gradient[0], relay)
         elif relay in path and relay == microbatch.gradient[0] and microbatch not in self._arrived:
             self._resend_once_noticed(microbatch, path[path.index(relay) + 1], relay)
 
-    def _resend_once_noticed(self, microbatch: Microbatch, sender: str, gone: str) -> None:
-        """Send the gradient again (`_broken`) when its sender notices that the receiver `gone` is lost."""
+    def _resend_once_noticed(
+        self, microbatch: Microbatch, sender: str, gone: str, delay_s: float | None = None
+    ) -> None:
+        """Send the gradient again (`_broken`) when its sender notices that the receiver `gone` is lost, after
+        a link's latency or `delay_s`."""
         gradient = microbatch.gradient
 
         def noticed() -> None:
             if not microbatch.over and microbatch.gradient == gradient:
                 self._broken(microbatch, sender, gone)
 
-        self.clock.after(self.fleet.link(gone, sender).latency_s, noticed)
+        self.clock.after(self.fleet.link(gone, sender).latency_s if delay_s is None else delay_s, noticed)

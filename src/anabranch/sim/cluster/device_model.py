@@ -93,7 +93,8 @@ class Workload:
     All stages have equal numbers of blocks; if that is impossible, the first ones have one more. dtype:
     precision of computing, and of payloads without a codec. wire: codecs at the cuts, units of gradient sums.
     microbatches: per iteration. whole: every relay holds the whole model (then stages is 1), and data nodes
-    send token ids.
+    send token ids. value_bytes, of_sum_bytes, of_result_bytes: bytes on the line of a value at a cut, and of
+    a parameter in a reduce, to the peer that sums and back, where they are given (0: by codec and dtype).
     """
 
     model: ModelConfig
@@ -104,6 +105,9 @@ class Workload:
     wire: WirePart = field(default_factory=WirePart)
     microbatches: int = 8
     whole: bool = False
+    value_bytes: float = 0.0
+    of_sum_bytes: float = 0.0
+    of_result_bytes: float = 0.0
 
     @property
     def tokens(self) -> int:
@@ -119,12 +123,20 @@ class Workload:
         alone for a whole model."""
         if self.whole:
             return self.rows * (self.sequence + 1) * token_bytes(self.model.vocab_size)
-        return cut_bytes(self.model, self.wire, self.tokens, self.width)[0]
+        activation, gradient = cut_bytes(self.model, self.wire, self.tokens, self.width)
+        return activation - gradient + self.gradient_bytes if self.value_bytes else activation
 
     @property
     def gradient_bytes(self) -> int:
         """Bytes on the line of one microbatch's input gradient."""
+        if self.value_bytes:
+            return math.ceil(self.tokens * self.model.stream * self.value_bytes)
         return cut_bytes(self.model, self.wire, self.tokens, self.width)[1]
+
+    @property
+    def input_bytes(self) -> int:
+        """Bytes in memory of one microbatch at a block's input, at full width."""
+        return self.tokens * self.model.dim * self.width
 
     @property
     def fixed_bytes(self) -> int:
@@ -134,11 +146,15 @@ class Workload:
     @property
     def sum_bytes(self) -> float:
         """Bytes on the line of one parameter's gradient sum."""
+        if self.of_sum_bytes:
+            return self.of_sum_bytes
         return SUM_WIRE_BYTES if self.wire.reduce == "exact" else coarse_bytes(self.microbatches)[0]
 
     @property
     def reduced_bytes(self) -> float:
         """Bytes on the line of one parameter's reduced gradient."""
+        if self.of_result_bytes:
+            return self.of_result_bytes
         return GRADIENT_BYTES if self.wire.reduce == "exact" else coarse_bytes(self.microbatches)[1]
 
     @property
@@ -180,10 +196,9 @@ class Workload:
         if stage == 0 and self.whole:
             return TaskLoad(0.0, 0.0)
         if stage == 0:
-            stream = self.tokens * self.model.dim * self.width
-            head = TaskLoad(self.tokens * head_flops(self.model, self.sequence), weights + stream)
+            head = TaskLoad(self.tokens * head_flops(self.model, self.sequence), weights + self.input_bytes)
             sums = TaskLoad(0.0, 2 * SUM_BYTES * self.parameters(0))
-            embedded = TaskLoad(0.0, 2 * stream)
+            embedded = TaskLoad(0.0, 2 * self.input_bytes)
             # The head's task is its forward and the gradient of the loss by the activation.
             of_stage_0 = {tasks.Embed: embedded, tasks.Head: head + head, tasks.WeightGradient: head + sums}
             return of_stage_0.get(task, TaskLoad(0.0, 0.0))
@@ -283,7 +298,7 @@ class Machine:
         work = self.work
         state = work.parameters(stage) * (STATE_BYTES + SUM_BYTES + GRADIENT_BYTES)
         left = self.device.memory_bytes - state - work.fixed_bytes
-        return max(0, int(left // max(1, work.kept_bytes(stage) if stage else work.activation_bytes)))
+        return max(0, int(left // max(1, work.kept_bytes(stage) if stage else work.input_bytes)))
 
 
 def shipped_devices() -> Mapping[str, Device]:

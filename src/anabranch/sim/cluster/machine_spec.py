@@ -21,9 +21,11 @@ class MachinePart:
 
     name: prefix of the machines' names, which end with a number if there are several ("": named by stage).
     region: region of the network profile ("": drawn by the seed). stage: stage of a relay (0: assigned by the
-    simulator). capacity: microbatches in flight (0: computed from its memory). price_per_hour: price of one
-    machine, in any currency. The measured seconds are those of one microbatch (forward_s of a data node:
-    embedding and head) and of one step (reduce_s, apply_s); 0: computed from the device's figures.
+    simulator). on: name of a machine that these are further processes of ("": machines of their own), which
+    share its region, line and device, as a data node that serves a stage as well. capacity: microbatches in
+    flight (0: computed from its memory). price_per_hour: price of one machine, in any currency. The measured
+    seconds are those of one microbatch (forward_s of a data node: embedding and head) and of one step
+    (reduce_s, apply_s); 0: computed from the device's figures.
     """
 
     count: Annotated[int, Range(1, 4096)] = 1
@@ -32,6 +34,7 @@ class MachinePart:
     region: str = ""
     role: Annotated[str, OneOf("relay", "data")] = "relay"
     stage: Annotated[int, Range(0, 64)] = 0
+    on: str = ""
     speed: Annotated[float, Range(0.01, 100.0)] = 1.0
     capacity: Annotated[int, Range(0, 1024)] = 0
     up_bps: LineRate = 2e9
@@ -76,6 +79,10 @@ def problem(machines: Sequence[MachinePart], stages: int) -> str:
             return f"machines[{at}].stage = {part.stage}: at most model.stages = {stages}"
         if part.stage and part.role == "data":
             return f"machines[{at}].stage: a data node holds none"
+    own = {part.name for part in each if not part.on}
+    lost = next((at for at, part in enumerate(machines) if part.on and part.on not in own), None)
+    if lost is not None:
+        return f"machines[{lost}].on: {machines[lost].on!r} is the name of no machine of its own"
     double = next((name for name in names if names.count(name) > 1), None)
     if double:
         return f"machines: two of them are called {double!r}"

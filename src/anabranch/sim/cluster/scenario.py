@@ -28,6 +28,7 @@ from anabranch.sim.cluster.scenario_schema import (
     FleetPart,
     ModelPart,
     NetworkPart,
+    PrecisionPart,
     RoundPart,
     RunPart,
     type_and_constraint,
@@ -75,16 +76,18 @@ class Scenario:
     wire: WirePart = field(default_factory=WirePart)
     run: RunPart = field(default_factory=RunPart)
     round: RoundPart = field(default_factory=RoundPart)
+    precision: PrecisionPart = field(default_factory=PrecisionPart)
 
     @property
     def work(self) -> Workload:
         """Model divided into stages and microbatches."""
-        part, shape = self.model, named_size(self.model.size)
+        part, shape, precision = self.model, named_size(self.model.size), self.precision
         if part.subspace:
             shape = replace(shape, subspace=part.subspace, tied=False)
         return Workload(
             *(shape, part.relay_stages, part.rows, part.sequence, part.dtype),
             *(self.wire, part.microbatches, part.stages == 0),
+            *(precision.activation_bytes, precision.sum_bytes, precision.reduced_bytes),
         )
 
 
@@ -296,7 +299,7 @@ class Regions(Protocol):
 class Host:
     """Machine of a fleet. stage: 0 for a data node. capacity: greatest number of microbatches in flight.
     parked: how many of these have their activations offloaded to host memory. fixed: True if the scenario
-    gives the stage."""
+    gives the stage. on: host whose machine this is a further process of ("": a machine of its own)."""
 
     id: str
     stage: int
@@ -306,6 +309,7 @@ class Host:
     line: Line
     parked: int = 0
     fixed: bool = False
+    on: str = ""
 
     @property
     def resident(self) -> int:
@@ -337,6 +341,18 @@ class Fleet:
     def line(self, host: str) -> Line:
         """Access line of a host."""
         return self.hosts[host].line
+
+    def machine(self, host: str) -> str:
+        """Host that gives the machine of a host its name: itself, unless it is a further process."""
+        return self.hosts[host].on or host
+
+    def beside(self) -> dict[str, list[str]]:
+        """Hosts that share a machine -> the others of that machine."""
+        processes: dict[str, list[str]] = {}
+        for host in self.hosts:
+            processes.setdefault(self.machine(host), []).append(host)
+        shared = [names for names in processes.values() if len(names) > 1]
+        return {name: [other for other in names if other != name] for names in shared for name in names}
 
     def stage(self, stage: int) -> list[Host]:
         """Hosts of a stage."""
@@ -381,7 +397,11 @@ def fleet_of(
         stage = assigned.get(name, stage)
         capacity = one.capacity or max(1, min(machine.capacity(stage), 1024))
         host = _host(scenario, name, stage, one.region or region, capacity, machine, line)
-        hosts[name] = replace(host, fixed=bool(one.stage))
+        hosts[name] = replace(host, fixed=bool(one.stage), on=one.on)
+    for name, host in hosts.items():
+        if host.on:
+            there = hosts[host.on]
+            hosts[name] = replace(host, region=there.region, line=there.line)
     drift = Drift(scenario.drift.speed, scenario.drift.links, scenario.drift.period_s, seed)
     return Fleet(scenario, hosts, regions, _trace_of(scenario, hosts), drift)
 

@@ -15,6 +15,8 @@ from anabranch.sim.cluster.device_model import CONTRIBUTION_BYTES, RESULT_BYTES,
 
 #: Additional microbatches, as a multiple of the capacity.
 ExtraShare = Annotated[float, Range(0.0, 16.0)]
+#: Bytes of a value on the wire; 0 for the usual number.
+ValueBytes = Annotated[float, Range(0.0, 16.0)]
 #: Bandwidth of an access line (bits per second).
 LineRate = Annotated[float, Range(1e5, 1e13)]
 #: Standard deviation of the logarithm of a speed.
@@ -53,6 +55,17 @@ class RoundPart:
     results: Annotated[str, OneOf(*RESULT_BYTES)] = "int8"
     late: Annotated[str, OneOf("drop", "wait")] = "drop"
     grace: Annotated[float, Range(0.05, 100.0)] = 0.5
+
+
+@dataclass(frozen=True)
+class PrecisionPart:
+    """Sizes on the wire, of whatever system. activation_bytes: bytes of an activation's value (0: those of
+    `model.dtype`). sum_bytes, reduced_bytes: bytes of one parameter in a reduce, to the peer that sums and
+    back (0: those of the exact sums of the protocol). Only sizes change: packing costs no time."""
+
+    activation_bytes: ValueBytes = 0.0
+    sum_bytes: ValueBytes = 0.0
+    reduced_bytes: ValueBytes = 0.0
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,6 @@ from anabranch.protocol.routing.bandwidth_probes import trial_bytes
 from anabranch.sim.cluster.activation_offload import OffloadedActivations
 from anabranch.sim.cluster.device_model import (
     CONTRIBUTION_BYTES,
-    GRADIENT_BYTES,
     RESULT_BYTES,
     STATE_BYTES,
     Workload,
@@ -42,6 +41,8 @@ PIECES_MAX = 32
 #: the bytes sent (as `snapshots.every = 0` in a run file); number of copies of a snapshot.
 SNAPSHOTS_EVERY = (5, 100)
 COPIES = 2
+#: Factor on the duration of a task that begins while another process of the machine computes.
+SHARED = 2.0
 #: Kinds of notes that every peer makes for the same log entry; in a large swarm they would be most of all
 #: notes.
 SAME_EVERYWHERE = frozenset({"peer_joined", "peer_active", "peer_removed"})
@@ -104,7 +105,8 @@ class ModelledWorld(World):
         self.work = work
         self._region = {host.id: host.region for host in fleet.hosts.values()}
         self._links: dict[tuple[str, str], SharedLink] = {}
-        self.traffic = Traffic(self.clock, self._link, fleet.line)
+        self.traffic = Traffic(self.clock, self._link, fleet.line, fleet.machine)
+        self._beside = fleet.beside()
         self.sent = SentCounts()
         self._sized: tuple[msg.AnyMessage | None, int] = (None, 0)
         self._computing: dict[str, tuple[float, float]] = {}
@@ -144,6 +146,8 @@ class ModelledWorld(World):
             link = host.machine.device.host_link_bytes_per_s
             seconds += self._parked.copy_s(host.id, stage, host.resident, link, task)
         seconds *= node.slowness * self.fleet.slowness(node.id)
+        if any(self.unfinished_s(other) for other in self._beside.get(node.id, ())):
+            seconds *= SHARED
         self._computing[node.id] = (self.clock.now, seconds)
         return seconds
 
@@ -235,7 +239,7 @@ class ModelledWorld(World):
             case msg.ReducedPart(stage=of_stage):
                 return work.reduced_bytes * work.parameters(of_stage) / self._parts(sender, of_stage)
             case msg.Gradient():
-                return float(GRADIENT_BYTES * work.parameters(stage))
+                return float(work.reduced_bytes * work.parameters(stage))
             case msg.Backward():
                 return float(work.gradient_bytes)
             case msg.Burst():

@@ -10,7 +10,7 @@ from anabranch.protocol.interface import events as ev
 from anabranch.protocol.log.records import Commit, Rollback, decode_entry
 from anabranch.sim.baselines.engine import Baseline
 from anabranch.sim.baselines.restart import Restart
-from anabranch.sim.baselines.swarm import Swarm
+from anabranch.sim.baselines.swarm import VARIANTS, Swarm
 from anabranch.sim.cluster.churn import Churn
 from anabranch.sim.cluster.scenario import Fleet, Regions, Scenario
 from anabranch.sim.experiment.initial_placement import placed
@@ -37,16 +37,19 @@ PATIENCE_S, EVENTS_MAX = 3600.0, 50_000_000
 START_AGAIN_S = 2.0
 
 #: Baselines by policy name.
-BASELINES: dict[str, type[Baseline]] = {"restart": Restart, "swarm-published": Swarm, "swarm-tuned": Swarm}
+BASELINES: dict[str, type[Baseline]] = {"restart": Restart, **dict.fromkeys(VARIANTS, Swarm)}
 KNOWN_POLICIES = (*POLICIES, *BASELINES)
 
 
 def simulate(scenario: Scenario, regions: Regions, policy: str, seed: int) -> Outcome:
     """Simulate one seed under a policy or baseline; a run that fails has a result, too."""
-    fleet = placed(scenario, regions, seed)
     if policy in BASELINES:
+        # Baselines reduce evenly, and are placed by a cost model that knows it.
+        even = replace(scenario, fleet=replace(scenario.fleet, spread="never"))
+        fleet = placed(even, regions, seed)
         outcome = BASELINES[policy](fleet, policy, seed).run()
     else:
+        fleet = placed(scenario, regions, seed)
         outcome = Simulation(fleet, policy, seed).run()
     outcome.alone_tokens_per_s = alone_tokens_per_s(fleet)
     return outcome

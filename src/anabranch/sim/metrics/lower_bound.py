@@ -1,4 +1,6 @@
-"""Clairvoyant lower bound on the duration of an iteration, for any policy with any knowledge.
+"""Clairvoyant lower bound on the duration of an iteration, for policies that lose a crashed replica's sum.
+
+Without churn it holds for any policy with any knowledge, on the given placement.
 
 For each stage s, with C_s = the batch's seconds at speed 1, v_r the speed of replica r and a_r the share of
 the iteration in which it can contribute, an iteration of T seconds has room for
@@ -10,8 +12,9 @@ computing included) nor while the sums of the stage are reduced (reduce_s: in th
 microbatch must go forward and back. The bound is the least T that satisfies all of this. Planning, queueing
 and control cost nothing.
 
-A replica can contribute while it is alive. If it crashes before its sum is handed over, its results are lost
-with the sum, and only the time from when it can have the state again counts.
+A replica can contribute while it is alive. If it crashes, its results are taken to be lost with its sum, and
+only the time from when it can have the state again counts. That is so for every policy here, but it is no
+law: a policy that hands the sum of a doomed replica over in time could go below this figure under churn.
 
 The sum "slowest stage's computing + round trip + reduce" is larger and no bound: the round trip of the first
 microbatch overlaps with the computing of others.

@@ -248,15 +248,20 @@ class InFlightTime:
 class Traffic:
     """All payloads in flight between the hosts of a simulated network.
 
-    link: (sender, receiver) -> link. line: host -> access line. watch: called with (sender, receiver, begin,
-    end, priority) for each span in which a lane sent payloads of one priority.
+    link: (sender, receiver) -> link. line: host -> access line. machine: host -> host that has its line.
+    watch: called with (sender, receiver, begin, end, priority) for each span in which a lane sent payloads of
+    one priority.
     """
 
     def __init__(
-        self, clock: Clock, link: Callable[[str, str], SharedLink], line: Callable[[str], Line]
+        self,
+        clock: Clock,
+        link: Callable[[str, str], SharedLink],
+        line: Callable[[str], Line],
+        machine: Callable[[str], str] = str,
     ) -> None:
         self.clock = clock
-        self._link, self._line = link, line
+        self._link, self._line, self._machine = link, line, machine
         self._lanes: dict[tuple[str, str], _Lane] = {}
         self._paced: dict[tuple[str, str], _Paced] = {}
         self._up: dict[str, _Wire] = {}
@@ -286,7 +291,8 @@ class Traffic:
                 self._plan(lane)
             self._pace(lane, payload)
             return
-        up, down = self._wire(self._up, sender), self._wire(self._down, receiver)
+        up = self._wire(self._up, self._machine(sender))
+        down = self._wire(self._down, self._machine(receiver))
         lane = self._lanes[sender, receiver] = _Lane(sender, receiver, self._link(sender, receiver), up, down)
         lane.since = self.clock.now
         lane.waiting.append(payload)
