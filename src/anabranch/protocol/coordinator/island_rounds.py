@@ -118,7 +118,7 @@ class IslandRounds:
         that left: another machine that fills one has begun later than all."""
         if self.ctx.clock.now >= self.deadline(current):
             return True
-        live = set(self.ctx.run.membership.live(1, current.t))
+        live = set(self._admission.absent.present(1, current.t))
         return all(current.slots[slot].peer not in live | {""} for slot in late)
 
     def deadline(self, current: Round) -> float:
