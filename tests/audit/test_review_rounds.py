@@ -1,0 +1,78 @@
+"""Logs of rounds whose plans lie: reported, never raised, nothing allocated for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from anabranch.audit.verify import verify
+from anabranch.checkpoint.directory import RunDirectory
+from anabranch.errors import UserError
+from anabranch.protocol.log.records import Commit, Slot
+from anabranch.train.reference import reference
+from support.audited_runs import change_step, copy_of, make_run, small_run
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    """Two synchronous steps, then two rounds of two inner steps."""
+    run = small_run(
+        pipeline__stages=0, fleet__relays_per_stage=(2,), batch__microbatches=4,
+        round__slots=2, round__steps=2, round__start=0.34,
+    )  # fmt: skip
+    return make_run(tmp_path_factory.mktemp("rounds"), run, (2,))
+
+
+def test_the_run_itself_holds(clean: RunDirectory) -> None:
+    report = verify(clean.path)
+    assert report.holds and report.steps == 4
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        msgspec.UNSET,
+        (),
+        (Slot(0, 2), Slot(0, 2), Slot(0, 2)),
+        (Slot(0, 10**9), Slot(0, 2)),
+        (Slot(0, 10**30), Slot(0, 2)),
+        (Slot(10**30, 2), Slot(0, 2)),
+        (Slot(-5, 2), Slot(0, 2)),
+        (Slot(0, -2), Slot(0, 2)),
+        (Slot(0, 0), Slot(0, 0)),
+    ],
+    ids=["none", "empty", "slots", "steps", "huge steps", "huge first", "first", "negative", "idle"],
+)
+@pytest.mark.parametrize("t", [2, 3])
+def test_a_plan_that_no_leader_makes_is_told(
+    clean: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: tuple[Slot, ...], t: int
+) -> None:
+    copy, take = copy_of(clean, tmp_path), reference.slot_tokens
+
+    def guarded(batches: object, run: object, slot: int, first: int, steps: int) -> object:
+        assert 0 <= first < 1000 and 0 <= steps < 1000, "memory for absurd inner steps"
+        return take(batches, run, slot, first, steps)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(reference, "slot_tokens", guarded)
+    change_step(copy, t, lambda commit: msgspec.structs.replace(commit, slots=plan))
+    try:
+        assert not verify(copy.path).holds
+    except UserError:
+        pass
+
+
+@pytest.mark.parametrize("t", [1, 4])
+def test_a_plan_of_another_iteration_is_told(clean: RunDirectory, tmp_path: Path, t: int) -> None:
+    """Before a synchronous step, and after the last round."""
+    copy = copy_of(clean, tmp_path)
+
+    def change(commit: Commit) -> Commit:
+        return msgspec.structs.replace(commit, slots=(Slot(0, 2), Slot(0, 2)))
+
+    change_step(copy, t, change)
+    try:
+        assert not verify(copy.path).holds
+    except UserError:
+        pass
