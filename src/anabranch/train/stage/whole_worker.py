@@ -148,14 +148,14 @@ class WholeWorker(_SumsOfRounds):
         """Add a slot's contribution to the sum `sign` times (±1). On Overflow nothing was added."""
         if slot not in self._contributions:
             raise Refused(f"no contribution of slot {slot} is held")
-        change, done = self._contributions[slot], list[str]()
+        change, done, most = self._contributions[slot], list[str](), self._rounds.slots
         try:
             for name, view in self.layout.views(change):
-                self._stage.accumulator.add(name, view, sign)
+                self._stage.accumulator.add(name, view, sign, most)
                 done.append(name)
         except exact.Overflow:
             for name in done:
-                self._stage.accumulator.add(name, self.layout.view(change, name), -sign)
+                self._stage.accumulator.add(name, self.layout.view(change, name), -sign, most)
             raise
 
     def _discard(self, task: tasks.Discard, inputs: Sequence[Tensor]) -> Result:
