@@ -40,9 +40,9 @@ def test_a_round_that_is_skipped_is_written(tmp_path: Path) -> None:
     journal = EventWriter("leader", True, Membership(), path, lambda lines: None)
     witness = Witness("r", 1, 0, "contribution")
     record = Commit(
-        run="run", epoch=1, term=1, t=3, previous_base="", manifest="", verdict="skip", tokens=0, loss_sums=(),
-        stages=(), norm=0.0, clip_factor=0.0, learning_rate=0.7, bias_correction1=1.0, bias_correction2=1.0,
-        adam_step=2, witness=witness,
+        run="run", epoch=1, term=1, t=3, previous_base="", manifest="", verdict="skip", tokens=0,
+        loss_sums=(), stages=(), norm=0.0, clip_factor=0.0, learning_rate=0.7, bias_correction1=1.0,
+        bias_correction2=1.0, adam_step=2, witness=witness,
     )  # fmt: skip
     journal.note("step", {"record": record})
     journal.close()

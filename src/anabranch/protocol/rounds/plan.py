@@ -80,8 +80,8 @@ def next_plan(plan: Plan, accepted: Collection[int], rounds: Rounds, rates: Mapp
 
 
 def plan_problem(rounds: Rounds, t: int, plan: Plan) -> str:
-    """Reason why no honest leader plans iteration t so, "" if one might: whoever replays the log allocates what
-    the plan says."""
+    """Reason why no honest leader plans iteration t so, "" if one might. Who replays a log allocates what its
+    plans say."""
     if not rounds.has(t):
         return "it has a plan, but is no round" if plan else ""
     if len(plan) != rounds.slots or not active(plan):
