@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from pathlib import Path
 
 import msgspec
@@ -11,7 +12,11 @@ import pytest
 from anabranch.audit.verify import verify
 from anabranch.checkpoint.directory import RunDirectory
 from anabranch.errors import UserError
+from anabranch.protocol.interface import events as ev
+from anabranch.protocol.interface.tasks import Forward
 from anabranch.protocol.log.records import Commit, Slot
+from anabranch.sim.kernel.simulated_peer import Node
+from anabranch.sim.kernel.swarm_world import World
 from anabranch.train.reference import reference
 from support.audited_runs import change_step, copy_of, make_run, small_run
 
@@ -73,3 +78,25 @@ def test_a_plan_of_another_iteration_is_told(clean: RunDirectory, tmp_path: Path
     change_step(copy, t, change)
     with contextlib.suppress(UserError):
         assert not verify(copy.path).holds
+
+
+@pytest.mark.xfail(strict=True, reason="verify compares the logged losses of all slots with those that count")
+def test_another_class_compares_the_losses_of_a_round_without_a_slot(tmp_path: Path) -> None:
+    run = small_run(
+        pipeline__stages=0, fleet__relays_per_stage=(3,), batch__microbatches=6,
+        round__slots=3, round__steps=2, round__start=0.34, steps=10,
+    )  # fmt: skip
+
+    def spoil(world: World) -> None:
+        struck: list[str] = []
+
+        def watch(node: Node, event: ev.Event) -> None:
+            running = node.peer.ctx.tasks.running
+            if not struck and running and isinstance(running.task, Forward) and running.task.t == 4:
+                struck.append(node.id)
+                world.crash(node.id)
+
+        world.bookkeepers.append(watch)
+
+    found = verify(make_run(tmp_path, run, (3,), spoil=spoil, logged_class="x" * 64).path).distances
+    assert all(math.isfinite(each.distance) for each in found)
