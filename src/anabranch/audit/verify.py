@@ -27,6 +27,8 @@ from anabranch.audit.run_inputs import Inputs, compare_with_genesis, open_inputs
 from anabranch.audit.verification_report import Distance, Report
 from anabranch.errors import UserError
 from anabranch.observe.console.progress import progress
+from anabranch.protocol.rounds.plan import plan_problem
+from anabranch.train.model.rounds import rounds_of
 from anabranch.train.numerics.numerics_class import numerics_class
 
 
@@ -99,6 +101,9 @@ def _check_replayable(inputs: Inputs, log: LoggedRun) -> None:
         )
     if [commit.t for commit in history.commits] != list(range(1, history.t + 1)):
         raise UserError(f"{inputs.directory.log}: its steps do not follow one another: {log.problems[0]}")
+    for t in range(1, history.t + 1):
+        if wrong := plan_problem(rounds_of(run), t, history.plans.get(t, ())):
+            raise UserError(f"{inputs.directory.log}: step {t} cannot be taken again: {wrong}")
 
 
 def _stepper(inputs: Inputs, own_class: str, jobs: int) -> AbstractContextManager[Stepper]:

@@ -10,6 +10,7 @@ from typing import Any
 from anabranch.node.driver.event_writer import EventWriter
 from anabranch.observe.event_log import events_of, read_events
 from anabranch.observe.events import Checkpoint, Note, PeerRemoved, RunFinished, Step, Vitals, encode_event
+from anabranch.protocol.log.records import Commit, Witness
 from anabranch.protocol.membership.view import Membership
 from support.hand_made_logs import step
 
@@ -54,3 +55,18 @@ def test_a_step_that_is_read_from_the_log_later_has_no_duration(tmp_path: Path, 
     journal.note("step", {"record": step(6)})
     journal.close()
     assert [event.seconds for event in events_of(path, Step)] == [2.0, 3.0, 0.0, 0.0, 4.0, 5.0]
+
+
+def test_a_round_that_is_skipped_is_written(tmp_path: Path) -> None:
+    """It counts no slot, so its record has no tokens."""
+    path = tmp_path / "events.jsonl"
+    journal = EventWriter("leader", True, Membership(), path, lambda lines: None)
+    witness = Witness("r", 1, 0, "contribution")
+    record = Commit(
+        run="run", epoch=1, term=1, t=3, previous_base="", manifest="", verdict="skip", tokens=0,
+        loss_sums=(), stages=(), norm=0.0, clip_factor=0.0, learning_rate=0.7, bias_correction1=1.0,
+        bias_correction2=1.0, adam_step=2, witness=witness,
+    )  # fmt: skip
+    journal.note("step", {"record": record})
+    journal.close()
+    assert [step.loss for step in events_of(path, Step)] == [None]

@@ -214,7 +214,7 @@ class EventWriter:
         return self._copied(
             log.Step,
             asdict(record),
-            loss=_finite(total / record.tokens),
+            loss=_finite(total / record.tokens) if record.tokens else None,
             grad_norm=_finite(record.norm * record.clip_factor if plan else record.norm),
             inner_steps=[
                 slot.steps * (k in accepted) if slot.steps else -1 for k, slot in enumerate(plan)

@@ -14,8 +14,10 @@ from collections.abc import Mapping
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.coordinator.round import Round
 from anabranch.protocol.fleet.admission import Admission
+from anabranch.protocol.interface.rounds import MOST_RATE
 from anabranch.protocol.log.records import Commit, StageCommit
 from anabranch.protocol.rounds.plan import Plan, active, even_plan, next_plan, units_of
+from anabranch.protocol.telemetry.estimators import plausible
 
 #: Share of the slots that must be ready before the others can be late. Plain choice: a median machine may
 #: still be among those before it.
@@ -60,14 +62,14 @@ class IslandRounds:
     def on_applied(self, peer: str, timing: Mapping[str, float]) -> None:
         """Take the compute seconds of a peer in the last step."""
         seconds = sum(timing.get(kind, 0.0) for kind in _WORK)
-        if (units := self._units.get(peer)) and 0.0 < seconds < math.inf:
+        if (units := self._units.get(peer)) and plausible(seconds):
             self._rates[peer] = units / seconds
 
     def _rate(self, peer: str) -> float:
         """Inner steps per second of a member; 1 if nothing is known."""
         member = self.ctx.run.membership.members[peer]
         measured_s = (member.forward_s + member.backward_s) * sum(self.ctx.run.settings.counts)
-        rate = self._rates.get(peer) or (1.0 / measured_s if measured_s > 0.0 else 1.0)
+        rate = self._rates.get(peer) or (1.0 / measured_s if plausible(measured_s) else 1.0)
         return rate / self._of_inner_step
 
     def next(self, current: Round, accepted: tuple[int, ...]) -> Plan:
@@ -84,9 +86,11 @@ class IslandRounds:
     # --- late slots ----------------------------------------------------------------------------
 
     def expected_s(self, current: Round) -> float:
-        """Seconds that the slots of a round should take; 0 in a synchronous iteration."""
+        """Seconds that the slots of a round should take; 0 in a synchronous iteration. Of a machine that says
+        it is far slower than others not more than MOST_RATE times the median."""
         members = self.ctx.run.membership.members
-        return max((s.steps / self._rate(s.peer) for s in current.slots if s.peer in members), default=0.0)
+        times = sorted(s.steps / self._rate(s.peer) for s in current.slots if s.steps and s.peer in members)
+        return min(times[-1], MOST_RATE * times[(len(times) - 1) // 2]) if times else 0.0
 
     def drop_late(self, current: Round, settled: bool) -> None:
         """Decide without which slots the round ends. settled: True if its result is PREPARED already."""

@@ -138,6 +138,8 @@ class Reports:
         for (stage, index), found in current.witnesses.items():
             attempt, classes = current.attempts.get(stage), set(current.classes.get(stage, ()))
             if attempt is not None and stage and index < len(attempt.owners):
+                if attempt.owners[index] < 0:
+                    continue  # a slot that was dropped: nobody found that it does not overflow
                 classes = {current.classes[stage][attempt.owners[index]]}
             for peer in found:
                 if peer in members and classes == {members[peer].numerics_class}:

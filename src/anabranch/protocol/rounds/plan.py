@@ -61,7 +61,7 @@ def next_plan(plan: Plan, accepted: Collection[int], rounds: Rounds, rates: Mapp
     firsts = [slot.first + slot.steps * (k in accepted) for k, slot in enumerate(plan)]
     if not rates:
         return tuple(Slot(first, rounds.inner) for first in firsts)
-    usual = sorted(rates.values())[len(rates) // 2]
+    usual = sorted(rates.values())[(len(rates) - 1) // 2]
     rates = {peer: min(rate, MOST_RATE * usual) for peer, rate in rates.items()}
     chosen = sorted(rates, key=lambda peer: (-rates[peer], peer))[: rounds.slots]
     places = {slot.peer: k for k, slot in enumerate(plan) if slot.peer in chosen}
@@ -77,6 +77,19 @@ def next_plan(plan: Plan, accepted: Collection[int], rounds: Rounds, rates: Mapp
         Slot(first, steps[holder[k]], holder[k]) if k in holder else Slot(first, 0)
         for k, first in enumerate(firsts)
     )
+
+
+def plan_problem(rounds: Rounds, t: int, plan: Plan) -> str:
+    """Reason why no honest leader plans iteration t so, "" if one might. Who replays a log allocates what its
+    plans say."""
+    if not rounds.has(t):
+        return "it has a plan, but is no round" if plan else ""
+    if len(plan) != rounds.slots or not active(plan):
+        return f"its plan has {len(plan)} slots, {len(active(plan))} of them with steps"
+    most = rounds.most_steps
+    if any(not 0 <= slot.steps <= most or not 0 <= slot.first <= most * t for slot in plan):
+        return f"a slot of its plan has more than {most} inner steps, or counts more than all rounds had"
+    return ""
 
 
 def plan_hash(plan: Sequence[Slot]) -> str:

@@ -51,8 +51,9 @@ class Accumulator(Protocol):
 
     flat: Tensor
 
-    def add(self, name: str, gradient: Tensor, sign: int = 1) -> None:
-        """Add one contribution (in the parameter's shape) `sign` times, ±1."""
+    def add(self, name: str, gradient: Tensor, sign: int = 1, most: int = 0) -> None:
+        """Add one contribution (in the parameter's shape) `sign` times, ±1. most: contributions that the
+        tensor may get in this iteration, where it is a round (0: as many as in a synchronous one)."""
         ...
 
     def add_rows(self, name: str, rows: Tensor, gradient: Tensor, sign: int = 1) -> None:
@@ -89,8 +90,9 @@ class ExactAccumulator:
             name: torch.split(layout.flat(self.flat, name), BLOCK) for name in layout.names
         }
 
-    def add(self, name: str, gradient: Tensor, sign: int = 1) -> None:
-        check_range(name, gradient, self._limit[name])
+    def add(self, name: str, gradient: Tensor, sign: int = 1, most: int = 0) -> None:
+        limit = math.ldexp(1.0, 62 - UNIT_EXPONENT) / most if most else self._limit[name]
+        check_range(name, gradient, limit)
         sums, values = self._sums[name], gradient.reshape(-1)
         for some_sums, some_values in zip(sums, torch.split(values, BLOCK), strict=True):
             some_sums.add_(self._round(some_values), alpha=sign)
@@ -138,7 +140,7 @@ class FastAccumulator:
         self._limit = math.ldexp(1.0, exponent) / contributions
         self.flat = torch.zeros(layout.elements, dtype=dtype, device=device)
 
-    def add(self, name: str, gradient: Tensor, sign: int = 1) -> None:
+    def add(self, name: str, gradient: Tensor, sign: int = 1, most: int = 0) -> None:
         check_range(name, gradient, self._limit)
         self._layout.view(self.flat, name).add_(gradient, alpha=sign)
 

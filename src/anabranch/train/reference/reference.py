@@ -305,7 +305,7 @@ class Reference:
             tokens = slot_tokens(self._batches, self._run, slot, first, steps).to(self._device)
             change, loss_sum = contribution(self._run, self.model, self.states[1], t, steps, tokens)
             for name, view in self.states[1].layout.views(change):
-                self._accumulators[1].add(name, view)
+                self._accumulators[1].add(name, view, most=self._rounds.slots)
         return loss_sum, frozenset(found)
 
     def _refresh(self) -> None:

@@ -48,9 +48,11 @@ class _SumsOfRounds(Worker):
 
     def _assemble(self, task: tasks.Assemble, inputs: Sequence[Tensor]) -> Result:
         if self._rounds.has(task.t) and BITS[self._run.round.results]:
-            if any(part.dtype != torch.int64 or part.dim() != 1 for part in inputs):
-                raise Refused("the parts of a round's result are not vectors of whole numbers")
-            inputs = [exact.reduced(part, self.master) for part in inputs]
+            # A peer that catches up puts together the kept gradient of another, which is in floats already.
+            if any(part.dim() != 1 for part in inputs) or len({part.dtype for part in inputs}) > 1:
+                raise Refused("the parts of a round's result are not vectors of one type")
+            if inputs and inputs[0].dtype == torch.int64:
+                inputs = [exact.reduced(part, self.master) for part in inputs]
         return super()._assemble(task, inputs)
 
 
@@ -150,14 +152,14 @@ class WholeWorker(_SumsOfRounds):
         """Add a slot's contribution to the sum `sign` times (±1). On Overflow nothing was added."""
         if slot not in self._contributions:
             raise Refused(f"no contribution of slot {slot} is held")
-        change, done = self._contributions[slot], list[str]()
+        change, done, most = self._contributions[slot], list[str](), self._rounds.slots
         try:
             for name, view in self.layout.views(change):
-                self._stage.accumulator.add(name, view, sign)
+                self._stage.accumulator.add(name, view, sign, most)
                 done.append(name)
         except exact.Overflow:
             for name in done:
-                self._stage.accumulator.add(name, self.layout.view(change, name), -sign)
+                self._stage.accumulator.add(name, self.layout.view(change, name), -sign, most)
             raise
 
     def _discard(self, task: tasks.MicrobatchTask, inputs: Sequence[Tensor]) -> Result:
