@@ -151,7 +151,7 @@ OPENED = tensor(0, (8,), 8)
         (header(MESSAGE, 0, LIMIT + 1), "a message of 1048577 bytes"),
         (header(OPEN, 0, 2 * LIMIT), "exceeds"),
         (header(OPEN, 0, 3) + b"abc", "cut short"),
-        (tensor(code=7), "no dtype of code 7"),
+        (tensor(code=99), "no dtype of code 99"),
         (tensor(6, (4,), 4), "4 bytes are not a packed tensor"),
         (tensor(6, (4,), 35), "35 bytes are not a packed tensor"),
         (tensor(6, (LIMIT // 8 + 1,), LIMIT // 2), "exceeds 1048576 bytes unpacked"),

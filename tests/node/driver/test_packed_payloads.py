@@ -137,7 +137,7 @@ def test_parts_arrive_in_the_order_in_which_they_were_sent() -> None:
 def test_a_payload_that_is_not_packed_breaks_the_link() -> None:
     async def scenario() -> None:
         here, there = await linked()
-        here.link(OTHER).send(encode(part(0)), Blob(PACKED, (3,), bytes([1, 2, 3, 9])))
+        here.link(OTHER).send(encode(part(0)), Blob(PACKED, (3,), bytes([1, 2, 3, 9, 0])))
         garbled = await there.until(lambda event: isinstance(event, ev.Garbled))
         assert isinstance(garbled, ev.Garbled)
         assert garbled.peer == OWNER.peer_id

@@ -25,8 +25,8 @@ def absurd(member: Member) -> str | None:
         return f"an incarnation of {member.incarnation} is not plausible"
     try:
         parse_addresses(member.address)
-    except ValueError as error:
-        return f"its address is not plausible: {error}"
+    except ValueError:
+        return "its address is not plausible: it is to be host:port, or several of them with commas between"
     for what, most in TEXT_BYTES.items():
         text = getattr(member, what)
         if len(text.encode()) > most or not text.isprintable():
