@@ -184,7 +184,12 @@ def generate(
     seed: int = 1,
     step: int | None = None,
 ) -> str:
-    """Text that a trained model continues; see `load` and `TrainedModel.sample`."""
+    """Text that begins with the prompt and goes on with up to `tokens` tokens drawn from the trained model at
+    `path`.
+
+    path, step: as in `load`. temperature, top_k, seed: as in `TrainedModel.sample`. Raises UserError as they
+    do.
+    """
     return load(path, step).generate(prompt, tokens, temperature, top_k, seed)
 
 

@@ -175,7 +175,8 @@ class Apply(Task, frozen=True):
 
 
 class HashInputs(Task, frozen=True):
-    """Hash of a received payload, before it is used. inputs (payload,) -> Result.hashes, with `hashed`."""
+    """Hash of a received payload, before it is used. inputs (payload,) -> Result.hashes (one hash); nothing
+    is computed from it. Needs hashed=True."""
 
 
 class AuditUnit(MicrobatchTask, frozen=True):

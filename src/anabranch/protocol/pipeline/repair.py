@@ -27,7 +27,12 @@ UNCLAIMED_REPORTS = 2
 
 
 class Repairs:
-    """Search and repair for the items of one sender."""
+    """Search and repair of the microbatches that a sender has sent: after a lost peer, a missing claim or
+    long silence it sends them to another replica of the next stage.
+
+    A search (`find`) first asks the peers of the next stage whether one has the microbatch, so that it is
+    sent anew only if none does. Items are the sender's `OutgoingMicrobatch` records.
+    """
 
     def __init__(self, ctx: PeerContext, sender: Sender) -> None:
         self.ctx = ctx

@@ -166,7 +166,11 @@ class Sender:
             item.asked -= {(peer, False), (peer, True)}
 
     def _give_back(self) -> None:
-        """Return unused credits that were requested for a microbatch which was then sent to another peer."""
+        """Return to each receiver the free credits beyond those it guarantees.
+
+        They were requested for a microbatch that went to another receiver, and would stay idle here while
+        other senders wait. Called after every pass over the waiting microbatches, which may have used them.
+        """
         for peer, credit in self.credits.items():
             spare = min(credit.free, credit.beyond_standing)
             if spare > 0:

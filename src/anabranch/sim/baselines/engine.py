@@ -153,7 +153,8 @@ class Baseline(ABC):
 
     @abstractmethod
     def begin(self) -> None:
-        """Begin iteration self.t + 1."""
+        """Start the microbatches of iteration self.t + 1: at the start of the run, after each commit, and by
+        some systems again after a crash. `committed` raises self.t."""
 
     @abstractmethod
     def lost(self, relay: str) -> None:

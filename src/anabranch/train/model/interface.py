@@ -57,7 +57,8 @@ class Model(Protocol):
         ...
 
     def embed(self, weights: Weights, ids: Tensor) -> Tensor:
-        """ids (rows, sequence) -> x."""
+        """Embedding of token ids (rows, sequence) as the input x (rows, sequence, stream.columns) of the
+        first block; learned positions are added. In a subspace model x also carries the ids."""
         ...
 
     def block(self, weights: Weights, block: int, x: Tensor) -> Tensor:

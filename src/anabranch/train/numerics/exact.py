@@ -56,7 +56,12 @@ class Accumulator(Protocol):
         ...
 
     def add_rows(self, name: str, rows: Tensor, gradient: Tensor, sign: int = 1) -> None:
-        """Add row j of `gradient` (tokens, dim) to row rows[j] of a table; each row is a contribution."""
+        """Add row j of `gradient` (tokens, dim) to row rows[j] (tokens,) of the table `name`, `sign` times,
+        ±1.
+
+        Each row is a contribution of its own: it is rounded by itself. Raises Overflow, and adds nothing, if
+        a value is not finite or beyond the limit.
+        """
         ...
 
     def clear(self) -> None: ...
