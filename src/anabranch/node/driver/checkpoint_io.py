@@ -48,8 +48,7 @@ class CheckpointIo:
         """Write the checkpoint after step t, and delete all but the `keep` newest; returns its path.
 
         base: hash of the log entry that committed step t. stages: pieces and fingerprint of every stage's
-        state. Raises UserError, and writes nothing, if the disk has too little room; OSError if writing
-        fails.
+        state. Raises UserError if the disk has too little room or the checkpoint cannot be written.
         """
         import torch
 

@@ -71,8 +71,8 @@ class Model(Protocol):
         ...
 
     def embedding_rows(self, ids: Tensor) -> tuple[tuple[str, Tensor], ...]:
-        """Each table that `embed` looks up, with its row for every token (rows·sequence,), to which the
-        gradient of the output is added."""
+        """For each table that `embed` looks up: its name, and for every token (rows·sequence,) the table's
+        row to which the gradient of the token's embedding is added."""
         ...
 
     def is_residual_output(self, name: str) -> bool:
@@ -122,7 +122,8 @@ def initial_tensor(
 def initial_weights(
     model: Model, layout: Layout, seed: int, dtype: torch.dtype, std: float = INITIAL_STD
 ) -> Tensor:
-    """A stage's initial weights as a flat vector in `layout`."""
+    """A stage's initial weights as a flat vector in `layout`, on the CPU; each tensor as in
+    `initial_tensor`."""
     flat = torch.empty(layout.elements, dtype=dtype)
     for name, view in layout.views(flat):
         view.copy_(initial_tensor(model, name, layout.shapes[name], seed, std))
@@ -130,7 +131,8 @@ def initial_weights(
 
 
 def weights_from_tensors(layout: Layout, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
-    """A flat vector in `layout` from named tensors. ValueError if one is missing or of another shape."""
+    """A flat vector in `layout`, of `dtype` on the CPU, from named tensors; others than the layout's are
+    ignored. Raises ValueError if one is missing or of another shape."""
     flat = torch.empty(layout.elements, dtype=dtype)
     for name, view in layout.views(flat):
         if name not in tensors:

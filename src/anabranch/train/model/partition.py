@@ -30,7 +30,8 @@ class StageSpec:
 
 
 def partition(config: ModelConfig, pipeline: PipelineSection) -> tuple[StageSpec, ...]:
-    """Stages 0..S of a run, in order. Raises ConfigError if the settings do not fit the model."""
+    """Stages 0..S of a run, in order; without a pipeline an empty stage 0 and a stage 1 that holds the whole
+    model. Raises ConfigError if the settings do not fit the model."""
     if pipeline.whole:  # stage 0 holds nothing: data nodes are sources of token ids
         return StageSpec(0, 0, -1), StageSpec(1, 0, config.blocks - 1, ends=True)
     stages, split = pipeline.stages, pipeline.blocks_per_stage

@@ -135,7 +135,8 @@ def snapshot_interval(run: RunConfig, model: ModelConfig) -> int:
 def schedule_of(
     run: RunConfig, manifest_hash: Callable[[int], str] | None, tokens_per_iteration: int
 ) -> Schedule:
-    """Scalars of each step as pure functions of the run file. manifest_hash: t -> hash of its batch."""
+    """Scalars of each step as pure functions of the run file. manifest_hash: t -> hash of its batch; None
+    without the corpus."""
 
     def step(t: int, adam_step: int, norm: float) -> StepParameters:
         corrections = bias_corrections(run.optimizer, adam_step)

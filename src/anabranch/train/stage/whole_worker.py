@@ -33,7 +33,8 @@ _ANSWER = torch.zeros(1, dtype=torch.uint8)
 
 
 class _SumsOfRounds(Worker):
-    """Worker that adds up parts of a round, of its own stage or as a helper of the other."""
+    """Worker that sums and assembles the parts of a round's result, rounded to the bits that the run file
+    sets, for its own stage or helping another one."""
 
     @cached_property
     def _rounds(self) -> Rounds:
