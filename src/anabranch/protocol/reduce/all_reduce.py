@@ -385,8 +385,8 @@ class AllReduce:
         return True
 
     def account(self, message: Attempt) -> ReduceAccount | None:
-        """What this replica knows of an attempt of its stage: members whose parts are lacking or unusable,
-        and the result. None if this attempt has not begun here."""
+        """Account of an attempt of this stage: members whose parts are lacking or unusable, and the result,
+        as far as this replica knows them. None if this attempt has not begun here."""
         reduce, prepared = self.reduce, self.prepared
         if reduce is None or reduce.summing is None or reduce.message.attempt != message.attempt:
             return None

@@ -166,8 +166,8 @@ class ReduceHelper:
         help.summing.examine(help.message.stage)
 
     def account(self, message: Attempt) -> ReduceAccount | None:
-        """What this peer knows of an attempt that it helps with: members whose parts are lacking or unusable,
-        and the result. None if this attempt has not begun here."""
+        """Account of an attempt that this peer helps with: members whose parts are lacking or unusable, and
+        the result, as far as known here. None if this attempt has not begun here."""
         help = self._helps.get(message.stage)
         if help is None or help.message.attempt != message.attempt:
             return None
