@@ -221,7 +221,7 @@ class ModelledWorld(World):
         return self._sized[1]
 
     def payload_bytes(self, sender: Node, message: msg.AnyMessage) -> float:
-        """Size of the tensor that a message's payload stands for."""
+        """Size of the tensor that a message's payload stands for, as `sender` sends it now."""
         work, stage = self.work, sender.peer.ctx.run.stage
         part, rounds = self.fleet.scenario.round, self.settings.rounds
         if isinstance(message, msg.FencedMessage) and rounds.has(message.fence.t):

@@ -127,8 +127,8 @@ def from_pieces(t: int, pieces: Sequence[Payload]) -> int | None:
 
 
 class Step(NamedTuple):
-    """Results of a step on a single machine: gradient and new state of each stage, loss of each
-    microbatch."""
+    """Results of a step on a single machine: gradient and new state of each stage, by stage, and loss of each
+    microbatch of the batch."""
 
     gradients: tuple[Words, ...]
     states: tuple[int, ...]
@@ -162,14 +162,19 @@ def single_machine(t: int, states: tuple[int, ...], batch: Batch) -> Step:
 
 
 def batch_of(t: int, microbatches: int, slots: Slots) -> Batch:
-    """Batch of iteration t; in a round its slots, with (steps in earlier rounds, steps) each."""
+    """Batch of iteration t: (index, t) of each microbatch; in a round (slot, number that stands for its
+    steps).
+
+    slots: slot -> (steps in earlier rounds, steps in this one); empty if t is no round.
+    """
     if slots:
         return tuple((slot, inner_salt(*steps)) for slot, steps in sorted(slots.items()))
     return tuple((index, t) for index in range(microbatches))
 
 
 def states_after(t: int, settings: Settings, history: LogReplay | None = None) -> tuple[int, ...]:
-    """States of all stages after t steps on a single machine. history: log of a run with rounds."""
+    """States of all stages after t steps on a single machine. history: log of a run with rounds, for the
+    slots that counted and the rounds that were skipped."""
     states = tuple(map(initial, range(settings.stages + 1)))
     for each in range(1, t + 1):
         slots: Slots = {}
@@ -425,8 +430,8 @@ def counting_world(
 
 
 def wrong_states(world: World) -> Mapping[str, str]:
-    """Peers whose state differs from that of a single machine after as many steps: peer -> the difference in
-    words."""
+    """Live peers whose state differs from that of a single machine after as many steps: peer -> the
+    difference in words. Empty if the run is right."""
     wrong = {}
     for node in world.nodes.values():
         if not node.alive or not isinstance(node.computer, IntegerWorker):
