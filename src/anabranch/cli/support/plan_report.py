@@ -119,7 +119,8 @@ def _price_per_billion(plan: Plan) -> float:
 
 
 def _activations(plan: Plan) -> str:
-    """Storage of activations between forward and backward, and by which factor it adds memory slots."""
+    """What becomes of activations between forward and backward, in words, with the factor by which that
+    multiplies memory slots."""
     park, again = plan.scenario.fleet.park, plan.scenario.fleet.recompute
     words = (["offloaded"] if park else []) + (["recomputed"] if again else [])
     return f"{', '.join(words)}, {(1 + park) * (1 + again):g}× slots" if words else "kept"

@@ -12,8 +12,8 @@ from anabranch.errors import UserError
 
 
 def train_alone(path: Path, to: Outputs) -> int:
-    """Train the run of a run directory in this process; returns the exit status. Ctrl+C ends it with a
-    checkpoint."""
+    """Train the run of a run directory in this process; returns the exit status, 0. Checkpoints are written
+    as the run file says and at the end, also after Ctrl+C."""
     from anabranch.audit.run_inputs import open_inputs
     from anabranch.train.reference.alone import Alone
 
