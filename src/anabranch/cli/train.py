@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _alone(args: argparse.Namespace, config: RunConfig, path: Path) -> int:
-    """Train in this process, without a swarm."""
+    """Create the run directory and train in this process, without a swarm; returns the exit status."""
     from anabranch.cli.support.create_directory import create
     from anabranch.cli.support.train_alone import check, train_alone
 

@@ -289,7 +289,8 @@ class TcpTransport:
         return None
 
     async def _open_circuit(self, peer_id: str, address: Address, credential: Credential) -> Lane:
-        """Connection to a peer through a carrier. Raises DialError, OSError."""
+        """Connection to a peer through the carrier at `address`: TLS with the peer inside one with the
+        carrier. Raises DialError (also if the carrier refuses) and OSError."""
         outer = await self._connect_tls(address)
         try:
             link_id = secrets.token_bytes(LINK_ID_BYTES)

@@ -58,7 +58,8 @@ def train_alone(path: Path, to: Outputs) -> int:
 
 
 def check(run: RunConfig, run_file: Path | None) -> None:
-    """Raise UserError if a run cannot be trained by one process."""
+    """Raise UserError if a run cannot be trained by one process: it has rounds of islands. run_file: for the
+    message."""
     if run.round.slots:
         where = run_file or "the run file"
         has = f"{where} has round.slots = {run.round.slots}"

@@ -112,7 +112,8 @@ class GuestHost:
                 self._follow(guest, *line.partition(" ")[::2])
 
     def _follow(self, guest: _Running, word: str, rest: str) -> None:
-        """Take in a line that a guest printed (see `guest_process`)."""
+        """Take in a line that a guest printed: `word` is id, begun, closed or ended, `rest` its value (see
+        `guest_process`). A guest that has begun is put out by closed and ended."""
         visit, now = guest.visit, time.time()
         if word == "id":
             visit.peer = rest

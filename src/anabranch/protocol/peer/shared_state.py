@@ -119,7 +119,8 @@ class Exit:
         self.stopped = False
 
     def stop(self, reason: str, ok: bool, again: bool = False) -> None:
-        """End this peer. again: True if this machine may join the run again."""
+        """End this peer's part in the run. ok: False if neither its user nor the run's owner wanted it.
+        again: True if this machine may join the run again."""
         self.stopped = True
         self._outbox.emit(ev.Stop(reason, ok, again))
 

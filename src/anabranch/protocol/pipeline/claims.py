@@ -35,7 +35,7 @@ class Claims:
         self.changed = True
 
     def evaluated(self, index: int, loss_sum: float) -> None:
-        """Add the loss of an evaluation microbatch."""
+        """Add the loss sum (nats) of evaluation microbatch `index`."""
         self.evaluations[index] = loss_sum
         self.changed = True
 

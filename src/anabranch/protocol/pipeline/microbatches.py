@@ -267,7 +267,8 @@ class Iteration:
             self._release_slot(unit)
 
     def on_backward(self, peer: str, message: Backward, payload: Payload | None) -> str | None:
-        """Take a gradient; return why it is refused, or None."""
+        """Take the gradient of a microbatch that `peer` computed; return why it is refused, or None. The
+        first one is computed with, or in an evaluation passed on; later ones are ignored."""
         if payload is not None:
             self._sampling.acknowledge(peer, message.index, backward=True)
         first, refusal = self.sender.on_backward(peer, message.index, payload)
@@ -277,7 +278,8 @@ class Iteration:
         return refusal
 
     def on_got(self, peer: str, message: Got) -> None:
-        """Measure the link to `peer` by its acknowledgement of a payload."""
+        """Measure the link to `peer` by its acknowledgement of an activation, or (message.backward) of a
+        gradient."""
         if not message.backward:
             self.sender.on_got(peer, message.index)
             return
@@ -415,7 +417,8 @@ class Iteration:
     # --- questions and recall ----------------------------------------------------------------
 
     def on_want(self, peer: str, message: Want) -> None:
-        """Answer a peer that asks for a microbatch, and send it the gradient later."""
+        """Answer a peer that asks if a microbatch is here. If so, `peer` becomes its upstream peer and gets
+        the gradient once it is ready."""
         self.replies.on_want(self.units.get(message.index), peer, message)
 
     def on_call_back(self, peer: str, message: CallBack) -> None:

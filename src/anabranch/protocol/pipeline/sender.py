@@ -263,7 +263,8 @@ class Sender:
             self.ctx.outbox.send(peer, Ask(self._fence(), item.index, item.repair))
 
     def _waited_s(self, item: OutgoingMicrobatch, candidates: list[Candidate]) -> float:
-        """Seconds since any candidate first had a free credit for the microbatch."""
+        """Seconds for which the microbatch has waited although a candidate had a free credit; 0 until one
+        has."""
         if item.sendable_since == math.inf and any(candidate.free for candidate in candidates):
             item.sendable_since = self.ctx.clock.now
         return max(0.0, self.ctx.clock.now - item.sendable_since)

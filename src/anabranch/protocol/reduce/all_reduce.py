@@ -172,7 +172,8 @@ class AllReduce:
         self.ctx.tasks.submit(TaskPriority.STEP, task, iteration.inputs_of(unit), lambda result: None)
 
     def _frozen(self, reduce: ReduceAttempt, result: Result) -> None:
-        """Send the parts of this replica's sum to the peers that add them up."""
+        """Send the parts of this replica's sum to the peers that add them up, and take the parts that came
+        early. An older attempt's result is ignored."""
         if reduce is not self.reduce:
             return
         assert self.iteration is not None
@@ -325,7 +326,7 @@ class AllReduce:
         self.ctx.tasks.submit(TaskPriority.STEP, SumPart(self.iteration.t), inputs, then)
 
     def _summed(self, reduce: ReduceAttempt, part: int, result: Result) -> None:
-        """Send a reduced part to the members that wait for it."""
+        """Send a reduced part to the members that get it at once (not yet to standbys)."""
         if reduce is not self.reduce or self._failed(reduce, result):
             return
         reduce.reduced[part] = result.outputs[0]

@@ -74,7 +74,8 @@ class WorkReceipt:
             self._came.setdefault((kind, part, sender), seal)
 
     def _transfer(self, kind: str, part: int, sender: str, payload_hash: str) -> Transfer | None:
-        """Transfer for the receipt; None if the seal of its sender is wrong."""
+        """Entry of the receipt for a part that came from `sender`, with its seal; None if the seal is
+        wrong."""
         own = sender == self._ctx.me
         seal = self._seal(kind, part, payload_hash) if own else self._came.get((kind, part, sender), b"")
         if not own and not self._seals.part_is_sealed(kind, sender, self._name(part), payload_hash, seal):

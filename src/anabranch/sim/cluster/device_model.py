@@ -266,7 +266,8 @@ class Machine:
     measured: Mapping[type[tasks.Task], float] = field(default_factory=dict)
 
     def seconds(self, stage: int, task: type[tasks.Task], members: int = 1) -> float:
-        """Seconds of a task at a stage. members: replicas in the stage's reduce."""
+        """Seconds of a task at a stage, measured or else modelled. members: replicas in the stage's reduce,
+        for tasks of a step."""
         work = self.work
         if task in self.measured:
             return self.measured[task] / self.speed

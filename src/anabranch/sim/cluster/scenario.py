@@ -328,7 +328,7 @@ class Fleet:
     drift: Drift = field(default_factory=Drift)
 
     def link(self, sender: str, receiver: str) -> SharedLink:
-        """Link from one host to another, at its current speed."""
+        """Link from one host to another: delay, loss, and bandwidth at the present drift."""
         ends = self.hosts[sender].region, self.hosts[receiver].region
         link, network = self.regions.link(*ends), self.scenario.network
         rate_bps = link.rate_bps * self.drift.rate(*ends)

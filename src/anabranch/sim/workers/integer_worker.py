@@ -70,7 +70,7 @@ def embedded(state: int, salt: int, index: int) -> int:
 
 
 def inner_salt(first: int, steps: int) -> int:
-    """Number that stands for the inner steps of a slot in a round."""
+    """Number that stands for the inner steps `first` + 1 to `first` + `steps` of a slot in a round."""
     return mix(9, first, steps)
 
 
@@ -391,7 +391,8 @@ def _sum_part(inputs: tuple[Payload, ...]) -> Result:
 
 
 def genesis_of(settings: Settings, leader: str) -> Genesis:
-    """First log record of a run whose workers compute with integers."""
+    """First log record of a run whose workers compute with integers. leader: name of the machine that founds
+    it."""
     return Genesis(
         run=settings.run,
         epoch=settings.epoch,
@@ -460,7 +461,7 @@ def member_of(machine: Machine, disk: str = "0") -> Member:
 
 
 def schedule_of(settings: Settings, window_tokens: int) -> Schedule:
-    """Schedule whose parameters are the same in every step."""
+    """Schedule whose parameters are the same in every step. window_tokens: tokens of an evaluation window."""
     inner = settings.microbatches // max(1, settings.rounds.slots)
     return Schedule(
         "batch {}".format, constant_step, settings.microbatches, window_tokens,

@@ -62,7 +62,7 @@ class Model(Protocol):
         ...
 
     def block(self, weights: Weights, block: int, x: Tensor) -> Tensor:
-        """x -> x through one transformer block."""
+        """Residual stream x after transformer block number `block`, from x before it."""
         ...
 
     def head(self, weights: Weights, x: Tensor, at: int | None = None) -> Tensor:
@@ -81,7 +81,8 @@ class Model(Protocol):
 
 
 def build(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Model:
-    """Model of `config` with its constant tables on `device`."""
+    """Model of `config` whose constants are on `device` and which computes in `dtype`; the weights are passed
+    to its functions."""
     from anabranch.train.model.gpt import GPT
     from anabranch.train.model.llama import Llama
     from anabranch.train.model.llama_family import Gemma, Mistral, Qwen2
@@ -94,7 +95,7 @@ def build(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Mode
 
 
 def stage_layout(model: Model, spec: StageSpec) -> Layout:
-    """Flat layout of one stage's parameters."""
+    """Flat layout of the parameters of the stage `spec`, embedding and head included where it has them."""
     shapes: dict[str, Shape] = model.end_shapes() if spec.ends else {}
     for block in spec.blocks:
         shapes.update(model.block_shapes(block))

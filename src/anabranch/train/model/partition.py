@@ -51,7 +51,8 @@ def partition(config: ModelConfig, pipeline: PipelineSection) -> tuple[StageSpec
 
 
 def head_load(config: ModelConfig, sequence: int) -> float:
-    """Cost of the head (on data nodes) relative to one block, per token."""
+    """Floating-point operations of the head (on data nodes) divided by those of one block, per token at
+    `sequence` tokens."""
     return head_flops(config, sequence) / block_flops(config, sequence)
 
 

@@ -160,7 +160,7 @@ class FastAccumulator:
 
 
 def check_range(name: str, values: Tensor, limit: float) -> None:
-    """Raise Overflow(name) unless every |value| <= limit (NaN is not)."""
+    """Raise Overflow(name) unless every |value| <= limit; NaN raises it, too."""
     low, high = torch.aminmax(values.detach())
     if not (-limit <= float(low) and float(high) <= limit):
         raise Overflow(name)
@@ -218,7 +218,7 @@ def _in_full(total: Tensor) -> Tensor:
 
 
 def digest(layout: Layout, gradient: Tensor) -> str:
-    """BLAKE3 of names and shapes, then of the reduced tensors in name order."""
+    """BLAKE3 (hex) of names and shapes, then of the reduced gradient, flat in `layout`, in name order."""
     hasher = blake3.blake3(layout.header())
     hasher.update(raw_bytes(gradient))
     return str(hasher.hexdigest())

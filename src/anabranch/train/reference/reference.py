@@ -297,7 +297,8 @@ class Reference:
         return float(loss.detach()), frozenset(found)
 
     def _crossed(self, x: Tensor, t: int, index: int, cut: int) -> Tensor:
-        """Output of stage `cut` as the next stage receives it."""
+        """Output x of stage `cut` as the next stage receives it, encoded and decoded; its gradient goes
+        through the cut's codec, too."""
         return self._cuts.pass_through(x, self._cuts.place(t, index, cut))
 
     def _contribute_slot(self, t: int, slot: int) -> tuple[float, frozenset[Witness]]:

@@ -46,7 +46,8 @@ class Manifest:
 
 
 def settings_of(run: RunConfig, run_id: str, model: ModelConfig, epoch: int = 1) -> Settings:
-    """Protocol settings of a run file."""
+    """Protocol settings of a run file. run_id: name of the run in messages. epoch: of the log, raised by each
+    recovery."""
     batch, whole = run.batch, run.pipeline.whole
     master = _widths(run)[1]
     # The ends of a whole model count as a share of each of its blocks.
@@ -187,7 +188,8 @@ def genesis_of(
     fingerprints: Sequence[str],
     epoch: int = 1,
 ) -> Genesis:
-    """First record of a run's log."""
+    """First record of a run's log. leader: id of the data node that founds and owns the run. manifest: hashes
+    of its data. fingerprints: of the initial state of each stage."""
     return Genesis(
         run=run_id,
         epoch=epoch,

@@ -118,7 +118,7 @@ def part_alignment(run: RunConfig) -> int:
 
 
 def make_accumulator(run: RunConfig, model: Model, layout: Layout, device: torch.device) -> Accumulator:
-    """Accumulator of the run's reduction mode."""
+    """Empty gradient accumulator of the run file's kind: fast, coarse or exact."""
     master = master_dtype(DTYPES[run.compute.dtype])
     limits = {name: contributions(run, model, name) for name in layout.names}
     if run.run.reduction == "fast":

@@ -298,7 +298,7 @@ class Worker:
         return Result(fingerprint=self.state.fingerprint())
 
     def _take_step(self, t: int, gradient: Tensor, scalars: StepScalars) -> None:
-        """Change weights and moments by step t."""
+        """Change weights, moments and Adam's counter in place by the optimizer step t."""
         adamw(self.state, gradient, scalars, self._run.optimizer)
 
     def _audit_unit(self, task: tasks.AuditUnit, inputs: Sequence[Tensor]) -> Result:
