@@ -121,8 +121,8 @@ def _print_progress(text: str) -> None:
 
 
 def load_fleet(name: str, model: str | None, churn: float | None) -> Scenario:
-    """The scenario as a fleet to plan for: split into as many stages as its drawn relays allow (one, if it
-    names its machines), and with no stage given to any machine.
+    """The scenario as a fleet to plan for: split into as many stages as the model's blocks and the drawn
+    relays allow (one, if it names its machines), and with no stage given to any machine.
 
     model, churn: replace the scenario's values where given. Raises UserError.
     """

@@ -377,8 +377,8 @@ class MessageHandlers:
     # --- observers -----------------------------------------------------------------------------
 
     def _watch(self, peer: str, message: msg.Watch, payload: Payload | None) -> str | None:
-        """Show the event log to an observer; return the reason if that is refused. Any peer that reads it is
-        no longer treated as a joiner: the connection's heartbeats end."""
+        """Show the event log to an observer; return the reason if that is refused. A peer with any ticket may
+        read it: one that was taken for a joiner until then counts as linked no more."""
         if not self.leadership.founder:
             return "the run's events are with the data node that founded it"
         refusal = self.event_log_server.asked(peer, message, self._ticket_of(peer))

@@ -235,7 +235,7 @@ class Iterations(Timer):
             self.current.sender.pump()
 
     def send_changed_claim(self) -> bool:
-        """Send the claim if it changed and no weight gradient is being added; True if it was to be sent."""
+        """Send the claim (`Claims.send`) if it changed and no weight gradient is being added; True if so."""
         if self.current is None or not self.current.claims.changed or self._ctx.tasks.adding:
             return False
         self.current.claims.send()
