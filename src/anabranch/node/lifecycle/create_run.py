@@ -76,8 +76,8 @@ def create_run(
     """Make a run directory with its corpus and run file.
 
     Values that the corpus and imported weights determine are added to the run file. progress: as in
-    `materialise`. tell: gets sentences about the run, warnings among them. Raises UserError, also if the
-    directory exists. Whatever the error, nothing that was made is left behind.
+    `materialise`. tell: gets sentences about the run, warnings among them. Raises UserError, also if `path`
+    is in use. Whatever the error, nothing that was made is left behind.
     """
     from anabranch.train.numerics.numerics_class import configure
 

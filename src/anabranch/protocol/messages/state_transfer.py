@@ -53,7 +53,8 @@ class FetchPiece(Message, frozen=True, tag=51):
 
 
 class Piece(Message, frozen=True, tag=52):
-    """Reply to FetchPiece. Payload: bytes of piece number `piece` of the state; none if it is not held."""
+    """Reply to FetchPiece. Payload: bytes of piece number `piece` of the state. (A peer without the state
+    answers with a StateOffer of 0 pieces.)"""
 
     stage: StageNumber
     t: Count
