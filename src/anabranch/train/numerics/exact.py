@@ -52,8 +52,7 @@ class Accumulator(Protocol):
     flat: Tensor
 
     def add(self, name: str, gradient: Tensor, sign: int = 1) -> None:
-        """Add one contribution (in the shape of parameter `name`) `sign` times, ±1. Raises Overflow, and adds
-        nothing, if a value is not finite or beyond the limit."""
+        """Add one contribution (in the parameter's shape) `sign` times, ±1."""
         ...
 
     def add_rows(self, name: str, rows: Tensor, gradient: Tensor, sign: int = 1) -> None:
