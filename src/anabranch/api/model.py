@@ -110,7 +110,8 @@ class TrainedModel:
         top_k: int = 0,
         seed: int = 1,
     ) -> str:
-        """Text that begins with the prompt; for the parameters see `sample`."""
+        """Text that begins with the prompt and goes on with up to `tokens` tokens drawn from the model. The
+        parameters, and the errors raised, are those of `sample`."""
         return self.decode(prompt, list(self.sample(prompt, tokens, temperature, top_k, seed)))
 
     def export(self, out: str | Path) -> Path:
@@ -184,10 +185,19 @@ def generate(
     seed: int = 1,
     step: int | None = None,
 ) -> str:
-    """Text that a trained model continues; see `load` and `TrainedModel.sample`."""
+    """Text that begins with the prompt and goes on with up to `tokens` tokens drawn from the trained model at
+    `path`.
+
+    path, step: as in `load`. temperature, top_k, seed: as in `TrainedModel.sample`. Raises UserError as they
+    do.
+    """
     return load(path, step).generate(prompt, tokens, temperature, top_k, seed)
 
 
 def export(path: str | Path, out: str | Path, step: int | None = None) -> Path:
-    """Write a trained model as a folder that Hugging Face transformers loads; see `load`."""
+    """Write a trained model as a folder that Hugging Face transformers loads; returns the folder.
+
+    path, step: as in `load`. out: a new or an empty folder. Raises UserError as `load` and
+    `TrainedModel.export` do.
+    """
     return load(path, step).export(out)

@@ -103,7 +103,7 @@ def _data(run: RunConfig, directory: RunDirectory) -> str:
 
 
 def _held_out(directory: RunDirectory, t: int) -> str:
-    """Loss of the last evaluation up to step t."""
+    """Loss of the last evaluation up to step t, in words; "not evaluated" if there is none."""
     if not directory.events.exists():
         return "not evaluated"
     evaluations = events_of(directory.events, Evaluation)

@@ -48,7 +48,8 @@ def push(path: str | Path, url: str, step: int | None = None, kind: str = CHECKP
 def push_new(
     path: str | Path, url: str, kind: str = CHECKPOINT, pushed: Callable[[str], None] = lambda address: None
 ) -> int:
-    """Push all checkpoints that the store lacks, or of kind "hf" the newest; returns how many are there."""
+    """Push all checkpoints that the store lacks, or of kind "hf" the newest; returns the number of
+    checkpoints in the run directory. pushed: gets the address of each copy, new or not. Raises UserError."""
     directory = RunDirectory.open(path)
     steps = directory.checkpoints()
     for t in steps[-1:] if kind == HF else steps:

@@ -295,7 +295,8 @@ class _Collector:
 
 
 def configuration(config: RunConfig | Mapping[str, Any] | str | Path | None) -> RunConfig:
-    """Run file that `config` means; see `Run.create`. Raises ConfigError.
+    """Run file that `config` means: a path, a RunConfig, or changes to the default run by dotted or nested
+    keys (None: no changes). Raises ConfigError.
 
     >>> configuration({"run.steps": 50, "optimizer": {"lr": 1e-3}}).run.steps
     50
@@ -317,7 +318,8 @@ def configuration(config: RunConfig | Mapping[str, Any] | str | Path | None) -> 
 
 
 def complete_at_once(run: RunConfig) -> RunConfig:
-    """`run` for a local swarm: it is complete before it begins, unless it asks for more replicas."""
+    """Run file for a local swarm, whose first iteration waits for as many replicas a stage as its smallest
+    stage has, or for more if the run file asks for them."""
     return with_changes(run, {"fleet.minimum": max(run.fleet.minimum, min(relays_by_stage(run)))})
 
 

@@ -107,7 +107,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def configured(run_file: Path | None, population: int | None) -> RunConfig:
-    """Configuration of the experiment: a run file's, or the default one; its steps never run out."""
+    """Configuration of the experiment: a run file's, or the default one, with steps that never run out, a
+    fixed port, and a first iteration that waits for all relays.
+
+    population: number of relays (None: the run file's, or POPULATION). Raises UserError.
+    """
     from anabranch.config import RunConfig, load_run_file, relays_by_stage, with_changes
 
     config = load_run_file(run_file) if run_file else with_changes(RunConfig(), DEFAULTS)
@@ -135,7 +139,8 @@ def free_port(host: str) -> int:
 
 
 def _experiment(args: argparse.Namespace) -> Result:
-    """Run the swarm without faults, with faults, and without faults again; compare and verify."""
+    """Run the swarm without faults, with faults, and without faults again; compare and verify. Each run
+    without faults has the minutes that the arguments or CALM_SHARE say; with 0 minutes there are none."""
     from anabranch.cli.support.create_directory import create
     from anabranch.cli.train import emulated_network
     from anabranch.config import relays_by_stage

@@ -74,7 +74,8 @@ def _tell(text: str) -> None:
 
 
 def _addresses_in(text: str) -> list[str]:
-    """HOST:PORT of each peer or carrier that a ticket names. Raises TicketError, e.g. if it has expired."""
+    """HOST:PORT of each peer or carrier that a ticket names (IPv6 hosts in brackets). Raises TicketError,
+    e.g. if the ticket has expired."""
     from anabranch.net.ticket import parse_ticket
 
     ticket = parse_ticket(text, now_s=time.time())

@@ -155,7 +155,8 @@ def ticket_text(words: Sequence[str], file: Path | None, patience_s: float) -> s
 
 
 def _of_relays(text: str) -> str:
-    """Ticket for relays in the text of a tickets.json; "" while that is being written."""
+    """Ticket for relays in the text of a tickets.json; "" if the text is incomplete, as while it is being
+    written."""
     try:
         return str(json.loads(text)["relay"])
     except (ValueError, KeyError, TypeError):
@@ -172,7 +173,7 @@ def _join_on_gpus(args: argparse.Namespace, home: Path, to: outputs.Outputs) -> 
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Raise UserError for options that cannot work, before any peer is dialled."""
+    """Raise UserError for options that cannot work or contradict each other, before any peer is dialled."""
     if args.device and args.gpus:
         raise UserError("--device names one device and --gpus several: give one of them")
     if args.device:

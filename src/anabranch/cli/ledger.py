@@ -65,7 +65,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def table(found: Ledger, names: Mapping[str, str]) -> list[str]:
-    """Text for people, at most 99 columns wide: a summary, then a line for each person."""
+    """Text for people as lines of at most 99 columns: a summary, then a line for each person. names: key of a
+    ticket -> its name."""
     units = counted(found.stage_units.total(), "unit")
     summary = f"{counted(found.steps, 'committed step')}, {units} of work"
     if found.skipped:

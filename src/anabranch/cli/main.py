@@ -99,7 +99,12 @@ def entry() -> NoReturn:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status. Bad input is one line on stderr and status 2."""
+    """Run one command; returns the exit status. argv: arguments after the program's name (None: this
+    process's).
+
+    Bad input is one line on stderr and status 2, Ctrl+C is status 130. Usage errors and --help end the
+    process (SystemExit).
+    """
     arguments = list(sys.argv[1:] if argv is None else argv)
     parser = build_parser(arguments)
     parsed, unknown = parser.parse_known_args(arguments)

@@ -91,7 +91,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _simulated(found: Sequence[Plan], regions: Regions, count: int, iterations: int) -> list[Plan]:
-    """The most promising plans, simulated, ranked by their simulated time; failed ones come last."""
+    """The `count` most promising plans, simulated for `iterations` each, ranked by their simulated time;
+    those with failed simulations come last."""
     from anabranch.sim.planning.search import shortlist, simulated
 
     ranked: list[Plan] = []
@@ -120,7 +121,8 @@ def _print_progress(text: str) -> None:
 
 
 def load_fleet(name: str, model: str | None, churn: float | None) -> Scenario:
-    """The scenario as a fleet to plan for: split as finely as possible, with no stage given to any machine.
+    """The scenario as a fleet to plan for: split into as many stages as the model's blocks and the drawn
+    relays allow (one, if it names its machines), and with no stage given to any machine.
 
     model, churn: replace the scenario's values where given. Raises UserError.
     """

@@ -135,8 +135,8 @@ def _as_json(scenario: Scenario, summaries: Sequence[Summary], outcomes: Sequenc
 
 
 def run_all(scenario: Scenario, policies: Sequence[str], seeds: Sequence[int], jobs: int) -> list[Outcome]:
-    """Outcomes of every policy with every seed, in that order. An interrupt ends the processes at once.
-    Raises UserError if a process dies."""
+    """Outcomes of every policy with every seed, in that order. jobs: processes. An interrupt ends the
+    processes at once. Raises UserError if a process dies."""
     trials = [(scenario, policy, seed) for policy, seed in product(policies, seeds)]
     if jobs <= 1 or len(trials) == 1:
         return _with_progress(map(_one, trials), len(trials))

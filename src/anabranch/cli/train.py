@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _alone(args: argparse.Namespace, config: RunConfig, path: Path) -> int:
-    """Train in this process, without a swarm."""
+    """Create the run directory and train in this process, without a swarm; returns the exit status."""
     from anabranch.cli.support.create_directory import create
     from anabranch.cli.support.train_alone import check, train_alone
 
@@ -96,8 +96,11 @@ def _alone(args: argparse.Namespace, config: RunConfig, path: Path) -> int:
 def emulated_network(
     profile: str | None, config: RunConfig, option: str = "--network"
 ) -> Iterator[dict[str, Place] | None]:
-    """Emulate a network while the context is entered; yields the place of each process of a local swarm in
-    the network, None without a profile. Raises UserError."""
+    """Emulate a wide-area network while the context is entered; yields process name -> namespace, address and
+    region for each process of a local swarm, or None without a profile.
+
+    option: name of the command-line option, for messages. Raises UserError if it cannot be emulated here.
+    """
     if profile is None:
         yield None
         return
@@ -121,9 +124,11 @@ def train_directory(
     page: bool = False,
     to: Outputs = Outputs(),  # noqa: B008 (it is frozen)
 ) -> int:
-    """Run the local swarm of a run directory until it ends, then show the result; returns the exit status.
+    """Run the local swarm of a run directory until it ends, then show and verify the result; returns the exit
+    status.
 
-    places: place of each process in an emulated network, None without one. page: True to serve the web page.
+    places: namespace, address and region of each process in an emulated network, None without one. page: True
+    to serve the web page. to: where messages and metrics go.
     """
     from anabranch.checkpoint.directory import RunDirectory
     from anabranch.cli.main import main

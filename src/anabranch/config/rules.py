@@ -73,7 +73,8 @@ def check_removed_options(config: RunConfig) -> None:
 
 
 def relays_by_stage(config: RunConfig) -> tuple[int, ...]:
-    """Relays of the local swarm at stages 1..S; a remainder goes to the earlier stages."""
+    """Number of relays of the local swarm at each of stages 1..S; without `relays_per_stage` an even split,
+    whose remainder goes to the earlier stages."""
     if config.fleet.relays_per_stage:
         return config.fleet.relays_per_stage
     stages = config.pipeline.relay_stages
@@ -82,11 +83,11 @@ def relays_by_stage(config: RunConfig) -> tuple[int, ...]:
 
 
 def check_fleet_holds(config: RunConfig, activation_bytes: int) -> None:
-    """Raise ConfigError if the nodes cannot keep the boundaries of a batch until its step is committed.
+    """Raise ConfigError if the nodes cannot keep the boundary tensors of a batch until its step is committed.
 
-    `activation_bytes` is one microbatch's activation between two stages: rows x sequence x dim x bytes per
-    element. For each microbatch a node keeps four tensors of that size: the activation it received and the
-    one it sent, and the gradients of both. A stage's replicas share the batch.
+    activation_bytes: one microbatch's activation between two stages, as it is sent. For each microbatch a
+    node keeps four tensors of that size: the activation it received and the one it sent, and the gradients of
+    both. A stage's replicas share the batch.
     """
     budget = config.fleet.boundary_budget_bytes
     microbatches = config.batch.microbatches
@@ -113,9 +114,10 @@ def _alternative(stage: int, microbatches: int, fitting: int) -> str:
 
 
 def address_problem(host: str, advertise: str, host_name: str, advertise_name: str) -> str:
-    """Reason why others cannot dial a peer that listens on `host` and advertises `advertise`, "" if they can.
+    """Reason why others cannot dial a peer that listens on `host` and advertises `advertise`, "" if nothing
+    speaks against it: `advertise` is malformed, or `host` is any address and nothing is advertised.
 
-    `host_name` and `advertise_name` are the run file's keys or the options that hold the two values.
+    host_name, advertise_name: the run file's keys or the options that hold the two values.
     """
     if advertise:
         try:

@@ -34,10 +34,11 @@ class Group:
 
 @dataclass(frozen=True)
 class Fleet:
-    """Peers of a run that an engine starts.
+    """Peers of a run that a scheduler or container engine starts.
 
-    name: of the run, for the names of things. gpus, cpus, memory_gib: of each peer; 0 GPUs is a CPU. grace_s:
-    seconds to leave in. image: container image with anabranch. port: where a peer listens.
+    name: of the run, for the names of jobs. gpus, cpus, memory_gib: of each machine; with 0 GPUs it computes
+    on its CPU. grace_s: seconds to leave in. image: container image with anabranch. port: where a peer
+    listens.
     """
 
     name: str
@@ -59,7 +60,8 @@ class Fleet:
         return self.grace_s + SLACK_S
 
     def join_words(self, group: Group, host: str, port: int | None = None) -> list[str]:
-        """Words of the command that a peer runs; `host` is text of a shell, quoted by the caller.
+        """Words of the command that a peer of `group` runs. host: text for a shell, quoted by the caller.
+        port: None for the fleet's.
 
         The ticket is not among them: it is in the environment.
         """
@@ -70,7 +72,8 @@ class Fleet:
         return words + (["--gpus", "all"] if self.gpus > 1 else [])
 
     def label(self, group: Group) -> str:
-        """Name of a group that is a DNS label, as Kubernetes asks for."""
+        """Name of a group of peers that is a DNS label, as Kubernetes asks for: at most 52 lower-case
+        characters."""
         parts = ["anabranch", self.name]
         parts += [f"stage-{group.stage}"] if group.stage is not None else []
         same = [one for one in self.groups if one.stage == group.stage]
@@ -88,7 +91,7 @@ def counted(count: int, stage: int | None = None, region: str = "") -> tuple[Gro
 
 def planned(text: str, where: str) -> tuple[Group, ...]:
     """Groups of the first plan in the output of `anabranch plan --json`, without its data nodes, which need
-    the corpus. Raises UserError if the text is none."""
+    the corpus. where: name of the text in messages. Raises UserError if the text is no such output."""
     try:
         placement = json.loads(text)["plans"][0]["placement"]
         groups = [

@@ -78,7 +78,7 @@ if __name__ == "__main__":
 
 
 def program(fleet: Fleet) -> str:
-    """Text of the program."""
+    """Text of a Python program that starts the fleet's peers on a Ray cluster."""
     groups = []
     for group in fleet.groups:
         words = fleet.join_words(group, "", port=0)[4:]

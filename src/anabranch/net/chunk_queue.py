@@ -59,7 +59,9 @@ class ChunkQueue:
         return self.queued_bytes > 0
 
     def put(self, message: bytes, blob: Blob, priority: int) -> None:
-        """Queue a message with its payload. The buffer is not copied. Raises ValueError for a bad blob."""
+        """Queue a message with its payload. priority: 0 (most urgent) to PRIORITIES - 1. The payload's buffer
+        is not copied. Raises ValueError for another priority, or a blob whose length does not fit its
+        shape."""
         if not 0 <= priority < PRIORITIES:
             raise ValueError(f"priority {priority} is not within 0..{PRIORITIES - 1}")
         outgoing = _Outgoing(message, blob)
@@ -67,7 +69,8 @@ class ChunkQueue:
         self.queued_bytes += outgoing.left + len(message) + 1
 
     def next_pieces(self) -> Pieces:
-        """Buffers of the next chunk and its frames, to be written in order; empty if nothing waits."""
+        """Remove the next chunk from the queue; returns its buffers and frames, to be written in order; empty
+        if nothing waits."""
         for priority, queue in enumerate(self._queues):
             if queue:
                 return self._advance(priority, queue, self._choose(priority, queue))

@@ -43,7 +43,7 @@ _LOOK_S = 0.05
 
 @dataclass(eq=False)
 class _Offer:
-    """Circuit that waits for its target."""
+    """Circuit that waits for its target to come. met: result is the target's connection."""
 
     opener: str
     target: str
@@ -52,7 +52,9 @@ class _Offer:
 
 @dataclass(eq=False)
 class Circuit:
-    """Forwarded connection. seen_bytes, idle_checks: state of the check for idle circuits."""
+    """Forwarded connection. opener, target: ids of its two peers. near, far: the carrier's connections to
+    them. seen_bytes, idle_checks: bytes carried at the last check for idle circuits, and checks since without
+    any."""
 
     opener: str
     target: str
@@ -102,8 +104,12 @@ class Carrier:
             self._check.cancel()
 
     async def carry(self, near: Lane, hello: Hello) -> None:
-        """Serve an opener, whose handshake was accepted: read the target's id, and connect both. Raises
-        Refused, ConnectionError."""
+        """Serve an opener, whose handshake was accepted: read the target's id, offer the circuit to the
+        target, and connect both once it comes.
+
+        near: the opener's connection. Raises Refused (no link to the target, too many circuits, the target
+        did not come) and ConnectionError.
+        """
         wish = b""
         while len(wish) < TARGET_BYTES:
             wish += await near.receive()
@@ -125,7 +131,8 @@ class Carrier:
         self._connect(Circuit(offer.opener, offer.target, near, far))
 
     def _offer(self, opener: str, target: str) -> _Offer:
-        """Check a wish against the limits. Raises Refused."""
+        """Check the opener's wish for a circuit against the limits; returns the circuit's record. Raises
+        Refused with the limit that stands against it."""
         limits = self.limits
         if self._link_of(target) is None or opener == target:
             raise Refused(errors.CARRIER, f"it has no link that peer {target[:12]} dialled")
@@ -155,8 +162,8 @@ class Carrier:
             del self._offers[token]
 
     async def meet(self, far: Lane, hello: Hello) -> None:
-        """Take the connection of a circuit's target, whose handshake is verified but not answered yet. Raises
-        Refused, ConnectionError."""
+        """Take the connection of a circuit's target, whose handshake is verified but not answered yet: accept
+        it, and hand it to the circuit that waits. Raises Refused if none does, and ConnectionError."""
         offer = self._offers.get(hello.link_id)
         if offer is None or offer.target != hello.peer_id or offer.met.done():
             raise Refused(errors.LANE, "no circuit waits for this peer")
@@ -199,8 +206,9 @@ class Carrier:
 
 
 async def upgrade(outer: Lane, context: ssl.SSLContext, *, server_side: bool, timeout_s: float) -> Lane:
-    """Run TLS inside an established connection; returns the inner connection. `outer` is used up. Nothing
-    is awaited before the inner connection gets the bytes that come. Raises DialError, OSError."""
+    """Run TLS inside an established connection; returns the inner connection. `outer` is used up. Nothing is
+    awaited before the inner connection gets the bytes that come. Raises DialError where Python cannot do it,
+    and OSError if the connection breaks."""
     loop, below = asyncio.get_running_loop(), outer.transport
     if type(below).__module__ == "asyncio.sslproto":
         # asyncio's TLS transport fails on an error of a TLS layer above it (TypeError in _abort, until

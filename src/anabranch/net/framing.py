@@ -82,7 +82,8 @@ class Blob:
 
 
 def _fits(size_bytes: int, dtype: str, shape: Sequence[int]) -> bool:
-    """True if a payload of this dtype and shape can have `size_bytes` bytes."""
+    """True if a payload of this dtype and shape can have `size_bytes` bytes; a packed payload has a range of
+    sizes."""
     count = math.prod(shape)
     if dtype == PACKED:
         least, most = size_bounds(count)
@@ -229,7 +230,8 @@ class FrameReader:
         self._streams.clear()
 
     def feed(self, data: bytes | memoryview) -> list[Parsed]:
-        """Parse bytes from another buffer, which are copied; returns complete messages. Raises FrameError."""
+        """Parse bytes from another buffer, which are copied; returns complete messages. Raises FrameError,
+        ResourceRefused."""
         out: list[Parsed] = []
         view = memoryview(data)
         while view:

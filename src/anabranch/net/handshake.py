@@ -113,8 +113,9 @@ class _Answer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 class Hello:
     """Verified self-introduction of a dialling peer.
 
-    lane: CONTROL or BULK, as a link consists of two connections; link_id: the same in both. CARRY, or MEET,
-    whose link_id is the circuit's token.
+    lane: kind of connection. CONTROL or BULK: one of a link's two, with the same link_id in both. CARRY: to a
+    carrier, to open a circuit. MEET: to a carrier, to take part in the circuit whose token is link_id.
+    credential: permissions of the ticket, or certificate, that the peer showed.
     """
 
     peer_id: str
@@ -166,7 +167,8 @@ class _Reader:
 
     def feed(self, data: bytes | memoryview) -> tuple[int, bytes] | None:
         """Add received bytes. Returns the sender's protocol version and the message's body once the message
-        is complete. Raises Refused."""
+        is complete (the body is empty for another version), else None. Raises Refused for bytes of another
+        protocol, and for too long a message."""
         buffer = self._buffer
         buffer += data
         if not _MAGIC.startswith(buffer[:4]):
@@ -210,9 +212,9 @@ class ServerHandshake:
         return _encode(_Challenge(self._gate.run, self._incarnation, self._nonce))
 
     def receive(self, data: bytes | memoryview, *, now_s: float) -> Hello | None:
-        """Handle received bytes; returns the verified Hello once it is complete. Raises Refused.
+        """Handle received bytes; returns the verified Hello once it is complete, None before. Raises Refused.
 
-        `now_s` is Unix time, for expiry. A handshake reads one Hello, which uses up the nonce.
+        now_s: Unix time, for expiry. A handshake reads one Hello, which uses up the nonce.
         """
         if self._state is _State.DONE:
             raise Refused(errors.REPLAY, "a second hello on one connection")
@@ -361,7 +363,8 @@ class ClientHandshake:
         return reply
 
     def farewell(self) -> bytes:
-        """Message without a body that tells the server this side's protocol version, after a mismatch."""
+        """Message to send after a version mismatch: without a body, it tells the server this side's
+        version."""
         return _PREFIX.pack(_MAGIC, PROTOCOL_VERSION, 0)
 
     def rest(self) -> bytes:

@@ -31,7 +31,8 @@ class ReadingRate:
         self._left, self._at = burst_bytes, -math.inf
 
     def pause_s(self, size_bytes: int, now: float) -> float:
-        """Charge bytes that were read at time `now` (s); returns the seconds for which to read nothing."""
+        """Charge bytes that were read at time `now` (s); returns the seconds for which nothing may be read, 0
+        while tokens are left."""
         elapsed_s = max(0.0, now - self._at)
         self._left = min(self._burst_bytes, self._left + self._bytes_per_s * elapsed_s) - size_bytes
         self._at = now
@@ -104,7 +105,8 @@ class Lane(asyncio.BufferedProtocol):
             self._loop.call_soon(on_lost, self, self._why_lost)
 
     def open(self, reader: FrameReader, on_received: OnReceived) -> None:
-        """Read frames from now on; `on_received(lane, messages)` gets what `reader` parses from them."""
+        """Read frames from now on, beginning with bytes that came after the handshake; `on_received(lane,
+        messages)` gets what `reader` parses from them."""
         self._reader = reader
         self._on_received = on_received
         beginning = bytes(self._inbox)
@@ -115,7 +117,8 @@ class Lane(asyncio.BufferedProtocol):
         self.resume_reading()
 
     def stop(self) -> None:
-        """Drop unfinished payloads and give their memory back; whatever still comes is ignored."""
+        """Drop unfinished payloads and give their memory back. The connection stays open; bytes that still
+        come are ignored."""
         self._stopped = True
         if self._reader is not None:
             self._reader.end()
@@ -138,8 +141,9 @@ class Lane(asyncio.BufferedProtocol):
     # Forwarding by a carrier.
 
     def forward_to(self, other: Lane, rate: ReadingRate | None) -> None:
-        """Pass all bytes on to another connection from now on, as quickly as that takes them. rate: limits
-        them, together with the other users of the rate. The end of either connection ends the other."""
+        """Pass all bytes on to the connection `other` from now on, as quickly as it takes them. rate: limits
+        them, together with the other connections that share it; None: no limit. The end of either connection
+        ends both."""
         self._forward, self.rate = other, rate
         self._buffer = memoryview(bytearray(_FORWARD_BYTES))
         self.transport.set_write_buffer_limits(high=_FORWARD_BYTES)

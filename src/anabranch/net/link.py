@@ -42,7 +42,7 @@ OnClosed = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Way:
-    """Way on which a link was made.
+    """Path on which a link was made.
 
     address: address that this side dialled; None: the other side dialled. via: id of the carrier that
     forwards the link's bytes; "": none.
@@ -56,7 +56,7 @@ class Link:
     """Link to one peer. Nothing is read until `start`; after the link has closed, `send` does nothing.
 
     credential: ticket grant or certificate that the other side showed when it dialled; None if this side
-    dialled.
+    dialled. way: address and carrier over which it was made.
     """
 
     def __init__(
@@ -136,14 +136,18 @@ class Link:
             (self.bulk.pause_reading if hold else self.bulk.resume_reading)()
 
     def limit_payloads(self, max_payload_bytes: int) -> None:
-        """Change the size of the largest payload that is accepted."""
+        """Change the size (bytes) of the largest payload that is accepted; payloads that have begun are not
+        affected."""
         self._limits = replace(self._limits, max_payload_bytes=max_payload_bytes)
         if self._payloads is not None:
             self._payloads.max_payload_bytes = max_payload_bytes
 
     def check_progress(self) -> None:
-        """Close the link if, since STALL_CHECKS calls, payloads were unfinished, none was finished and fewer
-        than STALL_BYTES came. Any chunk counts, as urgent payloads overtake others without limit."""
+        """Close the link if its peer stalls; to be called STALL_CHECKS times in `Limits.stall_s`.
+
+        It stalls if in STALL_CHECKS calls payloads were unfinished, none was finished and fewer than
+        STALL_BYTES came. Any chunk counts, as urgent payloads overtake others without limit.
+        """
         count = self._payloads.unfinished if self._payloads is not None else 0
         finished, seen = self._progress
         moved = self._finished != finished or self.bulk.bytes_received >= seen + STALL_BYTES
@@ -164,15 +168,18 @@ class Link:
         )
 
     def offer(self, token: bytes) -> None:
-        """Offer a circuit to the peer, which dialled this side directly."""
+        """Offer a circuit, by its token, to the peer, which dialled this side directly; nothing if the link
+        is closed."""
         if self.closed_reason is None:
             self._queue_control((offer_frame(token),))
 
     def send(self, message: bytes, payload: Blob | None = None, *, priority: int = 0) -> None:
         """Queue a message; returns at once. The payload's buffer must not change until it is sent.
 
-        `priority` 0..7 orders payloads, lower first. Raises ValueError for a message over the limit, and for
-        a blob whose length does not fit its shape."""
+        priority: 0..7 orders payloads, lower first. A link whose queue exceeds its limit is closed; a closed
+        link drops the message. Raises ValueError for a message over the limit, and for a blob whose length
+        does not fit its shape.
+        """
         if len(message) > MAX_MESSAGE_BYTES:
             raise ValueError(f"a message of {len(message)} bytes exceeds {MAX_MESSAGE_BYTES}")
         if self.closed_reason is not None:

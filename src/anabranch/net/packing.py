@@ -57,7 +57,7 @@ def size_bounds(count: int) -> tuple[int, int]:
 
 
 def pack(values: Values) -> Bytes:
-    """Pack a contiguous vector of 64-bit integers."""
+    """Pack a contiguous vector of 64-bit integers, which is not changed; returns the bytes."""
     tables = _tables(values)
     shifts = np.concatenate([np.empty(0, np.uint8), *map(_shifts, tables)])
     if shifts.any():

@@ -68,8 +68,11 @@ def connection_limit() -> int:
 
 
 def make_budgets(link_bytes: int, link_streams: int, connections: int = 0) -> Budgets:
-    """Budgets for links that each need up to `link_bytes` in `link_streams` unfinished payloads. connections:
-    of the system; 0: what the descriptor limit of this process allows."""
+    """Budgets for links that each need up to `link_bytes` of memory in `link_streams` unfinished payloads.
+
+    connections: most of this process; 0: what its descriptor limit allows. The system's memory is that of
+    FULL_LINKS links, within MEMORY_SHARE of this machine's, but two links' at least.
+    """
     connections = connections or connection_limit()
     share_bytes = int(physical_memory_bytes() * MEMORY_SHARE)
     memory_bytes = max(2 * link_bytes, min(FULL_LINKS * link_bytes, share_bytes))
@@ -151,7 +154,8 @@ class Reservation:
         self.connections += connections
 
     def join(self, kind: str, name: str) -> None:
-        """Charge what is held to one more scope. Raises ResourceRefused."""
+        """Charge what is held to one more scope, by kind and name; nothing if it belongs to that scope
+        already. Raises ResourceRefused, and charges nothing, if the scope has no room."""
         if (kind, name) in self._scopes:
             return
         scope = self._manager.enter(kind, name)
@@ -164,7 +168,7 @@ class Reservation:
         self._scopes[kind, name] = scope
 
     def release(self, memory_bytes: int = 0, streams: int = 0, connections: int = 0) -> None:
-        """Give back a part of what is held."""
+        """Give back a part of what is held, in every scope that it belongs to."""
         for scope in self._scopes.values():
             scope.add(-memory_bytes, -streams, -connections)
         self.memory_bytes -= memory_bytes
@@ -200,7 +204,8 @@ class ResourceManager:
             scope.budget = getattr(budgets, kind)
 
     def enter(self, kind: str, name: str) -> Scope:
-        """Scope of a kind (see `Budgets`) and name, for one more reservation."""
+        """Scope of a kind (a field of `Budgets`) and name, made if need be, which counts one more
+        reservation. Each call needs a later `leave`."""
         scope = self._scopes.get((kind, name))
         if scope is None:
             words = {"ticket": "its ticket", "block": f"the address block {name}", "peer": "this peer"}
@@ -210,7 +215,7 @@ class ResourceManager:
         return scope
 
     def leave(self, kind: str, name: str) -> None:
-        """Take a reservation out of a scope; the scope of nobody is forgotten."""
+        """Count one reservation less in a scope; a scope without any is forgotten."""
         scope = self._scopes[kind, name]
         scope.users -= 1
         if not scope.users and scope is not self.system:
@@ -229,7 +234,8 @@ class ResourceManager:
         return self._connection(("system", ""), ("circuits", carrier))
 
     def link(self, peer: str, ticket: str, host: str) -> Reservation:
-        """Holder of a link's payloads. ticket: "" if not known, or of the owner's own peer."""
+        """Empty reservation for the payloads of a link, charged to the system, the address block, the peer
+        and its ticket. ticket: "" if not known, or of the owner's own peer."""
         keys = [("system", ""), ("block", block_of(host)), ("peer", peer)]
         return Reservation(self, keys + ([("ticket", ticket)] if ticket else []))
 
@@ -252,7 +258,8 @@ class AttemptRate:
         self._buckets: dict[str, tuple[float, float]] = {}
 
     def take(self, host: str, now: float) -> bool:
-        """Charge a connection from `host` at time `now` (s); False if its block has begun too many."""
+        """Charge a connection from `host` at time `now` (s) to its address block; False, and nothing is
+        charged, if the block has begun too many."""
         block = block_of(host)
         left, at = self._buckets.pop(block, (self._burst, now))
         left = min(self._burst, left + self._per_s * max(0.0, now - at))

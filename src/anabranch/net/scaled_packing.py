@@ -44,7 +44,8 @@ def size_bounds(count: int) -> tuple[int, int]:
 
 
 def pays(values: Values) -> bool:
-    """True if a sample of the blocks packs well."""
+    """True if a sample of the blocks takes at most WORTH_BYTES per value in this packing; False for less than
+    a block."""
     blocks = len(values) // BLOCK
     if not blocks:
         return False
@@ -54,7 +55,7 @@ def pays(values: Values) -> bool:
 
 
 def pack(values: Values) -> Bytes:
-    """Pack a contiguous vector of 64-bit integers."""
+    """Pack a contiguous vector of 64-bit integers, which is not changed; returns the bytes."""
     missing = -len(values) % BLOCK
     if missing:
         values = np.concatenate((values, np.zeros(missing, np.int64)))

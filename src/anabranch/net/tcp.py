@@ -131,7 +131,8 @@ class TcpTransport:
         self._closing: set[asyncio.Task[None]] = set()
 
     def use_limits(self, limits: Limits) -> None:
-        """Replace the limits, as soon as the sizes of the run are known; links that are open follow."""
+        """Replace the limits, as soon as the sizes of the run are known. Open links follow in the largest
+        payload and in the budgets."""
         self._limits = limits
         self.resources.use_budgets(limits.budgets())
         for link in self._links:
@@ -171,7 +172,8 @@ class TcpTransport:
         return "" if found == peer_id else f"another machine answers at {address}"
 
     async def close(self) -> None:
-        """Stop listening and close every link, with the reason for the other sides."""
+        """Stop listening, end pending handshakes and circuits, and close every link with a reason for its
+        peer; returns once the links are gone."""
         tasks = [task for _, task in self._listeners] + list(self._pending)
         for task in tasks:
             task.cancel()
@@ -192,7 +194,8 @@ class TcpTransport:
     # Dialling.
 
     async def _within(self, address: Address, work: Coroutine[Any, Any, _T]) -> _T:
-        """Do a part of a dial in the time for a handshake. Raises DialError for what the network did."""
+        """Do a part of a dial in the time for a handshake; returns its result. Raises DialError for a
+        timeout, a wrong TLS version and errors of the network."""
         timeout_s, what = self._limits.handshake_timeout_s, _named(address)
         try:
             return await asyncio.wait_for(work, timeout_s)
@@ -233,7 +236,8 @@ class TcpTransport:
         return lane
 
     async def _dial(self, peer_id: str, address: Address, control: Lane, credential: Credential) -> Link:
-        """Make a link of a control connection and a bulk connection, which is made now."""
+        """Make a link from `control`, a connection with proved key, and a bulk connection that is made now;
+        both go through the handshake. Raises Refused, DialError; then all connections are dropped."""
         link_id = secrets.token_bytes(LINK_ID_BYTES)
         lanes = [control]
         incarnation = 0
@@ -285,7 +289,8 @@ class TcpTransport:
         return None
 
     async def _open_circuit(self, peer_id: str, address: Address, credential: Credential) -> Lane:
-        """Connection to a peer through a carrier. Raises DialError, OSError."""
+        """Connection to a peer through the carrier at `address`: TLS with the peer inside one with the
+        carrier. Raises DialError (also if the carrier refuses) and OSError."""
         outer = await self._connect_tls(address)
         try:
             link_id = secrets.token_bytes(LINK_ID_BYTES)
@@ -306,7 +311,8 @@ class TcpTransport:
             raise
 
     def _offered(self, link: Link, token: bytes) -> None:
-        """Come for a circuit that a carrier offers on a link that this side dialled."""
+        """Come for a circuit that the carrier at the other end of `link` offers: dial the carrier in a task
+        of its own. The offer is refused and counted if no connection can begin now."""
         host = _carried(link.peer_id)
         reserved = self._reserve(host, lambda: self.resources.offered(link.peer_id))
         if isinstance(reserved, str):
@@ -316,7 +322,8 @@ class TcpTransport:
         self._begin(self._meet(link, token, reserved), caller)
 
     async def _meet(self, link: Link, token: bytes, reserved: Reservation) -> None:
-        """Dial a carrier for a circuit, and shake hands with the peer that opened it."""
+        """Dial a carrier for the circuit of `token`, and run the listening side's handshake with the peer
+        that opened it. reserved: reservation of the connection, given back when it ends."""
         carrier, address = link.peer_id, link.way.address
         assert address is not None  # only a link that this side dialled brings offers
         try:
@@ -443,7 +450,8 @@ class TcpTransport:
             raise Refused(errors.BUSY, str(refusal)) from refusal
 
     async def _carry(self, lane: Lane, hello: Hello, caller: _Caller) -> None:
-        """Serve a peer that opens a circuit, or comes for one. Raises Refused."""
+        """Serve a peer that opens a circuit here, or comes for one, until its circuit is connected. Raises
+        Refused."""
         self._fence.check(hello.peer_id, hello.incarnation)
         if caller.via:
             raise Refused(errors.CARRIER, "a circuit cannot lead through another circuit")

@@ -51,8 +51,9 @@ class PeerAddress(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
 
 
 class Grant(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Permissions of a ticket. quota: number of peers that may be members with the ticket at one time (0: any
-    number)."""
+    """Permissions of a ticket, as the owner of `run` signed them. role: "relay", "data" or "watch".
+    expires_at_s: Unix time. quota: number of peers that may be members with the ticket at one time (0: any
+    number). ticket_key: public key of the ticket."""
 
     run: RunId
     owner: PeerIdText
@@ -129,7 +130,8 @@ def issue_ticket(
 def parse_ticket(text: str, *, now_s: float) -> Ticket:
     """Parse and verify a ticket's text, in which mail may have put line breaks, spaces and quotation marks.
 
-    Raises TicketError with the reason."""
+    now_s: Unix time. Raises TicketError with the reason if the text is damaged, forged or expired.
+    """
     text = re.sub(r"[\s>\u200b\ufeff\"'`]+", "", text)  # no ticket has any of these characters
     sealed = _dearmored(text)
     body = _decode(_TicketBody, sealed, "the ticket")
@@ -144,7 +146,8 @@ def parse_ticket(text: str, *, now_s: float) -> Ticket:
 
 
 def check_grant(sealed: bytes, *, run: str, owner: str, now_s: float) -> Grant:
-    """Verify a ticket's permissions shown to a peer of `run`, whose owner is `owner`. Raises TicketError."""
+    """Verify a ticket's permissions shown to a peer of `run`, whose owner is `owner`; returns them. now_s:
+    Unix time. Raises TicketError if they are of another run or owner, forged or expired."""
     grant = _decode(Grant, sealed, "the ticket's grant")
     if grant.run != run:
         raise TicketError(TICKET, f"the ticket is for run {grant.run!r}, not for {run!r}")
@@ -176,7 +179,8 @@ def issue_certificate(
 
 
 def check_certificate(sealed: bytes, *, run: str, now_s: float) -> MembershipCertificate:
-    """Verify a certificate's signature, run and expiry. Raises TicketError.
+    """Verify a certificate's signature, run and expiry (now_s: Unix time); returns its content. Raises
+    TicketError.
 
     The caller checks that the issuer may issue certificates, and that the holder presents it.
     """

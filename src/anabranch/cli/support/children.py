@@ -55,13 +55,14 @@ class Children:
             self._show(f"{label}{line.rstrip()}")
 
     def signal(self, number: int) -> None:
-        """Send a signal to those that run."""
+        """Send a signal to the processes that still run."""
         for process in self._processes:
             if process.poll() is None:
                 process.send_signal(number)
 
     def wait(self, timeout_s: float | None = None) -> int:
-        """Wait until all have ended; returns the largest exit status. Raises subprocess.TimeoutExpired."""
+        """Wait until all processes have ended; returns the largest exit status, 128 + N for one that signal N
+        ended. timeout_s: for each process, None for no limit. Raises subprocess.TimeoutExpired."""
         statuses = [process.wait(timeout_s) for process in self._processes]
         for thread in self._threads:
             thread.join()

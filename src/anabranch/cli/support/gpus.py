@@ -21,7 +21,7 @@ _OWN = {
 
 
 def check_device(device: str) -> None:
-    """Raise UserError if `device` is none, or a GPU that torch does not find here."""
+    """Raise UserError if `device` is not the name of a device, or is a GPU that torch does not find here."""
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
         raise UserError(f'--device {device}: write "auto", "cpu", "cuda" or "cuda:N"')
     if not device.startswith("cuda"):

@@ -57,7 +57,9 @@ def page_beside(
 
 
 def refuse_finished(directory: RunDirectory, history: LogReplay, run: RunConfig) -> None:
-    """Raise UserError if all steps of a run are committed. run: configuration in the log's genesis."""
+    """Raise UserError if the log ends with a stop and all steps of the run are committed: nothing is left to
+    resume. The number of steps is the last one set in the log, else that of `run`, the genesis's
+    configuration."""
     steps = history.course.steps or iterations(run)
     if history.stopped and history.t >= steps:
         raise UserError(f"{directory}: all {steps} steps are committed; there is nothing to resume")

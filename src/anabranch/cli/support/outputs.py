@@ -127,7 +127,8 @@ class Outputs:
 
     @contextmanager
     def beside(self, directory: RunDirectory) -> Iterator[None]:
-        """Write the run's metrics from a thread while the context is entered, if an option asks for it."""
+        """Write the run's metrics from a thread while the context is entered, from the present end of its
+        event log on; nothing if no option asks for metrics. Raises UserError."""
         exporter = self.exporter(directory)
         if exporter is None:
             yield

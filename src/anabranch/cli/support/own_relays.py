@@ -35,8 +35,11 @@ def options(serve: str) -> list[str]:
 
 @contextmanager
 def own_relays(directory: RunDirectory, serve: str, to: Outputs) -> Iterator[Callable[[str], None]]:
-    """Function that lets this machine's relays join with the text of a ticket; they leave when the context
-    ends. serve: value of `--serve`; "" for none. Raises UserError for a GPU that is not here."""
+    """Yield a function that starts this machine's relays with the text of a ticket; later calls do nothing.
+    The relays leave the run when the context ends.
+
+    serve: value of `--serve`; "" for no relay. Raises UserError for a GPU that is not here.
+    """
     devices = [""] if serve == ONE else []
     if serve and serve != ONE:
         devices = [f"cuda:{gpu}" for gpu in gpus.chosen_gpus(serve)]

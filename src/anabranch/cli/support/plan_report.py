@@ -46,7 +46,8 @@ def as_values(plan: Plan) -> dict[str, Any]:
 
 
 def report(ranked: Sequence[Plan], considered: int) -> str:
-    """The ranked plans as a table, then time, cost and placement of the first."""
+    """Text for people: the ranked plans as a table, then time, cost and placement of the first. considered:
+    number of plans that were compared."""
     best = ranked[0]
     scenario, model = best.scenario, best.scenario.model
     relays, out = sum(best.replicas), len(best.left_out)
@@ -119,7 +120,8 @@ def _price_per_billion(plan: Plan) -> float:
 
 
 def _activations(plan: Plan) -> str:
-    """Storage of activations between forward and backward, and by which factor it adds memory slots."""
+    """Fate of activations between forward and backward, in words, with the factor by which it multiplies
+    memory slots."""
     park, again = plan.scenario.fleet.park, plan.scenario.fleet.recompute
     words = (["offloaded"] if park else []) + (["recomputed"] if again else [])
     return f"{', '.join(words)}, {(1 + park) * (1 + again):g}× slots" if words else "kept"

@@ -18,8 +18,8 @@ FILES = ("scenario.toml", "network.json", "churn.json")
 
 
 def record(run_dir: Path, folder: Path | None = None) -> tuple[Path, RecordedRun]:
-    """Write the scenario files into `folder`, by default inside the run directory; returns the scenario's
-    path and content. Raises UserError."""
+    """Write the scenario, network and churn files of a recorded run into `folder`, by default inside the run
+    directory; returns the scenario's path, and its content without these paths. Raises UserError."""
     from anabranch.checkpoint.directory import RunDirectory
     from anabranch.config import load_run_file
     from anabranch.observe.event_log import read_events

@@ -41,9 +41,11 @@ def resume_command(path: Path, args: argparse.Namespace) -> list[str]:
 
 
 def keep_leading(command: list[str], say: Callable[[str], None], wait_s: float = WAIT_S) -> int:
-    """Run the command until it ends otherwise than by an internal failure; returns its exit status.
+    """Run the command until it ends otherwise than by an internal failure or a crash; returns its exit
+    status.
 
-    A signal to stop is handed on to it. `say` prints a sentence for the user.
+    wait_s: seconds before the first restart; they double from failure to failure. A signal to stop is handed
+    on to the command, which is then not restarted. `say` prints a sentence for the user.
     """
     stopped = threading.Event()
     process: subprocess.Popen[bytes] | None = None

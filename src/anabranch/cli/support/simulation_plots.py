@@ -47,7 +47,8 @@ def plot(folder: Path, fleet: Fleet, summaries: Sequence[Summary], outcomes: Seq
 
 
 def _draw_worst_iteration(folder: Path, fleet: Fleet, policy: str) -> None:
-    """Draw the iteration with most crashes, as timeline and world map."""
+    """Simulate seed 0 again, and draw its iteration with most crashes as timeline (SVG and JSON) and world
+    map; nothing if no iteration is counted."""
     from anabranch.observe.plots.iteration_timeline import draw_timeline, in_seconds, trace
     from anabranch.observe.plots.world_map import draw_map
     from anabranch.sim.experiment.initial_placement import placed

@@ -12,8 +12,8 @@ from anabranch.errors import UserError
 
 
 def train_alone(path: Path, to: Outputs) -> int:
-    """Train the run of a run directory in this process; returns the exit status. Ctrl+C ends it with a
-    checkpoint."""
+    """Train the run of a run directory in this process; returns the exit status, 0. Checkpoints are written
+    as the run file says and at the end, also after Ctrl+C."""
     from anabranch.audit.run_inputs import open_inputs
     from anabranch.train.reference.alone import Alone
 
@@ -58,7 +58,8 @@ def train_alone(path: Path, to: Outputs) -> int:
 
 
 def check(run: RunConfig, run_file: Path | None) -> None:
-    """Raise UserError if a run cannot be trained by one process."""
+    """Raise UserError if a run cannot be trained by one process: it has rounds of islands. run_file: for the
+    message."""
     if run.round.slots:
         where = run_file or "the run file"
         has = f"{where} has round.slots = {run.round.slots}"

@@ -26,10 +26,12 @@ class RequestFlow(Message, frozen=True):
 
 
 class RequestChange(Message, frozen=True):
-    """Request to a node of the same stage to swap a unit of each.
+    """Request to a node of the same stage to exchange outflows: each gets the other's unit to the same sink,
+    and keeps its own inflow. The receiver chooses which of its units it gives.
 
-    link, peer, sink: name, next hop and sink of the sender's unit. cost: of the sender's link to `peer`.
-    told: cost of the unit from `peer` to `sink`. costs: next hop -> cost of the sender's link to it.
+    number: id of the request, repeated by the `Answer`. link, peer, sink: name, next hop and sink of the unit
+    that the sender offers. cost: of the sender's link to `peer`. told: cost of that unit from `peer` to
+    `sink`. costs: next hop -> cost of the sender's link to it.
     """
 
     number: UnitId

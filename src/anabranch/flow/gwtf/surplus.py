@@ -15,7 +15,7 @@ BACKOFF_ROUNDS = 64
 
 
 def push_back(units: Units, unit: Unit) -> Send:
-    """Drop the inflow `unit`, and notify the previous node."""
+    """Drop the inflow `unit`; returns the message that tells the previous node."""
     units.drop_in(unit.link)
     return Send(unit.peer, Side.PREVIOUS, PushBack((unit.link,)))
 

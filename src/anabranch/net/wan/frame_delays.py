@@ -38,8 +38,8 @@ class Transmitter:
         return not self._seconds_per_byte
 
     def transmit(self, at: float, frame: bytes) -> tuple[float, bytes] | None:
-        """Queue a frame at time `at`. Returns the time at which its last bit leaves, and the part of the
-        frame that found room in the queue; None if no part did."""
+        """Queue a frame at time `at` (s). Returns the time at which its last bit leaves, and the part of the
+        frame that found room in the queue (whole packets, from the first on); None if no part did."""
         if self.unlimited:
             return at, frame
         room_bytes = self._capacity_bytes - max(0.0, self._free_s - at) / self._seconds_per_byte
@@ -75,8 +75,8 @@ class Fabric:
         self._in_flight_bytes = 0
 
     def submit(self, now: float, sender: int, frame: bytes) -> None:
-        """Handle a frame that the host `sender` sent. A frame that is not IPv4, or is for no other host, is
-        dropped."""
+        """Take a frame that the host `sender` sent at the time `now` (s). It is dropped if it is not IPv4, is
+        for no other host, or finds no room in a queue."""
         receiver = self._number_of.get(destination(frame)) if is_ipv4(frame) else None
         if receiver is None or receiver == sender:
             return
@@ -91,8 +91,8 @@ class Fabric:
         self._push(at + self._delays_s.get((sender, receiver), 0.0), receiver, frame, passed=False)
 
     def due(self, now: float) -> Iterator[tuple[int, bytes]]:
-        """Remove and return the frames that have arrived by now, in order, as (receiver, frame). A frame that
-        passes a downlink with a rate arrives when it has left the downlink."""
+        """Remove and return the frames that have arrived by the time `now` (s), in order, as (receiver,
+        frame). A frame for a downlink with a rate arrives when it has left the downlink."""
         while self._in_flight and self._in_flight[0][0] <= now:
             at, _, receiver, frame, passed = heapq.heappop(self._in_flight)
             self._in_flight_bytes -= len(frame)

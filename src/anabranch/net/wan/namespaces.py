@@ -122,8 +122,8 @@ def _remove(token: str) -> list[str]:
 
 
 def create(name: str, address: str, prefix: int, mtu: int) -> int:
-    """Make a namespace whose loopback and TUN device are up. Returns the device's non-blocking descriptor;
-    the device exists until it is closed. Raises WanError."""
+    """Make a namespace whose loopback and TUN device are up, with IPv4 address/prefix and MTU (bytes).
+    Returns the device's non-blocking descriptor; the device exists until that is closed. Raises WanError."""
     run_ip("netns", "add", name)
     with _inside(name):
         handle = _open_tun()

@@ -14,7 +14,8 @@ from anabranch.net.wan.shape import Host, WanError
 
 @dataclass(frozen=True)
 class Place:
-    """Place of a process in the network: its namespace, its IPv4 address there, and its region."""
+    """Network namespace in which a process runs in the emulated network, its IPv4 address there, and its
+    region."""
 
     namespace: str
     address: str
@@ -39,7 +40,7 @@ def regions_of(names: Sequence[str], profile: Profile) -> dict[str, str]:
 @contextmanager
 def emulated(names: Sequence[str], profile: Profile) -> Iterator[dict[str, Place]]:
     """Run an emulated network with a host for each process, in the regions of `regions_of`, while the context
-    is entered; yields process name -> place.
+    is entered; yields process name -> namespace, address and region.
 
     The processes must end before the context does. Raises WanError.
     """

@@ -85,7 +85,8 @@ class FaultInjector:
         self.record.began, self.record.began_t = time.time(), self.tracker.t
 
     def end(self) -> None:
-        """Stop injecting: record the faults that were not delivered, and wake frozen processes."""
+        """Stop injecting: record the faults that were not delivered, end the guests and wake frozen
+        processes."""
         for fault in self._pending:
             victims = () if fault.target == GUEST else self._victims_of(fault)
             reason = victims if isinstance(victims, str) else "no time was left"
@@ -211,8 +212,13 @@ class FaultInjector:
         self.swarm.processes[name].signal(signal.SIGCONT)
 
     def _refill(self, seat: Seat, now: float) -> None:
-        """Replace the seat's process if it has ended, or was removed from the run. A process that was removed
-        while it was frozen learns so when it wakes, and ends."""
+        """Start the next process of a seat when it is due: its process ended, or its peer was removed from
+        the run and stays out for ABSENT_S (UNHIT_ABSENT_S if no fault hit it), and the fault's delay has
+        passed.
+
+        The founder is replaced only after its process ended. A process that was removed while it was frozen
+        learns so when it wakes, and ends.
+        """
         process = self.swarm.processes[seat.name]
         member = seat.name in self.tracker.stages
         seat.joined = seat.joined or member

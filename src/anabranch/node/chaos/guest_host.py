@@ -33,7 +33,8 @@ BLOCKS = 250
 
 @dataclass
 class _Running:
-    """Guest whose process was started. read: bytes of its output that were read."""
+    """Guest whose process was started. until: Unix time (s) at which it is ended. read: bytes of its output
+    that were read."""
 
     visit: GuestVisit
     process: Process
@@ -51,7 +52,8 @@ class GuestHost:
         self._running: list[_Running] = []
 
     def invite(self, fault: PlannedFault) -> None:
-        """Start the process of a guest."""
+        """Start the process of a guest that does `fault.deed`, with a ticket and (on Linux) an address block
+        of its own, at the stage that `fault.pick` selects."""
         directory, number = self._swarm.directory, len(self._record.guests) + 1
         name = f"guest-{number}"
         stage = 1 + int(fault.pick * self._swarm.run.pipeline.relay_stages)
@@ -71,7 +73,8 @@ class GuestHost:
                     self._put_out(guest.visit, event.reason, event.time)
 
     def poll(self) -> None:
-        """Read the guests' output, and end those whose time is over."""
+        """Read the guests' output, and kill those that did not come into their role within ARRIVES_S or did
+        their deed for STAYS_S."""
         now = time.time()
         for guest in list(self._running):
             ended = not guest.process.running
@@ -80,7 +83,7 @@ class GuestHost:
                 self._end(guest, ended)
 
     def end(self) -> None:
-        """End all guests."""
+        """Read the output of all guests that are left, and kill them."""
         for guest in list(self._running):
             self._read(guest)
             self._end(guest, not guest.process.running)
@@ -109,7 +112,8 @@ class GuestHost:
                 self._follow(guest, *line.partition(" ")[::2])
 
     def _follow(self, guest: _Running, word: str, rest: str) -> None:
-        """Take in a line that a guest printed (see `guest_process`)."""
+        """Take in a line that a guest printed: `word` is id, begun, closed or ended, `rest` its value (see
+        `guest_process`). A guest that has begun is put out by closed and ended."""
         visit, now = guest.visit, time.time()
         if word == "id":
             visit.peer = rest

@@ -39,7 +39,7 @@ class HonestSeats:
                     seat.back_s = event.time - seat.at
 
     def struck(self, peer: str) -> None:
-        """Forget removals of a peer that a fault hits before it is back."""
+        """Forget removals of a peer that a fault hits before the peer is back."""
         self.lost = [seat for seat in self.lost if seat.peer != peer or seat.back_s >= 0]
 
     @property

@@ -61,9 +61,11 @@ class Faults(msgspec.Struct):
 class Metrics(msgspec.Struct):
     """Metrics of the timed part of a run.
 
-    steps: committed, less those rolled back. falsely_suspected, falsely_removed: numbers of such events for
-    honest peers that no fault had hit. peer_hours: processes times hours. recovery: by "killed" (SIGKILL,
-    which resets connections) and "frozen" (SIGSTOP, which is silent).
+    seconds: its length. steps: committed, less those rolled back. rollbacks: their number; rolled_back: steps
+    that they undid. repaired: microbatches sent to another replica. removed: removals of honest peers, moves
+    to another stage included. falsely_suspected, falsely_removed: numbers of such events for honest peers
+    that no fault had hit. peer_hours: processes times hours. recovery: by "killed" (SIGKILL, which resets
+    connections) and "frozen" (SIGSTOP, which is silent).
     """
 
     faults: Faults
@@ -98,7 +100,8 @@ def _faults_of(record: RunRecord) -> Faults:
 
 
 def metrics_of(record: RunRecord, events: Sequence[Event], population: int, wasted: WastedCompute) -> Metrics:
-    """Metrics of a run. events: of the whole run, in order. population: number of processes."""
+    """Metrics of the timed part of a run. events: of the whole run, in order. population: number of
+    processes. wasted: compute that entered no step, as `wasted_compute` found it."""
     inside = [event for event in events if record.began <= event.time <= record.ended]
     back = [(before, after) for before, after in _steps_around_rollbacks(inside) if after < before]
     guests = {visit.peer for visit in record.guests}

@@ -87,7 +87,8 @@ class RunRecord:
 
 
 def due_to_fault(peer: str, at: float, record: RunRecord) -> bool:
-    """True if a fault had hit a peer at most AFTERMATH_S before the time `at`, freeze apart."""
+    """True if a fault explains what happened to a peer at the Unix time `at`: it hit the peer before, and no
+    more than AFTERMATH_S have passed since the kill, or since the end of the freeze."""
     return any(
         peer in fault.ids and fault.at <= at <= fault.at + fault.planned.freeze_s + AFTERMATH_S
         for fault in record.delivered

@@ -88,7 +88,8 @@ def _torch() -> CheckResult:
 
 
 def _devices(run: RunConfig) -> Iterator[CheckResult]:
-    """Check each GPU, or the processors where there is none; the run file's device must be here."""
+    """Check each GPU, or the processors where there is none; RED if the run file's device is not on this
+    machine."""
     import torch
 
     wanted, found = run.compute.device, torch.cuda.device_count()

@@ -39,7 +39,7 @@ class LinkTestServer:
         self._server: asyncio.Server | None = None
 
     async def start(self, host: str, port: int) -> int:
-        """Listen for link tests at an address; returns the port. Raises OSError."""
+        """Listen for link tests at host:port (0: any free port); returns the port. Raises OSError."""
         self._server = await asyncio.start_server(self._accept, host, port, limit=BLOCK_BYTES)
         return int(self._server.sockets[0].getsockname()[1])
 

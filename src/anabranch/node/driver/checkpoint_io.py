@@ -45,7 +45,11 @@ class CheckpointIo:
         return ev.CheckpointRead(t, found, stage, fingerprint, tuple(pieces), piece_hashes(pieces))
 
     def write(self, t: int, base: str, stages: Mapping[int, StageCopy]) -> Path:
-        """Write the checkpoint after step t, and delete old ones; returns its path."""
+        """Write the checkpoint after step t, and delete all but the `keep` newest; returns its path.
+
+        base: hash of the log entry that committed step t. stages: pieces and fingerprint of every stage's
+        state. Raises UserError if the disk has too little room or the checkpoint cannot be written.
+        """
         import torch
 
         parts = {

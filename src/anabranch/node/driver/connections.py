@@ -80,7 +80,11 @@ class Connections:
         self.refusals: dict[str, Refused] = {}
 
     def accept(self, link: Link) -> None:
-        """Take over a new link, dialled by either side. An older link to the same peer is closed."""
+        """Take over a new link, dialled by either side, and report it to the protocol.
+
+        An older link to the same peer is closed as replaced. Only a fresh direct link stays: then a new link
+        through a carrier is closed instead (see `_keeps`).
+        """
         older = self._links.get(link.peer_id)
         if older is not None and self._keeps(older, link):
             link.start(lambda message, blob: None, lambda reason: None)
@@ -99,8 +103,12 @@ class Connections:
         )
 
     def _keeps(self, older: Link, link: Link) -> bool:
-        """True if a carried link does not take the place of a direct one: both sides dialled at once. Later
-        the direct one may be dead without anybody's knowledge."""
+        """True if `link` is closed and the older one stays: `link` goes through a carrier, and the older one
+        is direct, made less than FRESH_S ago, and to the same process of the peer (incarnation).
+
+        Both sides then dialled at once. A direct link of longer standing may be dead without anybody's
+        knowledge.
+        """
         fresh = self._loop.time() < self._made_at.get(older, 0.0) + FRESH_S
         return bool(link.way.via) and not older.way.via and fresh and older.incarnation == link.incarnation
 
@@ -142,7 +150,8 @@ class Connections:
         self._offload(unpack, unpacked)
 
     def _wait(self, link: Link, size_bytes: int) -> None:
-        """Count bytes that wait to be unpacked; a link whose payloads come faster is not read meanwhile."""
+        """Add `size_bytes` (negative: subtract) to the bytes of a link that wait to be unpacked. While they
+        exceed UNPACK_BYTES, no payloads are read from the link."""
         before, self._waiting[link] = self._waiting[link], self._waiting[link] + size_bytes
         held, hold = before > UNPACK_BYTES, self._waiting[link] > UNPACK_BYTES
         if hold != held:
@@ -220,8 +229,11 @@ class Connections:
         return {peer: link.way.via for peer, link in self._links.items() if link.way.via}
 
     async def dial_back(self, peer: str, addresses: str) -> tuple[str, str]:
-        """Try all addresses of a peer; returns those that answered with its key, and the reasons of the other
-        ones."""
+        """Try to connect to all addresses (joined by commas) of a peer.
+
+        Returns the addresses that answered with the peer's key, joined by commas, and the reasons of the
+        others, joined by "; ".
+        """
         parsed = parse_addresses(addresses)
         reasons = await asyncio.gather(*(self.transport.probe(peer, address) for address in parsed))
         answered = [str(address) for address, reason in zip(parsed, reasons, strict=True) if not reason]

@@ -60,8 +60,10 @@ FREE_CHECK_S = 1.0
 class EventWriter:
     """Writes the event log of one peer.
 
-    iteration_bytes(t), window_bytes(w): sizes of the corpus text, set on data nodes. on_event: called for
-    each event that is written. send: sends encoded events to the leader."""
+    leads: True in the leader, which also writes events on commits and membership. iteration_bytes(t),
+    window_bytes(w): bytes of corpus text in iteration t and in evaluation window w, set on data nodes.
+    on_event: called for each event that is written. send: sends encoded events to the leader.
+    """
 
     def __init__(
         self,
@@ -104,7 +106,8 @@ class EventWriter:
             self._unsent.append(log.encode_event(event))
 
     def flush(self) -> None:
-        """Send events that were not sent yet to the leader, as one message of at most MAX_EVENTS."""
+        """Send events that were not sent yet to the leader, as one message of at most MAX_EVENTS; the others
+        wait for the next call."""
         if self._unsent:
             lines, self._unsent = tuple(self._unsent[:MAX_EVENTS]), self._unsent[MAX_EVENTS:]
             self._send(lines)

@@ -27,10 +27,11 @@ _Job = tuple[Callable[[], object], Callable[[object], None]]
 
 
 class WorkerThread:
-    """A queue of jobs and the thread that runs them.
+    """A queue of jobs and the thread that runs them, one at a time.
 
     deliver: runs a callable on the event loop. failed: gets the traceback of an exception in a job, which is
-    a defect or an exhausted machine."""
+    a defect or an exhausted machine; the thread then ends, and later jobs do not run.
+    """
 
     def __init__(self, deliver: Callable[[Callable[[], None]], None], failed: Callable[[str], None]) -> None:
         keep_freed_memory()  # before the thread's first allocation, which chooses its arena

@@ -53,19 +53,20 @@ class ExpelledPeer(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class GateRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Contents of the file."""
+    """Contents of the gate's record: the tickets that were issued and the peers that were expelled."""
 
     version: int = VERSION
     tickets: list[IssuedTicket] = msgspec.field(default_factory=list)
     expelled: list[ExpelledPeer] = msgspec.field(default_factory=list)
 
     def revocations(self) -> dict[str, str]:
-        """Reason by key of a revoked ticket and id of an expelled peer."""
+        """Reasons of all revocations, by key of the revoked ticket or id of the expelled peer."""
         found = {ticket.key: ticket.reason for ticket in self.tickets if ticket.revoked_at_s}
         return found | {peer.id: peer.reason for peer in self.expelled}
 
     def ticket(self, name_or_key: str) -> IssuedTicket | None:
-        """Ticket with this name, or whose key begins so; None if there is none, or several."""
+        """Ticket with this name, else the ticket whose key begins with this text of at least KEY_CHARS
+        characters; None if there is none, or several."""
         named = [ticket for ticket in self.tickets if ticket.name == name_or_key]
         if not named and len(name_or_key) >= KEY_CHARS:
             named = [ticket for ticket in self.tickets if ticket.key.startswith(name_or_key)]

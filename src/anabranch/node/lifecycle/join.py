@@ -79,9 +79,10 @@ class JoinOptions:
 
 
 def door_of(peer: Peer, pending: Mapping[str, str] = MappingProxyType({})) -> Callable[[Hello], str | None]:
-    """Make the function with which a peer refuses revoked callers, by the log as far as the peer knows it.
+    """Make the function with which a peer refuses revoked callers: it returns the reason, or None for a
+    caller that is not revoked, by the commit log as far as the peer knows it.
 
-    pending: further revocations that the owner asked for, with the reasons.
+    pending: further revocations that the owner asked for: key of a ticket or id of a peer -> reason.
     """
     asked = Revocations()
     asked.add(pending)
@@ -161,8 +162,11 @@ class Volunteer:
         self._left.set()
 
     async def stay(self) -> Outcome:
-        """Take part until the part is over; returns how the last one ended. Raises UserError if the first one
-        cannot begin."""
+        """Join the run, and join again after each part in it, until `Return` says no, the user stops, or the
+        options say `once`; returns how the last part ended.
+
+        Raises UserError if the first part cannot begin.
+        """
         await self._hours_begin()
         outcome = await self._take_next_part() if self._left.is_set() else await self._take_part()
         while not self._options.once and not self._left.is_set():
@@ -189,7 +193,8 @@ class Volunteer:
         return outcome
 
     async def _hours_begin(self) -> None:
-        """Wait for the hours at which this machine is lent."""
+        """Wait for the hours at which this machine is lent; returns at once within them, or once the user
+        leaves."""
         self._hours_over, hours = False, self._options.hours
         while hours is not None and not hours.open(now := datetime.now()) and not self._left.is_set():
             self._say(f"this machine is lent at {hours}; waiting until then (Ctrl+C ends)")

@@ -106,8 +106,8 @@ def new_ticket(run_dir: Path, role: str, quota: int, lifetime_s: float, name: st
 
 
 def history_of(directory: RunDirectory) -> LogReplay:
-    """State of the run by the commit log in its directory, without a line that is being written. Raises
-    UserError for a damaged log."""
+    """State of the run by the commit log in its directory, without a line that is being written; that of an
+    empty log if there is no log. Raises UserError for a damaged log."""
     try:
         return fold(directory.log.read_bytes().rpartition(b"\n")[0].splitlines())
     except FileNotFoundError:
@@ -117,8 +117,11 @@ def history_of(directory: RunDirectory) -> LogReplay:
 
 
 def revoke_ticket(run_dir: Path, name_or_key: str, reason: str) -> gate_file.IssuedTicket:
-    """Revoke a ticket: at once if the run is going, else when it is led the next time. Raises UserError if
-    no ticket, or more than one, has this name or key."""
+    """Revoke a ticket: at once if the run is going, else when it is led the next time. A ticket that is
+    revoked already keeps its first time and reason.
+
+    Raises UserError if no ticket, or more than one, has this name or key.
+    """
     RunDirectory.open(run_dir)
     with gate_file.changed(run_dir) as record:
         ticket = record.ticket(name_or_key)
@@ -134,10 +137,11 @@ def revoke_ticket(run_dir: Path, name_or_key: str, reason: str) -> gate_file.Iss
 
 
 def expel(run_dir: Path, id_or_name: str, reason: str) -> gate_file.ExpelledPeer:
-    """Expel a peer: at once if the run is going, else when it is led the next time.
+    """Expel a peer: at once if the run is going, else when it is led the next time. A peer that is expelled
+    already keeps its first time and reason.
 
-    id_or_name: the beginning of the id of a peer that is or was a member, or the name of a member. Raises
-    UserError if there is no such peer, or more than one, or if it is the owner's own.
+    id_or_name: at least KEY_CHARS characters with which the id of a present or former member begins, or the
+    name of a member. Raises UserError if no such peer, or more than one, exists, or if it is the owner's own.
     """
     history = history_of(RunDirectory.open(run_dir))
     members = history.membership.members

@@ -55,8 +55,10 @@ class Interrupted(Exception):
 class LocalSwarm:
     """Data nodes and relays as processes, children of a supervisor.
 
-    places: place of every process in an emulated network that outlives the swarm; None: all on this machine's
-    loopback. ledgers: True if each peer keeps a compute ledger."""
+    places: address, region and network namespace of every process, by name, in an emulated network that
+    outlives the swarm; None: all on this machine's loopback. ledgers: True if each peer keeps a compute
+    ledger.
+    """
 
     def __init__(
         self,
@@ -131,7 +133,8 @@ class LocalSwarm:
         return tickets[role]
 
     def hand_over(self, former: str, name: str) -> None:
-        """Let process `name` have the place of process `former` in the emulated network, if there is one."""
+        """Let process `name` have the address and network namespace of process `former`, if the network is
+        emulated."""
         if self._places is not None:
             self._places[name] = self._places[former]
 
@@ -200,7 +203,8 @@ class LocalSwarm:
         return not self.leader.running
 
     def report_ends(self) -> None:
-        """Write an event for each process that ended with an error during the run."""
+        """Write an event for each process but the leader that ended with an error while the leader runs, once
+        each. Raises UserError if, before the first step, too few relays of a stage are left."""
         for process in self.processes.values():
             if process.running or process.name in self._reported_ends or process.name == LEADER:
                 continue
@@ -230,14 +234,15 @@ class LocalSwarm:
             self.leader.signal(signal.SIGINT)
 
     def end(self) -> None:
-        """Wait for all processes to end; the supervisor kills those that do not."""
+        """Wait until all processes have ended, but no longer than END_S in all, and report those that failed.
+        Processes that still run are left to the supervisor, which kills them when it is closed."""
         until = time.monotonic() + END_S
         for process in self.processes.values():
             process.wait(max(0.0, until - time.monotonic()))
         self.report_ends()
 
     def kill(self) -> None:
-        """Kill all processes."""
+        """Kill all processes, and wait until they have ended (END_S each at most)."""
         for process in self.processes.values():
             process.signal(signal.SIGKILL)
         for process in self.processes.values():

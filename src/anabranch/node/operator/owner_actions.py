@@ -60,7 +60,8 @@ class SwarmOwner:
         return ""
 
     def poll(self) -> None:
-        """Carry out the requested actions; called by the thread that owns the swarm."""
+        """Carry out the requested stops and signals, in the thread that owns the swarm. (Control requests and
+        expulsions were written by `ask`.)"""
         while not self._requests.empty():
             action, name = self._requests.get()
             if action == STOP:
@@ -87,8 +88,8 @@ class LeaderOwner:
         self._run_dir = run_dir
 
     def ask(self, action: str, name: str, steps: int = 0) -> str:
-        """Request an action on the run. Returns the reason if it is refused, else "". steps: new number of
-        steps."""
+        """Request an action on the run; returns the reason if it is refused, else "". name: id of the peer to
+        expel. steps: new number of steps."""
         if action in control_file.ACTIONS:
             return control_file.request(self._run_dir, action, steps)
         if action == EXPEL:

@@ -20,10 +20,11 @@ from anabranch.protocol.observers.event_log_client import EventLogClient
 
 
 class RemoteWatch:
-    """Copies a run's event log into the local file `events` until the run ends; started again, it continues
-    where the file ends.
+    """Copies a run's event log into home/events.jsonl until the run ends; started again, it continues where
+    the file ends.
 
-    Driver of one `EventLogClient`, which decides what to fetch. say: prints a sentence for the user.
+    Driver of one `EventLogClient`, which decides what to fetch. say: prints a sentence for the user. Raises
+    UserError if another process has locked the file.
     """
 
     def __init__(self, ticket: Ticket, home: Path, say: Callable[[str], None]) -> None:

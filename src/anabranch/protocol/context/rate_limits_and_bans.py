@@ -131,8 +131,12 @@ class RateLimits:
         return True
 
     def _bucket(self, name: str, allowance: Allowance, now: float, share: float) -> TokenBucket:
-        """Token bucket of a peer, ticket or address block, filled up to `now`. share: its size as a multiple
-        of one peer's."""
+        """Token bucket of a peer, ticket or address block for `allowance`, filled up to `now`; a new one is
+        full.
+
+        name: of the peer, ticket or block. share: size and rate of the bucket as a multiple of one peer's. At
+        BUCKETS_KEPT buckets the oldest is dropped for a new one.
+        """
         bucket = self._buckets.get((name, allowance))
         if bucket is None:
             if len(self._buckets) >= BUCKETS_KEPT:

@@ -72,7 +72,7 @@ class Garbled(LinkDown, frozen=True):
 
 
 class Finished(Event, frozen=True):
-    """Completion of the running task. One task runs at a time."""
+    """Completion of the task that the worker was running, one at a time, with its result."""
 
     task: Task
     result: Result
@@ -86,8 +86,8 @@ class StageBuilt(Event, frozen=True):
 
 
 class Described(Event, frozen=True):
-    """Answer to Describe: measurements of this machine, and the parameters needed to take part and to
-    lead."""
+    """Answer to Describe: member record with this machine's measurements, and the parameters needed to take
+    part and to lead: settings, hashes of the corpus and of the model's shape, learning-rate schedule."""
 
     member: Member
     settings: Settings
@@ -109,8 +109,9 @@ class Persisted(Event, frozen=True):
 
 
 class CheckpointRead(Event, frozen=True):
-    """Answer to ReadCheckpoint for iteration `asked_t`. pieces: empty if there is no checkpoint. hashes: of
-    the pieces; empty if only the whole state can be verified."""
+    """Answer to ReadCheckpoint for iteration `asked_t` (-1: the newest). t: iteration of the checkpoint.
+    pieces: of the stage's state; empty if there is no checkpoint. hashes: of the pieces; empty if only the
+    whole state can be verified."""
 
     asked_t: int
     t: int
@@ -143,8 +144,8 @@ class EventsRead(Event, frozen=True):
 
 
 class DialledBack(Event, frozen=True):
-    """Answer to DialBack. reached: the addresses that answered with the key of `peer`. reason: words of the
-    failures."""
+    """Answer to DialBack. addresses: those that were tried. reached: those of them that answered with the key
+    of `peer`, joined by commas. reason: words of the failures."""
 
     peer: str
     addresses: str
@@ -260,15 +261,16 @@ class Persist(Effect, frozen=True):
 
 
 class ReadCheckpoint(Effect, frozen=True):
-    """Read a stage's checkpoint after iteration t; answered by CheckpointRead."""
+    """Read a stage's state from the checkpoint after iteration t (-1: the newest); answered by
+    CheckpointRead."""
 
     t: int
     stage: int
 
 
 class WriteCheckpoint(Effect, frozen=True):
-    """Write all stages' snapshots after t, stage -> (pieces, fingerprint); answered by CheckpointWritten or
-    CheckpointFailed."""
+    """Write all stages' states after iteration t as a checkpoint; answered by CheckpointWritten or
+    CheckpointFailed. base: hash of the log entry of t. stages: stage -> (pieces, fingerprint)."""
 
     t: int
     base: str

@@ -16,7 +16,8 @@ MOST_RATE = 16.0
 
 @dataclass(frozen=True)
 class Rounds:
-    """Synchronous iterations 1 to `start`, then rounds; inner = 0: all iterations are synchronous.
+    """Synchronous iterations 1 to `start`, then rounds of `inner` optimizer steps each; inner = 0: all
+    iterations are synchronous.
 
     slots: most islands at one time. drops: True if a round ends without its late slots, which have `grace`
     times the time after which three quarters of the slots were ready.
@@ -37,7 +38,8 @@ class Rounds:
         return self.start + (t - self.start) * self.inner if self.has(t) else t
 
     def passes(self, t: int, every: int) -> bool:
-        """True if iteration t reaches a multiple of `every` optimizer steps."""
+        """True if iteration t reaches a multiple of `every` optimizer steps, or passes one; also for t =
+        0."""
         return self.progress(t) // every > self.progress(t - 1) // every if t else True
 
     @property
@@ -46,7 +48,7 @@ class Rounds:
         return math.ceil(self.inner * min(self.slots, 2 * MOST_RATE))
 
     def iterations(self, steps: int) -> int:
-        """Iterations of a run of `steps` optimizer steps."""
+        """Iterations of a run of `steps` optimizer steps, the last round counted whole."""
         if not self.inner or steps <= self.start:
             return steps
         return self.start - (self.start - steps) // self.inner

@@ -86,7 +86,7 @@ class Settings:
 
     def evaluates(self, t: int, last: int) -> bool:
         """True if the state after iteration t is evaluated (its held-out windows are sent in iteration t +
-        1)."""
+        1). last: the run's last iteration, which is evaluated too if the run evaluates at all."""
         if not self.windows or not self.evaluate_every:
             return False
         return self.rounds.passes(t, self.evaluate_every) or t == last
@@ -101,14 +101,15 @@ class Settings:
 
     @property
     def boundary_bytes(self) -> int:
-        """Largest payload between two stages: an activation, or the token ids of a slot."""
+        """Bytes of the largest payload between two stages: an activation, or the token ids of a slot."""
         if not self.rounds.inner:
             return self.activation_bytes
         inner = self.microbatches // self.rounds.slots
         return self.activation_bytes * inner * self.rounds.most_steps
 
     def slots(self, stage: int, capacity: int) -> int:
-        """Credits that a peer can grant if it can keep the activations of `capacity` microbatches."""
+        """Credits that a peer of `stage` can grant if it can keep the activations of `capacity`
+        microbatches."""
         return capacity + (int(capacity * self.recompute) if stage else 0)
 
     @property
@@ -143,5 +144,6 @@ class Settings:
         return self.ends_bytes / self.block_bytes if self.block_bytes else 0.0
 
     def cover(self, stage: int) -> frozenset[int]:
-        """Units (contributions, see `tasks`) that a step counts at a stage."""
+        """Units that a step counts at a stage: its microbatches, or at stage 0 their heads and embeddings
+        (`tasks`)."""
         return full_cover(stage, self.microbatches)

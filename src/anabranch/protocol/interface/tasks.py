@@ -124,7 +124,8 @@ class Recount(Task, frozen=True):
 
 
 class Discard(MicrobatchTask, frozen=True):
-    """Removal of graph and stored values of `index`; nothing is added (evicted or superseded work)."""
+    """Removal of graph and stored values of microbatch `index`; nothing is added (it was refused or taken
+    back)."""
 
 
 class Freeze(Task, frozen=True):
@@ -140,9 +141,9 @@ class Freeze(Task, frozen=True):
 
 
 class SumPart(Task, frozen=True):
-    """Sum of one part. inputs: that part from every member of a group in order, or from every group ->
-    outputs (reduced part in the master dtype,). whole: False for a group that is not the whole stage, whose
-    sum is not rounded."""
+    """Sum of one part of a gradient. inputs: that part from every member of a group (the stage or a cell of
+    it) in order, or the sums of all groups -> outputs (reduced part in the master dtype,). whole: False for a
+    group that is not the whole stage, whose sum is not rounded."""
 
     whole: bool = True
 
@@ -175,7 +176,8 @@ class Apply(Task, frozen=True):
 
 
 class HashInputs(Task, frozen=True):
-    """Hash of a received payload, before it is used. inputs (payload,) -> Result.hashes, with `hashed`."""
+    """Hash of a received payload, before it is used. inputs (payload,) -> Result.hashes (one hash); nothing
+    is computed from it. Needs hashed=True."""
 
 
 class AuditUnit(MicrobatchTask, frozen=True):
@@ -210,8 +212,8 @@ class Snapshot(Task, frozen=True):
 
 
 class ProveState(Task, frozen=True):
-    """Proof that the state after step t is held. Result.digest: hash of the state keyed by `key`, which only
-    who has the state can compute; Result.error if another state is held."""
+    """Proof that the state after step t is held. Result.digest: hash of the state keyed by `key`, which
+    cannot be computed without the state; Result.error if the worker's state is of another step."""
 
     key: str
 
@@ -233,9 +235,10 @@ class InitState(Task, frozen=True):
 
 
 class Result(msgspec.Struct, frozen=True):
-    """Result of a task. overflow: tensor with a non-finite or out-of-range value ("": none; otherwise outputs
-    is ()). hashes: of a snapshot's pieces, or of the inputs and outputs of a task with `hashed`. seconds:
-    duration of the task."""
+    """Result of a task. outputs, digest, squares, fingerprint: as the task says. loss_sum (nats), tokens: of
+    Head. hashes: of a snapshot's pieces, or of the inputs and outputs of a task with `hashed`. overflow:
+    tensor with a non-finite or out-of-range value ("": none; otherwise outputs is ()). error: why the task
+    could not be done ("": it was). seconds: duration of the task."""
 
     outputs: tuple[Payload, ...] = ()
     loss_sum: float = 0.0

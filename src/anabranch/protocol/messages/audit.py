@@ -8,8 +8,9 @@ from anabranch.protocol.messages.common import Count, Hash, Id, Message, Receipt
 
 
 class WorkItem(msgspec.Struct, array_like=True, frozen=True):
-    """Piece of a contribution: "receipt", the "activation" or "gradient" that microbatch `index` was computed
-    from, or the "part" `index` of the sum of the member at `position`, which the subject added up."""
+    """Name of one thing that belongs to a contribution. kind: "receipt"; "activation" or "gradient", from
+    which microbatch `index` was computed; or "part": part `index` of the sum of the member at `position`,
+    which the audited peer added up."""
 
     kind: Hash
     index: Count = 0
@@ -17,8 +18,9 @@ class WorkItem(msgspec.Struct, array_like=True, frozen=True):
 
 
 class FetchWork(Message, frozen=True, tag=87):
-    """Request for a piece of the contribution of `subject` to step t at `stage`, answered by Work. The
-    receiver is the subject, or a peer that audited it."""
+    """Request for `item` of the contribution of peer `subject` to step t at `stage`, answered by Work. The
+    receiver is the subject, the leader (for the receipt), or a peer that exchanged the item with the
+    subject."""
 
     t: Count
     stage: StageNumber
@@ -27,7 +29,8 @@ class FetchWork(Message, frozen=True, tag=87):
 
 
 class Work(Message, frozen=True, tag=88):
-    """Reply to FetchWork: the signed receipt, or the piece as payload. held: False if it is not kept here."""
+    """Reply to FetchWork: the signed receipt, or the tensor named by `item` as payload. held: False if it is
+    not kept here."""
 
     t: Count
     stage: StageNumber
@@ -38,7 +41,8 @@ class Work(Message, frozen=True, tag=88):
 
 
 class Audited(Message, frozen=True, tag=89):
-    """Report of an auditor to the leader about the contribution of `subject` to step t at `stage`.
+    """Report of an auditor to the leader about the contribution of peer `subject` to step t at `stage`. base:
+    hash of the step's log entry. receipt: the subject's.
 
     verdict: "same", "different" (what: the first thing that differs; found, claimed: its hash as computed
     again and in the receipt), "withheld" (the subject did not hand over what it computed with) or "unable"
@@ -57,8 +61,9 @@ class Audited(Message, frozen=True, tag=89):
 
 
 class Audit(Message, frozen=True, tag=90):
-    """Order of the leader to audit the contribution of `subject` to step t, to a replica that kept the
-    weights for it; `sources` may have what it was computed from."""
+    """Order of the leader to audit the contribution of peer `subject` to step t at `stage`, to a replica that
+    kept the weights for it. base: hash of the step's log entry. sources: peers that may have what the
+    contribution was computed from."""
 
     t: Count
     base: Hash

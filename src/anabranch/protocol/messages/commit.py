@@ -42,11 +42,13 @@ class AttemptId(msgspec.Struct, array_like=True, frozen=True, order=True):
 
 
 class Attempt(FencedMessage, frozen=True, tag=21):
-    """Order to reduce the gradients of `stage`. Only member `owners[k]` adds that of microbatch k (R7); -1:
-    nobody does, since slot k does not count in the round.
+    """Order to reduce the gradients of `stage` over `members`. Only the member at position `owners[k]` adds
+    the contribution to unit k, a microbatch or at stage 0 its head or embedding (R7); -1: nobody does, since
+    its slot does not count in the round.
 
-    sums: peer that sums each part, as a position among members followed by helpers (peers of adjacent
-    stages); empty: members alone sum, as `reduce.hierarchy` arranges them.
+    membership: number of the membership record that the leader knew. helpers: peers of other stages that sum
+    parts. sums: peer that sums each part, as a position among members followed by helpers; empty: members
+    alone sum, as `reduce.hierarchy` arranges them.
     """
 
     stage: StageNumber
@@ -69,8 +71,8 @@ class ReducePart(FencedMessage, frozen=True, tag=22):
 
 
 class ReducedPart(FencedMessage, frozen=True, tag=23):
-    """All-gather message. Payload: `part` summed over all members. seal: the sender's signature of its
-    hash."""
+    """All-gather message from the peer that sums `part`. Payload: the part, summed over all members. seal:
+    the sender's signature of the payload's hash."""
 
     stage: StageNumber
     attempt: AttemptId
@@ -129,8 +131,8 @@ class FetchLog(Message, frozen=True, tag=28):
 
 
 class Missing(FencedMessage, frozen=True, tag=29):
-    """Microbatches, by stage, that no replica claims; a peer that sent one on asks its receiver for it
-    (R6)."""
+    """Units (microbatches; at stage 0 heads and embeddings), by stage, that no replica claims; a peer that
+    sent one on asks its receiver for it (R6). Empty: the receiver repeats its own reports."""
 
     units: dict[int, tuple[Index, ...]]
 

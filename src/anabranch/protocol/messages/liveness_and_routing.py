@@ -55,8 +55,8 @@ class Bargain(Message, frozen=True, tag=56):
 
 
 class Burst(Message, frozen=True, tag=57):
-    """Bandwidth probe of an idle link, answered at once by GotBurst. Before a run begins a payload without
-    meaning takes the place of `padding`."""
+    """Bandwidth probe of an idle link, answered at once by GotBurst. padding: bytes without meaning; before a
+    run begins a payload without meaning takes their place."""
 
     number: Count
     padding: Annotated[bytes, msgspec.Meta(max_length=1 << 14)]

@@ -35,8 +35,8 @@ class About(Message, frozen=True, tag=39):
 
 
 class Reached(Message, frozen=True, tag=92):
-    """Result of dialling a joiner back. addresses: those of its addresses that answered with its key ("":
-    none did, so others reach it through a carrier). reason: words of the failures."""
+    """Result of dialling a joiner back. addresses: those of its addresses that answered with its key, joined
+    by commas ("": none did, so others reach it through a carrier). reason: words of the failures."""
 
     addresses: Text
     reason: Remark
@@ -55,11 +55,13 @@ class JoinRequest(Message, frozen=True, tag=40):
 class Welcome(Message, frozen=True, tag=41):
     """Admission to `stage`, with the run's present state and the member's certificate.
 
-    members, active_from, number: current membership and the number of its latest record. next_index,
-    last_hash: position in the log. t, base, adam_step, fingerprint: state after the last commit. held:
-    iteration after which the run pauses (-1: none). revoked: revoked peers and tickets, with the reasons.
-    carriers: dedicated carriers, with their addresses.
-    slots: plan of the next iteration, if it is a round.
+    members, active_from, number: current membership, iteration from which each serving member serves, and
+    number of the latest membership record. next_index, last_hash: position in the log. t, base, adam_step,
+    fingerprint: last committed iteration, hash of its log entry, optimizer's step count, hash of the stage's
+    state. term: of the leader. voters: ids of the log's voters. skips: consecutive skipped steps. steps:
+    length of the run. held: iteration after which the run pauses (-1: none). revoked: revoked peers and
+    tickets, with the reasons. carriers: dedicated carriers, with their addresses. slots: plan of the next
+    iteration, if it is a round.
     """
 
     stage: StageNumber

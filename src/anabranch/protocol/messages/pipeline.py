@@ -31,7 +31,8 @@ class Slots(FencedMessage, frozen=True, tag=1):
 
 
 class Ask(FencedMessage, frozen=True, tag=2):
-    """Request for a credit to send microbatch `index`; a later Slots with a higher total answers it."""
+    """Request for a credit to send microbatch `index`; a later Slots with a higher total answers it. repair:
+    True if it is sent again after a loss, which has precedence."""
 
     index: Index
     repair: bool
@@ -85,14 +86,15 @@ class Want(FencedMessage, frozen=True, tag=6):
 
 
 class Have(FencedMessage, frozen=True, tag=7):
-    """Positive answer to Want: the sender holds microbatch `index`."""
+    """Positive answer to Want number `way`: the sender holds microbatch `index`."""
 
     index: Index
     way: Count
 
 
 class Lack(FencedMessage, frozen=True, tag=8):
-    """Negative answer to Want; with `refused` the rejection of the Forward with running number `way`."""
+    """Negative answer to Want; with `refused` also the rejection of a Forward, or its withdrawal after
+    CallBack. way: running number of that Want or Forward."""
 
     index: Index
     refused: bool

@@ -34,8 +34,8 @@ class FetchState(Message, frozen=True, tag=49):
 
 
 class StateOffer(Message, frozen=True, tag=50):
-    """Reply to FetchState: number of pieces of the state after iteration t, and their hashes (0: not
-    held)."""
+    """Reply to FetchState: the sender holds the state of `stage` after iteration t, with this fingerprint, in
+    `pieces` pieces (0: it is not held). hashes: of the pieces; empty if only the whole can be verified."""
 
     stage: StageNumber
     t: CountOrNone
@@ -53,7 +53,8 @@ class FetchPiece(Message, frozen=True, tag=51):
 
 
 class Piece(Message, frozen=True, tag=52):
-    """Reply to FetchPiece. Payload: bytes of this piece of the state."""
+    """Reply to FetchPiece. Payload: bytes of piece number `piece` of the state. (A peer without the state
+    answers with a StateOffer of 0 pieces.)"""
 
     stage: StageNumber
     t: Count
@@ -61,7 +62,8 @@ class Piece(Message, frozen=True, tag=52):
 
 
 class Keep(Message, frozen=True, tag=70):
-    """Order to keep a copy of the state of `stage` after iteration t, fetched from `sources`."""
+    """Order of the leader to keep a copy of the state of `stage` after iteration t. fingerprint: its hash.
+    sources: peers to fetch it from."""
 
     stage: StageNumber
     t: Count
@@ -110,7 +112,7 @@ class Holders(Message, frozen=True, tag=74):
 
 
 class Behind(Message, frozen=True, tag=75):
-    """Report of a replica of `stage` that it cannot get the state after iteration t (R12). step: always 0,
+    """Report of a replica of `stage` that it cannot get what it needs to apply step t (R12). step: always 0,
     formerly the step whose kept gradient was missing."""
 
     t: Count

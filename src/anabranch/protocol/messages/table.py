@@ -70,7 +70,7 @@ class Rate(Enum):
 
 @dataclass(frozen=True, eq=False)
 class Allowance:
-    """Budget of one sender: messages at once, and messages per second."""
+    """Budget of one sender for one rate: `burst` messages at once, and `per_s` messages per second."""
 
     burst: float
     per_s: float

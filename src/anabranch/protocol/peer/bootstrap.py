@@ -40,12 +40,12 @@ def lead(
     unheard: Collection[str] = (),
     signer: Signer | None = None,
 ) -> Peer:
-    """Make the peer that founds a run or resumes it. signer: its signatures.
+    """Make the peer that founds a run or resumes it.
 
     kept: the log so far (none: a new run). saved: newest checkpoint (none: the initial state). certify,
-    unheard: as for `Peer`. If the log has other voters, the founder does not lead at once: it asks at their
-    addresses and joins the leader if there is one. If there is none and a majority of the voters is present,
-    it may be elected, and resumes the run from its checkpoint.
+    unheard, signer: as for `Peer`. If the log has other voters, the founder does not lead at once: it asks at
+    their addresses and joins the leader if there is one. If there is none and a majority of the voters is
+    present, it may be elected, and resumes the run from its checkpoint.
     """
     kept = _own(kept or SavedVoterState(), member.id)
     history = fold(kept.lines)
@@ -126,7 +126,7 @@ def _taken_up(
 
 
 def _adam_step(history: LogReplay, t: int) -> int:
-    """Step count of the optimizer after iteration `t`."""
+    """Step count of the optimizer after iteration `t`; 0 if the log has no commit of it."""
     return next((commit.adam_step for commit in history.commits if commit.t == t), 0)
 
 

@@ -54,7 +54,8 @@ class CatchUp(Timer):
         self._wanted_t = self._least_t = -1
 
     def announce(self, t: int, base: str, fingerprint: str) -> None:
-        """Set the state that this stage has to reach."""
+        """Set the state that this stage has to reach: after iteration `t`, on the log entry with hash `base`;
+        fingerprint: hash of the stage's part ("" if unknown)."""
         self.announced = AnnouncedState(t, base, fingerprint)
 
     def built(self, fingerprint: str) -> None:
@@ -85,14 +86,17 @@ class CatchUp(Timer):
             self._pull(-1, live or [ctx.log.leader])
 
     def fell_behind(self, step: int) -> None:
-        """Fetch the state after `step`, whose gradient no peer has, or a later one."""
+        """Fetch the state after iteration `step`, whose reduced gradient no peer has any more, or a later
+        state."""
         self._least_t = step
         self.begin()
 
     # --- the leader's answers ------------------------------------------------------------------
 
     def on_holders(self, message: msg.Holders) -> None:
-        """Take the state from the nearest source: this peer's snapshots, the seed, or the holders named."""
+        """Take the state that the leader names from the first of: this peer's own snapshots, the seed (t =
+        0), the holders named. Retried later if there is none; ignored unless this peer waits for the
+        answer."""
         stage, t = self._ctx.run.stage, message.t
         if not self._waits_for(message.stage):
             return
@@ -151,7 +155,8 @@ class CatchUp(Timer):
         )
 
     def have(self, t: int, base: str, fingerprint: str) -> None:
-        """Continue from the loaded state after iteration `t`."""
+        """Continue from the loaded state after iteration `t`: apply the steps after it, and report it. base:
+        hash of its log entry. fingerprint: its hash."""
         self._entry.advance(Step.READY)
         self.download = None
         self._failure, self._wanted_t, self._least_t = "", -1, -1
@@ -160,7 +165,8 @@ class CatchUp(Timer):
         self._on_ready()
 
     def _fetch_failed(self, reason: str) -> None:
-        """Fetch the state again after a back-off, or stop this peer after the last try; note a new reason."""
+        """Plan to fetch the state again after a back-off, or stop this peer after the last try. Writes a note
+        if `reason` is new; a serving replica also tells the leader that it is behind."""
         ctx = self._ctx
         if reason != self._failure:
             ctx.outbox.note("note", text=f"{reason}; trying again")

@@ -64,7 +64,8 @@ class MessageGate:
             self._flooded(peer, message, "too many messages of this kind")
 
     def _check(self, peer: str, message: msg.Message, payload: Payload | None) -> None:
-        """Handle a message that is within its budget, keep it for later, or refuse it."""
+        """Pass a message that is within its budget to the handler of its type if it is from a sender that may
+        send it; keep a message about a later iteration; refuse any other."""
         kind = type(message)
         row = ROW_OF[kind]
         refusal: str | None
@@ -109,14 +110,15 @@ class MessageGate:
             self._ban(peer, f"too many messages that are refused (the last: {reason})")
 
     def _flooded(self, peer: str, message: msg.Message, reason: str) -> None:
-        """Ban a peer that sent more than the budget of a message, which no honest peer does."""
+        """Refuse a message beyond its sender's budget, which no honest peer exceeds, and ban the sender."""
         ctx, name = self._ctx, type(message).__name__
         ctx.rate_limits.over_budget[name] += 1
         ctx.outbox.refuse(peer, name, reason)
         self._ban(peer, f"{reason} (the last: {name})")
 
     def _ban(self, peer: str, reason: str) -> None:
-        """Close the link to a peer that is linked, and accept none for a while."""
+        """Close the link to a peer that is linked, and accept none from it for a while. Nothing is done about
+        other peers."""
         ctx, links = self._ctx, self.links
         if links.observes(peer) or peer in ctx.links.up:
             ctx.outbox.note("refused", subject=peer, reason=f"the connection: {reason}", count=1)
@@ -124,7 +126,8 @@ class MessageGate:
             links.hang_up(peer, reason)
 
     def _past(self, peer: str, message: msg.Message) -> None:
-        """Charge a message about a past iteration, which is dropped."""
+        """Charge a dropped message about a past iteration to its sender's budget; a sender beyond the budget
+        is banned."""
         ctx = self._ctx
         if peer != ctx.me and not ctx.rate_limits.charge(peer, PAST, ctx.clock.now):
             self._flooded(peer, message, "too many messages about past iterations")
@@ -140,7 +143,11 @@ class MessageGate:
     # --- fence ---------------------------------------------------------------------------------
 
     def fenced(self, peer: str, message: msg.FencedMessage, payload: Payload | None) -> str | None:
-        """Handle, keep or drop a message about an iteration; return the reason if it is refused."""
+        """Check the fence of a message about an iteration; return the reason if it is refused, else None.
+
+        The message is handled if it is about the open iteration and its sender serves there, kept if that may
+        become so with log entries to come, and dropped if it is about a past iteration.
+        """
         ctx, fence, row = self._ctx, message.fence, ROW_OF[type(message)]
         member, iteration = ctx.run.membership.members.get(peer), self.iterations.current
         if fence.epoch != ctx.run.settings.epoch:

@@ -109,7 +109,9 @@ class MessageHandlers:
             self._open.on_got(peer, message)
 
     def _missing(self, peer: str, message: msg.Missing, payload: Payload | None) -> None:
-        """Ask the next hops about the unclaimed units that this peer sent them (R6)."""
+        """Inquire after claims that the leader misses (R6): `message.units` has the missing units by stage.
+        This peer asks the next hops of microbatches that it sent; without any units it repeats its own
+        reports."""
         repairs, following = self._open.repairs, self._ctx.run.next_stage()
         units = message.units.get(following, ())
         if following == 0:
@@ -157,7 +159,8 @@ class MessageHandlers:
             self.shared.snapshots.complete(message.t)
 
     def _spared(self, peer: str, message: msg.Spared, payload: Payload | None) -> str | None:
-        """Take in the standby replicas; fewer microbatches are sent to them."""
+        """Take in the leader's list of standby replicas, to which fewer microbatches are sent from now on;
+        return why it is refused, or None."""
         refusal = self._ctx.standby_view.announced(self._ctx.log.term, message)
         if refusal is None:
             self.shared.router.members_changed()
@@ -197,7 +200,8 @@ class MessageHandlers:
         return lead
 
     def not_leading(self, peer: str, message: msg.Message, payload: Payload | None) -> str | None:
-        """Handle a message to the leader while this peer has no coordinator.
+        """Handle a message to the leader while this peer has no coordinator; return the reason if it is
+        refused.
 
         A sender that takes a voter for the leader is told who leads, and repeats its message there.
         """
@@ -245,9 +249,10 @@ class MessageHandlers:
 
     def _report(self, peer: str, message: msg.Report, payload: Payload | None) -> str | None:
         """Write lines to the run's event log at the founder; keep them elsewhere while the founder is away.
+        Returns the reason if they are refused: too many, too long, or of a third peer.
 
-        Only members may report; a peer that is not admitted yet is not heard. From voters the founder also
-        accepts lines that other peers reported to them meanwhile.
+        Only members may report; lines of a peer that is not admitted are dropped. From voters the founder
+        also accepts lines that other peers reported to them meanwhile.
         """
         ctx, founder = self._ctx, self.leadership.founder
         if not ctx.rate_limits.take(peer, Kind.LINES, ctx.clock.now, len(message.events)):
@@ -372,8 +377,8 @@ class MessageHandlers:
     # --- observers -----------------------------------------------------------------------------
 
     def _watch(self, peer: str, message: msg.Watch, payload: Payload | None) -> str | None:
-        """Show the event log to an observer. A reader without an observer's ticket was taken for a joiner:
-        its link is dropped."""
+        """Show the event log to an observer; return the reason if that is refused. A peer with any ticket may
+        read it: one that was taken for a joiner until then counts as linked no more."""
         if not self.leadership.founder:
             return "the run's events are with the data node that founded it"
         refusal = self.event_log_server.asked(peer, message, self._ticket_of(peer))

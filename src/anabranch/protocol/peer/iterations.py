@@ -69,7 +69,8 @@ class Iterations(Timer):
     # --- opening and closing -------------------------------------------------------------------
 
     def open(self) -> None:
-        """Open the iteration after the applied one if this peer serves in it and no stage is empty (R1)."""
+        """Open the iteration after the applied one: if none is open, no committed step waits to be applied,
+        the run is neither over nor held, this peer serves in it, and no stage is without replicas (R1)."""
         ctx, run, t = self._ctx, self._ctx.run, self.replica.t + 1
         if self.current is not None or t < 1 or self._exit.stopped or self.replica.pending:
             return
@@ -95,7 +96,8 @@ class Iterations(Timer):
         self.current = None
 
     def committed(self, record: Commit, base: str) -> None:
-        """Take a committed step: note its audits, then apply it."""
+        """Take a committed step: draw its audits and keep what they need, then apply it. base: hash of its
+        log entry."""
         settings = self._ctx.run.settings
         if settings.audits and record.verdict == "step":
             audited = drawn(record, base, settings.audit_share)
@@ -122,7 +124,8 @@ class Iterations(Timer):
                 self.kept_work.keep(record.t, each.subject, receipt, items)
 
     def forget(self, t: int) -> None:
-        """Drop all work of iterations after `t`, and the replica's state."""
+        """Drop the open iteration, tasks of iterations after `t`, data kept for audits, and the replica's
+        state: before a rollback or a move to another stage (t = -1)."""
         self.auditor.clear()
         self.kept_work.clear()
         self.current, self.applied, self.retained = None, None, []
@@ -153,7 +156,8 @@ class Iterations(Timer):
         self._on_behind(step)
 
     def released(self, fence: msg.Fence) -> None:
-        """Drop the data kept for a step, which enough replicas of every stage have applied (R11)."""
+        """Drop the activations and gradients kept for the step in `fence`, which enough replicas of every
+        stage have applied (R11), and stop repeating its report."""
         self.retained = [kept for kept in self.retained if kept.t > fence.t]
         if self.applied is not None and self.applied.fence.base == fence.base:
             self.applied = None
@@ -231,7 +235,7 @@ class Iterations(Timer):
             self.current.sender.pump()
 
     def send_changed_claim(self) -> bool:
-        """Send the claim if it changed and no weight gradient is being added; True if it was sent."""
+        """Send the claim (`Claims.send`) if it changed and no weight gradient is being added; True if so."""
         if self.current is None or not self.current.claims.changed or self._ctx.tasks.adding:
             return False
         self.current.claims.send()

@@ -105,7 +105,8 @@ class JoinProcess(Timer):
         self._knock_at = math.inf
 
     def on_elsewhere(self, message: Elsewhere) -> None:
-        """Ask the leader that another peer named."""
+        """Ask the leader that another peer named, dialling it if need be. If that peer knows of none, the
+        next address is tried; a peer that has joined ignores the message."""
         ctx, leader = self._ctx, message.leader
         self._asks.reset()
         if self._entry.done or ctx.log.leads or leader == ctx.log.leader:
@@ -143,7 +144,7 @@ class JoinProcess(Timer):
         self._ask_again()
 
     def on_reached(self, message: Reached) -> None:
-        """Tell the user by which way others reach this machine."""
+        """Tell the user if other peers can dial this machine directly, or only reach it through a carrier."""
         if message.addresses:
             text = f"others reach this machine directly, at {message.addresses}"
         else:
@@ -155,7 +156,8 @@ class JoinProcess(Timer):
         self._ctx.outbox.note("note", text=text)
 
     def on_about(self, message: About) -> None:
-        """Take in the description of the run, and measure this machine for it."""
+        """Take in the description of the run, and measure this machine for it; stop this peer if the run
+        speaks another protocol version."""
         genesis = message.genesis
         self.doors.update(message.doors)
         if self.step is not Step.ENQUIRED:

@@ -46,8 +46,9 @@ class LeaveProcess(Timer):
         """Last time (s) at which a peer that could take over was linked."""
 
     def begin(self, reason: str) -> None:
-        """Ask the leader for removal, or leave at once if this peer serves nobody or cannot reach the
-        leader."""
+        """Leave the run for `reason`: a leader hands the lead over; any other peer asks the leader for its
+        removal, or ends at once if it does not serve or reaches neither the leader nor, as a voter, another
+        one."""
         ctx = self._ctx
         if self.reason is None:
             self._until, self._linked_at = ctx.clock.now + LEAVE_S, ctx.clock.now
@@ -68,7 +69,7 @@ class LeaveProcess(Timer):
         return ctx.log.leader in ctx.links.up or any(map(ctx.log.keeps_log, ctx.links.up))
 
     def repeat(self) -> None:
-        """Repeat the wish to leave to the present leader."""
+        """Repeat the request to leave to the present leader; nothing if this peer stays or leads itself."""
         log = self._ctx.log
         if self.reason is not None and not log.leads:
             self._ctx.outbox.send(log.leader, Leave(self.reason))
@@ -87,8 +88,9 @@ class LeaveProcess(Timer):
             self._exit.stop(f"{self.reason}; nobody who keeps the log is in reach", ok=True)
 
     def _hand_over(self) -> None:
-        """Offer the lead to a voter that stays. Until one takes it this peer goes on leading, so that
-        returning voters are admitted and other members are made voters."""
+        """Offer the lead to a voter that stays, at most once in LEAD_ON_S. Until one takes it this peer leads
+        on, so that returning voters are admitted and other members are made voters. It ends if for BROKEN_S
+        nobody is in reach who could take over."""
         voter, lead, now = self._voter, self._coordination.coordinator, self._ctx.clock.now
         leaving = lead.admission.leaving if lead is not None else ()
         if voter.heirs(leaving) or self._has_successors(leaving):

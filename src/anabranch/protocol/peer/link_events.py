@@ -84,8 +84,8 @@ class LinkEvents(Timer):
             observer(peer)
 
     def link_down(self, peer: str, reason: str, refused: bool = False) -> None:
-        """React to a lost link or a failed dial. refused: True if nothing listens at the address of
-        `peer`."""
+        """React to a lost link or a failed dial, and plan to dial `peer` again. refused: True if nothing
+        listens at the address of `peer`; ignored if `peer` has connected meanwhile."""
         if refused and peer in self._ctx.links.up:
             return  # `peer` has connected to this peer in the meantime
         if self._event_log_server.gone(peer) or self._only_watches(peer):
@@ -125,7 +125,7 @@ class LinkEvents(Timer):
     # --- links to keep -------------------------------------------------------------------------
 
     def neighbours_changed(self) -> None:
-        """Adapt capacity, demand and links to other serving members."""
+        """Adapt the routing of microbatches and the links to a change of the serving members."""
         self._router.members_changed()
         if self._ctx.run.near.crowded:
             self.connections.connect()  # links to former processes were closed at once

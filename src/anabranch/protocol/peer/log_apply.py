@@ -72,7 +72,8 @@ class AppliedEntry:
 
 
 def note_record(outbox: Outbox, record: AnyRecord, base: str) -> None:
-    """Write a step, evaluation, rollback or control record to the event log. base: hash of its entry."""
+    """Write a step, evaluation, rollback or control record to the event log; other records are not written.
+    base: hash of its entry."""
     if isinstance(record, Commit | Closing) and record.evaluation is not None:
         outbox.note("evaluation", t=record.evaluation.t, evaluation=record.evaluation)
     if isinstance(record, Commit):
@@ -105,7 +106,8 @@ class LogApplication:
         return AppliedEntry(entry.term, record, base, self._fold(record, base))
 
     def split_next_batch(self) -> None:
-        """Fix the data nodes of the next iteration (R2), once all parts have reacted to the entry."""
+        """Fix which data node begins which microbatches of the next iteration (R2), once all parts have
+        reacted to the entry."""
         run = self._ctx.run
         run.membership.open(self._progress.committed + 1, run.settings.stages)
 

@@ -103,7 +103,8 @@ class LogSources:
         return False
 
     def redirect(self, peer: str) -> None:
-        """Tell `peer`, which takes this peer for the leader, who leads."""
+        """Tell `peer`, which takes this peer for the leader, the id and address of the leader; empty ones if
+        it is unknown."""
         ctx = self._ctx
         member = ctx.run.membership.members.get(ctx.log.leader)
         leader, address = (ctx.log.leader, member.address) if member is not None else ("", "")

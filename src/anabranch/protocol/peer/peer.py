@@ -248,12 +248,13 @@ class Peer:
         return due
 
     def _is_heartbeat(self, event: ev.Event) -> bool:
-        """True for a heartbeat, or an answer to one, that arrives before the next deadline."""
+        """True for a heartbeat, or the answer to a heartbeat, that arrives before the next deadline."""
         heartbeat = isinstance(event, ev.Received) and type(event.message) in HEARTBEATS
         return heartbeat and self._due is not None and self.ctx.clock.now < self._due
 
     def _only_answered(self, letters: int) -> bool:
-        """True if an event had no effect but one message. letters: `router.told` before the event."""
+        """True if an event had no effect but at most one message. letters: number of routing messages sent
+        (`router.told`) before the event."""
         outbox = self.ctx.outbox
         effects = outbox.effects
         answered = not effects or (len(effects) == 1 and isinstance(effects[0], ev.Send))

@@ -49,8 +49,8 @@ class LogReactions:
     # --- lines ---------------------------------------------------------------------------------
 
     def chosen(self, line: bytes) -> None:
-        """Take in a line that the voters committed. The leader announces it first: applying it may end this
-        peer."""
+        """Take in a line that the voters committed, once this peer follows the log. A leader announces it
+        before it is applied, since applying it may end this peer."""
         self.leadership.missed(line)
         if not self.shared.entry.done:
             return
@@ -107,7 +107,7 @@ class LogReactions:
 
     @property
     def _goes_on(self) -> bool:
-        """True if the run has steps left, which are taken once its owner resumes it."""
+        """True if the run has uncommitted steps left, which are taken once its owner resumes it."""
         return self.shared.progress.committed < self._ctx.run.steps
 
     def _stopped(self) -> str:
@@ -183,7 +183,8 @@ class LogReactions:
             ctx.outbox.emit(ev.HangUp(peer, removal.reason))
 
     def _move(self, stage: int) -> None:
-        """Move this peer to another stage."""
+        """Move this peer to another stage: drop its work, state and snapshots of the former one, then build
+        the new one."""
         ctx = self._ctx
         ctx.outbox.note("note", text=f"going over from stage {ctx.run.stage} to stage {stage}")
         self.iterations.forget(-1)

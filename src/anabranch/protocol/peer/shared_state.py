@@ -84,7 +84,8 @@ class LogSummary:
         self._checkpoint = point
 
     def points(self, committed: int) -> dict[int, RestorePoint]:
-        """Rollback points by iteration, when `committed` is the last committed one."""
+        """Points to which the run can be rolled back, by iteration: those remembered, and the checkpoint on
+        this machine's disk unless it is later than `committed`, the last committed iteration."""
         points = dict(self._points)
         if self._checkpoint is not None and self._checkpoint.t <= committed:
             points[self._checkpoint.t] = self._checkpoint
@@ -118,7 +119,8 @@ class Exit:
         self.stopped = False
 
     def stop(self, reason: str, ok: bool, again: bool = False) -> None:
-        """End this peer. again: True if this machine may join the run again."""
+        """End this peer's part in the run. ok: False if neither its user nor the run's owner wanted it.
+        again: True if this machine may join the run again."""
         self.stopped = True
         self._outbox.emit(ev.Stop(reason, ok, again))
 
@@ -210,7 +212,7 @@ class Coordination(Timer):
         self.role = role
 
     def elected(self, term: int) -> None:
-        """Lead the log in `term`."""
+        """Lead the log in `term`; without a coordinator yet, with the role ELECTED."""
         self._ctx.log.take_lead(term)
         if self.coordinator is None:
             self._become(LeadRole.ELECTED)
@@ -227,7 +229,9 @@ class Coordination(Timer):
         self.coordinator = None
 
     def read_checkpoint(self, t: int, stage: int) -> bool:
-        """Read a stage's state from the checkpoint of iteration `t`; False if no checkpoints are here."""
+        """Request the reading of a stage's state from the checkpoint of iteration `t` (-1: the newest);
+        `CheckpointRead` has the result. False, and nothing is requested, if this peer does not lead with the
+        run's directory."""
         if self.coordinator is None or not self.coordinator.has_directory:
             return False
         self._ctx.outbox.emit(ev.ReadCheckpoint(t, stage))

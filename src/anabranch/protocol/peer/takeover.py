@@ -67,8 +67,8 @@ class Leadership:
         return self._take_up is not None and not self._entry.done
 
     def _may_lead(self) -> bool:
-        """True if this peer can lead: it is the returning founder, or a member that has the learning-rate
-        schedule and the whole log since its admission."""
+        """True if this peer can lead: it has the learning-rate schedule, and is the returning founder or a
+        member with the whole log since its admission."""
         ctx = self._ctx
         if ctx.run.schedule is None:
             return False
@@ -165,7 +165,8 @@ class Leadership:
         self._links.connections.connect()
 
     def end_run(self, reason: str) -> bool:
-        """End the run if this peer leads it as its founder; else remember `reason` and return False."""
+        """End the run after the open step if this peer leads it as its founder; returns True then. Else
+        False; `reason` is remembered, so that the run ends once this peer comes to lead it."""
         self._stop_wanted = reason
         lead = self._coordination.coordinator
         if lead is None or not self.founder:
@@ -176,7 +177,8 @@ class Leadership:
         return True
 
     def welcome(self, member: Member) -> None:
-        """Send an admitted peer the members, log position and settings of the run."""
+        """Send an admitted peer the members, log position and settings of the run; nothing unless this peer
+        leads."""
         lead, ctx, run = self._coordination.coordinator, self._ctx, self._ctx.run
         if lead is None or member.id == ctx.me:
             return

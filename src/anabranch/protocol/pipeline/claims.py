@@ -35,7 +35,7 @@ class Claims:
         self.changed = True
 
     def evaluated(self, index: int, loss_sum: float) -> None:
-        """Add the loss of an evaluation microbatch."""
+        """Add the loss sum (nats) of evaluation microbatch `index`."""
         self.evaluations[index] = loss_sum
         self.changed = True
 
@@ -52,8 +52,8 @@ class Claims:
         return not result.overflow
 
     def send(self) -> None:
-        """Send the cumulative claim to the leader, with the members of this stage that this replica cannot
-        reach (R6)."""
+        """Send the leader all overflows, and the cumulative claim with the members of this stage that this
+        replica cannot reach (R6). No claim is sent while all of it is empty."""
         self.changed = False
         for overflow in self.overflows.values():
             self.ctx.outbox.send(self.ctx.log.leader, overflow)

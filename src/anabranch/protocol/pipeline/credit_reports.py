@@ -35,8 +35,11 @@ class CreditReports:
         self.tell(self.ledger.deal(upstream, plan))
 
     def tell(self, peers: list[str]) -> None:
-        """Report to upstream peers the credits of each. A process that is newer than the log's member gets no
-        report: it would take the credits of its former incarnation for its own."""
+        """Report to upstream peers the credits of each.
+
+        A peer whose linked process is newer than its member in the log gets no report: it would take the
+        credits of its former incarnation for its own.
+        """
         at_work = sum(grant.at_work for grant in self.ledger.grants.values())
         for peer in dict.fromkeys(peers):
             if self._is_next(peer):
@@ -77,7 +80,7 @@ class CreditReports:
         self.tell(self.ledger.give_back(peer, message.total))
 
     def repeat(self) -> None:
-        """Ask peers again to return credits that other peers wait for."""
+        """If a peer waits for its first credit, ask peers again to return one."""
         self.tell(self.ledger.insist())
 
     def use(self, peer: str) -> None:
@@ -90,7 +93,8 @@ class CreditReports:
         self.tell(self.ledger.release(peer))
 
     def forget(self, peer: str) -> None:
-        """Free the credits of a removed peer."""
+        """Free the unused credits of a removed peer and drop its grant; report the credits that others get by
+        it."""
         self.tell(self.ledger.forget(peer))
 
     def _is_next(self, peer: str) -> bool:

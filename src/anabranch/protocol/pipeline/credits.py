@@ -126,11 +126,11 @@ class SlotLedger:
         return notified
 
     def useless(self, peer: str) -> None:
-        """Undo the count of a microbatch of `peer` that turned out to be unusable."""
+        """Undo the count that `use` made for a microbatch of `peer` that turned out to be unusable."""
         self.uses.add(peer, -1)
 
     def _bound(self, peer: str) -> bool:
-        """True if a peer holds as many unused credits as allowed.
+        """True if a peer may get no further credit now, as it holds too many unused ones.
 
         Its own credits (`Grant.own`) are always allowed. Beyond them a peer may hold one unused credit, plus
         one for each that it has used, while all peers together hold less than a quarter of the capacity
@@ -268,7 +268,7 @@ class SlotLedger:
         self._put_back(unused)
 
     def _put_back(self, slots: int) -> None:
-        """Free credits; the repair credit is restored first."""
+        """Return `slots` freed credits to the pool; the repair credit is restored first if it is in use."""
         if slots > 0 and not self.repair_free:
             self.repair_free = True
             slots -= 1

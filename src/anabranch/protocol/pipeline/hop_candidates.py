@@ -42,14 +42,19 @@ class HopCandidates:
             self._served_at = self.ctx.clock.now
 
     def peers(self) -> list[str]:
-        """Members of the next stage that are neighbours of this peer (`membership.overlay`)."""
+        """Serving replicas of the next stage that are neighbours of this peer in the overlay
+        (`membership.overlay`)."""
         return self.ctx.run.near.active_neighbours(self.ctx.run.next_stage(), self.ctx.run.stage, self.t)
 
     def open_to(self, item: OutgoingMicrobatch) -> tuple[list[str], float]:
-        """Eligible peers for a microbatch, and the time at which another one becomes eligible. A standby is
-        eligible if no other replica is reachable, or once no other replica was sent a microbatch for the time
-        that the coordinator announced. A peer that refused the microbatch, or kept microbatches too long, is
-        eligible if there is no other, or once the microbatch has waited for PREFERRED_S."""
+        """Peers that may get a microbatch now, and the time (s; infinite: none) at which further ones become
+        eligible.
+
+        A standby is eligible if no other replica is reachable, or once no other replica was sent a microbatch
+        for the time that the coordinator announced. A peer that refused the microbatch, or kept microbatches
+        too long, is eligible if there is no other, or once the microbatch has waited for PREFERRED_S. A slot
+        of a round goes to its planned peer (`_of_slot`).
+        """
         plan = self.ctx.run.plan(self.t) if self.ctx.run.stage == 0 else ()
         if item.train and plan and (holder := plan[item.index].peer):
             return self._of_slot(item, holder, {slot.peer for slot in plan})
@@ -104,8 +109,12 @@ class HopCandidates:
         outstanding: Mapping[str, int],
         credits: Mapping[str, Credit],
     ) -> list[Candidate]:
-        """Candidates for the dispatch policy. With `return = "own"` the head of a microbatch is the data node
-        that sourced it, if reachable. outstanding: peer -> microbatches of this sender that it has."""
+        """The eligible `peers` with the costs by which the dispatch policy chooses.
+
+        outstanding: peer -> microbatches of this sender that it has. credits: peer -> credits that it
+        granted. With `return = "own"` the last relay has the data node that began the microbatch as its only
+        candidate, if eligible.
+        """
         own = self.ctx.run.settings.returns == "own" and self.ctx.run.next_stage() == 0
         if own and item.path[0] in peers:
             peers = [item.path[0]]
@@ -138,7 +147,8 @@ class HopCandidates:
         return pass_s(member, run.settings.counts[stage - 1])
 
     def _strangers(self) -> list[str]:
-        """Reachable peers of a large next stage that are no neighbours of this one; dial some more."""
+        """Reachable replicas of a large next stage, for when no neighbour is reachable; some unlinked ones
+        are dialled for later. Empty in a small swarm."""
         ctx = self.ctx
         if not ctx.run.near.crowded:
             return []

@@ -56,7 +56,12 @@ WAYS_KEPT = 16
 
 
 class Iteration:
-    """Microbatches of iteration t at this peer."""
+    """Microbatches of iteration t at this peer.
+
+    units: incoming microbatches by index. assignments: data node of each microbatch, in training and in
+    evaluation. embed_gradients: gradient of the embedding's output by microbatch, on data nodes. slots: plan
+    of a round of islands; empty in other iterations.
+    """
 
     def __init__(
         self,
@@ -117,7 +122,8 @@ class Iteration:
     # --- links and credits -------------------------------------------------------------------
 
     def link_up(self, peer: str) -> None:
-        """Report credits to `peer`, whose link is (back) up, and ask for microbatches searched at it."""
+        """Report credits to `peer`, whose link is (back) up, and ask it for the microbatches that are being
+        searched there."""
         self.credits.link_up(peer)
         self.repairs.link_up(peer)
 
@@ -148,7 +154,12 @@ class Iteration:
     # --- forward -----------------------------------------------------------------------------
 
     def on_forward(self, peer: str, message: Forward, payload: Payload | None) -> str | None:
-        """Take an activation; return why it is refused, or None."""
+        """Take an activation and submit its forward task (at a data node: head, loss and gradient); return
+        why it is refused, or None.
+
+        A repeated message is ignored. If the microbatch is here already, `peer` becomes its upstream peer and
+        gets the gradient.
+        """
         if payload is None:
             return "forward without its activation"
         if message.train and not (self.training and self._trains(message.index)):
@@ -256,7 +267,8 @@ class Iteration:
             self._release_slot(unit)
 
     def on_backward(self, peer: str, message: Backward, payload: Payload | None) -> str | None:
-        """Take a gradient; return why it is refused, or None."""
+        """Take the gradient of a microbatch that `peer` computed; return why it is refused, or None. The
+        first one is computed with, or in an evaluation passed on; later ones are ignored."""
         if payload is not None:
             self._sampling.acknowledge(peer, message.index, backward=True)
         first, refusal = self.sender.on_backward(peer, message.index, payload)
@@ -266,7 +278,8 @@ class Iteration:
         return refusal
 
     def on_got(self, peer: str, message: Got) -> None:
-        """Measure the link to `peer` by its acknowledgement of a payload."""
+        """Measure the link to `peer` by its acknowledgement of an activation, or (message.backward) of a
+        gradient."""
         if not message.backward:
             self.sender.on_got(peer, message.index)
             return
@@ -354,7 +367,8 @@ class Iteration:
             self._release_slot(unit)
 
     def _source_hashed(self, index: int, result: Result) -> None:
-        """Use the gradient of this data node's embedding if it has the seal of its sender."""
+        """Use the gradient of the embedding of microbatch `index`, which this data node began, if it has its
+        sender's seal."""
         refusal = result.error or self.seals.check(GRADIENT, index, result.hashes[0])
         if refusal:
             self.repairs.reject(index, refusal)
@@ -373,8 +387,11 @@ class Iteration:
             self.claims.hold(embed_unit(index))
 
     def _in_range(self, unit: IncomingMicrobatch, result: Result) -> bool:
-        """True if the numbers of a microbatch are in range. A peer that finds an overflow gives it up once,
-        so that another replica computes it too: one peer's word skips no step."""
+        """True if the task's result is finite and in range.
+
+        Otherwise the overflow is claimed. If the stage has other replicas, the first one to find it gives the
+        microbatch up, so that another computes it too: no step is skipped on the word of one peer.
+        """
         run, again = self.ctx.run, unit.index in self.claims.overflows
         if self.claims.in_range(unit.index, result):
             return True
@@ -400,11 +417,13 @@ class Iteration:
     # --- questions and recall ----------------------------------------------------------------
 
     def on_want(self, peer: str, message: Want) -> None:
-        """Answer a peer that asks for a microbatch, and send it the gradient later."""
+        """Answer a peer that asks if a microbatch is here. If so, `peer` becomes its upstream peer and gets
+        the gradient once it is ready."""
         self.replies.on_want(self.units.get(message.index), peer, message)
 
     def on_call_back(self, peer: str, message: CallBack) -> None:
-        """Give up microbatches that only wait here, since another replica of this stage has nothing to do.
+        """Give up at most `message.most` microbatches of the upstream `peer` on which no task runs yet: it
+        wants to send them to another replica of this stage, which has nothing to do.
 
         Those without computed results go first. A microbatch in the credit of another member stays, since
         that member would not learn of it.
@@ -441,8 +460,8 @@ class Iteration:
         self.repairs.peer_lost(peer, reason)
 
     def peer_removed(self, peer: str, stage: int, reason: str) -> None:
-        """Free the credits of a removed member of `stage`; send its microbatches again, or take over those
-        that it sourced as a data node."""
+        """Free the credits of a removed member of `stage`; send the microbatches that it had again; take over
+        those of a removed data node that are assigned to this one."""
         if stage == self.ctx.run.previous_stage():
             for unit in self.units.values():
                 unit.others.pop(peer, None)
@@ -470,7 +489,7 @@ class Iteration:
     # --- time --------------------------------------------------------------------------------
 
     def deadline(self) -> float:
-        """Time when an outgoing microbatch is due."""
+        """Earliest time (s) at which an outgoing microbatch is due: to be sent, or to be inquired after."""
         return self.sender.deadline()
 
     def tick(self) -> None:
@@ -479,8 +498,8 @@ class Iteration:
         self.repairs.tick()
 
     def audited_items(self, stage: int, units: list[int], own: bool) -> dict[WorkItem, Payload]:
-        """Payloads that the `units` of a contribution at `stage` were computed from, as far as they came from
-        here or (`own`) to here."""
+        """Payloads from which the contribution of the microbatches `units` at `stage` was computed, as far as
+        this peer has them: those it sent there and, if the contribution is its `own`, those it received."""
         run, items = self.ctx.run, {}
         for index in units:
             came, sent = self.units.get(index), self.sender.items.get(index)
@@ -496,7 +515,9 @@ class Iteration:
     # --- reduce ------------------------------------------------------------------------------
 
     def inputs_of(self, unit: int) -> tuple[Payload, ...]:
-        """Inputs of the `Recount` task of a claimed unit."""
+        """Inputs of the `Recount` task of a claimed unit: (activation, gradient) of a relay's microbatch; at
+        stage 0 the gradient for the embedding, or the activation for the head. Raises KeyError if it is not
+        here."""
         if self.ctx.run.stage == 0:
             index, embeds = divmod(unit, 2)
             if embeds:

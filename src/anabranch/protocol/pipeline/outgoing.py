@@ -24,7 +24,7 @@ class OutgoingState(Enum):
 
 @dataclass
 class OutgoingMicrobatch:
-    """Outgoing microbatch.
+    """Outgoing microbatch. Times are in seconds of this peer's clock.
 
     train: False for an evaluation microbatch. path: peers that computed it before. payload: its activation,
     None until computed. leg: its state. repair: True if it is sent again after a loss, or searched. returned:
@@ -32,17 +32,16 @@ class OutgoingMicrobatch:
     peer that it was sent to, or is being computed for. way: number of its last transmission or search, unique
     at this sender. lost: peers of the next stage that had it, or may have had it, and cannot be asked. asked:
     (peer, repair) of its outstanding credit requests. refused_by: peers that gave it up or kept it too long;
-    others are preferred. finding: peers that have not answered yet whether they
-    have it. further: True if a later stage may have it although no reachable peer of the next stage does.
-    sendable_since, waits_since: times since which a credit was free, and since which it waits for a replica
-    that is preferred, or no standby. held_for, held_until: preferred peer that it is held back for, and until
-    when.
-    sent_at: time of its last transmission. first_sent_at: time of the first one that became overdue.
-    overdue: how often it was kept too long. ahead_bytes: bytes queued on the link then, its own included.
-    probe_at: time of the next inquiry after it. probes: inquiries so far. unclaimed: how often the leader
-    missed the claim of the peer that gave its gradient back. unacknowledged: peer -> time of the first
-    transmission to it over its present link that it has not acknowledged. Times are in seconds of this peer's
-    clock.
+    others are preferred. finding: peers that have not answered yet if they have it. further: True if a later
+    stage may have it although no reachable peer of the next stage does.
+
+    sendable_since: time since which a credit was free. waits_since: time since which it waits for a preferred
+    replica, or one that is no standby. held_for, held_until: preferred peer that it is held back for, and
+    until when. sent_at: time of its last transmission. first_sent_at: time of the first one that became
+    overdue. overdue: how often it was kept too long. ahead_bytes: bytes queued on the link when it was last
+    sent, its own included. probe_at: time of the next inquiry after it. probes: inquiries so far. unclaimed:
+    how often the leader missed the claim of the peer that gave its gradient back. unacknowledged: peer ->
+    time of the first transmission to it over its present link that it has not acknowledged.
     """
 
     index: int

@@ -27,7 +27,12 @@ UNCLAIMED_REPORTS = 2
 
 
 class Repairs:
-    """Search and repair for the items of one sender."""
+    """Search and repair of the microbatches that a sender has sent: after a lost peer, a missing claim or
+    long silence it sends them to another replica of the next stage.
+
+    A search (`find`) first asks the peers of the next stage whether one has the microbatch, so that it is
+    sent anew only if none does. Items are the sender's `OutgoingMicrobatch` records.
+    """
 
     def __init__(self, ctx: PeerContext, sender: Sender) -> None:
         self.ctx = ctx
@@ -38,10 +43,10 @@ class Repairs:
     # --- search --------------------------------------------------------------------------------
 
     def find(self, index: int, path: tuple[str, ...], train: bool, lost: Iterable[str] = ()) -> None:
-        """Add a microbatch that a later stage may already have: ask for it before sending it.
+        """Add a microbatch that a later stage may already have: ask the next stage for it before sending it.
 
-        lost: peers of this stage that may have sent it on. In a sparse overlay their neighbours are dialled
-        and asked too.
+        path: peers that computed it, this one last. train: False in an evaluation. lost: peers of this stage
+        that may have sent it on; in a sparse overlay their neighbours are dialled and asked too.
         """
         item = OutgoingMicrobatch(
             index, train, path, None, leg=OutgoingState.FINDING, repair=True, way=self._sender.new_way()
@@ -79,7 +84,8 @@ class Repairs:
             item.lost, item.further = (*peers, *item.lost)[:LOST_MAX], True
 
     def on_have(self, peer: str, index: int, way: int) -> None:
-        """End a search: `peer` has the microbatch."""
+        """End the search numbered `way`: `peer` has the microbatch, and its gradient is awaited from
+        there."""
         item = self._sender.items.get(index)
         if item is not None and item.leg is OutgoingState.FINDING and item.way == way:
             item.peer, item.leg, item.sent_at = peer, OutgoingState.SENT, self.ctx.clock.now
@@ -87,8 +93,12 @@ class Repairs:
             item.probe_at = self.ctx.clock.now + self._sender.patience_s(item)
 
     def on_lack(self, peer: str, index: int, refused: bool, way: int) -> None:
-        """Take the answer that `peer` lacks the microbatch: it refused it, or it has not arrived yet. An
-        answer about an earlier transmission is ignored."""
+        """Take the answer that `peer` lacks a microbatch: because it `refused` it, or it has not arrived yet.
+
+        In a search the next peer counts; the last such answer ends it. A microbatch that was sent is repaired
+        if it was refused, or should have arrived long ago. way: number of the transmission or search that is
+        answered; an earlier one is ignored.
+        """
         item = self._sender.items.get(index)
         if item is None or item.way != way:
             return
@@ -163,8 +173,11 @@ class Repairs:
         self._sender.pump()
 
     def recheck(self, indices: list[int]) -> None:
-        """Inquire after microbatches of whose claim at the next stage the leader has no report. Those sent to
-        a peer that is not reachable, now or later in this iteration, are sent again."""
+        """Inquire after the microbatches `indices`, whose claims at the next stage the leader misses.
+
+        The peer that has one is asked. If that peer is not reachable, now or later in this iteration, or gave
+        the gradient back and still does not claim it, the microbatch is sent to another replica.
+        """
         self._missed.update(indices)
         for index in indices:
             item = self._sender.items.get(index)
@@ -194,7 +207,8 @@ class Repairs:
         return True
 
     def reject(self, index: int, reason: str) -> None:
-        """Refuse a gradient that cannot be used: another peer is to compute it."""
+        """Refuse a gradient of microbatch `index` that cannot be used, and send the microbatch to be computed
+        again."""
         item = self._sender.items[index]
         self.ctx.outbox.refuse(item.peer or "", "Backward", reason)
         item.returned = False
@@ -220,7 +234,8 @@ class Repairs:
         self._sender.pump()
 
     def tick(self) -> None:
-        """Inquire after microbatches that take much longer than usual; end searches at unreachable peers."""
+        """Inquire after microbatches that take much longer than usual, and repair those that are overdue
+        where another replica could compute them; end searches at peers that are not linked."""
         sender, now = self._sender, self.ctx.clock.now
         sender.changed()
         for item in list(sender.items.values()):

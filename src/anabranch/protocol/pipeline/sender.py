@@ -67,13 +67,15 @@ class Sender:
     # --- microbatches and their gradients ------------------------------------------------------
 
     def submit(self, index: int, payload: Payload | None, path: tuple[str, ...], train: bool) -> None:
-        """Add a microbatch to send on."""
+        """Add a microbatch to send on, unless it is known, and send what can be sent. payload: its
+        activation."""
         if index not in self.items:
             self.items[index] = OutgoingMicrobatch(index, train, path, payload)
             self.pump()
 
     def admit(self, indices: Iterable[int], trains: Callable[[int], bool]) -> None:
-        """Add the microbatches that this data node sources."""
+        """Add the microbatches `indices`, which this data node begins; trains(index): False in an
+        evaluation."""
         for index in indices:
             self.items[index] = OutgoingMicrobatch(index, trains(index), (self.ctx.me,), None)
         self.pump()
@@ -146,8 +148,8 @@ class Sender:
             self._call_back(peer)
 
     def link_down(self, peer: str) -> None:
-        """Distrust the credits of a peer whose link broke, and forget the requests to it, and what was under
-        way."""
+        """Distrust the credits of a peer whose link broke until it reports them anew; forget the requests to
+        it, and which activations it has not acknowledged."""
         if peer in self.credits:
             self.credits[peer].stale = True
         for item in self.items.values():
@@ -166,7 +168,11 @@ class Sender:
             item.asked -= {(peer, False), (peer, True)}
 
     def _give_back(self) -> None:
-        """Return unused credits that were requested for a microbatch which was then sent to another peer."""
+        """Return to each receiver the free credits beyond those it guarantees.
+
+        They were requested for a microbatch that went to another receiver, and would stay idle here while
+        other senders wait. Called after every pass over the waiting microbatches, which may have used them.
+        """
         for peer, credit in self.credits.items():
             spare = min(credit.free, credit.beyond_standing)
             if spare > 0:
@@ -211,7 +217,8 @@ class Sender:
         self._give_back()
 
     def _dispatch(self, item: OutgoingMicrobatch, outstanding: Mapping[str, int]) -> None:
-        """Send a waiting microbatch, hold it back for a better peer, or ask for a credit."""
+        """Send a waiting microbatch, hold it back for a better peer, or ask for a credit, as the dispatch
+        policy says. outstanding: peer -> microbatches of this sender that it has."""
         peers, waits_until = self.hops.open_to(item)
         candidates = self.hops.candidates(item, peers, outstanding, self.credits)
         waited_s = self._waited_s(item, candidates)
@@ -256,7 +263,8 @@ class Sender:
             self.ctx.outbox.send(peer, Ask(self._fence(), item.index, item.repair))
 
     def _waited_s(self, item: OutgoingMicrobatch, candidates: list[Candidate]) -> float:
-        """Seconds since any candidate first had a free credit for the microbatch."""
+        """Seconds for which the microbatch has waited although a candidate had a free credit; 0 until one
+        has."""
         if item.sendable_since == math.inf and any(candidate.free for candidate in candidates):
             item.sendable_since = self.ctx.clock.now
         return max(0.0, self.ctx.clock.now - item.sendable_since)
@@ -287,8 +295,8 @@ class Sender:
         return self._last_way
 
     def patience_s(self, item: OutgoingMicrobatch) -> float:
-        """Seconds from sending a microbatch, or from the last inquiry, to the next; each inquiry doubles
-        them."""
+        """Seconds from sending a microbatch, or from the last inquiry, to the next inquiry; each doubles
+        them, up to 64-fold."""
         return max(PROBE_FLOOR_S, PROBE_FACTOR * self._usual_s) * 2.0 ** min(item.probes, 6)
 
     def ask_after(self, item: OutgoingMicrobatch, peer: str) -> None:
@@ -296,15 +304,15 @@ class Sender:
         self.ctx.outbox.send(peer, Want(self._fence(), item.index, not item.returned, item.way))
 
     def overdue_at(self, item: OutgoingMicrobatch) -> float:
-        """Time from which the peer that has an item keeps it for far longer than microbatches usually take
-        (infinite: not known yet). Each time that an item was overdue doubles the time."""
+        """Time (s) from which a peer has kept a microbatch for far longer than usual; infinite if the usual
+        time is not known yet, or for a slot of a round. Doubled each time that the microbatch was overdue."""
         usual_s = max(self._usual_s, self.ctx.costs.usual_s)
         if not usual_s or (self.ctx.run.plan(self.t) and item.train):  # the leader says which slots are late
             return math.inf
         return item.sent_at + max(OVERDUE_FLOOR_S, OVERDUE_FACTOR * usual_s) * 2.0 ** min(item.overdue, 6)
 
     def others_could(self, item: OutgoingMicrobatch) -> bool:
-        """True if another peer than the one that has an item could compute it."""
+        """True if another peer of the next stage than the one that has the microbatch is reachable."""
         return any(self.ctx.reachable(peer) for peer in self.hops.peers() if peer != item.peer)
 
     # --- time ----------------------------------------------------------------------------------

@@ -68,8 +68,11 @@ class ProgressTracker:
         self._sent_at.pop(self.round - ROUNDS_KEPT, None)
 
     def replied(self, known: Progress, number: int, now: float) -> float | None:
-        """Note that follower `known` answered broadcast `number`. Returns the round trip (s); None if it had
-        answered that broadcast before."""
+        """Note that follower `known` answered broadcast `number`, and was heard at `now`.
+
+        Returns the round trip (s); None if it had answered that broadcast or a later one before, or if the
+        broadcast is older than the last ROUNDS_KEPT.
+        """
         known.heard_at = now
         new = number > known.round and number in self._sent_at
         known.round = max(known.round, number)

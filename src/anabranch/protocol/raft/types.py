@@ -37,7 +37,7 @@ TRANSITIONS = {
 
 @dataclass(frozen=True)
 class Send:
-    """Effect: send `message` to another voter."""
+    """Effect: send `message` to the voter or learner that it names."""
 
     message: RaftMessage
 

@@ -46,8 +46,9 @@ from anabranch.protocol.reduce.work_receipt import WorkReceipt
 class AllReduce:
     """Reduce of the open iteration at one replica.
 
-    committed: returns True if the step of iteration t is committed and not applied yet. on_prepared: called
-    when this replica holds the whole reduced gradient.
+    iteration: the open iteration; reduce: the attempt that has begun; prepared: report of the whole reduced
+    gradient once it is here; each None before. committed(t): True if the step of iteration t is committed and
+    not applied yet. on_prepared: called when this replica holds the whole reduced gradient.
     """
 
     def __init__(
@@ -91,13 +92,14 @@ class AllReduce:
             self._reach(members[position] for position in cells.partners(members.index(ctx.me)))
 
     def _reach(self, peers: Iterable[str]) -> None:
-        """Connect to those of `peers` whose connection is this peer's to open, not theirs."""
+        """Connect to those of `peers` that this peer is to dial (of two peers always the same one dials)."""
         for peer in peers:
             if self.ctx.run.membership.dials(self.ctx.me, peer):
                 self.ctx.dialer.reach(peer)
 
     def on_attempt(self, message: Attempt) -> str | None:
-        """Check the cover and begin an attempt (R7); return why it is refused, or None."""
+        """Check an attempt (R7), and begin it once no weight gradient is being added. Returns the reason if
+        it is refused, else None; an attempt that is no newer than the present one is ignored."""
         iteration = self.iteration
         assert iteration is not None
         current = self._announced
@@ -133,7 +135,9 @@ class AllReduce:
         return {unit for unit, owner in enumerate(message.owners) if owner == position}
 
     def resume(self) -> None:
-        """Begin the announced attempt as soon as no weight gradient is being added."""
+        """Begin the announced attempt if no weight gradient is being added: subtract units that other members
+        own, cut this replica's sum into parts, and send them. Nothing if there is no attempt, or it has
+        begun."""
         message, iteration = self._announced, self.iteration
         if message is None or iteration is None or self.reduce is not None:
             return
@@ -168,7 +172,8 @@ class AllReduce:
         self.ctx.tasks.submit(TaskPriority.STEP, task, iteration.inputs_of(unit), lambda result: None)
 
     def _frozen(self, reduce: ReduceAttempt, result: Result) -> None:
-        """Send the parts of this replica's sum to the peers that add them up."""
+        """Send the parts of this replica's sum to the peers that add them up, and take the parts that came
+        early. An older attempt's result is ignored."""
         if reduce is not self.reduce:
             return
         assert self.iteration is not None
@@ -198,7 +203,7 @@ class AllReduce:
         self.ctx.outbox.send(to, part_message, payload)
 
     def _send_to(self, reduce: ReduceAttempt, part: int, positions: Collection[int]) -> None:
-        """Send members (by position) a part that this replica summed."""
+        """Send a part that this replica summed to the members at `positions`, itself left out."""
         for position in positions:
             if position != reduce.position:
                 self._send_reduced(reduce, part, position)
@@ -226,7 +231,11 @@ class AllReduce:
     # --- receiving and adding up ---------------------------------------------------------------
 
     def on_part(self, peer: str, message: ReducePart | ReducedPart, payload: Payload | None) -> str | None:
-        """Take a part of a sum, or a reduced part; return why it is refused, or None."""
+        """Take a part of a member's sum, or a reduced part; return why it is refused, or None.
+
+        A part of an attempt that has not begun here is kept until it begins; one of an older attempt is
+        dropped.
+        """
         if payload is None:
             return "a part of a reduce without its payload"
         if isinstance(message, ReducePart) and self._sampled(message.fence.t):
@@ -317,7 +326,7 @@ class AllReduce:
         self.ctx.tasks.submit(TaskPriority.STEP, SumPart(self.iteration.t), inputs, then)
 
     def _summed(self, reduce: ReduceAttempt, part: int, result: Result) -> None:
-        """Send a reduced part to the members that wait for it."""
+        """Send a reduced part to the members that get it at once (not yet to standbys)."""
         if reduce is not self.reduce or self._failed(reduce, result):
             return
         reduce.reduced[part] = result.outputs[0]
@@ -325,7 +334,8 @@ class AllReduce:
         self._assemble(reduce)
 
     def _assemble(self, reduce: ReduceAttempt) -> None:
-        """Join the reduced parts to the whole gradient once all are here."""
+        """Join the reduced parts to the whole gradient once all are here; checked and reported in
+        `_assembled`."""
         if reduce.assembled or len(reduce.reduced) < reduce.count:
             return
         reduce.assembled = True
@@ -354,16 +364,19 @@ class AllReduce:
         self._on_prepared()
 
     def _unsealed(self, peer: str, message: str) -> None:
-        """Share no more work with a replica whose part does not have its own seal, and tell the leader."""
+        """Note that `peer` sent a part without its own seal: it gets no more work from this replica, and the
+        leader is told by the next claim. message: name of the message's type."""
         self.ctx.outbox.refuse(peer, message, "without the seal of its sender")
         self.ctx.links.forged(peer)
         if self.iteration is not None:
             self.iteration.claims.send()
 
     def _failed(self, reduce: ReduceAttempt, result: Result) -> bool:
-        """True if `result` holds no sum, e.g. for a contribution that is not finite. This replica then sends
-        no `Prepared`, and the leader orders another attempt, with or without the sender of that
-        contribution."""
+        """True if `result` holds no sum, e.g. because a contribution is not finite.
+
+        A note says why, and the members' contributions are examined one by one. This replica then sends no
+        `Prepared`, and the leader orders another attempt, with or without the member at fault.
+        """
         if result.outputs or (result.digest and not result.error and not result.overflow):
             return False
         why = result.error or f"{result.overflow} is not finite"
@@ -373,7 +386,8 @@ class AllReduce:
         return True
 
     def account(self, message: Attempt) -> ReduceAccount | None:
-        """Account of an attempt whose parts are all summed here; None if it has not begun here."""
+        """Account of an attempt of this stage: members whose parts are lacking or unusable, and the result,
+        as far as this replica knows them. None if this attempt has not begun here."""
         reduce, prepared = self.reduce, self.prepared
         if reduce is None or reduce.summing is None or reduce.message.attempt != message.attempt:
             return None
@@ -388,7 +402,8 @@ class AllReduce:
             self.ctx.outbox.send(self.ctx.log.leader, self.prepared)
 
     def repeat_parts(self, peer: str) -> None:
-        """Send a member or helper whose link is back the parts that it may have missed."""
+        """Send a member or helper whose link is back the parts that it may have missed, own and reduced
+        ones."""
         reduce = self.reduce
         if reduce is None or not reduce.parts or peer == self.ctx.me:
             return
@@ -418,8 +433,8 @@ class AllReduce:
         return prepared is not None and prepared.fence.t == t and prepared.digest == digest
 
     def audited_items(self, subject: str) -> dict[WorkItem, Payload]:
-        """Parts that `subject` added up in the present attempt: all of them here if it is this replica,
-        otherwise this replica's own."""
+        """Parts that the audited replica `subject` added up in the present attempt: every member's, if that
+        is this replica; otherwise those of this replica's sum that went to `subject`."""
         reduce = self.reduce
         if reduce is None:
             return {}
@@ -459,5 +474,5 @@ class AllReduce:
             self._deliver_deferred()
 
     def deadline(self) -> float:
-        """Time of the next deferred delivery."""
+        """Time (s) of the next deferred delivery to standbys; infinite if there is none."""
         return self._deferred.at

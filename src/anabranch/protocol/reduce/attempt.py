@@ -21,8 +21,9 @@ from anabranch.protocol.reduce.work_receipt import WorkReceipt
 class ReduceAttempt:
     """Attempt at this replica.
 
-    receipt: this replica's receipt. position: index of this replica among the members. parts: parts of its
-    own sum. sums: cell -> sum of the cell for the part that this replica collects. reduced: part -> reduced
+    message: the leader's order. receipt: this replica's receipt. position: index of this replica among the
+    members. cells: division of the members into cells. parts: parts of its own sum. summing: sums in
+    progress. sums: cell -> sum of the cell for the part that this replica collects. reduced: part -> reduced
     part. collectors: peer that sums each part for this replica. mine: parts that this replica sums. senders:
     positions in this replica's cell that send parts. first: positions that get the reduced parts at once.
     told_late: True if this replica is a standby, which gets the reduced parts later. added: True if its part

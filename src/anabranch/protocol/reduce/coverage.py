@@ -42,8 +42,8 @@ def settle_slots(
     claims: Mapping[str, Iterable[int]],
     members: Sequence[str],
 ) -> tuple[int, ...]:
-    """Owner of every unit of a round of at most `slots` slots, as `settle`; -1 for units that do not count.
-    counts: units that do."""
+    """Owner of every unit of a round of at most `slots` slots, as a position in `members` (see `settle`); -1
+    for units that do not count. counts: units that do. Raises ValueError if no member claims one of those."""
     found = dict(zip(sorted(counts), settle(counts, claims, members), strict=True))
     return tuple(found.get(unit, -1) for unit in range(slots if stage else 2 * slots))
 
@@ -80,7 +80,7 @@ MOST_TENSORS, NAMES_BYTES = 1 << 13, 1 << 18
 
 def plausible(squares: Mapping[str, float]) -> bool:
     """True if a peer's sums of squares (tensor name -> sum) can be logged and added up: finite, not negative,
-    below MOST_SQUARES in all, and with printable names."""
+    together below MOST_SQUARES, with printable names, and not too many or too long for the log."""
     if len(squares) > MOST_TENSORS or sum(len(name.encode()) for name in squares) > NAMES_BYTES:
         return False
     least_odd = MOST_SQUARES / (len(squares) + 1)

@@ -65,8 +65,8 @@ class DeferredDelivery:
             self.at = self.ctx.clock.now + DELAY_S + DELAY_FACTOR * needs_s
 
     def take(self, reduce: ReduceAttempt | None) -> Collection[int]:
-        """Positions, in order, of the standbys to deliver to now; they count as the other members from now
-        on."""
+        """Positions, in order, of the standbys to deliver to now; from now on they get parts together with
+        the other members. Empty without an attempt, or if nobody waits."""
         self.at = math.inf
         if reduce is None:
             return ()

@@ -56,7 +56,7 @@ class GradientFetch:
         return self._at < math.inf
 
     def seek(self, soon: bool) -> None:
-        """Begin to fetch the gradient of the next step. soon: True if its reduced parts may be on their way,
+        """Begin to fetch the gradient of the next step. soon: True if a reduce of the step is under way here,
         so that the first request waits for FETCH_AFTER_S."""
         self._at = self.ctx.clock.now + (FETCH_AFTER_S if soon else 0.0)
 
@@ -110,7 +110,7 @@ class GradientFetch:
         ctx.outbox.send(peer, FetchGradient(t, ctx.run.stage))
 
     def _dial_some(self, live: list[str]) -> None:
-        """Connect to some replicas of a large stage, where no neighbour may have the gradient."""
+        """Connect to some replicas of a large stage, as none that may have the gradient is linked."""
         ctx = self.ctx
         self._at = min(self._at, ctx.clock.now + FETCH_AFTER_S)
         strangers = [peer for peer in live if peer not in ctx.links.up]
@@ -123,7 +123,9 @@ class GradientFetch:
         self._awaited.pop(peer, None)
 
     def received(self, peer: str, message: Gradient, payload: Payload | None) -> None:
-        """Take the answer of `peer`. payload: the gradient, None if `peer` does not have it."""
+        """Take the answer of `peer`. payload: the gradient, whose digest is checked; None if `peer` does not
+        have it. Without the right gradient the next replica is asked. An answer about another step is
+        ignored."""
         record = self._wanted()
         if record is None or (record.t, self.ctx.run.stage) != (message.t, message.stage):
             return

@@ -30,9 +30,10 @@ from anabranch.protocol.reduce.partial_sums import (
 
 @dataclass
 class _Help:
-    """Attempt that this peer helps with. reduced: part -> reduced part. came, seals: seals of the parts that
-    came, by (part, position), and of the reduced parts, where runs are audited. result: digest and sums of
-    squares of the gradient, if this peer sums all parts; None until they are known."""
+    """Attempt that this peer helps with. summing: its sums of the parts. reduced: part -> reduced part. came,
+    seals: seals of the parts that came, by (part, position), and of the reduced parts, where runs are
+    audited. result: digest and sums of squares of the gradient, if this peer sums all parts; None until they
+    are known."""
 
     message: Attempt
     summing: PartialSums
@@ -43,7 +44,8 @@ class _Help:
 
 
 class ReduceHelper:
-    """Attempts of adjacent stages that this peer helps with in the open iteration."""
+    """Attempts of other stages whose gradient parts this peer adds up in the open iteration: of adjacent
+    stages, or, at the leader, of any stage."""
 
     def __init__(self, ctx: PeerContext) -> None:
         self.ctx = ctx
@@ -76,7 +78,8 @@ class ReduceHelper:
         return len(help.message.sums) if help is not None else 1
 
     def on_attempt(self, message: Attempt) -> str | None:
-        """Begin to help with an attempt of an adjacent stage; return why it is refused, or None."""
+        """Begin to help with an attempt of an adjacent stage (the leader: of any other); return why it is
+        refused, or None. An attempt that is no newer than the known one is ignored."""
         ctx, known = self.ctx, self._helps.get(message.stage)
         if known is not None and message.attempt <= known.message.attempt:
             return None
@@ -97,7 +100,8 @@ class ReduceHelper:
         return None
 
     def on_part(self, peer: str, message: ReducePart | ReducedPart, payload: Payload | None) -> str | None:
-        """Take a part from a member of a helped stage; return why it is refused, or None."""
+        """Take a part from a member of a helped stage; return why it is refused, or None. A part of an
+        attempt that is not announced yet is kept; one of an older attempt is dropped."""
         ctx = self.ctx
         never = ctx.run.settings.spread == "never" and ctx.me != ctx.log.leader
         if payload is None or isinstance(message, ReducedPart) or never:
@@ -162,7 +166,8 @@ class ReduceHelper:
         help.summing.examine(help.message.stage)
 
     def account(self, message: Attempt) -> ReduceAccount | None:
-        """Account of an attempt whose parts are all summed here; None if it has not begun here."""
+        """Account of an attempt that this peer helps with: members whose parts are lacking or unusable, and
+        the result, as far as known here. None if this attempt has not begun here."""
         help = self._helps.get(message.stage)
         if help is None or help.message.attempt != message.attempt:
             return None

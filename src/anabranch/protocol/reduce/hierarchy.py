@@ -49,7 +49,7 @@ class ReduceCells:
         return rank if rank < self.parts else None
 
     def collector(self, cell: int, part: int) -> int:
-        """Position of the member that sums a part in a cell."""
+        """Position of the member that sums part number `part` in cell number `cell`."""
         return self.bounds[cell][0] + part
 
     def partners(self, position: int) -> set[int]:

@@ -57,7 +57,9 @@ class PartialSums:
         return {p: self.sent[p] for p in self._positions if self.sent[p] < len(self.mine)}
 
     def examine(self, stage: int) -> None:
-        """Find the members whose contribution alone makes no gradient of `stage`: sums of it failed."""
+        """After a failed sum, find the members whose contribution alone makes no gradient of `stage` and
+        enter them in `unusable`, once the tasks that check them are done. Needs `keep`; else nothing
+        happens."""
         kept, self._kept = self._kept or {}, None
         for position, parts in kept.items():
             if len(parts) == len(self.mine):
@@ -65,7 +67,7 @@ class PartialSums:
 
     def add(self, part: int, position: int, payload: Payload) -> None:
         """Store the contribution of the member at `position` to a part; the last one to arrive starts the
-        part's sum. A repeated one is ignored."""
+        part's sum. A second one, and one to a part that is not summed here, is ignored."""
         contributions = self._contributions.get(part)
         if contributions is None or position in contributions:
             return  # the sum is being computed
@@ -175,8 +177,8 @@ class EarlyParts:
         self._kept: list[tuple[str, APart, Payload]] = []
 
     def keep(self, peer: str, message: APart, payload: Payload) -> None:
-        """Keep a part of the sender `peer`: at most one of each message class and part, and at most PARTS
-        parts of a class."""
+        """Keep a part of the sender `peer`, and drop its parts of older attempts. Not kept: a part of an
+        older attempt, a second one of the same class and number, and more than PARTS of a class."""
         of_peer = [m for p, m, _ in self._kept if p == peer]
         if any(m.attempt > message.attempt for m in of_peer):
             return

@@ -23,7 +23,8 @@ PENDING_MAX = 64
 
 
 class StepApply(Timer):
-    """State of one stage at one peer. t: iteration of the step applied last, -1 without a state.
+    """Steps of the log applied to the state of one stage at one peer. t: iteration of the step applied last,
+    -1 without a state.
 
     pending: iteration -> committed step and hash of its log entry, not applied yet. on_applied: called with
     t, base and fingerprint after each step. on_behind: called with the step that cannot be applied, if a
@@ -53,7 +54,8 @@ class StepApply(Timer):
         return t in self.pending
 
     def commit(self, record: Commit, base: str) -> None:
-        """Take a committed step; it is applied in its turn."""
+        """Take a committed step, which is applied in its turn; one that is applied already is ignored. base:
+        hash of its log entry. Beyond PENDING_MAX pending steps the oldest are dropped."""
         if record.t > self.t:
             self.pending[record.t] = (record, base)
             if record.t == self.t + 1:
@@ -64,7 +66,8 @@ class StepApply(Timer):
             self.advance()
 
     def advance(self) -> None:
-        """Apply the next committed step if its gradient is here; otherwise seek the gradient."""
+        """Apply the next committed step if its gradient is here, or it is a skip; otherwise fetch the
+        gradient. If the next step was dropped from `pending`, a whole state is fetched."""
         if not self.pending or self._applying or self.t < 0:
             return
         following = self.pending.get(self.t + 1)
@@ -136,7 +139,8 @@ class StepApply(Timer):
             self._take(self._apply_task(record))
 
     def _give_up(self, step: int) -> None:
-        """Give up applying steps one by one: a whole state is fetched."""
+        """Stop applying steps one by one, and have a whole state fetched (`on_behind`): the gradient of
+        `step` is not to be had."""
         self.lacking.end()
         self.t = -1  # nothing is applied until the state is here
         self.all_reduce.close()

@@ -17,7 +17,8 @@ from anabranch.protocol.reduce.partial_sums import collectors, contributors
 
 
 class WorkReceipt:
-    """Statement about one attempt, in the making. Without audit all methods do nothing.
+    """Receipt of this replica's work in one attempt, in the making. Without audit, notes are ignored and
+    seals are empty.
 
     sum_inputs: part that this replica summed -> the members' parts, for an auditor.
     """
@@ -67,12 +68,14 @@ class WorkReceipt:
     # --- receiving -----------------------------------------------------------------------------
 
     def came(self, kind: str, part: int, sender: str, seal: bytes) -> None:
-        """Note the seal of a part that came."""
+        """Note the seal of a part that came. kind: PART (of a member's sum) or REDUCED. A second one is
+        ignored."""
         if self.on:
             self._came.setdefault((kind, part, sender), seal)
 
     def _transfer(self, kind: str, part: int, sender: str, payload_hash: str) -> Transfer | None:
-        """Transfer for the receipt; None if the seal of its sender is wrong."""
+        """Entry of the receipt for a part that came from `sender`, with its seal; None if the seal is
+        wrong."""
         own = sender == self._ctx.me
         seal = self._seal(kind, part, payload_hash) if own else self._came.get((kind, part, sender), b"")
         if not own and not self._seals.part_is_sealed(kind, sender, self._name(part), payload_hash, seal):
@@ -82,8 +85,11 @@ class WorkReceipt:
     def summed(
         self, part: int, senders: Sequence[int], inputs: tuple[Payload, ...], hashes: tuple[str, ...]
     ) -> str | None:
-        """Note what a sum was made of, from the members at positions `senders`; return a member whose part
-        does not have its seal, or None."""
+        """Note what the sum of `part` was made of; return the first member whose part lacks its own seal, or
+        None.
+
+        senders: positions of the members, in the order of `inputs`. hashes: of the inputs, then of the sum.
+        """
         if not self.on or not self._flat or not hashes:
             return None
         transfers = []
@@ -98,7 +104,8 @@ class WorkReceipt:
         return None
 
     def assembled(self, collectors: Sequence[str], hashes: tuple[str, ...]) -> str | None:
-        """Note the reduced parts; return a peer whose part does not have its seal, or None."""
+        """Note the reduced parts; return the first peer whose part lacks its own seal, or None. collectors:
+        peer that summed each part. hashes: of the parts, in their order."""
         if not self.on or not self._flat or len(hashes) < len(collectors):
             return None
         transfers = []

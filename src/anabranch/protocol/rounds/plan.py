@@ -18,7 +18,8 @@ Slots = Mapping[int, tuple[int, int]]
 
 
 def even_plan(rounds: Rounds) -> Plan:
-    """Plan of a first round that nothing is known about: all slots, for anybody."""
+    """Plan of a first round, before any speed is known: every slot takes `rounds.inner` steps and is bound to
+    no peer."""
     return (Slot(0, rounds.inner),) * rounds.slots
 
 
@@ -28,26 +29,26 @@ def active(plan: Sequence[Slot]) -> tuple[int, ...]:
 
 
 def units_of(stage: int, slots: Iterable[int]) -> frozenset[int]:
-    """Units of these slots at a stage."""
+    """Units of these slots at a stage: the slots themselves, or at stage 0 their heads and embeddings."""
     if stage:
         return frozenset(slots)
     return frozenset(unit for slot in slots for unit in (head_unit(slot), embed_unit(slot)))
 
 
 def counted(owners: Sequence[int]) -> tuple[int, ...]:
-    """Slots that count, by the owners of units at a relay stage."""
+    """Slots that count in a round, from the owner of each unit at a relay stage (-1: it does not count)."""
     return tuple(slot for slot, owner in enumerate(owners) if owner >= 0)
 
 
 def slots_of(plan: Plan, commit: Commit) -> dict[int, tuple[int, int]]:
-    """Slots that count in a round with this plan, with their inner steps before it and in it; of a skipped
-    round, all. Empty if it is no round."""
+    """Slots that count in a round with this plan, as slot -> (inner steps before the round, inner steps in
+    it). If the round was skipped: all that took part. Empty if the iteration is no round."""
     slots = counted(commit.stages[1].owners) if plan and commit.stages else active(plan)
     return {slot: (plan[slot].first, plan[slot].steps) for slot in slots if slot < len(plan)}
 
 
 def freed(plan: Plan) -> Plan:
-    """Plan with the same inner steps, for anybody: its machines may be gone."""
+    """Plan with the same inner steps, but bound to no peer: the machines may be gone."""
     return tuple(Slot(slot.first, slot.steps) for slot in plan)
 
 
@@ -93,7 +94,7 @@ def plan_problem(rounds: Rounds, t: int, plan: Plan) -> str:
 
 
 def plan_hash(plan: Sequence[Slot]) -> str:
-    """Hash of the batch of a round: it follows from the inner steps of each slot, and from corpus and
-    seed."""
+    """Hash that stands for the batch of a round: the batch follows from the inner steps of each slot, and
+    from corpus and seed."""
     text = "anabranch round 1 " + " ".join(f"{slot.first}+{slot.steps}" for slot in plan)
     return hashlib.sha256(text.encode()).hexdigest()[:64]

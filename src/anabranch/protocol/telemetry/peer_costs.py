@@ -244,8 +244,8 @@ class PeerCosts:
         return self.of(peer).hand(self.activation_bytes, now)
 
     def most_s(self, peer: str, ahead_bytes: float) -> float:
-        """Time (s) after which `ahead_bytes` in transit to `peer` count as lost although the connection did
-        not break."""
+        """Longest plausible time (s) until `ahead_bytes` in transit to `peer` have arrived, at a quarter
+        (SLOWER) of the bandwidth measured (at least CRAWL_BPS), or at LEAST_BPS before a measurement."""
         return self.of(peer).most_s(ahead_bytes, self.activation_bytes)
 
     def coming_s(self, peer: str, size_bytes: float) -> float:

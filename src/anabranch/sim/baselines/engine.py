@@ -153,7 +153,8 @@ class Baseline(ABC):
 
     @abstractmethod
     def begin(self) -> None:
-        """Begin iteration self.t + 1."""
+        """Start the microbatches of iteration self.t + 1: at the start of the run, after each commit, and by
+        some systems again after a crash. `committed` raises self.t."""
 
     @abstractmethod
     def lost(self, relay: str) -> None:
@@ -216,7 +217,8 @@ class Baseline(ABC):
     # --- wires ---------------------------------------------------------------------------------
 
     def send(self, sender: str, receiver: str, size: float, priority: int, then: Callback) -> None:
-        """Send a payload of `size` bytes; `then` runs on arrival unless one of the processes has crashed."""
+        """Send a payload of `size` bytes; `then` runs on arrival unless the sender's or the receiver's
+        process has crashed, and at once if both are the same host. priority: 0 goes first."""
         if sender == receiver:
             then()
             return
@@ -235,7 +237,8 @@ class Baseline(ABC):
             self.sending.end(sender)
 
     def send_control(self, sender: str, receiver: str, then: Callback) -> None:
-        """Send a control message; `then` runs on arrival unless one of the processes has crashed."""
+        """Send a control message, which takes the link's latency; `then` runs on arrival unless the sender's
+        or the receiver's process has crashed."""
         ends = (self.workers[sender], self.workers[receiver])
         self.recorder.add("messages")
         self.recorder.add("message_bytes", SMALL_BYTES)
@@ -286,12 +289,14 @@ class Baseline(ABC):
         self.clock.after((SETUP_TRIPS + 1) * trip_s, connected)
 
     def move(self, host: Host) -> None:
-        """Let a relay that has stopped serving download the state of the stage of `host`, its new form."""
+        """Let a relay that has stopped serving download the state of another stage. host: the relay with its
+        new stage."""
         self.fleet = replace(self.fleet, hosts={**self.fleet.hosts, host.id: host})
         self._download(host.id)
 
     def _download(self, relay: str) -> None:
-        """Let a relay download its state from all replicas of its stage at once, an equal part from each."""
+        """Let a relay download its state from all replicas of its stage at once, an equal part from each, and
+        load it; it serves from the next iteration on. The loss of a source starts the download anew."""
         stage = self.fleet.hosts[relay].stage
         sources = self.downloads[relay] = sorted(self.serving[stage])
         size = STATE_BYTES * self.fleet.scenario.work.parameters(stage) / max(1, len(sources))
@@ -319,7 +324,8 @@ class Baseline(ABC):
 class Reduce:
     """All-reduce of a stage's sums like the protocol's: member p sums part p and sends the result to all.
 
-    `then` runs when all members have the result. The reduce is given up as soon as `still()` returns False.
+    still(): False once the reduce is to be given up; then nothing more happens. then: runs when all members
+    have the result.
     """
 
     TASKS = (tasks.Freeze, tasks.SumPart, tasks.Assemble)

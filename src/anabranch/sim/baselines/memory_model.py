@@ -44,7 +44,8 @@ class RelayMemory(Generic[Occupant]):
     _waiting: dict[Occupant, tuple[bool, int, Callable[[], None]]] = field(default_factory=dict)
 
     def enter(self, occupant: Occupant, index: int, then: Callable[[], None], repairs: bool = False) -> None:
-        """Let a microbatch occupy a slot as soon as there is one, and then run `then`.
+        """Let a microbatch occupy a slot as soon as there is one, and then run `then`; at once if one is
+        free.
 
         :param index: rank of the microbatch among those that wait.
         :param repairs: True if the microbatch is sent again after the loss of a relay.

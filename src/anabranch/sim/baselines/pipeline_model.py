@@ -24,7 +24,7 @@ Done = Callable[["Microbatch", str], None]
 
 @dataclass(eq=False)
 class Microbatch:
-    """Attempt to compute a microbatch.
+    """Attempt to compute microbatch `index`; a restarted microbatch is a new attempt.
 
     source: data node that embeds it. path: nodes that its activation has reached. over: True if the attempt
     is given up; late results are ignored. returned: True if the gradient of the embedding has arrived at
@@ -82,8 +82,8 @@ class Pipelines(Baseline):
 
     @abstractmethod
     def onward(self, microbatch: Microbatch, sender: str) -> None:
-        """Send the activation from `sender` to a node of the next stage (`forward_to`), after the forward
-        there."""
+        """Send the activation of a microbatch from `sender`, which has computed it, to a node of the next
+        stage of the subclass's choice (`forward_to`)."""
 
     def back(self, microbatch: Microbatch, sender: str) -> None:
         """Send the gradient from `sender` to the previous node of the path (`back_to`)."""
@@ -97,7 +97,8 @@ class Pipelines(Baseline):
 
     @abstractmethod
     def added(self, microbatch: Microbatch) -> None:
-        """Called when a gradient was added to a node's sum, or has returned to the microbatch's data node."""
+        """React to a gradient that was added to a node's sum, or has returned to the microbatch's data node:
+        take the step if that completes the iteration."""
 
     def forward_done(self, microbatch: Microbatch, host: str) -> None:
         self.onward(microbatch, host)
@@ -202,8 +203,8 @@ class Pipelines(Baseline):
     # --- the step ------------------------------------------------------------------------------
 
     def holders(self, stage: int) -> dict[int, list[tuple[Microbatch, str]]]:
-        """Live replicas of a stage whose sum contains a microbatch: index of the microbatch -> (attempt,
-        replica) pairs."""
+        """Live replicas of a stage whose sum contains a microbatch, by index of the microbatch, each with the
+        attempt that was added: (attempt, replica). More than one pair is a contribution counted twice."""
         found: dict[int, list[tuple[Microbatch, str]]] = defaultdict(list)
         for microbatch in self.attempts:
             for name in microbatch.added & self.serving[stage]:
@@ -211,7 +212,8 @@ class Pipelines(Baseline):
         return found
 
     def take_step(self) -> None:
-        """Reduce every stage; when all are done, take the step."""
+        """Reduce every stage over its serving replicas; when all are done, take the step. A reduce that is
+        under way is given up."""
         self.reducing += 1
         number, members = self.reducing, {s: sorted(self.serving[s]) for s in range(self.stages + 1)}
         self._reduced = 0

@@ -35,7 +35,8 @@ class Rebalancing:
         swarm.clock.after(LOOK_S, self._look)
 
     def committed(self) -> None:
-        """Move a peer if a period has passed; called between two iterations."""
+        """If a period has passed, move the peer with the shortest queue of the least loaded stage to the most
+        loaded one, unless the loads are equal; called between two iterations."""
         swarm = self._swarm
         if swarm.clock.now < self._next_at_s:
             return

@@ -154,8 +154,9 @@ class Swarm(Pipelines):
         super().committed(members, useful_s, counted_twice)
 
     def _holder(self, microbatch: Microbatch, name: str) -> str:
-        """Node that sends the input or gradient that `name` has: `name`, or the data node of the microbatch
-        in place of a lost relay; "" if a microbatch restarts in this variant."""
+        """Node that takes the part of node `name` as sender of its input or gradient: itself, or in place of
+        a lost relay the microbatch's data node; "" for a lost relay in a variant where microbatches
+        restart."""
         if not self.variant.any_replica:
             return name if self.alive(name) else ""
         there = not self.fleet.hosts[name].stage or (name in self._serving() and self.alive(name))
@@ -200,7 +201,8 @@ class Swarm(Pipelines):
         self._call(microbatch, sender, self.fleet.hosts[sender].stage + 1)
 
     def _call(self, microbatch: Microbatch, sender: str, stage: int) -> None:
-        """Send the input of a stage from `sender` to one of its peers."""
+        """Send the input of a stage from `sender` to one of its peers; after the last stage to the
+        microbatch's data node. If no peer can be called, it is tried again after a second."""
         if stage > self.stages:
             self.forward_to(microbatch, sender, microbatch.source)
             return
@@ -225,7 +227,7 @@ class Swarm(Pipelines):
             self._call(microbatch, sender, stage)
 
     def _look(self, wiring: StochasticWiring) -> None:
-        """Refresh the list of peers at once for a sender that knows none who could be called."""
+        """Refresh the list of peers at once, and lift all bans of a sender that could call nobody."""
         self.known = self._serving()
         wiring.banned.clear()
 
@@ -245,7 +247,7 @@ class Swarm(Pipelines):
         self.onward(microbatch, host)
 
     def _stands(self, microbatch: Microbatch, call: _ForwardCall) -> bool:
-        """True if a call is still the microbatch's, and can be made again."""
+        """True if a call is still its microbatch's current call and can be made again."""
         current = self._calls.get(microbatch) is call and not microbatch.over
         return current and bool(self._holder(microbatch, call.sender))
 

@@ -10,9 +10,10 @@ from anabranch.sim.cluster.device_model import Workload
 
 
 class OffloadedActivations:
-    """Microbatches in flight at each host, and whether their activations are offloaded.
+    """Microbatches in flight at each host, and which of them have their activations in host memory.
 
-    As in the real worker, microbatches are offloaded that begin while as many as fit are in device memory.
+    As in the real worker, a microbatch is offloaded if, when it begins, as many are in flight as fit in
+    device memory.
     """
 
     def __init__(self, work: Workload) -> None:

@@ -25,8 +25,8 @@ def crashes(seed: int, t: int, relays: Iterable[str], probability: float) -> lis
 class Churn:
     """Churn of a simulated run: calls `crash` and `back` at the times that are drawn or in the trace.
 
-    An iteration is expected to last as long as the previous one. crash: kills a relay; returns False if the
-    relay is spared. back: lets the machine of a crashed relay join again.
+    crash: kills a relay; returns False if the relay is spared. back: lets the machine of a crashed relay join
+    again, after the scenario's `return_s` or as the trace says.
     """
 
     def __init__(

@@ -71,7 +71,8 @@ def read_trace(path: Path) -> Trace:
 
 
 def parse_trace(text: str | bytes, where: str) -> Trace:
-    """Churn trace of a JSON text. Raises UserError, whose message begins with `where`."""
+    """Churn trace of a JSON text. Raises UserError, whose message begins with `where`, for another format,
+    for times that fall, or if a machine leaves or joins twice in a row."""
     try:
         found = msgspec.json.decode(text, type=_TraceFile)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

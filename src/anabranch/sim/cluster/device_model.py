@@ -173,7 +173,8 @@ class Workload:
 
     @property
     def block_bytes(self) -> int:
-        """Bytes on the wire of one block in a reduce: sums and reduced gradient."""
+        """Bytes on the line of one block in a reduce: sums and reduced gradient; of a whole model with its
+        share of embedding and head."""
         return math.ceil(self.reduce_bytes * self.parameters(1) / self.blocks(1))
 
     @property
@@ -187,7 +188,8 @@ class Workload:
         return self.tokens * self.blocks(stage) * activation_elements_kept(self.model) * self.width
 
     def load(self, stage: int, task: type[tasks.Task]) -> TaskLoad:
-        """Operations and bytes of a task of one microbatch at a stage.
+        """Operations and bytes of a task of one microbatch at a stage; zero for tasks that are not modelled
+        there.
 
         Attention, which has no weights, does four multiplications backward for two forward. A linear layer
         does one for each gradient.
@@ -253,8 +255,9 @@ OF_A_MICROBATCH = (
 
 @dataclass(frozen=True)
 class Machine:
-    """Machine that computes a workload on a device. achieved: share of the peak rate that is reached. speed:
-    factor of this machine. measured: task -> measured seconds at speed 1, which replace the modelled ones."""
+    """Machine that computes a workload on a device. achieved: share of the device's peak operations per
+    second that is reached. speed: factor on all rates of this machine. measured: task -> measured seconds at
+    speed 1, which replace the modelled ones."""
 
     device: Device
     work: Workload
@@ -263,7 +266,8 @@ class Machine:
     measured: Mapping[type[tasks.Task], float] = field(default_factory=dict)
 
     def seconds(self, stage: int, task: type[tasks.Task], members: int = 1) -> float:
-        """Seconds of a task at a stage. members: replicas in the stage's reduce."""
+        """Seconds of a task at a stage, measured or else modelled. members: replicas in the stage's reduce,
+        for tasks of a step."""
         work = self.work
         if task in self.measured:
             return self.measured[task] / self.speed
@@ -274,8 +278,8 @@ class Machine:
         return self._seconds(load)
 
     def inner_s(self, steps: int, microbatches: int) -> float:
-        """Seconds of an island's inner steps, with as many microbatches each. Weights, moments and gradients
-        are copied to the device before, and the change back after them."""
+        """Seconds of `steps` inner steps of an island, of `microbatches` each, with their optimizer steps.
+        Weights and moments are copied to the device before, and the change back after them."""
         work = self.work
         each = microbatches * sum(map(self._seconds, work.inner_load()))
         update = self._seconds(TaskLoad(0.0, work.parameters(1) * (GRADIENT_BYTES + 2 * STATE_BYTES)))

@@ -42,9 +42,12 @@ WARM_UP = 0.25
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """Scenario of a recorded run. profile: network profile (JSON). trace: churn of the run. Both are to be
-    written to files, whose paths `scenario` lacks. iteration_s: mean over the steps after the warm-up.
-    policy: routing policy of the run."""
+    """Scenario of a recorded run.
+
+    profile: network profile (JSON). trace: churn of the run. Both are to be written to files, whose paths
+    `scenario` lacks. iteration_s: mean seconds of an iteration after the warm-up. policy: routing policy of
+    the run.
+    """
 
     scenario: Scenario
     profile: dict[str, Any]
@@ -88,8 +91,11 @@ NOT_SHAPES = ("size", "initial_weights", "vocab_size", "initial_std", "subspace"
 
 
 def recorded(events: Iterable[Event | Unknown], config: RunConfig, name: str) -> RecordedRun:
-    """Make a scenario from a run's events. Raises UserError if the log is too short, or if the model is not a
-    named one."""
+    """Make a scenario from a run's events. config: its run file. name: of the scenario.
+
+    Raises UserError if the log has fewer than two steps with timings, or the run has a model, dtype or
+    pipeline that is not simulated.
+    """
     log = _EventsByPeer(events)
     steps = [log.steps[t] for t in sorted(log.steps)]
     if len(steps) < 2 or not log.timings:

@@ -47,7 +47,7 @@ class MachinePart:
     apply_s: Seconds = 0.0
 
     def measured(self) -> Mapping[type[tasks.Task], float]:
-        """Measured seconds of each task that was measured."""
+        """Measured seconds of each task that was measured (a figure of 0 was not)."""
         first = tasks.Head if self.role == "data" else tasks.Forward
         seconds: dict[type[tasks.Task], float] = {
             first: self.forward_s,

@@ -328,7 +328,7 @@ class Fleet:
     drift: Drift = field(default_factory=Drift)
 
     def link(self, sender: str, receiver: str) -> SharedLink:
-        """Link from one host to another, at its current speed."""
+        """Link from one host to another: delay, loss, and bandwidth at the present drift."""
         ends = self.hosts[sender].region, self.hosts[receiver].region
         link, network = self.regions.link(*ends), self.scenario.network
         rate_bps = link.rate_bps * self.drift.rate(*ends)
@@ -343,11 +343,12 @@ class Fleet:
         return self.hosts[host].line
 
     def machine(self, host: str) -> str:
-        """Host that gives the machine of a host its name: itself, unless it is a further process."""
+        """Name of the machine on which the process `host` runs: that of the host itself, or of the one that
+        it is a further process of."""
         return self.hosts[host].on or host
 
     def beside(self) -> dict[str, list[str]]:
-        """Hosts that share a machine -> the others of that machine."""
+        """For each host that shares its machine with others: the names of those others."""
         processes: dict[str, list[str]] = {}
         for host in self.hosts:
             processes.setdefault(self.machine(host), []).append(host)

@@ -51,7 +51,7 @@ def assigned_by_links(fleet: Fleet, seed: int) -> Mapping[str, int]:
 
 
 def _asking(host: Host) -> Host:
-    """The same host, but as one that asks for any stage, if it is a relay without a stage in the scenario."""
+    """The host as one that asks for any stage (-1); unchanged if it is a data node or its stage is given."""
     return host if host.fixed or not host.stage else replace(host, stage=-1)
 
 

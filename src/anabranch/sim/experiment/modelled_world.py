@@ -73,7 +73,7 @@ def pieces_of(work: Workload, stage: int) -> int:
 
 
 def piece_bytes(work: Workload, stage: int) -> int:
-    """Size of one piece of a stage's state."""
+    """Bytes of one piece of a stage's state, as it is copied."""
     return math.ceil(STATE_BYTES * work.parameters(stage) / pieces_of(work, stage))
 
 
@@ -221,7 +221,7 @@ class ModelledWorld(World):
         return self._sized[1]
 
     def payload_bytes(self, sender: Node, message: msg.AnyMessage) -> float:
-        """Size of the tensor that a message's payload stands for."""
+        """Size of the tensor that a message's payload stands for, as `sender` sends it now."""
         work, stage = self.work, sender.peer.ctx.run.stage
         part, rounds = self.fleet.scenario.round, self.settings.rounds
         if isinstance(message, msg.FencedMessage) and rounds.has(message.fence.t):
@@ -306,7 +306,8 @@ def member_of(fleet: Fleet, name: str, incarnation: int = 1) -> Member:
 
 
 def settings_of(fleet: Fleet, policy: str) -> Settings:
-    """Settings of the protocol for a scenario."""
+    """Settings of the protocol for a scenario under a routing policy. The first iteration waits for as many
+    replicas a stage as its smallest stage has at the beginning."""
     scenario, work = fleet.scenario, fleet.scenario.work
     model = scenario.model
     there = [host for host in fleet.hosts.values() if host.id not in fleet.trace.absent]

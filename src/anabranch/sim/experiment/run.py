@@ -42,7 +42,8 @@ KNOWN_POLICIES = (*POLICIES, *BASELINES)
 
 
 def simulate(scenario: Scenario, regions: Regions, policy: str, seed: int) -> Outcome:
-    """Simulate one seed under a policy or baseline; a run that fails has a result, too."""
+    """Simulate one seed under a policy or baseline. A run that fails has a result, too, with `failure` set.
+    Raises UserError if the fleet cannot be made."""
     if policy in BASELINES:
         # Baselines reduce evenly, and are placed by a cost model that knows it.
         even = replace(scenario, fleet=replace(scenario.fleet, spread="never"))
@@ -180,7 +181,8 @@ class Simulation:
             self._start(relay)
 
     def _start(self, relay: str) -> None:
-        """Start a new process of a machine, which joins."""
+        """Start a new process of a machine, with the next incarnation; it joins. In a large simulation
+        garbage is collected after every so many starts."""
         former = self.world.nodes.get(relay)
         incarnation = former.member.incarnation + 1 if former is not None else 1
         self.world.add(member_of(self.fleet, relay, incarnation), self.leader.id, self.world.clock.now)

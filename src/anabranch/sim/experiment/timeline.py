@@ -35,7 +35,8 @@ class TimelineRecorder:
         simulation.world.traffic.watch = self._left
 
     def of(self, t: int) -> list[Span]:
-        """Spans of iteration t, cut off at the begin and end of the iteration."""
+        """Spans of computing, sending and absence in iteration t, cut off at its begin and end (virtual
+        seconds)."""
         begin, end = self.time_of(t)
         spans = [
             span for span in (*self._spans, *self._away(end)) if span.end_s > begin and span.begin_s < end
@@ -52,7 +53,8 @@ class TimelineRecorder:
         return begin, begin + next(row.seconds for row in rows if row.t == t)
 
     def repairs(self, t: int) -> list[Repair]:
-        """Repairs in iteration t of microbatches that were lost with a peer."""
+        """Repairs in iteration t: microbatches that were lost with a peer and entered the step through
+        another one."""
         begin, end = self.time_of(t)
         paths, found = self.paths(t), []
         for at, _, kind, fields in self._simulation.world.notes:
@@ -66,7 +68,8 @@ class TimelineRecorder:
         return found
 
     def paths(self, t: int) -> list[list[str]]:
-        """Path of each microbatch whose results entered step t: data node, relay of each stage, data node."""
+        """Path of each microbatch whose results entered step t: data node, relay of each stage, data node.
+        Empty if the step was skipped."""
         found: list[list[str]] = []
         for line in self._simulation.world.log:
             record = decode_entry(line).record

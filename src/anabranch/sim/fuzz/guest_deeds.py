@@ -126,10 +126,12 @@ def _false_state(guest: Guest, message: msg.AnyMessage) -> msg.AnyMessage | None
 
 
 def _has_a_say(guest: Guest, t: int) -> bool:
-    """True if a report of the guest about iteration `t` has an effect that the protocol must withstand: the
-    guest never serves, or two honest replicas or more served with it, and more honest ones than liars.
-    (Sooner, its word counts for nothing and costs it its seat. Fewer honest replicas wait for a third or for
-    the owner: docs/explanation/trust.md.)"""
+    """True if the protocol must withstand a report of the guest about iteration t.
+
+    That is so if the guest is no serving member, or if it serves at its stage with two honest replicas or
+    more that outnumber the liars. Before that, a false report would count for nothing and cost the guest its
+    seat; with fewer honest replicas the step waits for a third or for the owner (docs/explanation/trust.md).
+    """
     if guest.role is not GuestRole.SERVES:
         return True
     live = guest.world.leading().peer.ctx.run.membership.live(guest.stage, t)

@@ -70,11 +70,12 @@ def of_any_assignment(scenario: Scenario, regions: Regions) -> Estimates:
 
 @dataclass(frozen=True)
 class _MachineCosts:
-    """Seconds of one microbatch at a machine of a stage.
+    """Seconds that one microbatch takes at a machine of a stage, and the machine's slots.
 
-    pass_s: all its tasks. half_pass_s: half of forward and input gradient. line_s: transfers on the access
-    line. copies_s: copies between device and host memory, if its activations are offloaded. slots:
-    microbatches that the machine can hold at once.
+    pass_s: all its tasks; forward_s, weight_gradient_s: those tasks alone. half_pass_s: (forward + input
+    gradient) / 2, at stage 0 (embedding + head) / 2. line_s: both transfers in each direction over the
+    machine's access line, at the lower of its two rates. copies_s: copies of its activations to host memory
+    and back; 0 without offloading. slots: microbatches that the machine holds at once.
     """
 
     host: Host

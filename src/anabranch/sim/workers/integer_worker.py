@@ -70,7 +70,7 @@ def embedded(state: int, salt: int, index: int) -> int:
 
 
 def inner_salt(first: int, steps: int) -> int:
-    """Number that stands for the inner steps of a slot in a round."""
+    """Number that stands for the inner steps `first` + 1 to `first` + `steps` of a slot in a round."""
     return mix(9, first, steps)
 
 
@@ -91,10 +91,11 @@ def input_gradient(state: int, stage: int, x: int, dy: int) -> int:
 
 
 def contribution(state: int, stage: int, *boundary: int) -> Words:
-    """Contribution of a microbatch to the gradient of a stage.
+    """Stand-in for a stage's contribution of a microbatch to its gradient: WORDS 64-bit hashes of all
+    arguments.
 
-    :param boundary: activation and gradient received; at stage 0 the activation that the head received, or
-        (t, index, gradient) for the embedding.
+    state: the stage's state (an integer). boundary: activation and gradient received; at stage 0 the
+    activation that the head received, or (t, index, gradient) for the embedding.
     """
     return tuple(mix(6, word, state, stage, *boundary) for word in range(WORDS))
 
@@ -126,8 +127,8 @@ def from_pieces(t: int, pieces: Sequence[Payload]) -> int | None:
 
 
 class Step(NamedTuple):
-    """Results of a step on a single machine: gradient and new state of each stage, loss of each
-    microbatch."""
+    """Results of a step on a single machine: gradient and new state of each stage, by stage, and loss of each
+    microbatch of the batch."""
 
     gradients: tuple[Words, ...]
     states: tuple[int, ...]
@@ -161,14 +162,19 @@ def single_machine(t: int, states: tuple[int, ...], batch: Batch) -> Step:
 
 
 def batch_of(t: int, microbatches: int, slots: Slots) -> Batch:
-    """Batch of iteration t; in a round its slots, with (steps in earlier rounds, steps) each."""
+    """Batch of iteration t: (index, t) of each microbatch; in a round (slot, number that stands for its
+    steps).
+
+    slots: slot -> (steps in earlier rounds, steps in this one); empty if t is no round.
+    """
     if slots:
         return tuple((slot, inner_salt(*steps)) for slot, steps in sorted(slots.items()))
     return tuple((index, t) for index in range(microbatches))
 
 
 def states_after(t: int, settings: Settings, history: LogReplay | None = None) -> tuple[int, ...]:
-    """States of all stages after t steps on a single machine. history: log of a run with rounds."""
+    """States of all stages after t steps on a single machine. history: log of a run with rounds, for the
+    slots that counted and the rounds that were skipped."""
     states = tuple(map(initial, range(settings.stages + 1)))
     for each in range(1, t + 1):
         slots: Slots = {}
@@ -385,7 +391,8 @@ def _sum_part(inputs: tuple[Payload, ...]) -> Result:
 
 
 def genesis_of(settings: Settings, leader: str) -> Genesis:
-    """First log record of a run whose workers compute with integers."""
+    """First log record of a run whose workers compute with integers. leader: name of the machine that founds
+    it."""
     return Genesis(
         run=settings.run,
         epoch=settings.epoch,
@@ -424,8 +431,8 @@ def counting_world(
 
 
 def wrong_states(world: World) -> Mapping[str, str]:
-    """Peers whose state differs from that of a single machine after as many steps: peer -> the difference in
-    words."""
+    """Live peers whose state differs from that of a single machine after as many steps: peer -> the
+    difference in words. Empty if the run is right."""
     wrong = {}
     for node in world.nodes.values():
         if not node.alive or not isinstance(node.computer, IntegerWorker):
@@ -454,7 +461,7 @@ def member_of(machine: Machine, disk: str = "0") -> Member:
 
 
 def schedule_of(settings: Settings, window_tokens: int) -> Schedule:
-    """Schedule whose parameters are the same in every step."""
+    """Schedule whose parameters are the same in every step. window_tokens: tokens of an evaluation window."""
     inner = settings.microbatches // max(1, settings.rounds.slots)
     return Schedule(
         "batch {}".format, constant_step, settings.microbatches, window_tokens,

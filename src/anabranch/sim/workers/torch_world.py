@@ -45,7 +45,8 @@ def torch_world(
     The log passes `anabranch verify` if manifest, manifest_hash and numerics_class are the true ones.
 
     :param founder: name of the first machine, a data node.
-    :param machines: (random numbers) -> (member, slowness) pairs.
+    :param machines: (random numbers) -> (member, slowness) pairs; slowness: factor on the seconds of tasks.
+    :param times: model of the seconds of tasks and links (None: the default).
     :param manifest_hash: iteration -> hash of its batch.
     """
 

@@ -44,7 +44,7 @@ class Codec(Protocol):
     """Encoding of a tensor as a flat uint8 vector."""
 
     def encoded_bytes(self, elements: int) -> int:
-        """Bytes of an encoded tensor."""
+        """Bytes of an encoded tensor of so many elements."""
         ...
 
     def encode(self, values: Tensor, key: int | None = None) -> Tensor:
@@ -53,7 +53,8 @@ class Codec(Protocol):
         ...
 
     def decode(self, payload: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Tensor of an encoded one; always finite. Raises BadPayload."""
+        """Tensor of `shape` and `dtype` of an encoded one; always finite. Raises BadPayload if the payload
+        has another size, or holds a value or a scale that no tensor has."""
         ...
 
 
@@ -144,7 +145,8 @@ class BlockCodec:
         return payload[: 2 * blocks].view(torch.bfloat16), payload[2 * blocks :].view(blocks, -1)
 
     def _encode(self, values: Tensor, scales: Tensor, packed: Tensor, key: int | None, first: int) -> None:
-        """Encode some blocks; `first` is the number of the first element of all."""
+        """Encode some blocks of `values` into `scales` and `packed`. key: as in `encode`. first: number in
+        the whole tensor of their first element, which chooses its draw. Raises NotRepresentable."""
         largest = values.abs().amax(1)
         if not bool((largest <= LARGEST).all()):  # NaN is not
             raise NotRepresentable("a value is not finite or too large")

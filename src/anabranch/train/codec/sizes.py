@@ -26,7 +26,7 @@ def encoded_bytes(name: str, block: int, elements: int, width: int) -> int:
 
 
 def coarse_digits(microbatches: int) -> int:
-    """Binary digits of a gradient's root mean square that the unit of a coarse sum leaves.
+    """Binary digits by which the unit of a coarse sum lies below the gradient's root mean square.
 
     Each microbatch's contribution is rounded by itself, so the error grows with the root of their number: 3
     digits for up to 8 of them, one more for each factor of four. The error of the sum is then an eighth to a

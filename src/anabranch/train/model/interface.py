@@ -57,11 +57,12 @@ class Model(Protocol):
         ...
 
     def embed(self, weights: Weights, ids: Tensor) -> Tensor:
-        """ids (rows, sequence) -> x."""
+        """Embedding of token ids (rows, sequence) as the input x (rows, sequence, stream.columns) of the
+        first block; learned positions are added. In a subspace model x also carries the ids."""
         ...
 
     def block(self, weights: Weights, block: int, x: Tensor) -> Tensor:
-        """x -> x through one transformer block."""
+        """Residual stream x after transformer block number `block`, from x before it."""
         ...
 
     def head(self, weights: Weights, x: Tensor, at: int | None = None) -> Tensor:
@@ -70,8 +71,8 @@ class Model(Protocol):
         ...
 
     def embedding_rows(self, ids: Tensor) -> tuple[tuple[str, Tensor], ...]:
-        """Each table that `embed` looks up, with its row for every token (rows·sequence,), to which the
-        gradient of the output is added."""
+        """For each table that `embed` looks up: its name, and for every token (rows·sequence,) the table's
+        row to which the gradient of the token's embedding is added."""
         ...
 
     def is_residual_output(self, name: str) -> bool:
@@ -80,7 +81,8 @@ class Model(Protocol):
 
 
 def build(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Model:
-    """Model of `config` with its constant tables on `device`."""
+    """Model of `config` whose constants are on `device` and which computes in `dtype`; the weights are passed
+    to its functions."""
     from anabranch.train.model.gpt import GPT
     from anabranch.train.model.llama import Llama
     from anabranch.train.model.llama_family import Gemma, Mistral, Qwen2
@@ -93,7 +95,7 @@ def build(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Mode
 
 
 def stage_layout(model: Model, spec: StageSpec) -> Layout:
-    """Flat layout of one stage's parameters."""
+    """Flat layout of the parameters of the stage `spec`, embedding and head included where it has them."""
     shapes: dict[str, Shape] = model.end_shapes() if spec.ends else {}
     for block in spec.blocks:
         shapes.update(model.block_shapes(block))
@@ -121,7 +123,8 @@ def initial_tensor(
 def initial_weights(
     model: Model, layout: Layout, seed: int, dtype: torch.dtype, std: float = INITIAL_STD
 ) -> Tensor:
-    """A stage's initial weights as a flat vector in `layout`."""
+    """A stage's initial weights as a flat vector in `layout`, on the CPU; each tensor as in
+    `initial_tensor`."""
     flat = torch.empty(layout.elements, dtype=dtype)
     for name, view in layout.views(flat):
         view.copy_(initial_tensor(model, name, layout.shapes[name], seed, std))
@@ -129,7 +132,8 @@ def initial_weights(
 
 
 def weights_from_tensors(layout: Layout, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
-    """A flat vector in `layout` from named tensors. ValueError if one is missing or of another shape."""
+    """A flat vector in `layout`, of `dtype` on the CPU, from named tensors; others than the layout's are
+    ignored. Raises ValueError if one is missing or of another shape."""
     flat = torch.empty(layout.elements, dtype=dtype)
     for name, view in layout.views(flat):
         if name not in tensors:

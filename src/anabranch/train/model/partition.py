@@ -30,7 +30,8 @@ class StageSpec:
 
 
 def partition(config: ModelConfig, pipeline: PipelineSection) -> tuple[StageSpec, ...]:
-    """Stages 0..S of a run, in order. Raises ConfigError if the settings do not fit the model."""
+    """Stages 0..S of a run, in order; without a pipeline an empty stage 0 and a stage 1 that holds the whole
+    model. Raises ConfigError if the settings do not fit the model."""
     if pipeline.whole:  # stage 0 holds nothing: data nodes are sources of token ids
         return StageSpec(0, 0, -1), StageSpec(1, 0, config.blocks - 1, ends=True)
     stages, split = pipeline.stages, pipeline.blocks_per_stage
@@ -50,7 +51,8 @@ def partition(config: ModelConfig, pipeline: PipelineSection) -> tuple[StageSpec
 
 
 def head_load(config: ModelConfig, sequence: int) -> float:
-    """Cost of the head (on data nodes) relative to one block, per token."""
+    """Floating-point operations of the head (on data nodes) divided by those of one block, per token at
+    `sequence` tokens."""
     return head_flops(config, sequence) / block_flops(config, sequence)
 
 

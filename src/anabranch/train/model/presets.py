@@ -75,7 +75,8 @@ PRESETS = {
 
 
 def with_preset(config: RunConfig, name: str) -> RunConfig:
-    """Configuration with a preset's settings; a local swarm gets a relay for each island."""
+    """Configuration with a preset's settings. With islands, the microbatches of a batch are rounded up to a
+    multiple of their number, and a local swarm gets a relay for each."""
     settings = dict(PRESETS[name].settings)
     slots = settings.get("round.slots", 0)
     if slots:

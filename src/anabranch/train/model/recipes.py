@@ -136,7 +136,8 @@ def batch_tokens(batch: BatchSection) -> int:
 
 
 def boundary_bytes(run: RunConfig, model: ModelConfig) -> int:
-    """Bytes of kept boundaries of the node that keeps most (see `config.check_fleet_holds`)."""
+    """Bytes of activations and gradients received at stage boundaries, and kept until the step, at the node
+    with the largest share of the microbatches (see `config.check_fleet_holds`)."""
     width = _WIDTHS[run.compute.dtype]
     share = math.ceil(run.batch.microbatches / min(run.fleet.data_nodes, *relays_by_stage(run)))
     if run.pipeline.whole:  # token ids, and answers of a few bytes
@@ -166,7 +167,8 @@ def recipe_line(run: RunConfig, model: ModelConfig) -> str:
 
 
 def warnings_about(run: RunConfig, model: ModelConfig) -> list[str]:
-    """Sentences about settings that are far from every published run of such a model, each with a remedy."""
+    """Sentences about settings that are far from every published run of such a model, each with a remedy;
+    empty if there are none. Raises ConfigError for an unknown size."""
     recipe, optimizer, batch = recipe_of(run.model.size), run.optimizer, run.batch
     parameters, tokens = total_parameters(model), batch_tokens(batch)
     continued = run.model.initial_weights != "seed"

@@ -64,7 +64,8 @@ def register_model(name: str, where: str) -> None:
     """Register a model for this process and those that it starts.
 
     name: value of `model.architecture`. where: "module:function", a function that takes the run's
-    `ModelConfig` and returns a `CausalModel`. Raises ConfigError for a name or a place that cannot be.
+    `ModelConfig` and returns a `CausalModel`. It is not imported here. Raises ConfigError if name or `where`
+    is ill-formed.
     """
     if not _NAME.fullmatch(name) or not _WHERE.fullmatch(where):
         raise ConfigError(f'{name} = "{where}": write a name of small letters and "module:function"')
@@ -121,8 +122,8 @@ def counts_of(config: Any) -> Counts:
 
 
 def _kept(block: nn.Module, config: Any) -> int:
-    """Elements per token that autograd keeps of a block's forward pass, its parameters apart; and their
-    gradients, which wait with them."""
+    """Elements per token that wait between a block's forward and its weight gradients: what autograd keeps of
+    the forward, without parameters, and the block's input; twice, for the gradients that wait with them."""
     import torch
 
     tokens = min(COUNTED_TOKENS, config.max_sequence)

@@ -53,11 +53,12 @@ class ResidualStream(Protocol):
         ...
 
     def problem(self, x: Tensor) -> str:
-        """Clause that says why a received x, finite and of the right shape, is refused; "" if it is not."""
+        """Clause that says why a received x, finite and of the right shape, is refused; "" if it is
+        accepted."""
         ...
 
     def begin(self, z: Tensor, ids: Tensor) -> Tensor:
-        """x of the embedding's values z and the token ids (rows, sequence)."""
+        """x at the first block, from the trained embedding's values z and the token ids (rows, sequence)."""
         ...
 
     def fixed(self, x: Tensor) -> Tensor | None:
@@ -65,11 +66,12 @@ class ResidualStream(Protocol):
         ...
 
     def wide(self, z: Tensor, fixed: Tensor | None) -> Tensor:
-        """Stream at full width (rows, sequence, dim) of the values z."""
+        """Stream at full width (rows, sequence, dim) of the values z; fixed: result of `fixed` for the same
+        tokens."""
         ...
 
     def moved(self, x: Tensor, z: Tensor) -> Tensor:
-        """x with the values z."""
+        """x with the values z in place of its own; its token ids stay."""
         ...
 
 

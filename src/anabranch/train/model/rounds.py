@@ -7,7 +7,8 @@ from anabranch.protocol.interface.rounds import NO_ROUNDS, Rounds
 
 
 def rounds_of(run: RunConfig) -> Rounds:
-    """Rounds of a run file."""
+    """Rounds of islands that a run file sets: first round, inner steps, slots and deadline; NO_ROUNDS for a
+    synchronous run."""
     part = run.round
     if not part.slots:
         return NO_ROUNDS
@@ -16,10 +17,11 @@ def rounds_of(run: RunConfig) -> Rounds:
 
 
 def iterations(run: RunConfig) -> int:
-    """Iterations that a run file's run.steps take."""
+    """Iterations in which a run takes its run.steps optimizer steps: one a step while it is synchronous, one
+    a round (of round.steps steps) afterwards."""
     return rounds_of(run).iterations(run.run.steps)
 
 
 def inner_microbatches(run: RunConfig) -> int:
-    """Microbatches of one inner step of one island."""
+    """Microbatches of one inner step of one island: those of a batch, divided by the number of slots."""
     return run.batch.microbatches // max(1, run.round.slots)

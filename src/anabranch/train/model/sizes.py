@@ -216,7 +216,7 @@ def id_digit_bits(itemsize: int) -> int:
 
 
 def id_columns(vocab_size: int, itemsize: int) -> int:
-    """Elements that hold a token id exactly."""
+    """Elements of `itemsize` bytes in which a token id is held exactly."""
     return -(-max(1, (vocab_size - 1).bit_length()) // id_digit_bits(itemsize))
 
 
@@ -237,7 +237,8 @@ class Wire(Protocol):
 
 
 def cut_bytes(config: ModelConfig, wire: Wire, tokens: int, itemsize: int) -> tuple[int, int]:
-    """Bytes on the line of the activation of so many tokens at a cut, and of its gradient."""
+    """Bytes on the line at a cut between stages, for so many tokens: (activation with token ids, gradient).
+    itemsize: bytes of an element without a codec."""
     values = tokens * config.stream
     ids = tokens * (cut_columns(config, itemsize) - config.stream) * itemsize
     activation, gradient = (
@@ -281,7 +282,8 @@ def head_flops(config: ModelConfig, sequence: int) -> int:
 
 
 def activation_elements_kept(config: ModelConfig) -> int:
-    """Elements per token and block kept for the weight gradient: (x, dy) of each linear layer."""
+    """Elements per token and block that a microbatch keeps from its forward to its weight gradient: (x, dy)
+    of each linear layer; of a registered model what its largest block keeps."""
     if config.architecture not in ARCHITECTURES:
         return registry.counts_of(config).kept
     if config.architecture in FAMILY:

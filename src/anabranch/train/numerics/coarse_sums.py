@@ -71,9 +71,10 @@ class CoarseAccumulator(ExactAccumulator):
 
 
 def unit_exponents(layout: Layout, exp_avg_sq: Tensor, beta2: float, steps: int, digits: int) -> Tensor:
-    """Exponent of each segment's unit over 2⁻⁴⁸ (int32), from Adam's second moment after `steps` steps.
+    """Exponent of each segment's unit over 2⁻⁴⁸ (int32), from Adam's second moment after `steps` steps; 0,
+    the unit 2⁻⁴⁸ itself, where Adam has seen no gradient.
 
-    digits: binary digits of the root mean square that the unit leaves.
+    digits: binary digits by which the unit lies below the root mean square of the segment's gradient.
     """
     squares = segment_sums(exp_avg_sq, segment_starts(layout))
     left = 1.0

@@ -57,7 +57,12 @@ class Accumulator(Protocol):
         ...
 
     def add_rows(self, name: str, rows: Tensor, gradient: Tensor, sign: int = 1) -> None:
-        """Add row j of `gradient` (tokens, dim) to row rows[j] of a table; each row is a contribution."""
+        """Add row j of `gradient` (tokens, dim) to row rows[j] (tokens,) of the table `name`, `sign` times,
+        ±1.
+
+        Each row is a contribution of its own: it is rounded by itself. Raises Overflow, and adds nothing, if
+        a value is not finite or beyond the limit.
+        """
         ...
 
     def clear(self) -> None: ...
@@ -156,7 +161,7 @@ class FastAccumulator:
 
 
 def check_range(name: str, values: Tensor, limit: float) -> None:
-    """Raise Overflow(name) unless every |value| <= limit (NaN is not)."""
+    """Raise Overflow(name) unless every |value| <= limit; NaN raises it, too."""
     low, high = torch.aminmax(values.detach())
     if not (-limit <= float(low) and float(high) <= limit):
         raise Overflow(name)
@@ -214,7 +219,7 @@ def _in_full(total: Tensor) -> Tensor:
 
 
 def digest(layout: Layout, gradient: Tensor) -> str:
-    """BLAKE3 of names and shapes, then of the reduced tensors in name order."""
+    """BLAKE3 (hex) of names and shapes, then of the reduced gradient, flat in `layout`, in name order."""
     hasher = blake3.blake3(layout.header())
     hasher.update(raw_bytes(gradient))
     return str(hasher.hexdigest())

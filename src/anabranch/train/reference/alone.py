@@ -101,7 +101,8 @@ class Alone:
         return sum(sums) / (windows * batch.rows * batch.sequence)
 
     def snapshots(self, t: int) -> list[StageState]:
-        """States after step t, with torch's moments."""
+        """Own states of all stages, not copies, brought to step t: counters set, torch's moments copied into
+        them."""
         for state in self.states:
             state.t = state.adam_step = t
             for name in state.layout.names:

@@ -223,7 +223,8 @@ class _Cut(torch.autograd.Function):
 
 
 def _rounded(x: Tensor, codec: str, block: int, key: int | None) -> Tensor:
-    """x rounded as a codec does; key: of the draws of stochastic rounding."""
+    """Decoded value of x encoded by `codec` (blocks of `block` values). key: of the draws of stochastic
+    rounding; None: to the nearest."""
     if codec == "none":
         return x.clone()
     if codec in ("bf16", "fp16"):

@@ -146,7 +146,8 @@ class Reference:
         return {name: tensor for state in self.states for name, tensor in state.tensors().items()}
 
     def batch(self, t: int, order: Callable[[int], Iterable[int]]) -> Iterable[int]:
-        """Microbatches of iteration t in this order, or the slots of a round that count."""
+        """Order in which the microbatches of iteration t are added: order(t), or in a round the numbers of
+        its slots that count."""
         return sorted(self.slots) if self._rounds.has(t) else order(t)
 
     def share(self, t: int, indices: Iterable[int]) -> Share:
@@ -171,7 +172,8 @@ class Reference:
         return self.share(t, [index]).overflows.get(index, frozenset())
 
     def step(self, share: Share) -> StepRecord:
-        """Take step share.t from the sums over its whole batch; skip it if anything overflowed."""
+        """Take step share.t from the sums over its whole batch; skip it if anything overflowed. Returns its
+        values. Raises ValueError if a microbatch is missing or t is not the next step."""
         self._check_complete(share)
         if share.overflows:
             return self.skip(share)
@@ -246,7 +248,8 @@ class Reference:
         return results
 
     def _contribute(self, t: int, index: int) -> tuple[float, frozenset[Witness]]:
-        """Add one microbatch's gradients to the sums; returns its loss sum and its overflows."""
+        """Add one microbatch's gradients to the sums; returns its loss sum (nats) and its overflows, after
+        which the sums are void."""
         if self._rounds.has(t):
             return self._contribute_slot(t, index)
         ids, targets = token_ids(self._batches, self._run.batch.microbatches, t, index, self._device)
@@ -294,11 +297,13 @@ class Reference:
         return float(loss.detach()), frozenset(found)
 
     def _crossed(self, x: Tensor, t: int, index: int, cut: int) -> Tensor:
-        """Output of stage `cut` as the next stage receives it."""
+        """Output x of stage `cut` as the next stage receives it, encoded and decoded; its gradient goes
+        through the cut's codec, too."""
         return self._cuts.pass_through(x, self._cuts.place(t, index, cut))
 
     def _contribute_slot(self, t: int, slot: int) -> tuple[float, frozenset[Witness]]:
-        """Add the contribution of a slot to round t; returns its loss sum and its overflows."""
+        """Add the contribution of a slot to round t; returns its loss sum (nats) and its overflows, after
+        which the sums are void."""
         found: set[Witness] = set()
         loss_sum, (first, steps) = 0.0, self.slots[slot]
         with _noting(found, 1):

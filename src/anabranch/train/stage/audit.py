@@ -42,10 +42,11 @@ def _hash_of(payload: Tensor) -> str:
 
 
 class AuditedSteps:
-    """Weights before the last steps that are audited here, and the sum of the units computed again.
+    """Weights before the last audited steps, and the sum of the microbatches' contributions that an audit
+    computes again.
 
     weights_of(state): working weights of a state. units_of(state): exponents of the sums' units.
-    accumulator(): makes an empty gradient sum. align: of the parts of a sum.
+    accumulator(): makes an empty gradient sum. align: elements to whose multiples the parts of a sum are cut.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class AuditedSteps:
         self._weights[state.t + 1] = copies, self._units_of(state)
 
     def stepped(self, t: int) -> None:
-        """Drop the weights before steps that are too old: step t was applied."""
+        """Drop the weights of steps up to t - AUDIT_STEPS, after step t was applied."""
         self._weights = {k: kept for k, kept in self._weights.items() if k > t - tasks.AUDIT_STEPS}
 
     def clear(self) -> None:
@@ -79,8 +80,9 @@ class AuditedSteps:
         self._stage = None
 
     def unit(self, task: tasks.AuditUnit, x: Tensor, dy: Tensor) -> tuple[Tensor, Tensor] | None:
-        """(y, dx) of a microbatch computed again, whose contribution is added to the audit's sum; None if the
-        weights are not kept."""
+        """Compute a microbatch again with the weights of step task.t; returns (y, dx), and adds its
+        contribution to the audit's sum, which `task.first` begins anew. None if the weights are not kept.
+        Raises Overflow."""
         kept = self._weights.get(task.t)
         if kept is None:
             return None
@@ -94,6 +96,7 @@ class AuditedSteps:
         return y, dx
 
     def sum(self, task: tasks.AuditSum) -> tuple[Tensor, ...] | None:
-        """Sum of the audited units in parts; None if there is none."""
+        """Sum of the contributions computed again, cut into task.parts parts on the CPU; None if there is
+        none. The next audit begins anew."""
         stage, self._stage = self._stage, None
         return None if stage is None else exact.cut(stage.accumulator.flat, task.parts, self._align)

@@ -30,7 +30,8 @@ OVERFLOWS = {ACTIVATION: "activation", GRADIENT: "input gradient"}
 
 @dataclass(frozen=True)
 class Place:
-    """Cut that a microbatch crosses in iteration t; held-out windows have iteration 0."""
+    """Crossing of a cut: microbatch `index` in iteration t, at the output of stage `cut`. Held-out windows
+    have t = 0."""
 
     t: int
     index: int
@@ -60,7 +61,8 @@ class Cuts:
         self._stochastic = wire.gradient_rounding == "stochastic"
 
     def place(self, t: int, index: int, cut: int) -> Place:
-        """Place of a microbatch, or of a held-out window, at a cut."""
+        """Crossing of the cut after stage `cut` by a microbatch, or by a held-out window (later indices; its
+        t is 0)."""
         return Place(t if index < self._microbatches else 0, index, cut)
 
     def encode(self, kind: str, values: Tensor, place: Place) -> Tensor:
@@ -78,7 +80,8 @@ class Cuts:
         return torch.cat((payload, ids))
 
     def decode(self, kind: str, payload: Tensor, device: torch.device) -> Tensor:
-        """Tensor of a received payload, on `device`. Raises BadPayload."""
+        """Tensor of a received payload, on `device`. Raises BadPayload if its size, type or shape is wrong, a
+        value is not finite, or its token ids are invalid."""
         codec, shape = self._codecs[kind], self._shapes[kind]
         if codec is not None:
             received = self._decoded(codec, kind, payload.to(device))
@@ -104,8 +107,8 @@ class Cuts:
         return torch.cat((values, ids), -1)
 
     def received(self, kind: str, values: Tensor, place: Place) -> Tensor:
-        """Values that the receiver has, of the values of the stream; NaN everywhere if they cannot be
-        encoded."""
+        """Values of the residual stream as the receiver has them: encoded and decoded by the codec of `kind`;
+        NaN everywhere if they cannot be encoded."""
         codec = self._codecs[kind]
         if codec is None:
             return values

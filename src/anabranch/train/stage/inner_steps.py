@@ -85,7 +85,12 @@ def contribution(
 def add_gradient(
     model: Model, state: StageState, leaves: dict[str, Tensor], ids: Tensor, gradient: Tensor, scale: float
 ) -> float:
-    """Add the gradient of scale · loss of one microbatch (rows, sequence + 1); returns the loss sum."""
+    """Add the gradient of scale · loss of one microbatch to the flat vector `gradient`; returns the loss sum
+    (nats).
+
+    leaves: working weights that require gradients. ids: (rows, sequence + 1). Raises Overflow if the loss is
+    not finite.
+    """
     inputs, targets = ids[:, :-1], ids[:, 1:].contiguous()
     weights = PlainWeights(leaves)
     x = begin = model.embed(weights, inputs).detach().requires_grad_()
@@ -106,9 +111,11 @@ def add_gradient(
 def outer_step(
     run: RunConfig, state: StageState, t: int, total: Tensor, learning_rate: float, factor: float
 ) -> None:
-    """Take the outer step of round t in place: g = factor · total; b = μb + g; w = w - lr · (g + μb).
+    """Take the outer step of round t in place: g = factor · total; b = μb + g; w = w - learning_rate · (g +
+    μb).
 
-    Before the first round the first moment of the synchronous steps is forgotten.
+    total: summed contributions (flat). factor: 1 / all inner steps. b is kept in place of the first moment;
+    that of the synchronous steps is forgotten before the first round.
     """
     if not rounds_of(run).has(t - 1):
         state.exp_avg.zero_()

@@ -46,7 +46,8 @@ class Manifest:
 
 
 def settings_of(run: RunConfig, run_id: str, model: ModelConfig, epoch: int = 1) -> Settings:
-    """Protocol settings of a run file."""
+    """Protocol settings of a run file. run_id: name of the run in messages. epoch: of the log, raised by each
+    recovery."""
     batch, whole = run.batch, run.pipeline.whole
     master = _widths(run)[1]
     # The ends of a whole model count as a share of each of its blocks.
@@ -135,7 +136,8 @@ def snapshot_interval(run: RunConfig, model: ModelConfig) -> int:
 def schedule_of(
     run: RunConfig, manifest_hash: Callable[[int], str] | None, tokens_per_iteration: int
 ) -> Schedule:
-    """Scalars of each step as pure functions of the run file. manifest_hash: t -> hash of its batch."""
+    """Scalars of each step as pure functions of the run file. manifest_hash: t -> hash of its batch; None
+    without the corpus."""
 
     def step(t: int, adam_step: int, norm: float) -> StepParameters:
         corrections = bias_corrections(run.optimizer, adam_step)
@@ -186,7 +188,8 @@ def genesis_of(
     fingerprints: Sequence[str],
     epoch: int = 1,
 ) -> Genesis:
-    """First record of a run's log."""
+    """First record of a run's log. leader: id of the data node that founds and owns the run. manifest: hashes
+    of its data. fingerprints: of the initial state of each stage."""
     return Genesis(
         run=run_id,
         epoch=epoch,

@@ -104,7 +104,8 @@ def is_coarse(run: RunConfig) -> bool:
 
 
 def units_of(run: RunConfig, state: StageState) -> Tensor | None:
-    """Exponents of the contributions' units in the step after `state`; None if all have one unit."""
+    """Exponents over 2⁻⁴⁸ of the contributions' units in the step after `state`, one a segment; None if the
+    sums are not coarse, so that all have one unit."""
     if not is_coarse(run):
         return None
     digits = coarse_digits(run.batch.microbatches)
@@ -112,12 +113,12 @@ def units_of(run: RunConfig, state: StageState) -> Tensor | None:
 
 
 def part_alignment(run: RunConfig) -> int:
-    """Elements to whose multiples the parts of a sum are cut."""
+    """Elements to whose multiples the parts of a gradient sum are cut: a segment of coarse sums, else 1."""
     return SEGMENT if is_coarse(run) else 1
 
 
 def make_accumulator(run: RunConfig, model: Model, layout: Layout, device: torch.device) -> Accumulator:
-    """Accumulator of the run's reduction mode."""
+    """Empty gradient accumulator of the run file's kind: fast, coarse or exact."""
     master = master_dtype(DTYPES[run.compute.dtype])
     limits = {name: contributions(run, model, name) for name in layout.names}
     if run.run.reduction == "fast":

@@ -99,7 +99,8 @@ class Stage:
         self._add(self._stores.pop(unit), 1)
 
     def embed_gradient(self, ids: Tensor, dy: Tensor, sign: int = 1) -> None:
-        """Add the gradient of one microbatch's embedding `sign` times (±1). Stage 0."""
+        """Add the gradient of one microbatch's embedding `sign` times (±1), dy being that of `embed`'s
+        output. Stage 0. On Overflow nothing was added."""
         # All tables get the same gradient; the first has the most contributions and so the tightest range:
         # a gradient that it accepts is accepted by the others.
         gradient = dy.reshape(-1, dy.shape[-1])
@@ -110,7 +111,7 @@ class Stage:
 
     def recount(self, x: Tensor, dy: Tensor, sign: int) -> None:
         """Recompute a microbatch's weight gradients from the stage's input x and output gradient dy, and add
-        them `sign` times (±1)."""
+        them `sign` times (±1). Nothing is kept. On Overflow nothing was added."""
         forward = self._forward(x)
         self._input_gradient(forward, dy)
         self._add(forward.store, sign)

@@ -96,7 +96,8 @@ def _longest_header(layout: Layout) -> int:
 
 
 def _counters(data: bytes, longest_header: int) -> tuple[int, int]:
-    """(t, Adam's counter) from the metadata in a snapshot's JSON header."""
+    """(t, Adam's counter) from the metadata in a snapshot's JSON header. Raises SnapshotError if the header
+    is longer than `longest_header` bytes, damaged, or of another format, or its counters make no sense."""
     try:
         size = int.from_bytes(data[:8], "little")
         if not 0 < size <= len(data) - 8:
@@ -153,7 +154,8 @@ def parse_snapshot(data: bytes, layout: Layout, dtype: torch.dtype, device: torc
 def parse_pieces(
     t: int, pieces: Sequence[Tensor], layout: Layout, dtype: torch.dtype, device: torch.device
 ) -> StageState:
-    """State after step t from a snapshot in pieces; see `parse_snapshot`."""
+    """State after step t from a snapshot in pieces (flat uint8). Raises SnapshotError as `parse_snapshot`,
+    and if the snapshot is of another step."""
     if any(piece.dtype != torch.uint8 for piece in pieces):
         raise SnapshotError("the pieces of a snapshot are bytes")
     data = b"".join(raw_bytes(piece.contiguous()) for piece in pieces)

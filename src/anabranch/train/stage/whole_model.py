@@ -54,8 +54,8 @@ class WholeModel(Stage):
             return float(self._finite("loss", loss_of(self.model.head(weights, x), targets)))
 
     def gradient(self, index: int, scale: float) -> None:
-        """Compute the gradients of scale · loss; frees the graph and keeps the inputs of the weight
-        gradient."""
+        """Compute the input gradient of scale · loss of microbatch `index`; frees its graph, and keeps the
+        inputs of the weight gradient. Raises KeyError without a graph, and Overflow."""
         forward = self._passes.pop(index)
         self._inputs[index] = forward.ids, self._whole_gradient(forward, scale)
         self._stores[index] = forward.store

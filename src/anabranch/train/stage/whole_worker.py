@@ -33,7 +33,8 @@ _ANSWER = torch.zeros(1, dtype=torch.uint8)
 
 
 class _SumsOfRounds(Worker):
-    """Worker that adds up parts of a round, of its own stage or as a helper of the other."""
+    """Worker that sums and assembles the parts of a round's result, rounded to the bits that the run file
+    sets, for its own stage or helping another one."""
 
     @cached_property
     def _rounds(self) -> Rounds:
@@ -197,7 +198,8 @@ class WholeWorker(_SumsOfRounds):
         return ids[:, :-1], ids[:, 1:].contiguous()
 
     def _checked(self, payload: Tensor, rows: int) -> Tensor:
-        """Received token ids on the device, after checks of shape, type and range."""
+        """Received token ids (rows, sequence + 1) on the device. Raises Refused for another shape or type, or
+        an id that is not in the vocabulary."""
         vocabulary = self.model.config.vocab_size
         shape = (rows, self._run.batch.sequence + 1, token_bytes(vocabulary))
         if payload.dtype != torch.uint8 or tuple(payload.shape) != shape:

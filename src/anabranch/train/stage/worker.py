@@ -298,7 +298,7 @@ class Worker:
         return Result(fingerprint=self.state.fingerprint())
 
     def _take_step(self, t: int, gradient: Tensor, scalars: StepScalars) -> None:
-        """Change weights and moments by step t."""
+        """Change weights, moments and Adam's counter in place by the optimizer step t."""
         adamw(self.state, gradient, scalars, self._run.optimizer)
 
     def _audit_unit(self, task: tasks.AuditUnit, inputs: Sequence[Tensor]) -> Result:
@@ -382,7 +382,8 @@ class Worker:
     # --- checks -----------------------------------------------------------------------------------
 
     def _received(self, kind: str, inputs: Sequence[Tensor], expected: int = 1) -> Tensor:
-        """First input on the device, decoded, after checks of count, form and finiteness."""
+        """First of at least `expected` inputs (exactly one, if that is 1), decoded on the device. Raises
+        Refused if their number is wrong or the payload is no finite tensor of the run's shape."""
         if len(inputs) < expected or (expected == 1 and len(inputs) != 1):
             raise Refused(f"{expected} tensor(s) were expected, {len(inputs)} came")
         try:
@@ -401,7 +402,8 @@ class Worker:
         return stage_layout(self.model, partition(self.model.config, self._run.pipeline)[stage])
 
     def _flat(self, gradient: Tensor | None, layout: Layout) -> Tensor:
-        """Whole reduced gradient on the device, after checks of size and dtype."""
+        """Whole reduced gradient on the device. Raises Refused unless it has the size of `layout` and the
+        master dtype."""
         if gradient is None or gradient.dtype != self.master or gradient.numel() != layout.elements:
             raise Refused(f"a reduced gradient of this stage is {layout.elements} values of {self.master}")
         return gradient.reshape(-1).to(self.device)
@@ -411,7 +413,8 @@ class Worker:
             raise Refused(f"step {t} does not follow the state after step {self.state.t}")
 
     def _expect_open(self, task: Task) -> None:
-        """Refuse a task of an iteration that is not open, which may have ended while the task was queued."""
+        """Raise Refused if a task is of an iteration that is not open, which may have ended while the task
+        was queued."""
         open_t = self.state.t + 1
         if task.t != open_t:
             raise Refused(f"{type(task).__name__} is of iteration {task.t}, but {open_t} is open here")

@@ -53,7 +53,7 @@ class Guest:
         return Send(self.peer.ctx.log.leader, message)
 
     def once(self, *what: object) -> bool:
-        """True if it did not tell a lie about this yet; notes that it does."""
+        """True if the guest has told no lie about `what` yet; from now on it has."""
         new = what not in self.told
         self.told.add(what)
         return new
@@ -82,7 +82,7 @@ class Deed:
 
 
 def _false_state(guest: Guest, send: Send) -> list[Send]:
-    """Report a false state of each step in which the guest served."""
+    """Replace the hash in each report of an applied step, if the guest served in that step, by FALSE_HASH."""
     message, ctx = send.message, guest.peer.ctx
     if not isinstance(message, msg.Applied):
         return [send]
@@ -96,7 +96,7 @@ def _never_ready(guest: Guest, send: Send) -> list[Send]:
 
 
 def _tell_false_state(guest: Guest) -> Iterator[Send]:
-    """Report a false state of each step as soon as the guest learns of it."""
+    """Report a false state hash of each committed step, once a step, as soon as the guest learns of it."""
     fence = guest.fence
     if fence.t > 0 and guest.once("applied", fence.base):
         yield guest.to_leader(msg.Applied(fence, guest.peer.ctx.run.stage, FALSE_HASH))
@@ -109,7 +109,8 @@ def _false_digest(guest: Guest, send: Send) -> list[Send]:
 
 
 def _false_overflow(guest: Guest, send: Send) -> list[Send]:
-    """Report an overflow of every microbatch that the guest computed."""
+    """Report to the leader an overflow in every training microbatch that the guest sends on, and send it,
+    too."""
     message = send.message
     if isinstance(message, msg.Forward) and message.train:
         overflow = msg.Overflow(message.fence, guest.peer.ctx.run.stage, message.index, "made up")
@@ -118,7 +119,7 @@ def _false_overflow(guest: Guest, send: Send) -> list[Send]:
 
 
 def _swallow(guest: Guest, send: Send) -> list[Send]:
-    """Take microbatches and give none back."""
+    """Take microbatches, and send no activation and no gradient on."""
     return [] if isinstance(send.message, msg.Forward | msg.Backward) else [send]
 
 

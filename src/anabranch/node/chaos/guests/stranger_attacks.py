@@ -38,7 +38,7 @@ Attack = Callable[[Link, "asyncio.Future[str]"], Awaitable[None]]
 
 
 async def flood(link: Link, message: Message, closed: asyncio.Future[str]) -> None:
-    """Send a message without end."""
+    """Send a message without end, BURST at a time, until the link is closed."""
     data = encode(message)
     while not closed.done():
         for _ in range(BURST):
@@ -89,7 +89,8 @@ class GuestTransport(TcpTransport):
 
 
 async def attack(ticket: Ticket, deed: str) -> None:
-    """Attack the run until this process is ended."""
+    """Attack the run by the attack named `deed` until this process is ended: with a new key after each link
+    that the run closes, and again AGAIN_S after a failed dial. Prints `begun` and `closed REASON`."""
     grant, there = ticket.grant, ticket.first_peer
     gate = Gate(grant.run, grant.owner, lambda hello: None)
     while True:
