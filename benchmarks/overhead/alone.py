@@ -15,9 +15,9 @@ from collections.abc import Callable
 from anabranch.config import with_changes
 from anabranch.data.batches import Batches
 from anabranch.data.corpus import materialise, open_corpus
-from anabranch.train.model.recipes import DEFAULT_SIZE, recipe_run
 from anabranch.train.model.sizes import model_config
 from anabranch.train.numerics.numerics_class import configure
+from anabranch.train.recipes.recipes import DEFAULT_SIZE, recipe_run
 from anabranch.train.reference.alone import Alone
 from anabranch.train.reference.independent import IndependentReference
 from benchmarks import harness

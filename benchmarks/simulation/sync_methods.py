@@ -24,13 +24,13 @@ from anabranch.data.corpus import Corpus, materialise, open_corpus
 from anabranch.train.model.interface import build, stage_layout
 from anabranch.train.model.linear import PlainWeights
 from anabranch.train.model.partition import partition
-from anabranch.train.model.recipes import DEFAULT_SIZE, recipe_run
 from anabranch.train.model.rounds import rounds_of
 from anabranch.train.model.sizes import model_config
 from anabranch.train.numerics import exact
 from anabranch.train.numerics.block_float import BITS, rounded
 from anabranch.train.numerics.numerics_class import configure
 from anabranch.train.numerics.step_scalars import bias_corrections, clip_factor, global_norm, learning_rate
+from anabranch.train.recipes.recipes import DEFAULT_SIZE, recipe_run
 from anabranch.train.stage.inner_steps import add_gradient, contribution, outer_step, slot_tokens
 from anabranch.train.stage.optimizer import StepScalars, adamw
 from anabranch.train.stage.run_objects import initial_state, token_ids

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from anabranch.train.model.recipes import recipe_of, recipe_run
 from anabranch.train.model.sizes import named_size, size_names, total_parameters
+from anabranch.train.recipes.recipes import recipe_of, recipe_run
 from generate import code, table
 
 

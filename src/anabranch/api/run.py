@@ -301,7 +301,7 @@ def configuration(config: RunConfig | Mapping[str, Any] | str | Path | None) -> 
     >>> configuration({"run.steps": 50, "optimizer": {"lr": 1e-3}}).run.steps
     50
     """
-    from anabranch.train.model.recipes import DEFAULT_SIZE, recipe_run
+    from anabranch.train.recipes.recipes import DEFAULT_SIZE, recipe_run
 
     if isinstance(config, RunConfig):
         return with_changes(config, {})

@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     from anabranch.data.corpus import materialise
     from anabranch.node.lifecycle.run_checks import resolved
     from anabranch.observe.wording import plain
-    from anabranch.train.model.recipes import batch_tokens, epochs_sentence
+    from anabranch.train.recipes.recipes import batch_tokens, epochs_sentence
 
     config = resolved(load_run_file(args.run_file))
     said: list[str] = []

@@ -22,8 +22,9 @@ from typing import Any
 from anabranch.config import CONSTRAINTS, RunConfig, render_run_file, with_changes
 from anabranch.errors import UserError
 from anabranch.train.model.partition import partition
-from anabranch.train.model.presets import PRESETS, heading, with_preset
-from anabranch.train.model.recipes import (
+from anabranch.train.model.sizes import model_config, size_names
+from anabranch.train.recipes.presets import PRESETS, heading, with_preset
+from anabranch.train.recipes.recipes import (
     DEFAULT_SIZE,
     boundary_bytes,
     cut_line,
@@ -31,7 +32,6 @@ from anabranch.train.model.recipes import (
     recipe_values,
     warnings_about,
 )
-from anabranch.train.model.sizes import model_config, size_names
 
 #: option -> (dotted key of the run file, type, help)
 _OPTIONS: dict[str, tuple[str, type, str]] = {

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from anabranch.addresses import Address
+from anabranch.background import background
 from anabranch.net import errors
 from anabranch.net.address_race import first_of
-from anabranch.net.background import background
 from anabranch.net.circuit import READY, Carrier, upgrade
 from anabranch.net.connection_limits import STALL_CHECKS, CarryLimits, Limits
 from anabranch.net.errors import DialError, ListenError, PortInUseError, Refused

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from anabranch.net.background import background
+from anabranch.background import background
 from anabranch.net.handshake import Gate
 from anabranch.net.identity import Identity
 from anabranch.net.tcp import TcpTransport

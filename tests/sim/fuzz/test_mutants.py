@@ -11,19 +11,19 @@ QUICK = {
     "a slot granted twice": 2,
     "an embedding counted twice": 4,
     "a repair slot used by admission": 0,
-    "acknowledged twice": 0,
-    "claims of the removed": 42,
+    "acknowledged twice": 2,
+    "claims of the removed": 0,
     "doubles kept": 36,
     "commit with one PREPARED": 8,
     "the lowest id decides": 15,
     "a majority of the absent": 1903,
     "possession unproven": 68,
-    "the role of the link": 42,
+    "the role of the link": 84,
     "a codec at one end only": 41,
     "draws by attempt": 41,
     "units of the state before": 127,
     "a slot repeats its batches": 0,
-    "a late slot merged": 7,
+    "a late slot merged": 28,
 }
 
 

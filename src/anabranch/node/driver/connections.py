@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from anabranch.addresses import foreign_block_of, parse_addresses
-from anabranch.net.background import background
+from anabranch.background import background
 from anabranch.net.errors import FrameError, NetError, Refused
 from anabranch.net.framing import Blob
 from anabranch.net.handshake import Credential

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from anabranch.background import background
 from anabranch.checkpoint.proof_files import write_proof
 from anabranch.errors import UserError
-from anabranch.net.background import background
 from anabranch.net.connection_limits import limits_of_run
 from anabranch.net.errors import VANISHED
 from anabranch.net.handshake import Credential

@@ -85,7 +85,7 @@ def create_run(
     from anabranch.data.batches import Batches
     from anabranch.data.corpus import materialise
     from anabranch.data.corpus_cache import default_cache
-    from anabranch.train.model.recipes import epochs_sentence
+    from anabranch.train.recipes.recipes import epochs_sentence
 
     run = resolved(run)
     model = checked_model(run, tell)

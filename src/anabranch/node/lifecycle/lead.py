@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 
+from anabranch.background import background
 from anabranch.config import NetworkSection
 from anabranch.errors import UserError
-from anabranch.net.background import background
 from anabranch.net.connection_limits import limits_of_run
 from anabranch.net.errors import ListenError
 from anabranch.net.handshake import Gate

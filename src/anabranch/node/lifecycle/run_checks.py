@@ -49,8 +49,8 @@ def checked_model(run: RunConfig, tell: Tell) -> ModelConfig:
     that cannot work. Reads imported weights.
     """
     from anabranch.checkpoint.hf import dropout_of, import_hf
-    from anabranch.train.model.recipes import warnings_about
     from anabranch.train.model.sizes import model_config
+    from anabranch.train.recipes.recipes import warnings_about
     from anabranch.train.stage.run_objects import check_shape
 
     vocabulary = tokenizer_size(run)

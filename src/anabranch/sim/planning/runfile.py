@@ -18,8 +18,8 @@ from anabranch.config import (
 from anabranch.errors import ConfigError, UserError
 from anabranch.sim.planning.search import Plan
 from anabranch.train.model.partition import partition
-from anabranch.train.model.recipes import recipe_values, warnings_about
 from anabranch.train.model.sizes import model_config, named_size
+from anabranch.train.recipes.recipes import recipe_values, warnings_about
 
 #: Precision: name in a scenario -> name in a run file.
 DTYPES = {"fp32": "fp32", "fp16": "bf16"}

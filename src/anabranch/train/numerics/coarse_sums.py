@@ -12,6 +12,7 @@ Nothing saturates: a sum that is larger than expected takes more bytes. Where Ad
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -47,8 +48,9 @@ class CoarseAccumulator(ExactAccumulator):
         units = torch.ldexp(torch.ones_like(exponents, dtype=self._unit.dtype), exponents)
         self._unit = torch.repeat_interleave(units, self._lengths)
 
-    def add(self, name: str, gradient: Tensor, sign: int = 1) -> None:
-        check_range(name, gradient, self._limit[name])
+    def add(self, name: str, gradient: Tensor, sign: int = 1, most: int = 0) -> None:
+        limit = math.ldexp(1.0, 62 - UNIT_EXPONENT) / most if most else self._limit[name]
+        check_range(name, gradient, limit)
         values, units = gradient.reshape(-1), self._layout.flat(self._unit, name)
         for begin, some_sums in zip(range(0, len(values), BLOCK), self._sums[name], strict=True):
             some = units[begin : begin + BLOCK]

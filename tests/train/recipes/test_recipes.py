@@ -11,7 +11,8 @@ import pytest
 from anabranch.config import BatchSection, DataSection, ModelSection, RunConfig, with_changes
 from anabranch.data.batches import Batches
 from anabranch.data.corpus import materialise
-from anabranch.train.model.recipes import (
+from anabranch.train.model.sizes import ModelConfig, model_config, named_size, size_names, total_parameters
+from anabranch.train.recipes.recipes import (
     TOY_PARAMETERS,
     epochs_sentence,
     recipe_of,
@@ -19,7 +20,6 @@ from anabranch.train.model.recipes import (
     recipe_values,
     warnings_about,
 )
-from anabranch.train.model.sizes import ModelConfig, model_config, named_size, size_names, total_parameters
 from anabranch.train.reference.reference import Reference
 
 

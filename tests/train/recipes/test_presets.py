@@ -8,8 +8,8 @@ import pytest
 
 from anabranch.cli.main import main
 from anabranch.config import load_run_file
-from anabranch.train.model.presets import PRESETS
 from anabranch.train.model.rounds import rounds_of
+from anabranch.train.recipes.presets import PRESETS
 
 
 @pytest.mark.parametrize("name", PRESETS)
