@@ -26,11 +26,11 @@ STEPS = 12
 
 
 class LyingWorker(IntegerWorker):
-    """Worker whose tasks of one kind give false outputs from iteration 3 on. signs: True if it signs what it
-    gives; otherwise it signs what it should give. also_audits: True if it sums parts falsely in audits of
-    others too."""
+    """Worker whose tasks of one kind give false outputs from iteration `first` on. signs: True if it signs
+    what it gives; otherwise it signs what it should give. also_audits: True if it sums parts falsely in
+    audits of others too."""
 
-    lies = 0
+    lies, first = 0, 3
 
     def __init__(self, stage: int, kind: type[Task], signs: bool, also_audits: bool) -> None:
         super().__init__(stage)
@@ -39,7 +39,7 @@ class LyingWorker(IntegerWorker):
     def run(self, task: Task, inputs: tuple[Payload, ...] = ()) -> Result:
         evaluates = isinstance(task, tasks.Forward) and not task.train
         audits = isinstance(task, tasks.SumPart) and task.t <= self.t and not self._also_audits
-        if not isinstance(task, self._kind) or task.t < 3 or evaluates or audits:
+        if not isinstance(task, self._kind) or task.t < self.first or evaluates or audits:
             return super().run(task, inputs)
         self.lies += 1
         result = self._run(task, inputs)
@@ -145,6 +145,18 @@ def test_a_relay_that_lies_as_an_auditor_too_is_out(seed: int) -> None:
     world.run(until_s=900.0)
     assert worker.lies > 0 and others_are_right(world, "r1.1")
     assert "r1.1" not in world.history().membership.members
+
+
+def test_a_return_to_a_checkpoint_of_the_leader_fetches_that_state() -> None:
+    """Peers that keep no snapshots asked each other for the latest state, which nobody has after a return;
+    the run stood still."""
+    world = audited_world(share=1.0, checkpoint_every=1)
+    worker = give_lying_worker(world, "r1.1", tasks.Freeze)
+    worker.first = 7
+    world.run(until_s=900.0)
+    returns = [record.t for record in records_of(world) if isinstance(record, Rollback)]
+    assert worker.lies > 0 and others_are_right(world, "r1.1")
+    assert returns and min(returns) > 0
 
 
 def vanishes(world: World, liar: str, worker: LyingWorker, after_s: float, reports: bool) -> None:
