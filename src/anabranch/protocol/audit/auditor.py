@@ -167,25 +167,31 @@ class Auditor(Timer):
         if self._job is None and self._queue:
             self._job = self._queue.pop(0)
             self._fetch(self._job)
-        elif self._job is not None and self._ctx.clock.now >= self._job.due_at:
+        elif self._job is not None and self._ctx.clock.now >= self._due_at(self._job):
             self._overdue(self._job)
+
+    def _due_at(self, job: _Job) -> float:
+        """Time when the next source is asked: at once if the present one was removed from the run."""
+        fetches = job.due_at < math.inf and bool(job.asked)
+        gone = fetches and job.asked[0] not in self._ctx.run.membership.members
+        return self._ctx.clock.now if gone else job.due_at
 
     def _overdue(self, job: _Job) -> None:
         """Go on if a wait has ended: ask a dialled source that is linked now; give up a source that did not
-        answer in time."""
-        if job.linked_by < math.inf and (
-            self._ctx.reachable(job.asked[0]) or self._ctx.clock.now < job.linked_by
-        ):
+        answer in time, or was removed from the run."""
+        member = job.asked[0] in self._ctx.run.membership.members
+        dialled = self._ctx.reachable(job.asked[0]) or self._ctx.clock.now < job.linked_by
+        if job.linked_by < math.inf and member and dialled:
             self._ask(job)
             return
-        job.apart = job.apart or job.linked_by < math.inf
+        job.apart = job.apart or (member and job.linked_by < math.inf)
         job.silent.add(job.asked[0])
         self._next_source(job)
 
     def deadline(self) -> float:
         if self._job is None:
             return self._ctx.clock.now if self._queue else math.inf
-        return self._job.due_at
+        return self._due_at(self._job)
 
     def _fetch(self, job: _Job) -> None:
         """Start to fetch the next piece: sources are its sender, then whoever made or audited the

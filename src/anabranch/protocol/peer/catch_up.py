@@ -70,16 +70,18 @@ class CatchUp(Timer):
     def begin(self) -> None:
         """Fetch the state of this stage.
 
-        Sources: replicas for the latest state; its holders for one that the run was rolled back to; the
-        leader's checkpoint where no snapshots are kept.
+        Sources: replicas for the latest state; its holders, or the leader's checkpoint, for one that the run
+        was rolled back to; the leader's checkpoint where no snapshots are kept and no replica is left. (Such
+        a checkpoint may be gone when replicas have gone on, so they are asked in every second try.)
         """
         ctx, run = self._ctx, self._ctx.run
         self._entry.advance(Step.FETCHING)
         live = [p for p in run.membership.live(run.stage, ALL_TIMES) if p != ctx.me]
-        if self._retries.tries % 2 == 0:  # if there are many replicas, linked ones first
+        even, snapshots = self._retries.tries % 2 == 0, run.settings.snapshot_every > 0
+        if even:  # if there are many replicas, linked ones first
             near = run.near.active_neighbours(run.stage, run.stage, ALL_TIMES)
             live = [p for p in near if p != ctx.me] or live
-        if run.settings.snapshot_every and (self._wanted_t >= 0 or not live):
+        if (self._wanted_t >= 0 and (snapshots or even)) or (snapshots and not live):
             ctx.outbox.send(ctx.log.leader, msg.WhoHas(run.stage, self._wanted_t))
             self._entry.repeat_at = ctx.clock.now + WHO_HAS_AGAIN_S
         else:
