@@ -151,10 +151,10 @@ class Iterations(Timer):
     def _keep_ahead(self, t: int) -> None:
         """Keep a copy of the state before round t, and its proof, for joiners if it is this peer's turn."""
         run = self._ctx.run
-        if run.stage and run.settings.rounds.has(t) and t <= run.steps:
-            if self._ctx.me in keepers(run.membership.live(run.stage, t), t):
-                self._states.keep_ahead()
-                self.possession.get()
+        is_round = run.stage and run.settings.rounds.has(t) and t <= run.steps
+        if is_round and self._ctx.me in keepers(run.membership.live(run.stage, t), t):
+            self._states.keep_ahead()
+            self.possession.get()
 
     def _fell_behind(self, step: int) -> None:
         """Give up applying step by step: no peer has the gradient of `step` any more."""
