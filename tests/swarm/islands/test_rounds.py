@@ -4,7 +4,9 @@ compute the same bits."""
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
+import msgspec
 import pytest
 
 from anabranch.config import PipelineSection, RoundSection, RunConfig
@@ -148,3 +150,56 @@ def test_a_new_leader_goes_on_with_the_plan_of_the_log() -> None:
     world.run(until_s=4000)
     assert struck and down
     check_replayed(run, world)
+
+
+def returning(world: World, t: int, after_s: float = 0.02) -> list[str]:
+    """Crash a relay early in round t and start it again; returns the list that will name it."""
+    struck = strike(world, t)
+
+    def watch(node: Node, event: ev.Event) -> None:
+        if struck and not world.nodes[struck[0]].running and not started:
+            started.append(struck[0])
+            former = world.nodes[struck[0]].member
+            member = msgspec.structs.replace(former, incarnation=former.incarnation + 1)
+            world.clock.after(after_s, lambda: world.add(member, "d0", world.clock.now))
+
+    started: list[str] = []
+    world.bookkeepers.append(watch)
+    return struck
+
+
+def test_a_machine_that_comes_back_has_a_slot_in_the_next_round() -> None:
+    """Machines that take inner steps have no time to serve a state: some copied theirs before."""
+    run = island_run()
+    world = world_of(run, relays=3)
+    struck = returning(world, 4)
+    world.run(until_s=2000)
+    check_replayed(run, world)
+    history = world.history()
+    assert struck and struck[0] in {slot.peer for slot in history.plans[5]}
+    assert len(counted(history.commits[3].stages[1].owners)) == 2  # it did not take its slot again
+    assert len(counted(history.commits[4].stages[1].owners)) == 3
+
+
+def test_slots_of_machines_that_left_do_not_hold_up_the_round() -> None:
+    """Three quarters are meant of those that can still be ready: a slow machine is late in time."""
+    run = island_run(slots=6)
+    world = world_of(run, relays=6)
+    gone: list[str] = []
+    for node in world.nodes.values():
+        node.slowness = 1.0
+
+    def watch(node: Node, event: ev.Event) -> None:
+        message = event.message if isinstance(event, ev.Received) else None
+        if isinstance(message, msg.Forward) and message.train and node.id[0] == "r":
+            if message.fence.t == 3 and node.id == "r1.2":
+                node.slowness = 100.0  # from its next task on
+            if message.fence.t == 3 and node.id in ("r1.0", "r1.1") and node.id not in gone:
+                gone.append(node.id)
+                world.clock.after(0.1, partial(world.crash, node.id))
+
+    world.watchers.append(watch)
+    world.run(until_s=4000)
+    check_replayed(run, world)
+    plan, owners = world.history().plans[3], world.history().commits[2].stages[1].owners
+    assert {plan[slot].peer for slot in counted(owners)} == {"r1.3", "r1.4", "r1.5"}

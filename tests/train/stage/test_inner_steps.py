@@ -8,12 +8,14 @@ import pytest
 import torch
 
 from anabranch.config import PipelineSection, RoundSection, RunConfig
+from anabranch.protocol.interface import tasks
 from anabranch.train.model.interface import DTYPES, build, stage_layout
 from anabranch.train.model.partition import partition
 from anabranch.train.numerics.block_float import BLOCK, aligned_bounds, rounded, rounded_sums
 from anabranch.train.stage.inner_steps import contribution, outer_step, slot_tokens
 from anabranch.train.stage.run_objects import initial_state
 from anabranch.train.stage.state import StageState
+from anabranch.train.stage.whole_worker import WholeWorker
 from support.small_training import MadeUpBatches, small_model, small_run
 
 DEVICE = torch.device("cpu")
@@ -105,3 +107,17 @@ def test_rounding_is_idempotent_exact_and_the_same_in_parts(bits: int) -> None:
     for parts in (1, 3, 7):
         cut = torch.cat([rounded(values[a:b], bits) for a, b in aligned_bounds(1000, parts)])
         assert torch.equal(cut, once)
+
+
+def test_a_result_that_is_fetched_is_the_one_that_was_assembled() -> None:
+    """A replica without the parts of a round's result takes the whole result from one that applied it."""
+    run = island_run(2, results="int8")
+    workers = [WholeWorker(run, small_model(run), 1, None, None) for _ in range(2)]
+    for worker in workers:
+        assert not worker.run(tasks.InitState(0)).error
+    t = 50  # a round
+    total = torch.randint(-9, 9, (workers[0].layout.elements,), dtype=torch.int64) << 40
+    made = workers[0].run(tasks.Assemble(t), (rounded_sums(total, 8),))
+    [fetched] = workers[0].run(tasks.ReadGradient(t)).outputs
+    again = workers[1].run(tasks.Assemble(t), (fetched,))
+    assert not again.error and again.digest == made.digest

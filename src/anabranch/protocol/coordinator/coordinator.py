@@ -108,7 +108,7 @@ class Coordinator:
         self.released = Releases(ctx, self.tip, admission, self.catalog, self.stage_recovery)
         self.vouchers = Vouchers(ctx)
         self.disputes = Disputes(ctx, self.tip, self.catalog)
-        self.rounds = IslandRounds(ctx, admission)
+        self.rounds = IslandRounds(ctx, admission, self.released.has_last)
         self.proposing = Proposals(
             ctx, log, self.tip, schedule, self.reducing, self.released, self.audits, self.rounds
         )
@@ -399,8 +399,8 @@ class Coordinator:
         if not stage or reduces or self.ctx.run.near.crowded:
             return active_from
         settings = self.ctx.run.settings
-        if current.slots:
-            return active_from  # its slots are given away
+        if current.slots:  # its slots are given away, but with its result a newcomer begins the next in time
+            return current.t if ready_t == self.t else active_from
         cover = settings.cover(stage)
         left = len(missing(cover, current.claims.get(stage, {}))) / len(cover)
         if left < LEAST_LEFT or left * self.reducing.step_s < settings.newcomer_s:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.coordinator.round import Round
@@ -19,8 +19,8 @@ from anabranch.protocol.log.records import Commit, StageCommit
 from anabranch.protocol.rounds.plan import Plan, active, even_plan, next_plan, units_of
 from anabranch.protocol.telemetry.estimators import plausible
 
-#: Share of the slots that must be ready before the others can be late. Plain choice: a median machine may
-#: still be among those before it.
+#: Share of the slots that must be ready before the others can be late, of those whose machine has not left.
+#: Plain choice: a median machine may still be among those before it.
 READY = 0.75
 #: Tasks whose seconds are the work of a microbatch or slot.
 _WORK = ("Forward", "InputGradient", "WeightGradient", "Recount")
@@ -29,9 +29,11 @@ _WORK = ("Forward", "InputGradient", "WeightGradient", "Recount")
 class IslandRounds:
     """Leader's part of rounds. Without rounds in the settings all methods do nothing."""
 
-    def __init__(self, ctx: PeerContext, admission: Admission) -> None:
+    def __init__(self, ctx: PeerContext, admission: Admission, has_last: Callable[[str], bool]) -> None:
+        """has_last(peer): True if the member certainly has the state before the open round."""
         self.ctx = ctx
         self._admission = admission
+        self._has_last = has_last
         self._rates: dict[str, float] = {}
         """Peer -> microbatches per second, as measured in its last iteration with counted work."""
         self._units: Mapping[str, int] = {}
@@ -73,15 +75,20 @@ class IslandRounds:
         return rate / self._of_inner_step
 
     def next(self, current: Round, accepted: tuple[int, ...]) -> Plan:
-        """Plan of the iteration after `current`; () if that is no round. accepted: slots that count in it."""
+        """Plan of the iteration after `current`; () if that is no round. accepted: slots that count in it.
+
+        Slots go to members that get the result of `current` with its reduce. A member that still lacks an
+        earlier state would begin late, and its slot would hold up the others.
+        """
         rounds, t = self.ctx.run.settings.rounds, current.t + 1
         if not rounds.has(t):
             return ()
         going = set(self._admission.going())
         live = [peer for peer in self.ctx.run.membership.live(1, t) if peer not in going]
-        return next_plan(
-            current.slots or even_plan(rounds), accepted, rounds, {p: self._rate(p) for p in live}
-        )
+        here = set(self.ctx.run.membership.live(1, current.t))
+        prompt = [peer for peer in live if peer in here and self._has_last(peer)]
+        rates = {peer: self._rate(peer) for peer in prompt or live}
+        return next_plan(current.slots or even_plan(rounds), accepted, rounds, rates)
 
     # --- late slots ----------------------------------------------------------------------------
 
@@ -97,7 +104,8 @@ class IslandRounds:
         if not current.slots or not self.ctx.run.settings.rounds.drops or settled:
             return
         slots, ready = active(current.slots), self._ready(current)
-        if len(ready) >= READY * len(slots) and current.ready_at == math.inf:
+        there = ready.union(slot for slot in slots if not self._left(current, slot))
+        if len(ready) >= READY * len(there) and ready and current.ready_at == math.inf:
             current.ready_at = self.ctx.clock.now
         late = frozenset(slots) - ready - current.dropped
         if not late or not ready or not self._waited(current, late):
@@ -122,8 +130,13 @@ class IslandRounds:
         that left: another machine that fills one has begun later than all."""
         if self.ctx.clock.now >= self.deadline(current):
             return True
-        live = set(self._admission.absent.present(1, current.t))
-        return all(current.slots[slot].peer not in live | {""} for slot in late)
+        present = {"", *self._admission.absent.present(1, current.t)}
+        return all(self._left(current, slot) or current.slots[slot].peer not in present for slot in late)
+
+    def _left(self, current: Round, slot: int) -> bool:
+        """True if the machine for which a slot was planned left, or came back in this round."""
+        peer, membership = current.slots[slot].peer, self.ctx.run.membership
+        return peer != "" and not membership.is_live(peer, 1, current.t - 1)
 
     def deadline(self, current: Round) -> float:
         """Time (s) from which slots that are not ready are late; infinite if that is not known yet."""

@@ -64,8 +64,9 @@ class ReduceSchedule:
         ctx, settings = self.ctx, self.ctx.run.settings
         crowded = ctx.run.near.crowded or len(members) > FLAT * settings.neighbours
         working = tuple(sorted(set(owners) - {-1}))
-        few = len(working) < len(members) and not crowded and len(working) <= PARTS
-        evenly = ReducePlan((), working) if few else EVEN
+        islands = bool(stage) and settings.rounds.has(t)
+        few = len(working) < len(members) and not crowded and (islands or len(working) <= PARTS)
+        evenly = ReducePlan((), working[:PARTS]) if few else EVEN
         standbys = not ctx.standby_view.waits.keys().isdisjoint(members)  # then machines' uplinks bind
         even = settings.spread == "never" or standbys or t < self._even_until.get(stage, 0)
         senders = [members[position] for position in working] if few else members
@@ -81,7 +82,7 @@ class ReduceSchedule:
         if settings.spread == "always":
             return evenly if few else by_chance(members, helpers, ctx.rng)
         size = settings.counts[stage - 1] * settings.block_bytes if stage else settings.ends_bytes
-        of_sums, islands = OF_SUMS, bool(stage) and settings.rounds.has(t)
+        of_sums = OF_SUMS
         if islands:
             size = math.ceil(sum(settings.round_bytes))
             of_sums = settings.round_bytes[0] / max(1, size)

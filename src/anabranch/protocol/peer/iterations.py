@@ -17,6 +17,7 @@ from anabranch.protocol.pipeline.microbatches import Iteration
 from anabranch.protocol.reduce.helper import ReduceHelper
 from anabranch.protocol.reduce.partial_sums import ReduceAccount
 from anabranch.protocol.reduce.step_apply import StepApply
+from anabranch.protocol.rounds.plan import keepers
 from anabranch.protocol.state.possession import PossessionProof
 
 #: Time (s) between repetitions of cumulative reports while an iteration is open: far above a round trip. It
@@ -147,7 +148,16 @@ class Iterations(Timer):
             ctx.outbox.note("timing", t=t, stage=ctx.run.stage, seconds=timing)
             self.vouch()
         self._on_applied()
+        self._keep_ahead(t + 1)
         self.open()
+
+    def _keep_ahead(self, t: int) -> None:
+        """Keep a copy of the state before round t, and its proof, for joiners if it is this peer's turn."""
+        run = self._ctx.run
+        is_round = run.stage and run.settings.rounds.has(t) and t <= run.steps
+        if is_round and self._ctx.me in keepers(run.membership.live(run.stage, t), t):
+            self._states.keep_ahead()
+            self.possession.get()
 
     def _fell_behind(self, step: int) -> None:
         """Give up applying step by step: no peer has the gradient of `step` any more."""

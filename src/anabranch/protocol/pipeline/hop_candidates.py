@@ -73,18 +73,20 @@ class HopCandidates:
     ) -> tuple[list[str], float]:
         """As `open_to`, of a slot that is planned for the peer `holder`. If that left, peers without a slot
         of their own are eligible at once, and others once the slot has waited for long: a round that drops
-        late slots has ended by then."""
-        ctx = self.ctx
+        late slots has ended by then. So do newcomers of such a round, lest they begin the next one late."""
+        ctx, drops = self.ctx, self.ctx.run.settings.rounds.drops
         live = ctx.run.membership.live(ctx.run.next_stage(), self.t)
         all_at = self._waits_since(item) + max(SLOT_WAITS_S, SLOT_WAITS * ctx.costs.usual_s)
         able = [peer for peer in live if ctx.reachable(peer) and peer not in item.refused_by]
-        if holder in live and holder not in item.refused_by:
+        new = set(live) - set(ctx.run.membership.live(ctx.run.next_stage(), self.t - 1)) if drops else set()
+        new = set() if new.issuperset(able) else new
+        if holder in live and holder not in new and holder not in item.refused_by:
             ctx.dialer.reach(holder)
-            if holder in able and ctx.run.settings.rounds.drops:
+            if holder in able and drops:
                 return [holder], math.inf  # the round ends without it if it takes too long
             first = [peer for peer in able if peer == holder]
         else:
-            first = [peer for peer in able if peer not in holders]
+            first = [peer for peer in able if peer not in holders and peer not in new]
         return (able, math.inf) if ctx.clock.now >= all_at else (first, all_at)
 
     def _preferred(self, item: OutgoingMicrobatch, peers: list[str]) -> tuple[list[str], float]:

@@ -12,6 +12,9 @@ from anabranch.protocol.interface.rounds import MOST_RATE, Rounds
 from anabranch.protocol.interface.tasks import embed_unit, head_unit
 from anabranch.protocol.log.records import Commit, Slot
 
+#: Members that copy their state before a round: as many as a download has sources at one time.
+KEEPERS = 4
+
 Plan = tuple[Slot, ...]
 Slots = Mapping[int, tuple[int, int]]
 """Slot -> (its inner steps that counted in earlier rounds, its inner steps in this round)."""
@@ -91,6 +94,13 @@ def plan_problem(rounds: Rounds, t: int, plan: Plan) -> str:
     if any(not 0 <= slot.steps <= most or not 0 <= slot.first <= most * t for slot in plan):
         return f"a slot of its plan has more than {most} inner steps, or counts more than all rounds had"
     return ""
+
+
+def keepers(members: Sequence[str], t: int) -> frozenset[str]:
+    """Members that copy their state before round t: inner steps leave them no time to serve a joiner. They
+    take turns, as a copy costs memory and a joiner the bandwidth of a line."""
+    first = KEEPERS * t
+    return frozenset(members[(first + k) % len(members)] for k in range(min(KEEPERS, len(members))))
 
 
 def plan_hash(plan: Sequence[Slot]) -> str:

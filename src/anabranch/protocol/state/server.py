@@ -86,6 +86,10 @@ class StateServer:
         self._taking.add(key)
         self.ctx.tasks.submit(TaskPriority.STEP, Snapshot(t), (), taken)
 
+    def keep_ahead(self) -> None:
+        """Copy the current state and keep it for joiners: this replica will compute without a pause."""
+        self.snapshot(self._keep)
+
     def checkpoint_read(self, asked_t: int, state: State | None, stage: int) -> None:
         """Offer a state that was read from disk (None: it could not be read) to the peers that wait for
         it."""
