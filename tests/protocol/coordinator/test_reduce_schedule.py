@@ -5,13 +5,24 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from random import Random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from anabranch.counter_rng import CounterRng
-from anabranch.protocol.coordinator.reduce_schedule import EVEN, LINE, OF_SUMS, ReducePlan, by_chance, spread
+from anabranch.protocol.coordinator.reduce_schedule import (
+    EVEN,
+    LINE,
+    OF_SUMS,
+    ReducePlan,
+    ReduceSchedule,
+    by_chance,
+    spread,
+)
+from anabranch.protocol.interface.rounds import Rounds
 from anabranch.protocol.messages import Attempt, AttemptId, Fence
 from anabranch.protocol.reduce.partial_sums import PARTS, collectors, misdealt
 from anabranch.protocol.telemetry.link_table import GONE_KEPT, LinkEstimate, LinkMeasurements
@@ -132,3 +143,15 @@ def test_an_even_reduce_says_nothing_of_parts() -> None:
 def test_what_an_even_reduce_took_counts_more_than_a_guess() -> None:
     assert spread(("a", "b", "c"), (), SIZE, links(set())) == EVEN
     assert spread(("a", "b", "c"), (), SIZE, links(set()), even_s=60.0).sums
+
+
+def test_in_a_round_only_machines_with_a_slot_sum_parts() -> None:
+    """Others may lack the state and could not open the round; more may have slots than there are parts."""
+    settings = SimpleNamespace(rounds=Rounds(1, 3, 24), neighbours=24, spread="never")
+    run = SimpleNamespace(settings=settings, near=SimpleNamespace(crowded=False))
+    ctx: Any = SimpleNamespace(run=run, standby_view=SimpleNamespace(waits={}))
+    members = tuple(f"r{number:02}" for number in range(24))
+    schedule = ReduceSchedule(ctx, LinkMeasurements(members.__contains__))
+    owners = [position if position % 4 else -1 for position in range(24)]
+    plan = schedule.of(1, 5, members, frozenset(members), owners)
+    assert plan.sums == tuple(sorted(set(owners) - {-1}))[:PARTS]

@@ -177,6 +177,7 @@ def test_a_machine_that_comes_back_has_a_slot_in_the_next_round() -> None:
     check_replayed(run, world)
     history = world.history()
     assert struck and struck[0] in {slot.peer for slot in history.plans[5]}
+    assert struck[0] in history.commits[3].stages[1].members  # it got the result with the others
     assert len(counted(history.commits[3].stages[1].owners)) == 2  # it did not take its slot again
     assert len(counted(history.commits[4].stages[1].owners)) == 3
 
