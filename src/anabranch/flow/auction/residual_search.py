@@ -144,7 +144,8 @@ def _by_level(link: OutLink) -> tuple[float, str]:
 
 
 class Searches:
-    """Part of one node in the newest search of each source. bound: greatest `Search.bound` of any source; all
+    """Part of one node in the searches for free paths of units that found none, the newest of each source (a
+    data node with such units). bound: greatest `Search.bound` of any source; all
     sources refuse units above this price."""
 
     def __init__(self, name: str, market: Market, is_data: bool) -> None:

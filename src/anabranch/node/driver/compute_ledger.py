@@ -20,7 +20,7 @@ LEDGER_VARIABLE = "ANABRANCH_LEDGER"
 
 
 def ledger_of(directory: RunDirectory, name: str) -> Path:
-    """Path of the ledger of the peer `name` of a local swarm."""
+    """Path of the file that lists the compute tasks of the peer `name` of a local swarm."""
     return directory.peer(name) / "ledger.jsonl"
 
 

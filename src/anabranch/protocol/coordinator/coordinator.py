@@ -311,8 +311,8 @@ class Coordinator:
         return False
 
     def _voters(self) -> Voters | None:
-        """Next change of the log's voters, or None. At the end of the run only the founder remains a
-        voter."""
+        """Next change of the log's voters, or None. May offer the lead to another voter instead. Not here:
+        the reduction to the founder alone at the end of the run (`_finish`)."""
         if self.ctx.run.settings.voters == 1 or self.ctx.clock.now < self._voters_at:
             return None
         if self._step_aside() or (not self.has_directory and self._give_back()):

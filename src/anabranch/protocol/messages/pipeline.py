@@ -93,8 +93,8 @@ class Have(FencedMessage, frozen=True, tag=7):
 
 
 class Lack(FencedMessage, frozen=True, tag=8):
-    """Negative answer to Want; with `refused` also the rejection of a Forward, or its withdrawal after
-    CallBack. way: running number of that Want or Forward."""
+    """Answer to Want that the sender does not hold microbatch `index`; with `refused` also the rejection of a
+    Forward, or its withdrawal after CallBack. way: running number of that Want or Forward."""
 
     index: Index
     refused: bool

@@ -37,7 +37,7 @@ class DeferredDelivery:
         self._tried, self.at = False, math.inf
 
     def announced(self) -> None:
-        """Note the time at which an attempt was announced."""
+        """Start to measure the duration of a reduce, which bounds how long a standby waits for its parts."""
         self._announced_at = self.ctx.clock.now
 
     def committed(self) -> None:

@@ -148,7 +148,7 @@ def contributors(message: Attempt) -> tuple[int, ...]:
 
 def misdealt(message: Attempt, flat: int) -> str | None:
     """Reason to refuse an attempt's assignment of parts to summing peers, or None. flat: largest number of
-    members that are one cell, if several peers sum."""
+    members that reduce as one group, where several peers sum."""
     everybody = (*message.members, *message.helpers)
     large = len(message.members) > flat and len(set(message.sums)) > 1
     if message.sums and (large or len(message.sums) > PARTS):

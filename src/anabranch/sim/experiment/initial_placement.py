@@ -22,7 +22,7 @@ PATIENCE_HEARTBEATS = 600
 
 
 def placed(scenario: Scenario, regions: Regions, seed: int) -> Fleet:
-    """Fleet of a scenario and seed, assigned by links if `fleet.deal` says so.
+    """Fleet of a scenario and seed, its relays assigned to stages by measured links if `fleet.deal` says so.
 
     Raises UserError as `fleet_of`, and if the run that measures the links does not begin.
     """
