@@ -281,7 +281,8 @@ class StandingFlow:
             self._move(unit, place, now)
 
     def _move(self, unit: UnitId, place: Place, now: float) -> None:
-        """Choose another next hop for a reserved unit; give the unit up if there is none."""
+        """Choose another next hop for a reserved unit. Without one the unit waits, or is given up if it had a
+        next hop."""
         link = self._free_link(besides=place.next)
         if link is not None:
             place.since = now

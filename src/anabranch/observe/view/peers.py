@@ -171,7 +171,7 @@ class Peers:
                     self._set(peer, total=max(0.0, self.get(peer)["total"] - share))
 
     def audited(self, event: log.Audit) -> None:
-        """Count an auditor's finding about a known peer."""
+        """Count an auditor's finding about a known peer as right or wrong work."""
         node = self.get(event.subject)
         if node and event.verdict == "same":
             self._set(event.subject, right=node["right"] + 1)

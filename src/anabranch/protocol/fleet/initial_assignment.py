@@ -65,7 +65,7 @@ class InitialAssignment:
             self.admission.ready.pop(peer, None)
 
     def deadline(self) -> float:
-        """Time (s) at which the wait for reports ends."""
+        """Time (s) at which the wait for link measurements ends; infinite if there is none."""
         waits = not self.done and self._until > self.ctx.clock.now
         return self._until if waits else math.inf
 

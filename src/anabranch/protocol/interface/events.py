@@ -202,7 +202,8 @@ class DialBack(Effect, frozen=True):
 
 
 class ReadEvents(Effect, frozen=True):
-    """Read the run's event log from byte `position` on, for an observer; answered by EventsRead."""
+    """Order to the driver to read the run's event log from byte `position` on, for the observer `peer`. The
+    event EventsRead brings the result."""
 
     peer: str
     position: int

@@ -98,7 +98,8 @@ class GPT:
         return name.endswith("c_proj.weight")
 
     def _layers(self, weights: Weights, block: int, z: Tensor, wide: Callable[[Tensor], Tensor]) -> Tensor:
-        """Values of the residual stream through one block. wide: values -> stream at full width."""
+        """Forward pass of one block: the residual stream's values z before it -> those behind it. wide: takes
+        values to the stream at full width (the same, but in a subspace model)."""
         layer = f"transformer.h.{block}"
         z = z + self._attend(weights, f"{layer}.attn", self._norm(weights, f"{layer}.ln_1", wide(z)))
         h = self._norm(weights, f"{layer}.ln_2", wide(z))

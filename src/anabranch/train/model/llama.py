@@ -101,7 +101,8 @@ class Llama:
         return name.endswith(("o_proj.weight", "down_proj.weight"))
 
     def _layers(self, weights: Weights, block: int, z: Tensor, wide: Callable[[Tensor], Tensor]) -> Tensor:
-        """Values of the residual stream through one block. wide: values -> stream at full width."""
+        """Forward pass of one block: the residual stream's values z before it -> those behind it. wide: takes
+        values to the stream at full width (the same, but in a subspace model)."""
         layer = f"model.layers.{block}"
         h = self._norm(weights, f"{layer}.input_layernorm", wide(z))
         z = z + self._attend(weights, f"{layer}.self_attn", h)
