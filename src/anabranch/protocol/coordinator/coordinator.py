@@ -154,7 +154,7 @@ class Coordinator:
         self.restore(record.t, base, record.adam_step, record.fingerprints)
         self.checkpoints.set_last(checkpointed)
         self.tip.round, self.released.applied, self._skips, self._closed = None, {}, 0, False
-        self.audits.rolled_back()
+        self.audits.rolled_back(record.t)
         self.admission.ready.clear()
         self.stage_recovery.rolled_back()
 
@@ -269,7 +269,7 @@ class Coordinator:
             if self.catalog.newest(audits.returns_before) is None:
                 lost = f"no state before iteration {audits.returns_before} is left to go back to"
                 self.ctx.outbox.note("note", text=f"{audits.returns}; {lost}")
-                audits.rolled_back()
+                audits.rolled_back(self.t)
                 return None
             advice, before = "lend a third replica", audits.returns_before
             return self.disputes.go_back(audits.returns, advice, before, audits.settled)
@@ -496,6 +496,8 @@ class Coordinator:
         if closing and self.ctx.run.settings.evaluates(self.t, self.ctx.run.steps):
             return
         if not self.tip.over or self._stop_logged or self.audits.awaited_until() > self.ctx.clock.now:
+            return
+        if self.audits.ended():
             return
         if not self.has_directory:
             self._wait(
