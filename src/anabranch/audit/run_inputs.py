@@ -26,7 +26,7 @@ from anabranch.train.reference.reference import Reference
 #: Prefixes of run file keys that determine the run's numbers; the other keys may change during a run.
 DETERMINING_KEYS = (
     *("run.seed", "run.reduction", "run.numerics", "compute.dtype", "compute.threads"),
-    *("model.", "batch.", "optimizer.", "pipeline.", "wire."),
+    *("model.", "batch.", "optimizer.", "pipeline.", "wire.", "iteration."),
 )
 
 
@@ -67,11 +67,13 @@ def compare_with_genesis(inputs: Inputs, genesis: Genesis) -> list[str]:
     """Differences between the run directory and the log's genesis record, as sentences."""
     problems = []
     ours, logged = _keys(render_run_file(inputs.run)), _keys(genesis.config)
-    # Runs of earlier releases have no section [wire]: nothing was encoded.
+    # Runs of earlier releases have no sections [wire] and [iteration]: nothing was encoded or delayed.
     plain = _keys(render_run_file(RunConfig()))
-    logged = {key: value for key, value in plain.items() if key.startswith("wire.")} | logged
+    logged = {key: value for key, value in plain.items() if key.startswith(("wire.", "iteration."))} | logged
     # Without optimizer.decay_steps the learning rate's cosine ends with the run.
     determining = DETERMINING_KEYS if inputs.run.optimizer.decay_steps else (*DETERMINING_KEYS, "run.steps")
+    if inputs.run.iteration.delay:
+        determining = (*determining, "run.steps")
     if inputs.run.round.slots:
         determining = (*determining, "round.", "run.steps")
     keys = (key for key in ours.keys() | logged.keys() if key.startswith(determining))

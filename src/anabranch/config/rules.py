@@ -29,6 +29,7 @@ def check_rules(config: RunConfig, where: str) -> None:
         _schedule_problem(config),
         _pipeline_problem(config),
         _fleet_problem(config),
+        _delay_problem(config),
         _round_problem(config),
         _audit_problem(config),
         _wire_problem(config),
@@ -225,6 +226,20 @@ def _fleet_problem(config: RunConfig) -> str:
             f"fleet.minimum {fleet.minimum} is never reached: a stage has only {smallest} of the local "
             "swarm's relays; lower it or add relays"
         )
+    return ""
+
+
+def _delay_problem(config: RunConfig) -> str:
+    """Reason why iterations cannot overlap as the run file says, "" if they can."""
+    if not config.iteration.delay:
+        return ""
+    if config.pipeline.whole:
+        return (
+            "iteration.delay is for pipelines: set pipeline.stages to 1 or more, or iteration.delay to 0 "
+            "(islands overlap nothing)"
+        )
+    if config.audit.share:
+        return "audit.share does not work with iteration.delay: set one of them to 0"
     return ""
 
 

@@ -174,6 +174,18 @@ class PipelineSection:
 
 
 @dataclass(frozen=True)
+class IterationSection:
+    """Iterations that overlap, so that nobody waits for the reduce of a step. Needs pipeline.stages of 1 or
+    more."""
+
+    delay: Annotated[int, Range(0, 1)] = 0
+    """Steps that an iteration does not wait for: 0, or 1 (two iterations are in flight; each computes on
+    weights that are predicted one step ahead)."""
+    delay_from: Fraction = 0.1
+    """Share of run.steps that is synchronous before the first delayed iteration (at least two steps)."""
+
+
+@dataclass(frozen=True)
 class RoundSection:
     """Islands: machines that each take several optimizer steps by themselves, and agree in rounds. Needs
     pipeline.stages = 0."""
@@ -360,6 +372,7 @@ class RunConfig:
     batch: BatchSection = field(default_factory=BatchSection)
     optimizer: OptimizerSection = field(default_factory=OptimizerSection)
     pipeline: PipelineSection = field(default_factory=PipelineSection)
+    iteration: IterationSection = field(default_factory=IterationSection)
     round: RoundSection = field(default_factory=RoundSection)
     fleet: FleetSection = field(default_factory=FleetSection)
     compute: ComputeSection = field(default_factory=ComputeSection)

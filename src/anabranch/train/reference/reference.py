@@ -21,13 +21,14 @@ from anabranch.protocol.rounds.plan import Slots
 from anabranch.train.model.interface import DTYPES, build, stage_layout
 from anabranch.train.model.linear import PlainWeights
 from anabranch.train.model.partition import partition
-from anabranch.train.model.rounds import inner_microbatches, rounds_of
+from anabranch.train.model.rounds import delay_of, inner_microbatches, rounds_of
 from anabranch.train.model.sizes import ModelConfig
 from anabranch.train.numerics import exact
 from anabranch.train.numerics.block_float import BITS, rounded_sums
 from anabranch.train.numerics.numerics_class import device_of
 from anabranch.train.numerics.step_scalars import bias_corrections, clip_factor, global_norm, learning_rate
 from anabranch.train.stage.cuts import Cuts
+from anabranch.train.stage.delayed import ahead_of, moved, snapshot_form
 from anabranch.train.stage.inner_steps import contribution, outer_step, slot_tokens
 from anabranch.train.stage.optimizer import StepScalars, adamw
 from anabranch.train.stage.run_objects import (
@@ -36,12 +37,13 @@ from anabranch.train.stage.run_objects import (
     initial_state,
     make_accumulator,
     master_dtype,
+    next_units,
     token_ids,
-    units_of,
+    training_weights,
     working_weights,
 )
 from anabranch.train.stage.stage import loss_of
-from anabranch.train.stage.state import StageState, parse_snapshot
+from anabranch.train.stage.state import Ahead, StageState, parse_snapshot
 
 Witness = tuple[int, str]
 """(stage, tensor) of a non-finite or out-of-range value, with a worker's name for the tensor."""
@@ -113,7 +115,9 @@ class Reference:
         for spec in self.specs:
             layout = stage_layout(self.model, spec)
             self.states.append(initial_state(run, self.model, layout, initial, self._device))
-        self._rounds = rounds_of(run)
+        self._rounds, self._delay = rounds_of(run), delay_of(run)
+        self._aheads: list[Ahead | None] = []
+        """By stage, what the iteration after the next one computes with; None unless it is delayed."""
         self._ends = next(spec.stage for spec in self.specs if spec.ends)
         self.slots: Slots = {}
         """Slots of the next round that are counted, set before `share`; unused in synchronous iterations."""
@@ -127,7 +131,9 @@ class Reference:
     def restore(self, snapshots: Sequence[bytes]) -> None:
         """Continue from the snapshots of stages 0 to S. Raises SnapshotError."""
         self.states[:] = [
-            parse_snapshot(data, state.layout, self._master, self._device)
+            parse_snapshot(
+                data, state.layout, self._master, self._device, snapshot_form(self._run, state.layout)
+            )
             for data, state in zip(snapshots, self.states, strict=True)
         ]
         self._refresh()
@@ -188,9 +194,10 @@ class Reference:
         factor = clip_factor(norm, run.optimizer.clip)
         rate = learning_rate(run, share.t)
         corrections = bias_corrections(run.optimizer, self.states[0].adam_step + 1)
-        for state, gradient in zip(self.states, gradients, strict=True):
-            adamw(state, gradient, StepScalars(rate, factor, *corrections), run.optimizer)
-            state.t = share.t
+        scalars = StepScalars(rate, factor, *corrections)
+        for state, gradient, ahead in zip(self.states, gradients, self._aheads, strict=True):
+            adamw(state, gradient, scalars, run.optimizer)
+            moved(self._delay, state, share.t, ahead, scalars)
         self._refresh()
         digests = tuple(
             exact.digest(state.layout, gradient)
@@ -226,14 +233,18 @@ class Reference:
     def skip(self, share: Share) -> StepRecord:
         """Let iteration share.t pass without a step, as a logged skip does."""
         before = self.fingerprints()
-        for state in self.states:
-            state.t = share.t
+        for state, ahead in zip(self.states, self._aheads, strict=True):
+            moved(self._delay, state, share.t, ahead, None)
+        self._refresh()
         loss = math.fsum(share.losses.values()) / self._batches.tokens_per_iteration
         return StepRecord(share.t, share.losses, loss, before, skipped=True)
 
     def evaluate(self, windows: int) -> list[tuple[float, int]]:
         """(loss sum in nats, tokens) of each held-out window, with the present weights."""
-        weights, results = PlainWeights(self._leaves), []
+        working: dict[str, Tensor] = {}
+        for state in self.states:
+            working.update(working_weights(state, self._dtype))
+        weights, results = PlainWeights(working), []
         first = self._run.batch.microbatches
         with torch.no_grad():
             for window in range(windows):
@@ -314,10 +325,11 @@ class Reference:
         return loss_sum, frozenset(found)
 
     def _refresh(self) -> None:
-        """Make the autograd leaves views of the present weights, and set the units of the sums."""
+        """Make the autograd leaves views of the next iteration's weights, and set the units of its sums."""
+        self._aheads = [ahead_of(self._run, self._delay, state) for state in self.states]
         for state, accumulator in zip(self.states, self._accumulators, strict=True):
-            accumulator.prepare(units_of(self._run, state))
-            for name, weight in working_weights(state, self._dtype).items():
+            accumulator.prepare(next_units(self._run, state))
+            for name, weight in training_weights(state, self._dtype).items():
                 self._leaves[name] = weight.detach().requires_grad_()
 
     def _check_complete(self, share: Share) -> None:

@@ -67,6 +67,14 @@ def working_weights(state: StageState, dtype: torch.dtype) -> dict[str, Tensor]:
     return dict(state.layout.views(state.weights.to(dtype)))
 
 
+def training_weights(state: StageState, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Weights with which the iteration after `state` trains, in the compute dtype: the working weights, or
+    those that were predicted for a delayed iteration."""
+    if state.ahead is None:
+        return working_weights(state, dtype)
+    return dict(state.layout.views(state.ahead.weights.to(dtype)))
+
+
 def initial_state(
     run: RunConfig,
     model: Model,
@@ -110,6 +118,12 @@ def units_of(run: RunConfig, state: StageState) -> Tensor | None:
         return None
     digits = coarse_digits(run.batch.microbatches)
     return unit_exponents(state.layout, state.exp_avg_sq, run.optimizer.beta2, state.adam_step, digits)
+
+
+def next_units(run: RunConfig, state: StageState) -> Tensor | None:
+    """Units of the sums of the iteration after `state`, as `units_of`; those of a delayed iteration were
+    fixed a step earlier."""
+    return units_of(run, state) if state.ahead is None else state.ahead.units
 
 
 def part_alignment(run: RunConfig) -> int:
