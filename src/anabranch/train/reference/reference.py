@@ -28,7 +28,7 @@ from anabranch.train.numerics.block_float import BITS, rounded_sums
 from anabranch.train.numerics.numerics_class import device_of
 from anabranch.train.numerics.step_scalars import bias_corrections, clip_factor, global_norm, learning_rate
 from anabranch.train.stage.cuts import Cuts
-from anabranch.train.stage.inner_steps import contribution, outer_step, slot_tokens
+from anabranch.train.stage.inner_steps import begin_rounds, contribution, outer_step, slot_tokens
 from anabranch.train.stage.optimizer import StepScalars, adamw
 from anabranch.train.stage.run_objects import (
     Batches,
@@ -190,7 +190,7 @@ class Reference:
         corrections = bias_corrections(run.optimizer, self.states[0].adam_step + 1)
         for state, gradient in zip(self.states, gradients, strict=True):
             adamw(state, gradient, StepScalars(rate, factor, *corrections), run.optimizer)
-            state.t = share.t
+            self._stepped(state, share.t)
         self._refresh()
         digests = tuple(
             exact.digest(state.layout, gradient)
@@ -200,6 +200,12 @@ class Reference:
         return StepRecord(
             share.t, share.losses, loss, before, False, squares, digests, norm, factor, rate, corrections
         )
+
+    def _stepped(self, state: StageState, t: int) -> None:
+        """Note that iteration t has passed, which may have been the last before the rounds."""
+        state.t = t
+        if t == self._rounds.start:
+            begin_rounds(self._run, state)
 
     def _outer_step(self, share: Share) -> StepRecord:
         """Take the outer step of round share.t."""
@@ -216,7 +222,7 @@ class Reference:
             for state, gradient in zip(self.states, gradients, strict=True)
         )
         for state, gradient in zip(self.states, gradients, strict=True):
-            outer_step(run, state, share.t, gradient, rate, factor)
+            outer_step(run, state, gradient, rate, factor)
             state.t = share.t
         self._refresh()
         tokens = steps * inner_microbatches(run) * run.batch.rows * run.batch.sequence
@@ -227,7 +233,7 @@ class Reference:
         """Let iteration share.t pass without a step, as a logged skip does."""
         before = self.fingerprints()
         for state in self.states:
-            state.t = share.t
+            self._stepped(state, share.t)
         loss = math.fsum(share.losses.values()) / self._batches.tokens_per_iteration
         return StepRecord(share.t, share.losses, loss, before, skipped=True)
 
