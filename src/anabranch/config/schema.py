@@ -202,6 +202,8 @@ class RoundSection:
     """Factor of the islands' mean change in an outer step."""
     outer_momentum: Decay = 0.9
     """Nesterov momentum of the outer step; 0 = plain SGD."""
+    first_moment: Annotated[str, OneOf("zero", "estimate")] = "zero"
+    """Adam's first moment at the beginning of a round: "zero", or an "estimate" from the outer momentum."""
     contributions: Annotated[str, OneOf("exact", "fp16", "int8", "int4")] = "int4"
     """An island's change on the wire: "exact", "fp16", or integers with a scale for each 64 values."""
     results: Annotated[str, OneOf("exact", "int8")] = "int8"

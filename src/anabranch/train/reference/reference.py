@@ -29,7 +29,7 @@ from anabranch.train.numerics.numerics_class import device_of
 from anabranch.train.numerics.step_scalars import bias_corrections, clip_factor, global_norm, learning_rate
 from anabranch.train.stage.cuts import Cuts
 from anabranch.train.stage.delayed import ahead_of, moved, snapshot_form
-from anabranch.train.stage.inner_steps import contribution, outer_step, slot_tokens
+from anabranch.train.stage.inner_steps import begin_rounds, contribution, outer_step, slot_tokens
 from anabranch.train.stage.optimizer import StepScalars, adamw
 from anabranch.train.stage.run_objects import (
     Batches,
@@ -197,7 +197,7 @@ class Reference:
         scalars = StepScalars(rate, factor, *corrections)
         for state, gradient, ahead in zip(self.states, gradients, self._aheads, strict=True):
             adamw(state, gradient, scalars, run.optimizer)
-            moved(self._delay, state, share.t, ahead, scalars)
+            self._stepped(state, share.t, ahead, scalars)
         self._refresh()
         digests = tuple(
             exact.digest(state.layout, gradient)
@@ -207,6 +207,13 @@ class Reference:
         return StepRecord(
             share.t, share.losses, loss, before, False, squares, digests, norm, factor, rate, corrections
         )
+
+    def _stepped(self, state: StageState, t: int, ahead: Ahead | None, taken: StepScalars | None) -> None:
+        """Note that iteration t has passed, with a step of scalars `taken` or without one (None); it may have
+        been the last before the rounds. ahead: `ahead_of` the state before it."""
+        moved(self._delay, state, t, ahead, taken)
+        if t == self._rounds.start:
+            begin_rounds(self._run, state)
 
     def _outer_step(self, share: Share) -> StepRecord:
         """Take the outer step of round share.t."""
@@ -223,7 +230,7 @@ class Reference:
             for state, gradient in zip(self.states, gradients, strict=True)
         )
         for state, gradient in zip(self.states, gradients, strict=True):
-            outer_step(run, state, share.t, gradient, rate, factor)
+            outer_step(run, state, gradient, rate, factor)
             state.t = share.t
         self._refresh()
         tokens = steps * inner_microbatches(run) * run.batch.rows * run.batch.sequence
@@ -234,7 +241,7 @@ class Reference:
         """Let iteration share.t pass without a step, as a logged skip does."""
         before = self.fingerprints()
         for state, ahead in zip(self.states, self._aheads, strict=True):
-            moved(self._delay, state, share.t, ahead, None)
+            self._stepped(state, share.t, ahead, None)
         self._refresh()
         loss = math.fsum(share.losses.values()) / self._batches.tokens_per_iteration
         return StepRecord(share.t, share.losses, loss, before, skipped=True)
