@@ -150,8 +150,7 @@ class BlockCodec:
         largest = values.abs().amax(1)
         if not bool((largest <= LARGEST).all()):  # NaN is not
             raise NotRepresentable("a value is not finite or too large")
-        # The divisor is a tensor: an accelerator multiplies by the reciprocal of a plain number.
-        scale = _upward((largest / torch.full_like(largest, self._levels)).float())
+        scale = _upward(largest.div_(self._levels).float())
         scale = torch.where(scale < SMALLEST_SCALE, torch.zeros_like(scale), scale)
         scales.copy_(scale)
         divisor = torch.where(scale == 0.0, torch.inf, scale).to(values.dtype)  # x / inf = 0
