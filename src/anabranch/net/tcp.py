@@ -12,15 +12,15 @@ import ssl
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from anabranch.addresses import Address
+from anabranch.addresses import Address, block_of
 from anabranch.background import background
 from anabranch.net import errors
 from anabranch.net.address_race import first_of
-from anabranch.net.circuit import READY, Carrier, upgrade
+from anabranch.net.circuit import READY, Carrier, Opener, upgrade
 from anabranch.net.connection_limits import STALL_CHECKS, CarryLimits, Limits
 from anabranch.net.errors import DialError, ListenError, PortInUseError, Refused
 from anabranch.net.handshake import (
@@ -124,6 +124,8 @@ class TcpTransport:
         self._listeners: list[tuple[socket.socket, asyncio.Task[None]]] = []
         #: Host of each connection in its handshake.
         self._pending: dict[asyncio.Task[None], str] = {}
+        #: Circuits that are being opened through this process.
+        self._openers: set[asyncio.Task[None]] = set()
         #: Credential that this side showed last to each peer that it dialled directly.
         self._shown: dict[str, Credential] = {}
         self._half_open: dict[tuple[str, bytes], _HalfOpen] = {}
@@ -153,12 +155,20 @@ class TcpTransport:
         """Make a link to the peer `peer_id`, at the first of its addresses that answers; later ones are tried
         while earlier ones are silent. Raises DialError, and Refused by either side."""
         connect = lambda address: self._reach(peer_id, address, credential)  # noqa: E731
-        address, lane = await first_of(addresses, connect, _abort)
-        try:
-            return await self._within(address, self._dial(peer_id, address, lane, credential))
-        except BaseException:
-            lane.transport.abort()
-            raise
+        left = list(addresses)
+        while True:
+            address, lane = await first_of(left, connect, _abort)
+            try:
+                return await self._within(address, self._dial(peer_id, address, lane, credential))
+            except DialError:
+                lane.transport.abort()
+                # A carrier can let the first connection pass and not the second: other ways are tried.
+                left = [other for other in left if other != address]
+                if not address.carrier or not left:
+                    raise
+            except BaseException:
+                lane.transport.abort()
+                raise
 
     async def probe(self, peer_id: str, address: Address) -> str:
         """Connect to an address, and close as soon as the peer's key is proved; returns the reason of a
@@ -174,7 +184,7 @@ class TcpTransport:
     async def close(self) -> None:
         """Stop listening, end pending handshakes and circuits, and close every link with a reason for its
         peer; returns once the links are gone."""
-        tasks = [task for _, task in self._listeners] + list(self._pending)
+        tasks = [task for _, task in self._listeners] + [*self._pending, *self._openers]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -420,7 +430,7 @@ class TcpTransport:
 
     async def _greet(self, lane: Lane, caller: _Caller, reserved: Reservation) -> None:
         """Run the listening side's handshake on a connection with TLS, and admit the caller."""
-        try:
+        with _refusal_told(lane):
             handshake = ServerHandshake(self._identity, self._incarnation, self._gate, binding=_binding(lane))
             lane.write((handshake.greeting(),))
             hello = None
@@ -431,13 +441,6 @@ class TcpTransport:
                 await self._carry(lane, hello, caller)
             else:
                 self._admit(lane, hello, caller)
-        except Refused as refusal:
-            lane.write((ServerHandshake.refuse(refusal),))
-            lane.transport.close()
-            raise
-        except BaseException:
-            lane.transport.abort()
-            raise
 
     @staticmethod
     def _charge(reserved: Reservation, hello: Hello) -> None:
@@ -459,9 +462,17 @@ class TcpTransport:
             raise Refused(errors.NOT_AUTHORIZED, reason)
         if hello.lane == MEET:
             await self.carrier.meet(lane, hello)
-        else:
-            lane.write((ServerHandshake.accept(),))
-            await self.carrier.carry(lane, hello)
+            return
+        opener = Opener(hello.peer_id, isinstance(hello.credential, Grant), block_of(caller.host))
+        lane.write((ServerHandshake.accept(),))
+        # Apart from pending handshakes, or openers of circuits that nobody meets would keep all others out.
+        task = background(self._welcome(self._open_for(lane, opener), caller.host))
+        self._openers.add(task)
+        task.add_done_callback(self._openers.discard)
+
+    async def _open_for(self, lane: Lane, opener: Opener) -> None:
+        with _refusal_told(lane):
+            await self.carrier.carry(lane, opener)
 
     def _admit(self, lane: Lane, hello: Hello, caller: _Caller) -> None:
         """Admit a caller whose Hello is verified: keep a control connection until its bulk connection comes,
@@ -585,6 +596,20 @@ async def _introduce(lane: Lane, handshake: ClientHandshake) -> None:
         if reply:
             lane.write((reply,))
     lane.hold(handshake.rest())
+
+
+@contextlib.contextmanager
+def _refusal_told(lane: Lane) -> Iterator[None]:
+    """Tell the other side of a refusal, and drop the connection after it or any other error."""
+    try:
+        yield
+    except Refused as refusal:
+        lane.write((ServerHandshake.refuse(refusal),))
+        lane.transport.close()
+        raise
+    except BaseException:
+        lane.transport.abort()
+        raise
 
 
 def _abort(lane: Lane) -> None:

@@ -44,15 +44,17 @@ class CarrierChoice:
         return {**own, **self.run.carriers}
 
     def ways(self, peer: str) -> list[str]:
-        """Addresses of `peer` through carriers, in the order in which they are to be tried: dedicated
-        carriers first, the log's leader last, the others by the measured cost of the link to them."""
+        """Addresses of `peer` through carriers, in the order in which they are to be tried: those whose
+        circuits to `peer` broke less often first. Then dedicated carriers first, the log's leader last, the
+        others by the measured cost of the link to them."""
         candidates = dict(self.run.carriers)
         for other in self._linked_members(peer):
             if address := direct_addresses(self.run.membership.members[other].address):
                 candidates.setdefault(other, address)
         candidates = {c: a for c, a in candidates.items() if c not in (self.me, peer, *self.links.suspects)}
         scores = pair_scores((peer,), tuple(candidates))[0].tolist() if candidates else []
-        keys = {c: (*self._rank(c), score) for c, score in zip(candidates, scores, strict=True)}
+        broken = self.links.broken_circuits
+        keys = {c: (broken[peer, c], *self._rank(c), score) for c, score in zip(candidates, scores, strict=True)}
         best = sorted(candidates, key=keys.__getitem__)[:TRIED]
         return [f"{candidates[carrier].partition(',')[0]}/{carrier}" for carrier in best]
 

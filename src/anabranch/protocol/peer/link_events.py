@@ -57,7 +57,7 @@ class LinkEvents(Timer):
 
     def link_up(self, event: ev.LinkUp) -> None:
         ctx, peer = self._ctx, event.peer
-        ctx.links.opened(peer, event.incarnation)
+        ctx.links.opened(peer, event.incarnation, event.via)
         if event.credential is not None:
             ctx.rate_limits.came_with(peer, event.credential.ticket, event.credential.block)
         if ctx.rate_limits.banned(peer, ctx.clock.now):

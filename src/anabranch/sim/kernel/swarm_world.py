@@ -100,6 +100,8 @@ class World(Environment):
         self._blocked: dict[frozenset[str], float] = {}
         self._carried: dict[str, list[Link]] = {}
         """Carrier -> links that it forwards."""
+        self.swallows: set[str] = set()
+        """Carriers that drop the bytes of the links that they forward, although their own links are sound."""
         self._memberships = MembershipPool()
 
     def add_leader(self, peer: Peer, member: Member, disk: Disk | None = None) -> Node:
@@ -179,6 +181,8 @@ class World(Environment):
         receiver = link.nodes[peer]
         here, bulky = sender.id, payload is not None
         bulk_s = self._bulk_s(here, peer, decoded, size, bulky)
+        if link.via in self.swallows:
+            return
         if link.via:
             planned = self._arrival(here, link.via, self._delay(here, link.via) + bulk_s)
             planned = self.trouble.open_at(link.via, peer, planned) + self._delay(link.via, peer)
