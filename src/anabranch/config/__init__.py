@@ -30,6 +30,7 @@ from anabranch.config.schema import (
     EvaluationSection,
     FleetSection,
     IterationSection,
+    LoraSection,
     ModelSection,
     NetworkSection,
     OptimizerSection,
@@ -45,8 +46,8 @@ from anabranch.errors import ConfigError
 
 __all__ = [
     "CONSTRAINTS", "RUN_FILE_VERSION", "BatchSection", "CheckpointSection", "ComputeSection",
-    "ConfigError", "DataSection", "EvaluationSection", "FleetSection",
-    "IterationSection", "ModelSection", "NetworkSection",
+    "ConfigError", "DataSection", "EvaluationSection", "FleetSection", "IterationSection", "LoraSection",
+    "ModelSection", "NetworkSection",
     "OptimizerSection", "PipelineSection", "Range", "RoundSection", "RoutingSection", "RunConfig",
     "RunSection",
     "SnapshotsSection", "address_problem", "check_fleet_holds", "check_removed_options", "config_from_dict",

@@ -25,6 +25,7 @@ def check_rules(config: RunConfig, where: str) -> None:
     network = config.network
     for sentence in (
         _model_problem(config),
+        _lora_problem(config),
         _data_problem(config),
         _schedule_problem(config),
         _pipeline_problem(config),
@@ -160,6 +161,19 @@ def _model_problem(config: RunConfig) -> str:
             f"batch.sequence {batch.sequence} is longer than model.max_sequence {model.max_sequence}; "
             "shorten the one or lengthen the other"
         )
+    return ""
+
+
+def _lora_problem(config: RunConfig) -> str:
+    if not config.lora.rank:
+        return ""
+    if config.model.initial_weights == "seed":
+        return (
+            "lora.rank needs trained weights: set model.initial_weights to a Hugging Face folder, or "
+            "lora.rank to 0"
+        )
+    if config.round.slots:
+        return "lora.rank does not work with round.slots: set one of them to 0"
     return ""
 
 

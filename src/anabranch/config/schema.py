@@ -93,6 +93,22 @@ class ModelSection:
 
 
 @dataclass(frozen=True)
+class LoraSection:
+    """Fine-tuning by low-rank adapters (Hu et al. 2021, arXiv 2106.09685): the weights of the folder
+    model.initial_weights stay as they are, and only the adapters are trained, reduced and saved."""
+
+    rank: Annotated[int, Range(0, 4096)] = 0
+    """Rank of the adapters; 0 trains all weights of the model."""
+    alpha: Positive = 16.0
+    """Adapters count alpha / rank times."""
+    targets: tuple[str, ...] = ()
+    """Linear layers of the blocks that get adapters, by the last part of their names, e.g. ["q_proj",
+    "v_proj"]; empty means all of them."""
+    frozen: tuple[str, ...] = ()
+    """Hashes of the frozen weights of stages 0, 1, ...: filled in when the run is made."""
+
+
+@dataclass(frozen=True)
 class DataSection:
     """The corpus and its tokenizer."""
 
@@ -370,6 +386,7 @@ class RunConfig:
 
     run: RunSection = field(default_factory=RunSection)
     model: ModelSection = field(default_factory=ModelSection)
+    lora: LoraSection = field(default_factory=LoraSection)
     data: DataSection = field(default_factory=DataSection)
     batch: BatchSection = field(default_factory=BatchSection)
     optimizer: OptimizerSection = field(default_factory=OptimizerSection)

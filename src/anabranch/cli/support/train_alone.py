@@ -19,7 +19,7 @@ def train_alone(path: Path, to: Outputs) -> int:
 
     inputs = open_inputs(path)
     run, directory, run_id = inputs.run, inputs.directory, uuid.uuid4().hex
-    alone = Alone(run, inputs.model, inputs.batches, inputs.initial)
+    alone = Alone(run, inputs.model, inputs.batches, inputs.initial, inputs.frozen)
 
     def save(t: int) -> None:
         stages = {}

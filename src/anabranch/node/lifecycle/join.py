@@ -33,7 +33,7 @@ from anabranch.node.driver.peer_driver import LivePeer, Outcome
 from anabranch.node.driver.raft_storage import RaftStorage
 from anabranch.node.lifecycle.addresses import bind_port, reachable_address
 from anabranch.node.lifecycle.shutdown import STOP_S, stop_on_signals
-from anabranch.node.lifecycle.training_machine import TrainingMachine
+from anabranch.node.lifecycle.training_machine import FROZEN, TrainingMachine
 from anabranch.node.lifecycle.volunteer_console import VolunteerConsole
 from anabranch.observe.wording import ID_DIGITS, NAME_MAX, plain, with_names
 from anabranch.protocol.context.revocations import Revocations
@@ -293,7 +293,7 @@ class Volunteer:
         limits = Limits(max_payload_bytes=MAX_PAYLOAD_BYTES, link_payload_bytes=MAX_PAYLOAD_BYTES)
         return self._driver(
             peer,
-            TrainingMachine(me, options.corpus, options.device),
+            TrainingMachine(me, options.corpus, options.device, options.home / FROZEN),
             lambda accept: self._transport(
                 identity, incarnation, gate, accept, limits=limits, carry=options.carry
             ),

@@ -100,7 +100,13 @@ def _live_peer(founded: CreatedRun) -> LivePeer:
             VerifiedCredential("data", NEVER_EXPIRES_S),
         ),
         directory.events,
-        CheckpointIo(directory, founded.run_id, founded.run.checkpoint.keep, founded.newest),
+        CheckpointIo(
+            directory,
+            founded.run_id,
+            founded.run.checkpoint.keep,
+            founded.newest,
+            founded.run.lora.frozen,
+        ),
         founded.disk,
     )
     live.journal.iteration_bytes = batches.iteration_bytes

@@ -89,6 +89,12 @@ def check_run(run: RunConfig, model: ModelConfig) -> None:
 
     check_removed_options(run)
     partition(model, run.pipeline)
+    if run.lora.rank:
+        import torch
+
+        from anabranch.train.adapters.lora import run_model
+
+        run_model(run, model, torch.device("cpu"))
     check_fleet_holds(run, settings_of(run, "", model).activation_bytes)
 
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from anabranch.config import RunConfig
-from anabranch.train.model.interface import DTYPES, build, stage_layout
+from anabranch.train.adapters.lora import LoraModel, run_model
+from anabranch.train.model.interface import DTYPES, stage_layout
 from anabranch.train.model.linear import PlainWeights
 from anabranch.train.model.partition import partition
 from anabranch.train.model.sizes import ModelConfig
@@ -51,12 +52,16 @@ class Alone:
         model: ModelConfig,
         batches: Batches,
         initial: Mapping[str, Tensor] | None = None,
+        frozen: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """initial: tensors to start from instead of the seed's."""
+        """initial: tensors to start from instead of the seed's. frozen: those that a run of adapters leaves
+        as they are."""
         check_shape(run, model)
         self._run, self._batches, self._device = run, batches, device_of(run.compute)
         self._dtype = DTYPES[run.compute.dtype]
-        self.model = build(model, self._device, self._dtype)
+        self.model = run_model(run, model, self._device)
+        if isinstance(self.model, LoraModel):
+            self.model.use({name: tensor.to(self._device) for name, tensor in (frozen or {}).items()})
         self.states: list[StageState] = []
         """State of each stage of the run file's pipeline; the parameters are views of their weights."""
         for spec in partition(model, run.pipeline):

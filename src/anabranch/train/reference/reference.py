@@ -18,7 +18,8 @@ from torch import Tensor
 
 from anabranch.config import RunConfig
 from anabranch.protocol.rounds.plan import Slots
-from anabranch.train.model.interface import DTYPES, build, stage_layout
+from anabranch.train.adapters.lora import LoraModel, run_model
+from anabranch.train.model.interface import DTYPES, stage_layout
 from anabranch.train.model.linear import PlainWeights
 from anabranch.train.model.partition import partition
 from anabranch.train.model.rounds import delay_of, inner_microbatches, rounds_of
@@ -99,15 +100,19 @@ class Reference:
         model: ModelConfig,
         batches: Batches,
         initial: Mapping[str, Tensor] | None = None,
+        frozen: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """`initial`: tensors to start from instead of the seed's."""
+        """`initial`: tensors to start from instead of the seed's. `frozen`: those that a run of adapters
+        leaves as they are."""
         check_shape(run, model)
         self._run = run
         self._batches = batches
         self._device = device_of(run.compute)
         self._dtype = DTYPES[run.compute.dtype]
         self._master = master_dtype(self._dtype)
-        self.model = build(model, self._device, self._dtype)
+        self.model = run_model(run, model, self._device)
+        if isinstance(self.model, LoraModel):
+            self.model.use({name: tensor.to(self._device) for name, tensor in (frozen or {}).items()})
         self._cuts = Cuts(run, model)
         self.specs = partition(model, run.pipeline)
         self.states: list[StageState] = []

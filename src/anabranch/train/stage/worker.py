@@ -19,8 +19,10 @@ from torch import Tensor
 from anabranch.config import RunConfig
 from anabranch.protocol.interface import tasks
 from anabranch.protocol.interface.tasks import Payload, Result, Task, embed_unit, head_unit
+from anabranch.train.adapters.frozen import FrozenError, FrozenLoader, FrozenStore
+from anabranch.train.adapters.lora import LoraModel, run_model
 from anabranch.train.codec.codecs import BadPayload
-from anabranch.train.model.interface import DTYPES, build, stage_layout
+from anabranch.train.model.interface import DTYPES, stage_layout
 from anabranch.train.model.layout import Layout
 from anabranch.train.model.partition import StageSpec, partition
 from anabranch.train.model.rounds import delay_of
@@ -56,7 +58,7 @@ _OF_OPEN_ITERATION = (
 #: Tasks that keep something of their microbatch for a later one.
 _KEEPING = (tasks.Forward, tasks.Head, tasks.InputGradient)
 #: Tasks that need no state of this worker's own.
-_WITHOUT_STATE = (tasks.InitState, tasks.LoadState, tasks.CheckState)
+_WITHOUT_STATE = (tasks.InitState, tasks.LoadState, tasks.CheckState, tasks.LoadFrozen)
 
 
 class Refused(Exception):
@@ -78,9 +80,11 @@ class Worker:
         batches: Batches | None = None,
         initial: Mapping[str, Tensor] | None = None,
         resident: int | None = None,
+        frozen: FrozenStore | None = None,
     ) -> None:
         """initial: tensors to start from instead of the seed's (used by `InitState`). resident: most
         microbatches whose activations stay on the device between forward and backward; others are offloaded.
+        frozen: this machine's store of frozen weights, for a run that trains adapters.
         """
         check_shape(run, model)
         self._run = run
@@ -90,7 +94,8 @@ class Worker:
         self.device = device_of(run.compute)
         self.dtype = DTYPES[run.compute.dtype]
         self.master = master_dtype(self.dtype)
-        self.model = build(model, self.device, self.dtype)
+        self.model = run_model(run, model, self.device)
+        self._frozen = FrozenLoader(run, self.model, frozen) if isinstance(self.model, LoraModel) else None
         specs = partition(model, run.pipeline)
         self.spec: StageSpec = specs[stage]
         # A stage's input crosses cut `_before`, its output cut `_after`; stage 0 embeds before the first cut,
@@ -142,6 +147,7 @@ class Worker:
             tasks.CheckState: self._check_state,
             tasks.ProveState: self._prove_state,
             tasks.LoadState: self._load_state,
+            tasks.LoadFrozen: self._load_frozen,
             tasks.InitState: self._init_state,
         }
 
@@ -360,7 +366,35 @@ class Worker:
             raise Refused(f"the state is that after step {self.state.t}, not {task.t}")
         return Result(digest=self.state.fingerprint(task.key))
 
+    def _load_frozen(self, task: tasks.LoadFrozen, inputs: Sequence[Tensor]) -> Result:
+        if self._frozen is None:
+            raise Refused("the run has no frozen weights")
+        assert isinstance(self.model, LoraModel)
+        stage = self.spec.stage
+        try:
+            found = self._frozen.from_pieces(stage, inputs) if inputs else self._frozen.at_hand(stage)
+            if found is None or found.hash() != self._frozen.wanted(stage):
+                return Result()
+        except FrozenError as error:
+            raise Refused(str(error)) from None
+        if inputs:
+            self._frozen.keep(found)
+        self.model.use(found.tensors(self.device))
+        return Result(outputs=found.pieces(), fingerprint=found.hash())
+
+    def _check_frozen(self, stage: int, inputs: Sequence[Tensor]) -> Result:
+        """Hashes of pieces of frozen weights, and of all of them."""
+        if self._frozen is None or stage >= self._frozen.stages:
+            raise Refused(f"the run has no frozen weights of a stage {stage}")
+        hashes = piece_hashes(inputs)
+        try:
+            return Result(fingerprint=self._frozen.from_pieces(stage, inputs).hash(), hashes=hashes)
+        except FrozenError as error:
+            return Result(error=str(error), hashes=hashes)
+
     def _check_state(self, task: tasks.CheckState, inputs: Sequence[Tensor]) -> Result:
+        if task.stage > self._run.pipeline.relay_stages:
+            return self._check_frozen(task.stage - self._run.pipeline.relay_stages - 1, inputs)
         layout = self._layout_of(task.stage)
         hashes = piece_hashes(inputs)
         try:
