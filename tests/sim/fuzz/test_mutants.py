@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.swarms.mutants import MUTANTS, SEEDS, budget_by_key, caught
+from support.swarms.mutants import MUTANTS, SEEDS, budget_by_key, caught, predictable_draw
 
 #: Mutants that a small seed of their profile catches.
 QUICK = {
@@ -19,6 +19,11 @@ QUICK = {
     "a majority of the absent": 1903,
     "possession unproven": 68,
     "the role of the link": 84,
+    "audits that find nothing": 19,
+    "one auditor convicts": 727,
+    "a conviction without a return": 19,
+    "sums without receipts": 4,
+    "receipts of data nodes unread": 91,
     "a codec at one end only": 41,
     "draws by attempt": 41,
     "units of the state before": 127,
@@ -42,6 +47,14 @@ def test_budgets_by_key_are_caught_by_their_test() -> None:
             test_rate_limits.test_strangers_share_the_allowance_of_their_ticket()
         with pytest.raises(AssertionError):
             test_rate_limits.test_a_ban_outlives_a_new_key(("ab" * 32, ""))
+
+
+def test_a_draw_that_can_be_foreseen_is_caught_by_its_test() -> None:
+    from swarm.byzantine import test_audit
+
+    with pytest.MonkeyPatch.context() as patch:
+        predictable_draw(patch)
+        assert not any(test_audit.a_foreseer_is_found(seed) for seed in (1, 2, 3))
 
 
 @pytest.mark.soak

@@ -38,7 +38,8 @@ class UnitReceipt(msgspec.Struct, array_like=True, frozen=True):
 
 class EndReceipt(msgspec.Struct, array_like=True, frozen=True):
     """Receipt for one unit of a data node: the activation that the head of a microbatch received from the
-    last stage, or the gradient that its embedding received from stage 1. unit: `head_unit` or `embed_unit`."""
+    last stage, or the gradient that its embedding received from stage 1. unit: `head_unit` or
+    `embed_unit`."""
 
     unit: Index
     came: Transfer
@@ -56,8 +57,8 @@ class SumReceipt(msgspec.Struct, array_like=True, frozen=True):
 class Receipt(msgspec.Struct, array_like=True, frozen=True):
     """Statement of what `peer` received and sent at `stage` in step t on `base`, for reduce attempt (term,
     number). units: of a relay. parts: hashes of the parts of its own gradient sum. sums: parts that it added
-    up for all members. reduced: hashes of the parts of the whole gradient, as it received them. ends: units of
-    a data node."""
+    up for all members. reduced: hashes of the parts of the whole gradient, as it received them. ends: units
+    of a data node."""
 
     run: str
     base: Hash

@@ -256,15 +256,15 @@ class AuditCases:
             self._return(f"{peer[:8]} could not tell if {about} is false", each.t)
 
     def _expired(self, case: Case) -> None:
-        """Close a case that can no longer be audited, as its inputs are dropped now, and note it as expired. If
-        one auditor found a difference that no second one checked, the step is void."""
+        """Close a case that can no longer be audited, as its inputs are dropped now, and note it as expired.
+        If one auditor found a difference that no second one checked, the step is void."""
         each = case.drawn
         if case.over:
             return
         case.over = True
         silent = next((peer for peer in each.auditors[:AUDITORS] if peer not in case.verdicts), "")
-        about = {"t": each.t, "base": each.base, "stage": each.stage, "subject": each.subject}
-        self.ctx.outbox.note("audit", auditor=silent, verdict=EXPIRED, receipt="", **about)
+        fields = {"t": each.t, "base": each.base, "stage": each.stage, "subject": each.subject}
+        self.ctx.outbox.note("audit", auditor=silent, verdict=EXPIRED, receipt="", **fields)
         if "different" in case.verdicts.values():
             about = f"the work of {each.subject[:8]} at stage {each.stage} in step {each.t}"
             self._return(f"no second replica answered if {about} is false", each.t)

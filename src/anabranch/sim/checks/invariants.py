@@ -57,16 +57,20 @@ class GroundTruth(Protocol):
 class Invariants:
     """Observer of a world that checks the invariants after every event.
 
-    t: last committed iteration. computed: (base, t, stage, unit) -> processes (id, incarnation) that added
-    the weight gradient of the unit (a microbatch's share of the gradient sum) to their sum. applied: (base,
-    stage, t) -> first peer that reached the state after t, and its fingerprint. A base is the hash of the log
-    entry that an iteration starts from.
+    t: last committed iteration. forgives: True if relays compute falsely: then a false step is no violation
+    at once, but the log must go back before it (`false_from`). computed: (base, t, stage, unit) -> processes
+    (id, incarnation) that added the weight gradient of the unit (a microbatch's share of the gradient sum) to
+    their sum. applied: (base, stage, t) -> first peer that reached the state after t, and its fingerprint. A
+    base is the hash of the log entry that an iteration starts from.
     """
 
     def __init__(self, world: World, truth: GroundTruth | None = None) -> None:
         self.world = world
         self.truth = truth
         self.t = 0
+        self.forgives = False
+        self._bases: list[tuple[int, str]] = []
+        """Commits that were not rolled back: (iteration, hash of the log entry)."""
         self.computed: dict[tuple[str, int, int, int], set[tuple[str, int]]] = {}
         self.applied: dict[tuple[str, int, int], tuple[str, str]] = {}
         self._keys: dict[str, tuple[int, object]] = {}
@@ -195,13 +199,22 @@ class Invariants:
                 if number >= self._former:
                     self._exactly_once(record)
                 self._equal(record, base)
+                self._bases.append((record.t, base))
                 self.t = record.t
             elif isinstance(record, Genesis) and self.truth is not None:
                 self._keys[base] = (0, self.truth.first)
             elif isinstance(record, Rollback):
                 self.t = record.t
+                self._bases = [each for each in self._bases if each[0] <= record.t]
                 self._rolled_back(record, base)
         self._log_read = len(self.world.log)
+
+    @property
+    def false_from(self) -> int:
+        """First committed step that is false, or follows a false one; 0 if there is none."""
+        if self.truth is None:
+            return 0
+        return next((t for t, base in self._bases if base not in self._keys), 0)
 
     def _planned(self, record: Commit | Rollback, base: str) -> None:
         """Check I1 over rounds: a slot's counter rises by the steps that counted, and by no others; a
@@ -272,6 +285,8 @@ class Invariants:
         _, key = self._keys[commit.previous_base]
         stepped = commit.verdict == "step"
         slots = slots_of(self._plans.get(commit.previous_base, ()), commit)
+        if stepped and self.forgives and not self._true(commit, key, slots):
+            return
         if stepped:
             digests, losses = self.truth.step(key, commit.t, slots)
             for stage, entry in enumerate(commit.stages):
@@ -285,6 +300,12 @@ class Invariants:
             ):
                 raise Violation("I3", f"the losses of step {commit.t} are not those of its batch")
         self._keys[base] = (commit.t, self.truth.after(key, commit.t, stepped, slots))
+
+    def _true(self, commit: Commit, key: object, slots: Slots) -> bool:
+        """True if the gradients and losses of a step without rounds are those of a single machine."""
+        assert self.truth is not None
+        digests, losses = self.truth.step(key, commit.t, slots)
+        return tuple(entry.digest for entry in commit.stages) == tuple(digests) and commit.loss_sums == losses
 
 
 def _owners(entry: StageCommit) -> Iterable[tuple[int, str]]:
