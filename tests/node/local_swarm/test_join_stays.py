@@ -102,6 +102,7 @@ def test_the_end_of_the_run_is_told_and_ends_it(tmp_path: Path, texts: Path, sup
         for name in RELAYS:
             assert swarm.processes[name].status == 0
             assert "the run is over: all 4 steps are committed" in words(swarm.processes[name])
+            assert "all 4 steps" in (directory.peer(name) / "ended").read_text(), "for its next start"
     assert swarm.of(Step)[-1].t == 4
     check_exact(directory, 4)
 
