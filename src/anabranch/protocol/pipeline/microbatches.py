@@ -270,7 +270,7 @@ class Iteration:
 
     def on_backward(self, peer: str, message: Backward, payload: Payload | None) -> str | None:
         """Take the gradient of a microbatch that `peer` computed; return why it is refused, or None. The
-        first one is computed with, or in an evaluation passed on; later ones are ignored."""
+        first one starts the backward tasks, or is passed on in an evaluation; later ones are ignored."""
         if payload is not None:
             self._sampling.acknowledge(peer, message.index, backward=True)
         first, refusal = self.sender.on_backward(peer, message.index, payload)
