@@ -161,7 +161,8 @@ def old_incarnation_reduces(patch: Patch) -> None:
     """A process that starts again takes the place of the former one at once, and what that one said and did
     counts as its own. (That its messages are refused is one of three guards: links to it end, and the next
     process serves from an iteration that the former one had no part in.)"""
-    fenced, apply = MessageGate.fenced, Membership.apply
+    fenced, apply, create = MessageGate.fenced, Membership.apply, Membership.__init__
+    served: dict[int, dict[str, int]] = {}  # id of a membership -> peer -> iteration from which it served
 
     def unfenced(
         self: MessageGate, peer: str, message: msg.AnyMessage, payload: Payload | None
@@ -172,12 +173,17 @@ def old_incarnation_reduces(patch: Patch) -> None:
             fence = msgspec.structs.replace(fence, incarnation=member.incarnation)
         return fenced(self, peer, msgspec.structs.replace(message, fence=fence), payload)
 
-    def in_its_place(self: Membership, record: Members) -> None:
-        served = self.__dict__.setdefault("served", {})
-        served |= {peer: self.active_from[peer] for peer in record.removed if peer in self.active_from}
-        apply(self, record)
-        self.serve({member.id: served[member.id] for member in record.joined if member.id in served})
+    def founded(self: Membership) -> None:
+        create(self)
+        served[id(self)] = {}
 
+    def in_its_place(self: Membership, record: Members) -> None:
+        before = served[id(self)]
+        before |= {peer: self.active_from[peer] for peer in record.removed if peer in self.active_from}
+        again = {member.id: before[member.id] for member in record.joined if member.id in before}
+        apply(self, msgspec.structs.replace(record, active_from={**record.active_from, **again}))
+
+    patch.setattr(Membership, "__init__", founded)
     patch.setattr(MessageGate, "fenced", unfenced)
     patch.setattr(Membership, "apply", in_its_place)
     patch.setattr(Coordinator, "removed", lambda self, peer: None)
@@ -626,6 +632,14 @@ MUTANTS: dict[str, Mutant] = {
 }
 
 
+def check_mutant_fits(outcome: Outcome) -> None:
+    """Raise RuntimeError if the seed failed since the patch of the mutant names an attribute that the program
+    no longer has: such a mutant breaks no rule, and counts neither as caught nor as alive."""
+    reason = outcome.violation.partition(": ")[2]
+    if reason.startswith("AttributeError: ") and "'NoneType'" not in reason:
+        raise RuntimeError(f"the mutant does not fit the program: {reason}")
+
+
 def caught(name: str, seeds: Iterable[int]) -> Outcome | None:
     """The first seed that catches the mutant by one of the invariants that should; None if it survives."""
     mutant = MUTANTS[name]
@@ -635,6 +649,7 @@ def caught(name: str, seeds: Iterable[int]) -> Outcome | None:
             mutant.breaks(patch)
             for seed in seeds:
                 outcome = run_seed(seed, mutant.profile)
+                check_mutant_fits(outcome)
                 if outcome.invariant in mutant.caught_by:
                     return outcome
     finally:

@@ -107,8 +107,8 @@ class AuditCases:
         return removed or (came.stage, came.sender) in current.served
 
     def complete(self, attempt: Attempt, prepared: Mapping[str, Prepared]) -> bool:
-        """True if every owner of units in this attempt has sent its receipt. Nobody could audit the part of
-        one that left before it did: other replicas compute its units again."""
+        """True if every owner of units in this attempt has sent its receipt. An owner that left without a
+        receipt could not be audited: other replicas compute its units again."""
         if not self.on:
             return True
         return all(attempt.members[position] in prepared for position in set(attempt.owners) - {-1})

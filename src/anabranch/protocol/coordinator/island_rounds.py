@@ -62,7 +62,7 @@ class IslandRounds:
         return units
 
     def on_applied(self, peer: str, timing: Mapping[str, float]) -> None:
-        """Take the compute seconds of a peer in the last step."""
+        """Measure the speed of a peer by the compute seconds that it reports for the last step."""
         seconds = sum(timing.get(kind, 0.0) for kind in _WORK)
         if (units := self._units.get(peer)) and plausible(seconds):
             self._rates[peer] = units / seconds
@@ -93,14 +93,15 @@ class IslandRounds:
     # --- late slots ----------------------------------------------------------------------------
 
     def expected_s(self, current: Round) -> float:
-        """Seconds that the slots of a round should take; 0 in a synchronous iteration. Of a machine that says
-        it is far slower than others not more than MOST_RATE times the median."""
+        """Seconds that the slots of a round should take; 0 in a synchronous iteration. A machine that reports
+        itself far slower than the others counts with at most MOST_RATE times the median."""
         members = self.ctx.run.membership.members
         times = sorted(s.steps / self._rate(s.peer) for s in current.slots if s.steps and s.peer in members)
         return min(times[-1], MOST_RATE * times[(len(times) - 1) // 2]) if times else 0.0
 
     def drop_late(self, current: Round, settled: bool) -> None:
-        """Decide without which slots the round ends. settled: True if its result is PREPARED already."""
+        """Leave late slots out of the round, once it has waited long enough; none if its result is PREPARED
+        already (`settled`)."""
         if not current.slots or not self.ctx.run.settings.rounds.drops or settled:
             return
         slots, ready = active(current.slots), self._ready(current)

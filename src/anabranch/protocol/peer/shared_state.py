@@ -212,7 +212,8 @@ class Coordination(Timer):
         self.role = role
 
     def elected(self, term: int) -> None:
-        """Lead the log in `term`; without a coordinator yet, with the role ELECTED."""
+        """Note that the voters elected this peer in `term`: it leads the log. Until it has a coordinator its
+        role is ELECTED."""
         self._ctx.log.take_lead(term)
         if self.coordinator is None:
             self._become(LeadRole.ELECTED)

@@ -52,7 +52,7 @@ GONE = ""
 NEXT = -1
 #: Transmissions of a microbatch from one upstream peer that are remembered, to ignore repeated messages.
 #: Plain choice.
-WAYS_KEPT = 16
+TRANSMISSIONS_KEPT = 16
 
 
 class Iteration:
@@ -86,7 +86,9 @@ class Iteration:
         self.replies = UpstreamReplies(ctx, t, base, self.seals)
         self.embed_gradients: dict[int, Payload] = {}
         self._sampling = LinkSampling(ctx, t, base)
-        self._received_ways: dict[tuple[str, int], deque[int]] = defaultdict(lambda: deque(maxlen=WAYS_KEPT))
+        self._received_transmissions: dict[tuple[str, int], deque[int]] = defaultdict(
+            lambda: deque(maxlen=TRANSMISSIONS_KEPT)
+        )
         prepare = self._embed if ctx.run.stage == 0 else None
         self.sender = Sender(ctx, t, base, prepare, planned, self.seals)
         self.repairs = Repairs(ctx, self.sender)
@@ -170,7 +172,7 @@ class Iteration:
             return f"microbatch {message.index} of iteration {self.t} is one to train"
         if len(message.path) != (self.ctx.run.stage or self.ctx.run.settings.stages + 1):
             return "a path that is not one"  # a path has one peer of each stage before
-        received = self._received_ways[peer, message.index]
+        received = self._received_transmissions[peer, message.index]
         if message.way in received:
             return None  # a repeated message
         if not self.credits.ledger.receive(peer):
@@ -268,7 +270,7 @@ class Iteration:
 
     def on_backward(self, peer: str, message: Backward, payload: Payload | None) -> str | None:
         """Take the gradient of a microbatch that `peer` computed; return why it is refused, or None. The
-        first one is computed with, or in an evaluation passed on; later ones are ignored."""
+        first one starts the backward tasks, or is passed on in an evaluation; later ones are ignored."""
         if payload is not None:
             self._sampling.acknowledge(peer, message.index, backward=True)
         first, refusal = self.sender.on_backward(peer, message.index, payload)
@@ -411,8 +413,8 @@ class Iteration:
         self._finish(unit)
         self._release_slot(unit)
         self.ctx.outbox.refuse(unit.upstream, "Forward", reason)
-        for peer, way in {**unit.others, unit.upstream: unit.way}.items():
-            self.replies.lack(peer, unit.index, way, refused=True)
+        for peer, transmission in {**unit.others, unit.upstream: unit.transmission}.items():
+            self.replies.lack(peer, unit.index, transmission, refused=True)
 
     # --- questions and recall ----------------------------------------------------------------
 
@@ -436,7 +438,7 @@ class Iteration:
                 continue
             if unit.granted not in (peer, GONE):
                 continue
-            if message.ways.get(unit.index) == unit.way:
+            if message.ways.get(unit.index) == unit.transmission:
                 begun = isinstance(task, InputGradient)
                 found.append((begun and unit.kept, begun and rank is not TaskPriority.REDO, unit, task))
         for _, _, unit, task in sorted(found, key=lambda each: each[:2])[: message.most]:
@@ -451,7 +453,7 @@ class Iteration:
             self.ctx.tasks.submit(TaskPriority.STEP, Discard(self.t, unit.index), (), lambda result: None)
         self._finish(unit)
         self._release_slot(unit)
-        self.replies.lack(unit.upstream, unit.index, unit.way, refused=True)
+        self.replies.lack(unit.upstream, unit.index, unit.transmission, refused=True)
 
     # --- membership --------------------------------------------------------------------------
 
@@ -469,8 +471,8 @@ class Iteration:
                 if unit.granted == peer:
                     unit.granted = GONE
             self.credits.forget(peer)
-            for known in [known for known in self._received_ways if known[0] == peer]:
-                del self._received_ways[known]  # its next incarnation numbers anew
+            for known in [known for known in self._received_transmissions if known[0] == peer]:
+                del self._received_transmissions[known]  # its next incarnation numbers anew
         if stage == self.ctx.run.next_stage():
             self.repairs.peer_removed(peer, reason)
         if stage == 0:
