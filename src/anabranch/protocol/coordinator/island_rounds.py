@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.coordinator.round import Round
@@ -19,8 +19,9 @@ from anabranch.protocol.log.records import Commit, StageCommit
 from anabranch.protocol.rounds.plan import Plan, active, even_plan, next_plan, units_of
 from anabranch.protocol.telemetry.estimators import plausible
 
-#: Share of the slots that must be ready before the others can be late, of those whose machine has not left.
-#: Plain choice: a median machine may still be among those before it.
+#: Share of the slots after which the others have `round.grace` times the time so far, of those whose machine
+#: has not left. Plain choice: a median machine may still be among those before it. After fewer the others
+#: have the more time.
 READY = 0.75
 #: Tasks whose seconds are the work of a microbatch or slot.
 _WORK = ("Forward", "InputGradient", "WeightGradient", "Recount")
@@ -93,10 +94,22 @@ class IslandRounds:
     # --- late slots ----------------------------------------------------------------------------
 
     def expected_s(self, current: Round) -> float:
-        """Seconds that the slots of a round should take; 0 in a synchronous iteration. Of a machine that says
-        it is far slower than others not more than MOST_RATE times the median."""
+        """Seconds that the slots of a round should take; 0 in a synchronous iteration, and if its slots are
+        bound to no machine."""
         members = self.ctx.run.membership.members
-        times = sorted(s.steps / self._rate(s.peer) for s in current.slots if s.steps and s.peer in members)
+        bound = [slot for slot in current.slots if slot.steps and slot.peer in members]
+        return self._most(slot.steps / self._rate(slot.peer) for slot in bound)
+
+    def _longest_s(self, current: Round) -> float:
+        """Seconds that the slots of a round should take, also of a first one, whose slots anybody fills."""
+        live, inner = self.ctx.run.membership.live(1, current.t), self.ctx.run.settings.rounds.inner
+        return self.expected_s(current) or self._most(inner / self._rate(peer) for peer in live)
+
+    @staticmethod
+    def _most(seconds: Iterable[float]) -> float:
+        """The longest time, but of a machine far slower than others not more than MOST_RATE times the
+        median; 0 if there is none."""
+        times = sorted(seconds)
         return min(times[-1], MOST_RATE * times[(len(times) - 1) // 2]) if times else 0.0
 
     def drop_late(self, current: Round, settled: bool) -> None:
@@ -105,8 +118,9 @@ class IslandRounds:
             return
         slots, ready = active(current.slots), self._ready(current)
         there = ready.union(slot for slot in slots if not self._left(current, slot))
-        if len(ready) >= READY * len(there) and ready and current.ready_at == math.inf:
-            current.ready_at = self.ctx.clock.now
+        share = min(1.0, len(ready) / (READY * len(there))) if there else 0.0
+        if share > current.ready_share:
+            current.ready_at, current.ready_share = self.ctx.clock.now, share
         late = frozenset(slots) - ready - current.dropped
         if not late or not ready or not self._waited(current, late):
             return
@@ -146,4 +160,7 @@ class IslandRounds:
         ready = self._ready(current)
         if not ready or len(ready) + len(current.dropped) >= len(active(current.slots)):
             return math.inf
-        return current.ready_at + rounds.grace * (current.ready_at - current.opened_at)
+        seconds = (current.ready_at - current.opened_at) / current.ready_share
+        if current.ready_share < 1.0:
+            seconds = max(seconds, self._longest_s(current))
+        return current.opened_at + (1.0 + rounds.grace) * seconds

@@ -63,12 +63,14 @@ Change = MembersChanged | RolledBack | Voters | Epoch | Commit | Closing | Contr
 
 @dataclass(frozen=True)
 class AppliedEntry:
-    """Committed entry that was folded. base: hash of the entry. change: None if no part has to react."""
+    """Committed entry that was folded. base: hash of the entry. change: None if no part has to react. wrong:
+    reason why no honest leader plans the next round so, "" if one might."""
 
     term: int
     record: AnyRecord
     base: str
     change: Change | None
+    wrong: str = ""
 
 
 def note_record(outbox: Outbox, record: AnyRecord, base: str) -> None:
@@ -103,7 +105,10 @@ class LogApplication:
         ctx.run.fold_carriers(record)
         stepped = isinstance(record, Commit) and ctx.run.settings.snapshots_at(record.t - 1)
         self._summary.fold(record, stepped)
-        return AppliedEntry(entry.term, record, base, self._fold(record, base))
+        change, wrong = self._fold(record, base), ""
+        if isinstance(record, Commit | Rollback):
+            wrong = ctx.run.plan_round(record.t + 1, record.slots)
+        return AppliedEntry(entry.term, record, base, change, wrong)
 
     def split_next_batch(self) -> None:
         """Fix which data node begins which microbatches of the next iteration (R2), once all parts have
@@ -123,12 +128,10 @@ class LogApplication:
                 return self._members(record)
             case Commit():
                 progress.rebase(base, record.t)
-                self._ctx.run.plan_round(record.t + 1, record.slots)
                 return record
             case Rollback():
                 progress.rebase(base, record.t)
                 progress.closed = False
-                self._ctx.run.plan_round(record.t + 1, record.slots)
                 self._ctx.run.membership.rolled_back(record.t)
                 return RolledBack(record, base, frozenset(progress.bases) - {base})
             case Closing():

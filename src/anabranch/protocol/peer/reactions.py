@@ -99,8 +99,11 @@ class LogReactions:
         self._log.split_next_batch()
         if self.shared.coordination.coordinator is not None:
             self.shared.coordination.coordinator.chosen(applied.record, applied.base)
+        if applied.wrong:
+            stop_reason = f"the log's leader planned the next round as no honest one does: {applied.wrong}"
         if stop_reason:
-            self.shared.exit.stop(stop_reason, ok=not isinstance(applied.change, Revoke), again=again)
+            ok = not applied.wrong and not isinstance(applied.change, Revoke)
+            self.shared.exit.stop(stop_reason, ok=ok, again=again)
         self.iterations.open()
 
     # --- end of the run ------------------------------------------------------------------------
