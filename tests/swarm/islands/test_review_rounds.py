@@ -209,3 +209,11 @@ def test_newcomers_catch_up_over_a_round() -> None:
     world.bookkeepers.append(watch)
     world.run(until_s=2000.0)
     assert struck and world.history().t == 6
+
+
+def test_an_operator_counts_optimizer_steps() -> None:
+    """Two synchronous steps and rounds of three: 8 steps are 4 iterations, not 8."""
+    world = world_of(island_run(), relays=3)
+    world.clock.at(0.5, lambda: world.nodes["d0"].handle(ev.Wished("steps", 8)))
+    world.run(until_s=2000.0)
+    assert world.history().course.steps == 8 and world.history().t == 4

@@ -33,8 +33,8 @@ PLANS_KEPT = 1024
 class RunCourse:
     """Number of steps and pause of a run, folded from the `Control` records of its log.
 
-    steps: number of steps; 0 leaves it to the run file. held: last iteration to be opened during a pause; -1
-    where the run is not paused.
+    steps: number of optimizer steps; 0 leaves it to the run file. held: last iteration to be opened during a
+    pause; -1 where the run is not paused.
     """
 
     steps: int = 0
@@ -165,8 +165,9 @@ class RunView:
 
     @property
     def steps(self) -> int:
-        """Number of steps of the run: the run file's, unless a `Control` record in the log changed it."""
-        return self.course.steps or self.settings.steps
+        """Number of iterations of the run: the run file's, unless a `Control` record in the log changed it
+        (which counts optimizer steps)."""
+        return self.settings.rounds.iterations(self.course.steps) or self.settings.steps
 
     @property
     def deals(self) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from anabranch.protocol.context.outbox import Outbox
+from anabranch.protocol.context.run_view import RunView
 from anabranch.protocol.log.hash_chain import follow
 from anabranch.protocol.log.records import (
     AnyRecord,
@@ -73,17 +74,19 @@ class AppliedEntry:
     wrong: str = ""
 
 
-def note_record(outbox: Outbox, record: AnyRecord, base: str) -> None:
+def note_record(outbox: Outbox, run: RunView, record: AnyRecord, base: str) -> None:
     """Write a step, evaluation, rollback or control record to the event log; other records are not written.
     base: hash of its entry."""
     if isinstance(record, Commit | Closing) and record.evaluation is not None:
         outbox.note("evaluation", t=record.evaluation.t, evaluation=record.evaluation)
     if isinstance(record, Commit):
-        outbox.note("step", record=record, base=base)
+        outbox.note("step", record=record, base=base, plan=run.plan(record.t))
     elif isinstance(record, Rollback):
         outbox.note("rollback", t=record.t, reason=record.reason)
     elif isinstance(record, Control):
-        outbox.note("control", action=record.action, t=record.steps)
+        iterations = run.settings.rounds.iterations(record.steps)
+        t = iterations if record.action == "steps" else record.steps
+        outbox.note("control", action=record.action, t=t)
 
 
 class LogApplication:

@@ -80,7 +80,7 @@ class LogReactions:
     def _hand_on(self, applied: AppliedEntry) -> None:
         lead, stop_reason, again = self.shared.coordination.coordinator, "", False
         if not isinstance(applied.change, Control):
-            note_record(self._ctx.outbox, applied.record, applied.base)
+            note_record(self._ctx.outbox, self._ctx.run, applied.record, applied.base)
         match applied.change:
             case Voters() | Epoch() | Carriers():
                 self.links.connections.connect()
