@@ -82,6 +82,8 @@ def test_who_tells_the_truth_about_an_overflow_stays() -> None:
     world.run(until_s=2000.0)
     history = world.history()
     assert [counted(commit.stages[1].owners) for commit in history.commits[2:]] == [(0, 2, 3, 4)] * 4
+    told = [f for _, who, _, f in world.notes if who == "d0" and "slot 1 overflowed in 3 rounds" in str(f)]
+    assert len(told) == 1
     assert history.removals == 0
 
 

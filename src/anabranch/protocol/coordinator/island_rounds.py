@@ -16,13 +16,16 @@ from anabranch.protocol.coordinator.round import Round
 from anabranch.protocol.fleet.admission import Admission
 from anabranch.protocol.interface.rounds import MOST_RATE
 from anabranch.protocol.log.records import Commit, StageCommit
-from anabranch.protocol.rounds.plan import Plan, active, even_plan, next_plan, units_of
+from anabranch.protocol.rounds.plan import Plan, active, counted, even_plan, next_plan, units_of
 from anabranch.protocol.telemetry.estimators import plausible
 
 #: Share of the slots after which the others have `round.grace` times the time so far, of those whose machine
 #: has not left. Plain choice: a median machine may still be among those before it. After fewer the others
 #: have the more time.
 READY = 0.75
+#: Rounds running in which a slot overflows, after which the leader says so, and again after as many. Plain
+#: choice.
+OVERFLOWS = 3
 #: Tasks whose seconds are the work of a microbatch or slot.
 _WORK = ("Forward", "InputGradient", "WeightGradient", "Recount")
 
@@ -37,6 +40,8 @@ class IslandRounds:
         self._has_last = has_last
         self._rates: dict[str, float] = {}
         """Peer -> microbatches per second, as measured in its last iteration with counted work."""
+        self._overflows: dict[int, int] = {}
+        """Slot -> rounds running in which it overflowed and did not count."""
         self._units: Mapping[str, int] = {}
         """Peer -> microbatches of its work in the last step."""
 
@@ -46,14 +51,27 @@ class IslandRounds:
         settings = self.ctx.run.settings
         return settings.microbatches // max(1, settings.rounds.slots)
 
-    def committed(self, record: Commit) -> None:
-        """Note whose work counted in a step, and how much."""
+    def committed(self, record: Commit, current: Round | None) -> None:
+        """Note whose work counted in a step, and how much. current: this leader's record of it, if it has
+        one."""
         if not self.ctx.run.settings.rounds.inner:
             return
         self._units = {}
         if len(record.stages) > 1:
             plan = self.ctx.run.plan(record.t)
             self._units = self._counted(record.stages[1], plan)
+            if plan and current is not None and current.t == record.t:
+                self._warn(current, counted(record.stages[1].owners))
+
+    def _warn(self, current: Round, accepted: tuple[int, ...]) -> None:
+        """Note slots that overflowed in several rounds running: their batches wait for ever."""
+        reported = {index for stage, index in current.witnesses if stage}
+        for slot in active(current.slots):
+            over = slot in reported and slot not in accepted
+            rounds = self._overflows[slot] = self._overflows.get(slot, 0) + 1 if over else 0
+            if rounds and rounds % OVERFLOWS == 0:
+                text = f"slot {slot} overflowed in {rounds} rounds running, and is left out with its batches"
+                self.ctx.outbox.note("note", text=f"{text}: lower the learning rate, or take fewer round.steps")
 
     def _counted(self, part: StageCommit, plan: Plan) -> Counter[str]:
         units: Counter[str] = Counter()
