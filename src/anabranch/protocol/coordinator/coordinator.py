@@ -473,7 +473,7 @@ class Coordinator:
         self.tip.t, self.tip.base, self.tip.adam_step = record.t, base, record.adam_step
         self.vouchers.moved(record.t, base)
         self.audits.committed(record, base, self.round)
-        self.rounds.committed(record)
+        self.rounds.committed(record, self.round)
         self.released.committed()
         self.tip.round = None
         self._skips = self._skips + 1 if record.verdict == "skip" else 0

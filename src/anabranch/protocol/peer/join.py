@@ -207,7 +207,10 @@ class JoinProcess(Timer):
         ctx.log.elect(welcome.voters)
         self._following.admitted(welcome.term)
         run.resume_course(RunCourse(welcome.steps, welcome.held))
-        run.plan_round(t + 1, welcome.slots)
+        if wrong := run.plan_round(t + 1, welcome.slots):
+            reason = f"the run's leader plans the next round as no honest one does: {wrong}"
+            self._exit.stop(reason, ok=False)
+            return
         run.revoked.add(welcome.revoked)
         run.use_carriers(welcome.carriers)
         self._summary.start(welcome.adam_step, skips=welcome.skips)

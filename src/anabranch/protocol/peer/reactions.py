@@ -80,7 +80,7 @@ class LogReactions:
     def _hand_on(self, applied: AppliedEntry) -> None:
         lead, stop_reason, again = self.shared.coordination.coordinator, "", False
         if not isinstance(applied.change, Control):
-            note_record(self._ctx.outbox, applied.record, applied.base)
+            note_record(self._ctx.outbox, self._ctx.run, applied.record, applied.base)
         match applied.change:
             case Voters() | Epoch() | Carriers():
                 self.links.connections.connect()
@@ -99,8 +99,11 @@ class LogReactions:
         self._log.split_next_batch()
         if self.shared.coordination.coordinator is not None:
             self.shared.coordination.coordinator.chosen(applied.record, applied.base)
+        if applied.wrong:
+            stop_reason = f"the log's leader planned the next round as no honest one does: {applied.wrong}"
         if stop_reason:
-            self.shared.exit.stop(stop_reason, ok=not isinstance(applied.change, Revoke), again=again)
+            ok = not applied.wrong and not isinstance(applied.change, Revoke)
+            self.shared.exit.stop(stop_reason, ok=ok, again=again)
         self.iterations.open()
 
     # --- end of the run ------------------------------------------------------------------------

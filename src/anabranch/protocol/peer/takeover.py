@@ -11,7 +11,7 @@ from anabranch.protocol.fleet.admission import Admission
 from anabranch.protocol.fleet.snapshot_catalog import RestorePoint
 from anabranch.protocol.interface.events import VerifiedCredential
 from anabranch.protocol.log.hash_chain import Position
-from anabranch.protocol.log.records import AnyRecord, Member, decode_entry, entry_hash
+from anabranch.protocol.log.records import AnyRecord, Commit, Member, Rollback, decode_entry, entry_hash
 from anabranch.protocol.messages import Welcome
 from anabranch.protocol.peer.iterations import Iterations
 from anabranch.protocol.peer.join import JoinProcess
@@ -235,8 +235,10 @@ class Leadership:
             self._before.append(line)
         if follows:
             return  # the founder has not admitted itself yet, and may have to begin again
+        if isinstance(entry.record, Commit | Rollback):
+            ctx.run.plan_round(entry.record.t + 1, entry.record.slots)
         if entry.index >= self._on_disk:
-            note_record(ctx.outbox, entry.record, entry_hash(line))
+            note_record(ctx.outbox, ctx.run, entry.record, entry_hash(line))
         if ctx.log.leads and entry.term == ctx.log.leads and not done:
             self._take_up(self._before)
             joining.admit_self()
