@@ -43,13 +43,21 @@ class IrohEngine:
     IP:PORT of its UDP sockets.
     """
 
-    def __init__(self, identity: Identity, relays: Sequence[str] = (), bind: str = "0.0.0.0:0") -> None:
+    def __init__(
+        self,
+        identity: Identity,
+        relays: Sequence[str] = (),
+        bind: str = "0.0.0.0:0",
+        external: Sequence[str] = (),
+    ) -> None:
+        """external: IP:PORT at which the internet sees the socket, as far as the user knows it; an iroh relay
+        tells it, too."""
         self.on_incoming: OnIncoming = lambda connection, peer, path: connection.close()
         self.paths: dict[str, str] = {}
         self.sockets: list[str] = []
         #: Report of the process about the release of iroh, for the log.
         self.release = ""
-        self._identity, self._relays, self._bind = identity, list(relays), bind
+        self._identity, self._relays, self._bind, self._external = identity, list(relays), bind, list(external)
         self._secret = secrets.token_hex(SECRET_BYTES)
         self._numbers = itertools.count(1)
         self._dials: dict[int, asyncio.Future[socket.socket]] = {}
@@ -149,6 +157,7 @@ class IrohEngine:
             "key": self._identity.seed().hex(),
             "relays": self._relays,
             "bind": self._bind,
+            "external": self._external,
             "port": self._listener.getsockname()[1],
             "secret": self._secret,
         }

@@ -220,6 +220,8 @@ async def run() -> None:
         relay_mode=RelayMode.custom_from_urls(relays) if relays else RelayMode.disabled(),
     )
     endpoint = await Endpoint.bind(options)
+    for address in config["external"]:
+        await endpoint.add_external_addr(address)
     say({"ready": endpoint.bound_sockets(), "iroh": outcome})
     loop.run_in_executor(None, read)
     try:
