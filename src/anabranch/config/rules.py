@@ -35,6 +35,7 @@ def check_rules(config: RunConfig, where: str) -> None:
         _audit_problem(config),
         _wire_problem(config),
         address_problem(network.host, network.advertise, "network.host", "network.advertise"),
+        _iroh_problem(config),
     ):
         if sentence:
             raise ConfigError(f"{where}: {sentence}")
@@ -44,6 +45,14 @@ def _audit_problem(config: RunConfig) -> str:
     """Reason why the run cannot be audited, "" if it can."""
     if config.audit.share and (config.run.numerics == "mixed" or config.run.reduction != "exact"):
         return 'audit.share needs run.numerics = "strict" and run.reduction = "exact": others may differ'
+    return ""
+
+
+def _iroh_problem(config: RunConfig) -> str:
+    """Reason why peers cannot connect through iroh, "" if they can or shall not."""
+    network = config.network
+    if network.transport != "tcp" and not network.iroh_relay:
+        return f'network.transport = "{network.transport}" needs a relay: set network.iroh_relay to its URL'
     return ""
 
 

@@ -24,6 +24,7 @@ from anabranch.net.connection_limits import CarryLimits, Limits
 from anabranch.net.errors import ListenError
 from anabranch.net.handshake import Gate, Hello
 from anabranch.net.identity import Identity, IdentitySigner, next_incarnation
+from anabranch.net.iroh.engine import IrohEngine
 from anabranch.net.tcp import BBR_REMEDY, TcpTransport, bbr_missing
 from anabranch.net.ticket import Ticket
 from anabranch.node.driver.allocator import free_former_peer
@@ -31,7 +32,7 @@ from anabranch.node.driver.connections import ticket_of
 from anabranch.node.driver.initial_dial import InitialDial, left
 from anabranch.node.driver.peer_driver import LivePeer, Outcome
 from anabranch.node.driver.raft_storage import RaftStorage
-from anabranch.node.lifecycle.addresses import bind_port, reachable_address
+from anabranch.node.lifecycle.addresses import bind_port, reachable_address, relay_of, started_engine
 from anabranch.node.lifecycle.shutdown import STOP_S, stop_on_signals
 from anabranch.node.lifecycle.training_machine import FROZEN, TrainingMachine
 from anabranch.node.lifecycle.volunteer_console import VolunteerConsole
@@ -57,7 +58,8 @@ class JoinOptions:
     device, "" for the run file's. patience_s: seconds to try to reach the run for the first time. once: True
     to end with the first part in the run. grace_s: seconds to leave after a signal. listens: False to accept
     no connection: others reach this machine through a carrier. hours: at which this machine is lent; None:
-    always. carry: limits of what it carries for others.
+    always. carry: limits of what it carries for others. transport: "tcp", "iroh", or "auto": TCP, and iroh if
+    the ticket names a relay and iroh is installed.
     """
 
     ticket: Ticket
@@ -76,6 +78,7 @@ class JoinOptions:
     listens: bool = True
     hours: Hours | None = None
     carry: CarryLimits = field(default_factory=CarryLimits)
+    transport: str = "auto"
 
 
 def door_of(peer: Peer, pending: Mapping[str, str] = MappingProxyType({})) -> Callable[[Hello], str | None]:
@@ -226,7 +229,7 @@ class Volunteer:
 
     async def _take_part(self) -> Outcome:
         options, leader = self._options, self._options.ticket.first_peer
-        live = self._new_peer()
+        live = self._new_peer(await self._engine())
         self._console.begin()
         self._admitted_at = math.inf
         live.listeners += [self._console.on_effect, self._on_effect]
@@ -278,11 +281,24 @@ class Volunteer:
             return ""
         return options.advertise or reachable_address(options.host, self._port, leader.host)
 
-    def _new_peer(self) -> LivePeer:
+    async def _engine(self) -> IrohEngine | None:
+        """iroh endpoint of this machine, if it is to be used."""
+        options = self._options
+        relay = None if options.transport == "tcp" else relay_of(options.ticket.first_addresses)
+        if relay is None:
+            if options.transport == "iroh":
+                raise UserError("--transport iroh: the ticket names no iroh relay; the run uses TCP")
+            return None
+        must = options.transport == "iroh"
+        return await started_engine(self._identity, relay, options.advertise, must, self._say)
+
+    def _new_peer(self, engine: IrohEngine | None) -> LivePeer:
         options, identity, grant = self._options, self._identity, self._options.ticket.grant
         leader = options.ticket.first_peer
         incarnation = next_incarnation(options.home / "incarnation")
         stage = 0 if grant.role == "data" else options.stage
+        relay = relay_of(options.ticket.first_addresses) if engine is not None else None
+        address = ",".join(str(one) for one in (self._address(), relay) if one)
         disk = RaftStorage(options.home / "log.jsonl", options.home / "vote.json")
         kept = disk.load()
         me = Member(
@@ -293,7 +309,7 @@ class Volunteer:
             capacity=1,
             name=options.name,
             region=options.region,
-            address=self._address(),
+            address=address,
             disk=kept.nonce,
         )
         settings = Settings(run=grant.run, epoch=0, stages=1, microbatches=1, steps=0)
@@ -307,8 +323,9 @@ class Volunteer:
             peer,
             TrainingMachine(me, options.corpus, options.device, options.home / FROZEN),
             lambda accept: self._transport(
-                identity, incarnation, gate, accept, limits=limits, carry=options.carry
-            ),
+                identity, incarnation, gate, accept, limits=limits, carry=options.carry,
+                engine=engine, only_engine=options.transport == "iroh",
+            ),  # fmt: skip
             options.ticket,
             options.home / "events.jsonl",
             disk=disk,

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from anabranch.addresses import direct_addresses
+from anabranch.addresses import carrier_ways, direct_addresses
 from anabranch.protocol.context.links import LinkTable
 from anabranch.protocol.context.run_view import LogView, RunView
 from anabranch.protocol.membership.rendezvous_graph import pair_scores
@@ -40,7 +40,7 @@ class CarrierChoice:
         member = self.run.membership.members.get(self.me)
         if member is None or direct_addresses(member.address):
             return {}
-        own = {way.rpartition("/")[2]: way.rpartition("/")[0] for way in member.address.split(",") if way}
+        own = {way.rpartition("/")[2]: way.rpartition("/")[0] for way in carrier_ways(member.address)}
         return {**own, **self.run.carriers}
 
     def ways(self, peer: str) -> list[str]:

@@ -79,7 +79,8 @@ class LinkEvents(Timer):
             return
         self.connections.link_up(peer)
         if event.via:
-            ctx.outbox.note("note", text=f"{peer[:8]} is linked through carrier {event.via[:8]}")
+            how = "iroh" if event.via == "iroh" else f"carrier {event.via[:8]}"
+            ctx.outbox.note("note", text=f"{peer[:8]} is linked through {how}")
         for observer in self._on_up:
             observer(peer)
 

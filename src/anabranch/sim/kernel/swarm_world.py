@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from anabranch.addresses import direct_addresses
+from anabranch.addresses import carrier_ways, direct_addresses
 from anabranch.protocol.consensus.log_replay import LogReplay, fold
 from anabranch.protocol.interface import events as ev
 from anabranch.protocol.interface.events import NEVER_EXPIRES_S, VerifiedCredential
@@ -228,7 +228,7 @@ class World(Environment):
 
     def dial(self, node: Node, peer: str, address: str = "") -> None:
         """Connect a node to a peer as soon as possible. The node always gets a LinkUp or LinkDown event."""
-        if ways := [way.rpartition("/")[2] for way in address.split(",") if "/" in way]:
+        if ways := [way.rpartition("/")[2] for way in carrier_ways(address)]:
             address = direct_addresses(address)
             helps = not self._answers(node, peer, address) and self._carrier_to(node, peer, ways)
             if helps or not address:
