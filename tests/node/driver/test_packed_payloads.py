@@ -149,6 +149,36 @@ def test_a_payload_that_is_not_packed_breaks_the_link() -> None:
     asyncio.run(scenario())
 
 
+def test_a_link_is_held_by_what_its_payloads_are_once_they_are_unpacked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Zeros take two bytes for 64 values on the line: a short payload must not ask for much memory (I7)."""
+    monkeypatch.setattr("anabranch.node.driver.connections.UNPACK_BYTES", 4 * N)
+    waiting: list[Callable[[], None]] = []
+
+    async def scenario() -> None:
+        here, there = await linked()
+        came = asyncio.Event()
+
+        def later(work: Callable[[], object], done: Callable[[object], None]) -> None:
+            waiting.append(lambda: done(work()))
+            came.set()
+
+        there.links._offload = later
+        here.links.send(OTHER.peer_id, part(0), torch.zeros(N, dtype=torch.int64))
+        await asyncio.wait_for(came.wait(), 60.0)
+        assert here.links.sent_bytes["ReducePart"] < N / 16
+        assert there.link(OWNER)._holds
+        waiting.pop()()
+        assert not there.link(OWNER)._holds
+        got = await there.received(ReducePart)
+        assert isinstance(got, torch.Tensor) and not got.any() and len(got) == N
+        for end in (here, there):
+            await end.close()
+
+    asyncio.run(scenario())
+
+
 def test_what_was_being_packed_when_the_link_went_is_dropped() -> None:
     async def scenario() -> None:
         here, there = await linked()

@@ -5,6 +5,7 @@ Not here: which peers to dial and what to send (`protocol`)."""
 from __future__ import annotations
 
 import asyncio
+import math
 import weakref
 from collections import Counter
 from collections.abc import Callable
@@ -25,9 +26,11 @@ from anabranch.protocol.messages import PAYLOAD_PRIORITY, AnyMessage, Message, M
 #: event loop.
 Offload = Callable[[Callable[[], object], Callable[[object], None]], None]
 
-#: Most received bytes of a link that wait to be unpacked before the link is read no further. A choice: many
-#: small parts, or a single large one.
-UNPACK_BYTES = 64 << 20
+#: Most bytes, once they are unpacked, of a link's payloads that wait for it before the link is read no further.
+#: A choice: many small parts, or a single large one.
+UNPACK_BYTES = 256 << 20
+#: Bytes of an unpacked value.
+VALUE_BYTES = 8
 #: Age (s) up to which a direct link is not replaced by a carried one: the longest time of a dial.
 FRESH_S = 10.0
 
@@ -140,7 +143,7 @@ class Connections:
         if not is_slow(blob):
             self._unpacked(link, message, unpack())
             return
-        size_bytes = memoryview(blob.data).nbytes
+        size_bytes = VALUE_BYTES * math.prod(blob.shape)  # packed zeros take almost none
         self._wait(link, size_bytes)
 
         def unpacked(payload: object) -> None:
@@ -150,8 +153,8 @@ class Connections:
         self._offload(unpack, unpacked)
 
     def _wait(self, link: Link, size_bytes: int) -> None:
-        """Add `size_bytes` (negative: subtract) to the bytes of a link that wait to be unpacked. While they
-        exceed UNPACK_BYTES, no payloads are read from the link."""
+        """Add `size_bytes` (negative: subtract) to the unpacked bytes of a link's payloads that wait to be
+        unpacked. While they exceed UNPACK_BYTES, no payloads are read from the link."""
         before, self._waiting[link] = self._waiting[link], self._waiting[link] + size_bytes
         held, hold = before > UNPACK_BYTES, self._waiting[link] > UNPACK_BYTES
         if hold != held:
