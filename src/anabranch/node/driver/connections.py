@@ -19,8 +19,16 @@ from anabranch.net.link import Link
 from anabranch.net.tcp import TcpTransport
 from anabranch.net.ticket import Grant, MembershipCertificate
 from anabranch.protocol.interface.events import Event, Garbled, LinkDown, LinkUp, Received, VerifiedCredential
-from anabranch.protocol.interface.tasks import Payload
-from anabranch.protocol.messages import PAYLOAD_PRIORITY, AnyMessage, Message, MessageError, decode, encode
+from anabranch.protocol.interface.tasks import PIECE_BYTES, Payload
+from anabranch.protocol.messages import (
+    PAYLOAD_PRIORITY,
+    AnyMessage,
+    Message,
+    MessageError,
+    Piece,
+    decode,
+    encode,
+)
 
 #: offload(work, done) runs `work()` on another thread, one after the other, and calls `done(result)` on the
 #: event loop.
@@ -132,18 +140,21 @@ class Connections:
         if type(message) not in PAYLOAD_PRIORITY:
             self._garbled(link, f"a {type(message).__name__} with a payload")
             return
-        from anabranch.node.driver.tensor_codec import from_blob, is_slow
+        from anabranch.node.driver.tensor_codec import from_blob, inflated, is_slow
+
+        of_state = isinstance(message, Piece)
 
         def unpack() -> object:
             try:
-                return from_blob(blob)
+                return inflated(from_blob(blob), PIECE_BYTES) if of_state else from_blob(blob)
             except FrameError as error:
                 return error
 
-        if not is_slow(blob):
+        if not of_state and not is_slow(blob):
             self._unpacked(link, message, unpack())
             return
-        size_bytes = VALUE_BYTES * math.prod(blob.shape)  # packed zeros take almost none
+        # Packed zeros take almost none.
+        size_bytes = PIECE_BYTES if of_state else VALUE_BYTES * math.prod(blob.shape)
         self._wait(link, size_bytes)
 
         def unpacked(payload: object) -> None:
@@ -187,8 +198,11 @@ class Connections:
         if payload is None:
             link.send(encode(message))
             return
-        from anabranch.node.driver.tensor_codec import is_slow, to_blob
+        from anabranch.node.driver.tensor_codec import deflated, is_slow, to_blob
 
+        if isinstance(message, Piece):
+            self._offload(lambda: to_blob(deflated(payload)), lambda blob: self._packed(link, message, blob))
+            return
         convert = self._offload if is_slow(payload) else _at_once
         convert(lambda: to_blob(payload), lambda blob: self._packed(link, message, blob))
 
