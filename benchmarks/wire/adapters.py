@@ -85,10 +85,10 @@ def main() -> int:
         for name, f in figures.items()
     ]  # fmt: skip
     text = (
-        f"A llama of 3.4 million parameters (4 blocks, dim 256), {args.steps} steps of 512 tokens, 2 stages of "
-        f"2 relays and 2 data nodes. Adapters of rank {args.rank} at every linear layer. Bytes are those that "
-        "all peers sent, per step. Losses in nats per token: of the first step, and the mean of the last "
-        "three. Every step was verified: zero bits differ."
+        f"A llama of 3.4 million parameters (4 blocks, dim 256), {args.steps} steps of 512 tokens, 2 stages "
+        f"of 2 relays and 2 data nodes. Adapters of rank {args.rank} at every linear layer. Bytes are those "
+        "that all peers sent, per step. Losses in nats per token: of the first step, and the mean of the "
+        "last three. Every step was verified: zero bits differ."
     )
     head = ("trained", "reduce, MB", "activations, MB", "checkpoint, MB", "first loss", "last loss")
     goals = [at_most("Bytes of sums of adapters over those of all weights", 0.1, share, "{:.3f}")]

@@ -19,6 +19,7 @@ from anabranch.config import RunConfig, load_run_file, render_run_file
 from anabranch.config.load import parse_toml
 from anabranch.data.batches import Batches
 from anabranch.data.corpus import Corpus, open_corpus
+from anabranch.data.hub import model_folder
 from anabranch.protocol.log.records import Genesis
 from anabranch.train.adapters.frozen import FrozenStore, whole_frozen
 from anabranch.train.adapters.lora import LoraModel, run_model
@@ -63,7 +64,7 @@ def open_inputs(run_dir: Path) -> Inputs:
     corpus = open_corpus(directory.corpus)
     initial = frozen = None
     if run.model.initial_weights != "seed" and not run.lora.rank:
-        _, initial = import_hf(Path(run.model.initial_weights))
+        _, initial = import_hf(model_folder(run.model.initial_weights))
     model = model_config(run.model, corpus.vocab_size)
     if run.lora.rank:
         built = run_model(run, model, torch.device("cpu"))

@@ -188,7 +188,20 @@ def _lora_problem(config: RunConfig) -> str:
 
 def _data_problem(config: RunConfig) -> str:
     data, vocabulary = config.data, config.model.vocab_size
-    if data.source != "stdlib" and not data.path:
+    if data.weights and len(data.weights) != len(data.mixture):
+        return (
+            f"data.weights has {len(data.weights)} numbers for {len(data.mixture)} sources of data.mixture; "
+            "give one number per source"
+        )
+    if config.pipeline.whole and (data.format, data.packing) != ("text", "stream"):
+        return (
+            'data.format = "chat" and data.packing = "whole" are for pipelines: set pipeline.stages to 1 or '
+            "more, or leave them out"
+        )
+    if data.mixture:
+        if data.source != "stdlib" or data.path:
+            return "data.mixture takes the place of data.source and data.path: leave these out"
+    elif data.source != "stdlib" and not data.path:
         return f'data.path is empty; data.source = "{data.source}" needs the file or folder to read'
     trained = data.tokenizer == "bpe" or (data.tokenizer == "auto" and config.model.initial_weights == "seed")
     if trained and vocabulary is not None and vocabulary < data.vocab_size:

@@ -86,7 +86,8 @@ class ModelSection:
     a fixed subspace of this width (docs/explanation/subspace.md); 0 for none. The head is then untied, and
     data nodes have one more block, at full width."""
     initial_weights: str = "seed"
-    """"seed", or the path of a Hugging Face folder to continue from."""
+    """"seed", the path of a Hugging Face folder to continue from, or hub:OWNER/NAME@REVISION with a whole
+    commit hash."""
     initial_std: Positive = 0.02
     """Standard deviation of initial weights drawn from the seed; those that write into the residual stream
     have it divided by sqrt(2 * blocks)."""
@@ -112,12 +113,36 @@ class LoraSection:
 class DataSection:
     """The corpus and its tokenizer."""
 
-    source: Annotated[str, OneOf("stdlib", "text", "jsonl", "parquet", "dataset")] = "stdlib"
-    """"stdlib" (the Python standard library's source text), "text", "jsonl", "parquet" or "dataset"."""
+    source: Annotated[str, OneOf("stdlib", "text", "jsonl", "parquet", "dataset", "hub")] = "stdlib"
+    """"stdlib" (the Python standard library's source text), "text", "jsonl", "parquet", "dataset" (a folder
+    of save_to_disk) or "hub" (a dataset of the Hugging Face Hub, streamed)."""
     path: str = ""
-    """File or folder of the source; not used by "stdlib"."""
+    """File or folder of the source; not used by "stdlib". Of "hub" OWNER/NAME@REVISION with a whole commit
+    hash, or a folder that the datasets library loads."""
+    mixture: tuple[str, ...] = ()
+    """Several sources instead of one, e.g. ["text:/data/code", "jsonl:/data/wiki.jsonl"]."""
+    weights: tuple[Count, ...] = ()
+    """Shares in which the sources of `mixture` are read, e.g. [3, 1]: of every 4 sequences 3 are of the
+    first; empty means equal shares."""
+    subset: str = ""
+    """Configuration of a dataset with several (hub)."""
+    split: str = "train"
+    """Split of the dataset (hub)."""
+    skip: Natural = 0
+    """Documents of each source that are left out at its beginning, e.g. those that an earlier run read."""
+    documents: Natural = 0
+    """Most documents to read of each source; 0 = all."""
     text_field: str = "text"
-    """Field or column that holds a document's text (jsonl, parquet, dataset)."""
+    """Field or column that holds a document's text, or its messages (jsonl, parquet, dataset, hub)."""
+    format: Annotated[str, OneOf("text", "chat")] = "text"
+    """"text", or "chat": each record is a conversation or a prompt with its answer, and only what the
+    assistant says is trained on."""
+    template: Annotated[str, OneOf("plain", "chatml")] = "plain"
+    """Text around the turns of a conversation: "plain" (User: ... Assistant: ...) or "chatml"."""
+    packing: Annotated[str, OneOf("stream", "whole")] = "stream"
+    """Sequences are cut from the "stream" of all documents, or hold "whole" documents in order, as many as
+    fit, and are filled up with separators, which do not count; only a document longer than a sequence is
+    cut."""
     tokenizer: str = "auto"
     """"auto" (the tokenizer of the folder model.initial_weights; without one "bpe"), "bytes", "bpe" (trained
     on the corpus), or the path of a tokenizer.json."""

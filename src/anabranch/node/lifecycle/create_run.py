@@ -192,13 +192,14 @@ def _history(directory: RunDirectory, kept: SavedVoterState) -> LogReplay:
 def _found(directory: RunDirectory, run: RunConfig, machine: TrainingMachine, member: Member) -> Genesis:
     """Genesis record (first log entry) of a new run. Imported weights are written as checkpoint 0."""
     from anabranch.checkpoint.hf import import_hf
+    from anabranch.data.hub import model_folder
     from anabranch.train.stage.protocol_inputs import Manifest, genesis_of, initial_fingerprints
 
     assert machine.model is not None and machine.corpus is not None
     run_id = f"{run.run.name}-{secrets.token_hex(6)}"
     initial = None
     if run.model.initial_weights != "seed" and not run.lora.rank:
-        _, initial = import_hf(Path(run.model.initial_weights))
+        _, initial = import_hf(model_folder(run.model.initial_weights))
     fingerprints = initial_fingerprints(run, machine.model, initial)
     manifest = Manifest(machine.corpus.fingerprint, machine.corpus.tokenizer_hash)
     genesis = genesis_of(run, run_id, machine.model, member.id, manifest, member.numerics_class, fingerprints)
@@ -213,12 +214,13 @@ def _store_frozen(directory: RunDirectory, run: RunConfig, model: ModelConfig) -
     import torch
 
     from anabranch.checkpoint.hf import import_hf
+    from anabranch.data.hub import model_folder
     from anabranch.train.adapters.frozen import FrozenStore, frozen_of_folder
     from anabranch.train.adapters.lora import LoraModel, run_model
 
     built = run_model(run, model, torch.device("cpu"))
     assert isinstance(built, LoraModel)
-    _, tensors = import_hf(Path(run.model.initial_weights).expanduser())
+    _, tensors = import_hf(model_folder(run.model.initial_weights))
     return frozen_of_folder(run, built, tensors, FrozenStore(directory.frozen))
 
 

@@ -172,7 +172,7 @@ def warnings_about(run: RunConfig, model: ModelConfig) -> list[str]:
     recipe, optimizer, batch = recipe_of(run.model.size), run.optimizer, run.batch
     parameters, tokens = total_parameters(model), batch_tokens(batch)
     imported = run.model.initial_weights != "seed"
-    continued = imported and not run.lora.rank  # adapters begin at zero, and bear the rates of a first training
+    continued = imported and not run.lora.rank  # adapters begin at zero, and bear the usual rates
     found = []
     usual = _usual_rate(parameters)
     if optimizer.lr > usual * (CONTINUED_RATE_FACTOR if continued else RATE_FACTOR):

@@ -21,7 +21,7 @@ from anabranch.train.model.sizes import ModelConfig
 from anabranch.train.numerics.numerics_class import device_of
 from anabranch.train.numerics.step_scalars import learning_rate
 from anabranch.train.stage.optimizer import decays
-from anabranch.train.stage.run_objects import Batches, check_shape, initial_state, token_ids
+from anabranch.train.stage.run_objects import Batches, check_shape, initial_state, loss_weight, token_ids
 from anabranch.train.stage.stage import loss_of
 from anabranch.train.stage.state import StageState
 
@@ -126,4 +126,5 @@ class Alone:
         x = self.model.embed(weights, ids)
         for block in range(self.model.config.blocks):
             x = self.model.block(weights, block, x)
-        return loss_of(self.model.head(weights, x), targets)
+        weight = loss_weight(self._batches, self._run.batch.microbatches, t, index)
+        return loss_of(self.model.head(weights, x), targets, weight)

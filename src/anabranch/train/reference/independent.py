@@ -30,7 +30,7 @@ from anabranch.train.model.rounds import delay_of
 from anabranch.train.model.sizes import ModelConfig
 from anabranch.train.numerics.numerics_class import device_of
 from anabranch.train.numerics.step_scalars import learning_rate
-from anabranch.train.stage.run_objects import Batches, check_shape, master_dtype, token_ids
+from anabranch.train.stage.run_objects import Batches, check_shape, loss_weight, master_dtype, token_ids
 
 Widen = Callable[[Tensor], Tensor]
 """Values that a layer writes (..., stream) -> what enters the residual stream (..., dim)."""
@@ -366,4 +366,6 @@ class IndependentReference:
             crossed: Tensor = _Cut.apply(x, self._run.wire, key)  # type: ignore[no-untyped-call]
             return crossed
 
-        return F.cross_entropy(self.module(ids, cut).flatten(0, 1), targets.flatten(), reduction="sum")
+        weight = loss_weight(self._batches, self._run.batch.microbatches, t, index)
+        loss = F.cross_entropy(self.module(ids, cut).flatten(0, 1), targets.flatten(), reduction="sum")
+        return loss * weight

@@ -36,6 +36,7 @@ from anabranch.train.stage.run_objects import (
     Batches,
     check_shape,
     initial_state,
+    loss_weight,
     make_accumulator,
     master_dtype,
     next_units,
@@ -266,7 +267,8 @@ class Reference:
                     for block in spec.blocks:
                         x = self.model.block(weights, block, x)
                     x = self._crossed(x, 0, first + window, spec.stage)
-                loss = loss_of(self.model.head(weights, x), targets)
+                weight = loss_weight(self._batches, first, 0, first + window)
+                loss = loss_of(self.model.head(weights, x), targets, weight)
                 results.append((float(loss), targets.numel()))
         return results
 
@@ -287,7 +289,8 @@ class Reference:
                 x = self.model.block(weights, block, x)
             boundaries.append(x)
             received.append(x := self._crossed(x, t, index, spec.stage))
-        loss = loss_of(self.model.head(weights, x), targets)
+        weight = loss_weight(self._batches, self._run.batch.microbatches, t, index)
+        loss = loss_of(self.model.head(weights, x), targets, weight)
         scale = 1.0 / self._batches.tokens_per_iteration
         # A table that is not also the head is unused.
         gradients = torch.autograd.grad(

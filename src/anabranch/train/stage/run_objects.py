@@ -35,6 +35,14 @@ class Batches(Protocol):
         """(inputs, targets) of a held-out window, each (rows, sequence)."""
         ...
 
+    def weight(self, t: int) -> float:
+        """Factor of the loss of iteration t's microbatches: all positions over those whose target counts."""
+        ...
+
+    def window_weight(self, window: int) -> float:
+        """The same factor of a held-out window."""
+        ...
+
 
 def token_ids(
     batches: Batches, microbatches: int, t: int, index: int, device: torch.device
@@ -46,6 +54,12 @@ def token_ids(
         ids, targets = batches.evaluation_window(index - microbatches)
     # Copied: batches may hand out read-only views of a memory-mapped corpus.
     return torch.tensor(ids, device=device), torch.tensor(targets, device=device)
+
+
+def loss_weight(batches: Batches, microbatches: int, t: int, index: int) -> float:
+    """Factor of the loss of microbatch `index`, by which the mean over all positions is the mean over those
+    that count; later indices are held-out windows."""
+    return batches.weight(t) if index < microbatches else batches.window_weight(index - microbatches)
 
 
 def check_shape(run: RunConfig, model: ModelConfig) -> None:

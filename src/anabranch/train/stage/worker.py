@@ -38,6 +38,7 @@ from anabranch.train.stage.run_objects import (
     check_shape,
     initial_state,
     is_coarse,
+    loss_weight,
     make_accumulator,
     master_dtype,
     next_units,
@@ -209,9 +210,11 @@ class Worker:
     def _head(self, task: tasks.Head, inputs: Sequence[Tensor]) -> Result:
         x = self._received(ACTIVATION, inputs)
         _, targets = self._ids(task.t, task.index)
+        weight = self._weight(task.t, task.index)
         if not task.train:
-            return Result(loss_sum=self._at(task).evaluation_loss(x, targets), tokens=targets.numel())
-        dx, loss_sum = self._at(task).head(head_unit(task.index), x, targets, self._scale())
+            loss_sum = self._at(task).evaluation_loss(x, targets, weight)
+            return Result(loss_sum=loss_sum, tokens=targets.numel())
+        dx, loss_sum = self._at(task).head(head_unit(task.index), x, targets, self._scale(), weight)
         return replace(self._sent(GRADIENT, task, dx), loss_sum=loss_sum, tokens=targets.numel())
 
     def _input_gradient(self, task: tasks.InputGradient, inputs: Sequence[Tensor]) -> Result:
@@ -246,7 +249,8 @@ class Worker:
             self._at(task).embed_gradient(ids, self._received(GRADIENT, inputs), task.sign)
         else:
             x = self._received(ACTIVATION, inputs)
-            self._at(task).recount_head(x, targets, self._scale(), task.sign)
+            weight = self._weight(task.t, task.unit // 2)
+            self._at(task).recount_head(x, targets, self._scale(), task.sign, weight)
         return Result()
 
     def _discard(self, task: tasks.MicrobatchTask, inputs: Sequence[Tensor]) -> Result:
@@ -518,6 +522,11 @@ class Worker:
     def _scale(self) -> float:
         batch = self._run.batch
         return 1.0 / (batch.microbatches * batch.rows * batch.sequence)
+
+    def _weight(self, t: int, index: int) -> float:
+        """Factor of a microbatch's loss."""
+        assert self._batches is not None, "only stage 0 computes a loss"
+        return loss_weight(self._batches, self._run.batch.microbatches, t, index)
 
     def _ids(self, t: int, index: int) -> tuple[Tensor, Tensor]:
         """(inputs, targets) of microbatch `index`; indices beyond the batch are held-out windows."""
