@@ -15,7 +15,7 @@ from anabranch.config import OptimizerSection, RunConfig
 from anabranch.protocol.interface.delay import Delay
 from anabranch.train.model.layout import Layout
 from anabranch.train.model.rounds import delay_of
-from anabranch.train.numerics.coarse_sums import segment_starts
+from anabranch.train.numerics.coarse_sums import segments
 from anabranch.train.numerics.exact import BLOCK
 from anabranch.train.stage.optimizer import StepScalars, decays
 from anabranch.train.stage.run_objects import is_coarse, units_of
@@ -24,7 +24,7 @@ from anabranch.train.stage.state import Ahead, SnapshotForm, StageState
 
 def snapshot_form(run: RunConfig, layout: Layout) -> SnapshotForm:
     """Contents of a stage's snapshots besides weights and moments."""
-    return SnapshotForm(delay_of(run), len(segment_starts(layout)) if is_coarse(run) else 0)
+    return SnapshotForm(delay_of(run), len(segments(layout, torch.device("cpu")).lengths) if is_coarse(run) else 0)
 
 
 def ahead_of(run: RunConfig, delay: Delay, state: StageState) -> Ahead | None:
