@@ -268,6 +268,12 @@ NAMES = {
 }
 
 
+def write(section: str, title: str, body: str, seeds: int, goals: Sequence[Goal] = ()) -> None:
+    """Write a result with the command that runs its section, also where outcomes came from the cache."""
+    command = f"python -m {harness.module()} --sections {section} --seeds {seeds}"
+    harness.write(section, title, body, goals=goals, reproduce=command, dry=DRY)
+
+
 def common_words(seeds: int) -> str:
     return (
         f"LLaMA-like (llama-350m), {seeds} seeds, {ITERATIONS} iterations, mean ± half of the 95 % interval "
@@ -302,7 +308,7 @@ def comparison(seeds: int) -> None:
         )
     parts = [tables(found, seeds, {}), beside_the_paper(found, seeds), fallen(found, seeds)]
     body = "\n\n".join([common_words(seeds), *parts])
-    harness.write("comparison", "At the same bytes: SWARM, GWTF, static", body, goals=goals, dry=DRY)
+    write("comparison", "At the same bytes: SWARM, GWTF, static", body, seeds, goals)
 
 
 def beside_the_paper(found: Sequence[Setting], seeds: int) -> str:
@@ -438,7 +444,7 @@ def unstable(seeds: int) -> None:
         )
         goals.append(_over_swarm(setting, seeds))
     body = "\n\n".join(parts)
-    harness.write("unstable-links", "Links that lose and change", body, goals=goals, dry=DRY)
+    write("unstable-links", "Links that lose and change", body, seeds, goals)
 
 
 def _unstable_row(row: str, each: Cell, made: Sequence[int]) -> list[str]:
@@ -477,7 +483,7 @@ def paced(seeds: int) -> None:
         "= 0.53), the model of links that was held against real swarms."
     )
     body = f"{words} {common_words(seeds)}\n\n{tables(found, seeds, PACED)}"
-    harness.write("paced", "The comparison with paced connections", body, dry=DRY)
+    write("paced", "The comparison with paced connections", body, seeds)
 
 
 SECTIONS: dict[str, tuple[tuple[Setting, ...], Mapping[str, Any], Any]] = {
