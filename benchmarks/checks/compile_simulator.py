@@ -23,40 +23,18 @@ SOURCE, TARGET = ROOT / "src" / "anabranch", ROOT / "build" / "compiled"
 #: does not understand: it says so).
 COMPILED = ("protocol", "flow", "sim")
 PLAIN = (
-    "flow/agents/interface.py",
-    "flow/agents/reservations.py",
-    "flow/auction/messages.py",
-    "flow/graph/oracle.py",
-    "flow/gwtf/messages.py",
-    "flow/policies/wiring.py",
-    "protocol/fleet/rebalancing.py",
-    "protocol/interface/events.py",
+    "flow/agents/interface.py", "flow/agents/reservations.py", "flow/auction/messages.py",
+    "flow/graph/oracle.py", "flow/gwtf/messages.py", "flow/policies/wiring.py",
+    "protocol/context/carriers.py", "protocol/fleet/rebalancing.py", "protocol/interface/events.py",
     "protocol/interface/tasks.py",
-    "protocol/log/records.py",
-    "protocol/audit/receipts.py",
-    "sim/checks/resource_bounds.py",
-    "sim/cluster/churn_trace.py",
-    "sim/cluster/device_model.py",
-    "sim/cluster/from_recording.py",
-    "sim/cluster/machine_spec.py",
-    "sim/cluster/scenario.py",
-    "sim/cluster/scenario_schema.py",
-    "sim/experiment/initial_placement.py",
-    "sim/experiment/run.py",
-    "sim/experiment/timeline.py",
-    "sim/kernel/pages.py",
-    "sim/kernel/violation.py",
-    "sim/metrics/iteration_metrics.py",
-    "sim/metrics/lower_bound.py",
-    "sim/routing_lab/experiment.py",
-    "sim/workers/integer_worker.py",
-    "sim/workers/torch_world.py",
-    "protocol/messages",
-    "sim/baselines",
-    "sim/fuzz",
-    "sim/metrics/trial_result.py",
-    "sim/planning",
-    "flow/graph/instance_file.py",
+    "protocol/log/records.py", "protocol/audit/receipts.py", "sim/checks/resource_bounds.py",
+    "sim/cluster/churn_trace.py", "sim/cluster/device_model.py", "sim/cluster/from_recording.py",
+    "sim/cluster/machine_spec.py", "sim/cluster/scenario.py", "sim/cluster/scenario_schema.py",
+    "sim/experiment/initial_placement.py", "sim/experiment/run.py", "sim/experiment/timeline.py",
+    "sim/kernel/pages.py", "sim/kernel/violation.py", "sim/metrics/iteration_metrics.py",
+    "sim/metrics/lower_bound.py", "sim/routing_lab/experiment.py", "sim/workers/integer_worker.py",
+    "sim/workers/torch_world.py", "protocol/messages", "sim/baselines", "sim/fuzz",
+    "sim/metrics/trial_result.py", "sim/planning", "flow/graph/instance_file.py",
 )
 #: Calls from file to file are no business of the dynamic linker: that took two or three in a hundred.
 HIDDEN = [] if sys.platform == "win32" else ["-fvisibility=hidden"]
@@ -73,11 +51,11 @@ def _digest(source: _Path) -> str:
         found.update(f"{path.relative_to(source)}\\0".encode() + path.read_bytes())
     return found.hexdigest()
 '''
-CHECK = """
+CHECK = '''
 
 if _digest(_Path(%r)) != %r:
     raise ImportError("the sources are not those that were compiled: run `make compiled` again")
-"""
+'''
 
 
 def digest(source: Path) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import shutil
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -64,6 +65,8 @@ def ended(process: Process) -> str:
 def test_a_machine_that_slept_is_back(swarm: Swarm) -> None:
     """SIGSTOP until the others have removed it: it wakes up, hears so, and serves again."""
     sleeper = swarm.processes["relay-1.0"]
+    if sys.platform == "linux":
+        assert Path(f"/proc/{sleeper.pid}/comm").read_text() == "relay-1.0\n", "as `ps` shows it"
     sleeper.signal(signal.SIGSTOP)
     swarm.until(lambda _: not serves(swarm, "relay-1.0"))
     sleeper.signal(signal.SIGCONT)

@@ -185,7 +185,7 @@ class LocalSwarm:
     def events(self, poll: Callable[[], None] = lambda: None) -> Iterator[Event]:
         """Yield the run's events as they are written, until the leader's process ends.
 
-        `poll` is called about ten times a second. A caller that stops within the loop and calls again gets the
+        `poll` is called about ten times a second. A caller that leaves the loop and calls again gets the
         events from there on.
         """
         while True:
