@@ -2,9 +2,9 @@
 
     nice python -m benchmarks.simulation.sync_methods --steps 1200 --rates 0.0025 0.005 --seeds 0 1 2
 
-The batch has 4,096 tokens. All methods see the same batches; four islands have a quarter of each, and agree every 20 steps (H) after a
-synchronous quarter. The first seed
-is run with each learning rate, the others with the best one of each method.
+The batch has 4,096 tokens. All methods see the same batches; four islands have a quarter of each, and agree
+every 20 steps (H) after a synchronous quarter. The first seed is run with each learning rate, the others with
+the best one of each method.
 Nothing is simulated but the machines: inner steps, contributions, sums and outer steps are those of a run.
 Writes the result `sync-methods`.
 """
@@ -221,10 +221,10 @@ def write(args: Namespace, found: Found) -> None:
             goals.append(at_most(f"loss over synchronous: {method}", 1.02, ratio, "{:.3f}"))
     columns = ["method", "rate", "seeds", "held-out loss", "against synchronous", "seeds, %", "other rates"]
     text = (
-        f"{args.model}, {args.steps} optimizer steps of 4,096 tokens, computed in bf16; {args.windows} held-out "
-        "windows. Held-out nats per token at a third, two thirds and the end, means over seeds. Two runs that "
-        "differ in roundings alone are about 0.02 apart. Rates are tuned on the first seed; the last column is "
-        f"that seed's.\n\n{table(columns, rows)}"
+        f"{args.model}, {args.steps} optimizer steps of 4,096 tokens, computed in bf16; {args.windows} "
+        "held-out windows. Held-out nats per token at a third, two thirds and the end, means over seeds. Two "
+        "runs that differ in roundings alone are about 0.02 apart. Rates are tuned on the first seed; the "
+        f"last column is that seed's.\n\n{table(columns, rows)}"
     )
     title = "Loss at equal tokens: synchronous steps and islands"
     harness.write("sync-methods", title, text, goals=goals, data=found, dry=args.dry)

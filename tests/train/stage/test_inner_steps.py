@@ -119,7 +119,7 @@ def test_an_estimated_first_moment_goes_on_from_adams() -> None:
     state.exp_avg.fill_(1.0)
     once = state.exp_avg.clone()
     begin_rounds(flat, state)
-    warm, total = state.exp_avg.clone(), state.exp_avg * 0.5  # what a round in that direction contributes
+    warm, total = state.exp_avg.clone(), state.exp_avg * 0.5  # contribution of a round in that direction
     outer_step(flat, state, total, 1.0, 1.0)
     assert torch.allclose(state.exp_avg, warm) and not torch.allclose(warm, once)
 

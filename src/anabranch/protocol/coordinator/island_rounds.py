@@ -71,7 +71,8 @@ class IslandRounds:
             rounds = self._overflows[slot] = self._overflows.get(slot, 0) + 1 if over else 0
             if rounds and rounds % OVERFLOWS == 0:
                 text = f"slot {slot} overflowed in {rounds} rounds running, and is left out with its batches"
-                self.ctx.outbox.note("note", text=f"{text}: lower the learning rate, or take fewer round.steps")
+                advice = "lower the learning rate, or take fewer round.steps"
+                self.ctx.outbox.note("note", text=f"{text}: {advice}")
 
     def _counted(self, part: StageCommit, plan: Plan) -> Counter[str]:
         units: Counter[str] = Counter()
