@@ -217,7 +217,13 @@ def test_garbage_is_no_piece() -> None:
         except FrameError:
             continue
     zeros = payloads.deflated(torch.zeros(1 << 16, dtype=torch.uint8))
-    for bad in (zeros[:-1], torch.cat((zeros, zeros[:1])), zeros[:0], zeros.to(torch.int32), zeros.view(1, -1)):
+    for bad in (
+        zeros[:-1],
+        torch.cat((zeros, zeros[:1])),
+        zeros[:0],
+        zeros.to(torch.int32),
+        zeros.view(1, -1),
+    ):
         with pytest.raises(FrameError):
             payloads.inflated(bad, 1 << 20)
 

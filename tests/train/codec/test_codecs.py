@@ -238,8 +238,7 @@ def test_draws_by_hand() -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_no_division_by_a_plain_number(name: str, dtype: torch.dtype) -> None:
-    """CUDA multiplies by the reciprocal instead, which rounds otherwise: the scale would differ from a CPU's.
-    """
+    """CUDA multiplies by the reciprocal instead, which rounds otherwise than a CPU."""
     with Divisors() as divisors:
         crossed(codec_of(name), normal(3, 50, dtype=dtype), 3)
     assert divisors.plain == []

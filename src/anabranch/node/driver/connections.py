@@ -34,8 +34,8 @@ from anabranch.protocol.messages import (
 #: event loop.
 Offload = Callable[[Callable[[], object], Callable[[object], None]], None]
 
-#: Most bytes, once they are unpacked, of a link's payloads that wait for it before the link is read no further.
-#: A choice: many small parts, or a single large one.
+#: Most bytes, once they are unpacked, of a link's payloads that wait for it before the link is read no
+#: further. A choice: many small parts, or a single large one.
 UNPACK_BYTES = 256 << 20
 #: Bytes of an unpacked value.
 VALUE_BYTES = 8

@@ -3,8 +3,8 @@
 Sums of gradients (int64) are packed (`net.packing`), which takes a millisecond or two per million values: for
 payloads that `is_slow` names, convert on another thread than the event loop's. All others share memory.
 
-Pieces of a state are deflated (`deflated`, `inflated`), without loss: of every four bytes the highest, which has
-sign and exponent of an fp32 number, takes a third of a byte. Weights and moments take 17 % less.
+Pieces of a state are deflated (`deflated`, `inflated`), without loss: of every four bytes the highest, which
+has sign and exponent of an fp32 number, takes a third of a byte. Weights and moments take 17 % less.
 """
 
 from __future__ import annotations
@@ -67,11 +67,12 @@ def from_blob(blob: Blob) -> torch.Tensor:
 
 
 def deflated(piece: Payload) -> torch.Tensor:
-    """Piece of a state (uint8 vector) for the line: at most one byte longer, and shorter if that is possible.
+    """Piece of a state (uint8 vector) for the line: at most one byte longer, and shorter where possible.
 
     Layout: 1, the number of bytes n (four bytes), then of all whole groups of four bytes the first bytes, the
-    second, the third; the n % 4 last bytes; the fourth bytes, deflated by Huffman codes alone (RFC 1951). Or 0
-    and the piece."""
+    second, the third; the n % 4 last bytes; the fourth bytes, deflated by Huffman codes alone (RFC 1951). Or
+    0 and the piece. Raises TypeError for another payload than a tensor.
+    """
     if not isinstance(piece, torch.Tensor):
         raise TypeError(f"a piece of a state is a {type(piece).__name__}, not a tensor")
     data = piece.contiguous().numpy()
@@ -86,8 +87,8 @@ def deflated(piece: Payload) -> torch.Tensor:
 
 
 def inflated(payload: torch.Tensor, most_bytes: int) -> torch.Tensor:
-    """Piece of a state from the line. Raises FrameError unless it is one of at most `most_bytes` bytes, before
-    more than these are allocated."""
+    """Piece of a state from the line. Raises FrameError unless it is one of at most `most_bytes` bytes,
+    before more than these are allocated."""
     if payload.dtype != torch.uint8 or payload.dim() != 1 or not len(payload):
         raise FrameError("a piece of a state is a vector of bytes")
     data = payload.contiguous().numpy()
@@ -99,7 +100,7 @@ def inflated(payload: torch.Tensor, most_bytes: int) -> torch.Tensor:
     groups, rest = divmod(size, 4)
     low, high = _HEAD + 3 * groups, _HEAD + 3 * groups + rest
     if data[0] != _DEFLATED or size > most_bytes or len(data) < high:
-        raise FrameError(f"{len(data)} bytes are not a piece of {size} bytes, of which {most_bytes} are allowed")
+        raise FrameError(f"{len(data)} bytes are not a piece of {size} bytes (at most {most_bytes})")
     unpacker = zlib.decompressobj(-zlib.MAX_WBITS)
     try:
         top = unpacker.decompress(data[high:].tobytes(), groups + 1)

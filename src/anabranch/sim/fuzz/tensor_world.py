@@ -79,11 +79,17 @@ def small_run(
     stages: int, microbatches: int, steps: int, wire: WireSection = WIRES[0], subspace: int = 0
 ) -> RunConfig:
     """Run file with one narrow block per stage, microbatches of 1 x 8 tokens, and clipped gradients."""
-    narrow = {"subspace": subspace, "tied": False} if subspace else {}
     return RunConfig(
         run=RunSection(seed=7, steps=steps),
         model=ModelSection(
-            size="llama-tiny", dim=16, blocks=stages, heads=2, ffn=24, max_sequence=8, **narrow
+            size="llama-tiny",
+            dim=16,
+            blocks=stages,
+            heads=2,
+            ffn=24,
+            max_sequence=8,
+            subspace=subspace or None,
+            tied=False if subspace else None,
         ),
         batch=BatchSection(microbatches=microbatches, rows=1, sequence=8),
         optimizer=OptimizerSection(lr=1e-2, warmup_steps=2, clip=0.2),
