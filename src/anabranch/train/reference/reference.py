@@ -30,7 +30,8 @@ from anabranch.train.numerics.numerics_class import device_of
 from anabranch.train.numerics.step_scalars import bias_corrections, clip_factor, global_norm, learning_rate
 from anabranch.train.stage.cuts import Cuts
 from anabranch.train.stage.inner_steps import contribution, outer_step, slot_tokens
-from anabranch.train.stage.optimizer import StepScalars, adamw
+from anabranch.train.stage.muon import muon_names, take_step
+from anabranch.train.stage.optimizer import StepScalars
 from anabranch.train.stage.run_objects import (
     Batches,
     check_shape,
@@ -42,7 +43,7 @@ from anabranch.train.stage.run_objects import (
     units_of,
     working_weights,
 )
-from anabranch.train.stage.stage import loss_of
+from anabranch.train.stage.stage import model_loss
 from anabranch.train.stage.state import StageState, parse_snapshot
 
 Witness = tuple[int, str]
@@ -194,8 +195,10 @@ class Reference:
         factor = clip_factor(norm, run.optimizer.clip)
         rate = learning_rate(run, share.t)
         corrections = bias_corrections(run.optimizer, self.states[0].adam_step + 1)
-        for state, gradient in zip(self.states, gradients, strict=True):
-            adamw(state, gradient, StepScalars(rate, factor, *corrections), run.optimizer)
+        scalars = StepScalars(rate, factor, *corrections)
+        for state, gradient, spec in zip(self.states, gradients, self.specs, strict=True):
+            matrices = muon_names(self.model, spec, run.optimizer)
+            take_step(state, gradient, scalars, run.optimizer, matrices)
             state.t = share.t
         self._refresh()
         digests = tuple(
@@ -250,7 +253,7 @@ class Reference:
                         x = self.model.block(weights, block, x)
                     x = self._crossed(x, 0, first + window, spec.stage)
                 weight = loss_weight(self._batches, first, 0, first + window)
-                loss = loss_of(self.model.head(weights, x), targets, weight)
+                loss = model_loss(self.model, weights, x, targets, weight)
                 results.append((float(loss), targets.numel()))
         return results
 
@@ -272,7 +275,7 @@ class Reference:
             boundaries.append(x)
             received.append(x := self._crossed(x, t, index, spec.stage))
         weight = loss_weight(self._batches, self._run.batch.microbatches, t, index)
-        loss = loss_of(self.model.head(weights, x), targets, weight)
+        loss = model_loss(self.model, weights, x, targets, weight)
         scale = 1.0 / self._batches.tokens_per_iteration
         # A table that is not also the head is unused.
         gradients = torch.autograd.grad(
