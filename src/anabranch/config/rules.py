@@ -28,6 +28,7 @@ def check_rules(config: RunConfig, where: str) -> None:
         _lora_problem(config),
         _data_problem(config),
         _schedule_problem(config),
+        _muon_problem(config),
         _pipeline_problem(config),
         _fleet_problem(config),
         _delay_problem(config),
@@ -219,6 +220,26 @@ def _schedule_problem(config: RunConfig) -> str:
             f"optimizer.decay_steps {optimizer.decay_steps} ends before optimizer.warmup_steps "
             f"{optimizer.warmup_steps}; raise it, or set it to 0 for the length of the run"
         )
+    return ""
+
+
+def _muon_problem(config: RunConfig) -> str:
+    if config.optimizer.kind != "muon":
+        return ""
+    if config.run.numerics == "mixed":
+        return (
+            'optimizer.kind = "muon" needs run.numerics = "strict": machines of different kinds would not '
+            'orthogonalise to the same bits; set that, or optimizer.kind = "adamw"'
+        )
+    if config.round.slots:
+        return 'optimizer.kind = "muon" does not work with round.slots: islands take AdamW steps'
+    if config.wire.reduce == "coarse":
+        return (
+            'optimizer.kind = "muon" does not work with wire.reduce = "coarse", whose units follow from '
+            "AdamW's second moments; leave one of them out"
+        )
+    if config.lora.rank:
+        return 'optimizer.kind = "muon" does not work with lora.rank: adapters are trained by "adamw"'
     return ""
 
 

@@ -166,8 +166,13 @@ class BatchSection:
 
 @dataclass(frozen=True)
 class OptimizerSection:
-    """AdamW; the learning rate rises linearly, then falls by a schedule."""
+    """AdamW or Muon; the learning rate rises linearly, then falls by a schedule."""
 
+    kind: Annotated[str, OneOf("adamw", "muon")] = "adamw"
+    """"adamw", or "muon" for the matrices of the blocks (embedding, head, norms and biases have AdamW); it
+    needs run.numerics = "strict"."""
+    momentum: Decay = 0.95
+    """Momentum of "muon"."""
     lr: Positive = 5e-3
     """Peak learning rate."""
     warmup_steps: Natural = 30

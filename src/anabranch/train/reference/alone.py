@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from anabranch.config import RunConfig
+from anabranch.errors import ConfigError
 from anabranch.train.adapters.lora import LoraModel, run_model
 from anabranch.train.model.interface import DTYPES, stage_layout
 from anabranch.train.model.linear import PlainWeights
@@ -22,7 +23,7 @@ from anabranch.train.numerics.numerics_class import device_of
 from anabranch.train.numerics.step_scalars import learning_rate
 from anabranch.train.stage.optimizer import decays
 from anabranch.train.stage.run_objects import Batches, check_shape, initial_state, loss_weight, token_ids
-from anabranch.train.stage.stage import loss_of
+from anabranch.train.stage.stage import model_loss
 from anabranch.train.stage.state import StageState
 
 
@@ -57,6 +58,10 @@ class Alone:
         """initial: tensors to start from instead of the seed's. frozen: those that a run of adapters leaves
         as they are."""
         check_shape(run, model)
+        if run.optimizer.kind != "adamw":
+            raise ConfigError(
+                f'optimizer.kind = "{run.optimizer.kind}": one process alone has AdamW only; train in a swarm'
+            )
         self._run, self._batches, self._device = run, batches, device_of(run.compute)
         self._dtype = DTYPES[run.compute.dtype]
         self.model = run_model(run, model, self._device)
@@ -127,4 +132,4 @@ class Alone:
         for block in range(self.model.config.blocks):
             x = self.model.block(weights, block, x)
         weight = loss_weight(self._batches, self._run.batch.microbatches, t, index)
-        return loss_of(self.model.head(weights, x), targets, weight)
+        return model_loss(self.model, weights, x, targets, weight)

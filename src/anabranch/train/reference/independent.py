@@ -266,6 +266,8 @@ class IndependentReference:
                 f"the independent implementation has llama and gpt only, not {model.architecture}: verify "
                 "without --independent"
             )
+        if run.optimizer.kind != "adamw":
+            raise ConfigError("the independent implementation has AdamW only: verify without --independent")
         if run.lora.rank:
             raise ConfigError("the independent implementation has no adapters: verify without --independent")
         if model.subspace and (run.wire.activations, run.wire.gradients) != ("none", "none"):

@@ -31,7 +31,8 @@ from anabranch.train.numerics.step_scalars import bias_corrections, clip_factor,
 from anabranch.train.stage.cuts import Cuts
 from anabranch.train.stage.delayed import ahead_of, moved, snapshot_form
 from anabranch.train.stage.inner_steps import begin_rounds, contribution, outer_step, slot_tokens
-from anabranch.train.stage.optimizer import StepScalars, adamw
+from anabranch.train.stage.muon import muon_names, take_step
+from anabranch.train.stage.optimizer import StepScalars
 from anabranch.train.stage.run_objects import (
     Batches,
     check_shape,
@@ -44,7 +45,7 @@ from anabranch.train.stage.run_objects import (
     training_weights,
     working_weights,
 )
-from anabranch.train.stage.stage import loss_of
+from anabranch.train.stage.stage import model_loss
 from anabranch.train.stage.state import Ahead, StageState, parse_snapshot
 
 Witness = tuple[int, str]
@@ -201,8 +202,10 @@ class Reference:
         rate = learning_rate(run, share.t)
         corrections = bias_corrections(run.optimizer, self.states[0].adam_step + 1)
         scalars = StepScalars(rate, factor, *corrections)
-        for state, gradient, ahead in zip(self.states, gradients, self._aheads, strict=True):
-            adamw(state, gradient, scalars, run.optimizer)
+        stages = zip(self.states, gradients, self._aheads, self.specs, strict=True)
+        for state, gradient, ahead, spec in stages:
+            matrices = muon_names(self.model, spec, run.optimizer)
+            take_step(state, gradient, scalars, run.optimizer, matrices)
             self._stepped(state, share.t, ahead, scalars)
         self._refresh()
         digests = tuple(
@@ -268,7 +271,7 @@ class Reference:
                         x = self.model.block(weights, block, x)
                     x = self._crossed(x, 0, first + window, spec.stage)
                 weight = loss_weight(self._batches, first, 0, first + window)
-                loss = loss_of(self.model.head(weights, x), targets, weight)
+                loss = model_loss(self.model, weights, x, targets, weight)
                 results.append((float(loss), targets.numel()))
         return results
 
@@ -290,7 +293,7 @@ class Reference:
             boundaries.append(x)
             received.append(x := self._crossed(x, t, index, spec.stage))
         weight = loss_weight(self._batches, self._run.batch.microbatches, t, index)
-        loss = loss_of(self.model.head(weights, x), targets, weight)
+        loss = model_loss(self.model, weights, x, targets, weight)
         scale = 1.0 / self._batches.tokens_per_iteration
         # A table that is not also the head is unused.
         gradients = torch.autograd.grad(

@@ -24,7 +24,7 @@ from anabranch.train.numerics.block_float import BITS, rounded
 from anabranch.train.numerics.step_scalars import bias_corrections, clip_factor, global_norm, learning_rate
 from anabranch.train.stage.optimizer import StepScalars, adamw
 from anabranch.train.stage.run_objects import Batches, working_weights
-from anabranch.train.stage.stage import loss_of
+from anabranch.train.stage.stage import model_loss
 from anabranch.train.stage.state import StageState
 
 
@@ -101,7 +101,7 @@ def add_gradient(
     x = begin = model.embed(weights, inputs).detach().requires_grad_()
     for block in range(model.config.blocks):
         x = model.block(weights, block, x)
-    loss = loss_of(model.head(weights, x), targets)
+    loss = model_loss(model, weights, x, targets)
     exact.check_finite("loss", loss)
     dx, *found = torch.autograd.grad(loss * scale, [begin, *leaves.values()], allow_unused=True)
     for name, one in zip(leaves, found, strict=True):

@@ -171,7 +171,7 @@ class Stage:
     def _loss(
         self, weights: PlainWeights | DeferredWeights, x: Tensor, targets: Tensor, weight: float
     ) -> tuple[Tensor, float]:
-        loss = loss_of(self.model.head(weights, x), targets, weight)
+        loss = model_loss(self.model, weights, x, targets, weight)
         self._finite("loss", loss)
         return loss, float(loss.detach())
 
@@ -191,6 +191,18 @@ class Stage:
     def _finite(name: str, values: Tensor) -> Tensor:
         check_finite(name, values)
         return values
+
+
+def model_loss(
+    model: Model, weights: PlainWeights | DeferredWeights, x: Tensor, targets: Tensor, weight: float = 1.0
+) -> Tensor:
+    """Loss of x, the output of the last block: by the loss of a user's model, or as in `loss_of`."""
+    output = model.head(weights, x)
+    own = getattr(model, "loss", None)
+    if own is None:
+        return loss_of(output, targets, weight)
+    loss: Tensor = own(output, targets)
+    return loss if weight == 1.0 else loss * weight
 
 
 def loss_of(logits: Tensor, targets: Tensor, weight: float = 1.0) -> Tensor:

@@ -32,7 +32,8 @@ from anabranch.train.numerics.numerics_class import device_of
 from anabranch.train.stage.audit import AuditedSteps, payload_hash
 from anabranch.train.stage.cuts import ACTIVATION, GRADIENT, Cuts
 from anabranch.train.stage.delayed import ahead_of, moved, snapshot_form
-from anabranch.train.stage.optimizer import StepScalars, adamw
+from anabranch.train.stage.muon import muon_names, take_step
+from anabranch.train.stage.optimizer import StepScalars
 from anabranch.train.stage.run_objects import (
     Batches,
     check_shape,
@@ -104,6 +105,7 @@ class Worker:
         self._cuts = Cuts(run, model)
         self._before, self._after = (stage - 1, stage) if stage else (len(specs) - 1, 0)
         self.layout = stage_layout(self.model, self.spec)
+        self._matrices = muon_names(self.model, self.spec, run.optimizer)
         if stage == 0 and batches is None:
             raise ValueError("stage 0 needs the batches")
         # Reduced gradients of the last KEPT_GRADIENTS steps, for replicas that catch up.
@@ -326,7 +328,7 @@ class Worker:
 
     def _take_step(self, t: int, gradient: Tensor, scalars: StepScalars) -> None:
         """Change weights, moments and Adam's counter in place by the optimizer step t."""
-        adamw(self.state, gradient, scalars, self._run.optimizer)
+        take_step(self.state, gradient, scalars, self._run.optimizer, self._matrices)
 
     def _audit_unit(self, task: tasks.AuditUnit, inputs: Sequence[Tensor]) -> Result:
         x, dy = self._received(ACTIVATION, inputs, 2), self._received(GRADIENT, inputs[1:])
