@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from anabranch import PROTOCOL_VERSION
-from anabranch.config import ConfigError, RunConfig, render_run_file
+from anabranch.config import RunConfig, render_run_file
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.log.records import Genesis
 from anabranch.protocol.log.step_parameters import Schedule, StepParameters
 from anabranch.train.codec.sizes import coarse_bytes
 from anabranch.train.model.interface import DTYPES, build, stage_layout
 from anabranch.train.model.partition import partition
-from anabranch.train.model.rounds import inner_microbatches, iterations, rounds_of
+from anabranch.train.model.rounds import delay_of, inner_microbatches, iterations, rounds_of
 from anabranch.train.model.sizes import (
     SCALED_BYTES,
     SUM_WIRE_BYTES,
@@ -48,8 +48,6 @@ class Manifest:
 def settings_of(run: RunConfig, run_id: str, model: ModelConfig, epoch: int = 1) -> Settings:
     """Protocol settings of a run file. run_id: name of the run in messages. epoch: of the log, raised by each
     recovery."""
-    if run.iteration.delay:
-        raise ConfigError("iteration.delay = 1: no swarm can run this yet; set it to 0")
     batch, whole = run.batch, run.pipeline.whole
     master = _widths(run)[1]
     # The ends of a whole model count as a share of each of its blocks.
@@ -85,6 +83,7 @@ def settings_of(run: RunConfig, run_id: str, model: ModelConfig, epoch: int = 1)
         audit_share=run.audit.share,
         rounds=rounds_of(run),
         round_bytes=round_bytes(run, model),
+        delay=delay_of(run),
     )
 
 
