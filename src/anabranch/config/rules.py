@@ -297,6 +297,10 @@ def _delay_problem(config: RunConfig) -> str:
         )
     if config.audit.share:
         return "audit.share does not work with iteration.delay: set one of them to 0"
+    if config.optimizer.kind != "adamw":
+        return 'iteration.delay needs optimizer.kind = "adamw", whose next update can be predicted'
+    if config.lora.rank:
+        return "lora.rank does not work with iteration.delay: set one of them to 0"
     return ""
 
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from anabranch.flow.graph.problem import Return
+from anabranch.protocol.interface.delay import NO_DELAY, Delay
 from anabranch.protocol.interface.rounds import NO_ROUNDS, Rounds
 from anabranch.protocol.interface.tasks import PIECE_BYTES, full_cover
 
@@ -43,7 +44,8 @@ class Settings:
     replica (0: no receipts, no audits). rounds: which iterations are rounds of islands; evaluate_every and
     checkpoint_every count the optimizer steps that they stand for. round_bytes: an island's contribution, and
     the result, on the wire (0: not known). frozen: hashes of the frozen weights of stages 0 to S, in a run
-    that trains adapters (empty: all weights are trained).
+    that trains adapters (empty: all weights are trained). delay: which iterations begin before the step
+    before them.
     """
 
     run: str
@@ -81,6 +83,7 @@ class Settings:
     rounds: Rounds = NO_ROUNDS
     round_bytes: tuple[float, float] = (0.0, 0.0)
     frozen: tuple[str, ...] = ()
+    delay: Delay = NO_DELAY
 
     @property
     def audits(self) -> bool:
@@ -114,6 +117,12 @@ class Settings:
         """Credits that a peer of `stage` can grant if it can keep the activations of `capacity`
         microbatches."""
         return capacity + (int(capacity * self.recompute) if stage else 0)
+
+    def share(self, t: int, capacity: int) -> int:
+        """Part of a peer's capacity that is iteration t's: all of it, or half where two are in flight."""
+        if self.delay.has(t) or self.delay.has(t + 1):
+            return max(1, (capacity + t % 2) // 2)
+        return capacity
 
     @property
     def counts(self) -> tuple[int, ...]:

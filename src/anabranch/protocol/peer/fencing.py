@@ -164,14 +164,15 @@ class MessageGate:
         become so with log entries to come, and dropped if it is about a past iteration.
         """
         ctx, fence, check = self._ctx, message.fence, _CHECK_OF[type(message)]
-        member, iteration = ctx.run.membership.members.get(peer), self.iterations.current
+        member, current = ctx.run.membership.members.get(peer), self.iterations.current
+        iteration = self.iterations.at(fence.t)
         if fence.epoch != ctx.run.settings.epoch:
             return f"epoch {fence.epoch}, not {ctx.run.settings.epoch}"
         if member is not None and fence.incarnation != member.incarnation:
             if member.incarnation < fence.incarnation == ctx.links.incarnations.get(peer):
                 return self._keep(peer, message, payload)  # the log does not have the new process yet
             return f"incarnation {fence.incarnation}, not {member.incarnation}"
-        if iteration is None or fence.t > iteration.t:
+        if current is None or (iteration is None and fence.t > current.t):
             if fence.t > self.iterations.replica.t:
                 return self._keep(peer, message, payload)
             self._past(peer, message)
@@ -179,7 +180,7 @@ class MessageGate:
         if fence.base not in self._progress.bases:
             # The message may follow a rollback whose record has not arrived yet: it is handled then.
             self._keep(peer, message, payload)
-        if fence.t < iteration.t:
+        if iteration is None:
             self._past(peer, message)
             return None
         if fence.base != iteration.base:
@@ -194,6 +195,8 @@ class MessageGate:
                 return self._keep(peer, message, payload)  # the log does not have the move yet
             if not ctx.run.membership.is_live(peer, member.stage, iteration.t):
                 return self._keep(peer, message, payload)  # the log may soon let `peer` serve
+        if iteration is not current and _waits(message):
+            return self._keep(peer, message, payload)
         refusal = self._wrong_sender(check.row, peer, member.stage, message)
         return refusal or self._handlers[type(message)](peer, message, payload)
 
@@ -234,7 +237,13 @@ class MessageGate:
             linked = peer in ctx.links.up or peer == ctx.me
             if not linked and type(message) in PER_CONNECTION:
                 continue  # the link was closed because of an earlier message
-            if fence.t == iteration.t and fence.base == iteration.base:
+            open_one = self.iterations.at(fence.t) or iteration
+            if fence.t == open_one.t and fence.base == open_one.base:
                 self._check(peer, message, payload)
             elif fence.t > iteration.t or fence.base not in self._progress.bases:
                 self._keep(peer, message, payload)
+
+
+def _waits(message: msg.FencedMessage) -> bool:
+    """True for messages of a delayed iteration that wait for the step before: those of its reduce."""
+    return isinstance(message, msg.Attempt | msg.ReducePart | msg.ReducedPart)

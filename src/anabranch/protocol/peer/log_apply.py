@@ -117,7 +117,10 @@ class LogApplication:
         """Fix which data node begins which microbatches of the next iteration (R2), once all parts have
         reacted to the entry."""
         run = self._ctx.run
-        run.membership.open(self._progress.committed + 1, run.settings.stages)
+        t, delay = self._progress.committed + 1, run.settings.delay
+        run.membership.open(t, run.settings.stages, delay.has(t))
+        if delay.has(t + 1):
+            run.membership.open(t + 1, run.settings.stages, True)
 
     def _fold(self, record: AnyRecord, base: str) -> Change | None:
         progress = self._progress

@@ -172,8 +172,8 @@ class LogReactions:
 
     def _removed(self, removal: Removal) -> None:
         """React to the removal of another member, or of its former process."""
-        ctx, peer, iteration = self._ctx, removal.peer, self.iterations.current
-        if iteration is not None and removal.stage >= 0:
+        ctx, peer = self._ctx, removal.peer
+        for iteration in self.iterations.in_flight if removal.stage >= 0 else ():
             iteration.peer_removed(peer, removal.stage, removal.reason)
         self.shared.router.link_down(peer)
         if removal.joins_again:
@@ -208,10 +208,11 @@ class LogReactions:
 
     def _serve_newcomers(self, record: Members) -> None:
         """Receive the kept messages of members that serve now, and send them the waiting microbatches."""
-        iteration, run = self.iterations.current, self._ctx.run
-        if not record.active_from or iteration is None:
+        run, in_flight = self._ctx.run, self.iterations.in_flight
+        if not record.active_from or not in_flight:
             return
-        self.take_early(iteration)
+        self.take_early(in_flight[0])
         following = run.next_stage()
         if any(run.membership.stage_of(peer) == following for peer in record.active_from):
-            iteration.sender.pump()
+            for iteration in in_flight:
+                iteration.sender.pump()

@@ -127,7 +127,8 @@ class Leadership:
         indirect_probes, schedule = links.connections.indirect_probes, ctx.run.schedule
         account = self._iterations.reduce_account
         coordinator = Coordinator(
-            ctx, indirect_probes, self.voter, schedule, admit, self.founder, account, opening
+            ctx, indirect_probes, self.voter, schedule, admit, self.founder, account,
+            lambda t: self._progress.base_of(t, True), opening,
         )
         self._coordination.install(coordinator)
         return coordinator
@@ -182,7 +183,8 @@ class Leadership:
         lead, ctx, run = self._coordination.coordinator, self._ctx, self._ctx.run
         if lead is None or member.id == ctx.me:
             return
-        position = self._progress.position
+        position, delayed = self._progress.position, run.settings.delay.has(lead.t + 1)
+        former = self._progress.base_of(lead.t + 1, True) if delayed else ""
         welcome = Welcome(
             member.stage,
             tuple(run.membership.members.values()),
@@ -190,7 +192,7 @@ class Leadership:
             run.membership.number,
             position.index,
             position.previous,
-            lead.base,
+            f"{lead.base} {former}" if former else lead.base,
             lead.t,
             lead.tip.adam_step,
             lead.log.term,

@@ -9,7 +9,7 @@ and is the head of microbatches that end at it (Head: loss and input gradient). 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from anabranch.protocol.audit.seals import ACTIVATION, GRADIENT, Seals
@@ -73,8 +73,10 @@ class Iteration:
         admits: bool,
         plan: Mapping[str, int] | None = None,
         planned: Callable[[], Mapping[str, int]] = dict,
+        delayed: bool = False,
     ) -> None:
         """capacity: microbatches that this peer can hold. windows: evaluation microbatches of the iteration.
+        delayed: True if the step before is not applied yet; `settle` is called once it is.
         admits: True if the iteration trains. plan: upstream peer -> units of the planned flow that come from
         it. planned: returns next hop -> units of the planned flow that go to it."""
         self.ctx = ctx
@@ -96,17 +98,36 @@ class Iteration:
         self.credits = CreditReports(ctx, t, base, capacity, plan)
         self.slots = ctx.run.plan(t)
         batch = ctx.run.batch(t) if admits else ()
-        self.training = admits
+        self.training, self._delayed = admits, delayed
+        self._waiting: list[IncomingMicrobatch] = []
+        """Held-out windows that came before the state which they evaluate."""
         # Indices of the batch and of the evaluation windows after it are each split over the data nodes.
         self.assignments = [ctx.run.membership.assignment(t, batch)]
         first = ctx.run.settings.microbatches
         self.assignments.append(ctx.run.membership.assignment(t, range(first, first + windows)))
         if ctx.run.stage == 0:
-            mine = [index for assignment in self.assignments for index in assignment.of(ctx.me)]
-            if t != ctx.run.membership.reopened_t:
-                self.sender.admit(mine, self._trains)
-            for index in mine if t == ctx.run.membership.reopened_t else ():
-                self.repairs.find(index, (ctx.me,), self._trains(index))
+            self._admit([0] if delayed else [0, 1])
+
+    def settle(self) -> None:
+        """Begin what waits for the state after the step before: the held-out windows, and the claims."""
+        self._delayed = False
+        waiting, self._waiting = self._waiting, []
+        for unit in waiting:
+            if self.units.get(unit.index) is unit:
+                self._begin(unit)
+        if self.ctx.run.stage == 0:
+            self._admit([1])
+        self.claims.changed = True
+
+    def _admit(self, parts: Iterable[int]) -> None:
+        """Begin the microbatches of this data node, by `assignments`; those of an iteration that lost all its
+        data nodes are searched."""
+        ctx, reopened = self.ctx, self.ctx.run.membership.is_reopened(self.t)
+        mine = [index for part in parts for index in self.assignments[part].of(ctx.me)]
+        if not reopened:
+            self.sender.admit(mine, self._trains)
+        for index in mine if reopened else ():
+            self.repairs.find(index, (ctx.me,), self._trains(index))
 
     def _trains(self, index: int) -> bool:
         return index < self.ctx.run.settings.microbatches
@@ -199,20 +220,28 @@ class Iteration:
             self.seals.arrived(ACTIVATION, unit.index, peer, self.ctx.run.previous_stage(), message.seal)
         self.credits.use(peer)
         self._sampling.acknowledge(peer, message.index, backward=False)
+        if self.ctx.run.stage and message.repair:
+            self.repairs.find(unit.index, (*unit.path, self.ctx.me), unit.train, message.lost)
+        if self._delayed and not unit.train:
+            self._waiting.append(unit)
+        else:
+            self._begin(unit)
+        return None
+
+    def _begin(self, unit: IncomingMicrobatch) -> None:
+        """Submit the forward task of a microbatch that arrived."""
+        payload = unit.received
         if self.ctx.run.stage == 0:
             steps = self._inner(unit.index)[1]
             head = Head(self.t, unit.index, unit.train, steps, hashed=self.seals.on and unit.train)
             rank = TaskPriority.GRADIENT if unit.train else TaskPriority.EVALUATION
             self.ctx.tasks.submit(rank, head, (payload,), partial(self._head_done, unit), unit.index)
-            return None
-        if message.repair:
-            self.repairs.find(unit.index, (*unit.path, self.ctx.me), unit.train, message.lost)
+            return
         hashed = self.seals.on and unit.train
         steps = self._inner(unit.index)[1]
         forward = ForwardTask(self.t, unit.index, unit.train, unit.kept, steps, hashed=hashed)
         rank = unit.rank(TaskPriority.FORWARD)
         self.ctx.tasks.submit(rank, forward, (payload,), partial(self._forward_done, unit), unit.index)
-        return None
 
     def _has_room(self) -> bool:
         """True if the activations of one more microbatch can be kept until its weight gradient is added."""
@@ -480,7 +509,7 @@ class Iteration:
 
     def _take_over(self, peer: str) -> None:
         """Take over indices of a removed data node; a later stage may already have them."""
-        for gone, remaining in self.ctx.run.membership.handed_on:
+        for gone, remaining in self.ctx.run.membership.handed(self.t):
             if gone != peer:
                 continue
             for assignment in self.assignments:

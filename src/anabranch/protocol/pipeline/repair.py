@@ -65,7 +65,7 @@ class Repairs:
         )
         # A peer that joined during the iteration does not know which peers were removed before, nor from
         # where.
-        item.further = not had or t == membership.reopened_t or not all(map(membership.followed, had))
+        item.further = not had or membership.is_reopened(t) or not all(map(membership.followed, had))
         self._unheard(item, *beside)
         far = {peer for one in had for peer in near.active_neighbours(following, own, t, one)}
         for peer in sorted(far):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from anabranch import PROTOCOL_VERSION
-from anabranch.config import ConfigError, RunConfig, render_run_file
+from anabranch.config import RunConfig, render_run_file
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.log.records import Genesis
 from anabranch.protocol.log.step_parameters import Schedule, StepParameters
@@ -19,7 +19,7 @@ from anabranch.train.adapters.lora import run_model
 from anabranch.train.codec.sizes import coarse_bytes
 from anabranch.train.model.interface import DTYPES, stage_layout
 from anabranch.train.model.partition import partition
-from anabranch.train.model.rounds import inner_microbatches, iterations, rounds_of
+from anabranch.train.model.rounds import delay_of, inner_microbatches, iterations, rounds_of
 from anabranch.train.model.sizes import (
     SCALED_BYTES,
     SUM_WIRE_BYTES,
@@ -49,8 +49,6 @@ class Manifest:
 def settings_of(run: RunConfig, run_id: str, model: ModelConfig, epoch: int = 1) -> Settings:
     """Protocol settings of a run file. run_id: name of the run in messages. epoch: of the log, raised by each
     recovery."""
-    if run.iteration.delay:
-        raise ConfigError("iteration.delay = 1: no swarm can run this yet; set it to 0")
     batch, whole = run.batch, run.pipeline.whole
     master = _widths(run)[1]
     trained = trained_parameters(run, model)
@@ -88,6 +86,7 @@ def settings_of(run: RunConfig, run_id: str, model: ModelConfig, epoch: int = 1)
         rounds=rounds_of(run),
         round_bytes=round_bytes(run, model),
         frozen=run.lora.frozen,
+        delay=delay_of(run),
     )
 
 
