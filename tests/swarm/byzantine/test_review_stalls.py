@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -236,20 +237,50 @@ def test_the_word_of_one_data_node_ends_no_run() -> None:
     assert all(commit.verdict == "step" for commit in world.history().commits)
 
 
-@pytest.mark.xfail(strict=True, reason="open: an Overflow does not say who sent the input")
-def test_the_receiver_of_poisoned_activations_is_not_the_one_that_goes() -> None:
-    """A relay of stage 1 sends activations that overflow wherever they are used."""
-    world = swarm(3, stages=2, steps=16)
-    overflowing(world, 2, lambda task, inputs: isinstance(task, tasks.Forward) and inputs[0] == 666)
-    carry = world.carry
+POISONS = [("r1.0", "r2.1", msg.Forward, tasks.Forward), ("r2.0", "r1.1", msg.Backward, tasks.InputGradient)]
 
-    def poison(sender: Node, peer: str, message: bytes, payload: Payload | None) -> None:
-        bad = sender.id == "r1.0" and peer == "r2.1" and isinstance(msg.decode(message), msg.Forward)
-        carry(sender, peer, message, 666 if bad else payload)
+
+@pytest.mark.parametrize(("liar", "victim", "message", "task"), POISONS)
+def test_the_receiver_of_poisoned_inputs_is_not_the_one_that_goes(
+    liar: str, victim: str, message: type[msg.AnyMessage], task: type[Task]
+) -> None:
+    """A relay sends one relay of an adjacent stage activations, or gradients, that overflow where they are
+    used. The receiver says from whom it had them, and takes no more of that peer."""
+    world = swarm(3, stages=2, steps=16)
+    overflowing(world, int(victim[1]), lambda each, inputs: isinstance(each, task) and inputs[0] == 666)
+    carry, sent = world.carry, list[int]()
+
+    def poison(sender: Node, peer: str, data: bytes, payload: Payload | None) -> None:
+        said = msg.decode(data)
+        bad = sender.id == liar and peer == victim and isinstance(said, message) and payload is not None
+        if bad:
+            sent.append(cast(Any, said).fence.t)
+        carry(sender, peer, data, 666 if bad else payload)
 
     world.carry = poison  # type: ignore[method-assign]
+    assert go_on(world) == 16
+    assert sent and victim not in removed(world)
+    found = [fields for _, peer, kind, fields in world.notes if kind == "overflow" and peer == victim]
+    assert len({fields["t"] for fields in found}) == 1
+
+
+@pytest.mark.parametrize("named", ["", "r2.0", "d0", "nobody"])
+def test_one_that_blames_others_for_its_overflows_goes(named: str) -> None:
+    """It names one relay each time, a data node, somebody who is no member, or nobody."""
+    world = swarm(3, stages=2, steps=20)
+    overflowing(world, 1, lambda task, inputs: False)
+    told: set[int] = set()
+
+    def lie(node: Node, event: object) -> None:
+        iteration = node.peer.iteration
+        if node.id == "r1.1" and iteration is not None and iteration.t not in told and iteration.t >= 3:
+            told.add(iteration.t)
+            fence = node.peer.ctx.fence(iteration.t, iteration.base)
+            world.carry(node, "d0", msg.encode(msg.Overflow(fence, 1, 1, "made up", named)), None)
+
+    world.watchers.append(lie)
     go_on(world)
-    assert "r2.1" not in removed(world)
+    assert set(removed(world)) == {"r1.1"}
 
 
 def test_one_class_that_overflows_is_no_liar() -> None:

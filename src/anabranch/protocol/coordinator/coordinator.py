@@ -118,6 +118,8 @@ class Coordinator:
         self.finished = False
         self._skips = 0
         self._false: dict[str, int] = {}
+        self._blamed: dict[str, set[str]] = {}
+        """Peer that reported false overflows -> peers whose inputs it said to have had."""
         """Peer -> overflows that it reported and others did not find."""
         self._stop_logged = False
         self._closed = False
@@ -489,11 +491,16 @@ class Coordinator:
 
     def _false_witnesses(self, current: Round) -> None:
         """Count the overflows that a peer reported and another replica did not find; remove a peer that
-        reports several."""
-        for peer in self.reports.unconfirmed(current):
-            self._false[peer] = count = self._false.get(peer, 0) + 1
-            text = f"{peer[:8]} reported an overflow in iteration {current.t} that others did not find"
-            self.ctx.outbox.note("note", text=text)
+        reports several. The first one with inputs of a peer does not count, for up to FALSE_WITNESSES peers:
+        the inputs may have been false, and an honest replica takes no others of that peer."""
+        for peer, supplier in self.reports.unconfirmed(current).items():
+            blamed = self._blamed.setdefault(peer, set())
+            excused = bool(supplier) and supplier not in blamed and len(blamed) < FALSE_WITNESSES
+            blamed.add(supplier)
+            self._false[peer] = count = self._false.get(peer, 0) + (not excused)
+            inputs = f" with inputs of {supplier[:8]}" if supplier else ""
+            said = f"{peer[:8]} reported an overflow in iteration {current.t}{inputs}"
+            self.ctx.outbox.note("note", text=f"{said} that others did not find")
             if count >= FALSE_WITNESSES and peer != self.ctx.me:
                 self.admission.remove(peer, f"it reported {count} overflows that others did not find")
 

@@ -102,6 +102,7 @@ class Reports:
         found = current.witnesses.setdefault((stage, index), {})
         if peer not in found:
             found[peer] = message.tensor
+            current.suppliers[stage, index, peer] = message.sender
             current.progress_at = self.ctx.clock.now
         if peer == self.ctx.me or len(found) >= self._needed(stage, current.t):
             first = next(iter(found))
@@ -130,11 +131,12 @@ class Reports:
                 current.witness = Witness(peer=first, stage=stage, index=index, tensor=found[first])
                 return
 
-    def unconfirmed(self, current: Round) -> set[str]:
+    def unconfirmed(self, current: Round) -> dict[str, str]:
         """Peers that reported an overflow which another replica of the same numerics class did not find, in a
-        step that was committed. In another class the same microbatch may well stay in range."""
+        step that was committed -> peer whose input they computed with, "" if it is no relay of an adjacent
+        stage. In another class the same microbatch may well stay in range."""
         members = self.ctx.run.membership.members
-        false = set()
+        false: dict[str, str] = {}
         for (stage, index), found in current.witnesses.items():
             attempt, classes = current.attempts.get(stage), set(current.classes.get(stage, ()))
             if attempt is not None and stage and index < len(attempt.owners):
@@ -143,5 +145,10 @@ class Reports:
                 classes = {current.classes[stage][attempt.owners[index]]}
             for peer in found:
                 if peer in members and classes == {members[peer].numerics_class}:
-                    false.add(peer)
+                    false.setdefault(peer, self._supplier(stage, current.suppliers[stage, index, peer]))
         return false
+
+    def _supplier(self, stage: int, peer: str) -> str:
+        """The same peer if it is a relay of an adjacent stage; else ""."""
+        found = self.ctx.run.membership.stage_of(peer)
+        return peer if found and found in (stage - 1, stage + 1) else ""

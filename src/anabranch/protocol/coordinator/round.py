@@ -41,6 +41,8 @@ class Round:
     manifest: str = ""
     witnesses: dict[tuple[int, int], dict[str, str]] = field(default_factory=dict)
     """(stage, microbatch) -> tensor that overflowed there, by the peer that reported it."""
+    suppliers: dict[tuple[int, int, str], str] = field(default_factory=dict)
+    """(stage, microbatch, peer that reported its overflow) -> peer that it got the last input from."""
     witness: Witness | None = None
     """Overflow that enough replicas found, for which the step is skipped."""
     progress_at: float = 0.0

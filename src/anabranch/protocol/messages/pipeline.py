@@ -112,11 +112,13 @@ class CallBack(FencedMessage, frozen=True, tag=85):
 
 
 class Overflow(FencedMessage, frozen=True, tag=9):
-    """Report that computing microbatch `index` at `stage` gave a non-finite or out-of-range value."""
+    """Report that computing microbatch `index` at `stage` gave a non-finite or out-of-range value. sender:
+    peer that sent the last input, "" if there was none."""
 
     stage: StageNumber
     index: Index
     tensor: Text
+    sender: Id = ""
 
 
 class Got(FencedMessage, frozen=True, tag=54):

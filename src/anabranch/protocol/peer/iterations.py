@@ -149,7 +149,22 @@ class Iterations(Timer):
             self.kept_work.committed(record.t)
             if self.auditor.committed(record.t, audited):
                 self.replica.keeps.add(record.t)
+        self._separate(record)
         self.replica.commit(record, base)
+
+    def _separate(self, record: Commit) -> None:
+        """Share no more work with relays whose inputs overflowed here, if another replica of the same
+        numerics class computed the same microbatch in range: they sent false ones."""
+        ctx, iteration = self._ctx, self.current
+        if iteration is None or iteration.t != record.t or record.verdict != "step" or not ctx.run.stage:
+            return
+        part, me = record.stages[ctx.run.stage], ctx.run.membership.members.get(ctx.me)
+        for index, overflow in iteration.claims.overflows.items():
+            owner = part.owners[index] if index < len(part.owners) else -1
+            if not ctx.run.membership.stage_of(overflow.sender):
+                continue  # nobody, or a data node
+            if owner >= 0 and me is not None and part.classes[owner] == me.numerics_class:
+                ctx.links.forged(overflow.sender)
 
     def _keep_work(self, record: Commit, audited: list[Drawn]) -> None:
         """Keep what audited contributions were computed from: this replica's own, and what it sent others."""

@@ -39,12 +39,12 @@ class Claims:
         self.evaluations[index] = loss_sum
         self.changed = True
 
-    def in_range(self, index: int, result: Result) -> bool:
+    def in_range(self, index: int, result: Result, sender: str = "") -> bool:
         """True if the task's result is finite and in range. Otherwise note an overflow, for which the leader
-        skips the step if another replica finds it too."""
+        skips the step if another replica finds it too. sender: peer that sent the last input."""
         if result.overflow and index not in self.overflows:
             fence = self.ctx.fence(self.t, self.base)
-            self.overflows[index] = Overflow(fence, self.ctx.run.stage, index, result.overflow)
+            self.overflows[index] = Overflow(fence, self.ctx.run.stage, index, result.overflow, sender)
             self.changed = True
             self.ctx.outbox.note(
                 "overflow", t=self.t, stage=self.ctx.run.stage, index=index, tensor=result.overflow

@@ -34,8 +34,8 @@ class IncomingMicrobatch:
     its forward is computed again. forward_done: True once that was computed. gradient_in, gradient_out:
     gradient from the next stage, and the one to send upstream. returned: True once nothing is left to compute
     for upstream. sent_back_at: time (s) of the last sending back, None once acknowledged. back: upstream peer
-    -> gradient last sent to it. others: further upstream peers that wait for the gradient -> number of their
-    transmission.
+    -> gradient last sent to it. sender_of_last: peer that sent the activation, then the gradient. others:
+    further upstream peers that wait for the gradient -> number of their transmission.
     """
 
     index: int
@@ -54,6 +54,7 @@ class IncomingMicrobatch:
     sent_back_at: float | None = None
     back: dict[str, ReturnedGradient] = field(default_factory=dict)
     others: dict[str, int] = field(default_factory=dict)
+    sender_of_last: str = ""
 
     def rank(self, usual: TaskPriority) -> TaskPriority:
         """Priority of a task of this microbatch: `usual`, but lower in an evaluation, and lowest for a

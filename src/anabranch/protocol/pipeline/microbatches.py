@@ -214,11 +214,14 @@ class Iteration:
             peer,
             message.way,
         )
-        unit.kept = self._has_room()
+        unit.kept, unit.sender_of_last = self._has_room(), peer
         self.units[message.index] = unit
         if unit.train:
             self.seals.arrived(ACTIVATION, unit.index, peer, self.ctx.run.previous_stage(), message.seal)
         self.credits.use(peer)
+        if self.ctx.links.is_forger(peer):
+            self._refuse(unit, "its sender sent false inputs before")
+            return None
         self._sampling.acknowledge(peer, message.index, backward=False)
         if self.ctx.run.stage and message.repair:
             self.repairs.find(unit.index, (*unit.path, self.ctx.me), unit.train, message.lost)
@@ -231,14 +234,13 @@ class Iteration:
     def _begin(self, unit: IncomingMicrobatch) -> None:
         """Submit the forward task of a microbatch that arrived."""
         payload = unit.received
+        steps = self._inner(unit.index)[1]
         if self.ctx.run.stage == 0:
-            steps = self._inner(unit.index)[1]
             head = Head(self.t, unit.index, unit.train, steps, hashed=self.seals.on and unit.train)
             rank = TaskPriority.GRADIENT if unit.train else TaskPriority.EVALUATION
             self.ctx.tasks.submit(rank, head, (payload,), partial(self._head_done, unit), unit.index)
             return
         hashed = self.seals.on and unit.train
-        steps = self._inner(unit.index)[1]
         forward = ForwardTask(self.t, unit.index, unit.train, unit.kept, steps, hashed=hashed)
         rank = unit.rank(TaskPriority.FORWARD)
         self.ctx.tasks.submit(rank, forward, (payload,), partial(self._forward_done, unit), unit.index)
@@ -305,7 +307,7 @@ class Iteration:
         first, refusal = self.sender.on_backward(peer, message.index, payload)
         if first:
             self.seals.arrived(GRADIENT, message.index, peer, self.ctx.run.next_stage(), message.seal)
-            self._gradient_arrived(message.index, payload)
+            self._gradient_arrived(peer, message.index, payload)
         return refusal
 
     def on_got(self, peer: str, message: Got) -> None:
@@ -316,8 +318,8 @@ class Iteration:
             return
         self.replies.delivered(self.units.get(message.index), peer)
 
-    def _gradient_arrived(self, index: int, payload: Payload | None) -> None:
-        """Use the first gradient of microbatch `index` that came from the next stage."""
+    def _gradient_arrived(self, peer: str, index: int, payload: Payload | None) -> None:
+        """Use the first gradient of microbatch `index` that came from `peer` of the next stage."""
         if self.ctx.run.stage == 0:
             if self._trains(index) and payload is not None:
                 self.embed_gradients[index] = payload
@@ -330,7 +332,7 @@ class Iteration:
             return
         unit = self.units[index]
         if unit.train:
-            unit.gradient_in = payload
+            unit.gradient_in, unit.sender_of_last = payload, peer
             if unit.forward_done:
                 self._input_gradient(unit)
         else:
@@ -424,7 +426,7 @@ class Iteration:
         microbatch up, so that another computes it too: no step is skipped on the word of one peer.
         """
         run, again = self.ctx.run, unit.index in self.claims.overflows
-        if self.claims.in_range(unit.index, result):
+        if self.claims.in_range(unit.index, result, unit.sender_of_last):
             return True
         if not again and run.membership.count(run.stage, self.t) > 1:
             if unit.forward_done and run.stage:
