@@ -13,14 +13,13 @@ import torch
 from torch import Tensor
 
 from anabranch.config import RunConfig
-from anabranch.train.model.interface import DTYPES, build, stage_layout
+from anabranch.train.model.interface import DTYPES, build, logits_of
 from anabranch.train.model.linear import PlainWeights
-from anabranch.train.model.partition import partition
 from anabranch.train.model.sizes import ModelConfig
 from anabranch.train.numerics.numerics_class import device_of
 from anabranch.train.numerics.step_scalars import learning_rate
 from anabranch.train.stage.optimizer import decays
-from anabranch.train.stage.run_objects import Batches, check_shape, initial_state, token_ids
+from anabranch.train.stage.run_objects import Batches, check_shape, initial_states, token_ids
 from anabranch.train.stage.stage import loss_of
 from anabranch.train.stage.state import StageState
 
@@ -57,11 +56,8 @@ class Alone:
         self._run, self._batches, self._device = run, batches, device_of(run.compute)
         self._dtype = DTYPES[run.compute.dtype]
         self.model = build(model, self._device, self._dtype)
-        self.states: list[StageState] = []
+        self.states = initial_states(run, self.model, initial, self._device)
         """State of each stage of the run file's pipeline; the parameters are views of their weights."""
-        for spec in partition(model, run.pipeline):
-            layout = stage_layout(self.model, spec)
-            self.states.append(initial_state(run, self.model, layout, initial, self._device))
         self._parameters = {
             name: torch.nn.Parameter(view)
             for state in self.states
@@ -117,8 +113,4 @@ class Alone:
         working: Mapping[str, Tensor] = self._parameters
         if self._dtype not in (torch.float32, torch.float64):
             working = {name: parameter.to(self._dtype) for name, parameter in self._parameters.items()}
-        weights = _Leaves(working)
-        x = self.model.embed(weights, ids)
-        for block in range(self.model.config.blocks):
-            x = self.model.block(weights, block, x)
-        return loss_of(self.model.head(weights, x), targets)
+        return loss_of(logits_of(self.model, _Leaves(working), ids), targets)

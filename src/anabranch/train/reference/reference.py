@@ -18,7 +18,7 @@ from torch import Tensor
 
 from anabranch.config import RunConfig
 from anabranch.protocol.rounds.plan import Slots
-from anabranch.train.model.interface import DTYPES, build, stage_layout
+from anabranch.train.model.interface import DTYPES, build
 from anabranch.train.model.linear import PlainWeights
 from anabranch.train.model.partition import partition
 from anabranch.train.model.rounds import inner_microbatches, rounds_of
@@ -33,7 +33,7 @@ from anabranch.train.stage.optimizer import StepScalars, adamw
 from anabranch.train.stage.run_objects import (
     Batches,
     check_shape,
-    initial_state,
+    initial_states,
     make_accumulator,
     master_dtype,
     token_ids,
@@ -41,7 +41,7 @@ from anabranch.train.stage.run_objects import (
     working_weights,
 )
 from anabranch.train.stage.stage import loss_of
-from anabranch.train.stage.state import StageState, parse_snapshot
+from anabranch.train.stage.state import parse_snapshot
 
 Witness = tuple[int, str]
 """(stage, tensor) of a non-finite or out-of-range value, with a worker's name for the tensor."""
@@ -108,11 +108,8 @@ class Reference:
         self.model = build(model, self._device, self._dtype)
         self._cuts = Cuts(run, model)
         self.specs = partition(model, run.pipeline)
-        self.states: list[StageState] = []
+        self.states = initial_states(run, self.model, initial, self._device)
         """State of each stage 0..S."""
-        for spec in self.specs:
-            layout = stage_layout(self.model, spec)
-            self.states.append(initial_state(run, self.model, layout, initial, self._device))
         self._rounds = rounds_of(run)
         self._ends = next(spec.stage for spec in self.specs if spec.ends)
         self.slots: Slots = {}
