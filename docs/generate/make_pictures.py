@@ -40,7 +40,7 @@ def main(run_dir: Path, extra: list[str]) -> None:
     if death is not None:
         shown += [*lines[death - AROUND : death + AROUND + 1], "…"]
     shown += [*lines[-TAIL:], *extra]
-    terminal = Terminal(record=True, width=128, file=io.StringIO())
+    terminal = Terminal(record=True, width=144, file=io.StringIO())
     terminal.print(Text("$ make train", style="bold"))
     for line in shown:
         terminal.print(Text.from_ansi(line))

@@ -64,14 +64,12 @@ class TrainedModel:
         """Logits (rows, sequence, vocabulary) of token ids (rows, sequence), without gradients."""
         import torch
 
+        from anabranch.train.model.interface import logits_of
         from anabranch.train.model.linear import PlainWeights
 
         with torch.inference_mode():
-            model, weights = self._functions, PlainWeights(self.weights)
-            x = model.embed(weights, torch.as_tensor(ids, dtype=torch.long))
-            for block in range(self.config.blocks):
-                x = model.block(weights, block, x)
-            return model.head(weights, x)
+            ids = torch.as_tensor(ids, dtype=torch.long)
+            return logits_of(self._functions, PlainWeights(self.weights), ids)
 
     def sample(
         self,

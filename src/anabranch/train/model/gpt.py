@@ -15,7 +15,7 @@ from torch import Tensor
 from anabranch.train.model.attention import CausalAttention
 from anabranch.train.model.layout import Shape
 from anabranch.train.model.linear import Weights
-from anabranch.train.model.residual import residual_stream
+from anabranch.train.model.residual import StreamModel, residual_stream
 from anabranch.train.model.sizes import ModelConfig
 
 EMBEDDING = "transformer.wte.weight"
@@ -24,10 +24,11 @@ FINAL_NORM = "transformer.ln_f"
 HEAD = "lm_head.weight"
 
 
-class GPT:
+class GPT(StreamModel):
     """GPT-2 as functions of its weights; see `train.model.interface.Model`."""
 
     tables: tuple[str, ...] = (EMBEDDING, POSITIONS)
+    end_names = EMBEDDING, FINAL_NORM, HEAD
     embedding_scale: float = 1.0
     initial_gain: float = 1.0
 
@@ -76,20 +77,6 @@ class GPT:
         z = F.embedding(ids, weights.table(EMBEDDING)) + weights.table(POSITIONS)[: ids.shape[1]]
         return self.stream.begin(z, ids)
 
-    def block(self, weights: Weights, block: int, x: Tensor) -> Tensor:
-        stream, fixed = self.stream, self.stream.fixed(x)
-        z = self._layers(weights, block, stream.values(x), lambda z: stream.wide(z, fixed))
-        return stream.moved(x, z)
-
-    def head(self, weights: Weights, x: Tensor, at: int | None = None) -> Tensor:
-        x = self.stream.wide(self.stream.values(x), self.stream.fixed(x))
-        if self.config.free_block is not None:
-            x = self._layers(weights, self.config.free_block, x, lambda x: x)
-        if at is not None:
-            x = x[:, at : at + 1]
-        x = self._norm(weights, FINAL_NORM, x)
-        return weights.linear(x, EMBEDDING if self.config.tied else HEAD)
-
     def embedding_rows(self, ids: Tensor) -> tuple[tuple[str, Tensor], ...]:
         positions = torch.arange(ids.shape[1], device=ids.device).expand(ids.shape)
         return ((EMBEDDING, ids.reshape(-1)), (POSITIONS, positions.reshape(-1)))
@@ -98,8 +85,6 @@ class GPT:
         return name.endswith("c_proj.weight")
 
     def _layers(self, weights: Weights, block: int, z: Tensor, wide: Callable[[Tensor], Tensor]) -> Tensor:
-        """Forward pass of one block: the residual stream's values z before it -> those behind it. wide: takes
-        values to the stream at full width (the same, but in a subspace model)."""
         layer = f"transformer.h.{block}"
         z = z + self._attend(weights, f"{layer}.attn", self._norm(weights, f"{layer}.ln_1", wide(z)))
         h = self._norm(weights, f"{layer}.ln_2", wide(z))

@@ -96,6 +96,15 @@ def build(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Mode
     return kinds.get(config.architecture, ModuleModel)(config, device, dtype)
 
 
+def logits_of(model: Model, weights: Weights, ids: Tensor, at: int | None = None) -> Tensor:
+    """Logits of the whole model: (rows, sequence, vocabulary) of token ids (rows, sequence); with `at` only
+    those of this position."""
+    x = model.embed(weights, ids)
+    for block in range(model.config.blocks):
+        x = model.block(weights, block, x)
+    return model.head(weights, x, at)
+
+
 def stage_layout(model: Model, spec: StageSpec) -> Layout:
     """Flat layout of the parameters of the stage `spec`, embedding and head included where it has them."""
     shapes: dict[str, Shape] = model.end_shapes() if spec.ends else {}

@@ -16,21 +16,22 @@ from torch import Tensor
 from anabranch.train.model.attention import CausalAttention
 from anabranch.train.model.layout import Shape
 from anabranch.train.model.linear import Weights
-from anabranch.train.model.residual import residual_stream
+from anabranch.train.model.residual import StreamModel, residual_stream
 from anabranch.train.model.sizes import ModelConfig
 
 EMBEDDING = "model.embed_tokens.weight"
-FINAL_NORM = "model.norm.weight"
+FINAL_NORM = "model.norm"
 HEAD = "lm_head.weight"
 #: Sequence (tokens) that Llama 3 was trained with before its context was stretched, and the bounds of the
 #: blend as fractions of it (1/4, 1/1). Values of every published Llama 3.1, 3.2 and 3.3.
 ROPE_ORIGINAL_SEQUENCE, ROPE_HIGH_FACTOR, ROPE_LOW_FACTOR = 8192, 4.0, 1.0
 
 
-class Llama:
+class Llama(StreamModel):
     """LLaMA as functions of its weights; see `train.model.interface.Model`."""
 
     tables: tuple[str, ...] = (EMBEDDING,)
+    end_names = EMBEDDING, FINAL_NORM, HEAD
     embedding_scale: float = 1.0
     initial_gain: float = 1.0
 
@@ -70,7 +71,7 @@ class Llama:
 
     def end_shapes(self) -> dict[str, Shape]:
         c = self.config
-        shapes: dict[str, Shape] = {EMBEDDING: (c.vocab_size, c.stream), FINAL_NORM: (c.dim,)}
+        shapes: dict[str, Shape] = {EMBEDDING: (c.vocab_size, c.stream), f"{FINAL_NORM}.weight": (c.dim,)}
         if not c.tied:
             shapes[HEAD] = (c.vocab_size, c.dim)
         if c.free_block is not None:
@@ -80,20 +81,6 @@ class Llama:
     def embed(self, weights: Weights, ids: Tensor) -> Tensor:
         return self.stream.begin(F.embedding(ids, weights.table(EMBEDDING)), ids)
 
-    def block(self, weights: Weights, block: int, x: Tensor) -> Tensor:
-        stream, fixed = self.stream, self.stream.fixed(x)
-        z = self._layers(weights, block, stream.values(x), lambda z: stream.wide(z, fixed))
-        return stream.moved(x, z)
-
-    def head(self, weights: Weights, x: Tensor, at: int | None = None) -> Tensor:
-        x = self.stream.wide(self.stream.values(x), self.stream.fixed(x))
-        if self.config.free_block is not None:
-            x = self._layers(weights, self.config.free_block, x, lambda x: x)
-        if at is not None:
-            x = x[:, at : at + 1]
-        x = self._norm(weights, "model.norm", x)
-        return weights.linear(x, EMBEDDING if self.config.tied else HEAD)
-
     def embedding_rows(self, ids: Tensor) -> tuple[tuple[str, Tensor], ...]:
         return ((EMBEDDING, ids.reshape(-1)),)
 
@@ -101,8 +88,6 @@ class Llama:
         return name.endswith(("o_proj.weight", "down_proj.weight"))
 
     def _layers(self, weights: Weights, block: int, z: Tensor, wide: Callable[[Tensor], Tensor]) -> Tensor:
-        """Forward pass of one block: the residual stream's values z before it -> those behind it. wide: takes
-        values to the stream at full width (the same, but in a subspace model)."""
         layer = f"model.layers.{block}"
         h = self._norm(weights, f"{layer}.input_layernorm", wide(z))
         z = z + self._attend(weights, f"{layer}.self_attn", h)

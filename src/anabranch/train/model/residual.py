@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import functools
 import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Protocol
 from weakref import WeakValueDictionary
 
@@ -26,6 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from anabranch.train.model.linear import Weights
 from anabranch.train.model.sizes import ModelConfig, id_columns, id_digit_bits
 
 #: Hashed into the key of every constant. Another text gives other subspace models.
@@ -232,3 +235,38 @@ def _sum(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         size //= 2
         padded = padded[..., :size] + padded[..., size:]
     return padded[..., 0]
+
+
+class StreamModel(ABC):
+    """Blocks and head of a transformer by its residual stream; a subclass has the layers and the shapes.
+
+    end_names: names of the embedding, of the final norm (without `.weight`), and of an untied head.
+    """
+
+    config: ModelConfig
+    stream: ResidualStream
+    end_names: tuple[str, str, str]
+
+    @abstractmethod
+    def _layers(self, weights: Weights, block: int, z: Tensor, wide: Callable[[Tensor], Tensor]) -> Tensor:
+        """Forward pass of one block: the residual stream's values z before it -> those behind it. wide: takes
+        values to the stream at full width (the same, but in a subspace model)."""
+
+    @abstractmethod
+    def _norm(self, weights: Weights, name: str, x: Tensor) -> Tensor:
+        """x, normalised by the norm `name`."""
+
+    def block(self, weights: Weights, block: int, x: Tensor) -> Tensor:
+        stream, fixed = self.stream, self.stream.fixed(x)
+        z = self._layers(weights, block, stream.values(x), lambda z: stream.wide(z, fixed))
+        return stream.moved(x, z)
+
+    def head(self, weights: Weights, x: Tensor, at: int | None = None) -> Tensor:
+        embedding, final_norm, head = self.end_names
+        x = self.stream.wide(self.stream.values(x), self.stream.fixed(x))
+        if self.config.free_block is not None:
+            x = self._layers(weights, self.config.free_block, x, lambda x: x)
+        if at is not None:
+            x = x[:, at : at + 1]
+        x = self._norm(weights, final_norm, x)
+        return weights.linear(x, embedding if self.config.tied else head)

@@ -15,14 +15,13 @@ from torch import Tensor
 from anabranch.config import RunConfig
 from anabranch.errors import ConfigError
 from anabranch.train.adapters.lora import LoraModel, run_model
-from anabranch.train.model.interface import DTYPES, stage_layout
+from anabranch.train.model.interface import DTYPES
 from anabranch.train.model.linear import PlainWeights
-from anabranch.train.model.partition import partition
 from anabranch.train.model.sizes import ModelConfig
 from anabranch.train.numerics.numerics_class import device_of
 from anabranch.train.numerics.step_scalars import learning_rate
 from anabranch.train.stage.optimizer import decays
-from anabranch.train.stage.run_objects import Batches, check_shape, initial_state, loss_weight, token_ids
+from anabranch.train.stage.run_objects import Batches, check_shape, initial_states, loss_weight, token_ids
 from anabranch.train.stage.stage import model_loss
 from anabranch.train.stage.state import StageState
 
@@ -67,11 +66,8 @@ class Alone:
         self.model = run_model(run, model, self._device)
         if isinstance(self.model, LoraModel):
             self.model.use({name: tensor.to(self._device) for name, tensor in (frozen or {}).items()})
-        self.states: list[StageState] = []
+        self.states = initial_states(run, self.model, initial, self._device)
         """State of each stage of the run file's pipeline; the parameters are views of their weights."""
-        for spec in partition(model, run.pipeline):
-            layout = stage_layout(self.model, spec)
-            self.states.append(initial_state(run, self.model, layout, initial, self._device))
         self._parameters = {
             name: torch.nn.Parameter(view)
             for state in self.states

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from anabranch.train.model.interface import Model, build
+from anabranch.train.model.interface import Model, build, logits_of
 from anabranch.train.model.linear import PlainWeights
 from anabranch.train.model.sizes import ModelConfig
 
@@ -56,10 +56,8 @@ def _next_logits(model: Model, weights: PlainWeights, ids: Sequence[int], device
     # Zeros after the last token change nothing before them. Padding to powers of two keeps the number of
     # sequence lengths small, each of which has a mask.
     padded = min(model.config.max_sequence, max(16, 1 << last.bit_length()))
-    x = model.embed(weights, torch.tensor([[*ids, *[0] * (padded - len(ids))]], device=device))
-    for block in range(model.config.blocks):
-        x = model.block(weights, block, x)
-    return model.head(weights, x, last)[0, 0].double().cpu()
+    padded_ids = torch.tensor([[*ids, *[0] * (padded - len(ids))]], device=device)
+    return logits_of(model, weights, padded_ids, last)[0, 0].double().cpu()
 
 
 def _draw(logits: Tensor, temperature: float, top_k: int, generator: torch.Generator) -> int:

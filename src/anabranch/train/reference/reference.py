@@ -19,7 +19,7 @@ from torch import Tensor
 from anabranch.config import RunConfig
 from anabranch.protocol.rounds.plan import Slots
 from anabranch.train.adapters.lora import LoraModel, run_model
-from anabranch.train.model.interface import DTYPES, stage_layout
+from anabranch.train.model.interface import DTYPES
 from anabranch.train.model.linear import PlainWeights
 from anabranch.train.model.partition import partition
 from anabranch.train.model.rounds import delay_of, inner_microbatches, rounds_of
@@ -36,7 +36,7 @@ from anabranch.train.stage.optimizer import StepScalars
 from anabranch.train.stage.run_objects import (
     Batches,
     check_shape,
-    initial_state,
+    initial_states,
     loss_weight,
     make_accumulator,
     master_dtype,
@@ -117,11 +117,8 @@ class Reference:
             self.model.use({name: tensor.to(self._device) for name, tensor in (frozen or {}).items()})
         self._cuts = Cuts(run, model)
         self.specs = partition(model, run.pipeline)
-        self.states: list[StageState] = []
+        self.states = initial_states(run, self.model, initial, self._device)
         """State of each stage 0..S."""
-        for spec in self.specs:
-            layout = stage_layout(self.model, spec)
-            self.states.append(initial_state(run, self.model, layout, initial, self._device))
         self._rounds, self._delay = rounds_of(run), delay_of(run)
         self._aheads: list[Ahead | None] = []
         """By stage, what the iteration after the next one computes with; None unless it is delayed."""

@@ -12,8 +12,15 @@ from torch import Tensor
 
 from anabranch.config import ConfigError, RunConfig
 from anabranch.train.codec.sizes import coarse_digits
-from anabranch.train.model.interface import DTYPES, Model, initial_weights, weights_from_tensors
+from anabranch.train.model.interface import (
+    DTYPES,
+    Model,
+    initial_weights,
+    stage_layout,
+    weights_from_tensors,
+)
 from anabranch.train.model.layout import Layout
+from anabranch.train.model.partition import partition
 from anabranch.train.model.sizes import ModelConfig
 from anabranch.train.numerics.coarse_sums import SEGMENT, CoarseAccumulator, unit_exponents
 from anabranch.train.numerics.exact import Accumulator, ExactAccumulator, FastAccumulator
@@ -106,6 +113,16 @@ def initial_state(
     else:
         flat = weights_from_tensors(layout, initial, master)
     return StageState.initial(layout, flat.to(device))
+
+
+def initial_states(
+    run: RunConfig, model: Model, initial: Mapping[str, Tensor] | None, device: torch.device
+) -> list[StageState]:
+    """States of all stages 0..S before the first step; arguments as for `initial_state`."""
+    return [
+        initial_state(run, model, stage_layout(model, spec), initial, device)
+        for spec in partition(model.config, run.pipeline)
+    ]
 
 
 def contributions(run: RunConfig, model: Model, name: str) -> int:
