@@ -71,7 +71,7 @@ tables: $(READY)  ## two models, equal and unequal machines, churn and ablations
 	$(BIN)/python -m benchmarks.simulation.policies
 	$(BIN)/python -m benchmarks.simulation.churn --seeds 5
 
-bench-sync: $(READY)  ## loss at equal tokens of synchronous steps and islands; about an hour on one core
+bench-sync: $(READY)  ## loss at equal tokens of synchronous steps and islands; an hour on one free core
 	$(BIN)/python -m benchmarks.simulation.sync_methods
 
 compiled: $(READY)  ## compile the simulator with mypyc, in build/compiled, for long simulations

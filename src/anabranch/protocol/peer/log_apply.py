@@ -25,6 +25,7 @@ from anabranch.protocol.log.records import (
     entry_hash,
 )
 from anabranch.protocol.peer.shared_state import SharedParts
+from anabranch.protocol.rounds.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -74,13 +75,13 @@ class AppliedEntry:
     wrong: str = ""
 
 
-def note_record(outbox: Outbox, run: RunView, record: AnyRecord, base: str) -> None:
+def note_record(outbox: Outbox, run: RunView, record: AnyRecord, base: str, plan: Plan) -> None:
     """Write a step, evaluation, rollback or control record to the event log; other records are not written.
-    base: hash of its entry."""
+    base: hash of its entry. plan: of the iteration, if the record is that of a round."""
     if isinstance(record, Commit | Closing) and record.evaluation is not None:
         outbox.note("evaluation", t=record.evaluation.t, evaluation=record.evaluation)
     if isinstance(record, Commit):
-        outbox.note("step", record=record, base=base, plan=run.plan(record.t))
+        outbox.note("step", record=record, base=base, plan=plan)
     elif isinstance(record, Rollback):
         outbox.note("rollback", t=record.t, reason=record.reason)
     elif isinstance(record, Control):

@@ -80,7 +80,9 @@ class LogReactions:
     def _hand_on(self, applied: AppliedEntry) -> None:
         lead, stop_reason, again = self.shared.coordination.coordinator, "", False
         if not isinstance(applied.change, Control):
-            note_record(self._ctx.outbox, self._ctx.run, applied.record, applied.base)
+            run, record = self._ctx.run, applied.record
+            plan = run.plan(record.t) if isinstance(record, Commit) else ()
+            note_record(self._ctx.outbox, run, record, applied.base, plan)
         match applied.change:
             case Voters() | Epoch() | Carriers():
                 self.links.connections.connect()

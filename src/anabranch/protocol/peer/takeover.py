@@ -19,6 +19,7 @@ from anabranch.protocol.peer.link_events import LinkEvents
 from anabranch.protocol.peer.log_apply import note_record
 from anabranch.protocol.peer.shared_state import SharedParts
 from anabranch.protocol.raft.types import Role, RoleChanged
+from anabranch.protocol.rounds.plan import Plan
 
 #: Time (s) within which members must connect to a new leader before they count as lost.
 ARRIVAL_S = 5.0
@@ -56,6 +57,8 @@ class Leadership:
         """Resumes the run from the directory; None if this peer is not the founder, or leads already."""
         self._on_disk, self._caught_up = 0, False
         self._before: list[bytes] = []
+        self._plan: Plan = ()
+        """Plan of the round after the last line that was missed; () if that is no round."""
         self._stop_wanted: str | None = None
         self.voter = Voter(self._ctx, kept, on_chosen, self._became, self._may_lead, self._yields)
 
@@ -237,10 +240,10 @@ class Leadership:
             self._before.append(line)
         if follows:
             return  # the founder has not admitted itself yet, and may have to begin again
-        if isinstance(entry.record, Commit | Rollback):
-            ctx.run.plan_round(entry.record.t + 1, entry.record.slots)
         if entry.index >= self._on_disk:
-            note_record(ctx.outbox, ctx.run, entry.record, entry_hash(line))
+            note_record(ctx.outbox, ctx.run, entry.record, entry_hash(line), self._plan)
+        if isinstance(entry.record, Commit | Rollback):
+            self._plan = entry.record.slots or ()
         if ctx.log.leads and entry.term == ctx.log.leads and not done:
             self._take_up(self._before)
             joining.admit_self()
