@@ -1,7 +1,9 @@
 """Network addresses: properties of hosts, and the text form of the addresses of a peer.
 
 A peer has several addresses in order of preference, `ADDRESS,ADDRESS,...`. Each is HOST:PORT, or
-HOST:PORT/CARRIER: the peer is reached through a circuit of the carrier with this id, which listens there.
+HOST:PORT/CARRIER: the peer is reached through a circuit of the carrier with this id, which listens there. Or it is
+reached by its key through iroh (`net.iroh`): HOST:PORT/iroh names an iroh relay at https://HOST:PORT,
+HOST:PORT/iroh+http one without TLS, and HOST:PORT/udp the peer's own UDP address.
 """
 
 from __future__ import annotations
@@ -13,19 +15,32 @@ from dataclasses import dataclass
 #: Most addresses of one peer. A choice: local, overlay and public ones of both IP versions, and two carriers.
 MOST_ADDRESSES = 8
 _ID = re.compile("[0-9a-f]{64}")
+#: Kinds of addresses at which a peer is reached by its key, through iroh.
+IROH_KINDS = ("iroh", "iroh+http", "udp")
 
 
 @dataclass(frozen=True)
 class Address:
-    """Address of a peer. carrier: id of the carrier that listens there; "": the peer itself does."""
+    """Address of a peer. carrier: id of the carrier that listens there; "": the peer itself does. kind: one
+    of IROH_KINDS; "": TCP."""
 
     host: str
     port: int
     carrier: str = ""
+    kind: str = ""
 
     def __str__(self) -> str:
+        return self._where() + (f"/{self.carrier or self.kind}" if self.carrier or self.kind else "")
+
+    @property
+    def relay_url(self) -> str:
+        """URL of the iroh relay; "" if this address is of another kind."""
+        schemes = {"iroh": "https", "iroh+http": "http"}
+        return f"{schemes[self.kind]}://{self._where()}" if self.kind in schemes else ""
+
+    def _where(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.port}" + (f"/{self.carrier}" if self.carrier else "")
+        return f"{host}:{self.port}"
 
 
 def parse_address(text: str) -> Address:
@@ -36,6 +51,8 @@ def parse_address(text: str) -> Address:
         host = host[1:-1]
     if not host or not port.isdecimal() or not 1 <= int(port) <= 65535:
         raise ValueError(f'"{text}"; write it as host:port, the port in 1..65535')
+    if slash and carrier in IROH_KINDS:
+        return Address(host, int(port), kind=carrier)
     if slash and not _ID.fullmatch(carrier):
         raise ValueError(f'"{text}"; write it as host:port/ID: a carrier\'s id is 64 hexadecimal digits')
     return Address(host, int(port), carrier)
@@ -52,6 +69,11 @@ def parse_addresses(text: str) -> tuple[Address, ...]:
 def direct_addresses(text: str) -> str:
     """The addresses in `text` at which the peer itself listens, as text; "" if there is none."""
     return ",".join(one for one in text.split(",") if one and "/" not in one)
+
+
+def carrier_ways(text: str) -> list[str]:
+    """The addresses in `text` that lead through carriers."""
+    return [one for one in text.split(",") if _ID.fullmatch(one.rpartition("/")[2])]
 
 
 def block_of(host: str) -> str:

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
 from anabranch.addresses import Address
 from anabranch.net import errors
-from anabranch.net.circuit import TARGET_BYTES, Circuit
-from anabranch.net.connection_limits import CarryLimits
+from anabranch.net.circuit import TARGET_BYTES, Carrier, Circuit, Opener, _Wish
+from anabranch.net.connection_limits import CarryLimits, Limits
 from anabranch.net.errors import DialError, Refused
 from anabranch.net.framing import TOKEN_BYTES, Blob, offer_frame
-from anabranch.net.handshake import CARRY, ClientHandshake
+from anabranch.net.handshake import CARRY, ClientHandshake, Credential, Hello
 from anabranch.net.lane import Lane
 from anabranch.net.link import Link
 from anabranch.net.tcp import _introduce
 from support.network.net_world import (
+    PATIENCE_S,
     Backend,
     Inbox,
     Peer,
@@ -26,6 +28,7 @@ from support.network.net_world import (
     certificate,
     identity,
     soon,
+    ticket,
     until,
 )
 
@@ -190,7 +193,7 @@ def test_a_circuit_that_nobody_meets_expires(backend: Backend, monkeypatch: pyte
         with pytest.raises(DialError, match="did not come"):
             await anna.dial(bert)
         relay = carrier.transport.carrier
-        assert not relay._offers and not relay.circuits and not +relay._of_peer
+        assert not relay._offers and not relay.circuits and not relay._wishes
 
     backend.run(scenario)
 
@@ -251,6 +254,178 @@ def test_offers_without_end_cost_a_peer_no_more_than_its_limit(backend: Backend)
     backend.run(scenario)
 
 
+def silent(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a peer come for no circuit."""
+    monkeypatch.setattr(peer.transport, "_begin", lambda handshake, caller: handshake.close())
+
+
+def test_openers_that_wait_take_no_place_of_a_handshake(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Circuits that nobody meets are no pending handshakes, or two addresses could keep all others out."""
+
+    async def scenario(world: World) -> None:
+        carrier = await world.peer("carrier", limits=Limits(max_pending_of_host=2))
+        anna, bert = await behind(world, "anna", carrier), await behind(world, "bert", carrier)
+        silent(bert, monkeypatch)
+        limit(carrier, CarryLimits(offer_s=60.0))
+        dials = []
+        for number in range(4):
+            dials.append(asyncio.ensure_future(anna.dial(bert)))
+            await until(lambda number=number: len(carrier.transport.carrier._offers) > number)  # type: ignore
+        cleo = await world.peer("cleo", listens=False)
+        await cleo.dial(carrier)
+        for dial in dials:
+            dial.cancel()
+        await until(lambda: not carrier.transport.carrier._wishes)
+
+    backend.run(scenario)
+
+
+def test_a_circuit_ends_at_once_when_its_opener_leaves_before_it_is_met(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(world: World) -> None:
+        carrier = await world.peer("carrier")
+        anna, bert = await behind(world, "anna", carrier), await behind(world, "bert", carrier)
+        silent(bert, monkeypatch)
+        limit(carrier, CarryLimits(offer_s=PATIENCE_S))
+        relay = carrier.transport.carrier
+        dial = asyncio.ensure_future(anna.dial(bert))
+        await until(lambda: bool(relay._offers))
+        dial.cancel()
+        await until(lambda: not relay._offers and not relay._wishes)
+        assert not relay.circuits
+
+    backend.run(scenario)
+
+
+def test_a_target_that_comes_as_the_opener_leaves_is_let_go(backend: Backend) -> None:
+    async def scenario(world: World) -> None:
+        carrier = await world.peer("carrier")
+        anna, bert = await behind(world, "anna", carrier), await behind(world, "bert", carrier)
+        relay, far = carrier.transport.carrier, []
+
+        async def meet(lane: Lane, hello: Hello) -> None:
+            wish = relay._offers[hello.link_id]
+            await honest(lane, hello)
+            far.append(lane)
+            wish.near.transport.abort()
+            await until(wish.near.lost.done)
+
+        honest = relay.meet
+        relay.meet = meet  # type: ignore[method-assign]
+        with pytest.raises(DialError):
+            await anna.dial(bert)
+        await until(lambda: bool(far) and far[0].lost.done())
+        assert not relay.circuits
+
+    backend.run(scenario)
+
+
+async def opened(world: World, carrier: Peer, name: str, target: Peer, credential: Credential) -> None:
+    """Link of a new peer to `target` through the carrier, with this credential."""
+    peer = await world.peer(name, listens=False)
+    await peer.dial(target, credential)
+
+
+def test_guests_give_way_to_members(backend: Backend) -> None:
+    """Keys that one ticket makes without end cannot take a carrier, or a target, from members."""
+
+    async def scenario(world: World) -> None:
+        carrier = await world.peer("carrier")
+        bert = await behind(world, "bert", carrier)
+        limit(carrier, CarryLimits(circuits_of_peer=4))
+        for number in range(2):
+            await opened(world, carrier, f"guest {number}", bert, ticket())
+        with pytest.raises(DialError, match="has 4 circuits"):
+            await opened(world, carrier, "guest 2", bert, ticket())
+        anna = await behind(world, "anna", carrier)
+        there = len(bert.inboxes)
+        (await anna.dial(bert)).link.send(b"a member's")
+        await (await bert.incoming(there)).count(1)
+        limit(carrier, CarryLimits(circuits=4))
+        cleo = await behind(world, "cleo", carrier)
+        await cleo.dial(bert)
+        with pytest.raises(DialError, match="will not carry more"):
+            await (await behind(world, "dora", carrier)).dial(bert)
+        assert all(not circuit.opener.guest for circuit in circuits(carrier))
+
+    backend.run(scenario)
+
+
+def test_many_keys_of_one_address_block_are_worth_no_more_than_another_block() -> None:
+    relay = Carrier(CarryLimits(circuits=4), lambda peer: None)
+    ended: list[str] = []
+
+    def wish(name: str, block: str) -> _Wish:
+        transport = SimpleNamespace(abort=lambda: ended.append(name))
+        lane = SimpleNamespace(transport=transport)
+        return _Wish(Opener(name, True, block), lane, None)  # type: ignore[arg-type]
+
+    for number in range(4):
+        relay._wishes.add(wish(f"sybil {number}", "203.0.113.0/24"))
+    relay._check_opener(first := wish("first", "198.51.100.0/24"))
+    assert len(ended) == 1
+    relay._wishes.add(first)
+    relay._check_opener(second := wish("second", "198.51.100.0/24"))
+    relay._wishes.add(second)
+    with pytest.raises(Refused, match="will not carry more"):
+        relay._check_opener(wish("third", "198.51.100.0/24"))
+    with pytest.raises(Refused, match="will not carry more"):
+        relay._check_opener(wish("sybil 4", "203.0.113.0/24"))
+    assert len(ended) == 2 and all(name.startswith("sybil") for name in ended)
+
+
+def test_a_carrier_that_lets_only_the_first_connection_pass_is_passed_by(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without that, the first carrier in the list could keep two peers apart for ever."""
+
+    async def scenario(world: World) -> None:
+        bad, good = await world.peer("bad"), await world.peer("good")
+        anna, bert = await behind(world, "anna", bad), await behind(world, "bert", bad)
+        seen = len(good.inboxes)
+        await bert.dial(good)
+        await good.incoming(seen)
+        honest = bad.transport.carrier.carry
+
+        async def carry(near: Lane, opener: Opener) -> None:
+            if circuits(bad):
+                raise Refused(errors.CARRIER, "no more")
+            await honest(near, opener)
+
+        bad.transport.carrier.carry = carry  # type: ignore[method-assign]
+        ways = [Address(p.host, p.port, p.identity.peer_id) for p in (bad, good)]
+        link = await soon(anna.transport.dial_any(bert.identity.peer_id, ways, certificate(anna.identity)))
+        assert link.way.via == good.identity.peer_id
+
+    backend.run(scenario)
+
+
+def test_a_reader_that_stops_costs_a_carrier_little_memory_and_ends_with_its_circuit(backend: Backend) -> None:
+    """What a carrier holds for a circuit is bounded, also while one end sends and the other reads nothing."""
+
+    async def scenario(world: World) -> None:
+        carrier, here, there = await carried(world)
+        there.link.bulk.pause_reading()
+        for _ in range(24):
+            here.link.send(b"tensor", Blob("uint8", (len(BODY),), BODY))
+        await until(lambda: any("full" in lane._read_pauses for c in circuits(carrier) for lane in (c.near, c.far)))
+        held = [
+            lane.transport.get_write_buffer_size() + len(lane._inbox) + len(lane._buffer)
+            for c in circuits(carrier)
+            for lane in (c.near, c.far)
+        ]
+        assert max(held) < 1 << 20 and sum(held) < 2 << 20, held
+        lanes = [lane for c in circuits(carrier) for lane in (c.near, c.far)]
+        here.link.abort()
+        await until(lambda: all(lane.lost.done() for lane in lanes))
+        assert not circuits(carrier)
+
+    backend.run(scenario)
+
+
 def flip(data: bytes) -> list[bytes]:
     return [data[:-1] + bytes((data[-1] ^ 1,))]
 
@@ -295,15 +470,15 @@ def test_a_carrier_in_the_middle_cannot_take_the_place_of_a_peer(backend: Backen
         mallory = await behind(world, "mallory", carrier)
         relay, link_of = carrier.transport.carrier, carrier.transport._dialled_link
 
-        async def divert(near: Lane, hello: object) -> None:
+        async def divert(near: Lane, opener: object) -> None:
             near._inbox[:TARGET_BYTES] = bytes.fromhex(mallory.identity.peer_id)
 
         honest = relay.carry
 
-        async def carry(near: Lane, hello: object) -> None:
+        async def carry(near: Lane, opener: object) -> None:
             await until(lambda: len(near._inbox) >= TARGET_BYTES)
-            await divert(near, hello)
-            await honest(near, hello)  # type: ignore[arg-type]
+            await divert(near, opener)
+            await honest(near, opener)  # type: ignore[arg-type]
 
         relay.carry = carry  # type: ignore[method-assign,assignment]
         assert isinstance(link_of(mallory.identity.peer_id), Link)

@@ -27,13 +27,14 @@ from support.network.net_world import (
     certificate,
     gate,
     identity,
+    iroh_backends,
     soon,
     ticket,
     until,
 )
 
 
-@pytest.fixture(params=backends() + backends(carried=True), ids=lambda backend: backend.name)
+@pytest.fixture(params=backends() + backends(carried=True) + iroh_backends(), ids=lambda backend: backend.name)
 def backend(request: pytest.FixtureRequest) -> Backend:
     found = request.param
     assert isinstance(found, Backend)

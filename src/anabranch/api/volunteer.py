@@ -35,6 +35,7 @@ def join(
     listens: bool = True,
     hours: str = "",
     carry: CarryLimits | None = None,
+    transport: str = "auto",
     say: Callable[[str], None] = lambda text: None,
 ) -> Outcome:
     """Lend this machine to a run until the run is over, a signal ends it, or the ticket lets it in no more.
@@ -46,7 +47,7 @@ def join(
     leave in after SIGINT or SIGTERM, 60 by default. once: end with the first part in the run instead of
     joining again. listens: False to accept no connection: others reach this machine through a carrier. hours:
     times of the day at which it is lent, as in "22:00-07:00"; "" for always. carry: limits of what it carries
-    for others. say: gets sentences about the progress.
+    for others. transport: "tcp", "iroh", or "auto" for both where they can be had. say: gets sentences about the progress.
 
     Blocks; computes in this process, whose torch it configures for reproducible results. Raises UserError or
     NetError if the ticket or an option cannot be used.
@@ -66,7 +67,7 @@ def join(
         options = JoinOptions(
             parsed, folder, name, region, -1 if stage is None else stage, host, port, advertise,
             None if corpus is None else Path(corpus), device, patience_s, once, grace_s, listens,
-            parse_hours(hours) if hours else None, carry or CarryLimits(),
+            parse_hours(hours) if hours else None, carry or CarryLimits(), transport,
         )  # fmt: skip
         return run_async(take_part(options, say))
 

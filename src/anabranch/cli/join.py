@@ -66,6 +66,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--no-listen", action="store_true", help="accept no connection: others come through a carrier")
     carry = "most Mbit/s that this machine carries for others that cannot dial each other; 0: nothing"
     add("--carry", type=float, metavar="MBIT", help=f"{carry} (default: no limit)")
+    transport = "how to connect (default: TCP, and iroh if the ticket names its relay and it is installed)"
+    add("--transport", choices=("tcp", "iroh", "auto"), default="auto", help=transport)
     hours = "local time at which this machine is lent (default: always)"
     add("--hours", default="", metavar="22:00-07:00", help=hours)
     nice = "priority below other programs of this machine, 0 to 19; 0: none below"
@@ -114,13 +116,15 @@ def run(args: argparse.Namespace) -> int:
         listens=not args.no_listen,
         hours=args.hours,
         carry=carry_limits(args.carry),
+        transport=args.transport,
         say=say,
     )
     if outcome.ok:
         say(outcome.reason)
         return AGAIN if outcome.terminated else 0
     outputs.print_error(outcome.reason + ("; the ticket is still valid: join again" if outcome.again else ""))
-    return AGAIN if outcome.again or outcome.internal or outcome.unreached else 1
+    again = outcome.again or outcome.internal or outcome.unreached or outcome.terminated
+    return AGAIN if again else 1
 
 
 def ticket_text(words: Sequence[str], file: Path | None, patience_s: float) -> str:

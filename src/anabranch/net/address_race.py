@@ -36,7 +36,7 @@ async def first_of(
                 pending[asyncio.ensure_future(_run(connect, address))] = address
             stagger_s = None
             if waiting:
-                stagger_s = CARRIER_STAGGER_S if waiting[0].carrier else STAGGER_S
+                stagger_s = CARRIER_STAGGER_S if waiting[0].carrier or waiting[0].kind else STAGGER_S
             done, _ = await asyncio.wait(pending, timeout=stagger_s, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 address = pending.pop(task)

@@ -20,7 +20,7 @@ import secrets
 import ssl
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from anabranch.net import errors
@@ -42,21 +42,33 @@ _LOOK_S = 0.05
 
 
 @dataclass(eq=False)
-class _Offer:
-    """Circuit that waits for its target to come. met: result is the target's connection."""
+class _Wish:
+    """Circuit that an opener asked for, and that is not there yet. target: "" until it is known. met: result
+    is the target's connection."""
 
-    opener: str
-    target: str
+    opener: Opener
+    near: Lane
     met: asyncio.Future[Lane]
+    target: str = ""
+
+
+@dataclass(frozen=True)
+class Opener:
+    """Peer that opens a circuit. guest: True if it showed a ticket, with which anybody can make keys without
+    end; False if a certificate of membership. block: address block of its connection."""
+
+    peer: str
+    guest: bool
+    block: str
 
 
 @dataclass(eq=False)
 class Circuit:
-    """Forwarded connection. opener, target: ids of its two peers. near, far: the carrier's connections to
-    them. seen_bytes, idle_checks: bytes carried at the last check for idle circuits, and checks since without
-    any."""
+    """Forwarded connection. target: id of the peer that it leads to. near, far: the carrier's connections to
+    opener and target. seen_bytes, idle_checks: bytes carried at the last check for idle circuits, and checks
+    since without any."""
 
-    opener: str
+    opener: Opener
     target: str
     near: Lane
     far: Lane
@@ -83,9 +95,9 @@ class Carrier:
         self.limits = limits
         self.circuits: set[Circuit] = set()
         self._link_of = link_of
-        self._offers: dict[bytes, _Offer] = {}
-        #: Circuits and offers of each peer, in either part.
-        self._of_peer: Counter[str] = Counter()
+        self._wishes: set[_Wish] = set()
+        #: Wishes that were offered to their targets, by token.
+        self._offers: dict[bytes, _Wish] = {}
         self._ended_bytes = 0
         self._check: asyncio.TimerHandle | None = None
         rate = limits.bytes_per_s
@@ -103,76 +115,115 @@ class Carrier:
         if self._check is not None:
             self._check.cancel()
 
-    async def carry(self, near: Lane, hello: Hello) -> None:
+    async def carry(self, near: Lane, opener: Opener) -> None:
         """Serve an opener, whose handshake was accepted: read the target's id, offer the circuit to the
         target, and connect both once it comes.
 
         near: the opener's connection. Raises Refused (no link to the target, too many circuits, the target
         did not come) and ConnectionError.
         """
-        wish = b""
-        while len(wish) < TARGET_BYTES:
-            wish += await near.receive()
-        if len(wish) > TARGET_BYTES:
-            raise Refused(errors.MALFORMED, "bytes after the target's id, before the circuit is there")
-        target = wish.hex()
-        for _ in range(math.ceil(self.limits.link_s / _LOOK_S)):
-            if self._link_of(target) is None and not near.lost.done():
-                await asyncio.sleep(_LOOK_S)
-        offer = self._offer(hello.peer_id, target)
-        self._of_peer.update((offer.opener, offer.target))
+        wish = _Wish(opener, near, asyncio.get_running_loop().create_future())
+        self._check_opener(wish)
+        self._wishes.add(wish)
         try:
-            far = await self._met(offer)
-        except BaseException:
-            self._of_peer.subtract((offer.opener, offer.target))
-            raise
+            wish.target = await _read_target(near)
+            await self._check_target(wish)
+            far = await self._met(wish)
+        finally:
+            self._wishes.discard(wish)
         near.hold()
         near.write((ServerHandshake.accept(),))
-        self._connect(Circuit(offer.opener, offer.target, near, far))
+        self._connect(Circuit(opener, wish.target, near, far))
 
-    def _offer(self, opener: str, target: str) -> _Offer:
-        """Check the opener's wish for a circuit against the limits; returns the circuit's record. Raises
-        Refused with the limit that stands against it."""
-        limits = self.limits
+    def _check_opener(self, wish: _Wish) -> None:
+        """Check the number of all circuits, and that of the opener. Raises Refused."""
+        limits, opener = self.limits, wish.opener.peer
+        if sum(opener in (each.opener.peer, each.target) for each in self._open()) >= limits.circuits_of_peer:
+            raise Refused(errors.CARRIER, f"peer {opener[:12]} has {limits.circuits_of_peer} circuits")
+        if len(self._open()) >= limits.circuits and not self._give_way(wish, self._open()):
+            raise Refused(errors.CARRIER, f"it carries {limits.circuits} circuits, and will not carry more")
+
+    async def _check_target(self, wish: _Wish) -> None:
+        """Check that a circuit can lead to its target, and the number of those that do. Raises Refused with
+        the limit that stands against it."""
+        limits, opener, target = self.limits, wish.opener.peer, wish.target
+        for _ in range(math.ceil(limits.link_s / _LOOK_S)):
+            if self._link_of(target) is None and not wish.near.lost.done():
+                await asyncio.sleep(_LOOK_S)
         if self._link_of(target) is None or opener == target:
             raise Refused(errors.CARRIER, f"it has no link that peer {target[:12]} dialled")
-        if len(self.circuits) + len(self._offers) >= limits.circuits:
-            raise Refused(errors.CARRIER, f"it carries {limits.circuits} circuits, and will not carry more")
-        open_now: list[Circuit | _Offer] = [*self.circuits, *self._offers.values()]
-        pair = sum((each.opener, each.target) == (opener, target) for each in open_now)
+        others = [each for each in self._open() if each is not wish]
+        pair = sum((each.opener.peer, each.target) == (opener, target) for each in others)
         if pair >= limits.circuits_of_pair:
             raise Refused(errors.CARRIER, f"the two peers have {pair} circuits already")
-        for peer in (opener, target):
-            if self._of_peer[peer] >= limits.circuits_of_peer:
-                raise Refused(errors.CARRIER, f"peer {peer[:12]} has {limits.circuits_of_peer} circuits")
-        return _Offer(opener, target, asyncio.get_running_loop().create_future())
+        its = [each for each in others if target in (each.opener.peer, each.target)]
+        if len(its) >= limits.circuits_of_peer and not self._give_way(wish, its):
+            raise Refused(errors.CARRIER, f"peer {target[:12]} has {limits.circuits_of_peer} circuits")
 
-    async def _met(self, offer: _Offer) -> Lane:
-        """Offer a circuit to its target, and wait for it. Raises Refused."""
-        link = self._link_of(offer.target)
-        assert link is not None  # `_offer` has looked
+    def _open(self) -> list[Circuit | _Wish]:
+        return [*self._wishes, *self.circuits]
+
+    def _give_way(self, wish: _Wish, full: Sequence[Circuit | _Wish]) -> bool:
+        """End one of the circuits `full` for a new one; False if none gives way.
+
+        Guests give way to members. Among guests those of the address block that has most circuits give way
+        to those of a block that has at least two less, so that many keys are worth no more than one address.
+        """
+        guests = [each for each in full if each.opener.guest]
+        blocks = Counter(each.opener.block for each in guests)
+        most = max(blocks.values(), default=0)
+        if not guests or (wish.opener.guest and blocks[wish.opener.block] + 2 > most):
+            return False
+        given = [each for each in guests if blocks[each.opener.block] == most]
+        given.sort(key=lambda each: isinstance(each, _Wish))  # those that stand give way last
+        given[-1].near.transport.abort()
+        self._forget(given[-1])
+        return True
+
+    def _forget(self, gone: Circuit | _Wish) -> None:
+        """Count a circuit no longer, which was ended."""
+        if isinstance(gone, Circuit):
+            gone.close()
+            self._ended(gone)
+        else:
+            self._wishes.discard(gone)
+
+    async def _met(self, wish: _Wish) -> Lane:
+        """Offer a circuit to its target, and wait for it. Raises Refused, also if the opener leaves."""
+        link = self._link_of(wish.target)
+        assert link is not None  # `_check_target` has looked
         token = secrets.token_bytes(TOKEN_BYTES)
-        self._offers[token] = offer
+        self._offers[token] = wish
         link.offer(token)
+        taken = False
         try:
-            return await asyncio.wait_for(offer.met, self.limits.offer_s)
-        except asyncio.TimeoutError:
-            raise Refused(errors.CARRIER, f"peer {offer.target[:12]} did not come") from None
+            awaited = (wish.met, wish.near.lost)
+            await asyncio.wait(
+                awaited, timeout=self.limits.offer_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            if wish.near.lost.done():
+                raise Refused(errors.VANISHED, "it vanished before the circuit was there")
+            if not wish.met.done():
+                raise Refused(errors.CARRIER, f"peer {wish.target[:12]} did not come")
+            taken = True
+            return wish.met.result()
         finally:
             del self._offers[token]
+            if not taken and not wish.met.cancel():
+                wish.met.result().transport.abort()
 
     async def meet(self, far: Lane, hello: Hello) -> None:
         """Take the connection of a circuit's target, whose handshake is verified but not answered yet: accept
         it, and hand it to the circuit that waits. Raises Refused if none does, and ConnectionError."""
-        offer = self._offers.get(hello.link_id)
-        if offer is None or offer.target != hello.peer_id or offer.met.done():
+        wish = self._offers.get(hello.link_id)
+        if wish is None or wish.target != hello.peer_id or wish.met.done():
             raise Refused(errors.LANE, "no circuit waits for this peer")
         far.write((ServerHandshake.accept(),))
         ready = await far.receive()
-        if ready != READY or offer.met.done():
+        if ready != READY or wish.met.done():
             raise Refused(errors.LANE, "the circuit has ended, or was not met as agreed")
         far.hold()
-        offer.met.set_result(far)
+        wish.met.set_result(far)
 
     def _connect(self, circuit: Circuit) -> None:
         self.circuits.add(circuit)
@@ -187,8 +238,6 @@ class Carrier:
         if circuit in self.circuits:
             self.circuits.discard(circuit)
             self._ended_bytes += circuit.carried_bytes
-            self._of_peer.subtract((circuit.opener, circuit.target))
-            self._of_peer += Counter()  # forgets peers without circuits
 
     def _plan_check(self) -> None:
         loop = asyncio.get_running_loop()
@@ -203,6 +252,16 @@ class Carrier:
                 circuit.close()
         if self.circuits:
             self._plan_check()
+
+
+async def _read_target(near: Lane) -> str:
+    """Id of the peer that an opener wants to reach. Raises Refused, ConnectionError."""
+    wanted = b""
+    while len(wanted) < TARGET_BYTES:
+        wanted += await near.receive()
+    if len(wanted) > TARGET_BYTES:
+        raise Refused(errors.MALFORMED, "bytes after the target's id, before the circuit is there")
+    return wanted.hex()
 
 
 async def upgrade(outer: Lane, context: ssl.SSLContext, *, server_side: bool, timeout_s: float) -> Lane:

@@ -95,7 +95,8 @@ class Identity:
         return cls(key)
 
     def seed(self) -> bytes:
-        """The 32 bytes of the private key. Only a ticket's key leaves a process this way."""
+        """The 32 bytes of the private key. Only a ticket's key, and the key of a peer's
+        own iroh process (`net.iroh`), leave a process this way."""
         return self._key.private_bytes_raw()
 
     def sign(self, purpose: bytes, message: bytes) -> bytes:

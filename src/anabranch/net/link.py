@@ -45,11 +45,12 @@ class Way:
     """Path on which a link was made.
 
     address: address that this side dialled; None: the other side dialled. via: id of the carrier that
-    forwards the link's bytes; "": none.
+    forwards the link's bytes; "": none. iroh: True if the bytes go through iroh.
     """
 
     address: Address | None = None
     via: str = ""
+    iroh: bool = False
 
 
 class Link:

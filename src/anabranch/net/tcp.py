@@ -12,15 +12,15 @@ import ssl
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from anabranch.addresses import Address
+from anabranch.addresses import Address, block_of
 from anabranch.background import background
 from anabranch.net import errors
 from anabranch.net.address_race import first_of
-from anabranch.net.circuit import READY, Carrier, upgrade
+from anabranch.net.circuit import READY, Carrier, Opener, upgrade
 from anabranch.net.connection_limits import STALL_CHECKS, CarryLimits, Limits
 from anabranch.net.errors import DialError, ListenError, PortInUseError, Refused
 from anabranch.net.handshake import (
@@ -38,6 +38,7 @@ from anabranch.net.handshake import (
     ServerHandshake,
 )
 from anabranch.net.identity import Identity, peer_id_of_certificate
+from anabranch.net.iroh.engine import IrohEngine
 from anabranch.net.lane import Lane
 from anabranch.net.link import Link, Way
 from anabranch.net.resource_manager import AttemptRate, Reservation, ResourceManager, ResourceRefused
@@ -65,10 +66,11 @@ class _HalfOpen:
 @dataclass(frozen=True)
 class _Caller:
     """Where an incoming connection comes from. host: address of its other end, or a name for the carrier.
-    via: id of the carrier of a circuit ("": none)."""
+    via: id of the carrier of a circuit ("": none). iroh: True if it came through iroh."""
 
     host: str
     via: str = ""
+    iroh: bool = False
 
 
 def bbr_missing() -> bool:
@@ -97,9 +99,12 @@ class TcpTransport:
         limits: Limits | None = None,
         unix_time_s: Callable[[], float] = time.time,
         carry: CarryLimits | None = None,
+        engine: IrohEngine | None = None,
+        only_engine: bool = False,
     ) -> None:
         """`on_link` receives each link that another peer dialled, and must call `start` on it. carry: limits
-        of the circuits that this process forwards for others."""
+        of the circuits that this process forwards for others. engine: iroh endpoint of this peer, which
+        `close` ends; None: addresses through iroh are not used. only_engine: True if only those are."""
         if "tls-unique" not in ssl.CHANNEL_BINDING_TYPES:
             raise ListenError(
                 "this Python's TLS library has no channel bindings (tls-unique): use another build of Python"
@@ -108,6 +113,10 @@ class TcpTransport:
         self._incarnation = incarnation
         self._gate = gate
         self._on_link = on_link
+        self.engine = engine
+        self._only_engine = only_engine
+        if engine is not None:
+            engine.on_incoming = self._through_engine
         #: Called for each refused connection, with its kind, the caller's host and the reason.
         self.on_refused: Callable[[str, str, str], None] = lambda kind, host, reason: None
         #: Numbers of refused connections and broken frames, by kind (`errors.TICKET`, `errors.FRAME`, ...).
@@ -124,6 +133,8 @@ class TcpTransport:
         self._listeners: list[tuple[socket.socket, asyncio.Task[None]]] = []
         #: Host of each connection in its handshake.
         self._pending: dict[asyncio.Task[None], str] = {}
+        #: Circuits that are being opened through this process.
+        self._openers: set[asyncio.Task[None]] = set()
         #: Credential that this side showed last to each peer that it dialled directly.
         self._shown: dict[str, Credential] = {}
         self._half_open: dict[tuple[str, bytes], _HalfOpen] = {}
@@ -153,18 +164,27 @@ class TcpTransport:
         """Make a link to the peer `peer_id`, at the first of its addresses that answers; later ones are tried
         while earlier ones are silent. Raises DialError, and Refused by either side."""
         connect = lambda address: self._reach(peer_id, address, credential)  # noqa: E731
-        address, lane = await first_of(addresses, connect, _abort)
-        try:
-            return await self._within(address, self._dial(peer_id, address, lane, credential))
-        except BaseException:
-            lane.transport.abort()
-            raise
+        left = [address for address in addresses if address.kind or not self._only_engine]
+        while True:
+            address, lane = await first_of(left, connect, _abort)
+            try:
+                return await self._within(address, self._dial(peer_id, address, lane, credential))
+            except DialError:
+                lane.transport.abort()
+                # A carrier can let the first connection pass and not the second: other ways are tried.
+                left = [other for other in left if other != address]
+                if not address.carrier or not left:
+                    raise
+            except BaseException:
+                lane.transport.abort()
+                raise
 
     async def probe(self, peer_id: str, address: Address) -> str:
         """Connect to an address, and close as soon as the peer's key is proved; returns the reason of a
         failure, "" if there is none."""
         try:
-            lane = await self._within(address, self._connect_tls(address))
+            connect = self._connect_iroh(peer_id, address) if address.kind else self._connect_tls(address)
+            lane = await self._within(address, connect)
         except DialError as error:
             return str(error)
         found = peer_id_of_certificate(_ssl_object(lane).getpeercert(True))
@@ -174,7 +194,7 @@ class TcpTransport:
     async def close(self) -> None:
         """Stop listening, end pending handshakes and circuits, and close every link with a reason for its
         peer; returns once the links are gone."""
-        tasks = [task for _, task in self._listeners] + list(self._pending)
+        tasks = [task for _, task in self._listeners] + [*self._pending, *self._openers]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -188,6 +208,8 @@ class TcpTransport:
         self.carrier.close()
         if self._closing:
             await asyncio.wait(self._closing)
+        if self.engine is not None:
+            await self.engine.close()
         if self._progress_check is not None:
             self._progress_check.cancel()
 
@@ -219,12 +241,28 @@ class TcpTransport:
         try:
             if address.carrier:
                 lane = await self._open_circuit(peer_id, address, credential)
+            elif address.kind:
+                lane = await self._connect_iroh(peer_id, address)
             else:
                 lane = await self._connect_tls(address)
         except BaseException:
             connection.release_all()
             raise
         lane.lost.add_done_callback(lambda _: connection.release_all())
+        return lane
+
+    async def _connect_iroh(self, peer_id: str, address: Address) -> Lane:
+        """TLS connection to a peer through iroh. Raises DialError and OSError."""
+        if self.engine is None:
+            raise DialError(f"{_named(address)}: iroh is not in use here")
+        connection = await self.engine.connect(peer_id, address)
+        try:
+            _, lane = await asyncio.get_running_loop().create_connection(
+                Lane, sock=connection, ssl=self._client_context, server_hostname="", **self._tls_timeouts()
+            )
+        except BaseException:
+            connection.close()
+            raise
         return lane
 
     async def _connect_tls(self, address: Address) -> Lane:
@@ -259,8 +297,9 @@ class TcpTransport:
         caller = _Caller(_carried(address.carrier) if address.carrier else _host(control), address.carrier)
         reservation = self.resources.link(peer_id, "", caller.host)
         return self._link(
-            peer_id, incarnation, None, (lanes[0], lanes[1]), reservation, Way(address, caller.via)
-        )
+            peer_id, incarnation, None, (lanes[0], lanes[1]), reservation,
+            Way(address, caller.via, bool(address.kind)),
+        )  # fmt: skip
 
     def _introduction(
         self, server: str, lane: Lane, name: str, link_id: bytes, credential: Credential
@@ -284,7 +323,7 @@ class TcpTransport:
         """Open link that a peer dialled without a carrier; None: there is none."""
         for link in self._links:
             open_and_theirs = link.closed_reason is None and link.way.address is None
-            if link.peer_id == peer and open_and_theirs and not link.way.via:
+            if link.peer_id == peer and open_and_theirs and not link.way.via and not link.way.iroh:
                 return link
         return None
 
@@ -362,6 +401,18 @@ class TcpTransport:
             caller = _Caller(host)
             self._begin(self._shake_hands(connection, caller, reserved), caller)
 
+    def _through_engine(self, connection: socket.socket, peer: str, path: str) -> None:
+        """Accept a connection that came through iroh, and is counted with its UDP address, or with all those
+        that came through the relay."""
+        host = path.rpartition(":")[0].strip("[]") or "iroh relay"
+        reserved = self._reserve(host, functools.partial(self.resources.incoming, host))
+        if isinstance(reserved, str):
+            self._refuse(errors.BUSY, host, reserved)
+            connection.close()
+            return
+        caller = _Caller(host, iroh=True)
+        self._begin(self._shake_hands(connection, caller, reserved), caller)
+
     def _begin(self, handshake: Coroutine[Any, Any, None], caller: _Caller) -> None:
         """Run the handshake of an incoming connection as a task, which counts as pending."""
         task = background(self._welcome(handshake, caller.host))
@@ -420,7 +471,7 @@ class TcpTransport:
 
     async def _greet(self, lane: Lane, caller: _Caller, reserved: Reservation) -> None:
         """Run the listening side's handshake on a connection with TLS, and admit the caller."""
-        try:
+        with _refusal_told(lane):
             handshake = ServerHandshake(self._identity, self._incarnation, self._gate, binding=_binding(lane))
             lane.write((handshake.greeting(),))
             hello = None
@@ -431,13 +482,6 @@ class TcpTransport:
                 await self._carry(lane, hello, caller)
             else:
                 self._admit(lane, hello, caller)
-        except Refused as refusal:
-            lane.write((ServerHandshake.refuse(refusal),))
-            lane.transport.close()
-            raise
-        except BaseException:
-            lane.transport.abort()
-            raise
 
     @staticmethod
     def _charge(reserved: Reservation, hello: Hello) -> None:
@@ -459,9 +503,17 @@ class TcpTransport:
             raise Refused(errors.NOT_AUTHORIZED, reason)
         if hello.lane == MEET:
             await self.carrier.meet(lane, hello)
-        else:
-            lane.write((ServerHandshake.accept(),))
-            await self.carrier.carry(lane, hello)
+            return
+        opener = Opener(hello.peer_id, isinstance(hello.credential, Grant), block_of(caller.host))
+        lane.write((ServerHandshake.accept(),))
+        # Apart from pending handshakes, or openers of circuits that nobody meets would keep all others out.
+        task = background(self._welcome(self._open_for(lane, opener), caller.host))
+        self._openers.add(task)
+        task.add_done_callback(self._openers.discard)
+
+    async def _open_for(self, lane: Lane, opener: Opener) -> None:
+        with _refusal_told(lane):
+            await self.carrier.carry(lane, opener)
 
     def _admit(self, lane: Lane, hello: Hello, caller: _Caller) -> None:
         """Admit a caller whose Hello is verified: keep a control connection until its bulk connection comes,
@@ -484,7 +536,7 @@ class TcpTransport:
             lane.write((ServerHandshake.accept(),))
             return
         found = self._half_open.get(key)
-        same = found is not None and found.caller.via == caller.via
+        same = found is not None and (found.caller.via, found.caller.iroh) == (caller.via, caller.iroh)
         if found is None or not same or found.hello.incarnation != hello.incarnation:
             raise Refused(errors.LANE, "there is no control connection for this bulk connection")
         del self._half_open[key]
@@ -493,7 +545,7 @@ class TcpTransport:
         lane.write((ServerHandshake.accept(),))
         credential = found.hello.credential
         reservation = self.resources.link(hello.peer_id, _ticket_of(credential), caller.host)
-        lanes, way = (found.lane, lane), Way(via=caller.via)
+        lanes, way = (found.lane, lane), Way(via=caller.via, iroh=caller.iroh)
         self._on_link(self._link(hello.peer_id, hello.incarnation, credential, lanes, reservation, way))
 
     def _expire(self, key: tuple[str, bytes]) -> None:
@@ -530,7 +582,7 @@ class TcpTransport:
             on_gone=self._gone,
             reservation=reservation,
             way=way,
-            on_offer=self._offered if way.address is not None and not way.via else None,
+            on_offer=self._offered if way.address is not None and not way.via and not way.iroh else None,
         )
         self._links.add(link)
         self._plan_progress_check()
@@ -587,6 +639,20 @@ async def _introduce(lane: Lane, handshake: ClientHandshake) -> None:
     lane.hold(handshake.rest())
 
 
+@contextlib.contextmanager
+def _refusal_told(lane: Lane) -> Iterator[None]:
+    """Tell the other side of a refusal, and drop the connection after it or any other error."""
+    try:
+        yield
+    except Refused as refusal:
+        lane.write((ServerHandshake.refuse(refusal),))
+        lane.transport.close()
+        raise
+    except BaseException:
+        lane.transport.abort()
+        raise
+
+
 def _abort(lane: Lane) -> None:
     lane.transport.abort()
 
@@ -598,6 +664,8 @@ def _carried(carrier: str) -> str:
 
 def _named(address: Address) -> str:
     """An address in a sentence."""
+    if address.kind:
+        return f"iroh, {address.relay_url or f'UDP {address.host}:{address.port}'}"
     if not address.carrier:
         return f"{address.host}:{address.port}"
     return f"carrier {address.carrier[:12]} at {address.host}:{address.port}"

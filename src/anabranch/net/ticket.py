@@ -41,13 +41,18 @@ _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
 
 class PeerAddress(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Address at which a peer can be dialled. via: id of the carrier that listens there ("": the peer
-    does)."""
+    """Address at which a peer can be dialled. via: id of the carrier that listens there, or kind of an
+    address through iroh (`addresses`); "": the peer listens there."""
 
     peer_id: PeerIdText
     host: Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
     port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
-    via: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{64})?$")] = ""
+    via: Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{64}|iroh|iroh\+http|udp)?$")] = ""
+
+
+def _address(peer: PeerAddress) -> Address:
+    is_kind = peer.via in IROH_KINDS
+    return Address(peer.host, peer.port, "" if is_kind else peer.via, peer.via if is_kind else "")
 
 
 class Grant(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -109,7 +114,7 @@ class Ticket:
         """Addresses of that peer, in order of preference, as text (`anabranch.addresses`). Raises
         TicketError."""
         first = self.first_peer.peer_id
-        found = [Address(each.host, each.port, each.via) for each in self.peers if each.peer_id == first]
+        found = [_address(each) for each in self.peers if each.peer_id == first]
         return ",".join(map(str, found[:MOST_ADDRESSES]))
 
 

@@ -231,6 +231,8 @@ def test_what_people_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     told = capsys.readouterr().out
     assert "llama-tiny on fleet: 5 relays, 1 data node(s); 32 × 128 tokens per iteration" in told
     assert "2.50 per hour" in told and "[pipeline]" in told and "t4 Sydney" in told
+    assert "currency of the fleet's price_per_hour" in told
+    assert told.index("t4 Sydney") < told.index("[pipeline]"), "the table comes before the run file"
     free = fleet_file(tmp_path, FLEET.replace("price_per_hour", "# price_per_hour"))
     out = tmp_path / "run.toml"
     assert main(["plan", free, "--stages", "3", "--simulate", "0", "--out", str(out)]) == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from anabranch.addresses import Address
@@ -13,6 +13,7 @@ from anabranch.net.connection_limits import Limits
 from anabranch.net.framing import Blob
 from anabranch.net.handshake import Credential, Gate, Hello
 from anabranch.net.identity import Identity
+from anabranch.net.iroh.engine import IrohEngine, installed
 from anabranch.net.link import Link
 from anabranch.net.tcp import TcpTransport
 from anabranch.net.ticket import Ticket, issue_certificate, issue_ticket
@@ -49,9 +50,15 @@ MakeTransport = Callable[..., TcpTransport]
 
 
 def make_tcp(
-    who: Identity, incarnation: int, its_gate: Gate, on_link: Callable[[Link], None], limits: Limits
+    who: Identity,
+    incarnation: int,
+    its_gate: Gate,
+    engine: IrohEngine | None,
+    on_link: Callable[[Link], None],
+    limits: Limits,
 ) -> TcpTransport:
-    return TcpTransport(who, incarnation, its_gate, on_link, limits=limits, unix_time_s=lambda: NOW_S)
+    clock = lambda: NOW_S  # noqa: E731
+    return TcpTransport(who, incarnation, its_gate, on_link, limits=limits, unix_time_s=clock, engine=engine)
 
 
 async def soon(awaitable: Awaitable[Any]) -> Any:
@@ -128,6 +135,8 @@ class Peer:
         """Address at which others dial this peer: its own, or its carrier's."""
         if self.carrier is not None:
             return Address(self.carrier.host, self.carrier.port, self.carrier.identity.peer_id)
+        if (engine := self.transport.engine) is not None:
+            return Address("127.0.0.1", int(engine.sockets[0].rpartition(":")[2]), kind="udp")
         return Address(self.host, self.port)
 
     def via(self, carrier: Peer) -> None:
@@ -152,8 +161,9 @@ class Peer:
 class World:
     """Makes peers on one backend and closes them at the end."""
 
-    def __init__(self, make_transport: MakeTransport, carried: bool = False) -> None:
-        """carried: True if peers dial each other through a carrier."""
+    def __init__(self, make_transport: MakeTransport, carried: bool = False, iroh: bool = False) -> None:
+        """carried: True if peers dial each other through a carrier; iroh: through iroh."""
+        self._iroh = iroh
         self._make = make_transport
         self._peers: list[Peer] = []
         self._carried = carried
@@ -170,7 +180,11 @@ class World:
         listens: bool = True,
     ) -> Peer:
         who = identity(name)
-        make = functools.partial(self._make, who, incarnation, its_gate or gate())
+        engine = None
+        if self._iroh:
+            engine = IrohEngine(who, bind="127.0.0.1:0")
+            await engine.start()
+        make = functools.partial(self._make, who, incarnation, its_gate or gate(), engine)
         peer = Peer(who, lambda on_link: make(on_link, limits or Limits()), start)
         self._peers.append(peer)
         if listens:
@@ -207,6 +221,7 @@ class Backend:
     make_transport: MakeTransport
     new_event_loop: Callable[[], asyncio.AbstractEventLoop]
     carried: bool = False
+    iroh: bool = False
 
     def run(self, scenario: Callable[[World], Coroutine[Any, Any, None]]) -> None:
         """Run a scenario in a world of its own. Errors that only the loop saw fail it as well."""
@@ -215,7 +230,7 @@ class Backend:
         loop.set_exception_handler(lambda _, context: unseen.append(context))
 
         async def whole() -> None:
-            world = World(self.make_transport, self.carried)
+            world = World(self.make_transport, self.carried, self.iroh)
             try:
                 await scenario(world)
             finally:
@@ -239,3 +254,8 @@ def backends(carried: bool = False) -> list[Backend]:
     except ImportError:
         return found
     return [*found, Backend(f"{name}-uvloop", make_tcp, uvloop.new_event_loop, carried)]
+
+
+def iroh_backends() -> list[Backend]:
+    """Backends that dial through iroh, if it is installed; each peer has a process more."""
+    return [replace(each, name=each.name.replace("tcp", "iroh"), iroh=True) for each in backends() if installed()]

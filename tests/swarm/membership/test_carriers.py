@@ -59,6 +59,32 @@ def test_another_carrier_takes_over_from_one_that_dies(seed: int) -> None:
     assert again.keys() == set(carried_by_dead) and max(again.values()) < 2.0
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_carrier_that_swallows_what_it_carries_is_left_for_another(seed: int) -> None:
+    """Its own links are sound, so nobody suspects it; no step is lost (I3, I4). Either end of a pair finds it
+    out for itself."""
+    settings = Settings("run", 1, 2, 4, 60, min_replicas=2)
+    world = counting_world(settings, [Machine("d0", 0), Machine("d1", 0)], seed)
+    for machine in [Machine(f"r{s}.{n}", s, reachable=False) for s in (1, 2) for n in (0, 1)]:
+        world.add(member_of(machine), "d0", at=1.0)
+    fault = Fault(world, ("d1",), ended(tasks.Head, 4), lambda world, node: world.swallows.add(node.id))
+    pairs = [(f"r1.{n}", f"r2.{m}") for n in (0, 1) for m in (0, 1)]
+    ways: dict[tuple[str, str], list[str | None]] = {pair: [] for pair in pairs}
+
+    def watch(node: object, event: object) -> None:
+        for pair, seen in ways.items():
+            if not fault.delivered:
+                seen[:] = [via(world, *pair)]
+            elif via(world, *pair) != seen[-1]:
+                seen.append(via(world, *pair))
+
+    world.watchers.append(watch)
+    world.run(600.0)
+    assert fault.delivered and any(seen[0] == "d1" for seen in ways.values()), "d1 carried nothing"
+    assert world.nodes["d0"].peer.committed == 60 and not wrong_states(world)
+    assert all(seen.count("d1") <= 2 for seen in ways.values()), ways
+
+
 def test_the_dead_carriers_own_address_is_not_the_only_way_tried() -> None:
     """A member whose address answers nobody, as behind a router, is reached through a carrier too."""
     settings = Settings("run", 1, 2, 4, STEPS)

@@ -107,7 +107,8 @@ class Connections:
             older.close("replaced by a new connection")
         self._links[link.peer_id] = link
         self._made_at[link] = self._loop.time()
-        self._handle(LinkUp(link.peer_id, link.incarnation, _credential(link), link.way.via))
+        via = link.way.via or ("iroh" if link.way.iroh else "")
+        self._handle(LinkUp(link.peer_id, link.incarnation, _credential(link), via))
         link.start(
             lambda message, blob: self._received(link, message, blob),
             lambda reason: self._closed(link, reason),

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import urlsplit
 
-from anabranch.addresses import on_loopback
+from anabranch.addresses import Address, on_loopback, parse_addresses
 from anabranch.checkpoint.directory import write_atomically
 from anabranch.config import NetworkSection
+from anabranch.errors import UserError
+from anabranch.net.errors import ListenError
+from anabranch.net.identity import Identity
+from anabranch.net.iroh.engine import IrohEngine, installed
 
 #: File in the leading peer's folder: the port that its tickets name, chosen if `network.port` is 0.
 PORT_FILE = "port"
@@ -59,4 +65,38 @@ def reachable_address(host: str, port: int, leader_host: str) -> str:
 
 def advertised(network: NetworkSection, port: int) -> str:
     """Addresses at which peers dial a data node that listens on `port`, in order of preference."""
-    return network.advertise or f"{network.host}:{port}"
+    own = network.advertise or f"{network.host}:{port}"
+    return own if network.transport == "tcp" else f"{own},{relay_address(network.iroh_relay)}"
+
+
+def relay_address(url: str) -> Address:
+    """Address at which a peer is reached through the iroh relay at a URL (`anabranch.addresses`)."""
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    return Address(parts.hostname or "", port, kind="iroh" if parts.scheme == "https" else "iroh+http")
+
+
+def relay_of(addresses: str) -> Address | None:
+    """The iroh relay that addresses of a peer name; None if none of them does."""
+    return next((one for one in parse_addresses(addresses) if one.relay_url), None)
+
+
+async def started_engine(
+    identity: Identity, relay: Address, advertise: str, must: bool, say: Callable[[str], None]
+) -> IrohEngine | None:
+    """iroh endpoint that uses this relay; None if iroh is not installed and need not be. Raises UserError.
+
+    advertise: addresses of this machine; the port of one that ends in /udp is that of its UDP socket.
+    """
+    if not installed() and not must:
+        say("iroh is not installed, so connections are TCP alone; to punch holes: pip install 'anabranch[iroh]'")
+        return None
+    udp = [one for one in parse_addresses(advertise) if one.kind == "udp"]
+    bind, external = f"0.0.0.0:{udp[0].port if udp else 0}", [f"{one.host}:{one.port}" for one in udp]
+    engine = IrohEngine(identity, [relay.relay_url], bind, external)
+    try:
+        await engine.start()
+    except ListenError as error:
+        await engine.close()
+        raise UserError(f'{error}; or use network.transport = "tcp", or `join --transport tcp`') from None
+    return engine

@@ -24,6 +24,7 @@ from anabranch.net.connection_limits import CarryLimits, Limits
 from anabranch.net.errors import ListenError
 from anabranch.net.handshake import Gate, Hello
 from anabranch.net.identity import Identity, IdentitySigner, next_incarnation
+from anabranch.net.iroh.engine import IrohEngine
 from anabranch.net.tcp import BBR_REMEDY, TcpTransport, bbr_missing
 from anabranch.net.ticket import Ticket
 from anabranch.node.driver.allocator import free_former_peer
@@ -31,9 +32,9 @@ from anabranch.node.driver.connections import ticket_of
 from anabranch.node.driver.initial_dial import InitialDial, left
 from anabranch.node.driver.peer_driver import LivePeer, Outcome
 from anabranch.node.driver.raft_storage import RaftStorage
-from anabranch.node.lifecycle.addresses import bind_port, reachable_address
+from anabranch.node.lifecycle.addresses import bind_port, reachable_address, relay_of, started_engine
 from anabranch.node.lifecycle.shutdown import STOP_S, stop_on_signals
-from anabranch.node.lifecycle.training_machine import TrainingMachine
+from anabranch.node.lifecycle.training_machine import FROZEN, TrainingMachine
 from anabranch.node.lifecycle.volunteer_console import VolunteerConsole
 from anabranch.observe.wording import ID_DIGITS, NAME_MAX, plain, with_names
 from anabranch.protocol.context.revocations import Revocations
@@ -57,7 +58,8 @@ class JoinOptions:
     device, "" for the run file's. patience_s: seconds to try to reach the run for the first time. once: True
     to end with the first part in the run. grace_s: seconds to leave after a signal. listens: False to accept
     no connection: others reach this machine through a carrier. hours: at which this machine is lent; None:
-    always. carry: limits of what it carries for others.
+    always. carry: limits of what it carries for others. transport: "tcp", "iroh", or "auto": TCP, and iroh if
+    the ticket names a relay and iroh is installed.
     """
 
     ticket: Ticket
@@ -76,6 +78,7 @@ class JoinOptions:
     listens: bool = True
     hours: Hours | None = None
     carry: CarryLimits = field(default_factory=CarryLimits)
+    transport: str = "auto"
 
 
 def door_of(peer: Peer, pending: Mapping[str, str] = MappingProxyType({})) -> Callable[[Hello], str | None]:
@@ -140,6 +143,8 @@ class Volunteer:
         self._left = asyncio.Event()
         self._hours_over = False
         self._why_left = ""
+        self._ended = options.home / "ended"
+        """File with the sentence on how the run ended, once it did."""
 
     def stop(self, reason: str) -> None:
         """Leave the run cleanly, at the user's request."""
@@ -167,6 +172,12 @@ class Volunteer:
 
         Raises UserError if the first part cannot begin.
         """
+        try:
+            return await self._parts()
+        finally:
+            self._console.end()
+
+    async def _parts(self) -> Outcome:
         await self._hours_begin()
         outcome = await self._take_next_part() if self._left.is_set() else await self._take_part()
         while not self._options.once and not self._left.is_set():
@@ -189,7 +200,8 @@ class Volunteer:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._left.wait(), wait_s)
             outcome = await self._take_next_part()
-        self._console.end()
+        if outcome.ok and not (outcome.again or self._why_left or self._ended.exists()):
+            self._ended.write_text(outcome.reason, "utf-8")
         return outcome
 
     async def _hours_begin(self) -> None:
@@ -217,12 +229,13 @@ class Volunteer:
 
     async def _take_part(self) -> Outcome:
         options, leader = self._options, self._options.ticket.first_peer
-        live = self._new_peer()
+        live = self._new_peer(await self._engine())
         self._console.begin()
         self._admitted_at = math.inf
         live.listeners += [self._console.on_effect, self._on_effect]
         live.journal.on_event = self._console.on_event
-        dial = InitialDial(live, options.ticket, options.patience_s, self._say, self._reached)
+        over = self._ended.read_text("utf-8") if self._ended.is_file() else ""
+        dial = InitialDial(live, options.ticket, options.patience_s, self._say, self._reached, over)
         live.watchers += [self._console.watch, dial.watch]
         if options.listens:
             try:
@@ -250,6 +263,8 @@ class Volunteer:
             if ending is not None:
                 ending.cancel()
             self._live, self._reached = None, dial.reached
+            if dial.reached:
+                self._ended.unlink(missing_ok=True)
             members = live.peer.ctx.run.membership.members
             self._names = {peer[:ID_DIGITS]: plain(member.name, NAME_MAX) for peer, member in members.items()}
             doors = live.peer.joining.doors
@@ -266,11 +281,24 @@ class Volunteer:
             return ""
         return options.advertise or reachable_address(options.host, self._port, leader.host)
 
-    def _new_peer(self) -> LivePeer:
+    async def _engine(self) -> IrohEngine | None:
+        """iroh endpoint of this machine, if it is to be used."""
+        options = self._options
+        relay = None if options.transport == "tcp" else relay_of(options.ticket.first_addresses)
+        if relay is None:
+            if options.transport == "iroh":
+                raise UserError("--transport iroh: the ticket names no iroh relay; the run uses TCP")
+            return None
+        must = options.transport == "iroh"
+        return await started_engine(self._identity, relay, options.advertise, must, self._say)
+
+    def _new_peer(self, engine: IrohEngine | None) -> LivePeer:
         options, identity, grant = self._options, self._identity, self._options.ticket.grant
         leader = options.ticket.first_peer
         incarnation = next_incarnation(options.home / "incarnation")
         stage = 0 if grant.role == "data" else options.stage
+        relay = relay_of(options.ticket.first_addresses) if engine is not None else None
+        address = ",".join(str(one) for one in (self._address(), relay) if one)
         disk = RaftStorage(options.home / "log.jsonl", options.home / "vote.json")
         kept = disk.load()
         me = Member(
@@ -281,7 +309,7 @@ class Volunteer:
             capacity=1,
             name=options.name,
             region=options.region,
-            address=self._address(),
+            address=address,
             disk=kept.nonce,
         )
         settings = Settings(run=grant.run, epoch=0, stages=1, microbatches=1, steps=0)
@@ -293,10 +321,11 @@ class Volunteer:
         limits = Limits(max_payload_bytes=MAX_PAYLOAD_BYTES, link_payload_bytes=MAX_PAYLOAD_BYTES)
         return self._driver(
             peer,
-            TrainingMachine(me, options.corpus, options.device),
+            TrainingMachine(me, options.corpus, options.device, options.home / FROZEN),
             lambda accept: self._transport(
-                identity, incarnation, gate, accept, limits=limits, carry=options.carry
-            ),
+                identity, incarnation, gate, accept, limits=limits, carry=options.carry,
+                engine=engine, only_engine=options.transport == "iroh",
+            ),  # fmt: skip
             options.ticket,
             options.home / "events.jsonl",
             disk=disk,

@@ -11,12 +11,13 @@ from anabranch.errors import UserError
 from anabranch.net.connection_limits import limits_of_run
 from anabranch.net.errors import ListenError
 from anabranch.net.handshake import Gate
+from anabranch.net.iroh.engine import IrohEngine
 from anabranch.net.tcp import TcpTransport
 from anabranch.net.ticket import Ticket
 from anabranch.node.driver.checkpoint_io import CheckpointIo
 from anabranch.node.driver.peer_driver import LivePeer, Outcome
 from anabranch.node.lifecycle import control_file, gate_file
-from anabranch.node.lifecycle.addresses import advertised, remember_port
+from anabranch.node.lifecycle.addresses import advertised, relay_address, remember_port, started_engine
 from anabranch.node.lifecycle.create_run import LEADER_NAME, CreatedRun
 from anabranch.node.lifecycle.join import door_of
 from anabranch.node.lifecycle.shutdown import stop_on_signals
@@ -45,7 +46,11 @@ async def lead(
     tickets by role. say: prints a sentence for the user. new_tickets: True to issue tickets even where former
     ones still work. Raises UserError if the address cannot be used.
     """
-    live = _live_peer(founded)
+    engine = None
+    if network.transport != "tcp":
+        relay, must = relay_address(network.iroh_relay), network.transport == "iroh"
+        engine = await started_engine(founded.identity, relay, network.advertise, must, say)
+    live = _live_peer(founded, engine, network.transport == "iroh")
     live.journal.on_event = on_event
     try:
         await live.links.transport.listen(network.host, port)
@@ -78,7 +83,7 @@ def _other_port(founded: CreatedRun, network: NetworkSection) -> str:
     )
 
 
-def _live_peer(founded: CreatedRun) -> LivePeer:
+def _live_peer(founded: CreatedRun, engine: IrohEngine | None, only_engine: bool) -> LivePeer:
     identity, directory = founded.identity, founded.directory
     batches = founded.machine.batches
     assert batches is not None
@@ -92,7 +97,9 @@ def _live_peer(founded: CreatedRun) -> LivePeer:
     live = LivePeer(
         founded.peer,
         founded.machine,
-        lambda accept: TcpTransport(identity, founded.incarnation, gate, accept, limits=limits),
+        lambda accept: TcpTransport(
+            identity, founded.incarnation, gate, accept, limits=limits, engine=engine, only_engine=only_engine
+        ),
         founded.certify(
             Member(
                 id=identity.peer_id, stage=0, incarnation=founded.incarnation, numerics_class="", capacity=1
@@ -100,7 +107,13 @@ def _live_peer(founded: CreatedRun) -> LivePeer:
             VerifiedCredential("data", NEVER_EXPIRES_S),
         ),
         directory.events,
-        CheckpointIo(directory, founded.run_id, founded.run.checkpoint.keep, founded.newest),
+        CheckpointIo(
+            directory,
+            founded.run_id,
+            founded.run.checkpoint.keep,
+            founded.newest,
+            founded.run.lora.frozen,
+        ),
         founded.disk,
     )
     live.journal.iteration_bytes = batches.iteration_bytes

@@ -30,7 +30,7 @@ def issue_tickets(founded: CreatedRun, addresses: str, renew: bool = False) -> d
     run_dir, now_s = founded.directory.path, time.time()
     lifetime_s = founded.run.network.ticket_hours * 3600
     me, parsed = founded.identity.peer_id, parse_addresses(addresses)
-    peers = tuple(PeerAddress(me, each.host, each.port, each.carrier) for each in parsed)
+    peers = tuple(PeerAddress(me, each.host, each.port, each.carrier or each.kind) for each in parsed)
     former = {} if renew else _former(run_dir)
     tickets = {}
     with gate_file.changed(run_dir) as record:

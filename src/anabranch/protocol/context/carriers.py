@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from anabranch.addresses import direct_addresses
+from anabranch.addresses import carrier_ways, direct_addresses
 from anabranch.protocol.context.links import LinkTable
 from anabranch.protocol.context.run_view import LogView, RunView
 from anabranch.protocol.membership.rendezvous_graph import pair_scores
@@ -40,19 +40,22 @@ class CarrierChoice:
         member = self.run.membership.members.get(self.me)
         if member is None or direct_addresses(member.address):
             return {}
-        own = {way.rpartition("/")[2]: way.rpartition("/")[0] for way in member.address.split(",") if way}
+        own = {way.rpartition("/")[2]: way.rpartition("/")[0] for way in carrier_ways(member.address)}
         return {**own, **self.run.carriers}
 
     def ways(self, peer: str) -> list[str]:
-        """Addresses of `peer` through carriers, in the order in which they are to be tried: dedicated
-        carriers first, the log's leader last, the others by the measured cost of the link to them."""
+        """Addresses of `peer` through carriers, in the order in which they are to be tried: those whose
+        circuits to `peer` broke less often first. Then dedicated carriers first, the log's leader last, the
+        others by the measured cost of the link to them."""
         candidates = dict(self.run.carriers)
         for other in self._linked_members(peer):
             if address := direct_addresses(self.run.membership.members[other].address):
                 candidates.setdefault(other, address)
-        candidates = {c: a for c, a in candidates.items() if c not in (self.me, peer, *self.links.suspects)}
+        left_out = {self.me, peer, *self.links.suspects}
+        candidates = {c: a for c, a in candidates.items() if c not in left_out}
         scores = pair_scores((peer,), tuple(candidates))[0].tolist() if candidates else []
-        keys = {c: (*self._rank(c), score) for c, score in zip(candidates, scores, strict=True)}
+        broken = self.links.broken_circuits
+        keys = {c: (broken[peer, c], *self._rank(c), score) for c, score in zip(candidates, scores, strict=True)}
         best = sorted(candidates, key=keys.__getitem__)[:TRIED]
         return [f"{candidates[carrier].partition(',')[0]}/{carrier}" for carrier in best]
 

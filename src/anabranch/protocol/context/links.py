@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
@@ -37,12 +38,24 @@ class LinkTable:
         self.forgers: set[tuple[str, int]] = set()
         """(peer, incarnation) of processes that sent a payload which does not have their own seal: no work is
         shared with them."""
+        self.broken_circuits: Counter[tuple[str, str]] = Counter()
+        """Number of links that ended, by (peer, carrier): a carrier may drop the bytes of others, although its
+        own link is sound. The counts of a peer begin anew after a direct link."""
+        self.carriers: dict[str, str] = {}
+        """Carrier of each link that has one, by peer."""
         self._timed: dict[str, set[bool]] = {}
         self._users: list[Callable[[], Collection[str]]] = []
 
-    def opened(self, peer: str, incarnation: int) -> None:
-        """Record which process (incarnation) of `peer` a new link leads to."""
+    def opened(self, peer: str, incarnation: int, via: str = "") -> None:
+        """Record which process (incarnation) of `peer` a new link leads to, and through which carrier ("":
+        none)."""
         self.incarnations[peer] = incarnation
+        if via:
+            self.carriers[peer] = via
+        else:
+            self.carriers.pop(peer, None)
+            for pair in [pair for pair in self.broken_circuits if pair[0] == peer]:
+                del self.broken_circuits[pair]
 
     def add(self, peer: str, silence: AdaptiveTimeout) -> None:
         self.up[peer] = silence
@@ -53,6 +66,8 @@ class LinkTable:
         self.suspects.discard(peer)
         self.epochs.pop(peer, None)
         self._timed.pop(peer, None)
+        if via := self.carriers.pop(peer, ""):
+            self.broken_circuits[peer, via] += 1
         return self.up.pop(peer, None)
 
     def close(self, peer: str) -> None:

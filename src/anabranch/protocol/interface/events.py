@@ -51,7 +51,7 @@ class Received(Event, frozen=True):
 
 class LinkUp(Event, frozen=True):
     """Authenticated link. credential: what the peer showed when it dialled; None if this side dialled. via:
-    id of the carrier that forwards its bytes ("": none)."""
+    id of the carrier that forwards its bytes, or "iroh" ("": none)."""
 
     peer: str
     incarnation: int

@@ -57,7 +57,7 @@ class LinkEvents(Timer):
 
     def link_up(self, event: ev.LinkUp) -> None:
         ctx, peer = self._ctx, event.peer
-        ctx.links.opened(peer, event.incarnation)
+        ctx.links.opened(peer, event.incarnation, event.via)
         if event.credential is not None:
             ctx.rate_limits.came_with(peer, event.credential.ticket, event.credential.block)
         if ctx.rate_limits.banned(peer, ctx.clock.now):
@@ -79,7 +79,8 @@ class LinkEvents(Timer):
             return
         self.connections.link_up(peer)
         if event.via:
-            ctx.outbox.note("note", text=f"{peer[:8]} is linked through carrier {event.via[:8]}")
+            how = "iroh" if event.via == "iroh" else f"carrier {event.via[:8]}"
+            ctx.outbox.note("note", text=f"{peer[:8]} is linked through {how}")
         for observer in self._on_up:
             observer(peer)
 
@@ -157,9 +158,10 @@ class LinkEvents(Timer):
             self._suspect(overdue)
 
     def _suspect(self, overdue: Overdue) -> None:
-        iteration, lead = self._iterations.current, self._coordination.coordinator
-        if self.connections.suspect(overdue) and iteration is not None:
-            iteration.peer_lost(overdue.peer, str(overdue))
+        lead = self._coordination.coordinator
+        if self.connections.suspect(overdue):
+            for iteration in self._iterations.in_flight:
+                iteration.peer_lost(overdue.peer, str(overdue))
         if overdue.verdict is Verdict.BAD_LINK:
             self.link_down(overdue.peer, self.connections.renew(overdue))
         elif lead is not None:

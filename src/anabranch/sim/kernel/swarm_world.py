@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from anabranch.addresses import direct_addresses
+from anabranch.addresses import carrier_ways, direct_addresses
 from anabranch.protocol.consensus.log_replay import LogReplay, fold
 from anabranch.protocol.interface import events as ev
 from anabranch.protocol.interface.events import NEVER_EXPIRES_S, VerifiedCredential
@@ -100,6 +100,8 @@ class World(Environment):
         self._blocked: dict[frozenset[str], float] = {}
         self._carried: dict[str, list[Link]] = {}
         """Carrier -> links that it forwards."""
+        self.swallows: set[str] = set()
+        """Carriers that drop the bytes of the links that they forward, although their own links are sound."""
         self._memberships = MembershipPool()
 
     def add_leader(self, peer: Peer, member: Member, disk: Disk | None = None) -> Node:
@@ -179,6 +181,8 @@ class World(Environment):
         receiver = link.nodes[peer]
         here, bulky = sender.id, payload is not None
         bulk_s = self._bulk_s(here, peer, decoded, size, bulky)
+        if link.via in self.swallows:
+            return
         if link.via:
             planned = self._arrival(here, link.via, self._delay(here, link.via) + bulk_s)
             planned = self.trouble.open_at(link.via, peer, planned) + self._delay(link.via, peer)
@@ -224,7 +228,7 @@ class World(Environment):
 
     def dial(self, node: Node, peer: str, address: str = "") -> None:
         """Connect a node to a peer as soon as possible. The node always gets a LinkUp or LinkDown event."""
-        if ways := [way.rpartition("/")[2] for way in address.split(",") if "/" in way]:
+        if ways := [way.rpartition("/")[2] for way in carrier_ways(address)]:
             address = direct_addresses(address)
             helps = not self._answers(node, peer, address) and self._carrier_to(node, peer, ways)
             if helps or not address:

@@ -55,8 +55,8 @@ class Codec(Protocol):
         ...
 
     def decode(self, payload: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Tensor of `shape` and `dtype` of an encoded one; always finite. Raises BadPayload if the payload
-        has another size, or holds a value or a scale that no tensor has."""
+        """Decoded tensor, of `shape` and `dtype`, of what `encode` returned; always finite. Raises BadPayload
+        if the payload has another size, or holds a value or a scale that no tensor has."""
         ...
 
 

@@ -36,5 +36,5 @@ def coarse_digits(microbatches: int) -> int:
 
 
 def coarse_bytes(microbatches: int) -> tuple[float, float]:
-    """Bytes of a parameter's sum, and of its reduced gradient, on the line of a coarse reduce."""
+    """Bytes per parameter that a coarse reduce sends: (sum of gradients, reduced gradient)."""
     return COARSE_BYTES[min(coarse_digits(microbatches), max(COARSE_BYTES))]
