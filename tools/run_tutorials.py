@@ -148,7 +148,7 @@ def page_names() -> list[str]:
 
 
 class Trial:
-    """One page in a folder of its own."""
+    """Tutorial page in a folder of its own."""
 
     def __init__(self, page: str, folder: Path, first_run: Path) -> None:
         self.page, self.folder = page, folder
