@@ -161,3 +161,10 @@ def test_every_invariant_and_rule_is_defined_and_named_by_a_test() -> None:
 
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text("utf-8").splitlines()) < 120
+
+
+def test_the_tests_that_a_newcomer_s_table_names_are_there() -> None:
+    page = (ROOT / "docs" / "explanation" / "coming-from.md").read_text("utf-8")
+    named = set(re.findall(r"`(tests/[\w/.]+)`", page))
+    assert len(named) > 15
+    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []

@@ -56,6 +56,7 @@ def settings(pretrained: Path, **changes: object) -> dict[str, object]:
         "evaluation": {"every": 0},
         "compute": {"device": "cpu"},
         "run.steps": STEPS,
+        "snapshots.every": 2,
         **changes,
     }
 

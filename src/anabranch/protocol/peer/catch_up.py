@@ -119,7 +119,7 @@ class CatchUp(Timer):
                 return  # this peer was moved meanwhile
             if result.fingerprint == wanted:
                 self._frozen, number = "", self._ctx.run.settings.frozen_number(stage)
-                self._states.pinned[number, 0] = State(number, 0, wanted, result.outputs, ())
+                self._states.frozen = {(number, 0): State(number, 0, wanted, result.outputs, ())}
                 self._retries.reset()
                 self._begin_first() if self._wanted_t < 0 else self.begin()
             elif state is None:

@@ -28,6 +28,8 @@ class StateServer:
     ):
         self.ctx = ctx
         self.pinned: dict[Key, State] = {}
+        self.frozen: dict[Key, State] = {}
+        """Frozen weights of this peer's stage, under their own number: no snapshot, and never dropped."""
         self._state_t = state_t
         self._read_checkpoint = read_checkpoint
         self._recent: dict[Key, State] = {}
@@ -36,7 +38,8 @@ class StateServer:
         self._ahead: dict[int, set[str]] = {}
 
     def find(self, stage: int, t: int) -> State | None:
-        return self.pinned.get((stage, t)) or self._recent.get((stage, t))
+        key = stage, t
+        return self.frozen.get(key) or self.pinned.get(key) or self._recent.get(key)
 
     def on_fetch_state(self, peer: str, message: FetchState) -> None:
         stage, mine = message.stage, self._state_t()
