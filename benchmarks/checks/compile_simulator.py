@@ -25,7 +25,8 @@ COMPILED = ("protocol", "flow", "sim")
 PLAIN = (
     "flow/agents/interface.py", "flow/agents/reservations.py", "flow/auction/messages.py",
     "flow/graph/oracle.py", "flow/gwtf/messages.py", "flow/policies/wiring.py",
-    "protocol/fleet/rebalancing.py", "protocol/interface/events.py", "protocol/interface/tasks.py",
+    "protocol/context/carriers.py", "protocol/fleet/rebalancing.py", "protocol/interface/events.py",
+    "protocol/interface/tasks.py",
     "protocol/log/records.py", "protocol/audit/receipts.py", "sim/checks/resource_bounds.py",
     "sim/cluster/churn_trace.py", "sim/cluster/device_model.py", "sim/cluster/from_recording.py",
     "sim/cluster/machine_spec.py", "sim/cluster/scenario.py", "sim/cluster/scenario_schema.py",

@@ -71,7 +71,7 @@ def main() -> int:
     parser = harness.parser(__doc__)
     parser.add_argument("--minutes", type=float, default=10.0, help="length of the run with faults")
     parser.add_argument("--steps", type=int, default=40, help="steps that one process computes again")
-    parser.add_argument("--faults-per-minute", type=float, default=6.0)
+    parser.add_argument("--faults-per-minute", type=float, default=2.0)
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="convergence-") as folder:
@@ -87,7 +87,10 @@ def main() -> int:
         single = collect(process).losses
     body, differ = report(swarm, single, 8 * 1 * 64)
     faults = sum(result["faults"]["delivered"].values())
-    about = f"{result['steps']} steps under {faults} faults in {args.minutes:g} minutes"
+    about = (
+        f"{faults} faults in {args.minutes:g} minutes; {result['steps']} steps during these, and "
+        f"{result['steps_after_last_fault']} after the last fault"
+    )
     words = f"A llama of 24 million parameters, 8 relays over 4 stages, {about}. "
     goals = [
         harness.at_most("steps whose loss differs in a bit", 0, differ),

@@ -82,12 +82,10 @@ MAIN = ("equal", "unequal")
 HETEROGENEOUS = "equal, unequal lines"
 CALM, STRUCK = 0.0, 0.1
 #: Links that lose, stall and change, of unequal machines; and a tenth of the relays crashing.
-UNSTABLE_STEPS = 4
 UNSTABLE = {
     "drift.speed": 0.2,
     "drift.links": 0.3,
     "network.loss": 0.001,
-    "run.iterations": UNSTABLE_STEPS,
     "run.warm_up": 0,
 }
 UNSTABLE_ROWS = ("auction", "swarm-published", "swarm-as-coded", "swarm-tuned", "static, our placement")
@@ -112,28 +110,19 @@ def cell_of(setting: Setting, row: str, more: Mapping[str, Any] = {}) -> Cell:
 
 #: Settings in the order in which they are run: the most important first.
 ORDER: tuple[Setting, ...] = (
-    ("equal", CALM, "own"),
-    ("equal", STRUCK, "fp16"),
-    ("equal", CALM, "fp16"),
-    ("unequal", STRUCK, "fp16"),
-    (HETEROGENEOUS, CALM, "fp16"),
-    ("equal", STRUCK, "own"),
-    ("unequal", CALM, "fp16"),
-    ("unequal", STRUCK, "own"),
-    ("unequal", CALM, "own"),
-    (HETEROGENEOUS, STRUCK, "fp16"),
-    *product(MAIN, (CALM, STRUCK), ("8 bits",)),
-    *product((HETEROGENEOUS,), (CALM, STRUCK), ("own",)),
-    *product(MAIN, (0.2,), ("fp16", "own")),
+    *product(MAIN, (STRUCK,), ("own", "fp16")),
+    *product(MAIN, (CALM,), ("fp16", "own")),
+    *product(MAIN, (STRUCK, CALM), ("8 bits",)),
+    *product((HETEROGENEOUS,), (CALM, STRUCK), ("fp16", "own")),
+    *product(MAIN, (0.2,), ("fp16", "own", "8 bits")),
 )
-UNSTABLE_SETTINGS: tuple[Setting, ...] = (("unequal", STRUCK, "fp16"),)
+UNSTABLE_SETTINGS: tuple[Setting, ...] = tuple(product(("unequal",), (STRUCK,), ("fp16", "own")))
 PACED_SETTINGS: tuple[Setting, ...] = tuple(product(MAIN, (CALM, STRUCK), ("fp16",)))
 
 
 def rows_of_setting(setting: Setting) -> list[str]:
-    """Rows of a setting's table. DT-FM's search and `gwtf` take most of the time. They are left out under
-    churn, where a static arrangement begins anew at each crash and flows never come to rest, and where only
-    SWARM is compared."""
+    """Rows of a setting's table. `gwtf` and DT-FM's search take most of the time. They are left out under
+    churn, where only SWARM is compared, and of unequal lines."""
     machines, crash, _ = setting
     return [row for row in ROWS if not (crash or machines == HETEROGENEOUS) or row not in ("gwtf", STATIC[0])]
 
@@ -151,14 +140,16 @@ def run_all(
             print(f"{setting}: {done} of {len(missing)}", file=sys.stderr, flush=True)
 
 
-def complete(settings: Iterable[Setting], seeds: int, more: Mapping[str, Any]) -> list[Setting]:
+def complete(
+    settings: Iterable[Setting], seeds: int, more: Mapping[str, Any], only: Sequence[str] = ()
+) -> list[Setting]:
     """Settings of which all rows and seeds are in the cache."""
     return [
         setting
         for setting in settings
         if all(
             path_of(cell_of(setting, row, more), seed).exists()
-            for row in rows_of_setting(setting)
+            for row in only or rows_of_setting(setting)
             for seed in range(seeds)
         )
     ]
@@ -216,12 +207,17 @@ def worst(
     return max(found, key=lambda pair: pair[0].mean + pair[0].half, default=None)
 
 
+def title(machines: str) -> str:
+    """Name of a fleet in a sentence."""
+    return f"{machines} machines" if machines in MAIN else "equal machines, unequal lines"
+
+
 def goal(name: str, most: float, found: tuple[Estimate, Setting] | None) -> list[Goal]:
     """Met only if the whole interval is on the right side; no goal where nothing was measured."""
     if found is None:
         return []
     each, (machines, crash, _) = found
-    where = f" ({machines} machines, {100 * crash:.0f} % churn)"
+    where = f" ({title(machines)}, {100 * crash:.0f} % churn)"
     held = each.mean + each.half <= most
     return [harness.goal(name, f"at most {most:.2f}", text(each) + where, held)]
 
@@ -257,10 +253,8 @@ def table_of(setting: Setting, seeds: int, more: Mapping[str, Any]) -> str:
 def tables(settings: Sequence[Setting], seeds: int, more: Mapping[str, Any]) -> str:
     parts = []
     for machines, crash in dict.fromkeys((machines, crash) for machines, crash, _ in settings):
-        name = f"{machines} machines" if machines in MAIN else "equal machines, unequal lines"
-        parts.append(
-            f"### {name}, {100 * crash:.0f} % churn".replace("### e", "### E").replace("### u", "### U")
-        )
+        name = title(machines)
+        parts.append(f"### {name[0].upper()}{name[1:]}, {100 * crash:.0f} % churn")
         for setting in settings:
             if setting[:2] == (machines, crash):
                 parts.append(f"**{NAMES[setting[2]]}**\n\n{table_of(setting, seeds, more)}")
@@ -272,6 +266,12 @@ NAMES = {
     "fp16": "All at fp16",
     "8 bits": "All at 8 bits",
 }
+
+
+def write(section: str, title: str, body: str, seeds: int, goals: Sequence[Goal] = ()) -> None:
+    """Write a result with the command that runs its section, also where outcomes came from the cache."""
+    command = f"python -m {harness.module()} --sections {section} --seeds {seeds}"
+    harness.write(section, title, body, goals=goals, reproduce=command, dry=DRY)
 
 
 def common_words(seeds: int) -> str:
@@ -306,9 +306,9 @@ def comparison(seeds: int) -> None:
         goals += goal(
             f"{name}: {over} the strongest SWARM, unequal lines", 0.50, worst(unequal, SWARMS, seeds, ALL, {})
         )
-    parts = [common_words(seeds), tables(found, seeds, {}), beside_the_paper(found, seeds), FELL]
-    body = "\n\n".join(parts)
-    harness.write("comparison", "At the same bytes: SWARM, GWTF, static", body, goals=goals, dry=DRY)
+    parts = [tables(found, seeds, {}), beside_the_paper(found, seeds), fallen(found, seeds)]
+    body = "\n\n".join([common_words(seeds), *parts])
+    write("comparison", "At the same bytes: SWARM, GWTF, static", body, seeds, goals)
 
 
 def beside_the_paper(found: Sequence[Setting], seeds: int) -> str:
@@ -320,20 +320,24 @@ def beside_the_paper(found: Sequence[Setting], seeds: int) -> str:
             return "not measured"
         quotient, (machines, crash, _) = each
         share = f"{100 * (1 - quotient.mean):.0f} ± {100 * quotient.half:.0f} %"
-        return f"{share} ({machines}, {100 * crash:.0f} % churn)"
+        return f"{share} ({title(machines)}, {100 * crash:.0f} % churn)"
 
     main = [s for s in found if s[0] in MAIN and s[2] == "fp16"]
     struck, calm = [s for s in main if s[1]], [s for s in main if not s[1]]
     unequal = [s for s in found if s[0] == HETEROGENEOUS and s[2] == "fp16"]
     portrayed, strong = ("swarm-published",), SWARMS
-    waste = [wasted(cell_of(s, OURS), seeds) for s in struck]
-    most = max(waste, key=lambda each: each.mean, default=None)
-    lost = (
-        "not measured"
-        if most is None
-        else f"{100 * most.mean:.1f} ± {100 * most.half:.1f} % of the computing"
+    ours = [wasted(cell_of(s, OURS), seeds) for s in struck]
+    theirs = [wasted(cell_of(s, strongest(s, SWARMS, seeds, {})), seeds) for s in struck]
+
+    def most(shares: Sequence[Estimate]) -> str:
+        each = max(shares, key=lambda each: each.mean, default=None)
+        return "not measured" if each is None else text(each, "{:.1f} %", 100.0)
+
+    lost = f"{most(ours)}, nearly all died with its process"
+    exact = (
+        "every step is that of one process to the last bit, with exact sums ([convergence](convergence.md), "
+        "[chaos](chaos.md))"
     )
-    exact = "every step is that of one process to the last bit, with exact sums ([chaos](chaos.md))"
     rows = [
         ["training time", "up to 45 % less than prior art", less(struck, portrayed), less(struck, strong)],
         [
@@ -343,7 +347,7 @@ def beside_the_paper(found: Sequence[Setting], seeds: int) -> str:
             less(unequal, strong),
         ],
         ["time without churn", "throughput up to 30 % higher", less(calm, portrayed), less(calm, strong)],
-        ["wasted computing", "almost none", lost, "nearly all died with its process"],
+        ["wasted computing", "almost none", lost, f"{most(theirs)} with it"],
         ["convergence", "as centralised", exact, "fp16 and 8 bits: not trained here"],
     ]
     head = ["claim", "GWTF's paper", "here, SWARM as portrayed there", "here, strongest SWARM"]
@@ -355,49 +359,100 @@ def beside_the_paper(found: Sequence[Setting], seeds: int) -> str:
     return f"### Beside the paper\n\n{about}\n\n{table(head, rows)}"
 
 
-#: Earlier claims of this project that do not hold at the same bytes.
-FELL = """### Earlier claims that fell
+#: Command, program and date of the earlier claims of this project that are compared anew here.
+EARLIER = "`benchmarks.simulation.policies --seeds 5 --iterations 8`, program 0865db0, 2026-11-23"
+#: Claim: value then, how it was measured, rows that it is compared with here, churn, window.
+CLAIMS: tuple[tuple[str, str, str, tuple[str, ...], bool, Window], ...] = (
+    (
+        "of the best static arrangement, without churn",
+        "0.89 ± 0.09",
+        "all paid for our exact sums, and only ours had helpers in a reduce",
+        STATIC,
+        False,
+        ALL,
+    ),
+    (
+        "of SWARM as published, with churn",
+        "0.50 ± 0.06",
+        "SWARM as GWTF's comparison portrays it, which starts a microbatch again where SWARM's code calls "
+        "another replica",
+        SWARMS[1:3],
+        True,
+        ALL,
+    ),
+    (
+        "of SWARM tuned, with churn",
+        "0.69 ± 0.07",
+        "SWARM with 4-byte activations and exact sums, too",
+        SWARMS[3:],
+        True,
+        ALL,
+    ),
+    (
+        "of `gwtf`",
+        "1.04 ± 0.09",
+        "in the first eight iterations, where flows of `gwtf` still improve, and with churn",
+        ("gwtf",),
+        False,
+        LATE,
+    ),
+)
 
-- *0.89 of the best static arrangement without churn* compared systems that all paid for our exact sums,
-  and only ours had helpers in a reduce. At the same bytes the two are level on equal machines, and at its
-  own precision (exact sums) ours is slower.
-- *0.50 of SWARM as published* is a ratio to SWARM as GWTF's comparison portrays it, which starts a
-  microbatch again where SWARM's code calls another replica.
-- *0.69 of SWARM tuned with churn* was with 4-byte activations and exact sums for SWARM, too. Figures at
-  its own precision are above.
-- *Level with or behind `gwtf`* (1.04) was measured in the first eight iterations. In the late window ours
-  is 2 to 4 % ahead on equal machines, which three seeds do not tell from a tie: what is gained comes from
-  placement, recovery and reduce, not from the auction's routing.
-- Baselines with *our placement* were placed as if helpers summed their gradients, which they do not have."""
+
+def fallen(found: Sequence[Setting], seeds: int) -> str:
+    """Earlier claims beside what is measured here, in the worst setting of each precision."""
+    rows = []
+    for claim, value, how, rivals, churn, window in CLAIMS:
+        settings = [s for s in found if s[0] in MAIN and bool(s[1]) == churn]
+        now = []
+        for precision in ("fp16", "own"):
+            each = worst([s for s in settings if s[2] == precision], rivals, seeds, window, {})
+            found_in = each and f"{text(each[0])} ({each[1][0]}, {100 * each[1][1]:.0f} % churn)"
+            now.append(found_in or "not measured")
+        rows.append([f"iteration time over that {claim}", value, how, *now])
+    head = ["claim", "then", "measured how", "here, all at fp16", "here, own precision"]
+    about = (
+        f"Then: {EARLIER}. Here: this page's command, program and date, in the setting where ours is worst. "
+        "Without churn baselines with *our placement* were placed then as if helpers summed their gradients, "
+        "which they do not have."
+    )
+    return f"### Earlier claims beside these\n\n{about}\n\n{table(head, rows)}"
 
 
 def unstable(seeds: int) -> None:
     """Steps that were made, and their seconds."""
-    (setting,) = UNSTABLE_SETTINGS
-    rows, done = [], []
-    for row in UNSTABLE_ROWS:
-        each = cell_of(setting, row, UNSTABLE)
-        outcomes = [outcome_of(each, seed) for seed in range(seeds)]
-        steps = [len(outcome.rows) for outcome in outcomes]
-        took = [outcome.rows[-1].seconds for outcome in outcomes if outcome.rows]
-        mean = [fmean(r.seconds for r in outcome.rows) for outcome in outcomes if outcome.rows]
-        done.append(all(count == UNSTABLE_STEPS for count in steps))
-        made = ", ".join(f"{count} of {UNSTABLE_STEPS}" for count in steps)
-        longest = f"{max(took):.0f}" if took else ""
-        rows.append([row, made, text(estimate(mean), "{:.0f}") if mean else "–", longest])
     words = (
         "Unequal machines (`wan10-mixed`) whose speeds and links change by the minute (`drift.speed` = 0.2, "
         "`drift.links` = 0.3), whose links lose one packet of a thousand, and a tenth of which crash in "
-        f"each iteration; all at fp16, {seeds} seeds, {UNSTABLE_STEPS} iterations, the first one included. A "
+        f"each iteration; {seeds} seeds, {ITERATIONS} iterations, the first one included. A "
         "run ends when it has taken an hour for each iteration. With that loss a connection carries 1 to 4 "
-        "Mbit/s, and an activation of 8 MB takes 15 to 80 s. SWARM's calls time out after 30 s (60 s if "
-        "tuned) and are made again, for ever; `static` begins anew at each crash."
+        "Mbit/s, and at fp16 an activation of 8 MB takes 15 to 80 s. SWARM's calls time out after 30 s (60 s "
+        "if tuned) and are made again, for ever; `static` begins anew at each crash."
     )
-    goals = [harness.goal("progress in every iteration", "all iterations of all runs", rows[0][1], done[0])]
-    goals.append(_over_swarm(setting, seeds))
-    head = ["system", "steps made", "s per step", "last step s"]
-    body = f"{words}\n\n{table(head, rows)}"
-    harness.write("unstable-links", "Links that lose and change", body, goals=goals, dry=DRY)
+    parts: list[str] = [words]
+    goals: list[Goal] = []
+    for setting in complete(UNSTABLE_SETTINGS, seeds, UNSTABLE, UNSTABLE_ROWS):
+        precision = NAMES[setting[2]]
+        cells = {row: cell_of(setting, row, UNSTABLE) for row in UNSTABLE_ROWS}
+        made = {row: [len(outcome_of(each, s).rows) for s in range(seeds)] for row, each in cells.items()}
+        rows = [_unstable_row(row, cells[row], made[row]) for row in UNSTABLE_ROWS]
+        head = ["system", "steps made", "s per step", "slowest step s"]
+        parts.append(f"**{precision}**\n\n{table(head, rows)}")
+        name, held = "progress in every iteration", all(count == ITERATIONS for count in made[OURS])
+        goals.append(
+            harness.goal(f"{precision.lower()}: {name}", "all iterations of all runs", rows[0][1], held)
+        )
+        goals.append(_over_swarm(setting, seeds))
+    body = "\n\n".join(parts)
+    write("unstable-links", "Links that lose and change", body, seeds, goals)
+
+
+def _unstable_row(row: str, each: Cell, made: Sequence[int]) -> list[str]:
+    outcomes = [outcome_of(each, seed) for seed in range(len(made))]
+    mean = [_mean(outcome.rows) for outcome in outcomes if outcome.rows]
+    slowest = max((step.seconds for outcome in outcomes for step in outcome.rows), default=None)
+    figures = [text(estimate(mean), "{:.0f}") if mean else "–", "–" if slowest is None else f"{slowest:.0f}"]
+    return [row, ", ".join(f"{count} of {ITERATIONS}" for count in made), *figures]
 
 
 def _over_swarm(setting: Setting, seeds: int) -> Goal:
@@ -408,7 +463,8 @@ def _over_swarm(setting: Setting, seeds: int) -> Goal:
         ratios = [_over(setting, row, seed) for seed in range(seeds)] if row in SWARMS else []
         found.append(estimate([ratio for ratio in ratios if ratio is not None]))
     each = max((one for one in found if one.mean == one.mean), key=lambda one: one.mean, default=None)
-    name = "iteration time over that of the strongest SWARM, by the steps that it made"
+    over = "iteration time over that of the strongest SWARM, by the steps that it made"
+    name = f"{NAMES[setting[2]].lower()}: {over}"
     if each is None:
         return harness.goal(name, "at most 0.60", "no variant of SWARM makes a step", None)
     return harness.goal(name, "at most 0.60", text(each), each.mean + each.half <= 0.60)
@@ -427,7 +483,7 @@ def paced(seeds: int) -> None:
         "= 0.53), the model of links that was held against real swarms."
     )
     body = f"{words} {common_words(seeds)}\n\n{tables(found, seeds, PACED)}"
-    harness.write("paced", "The comparison with paced connections", body, dry=DRY)
+    write("paced", "The comparison with paced connections", body, seeds)
 
 
 SECTIONS: dict[str, tuple[tuple[Setting, ...], Mapping[str, Any], Any]] = {

@@ -11,6 +11,7 @@ run that was stopped goes on where it was. With `--minutes` no seed starts after
 from __future__ import annotations
 
 import hashlib
+import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -179,10 +180,19 @@ def outcome_of(each: Cell, seed: int) -> Outcome:
     """From the cache, or run now."""
     path = path_of(each, seed)
     if path.exists():
-        return msgspec.json.decode(path.read_bytes(), type=Outcome)
+        return _decoded(path.read_bytes())
     outcome = simulate(each.of(seed), wan10(), each.policy, seed)
     harness.write_whole(path, msgspec.json.encode(outcome))
     return outcome
+
+
+def _decoded(content: bytes) -> Outcome:
+    """Outcome in JSON, which has null for an infinite bound: that of an iteration in which all replicas of a
+    stage crashed."""
+    outcome = msgspec.json.decode(content)
+    for row in outcome["rows"]:
+        row["bound_s"] = math.inf if row["bound_s"] is None else row["bound_s"]
+    return msgspec.convert(outcome, Outcome)
 
 
 def _run(trial: tuple[Cell, int]) -> None:

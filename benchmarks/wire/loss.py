@@ -30,7 +30,7 @@ from anabranch.config import (  # noqa: E402
 )
 from anabranch.data.batches import Batches  # noqa: E402
 from anabranch.data.corpus import materialise, open_corpus  # noqa: E402
-from anabranch.net.packing import pack  # noqa: E402
+from anabranch.node.driver.tensor_codec import to_blob  # noqa: E402
 from anabranch.train.codec.sizes import encoded_bytes  # noqa: E402
 from anabranch.train.model.sizes import model_config  # noqa: E402
 from anabranch.train.reference.reference import Reference  # noqa: E402
@@ -115,10 +115,10 @@ def _reduce_bytes(reference: Reference, t: int) -> tuple[float, float]:
     parts = [sums.clone() for sums in reference.share(t, range(0, run.batch.microbatches, REPLICAS)).sums]
     whole = [sums.clone() for sums in reference.share(t, range(run.batch.microbatches)).sums]
     elements = sum(map(len, whole))
-    sent = sum(len(pack(part.numpy())) for part in parts) / elements
+    sent = sum(len(to_blob(part).data) for part in parts) / elements
     if run.wire.reduce == "exact":
         return sent, 4.0
-    return sent, sum(len(pack(total.numpy())) for total in whole) / elements
+    return sent, sum(len(to_blob(total).data) for total in whole) / elements
 
 
 def kept_or_trained(job: Job, train_it: bool) -> Outcome | None:

@@ -80,7 +80,6 @@ def test_a_plan_of_another_iteration_is_told(clean: RunDirectory, tmp_path: Path
         assert not verify(copy.path).holds
 
 
-@pytest.mark.xfail(strict=True, reason="verify compares the logged losses of all slots with those that count")
 def test_another_class_compares_the_losses_of_a_round_without_a_slot(tmp_path: Path) -> None:
     run = small_run(
         pipeline__stages=0, fleet__relays_per_stage=(3,), batch__microbatches=6,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -52,3 +54,37 @@ def test_the_wait_doubles_and_a_signal_ends_it(tmp_path: Path) -> None:
     ends = [INTERNAL_FAILURE] * 3
     assert keep_leading(command(tmp_path / "n", *ends), say, wait_s=0.02) == INTERNAL_FAILURE
     assert [text.rpartition(" in ")[2] for text in said] == ["0.02 s", "0.04 s", "0.08 s"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other kernels tell nobody of a parent's end")
+def test_the_leader_stops_cleanly_when_the_wrapper_is_killed(tmp_path: Path) -> None:
+    begun, ended = tmp_path / "begun", tmp_path / "ended"
+    leader = (
+        "import pathlib, signal, sys, time\n"
+        "def stop(*_):\n"
+        f"    pathlib.Path({str(ended)!r}).touch()\n"
+        "    sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, stop)\n"
+        f"pathlib.Path({str(begun)!r}).touch()\n"
+        "for _ in range(1200):\n"
+        "    time.sleep(0.05)\n"  # a signal between a check for signals and a sleep does not end that sleep
+    )
+    wrapper = (
+        "import sys\n"
+        "from anabranch.cli.support.restart import keep_leading\n"
+        f"keep_leading([sys.executable, '-c', {leader!r}], print)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", wrapper])
+    try:
+        wait_for(begun)
+    finally:
+        process.kill()
+        process.wait()
+    wait_for(ended)
+
+
+def wait_for(path: Path) -> None:
+    until = time.monotonic() + 60.0
+    while not path.exists():
+        assert time.monotonic() < until, path
+        time.sleep(0.02)

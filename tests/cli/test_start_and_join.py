@@ -151,7 +151,7 @@ def test_two_terminals(tmp_path: Path, run_file: Path, processes: list[subproces
         line_with(spawn(*second), "another process leads the run")
 
     home = str(tmp_path / "home")
-    volunteer = spawn("join", ticket, "--home", home, "--name", "ada", "--region", "London")
+    volunteer = spawn("join", ticket, "--home", home, "--name", "ada", "--region", "London", "--grace", "5")
     for part in ("connecting to", "measuring", "admitted to stage 1", "serving stage 1 from iteration 1"):
         line_with(volunteer, part)
     assert "4 of this step's 4 units" in line_with(volunteer, "is committed")

@@ -66,6 +66,12 @@ class MadeUpBatches:
     def evaluation_window(self, window: int) -> tuple[Ids, Ids]:
         return self._draw(2, 0, window)
 
+    def weight(self, t: int) -> float:
+        return 1.0
+
+    def window_weight(self, window: int) -> float:
+        return 1.0
+
     def _draw(self, *key: int) -> tuple[Ids, Ids]:
         rows, sequence = self._batch.rows, self._batch.sequence
         ids = np.random.default_rng(key).integers(0, self._vocabulary // 2, (rows, sequence + 1))

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from anabranch.checkpoint.directory import RunDirectory
-from anabranch.config import ConfigError, load_run_file
+from anabranch.config import ConfigError, RunConfig, load_run_file
 from anabranch.errors import UserError, os_errors_named
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from anabranch.data.tokenizers import TextTokenizer
+    from anabranch.train.adapters.lora import LoraModel
     from anabranch.train.model.interface import Model
     from anabranch.train.model.sizes import ModelConfig
 
@@ -42,6 +43,8 @@ class TrainedModel:
     t: int
     weights: dict[str, Tensor] = field(repr=False)
     tokenizer_file: Path = field(repr=False)
+    adapters: dict[str, Tensor] = field(default_factory=dict, repr=False)
+    """Trained adapters by name, which are merged into `weights`; empty unless the run trained adapters."""
 
     @cached_property
     def tokenizer(self) -> TextTokenizer:
@@ -122,9 +125,32 @@ class TrainedModel:
         """
         from anabranch.checkpoint.hf import export_hf
 
+        return self._export(
+            Path(out), lambda: export_hf(self.weights, self.config, self.tokenizer_file, Path(out))
+        )
+
+    def export_adapters(self, out: str | Path) -> Path:
+        """Write the adapters alone as a folder that Hugging Face's PEFT loads, with a model card; returns the
+        folder.
+
+        Raises UserError if the run trained no adapters, or as `export` does.
+        """
+        from anabranch.checkpoint.peft import export_peft
+
+        if not self.adapters:
+            raise UserError(f"{self.path}: the run trained no adapters (lora.rank = 0): export it to hf")
+        run = load_run_file(RunDirectory.open(self.path).run_file)
+        model = _adapted(run, self.config)
+        base = run.model.initial_weights
+        return self._export(
+            Path(out), lambda: export_peft(self.adapters, model, base, Path(out))
+        )
+
+    def _export(self, out: Path, write: Callable[[], None]) -> Path:
+        """Write a folder and, for a run, its model card."""
         try:
             with os_errors_named(f"cannot write {out}"):
-                export_hf(self.weights, self.config, self.tokenizer_file, Path(out))
+                write()
         except ConfigError:
             raise
         except ValueError as error:
@@ -134,8 +160,8 @@ class TrainedModel:
 
             card = model_card(self.path, self.t, self.config.vocab_size)
             with os_errors_named(f"cannot write {out}"):
-                (Path(out) / "README.md").write_text(card, "utf-8")
-        return Path(out)
+                (out / "README.md").write_text(card, "utf-8")
+        return out
 
 
 def load(path: str | Path, step: int | None = None) -> TrainedModel:
@@ -162,7 +188,26 @@ def load(path: str | Path, step: int | None = None) -> TrainedModel:
     weights = load_weights(directory, t)
     corpus = open_corpus(directory.corpus)
     config = model_config(run.model, corpus.vocab_size)
-    return TrainedModel(directory.path, config, t, weights, directory.corpus / TOKENIZER)
+    adapters: dict[str, Tensor] = {}
+    if run.lora.rank:
+        from anabranch.train.adapters.frozen import FrozenStore, whole_frozen
+        from anabranch.train.adapters.lora import merged
+
+        model, adapters = _adapted(run, config), weights
+        model.use(whole_frozen(run, model, FrozenStore(directory.frozen)))
+        weights = merged(model, adapters)
+    return TrainedModel(directory.path, config, t, weights, directory.corpus / TOKENIZER, adapters)
+
+
+def _adapted(run: RunConfig, config: ModelConfig) -> LoraModel:
+    """Model of a run that trains adapters, without its frozen weights."""
+    import torch
+
+    from anabranch.train.adapters.lora import LoraModel, run_model
+
+    model = run_model(run, config, torch.device("cpu"))
+    assert isinstance(model, LoraModel)
+    return model
 
 
 def _load_hf(folder: Path) -> TrainedModel:

@@ -48,8 +48,11 @@ def push(path: str | Path, url: str, step: int | None = None, kind: str = CHECKP
 def push_new(
     path: str | Path, url: str, kind: str = CHECKPOINT, pushed: Callable[[str], None] = lambda address: None
 ) -> int:
-    """Push all checkpoints that the store lacks, or of kind "hf" the newest; returns the number of
-    checkpoints in the run directory. pushed: gets the address of each copy, new or not. Raises UserError."""
+    """Copy checkpoints of the run directory `path` to the store `url`; returns their number there.
+
+    kind: "checkpoint" copies all that the store lacks, "hf" the newest one as a Hugging Face folder. pushed:
+    called with the address of each copy, also of those that were there. Raises UserError.
+    """
     directory = RunDirectory.open(path)
     steps = directory.checkpoints()
     for t in steps[-1:] if kind == HF else steps:

@@ -263,9 +263,10 @@ class Run:
 
     def _refuse_finished(self, run: RunConfig) -> None:
         from anabranch.node.lifecycle.tickets import history_of
+        from anabranch.train.model.rounds import rounds_of
 
         history = history_of(self._directory)
-        steps = history.course.steps or run.run.steps
+        steps = rounds_of(run).iterations(history.course.steps or run.run.steps)
         if history.genesis is not None and history.t >= steps:
             raise UserError(f"{self.path}: all {steps} steps are committed; there is nothing to resume")
 

@@ -27,7 +27,7 @@ from anabranch.protocol.log.records import (
 #: Version of the JSON object.
 LEDGER_VERSION = 1
 #: Verdicts of audits, in the order in which they are shown.
-VERDICTS = ("same", "different", "withheld", "unable")
+VERDICTS = ("same", "different", "withheld", "unable", "expired")
 #: Replicas that have to find work wrong before its peer is convicted (protocol.coordinator.audit_cases).
 ACCUSERS = 2
 

@@ -29,6 +29,7 @@ from anabranch.audit.replay import Order, SequentialStepper, replay
 from anabranch.audit.run_inputs import Inputs, open_inputs
 from anabranch.errors import UserError
 from anabranch.protocol.consensus.log_replay import LogReplay
+from anabranch.protocol.log.records import Commit
 
 #: Most permutations that are replayed to bound an fp32 run; a plain choice.
 PERMUTATIONS = 20
@@ -67,7 +68,7 @@ def logged_vectors(history: LogReplay, means: bool = False) -> dict[Label, Tenso
     """
     steps = [commit for commit in history.commits if commit.verdict == "step"]
     mean_losses = {"mean losses": [math.fsum(commit.loss_sums) / commit.tokens for commit in steps]}
-    loss_sums = {"losses": [loss for commit in steps for loss in commit.loss_sums]}
+    loss_sums = {"losses": [loss for commit in steps for loss in _counted_losses(commit)]}
     series = {
         **(mean_losses if means else loss_sums),
         "norms": [commit.norm for commit in steps],
@@ -76,6 +77,13 @@ def logged_vectors(history: LogReplay, means: bool = False) -> dict[Label, Tenso
         ],
     }
     return as_vectors(history.t, series)
+
+
+def _counted_losses(commit: Commit) -> list[float]:
+    """Loss sums of a step's microbatches, or of the slots that count in a round."""
+    owners = commit.stages[1].owners if len(commit.stages) > 1 else ()
+    left_out = {k for k, owner in enumerate(owners) if owner < 0}
+    return [loss for k, loss in enumerate(commit.loss_sums) if k not in left_out]
 
 
 def permuted(number: int, microbatches: int) -> Order:

@@ -51,6 +51,8 @@ def independent_vectors(
             step = independent.step(commit.t)
             series["mean losses"].append(step.loss)
             series["norms"].append(step.norm)
+        else:
+            independent.passed(commit.t)
         arrive(commit.t)
         advance(1.0)
     return {**tensors, **as_vectors(history.t, series)}

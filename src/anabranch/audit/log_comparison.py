@@ -22,6 +22,7 @@ from anabranch.train.model.layout import Layout
 from anabranch.train.model.rounds import inner_microbatches, rounds_of
 from anabranch.train.numerics.step_scalars import bias_corrections, clip_factor, learning_rate
 from anabranch.train.reference.reference import Reference, StepRecord, Witness
+from anabranch.train.stage.delayed import snapshot_form
 from anabranch.train.stage.state import SnapshotError, StageState, parse_snapshot
 
 #: Kinds of values, in the order of the report.
@@ -232,7 +233,8 @@ class Comparison:
         with os_errors_named(f"cannot read {path}"):
             data = path.read_bytes()
         try:
-            state = parse_snapshot(data, layout, dtype, torch.device("cpu"))
+            form = snapshot_form(self.inputs.run, layout)
+            state = parse_snapshot(data, layout, dtype, torch.device("cpu"), form)
         except SnapshotError as error:
             raise UserError(f"{path}: {error}") from None
         if blake3.blake3(data).hexdigest() != entry.blake3:

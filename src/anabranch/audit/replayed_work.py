@@ -19,6 +19,7 @@ from anabranch.train.stage.audit import payload_hash
 from anabranch.train.stage.cuts import ACTIVATION, GRADIENT, Cuts
 from anabranch.train.stage.run_objects import (
     is_coarse,
+    loss_weight,
     make_accumulator,
     master_dtype,
     part_alignment,
@@ -90,7 +91,8 @@ class StepReplay:
             for each in relays:
                 x = crossing.pass_on(ACTIVATION, each, self._stages[each].forward(index, x))
             scale = 1.0 / self._inputs.batches.tokens_per_iteration
-            gradient, _ = self._stages[0].head(head_unit(index), x, targets, scale)
+            weight = loss_weight(self._inputs.batches, batch.microbatches, t, index)
+            gradient, _ = self._stages[0].head(head_unit(index), x, targets, scale, weight)
             dy = crossing.pass_on(GRADIENT, len(relays), gradient)
             for each in reversed(relays):
                 dy = crossing.pass_on(GRADIENT, each - 1, self._stages[each].input_gradient(index, dy))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from anabranch.checkpoint.directory import RunDirectory
@@ -18,7 +19,10 @@ from anabranch.config import RunConfig, load_run_file, render_run_file
 from anabranch.config.load import parse_toml
 from anabranch.data.batches import Batches
 from anabranch.data.corpus import Corpus, open_corpus
+from anabranch.data.hub import model_folder
 from anabranch.protocol.log.records import Genesis
+from anabranch.train.adapters.frozen import FrozenStore, whole_frozen
+from anabranch.train.adapters.lora import LoraModel, run_model
 from anabranch.train.model.sizes import ModelConfig, model_config
 from anabranch.train.numerics.numerics_class import configure
 from anabranch.train.reference.reference import Reference
@@ -26,14 +30,15 @@ from anabranch.train.reference.reference import Reference
 #: Prefixes of run file keys that determine the run's numbers; the other keys may change during a run.
 DETERMINING_KEYS = (
     *("run.seed", "run.reduction", "run.numerics", "compute.dtype", "compute.threads"),
-    *("model.", "batch.", "optimizer.", "pipeline.", "wire."),
+    *("model.", "lora.", "batch.", "optimizer.", "pipeline.", "wire.", "iteration."),
 )
 
 
 @dataclass(frozen=True)
 class Inputs:
     """Everything that a replay starts from. `initial`: imported tensors, or None if the seed gives the
-    initial weights."""
+    initial weights. `frozen`: weights that a run of adapters leaves as they are, with the hashes in the run
+    file; None in other runs."""
 
     directory: RunDirectory
     run: RunConfig
@@ -41,10 +46,11 @@ class Inputs:
     model: ModelConfig
     batches: Batches
     initial: Mapping[str, Tensor] | None
+    frozen: Mapping[str, Tensor] | None = None
 
     def reference(self) -> Reference:
         """New reference model at the initial weights."""
-        return Reference(self.run, self.model, self.batches, self.initial)
+        return Reference(self.run, self.model, self.batches, self.initial, self.frozen)
 
 
 def open_inputs(run_dir: Path) -> Inputs:
@@ -56,22 +62,27 @@ def open_inputs(run_dir: Path) -> Inputs:
     run = load_run_file(directory.run_file)
     configure(run.compute.threads)
     corpus = open_corpus(directory.corpus)
-    initial = None
-    if run.model.initial_weights != "seed":
-        _, initial = import_hf(Path(run.model.initial_weights))
+    initial = frozen = None
+    if run.model.initial_weights != "seed" and not run.lora.rank:
+        _, initial = import_hf(model_folder(run.model.initial_weights))
     model = model_config(run.model, corpus.vocab_size)
-    return Inputs(directory, run, corpus, model, Batches(corpus, run.batch, run.run.seed), initial)
+    if run.lora.rank:
+        built = run_model(run, model, torch.device("cpu"))
+        assert isinstance(built, LoraModel)
+        frozen = whole_frozen(run, built, FrozenStore(directory.frozen))
+    return Inputs(directory, run, corpus, model, Batches(corpus, run.batch, run.run.seed), initial, frozen)
 
 
 def compare_with_genesis(inputs: Inputs, genesis: Genesis) -> list[str]:
     """Differences between the run directory and the log's genesis record, as sentences."""
     problems = []
     ours, logged = _keys(render_run_file(inputs.run)), _keys(genesis.config)
-    # Runs of earlier releases have no section [wire]: nothing was encoded.
-    plain = _keys(render_run_file(RunConfig()))
-    logged = {key: value for key, value in plain.items() if key.startswith("wire.")} | logged
+    # Runs of earlier releases lack the keys that came later, whose defaults are what they did.
+    logged = _keys(render_run_file(RunConfig())) | logged
     # Without optimizer.decay_steps the learning rate's cosine ends with the run.
     determining = DETERMINING_KEYS if inputs.run.optimizer.decay_steps else (*DETERMINING_KEYS, "run.steps")
+    if inputs.run.iteration.delay:
+        determining = (*determining, "run.steps")
     if inputs.run.round.slots:
         determining = (*determining, "round.", "run.steps")
     keys = (key for key in ours.keys() | logged.keys() if key.startswith(determining))

@@ -74,8 +74,9 @@ class RunDirectory:
         self.log = self.path / "log.jsonl"
         self.checkpoints_path = self.path / "checkpoints"
         self.peers_path = self.path / "peers"
+        self.frozen = self.path / "frozen"
         self._version_file = self.path / "version"
-        self._folders = (self.corpus, self.checkpoints_path, self.peers_path)
+        self._folders = (self.corpus, self.checkpoints_path, self.peers_path, self.frozen)
 
     def __str__(self) -> str:
         return str(self.path)

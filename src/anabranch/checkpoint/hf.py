@@ -13,7 +13,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -124,8 +125,7 @@ def export_hf(weights: Mapping[str, Tensor], model: ModelConfig, tokenizer_json:
     or must be empty; it is written atomically. Raises UserError if it is in use, ConfigError if the tokenizer
     cannot be read, ValueError if a tensor is missing, unknown or of another shape.
     """
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise UserError(f"{out} exists and is not an empty folder; choose another place for the export")
+    check_unused(out)
     if model.architecture not in CLASSES:
         raise UserError(f"{model.architecture} is no model of Hugging Face: it cannot be exported")
     _check_tensors(weights, model)
@@ -133,10 +133,7 @@ def export_hf(weights: Mapping[str, Tensor], model: ModelConfig, tokenizer_json:
         weights, model = dense_equivalent(weights, model)
     tokenizer = TextTokenizer(tokenizer_json)
     dtype = str(next(iter(weights.values())).dtype).removeprefix("torch.")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = out.with_name(f".{out.name}.{os.getpid()}.partial")
-    unfinished.mkdir()
-    try:
+    with new_folder(out) as unfinished:
         tensors = {name: _transposed(name, tensor) for name, tensor in weights.items()}
         save_file(tensors, unfinished / WEIGHTS, metadata={"format": "pt"})
         _write_json(unfinished / "config.json", _hf_config(model, tokenizer.separator, dtype))
@@ -146,6 +143,24 @@ def export_hf(weights: Mapping[str, Tensor], model: ModelConfig, tokenizer_json:
         _write_json(unfinished / "generation_config.json", {**ends, "pad_token_id": tokenizer.separator})
         (unfinished / "tokenizer.json").write_bytes(tokenizer_json.read_bytes())
         _write_json(unfinished / "tokenizer_config.json", _tokenizer_config(tokenizer, model))
+
+
+def check_unused(out: Path) -> None:
+    """Raise UserError if something is at `out` that is not an empty folder."""
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise UserError(f"{out} exists and is not an empty folder; choose another place for the export")
+
+
+@contextmanager
+def new_folder(out: Path) -> Iterator[Path]:
+    """Context manager of a folder to write, which becomes `out` at the end if nothing was raised. Raises
+    UserError if `out` is in use."""
+    check_unused(out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = out.with_name(f".{out.name}.{os.getpid()}.partial")
+    unfinished.mkdir()
+    try:
+        yield unfinished
         if out.exists():
             out.rmdir()
         unfinished.rename(out)

@@ -47,7 +47,13 @@ def run(args: argparse.Namespace) -> int:
             "epochs": seen / max(1, train.tokens),
             "fingerprint": corpus.fingerprint,
             "remarks": said,
+            "position": corpus.position,
         }
+        if config.data.documents and corpus.position:
+            said.append(
+                f"documents {config.data.skip:,} to {corpus.position - 1:,} of the source are read: "
+                f"data.skip = {corpus.position} goes on behind them"
+            )
     if args.json:
         print(json.dumps(result))
         return 0

@@ -133,7 +133,8 @@ def run(args: argparse.Namespace) -> int:
         say(outcome.reason)
         return AGAIN if outcome.terminated else 0
     outputs.print_error(outcome.reason + ("; the ticket is still valid: join again" if outcome.again else ""))
-    return AGAIN if outcome.again or outcome.internal or outcome.unreached else 1
+    again = outcome.again or outcome.internal or outcome.unreached or outcome.terminated
+    return AGAIN if again else 1
 
 
 def ticket_text(words: Sequence[str], file: Path | None, patience_s: float) -> str:

@@ -35,8 +35,8 @@ NUMBERS = frozenset(("UNITS", "TOKENS", "SIGNED", "AUDITED"))
 FORMULA = ("=", "+", "-", "@")
 COLUMNS = (
     *("peer", "name", "ticket", "ticket_name", "stage", "units", "share", "tokens", "steps", "first_step"),
-    *("last_step", "signed_units", "audited_units", "same", "different", "withheld", "unable", "convicted"),
-    "revoked",
+    *("last_step", "signed_units", "audited_units", "same", "different", "withheld", "unable"),
+    *("expired", "convicted", "revoked"),
 )
 
 
@@ -121,7 +121,7 @@ def _csv(found: Ledger, names: Mapping[str, str]) -> str:
             *(source.peer, source.name, source.ticket, names.get(source.ticket, ""), source.stage, row.total),
             *(found.shares(row).get(source.stage, 0.0), row.tokens, len(steps)),
             *((steps[0], steps[-1]) if steps else ("", "")),
-            *(row.signed, row.audited, *(row.verdicts[name] for name in COLUMNS[13:17])),
+            *(row.signed, row.audited, *(row.verdicts[name] for name in COLUMNS[13:18])),
             *(int(row.convicted), row.revoked),
         ]
         writer.writerow([_cell(cell) for cell in cells])

@@ -6,6 +6,7 @@ examples:
   anabranch plan fleet.toml --model llama-1b --out run.toml
   anabranch plan fleet.toml --stages 4 6 8 --simulate 6  only these numbers of stages; simulate six plans
   anabranch plan fleet.toml --churn 0.1 --json           each relay crashes in one iteration of ten
+  anabranch plan volunteers --wire auto                  codecs, too, by the time that they save
 
 A fleet is a scenario (docs/reference/formats.md): machines with regions, bandwidths and prices, the network,
 the batch. All plans are ranked by a cost model, and the best few are simulated in virtual time
@@ -46,6 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--simulate", type=int, default=3, metavar="N", help="plans to simulate; 0: none")
     iterations = "iterations of each simulation, of which the first does not count"
     add("--iterations", type=int, default=4, metavar="N", help=iterations)
+    wire = "codecs of the first plan: the scenario's (default), or those that these lines are worth"
+    add("--wire", choices=("scenario", "auto"), default="scenario", help=wire)
     add("--out", type=Path, metavar="FILE", help="write the recommended run file there")
     add("--force", action="store_true", help="overwrite an existing file")
     add_json(parser)
@@ -68,7 +71,10 @@ def run(args: argparse.Namespace) -> int:
     ranked = found[: max(args.simulate, LISTED)]
     if args.simulate:
         ranked = _simulated(found, regions, args.simulate, args.iterations)
-    text = run_file(ranked[0])
+    codecs: list[str] = []
+    if args.wire == "auto":
+        ranked[0], codecs = _with_codecs(ranked[0], regions, args.iterations if args.simulate else 0)
+    text = run_file(ranked[0], codecs)
     if args.out is not None:
         write_out(args.out, text)
     for sentence in run_warnings(ranked[0]):
@@ -80,12 +86,14 @@ def run(args: argparse.Namespace) -> int:
             "considered": len(found),
             "plans": [as_values(plan) for plan in ranked],
             "run_file": text,
+            "codecs": codecs,
         }
         print(msgspec.json.encode(result).decode())
     elif args.out is None:
-        print(f"{report(ranked, len(found))}\n\nthe run file of the first plan (--out writes it):\n\n{text}")
+        shown = "\n".join((report(ranked, len(found)), *codecs))
+        print(f"{shown}\n\nthe run file of the first plan (--out writes it):\n\n{text}")
     else:
-        print(report(ranked, len(found)))
+        print("\n".join((report(ranked, len(found)), *codecs)))
         print(f"wrote {args.out}; next, on a data node: anabranch start {args.out}")
     return 0
 
@@ -104,6 +112,15 @@ def _simulated(found: Sequence[Plan], regions: Regions, count: int, iterations: 
     return sorted(
         ranked, key=lambda plan: (bool(plan.simulated and plan.simulated.failures), plan.iteration_s)
     )
+
+
+def _with_codecs(plan: Plan, regions: Regions, iterations: int) -> tuple[Plan, list[str]]:
+    """The plan with the codecs that its lines are worth, and lines of text that say why."""
+    from anabranch.sim.planning.wire_choice import chosen, reasons, weighed
+
+    found = weighed(plan, regions, iterations, _print_progress)
+    taken = chosen(found)
+    return taken, reasons(found, taken)
 
 
 def _check_out(out: Path, force: bool) -> None:

@@ -29,6 +29,8 @@ from anabranch.config.schema import (
     DataSection,
     EvaluationSection,
     FleetSection,
+    IterationSection,
+    LoraSection,
     ModelSection,
     NetworkSection,
     OptimizerSection,
@@ -44,7 +46,8 @@ from anabranch.errors import ConfigError
 
 __all__ = [
     "CONSTRAINTS", "RUN_FILE_VERSION", "BatchSection", "CheckpointSection", "ComputeSection",
-    "ConfigError", "DataSection", "EvaluationSection", "FleetSection", "ModelSection", "NetworkSection",
+    "ConfigError", "DataSection", "EvaluationSection", "FleetSection", "IterationSection", "LoraSection",
+    "ModelSection", "NetworkSection",
     "OptimizerSection", "PipelineSection", "Range", "RoundSection", "RoutingSection", "RunConfig",
     "RunSection",
     "SnapshotsSection", "address_problem", "check_fleet_holds", "check_removed_options", "config_from_dict",

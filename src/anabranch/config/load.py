@@ -140,6 +140,10 @@ def _typed(value: Any, hint: Any, label: str) -> Any:
     `label` begins the message. Raises ConfigError for another type and for infinite numbers."""
     if type(None) in typing.get_args(hint):  # every optional field is `X | None`
         hint = next(choice for choice in typing.get_args(hint) if choice is not type(None))
+    if typing.get_origin(hint) is tuple and str in typing.get_args(hint):
+        if not isinstance(value, list | tuple) or not all(isinstance(v, str) for v in value):
+            raise ConfigError(f'{label} must be a list of strings like ["q_proj"], not {value!r}')
+        return tuple(value)
     if typing.get_origin(hint) is tuple:
         if not isinstance(value, list | tuple) or not all(_is_int(v) for v in value):
             raise ConfigError(f"{label} must be a list of whole numbers like [2, 1, 1], not {value!r}")

@@ -25,10 +25,13 @@ def check_rules(config: RunConfig, where: str) -> None:
     network = config.network
     for sentence in (
         _model_problem(config),
+        _lora_problem(config),
         _data_problem(config),
         _schedule_problem(config),
+        _muon_problem(config),
         _pipeline_problem(config),
         _fleet_problem(config),
+        _delay_problem(config),
         _round_problem(config),
         _audit_problem(config),
         _wire_problem(config),
@@ -171,9 +174,35 @@ def _model_problem(config: RunConfig) -> str:
     return ""
 
 
+def _lora_problem(config: RunConfig) -> str:
+    if not config.lora.rank:
+        return ""
+    if config.model.initial_weights == "seed":
+        return (
+            "lora.rank needs trained weights: set model.initial_weights to a Hugging Face folder, or "
+            "lora.rank to 0"
+        )
+    if config.round.slots:
+        return "lora.rank does not work with round.slots: set one of them to 0"
+    return ""
+
+
 def _data_problem(config: RunConfig) -> str:
     data, vocabulary = config.data, config.model.vocab_size
-    if data.source != "stdlib" and not data.path:
+    if data.weights and len(data.weights) != len(data.mixture):
+        return (
+            f"data.weights has {len(data.weights)} numbers for {len(data.mixture)} sources of data.mixture; "
+            "give one number per source"
+        )
+    if config.pipeline.whole and (data.format, data.packing) != ("text", "stream"):
+        return (
+            'data.format = "chat" and data.packing = "whole" are for pipelines: set pipeline.stages to 1 or '
+            "more, or leave them out"
+        )
+    if data.mixture:
+        if data.source != "stdlib" or data.path:
+            return "data.mixture takes the place of data.source and data.path: leave these out"
+    elif data.source != "stdlib" and not data.path:
         return f'data.path is empty; data.source = "{data.source}" needs the file or folder to read'
     trained = data.tokenizer == "bpe" or (data.tokenizer == "auto" and config.model.initial_weights == "seed")
     if trained and vocabulary is not None and vocabulary < data.vocab_size:
@@ -191,6 +220,26 @@ def _schedule_problem(config: RunConfig) -> str:
             f"optimizer.decay_steps {optimizer.decay_steps} ends before optimizer.warmup_steps "
             f"{optimizer.warmup_steps}; raise it, or set it to 0 for the length of the run"
         )
+    return ""
+
+
+def _muon_problem(config: RunConfig) -> str:
+    if config.optimizer.kind != "muon":
+        return ""
+    if config.run.numerics == "mixed":
+        return (
+            'optimizer.kind = "muon" needs run.numerics = "strict": machines of different kinds would not '
+            'orthogonalise to the same bits; set that, or optimizer.kind = "adamw"'
+        )
+    if config.round.slots:
+        return 'optimizer.kind = "muon" does not work with round.slots: islands take AdamW steps'
+    if config.wire.reduce == "coarse":
+        return (
+            'optimizer.kind = "muon" does not work with wire.reduce = "coarse", whose units follow from '
+            "AdamW's second moments; leave one of them out"
+        )
+    if config.lora.rank:
+        return 'optimizer.kind = "muon" does not work with lora.rank: adapters are trained by "adamw"'
     return ""
 
 
@@ -234,6 +283,24 @@ def _fleet_problem(config: RunConfig) -> str:
             f"fleet.minimum {fleet.minimum} is never reached: a stage has only {smallest} of the local "
             "swarm's relays; lower it or add relays"
         )
+    return ""
+
+
+def _delay_problem(config: RunConfig) -> str:
+    """Reason why iterations cannot overlap as the run file says, "" if they can."""
+    if not config.iteration.delay:
+        return ""
+    if config.pipeline.whole:
+        return (
+            "iteration.delay is for pipelines: set pipeline.stages to 1 or more, or iteration.delay to 0 "
+            "(islands overlap nothing)"
+        )
+    if config.audit.share:
+        return "audit.share does not work with iteration.delay: set one of them to 0"
+    if config.optimizer.kind != "adamw":
+        return 'iteration.delay needs optimizer.kind = "adamw", whose next update can be predicted'
+    if config.lora.rank:
+        return "lora.rank does not work with iteration.delay: set one of them to 0"
     return ""
 
 

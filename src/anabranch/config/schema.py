@@ -86,22 +86,63 @@ class ModelSection:
     a fixed subspace of this width (docs/explanation/subspace.md); 0 for none. The head is then untied, and
     data nodes have one more block, at full width."""
     initial_weights: str = "seed"
-    """"seed", or the path of a Hugging Face folder to continue from."""
+    """"seed", the path of a Hugging Face folder to continue from, or hub:OWNER/NAME@REVISION with a whole
+    commit hash."""
     initial_std: Positive = 0.02
     """Standard deviation of initial weights drawn from the seed; those that write into the residual stream
     have it divided by sqrt(2 * blocks)."""
 
 
 @dataclass(frozen=True)
+class LoraSection:
+    """Fine-tuning by low-rank adapters (Hu et al. 2021, arXiv 2106.09685): the weights of the folder
+    model.initial_weights stay as they are, and only the adapters are trained, reduced and saved."""
+
+    rank: Annotated[int, Range(0, 4096)] = 0
+    """Rank of the adapters; 0 trains all weights of the model."""
+    alpha: Positive = 16.0
+    """Adapters count alpha / rank times."""
+    targets: tuple[str, ...] = ()
+    """Linear layers of the blocks that get adapters, by the last part of their names, e.g. ["q_proj",
+    "v_proj"]; empty means all of them."""
+    frozen: tuple[str, ...] = ()
+    """Hashes of the frozen weights of stages 0, 1, ...: filled in when the run is made."""
+
+
+@dataclass(frozen=True)
 class DataSection:
     """The corpus and its tokenizer."""
 
-    source: Annotated[str, OneOf("stdlib", "text", "jsonl", "parquet", "dataset")] = "stdlib"
-    """"stdlib" (the Python standard library's source text), "text", "jsonl", "parquet" or "dataset"."""
+    source: Annotated[str, OneOf("stdlib", "text", "jsonl", "parquet", "dataset", "hub")] = "stdlib"
+    """"stdlib" (the Python standard library's source text), "text", "jsonl", "parquet", "dataset" (a folder
+    of save_to_disk) or "hub" (a dataset of the Hugging Face Hub, streamed)."""
     path: str = ""
-    """File or folder of the source; not used by "stdlib"."""
+    """File or folder of the source; not used by "stdlib". Of "hub" OWNER/NAME@REVISION with a whole commit
+    hash, or a folder that the datasets library loads."""
+    mixture: tuple[str, ...] = ()
+    """Several sources instead of one, e.g. ["text:/data/code", "jsonl:/data/wiki.jsonl"]."""
+    weights: tuple[Count, ...] = ()
+    """Shares in which the sources of `mixture` are read, e.g. [3, 1]: of every 4 sequences 3 are of the
+    first; empty means equal shares."""
+    subset: str = ""
+    """Configuration of a dataset with several (hub)."""
+    split: str = "train"
+    """Split of the dataset (hub)."""
+    skip: Natural = 0
+    """Documents of each source that are left out at its beginning, e.g. those that an earlier run read."""
+    documents: Natural = 0
+    """Most documents to read of each source; 0 = all."""
     text_field: str = "text"
-    """Field or column that holds a document's text (jsonl, parquet, dataset)."""
+    """Field or column that holds a document's text, or its messages (jsonl, parquet, dataset, hub)."""
+    format: Annotated[str, OneOf("text", "chat")] = "text"
+    """"text", or "chat": each record is a conversation or a prompt with its answer, and only what the
+    assistant says is trained on."""
+    template: Annotated[str, OneOf("plain", "chatml")] = "plain"
+    """Text around the turns of a conversation: "plain" (User: ... Assistant: ...) or "chatml"."""
+    packing: Annotated[str, OneOf("stream", "whole")] = "stream"
+    """Sequences are cut from the "stream" of all documents, or hold "whole" documents in order, as many as
+    fit, and are filled up with separators, which do not count; only a document longer than a sequence is
+    cut."""
     tokenizer: str = "auto"
     """"auto" (the tokenizer of the folder model.initial_weights; without one "bpe"), "bytes", "bpe" (trained
     on the corpus), or the path of a tokenizer.json."""
@@ -125,8 +166,13 @@ class BatchSection:
 
 @dataclass(frozen=True)
 class OptimizerSection:
-    """AdamW; the learning rate rises linearly, then falls by a schedule."""
+    """AdamW or Muon; the learning rate rises linearly, then falls by a schedule."""
 
+    kind: Annotated[str, OneOf("adamw", "muon")] = "adamw"
+    """"adamw", or "muon" for the matrices of the blocks (embedding, head, norms and biases have AdamW); it
+    needs run.numerics = "strict"."""
+    momentum: Decay = 0.95
+    """Momentum of "muon"."""
     lr: Positive = 5e-3
     """Peak learning rate."""
     warmup_steps: Natural = 30
@@ -174,6 +220,18 @@ class PipelineSection:
 
 
 @dataclass(frozen=True)
+class IterationSection:
+    """Iterations that overlap, so that nobody waits for the reduce of a step. Needs pipeline.stages of 1 or
+    more."""
+
+    delay: Annotated[int, Range(0, 1)] = 0
+    """Steps that an iteration does not wait for: 0, or 1 (two iterations are in flight; each computes on
+    weights that are predicted one step ahead)."""
+    delay_from: Fraction = 0.1
+    """Share of run.steps that is synchronous before the first delayed iteration (at least two steps)."""
+
+
+@dataclass(frozen=True)
 class RoundSection:
     """Islands: machines that each take several optimizer steps by themselves, and agree in rounds. Needs
     pipeline.stages = 0."""
@@ -190,6 +248,8 @@ class RoundSection:
     """Factor of the islands' mean change in an outer step."""
     outer_momentum: Decay = 0.9
     """Nesterov momentum of the outer step; 0 = plain SGD."""
+    first_moment: Annotated[str, OneOf("zero", "estimate")] = "zero"
+    """Adam's first moment at the beginning of a round: "zero", or an "estimate" from the outer momentum."""
     contributions: Annotated[str, OneOf("exact", "fp16", "int8", "int4")] = "int4"
     """An island's change on the wire: "exact", "fp16", or integers with a scale for each 64 values."""
     results: Annotated[str, OneOf("exact", "int8")] = "int8"
@@ -363,10 +423,12 @@ class RunConfig:
 
     run: RunSection = field(default_factory=RunSection)
     model: ModelSection = field(default_factory=ModelSection)
+    lora: LoraSection = field(default_factory=LoraSection)
     data: DataSection = field(default_factory=DataSection)
     batch: BatchSection = field(default_factory=BatchSection)
     optimizer: OptimizerSection = field(default_factory=OptimizerSection)
     pipeline: PipelineSection = field(default_factory=PipelineSection)
+    iteration: IterationSection = field(default_factory=IterationSection)
     round: RoundSection = field(default_factory=RoundSection)
     fleet: FleetSection = field(default_factory=FleetSection)
     compute: ComputeSection = field(default_factory=ComputeSection)

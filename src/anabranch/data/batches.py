@@ -9,6 +9,11 @@ k = (t − 1)·R + r, the (k mod N)-th window of epoch ⌊k / N⌋, where an epo
 The permutation is computed, not stored: window(k) takes O(1) time, and a restart or a new data node needs
 only t.
 
+A corpus of whole documents has *rows* instead: documents in order, as many as fit into L + 1 tokens, filled
+up with separators. They take the place of windows. Of a mixture each source has windows of its own: W samples
+in succession, W being the sum of the weights, have as many of each source as its weight says, in a fixed
+order that spreads them, and the samples of a source are numbered and permuted among themselves.
+
 The permutation. Write p = x·b + y with a·b ≥ N, x < a, y < b. A round adds a keyed hash of one coordinate to
 the other,
 
@@ -22,6 +27,8 @@ permutation restricted to a subset is a permutation of that subset (Black & Roga
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
 
@@ -68,9 +75,98 @@ class Permutation:
         return int.from_bytes(blake2b(message, key=self._key, digest_size=8).digest(), "little")
 
 
+#: Target of a position that does not count.
+NOT_COUNTED = -100
+
+
+class Windows:
+    """Sequences of a part of a corpus, numbered from 0: windows of its stream, or rows of whole documents.
+
+    tokens, mask (None: all count), ends (positions behind the documents; None: windows of the stream).
+    """
+
+    def __init__(
+        self,
+        tokens: Tokens,
+        mask: npt.NDArray[np.uint8] | None,
+        ends: npt.NDArray[np.int64] | None,
+        sequence: int,
+        separator: int,
+    ) -> None:
+        self._tokens, self._mask = tokens, mask
+        self._sequence, self._separator = sequence, separator
+        self._rows = None if ends is None else packed_rows(ends, sequence + 1)
+        self.count = _count_windows(tokens, sequence) if self._rows is None else len(self._rows)
+        self.all_count = mask is None and self._rows is None
+        """True if every target counts."""
+
+    def ids(self, number: int) -> Ids:
+        """Token ids of a sequence, shape (sequence + 1,)."""
+        begin, end = self._bounds(number)
+        found = self._tokens[begin:end].astype(np.int64)
+        missing = self._sequence + 1 - len(found)
+        return np.pad(found, (0, missing), constant_values=self._separator) if missing else found
+
+    def counts(self, number: int) -> npt.NDArray[np.bool_]:
+        """For each id of a sequence, True if it counts as a target."""
+        begin, end = self._bounds(number)
+        counts = np.zeros(self._sequence + 1, dtype=np.bool_)
+        counts[: end - begin] = True if self._mask is None else self._mask[begin:end] != 0
+        return counts
+
+    def _bounds(self, number: int) -> tuple[int, int]:
+        if self._rows is None:
+            return number * self._sequence, (number + 1) * self._sequence + 1
+        begin, end = self._rows[number]
+        return int(begin), int(end)
+
+
+def packed_rows(ends: Sequence[int] | npt.NDArray[np.int64], room: int) -> npt.NDArray[np.int64]:
+    """Begin and end (rows, 2) of stretches of whole documents of at most `room` tokens, in order. A longer
+    document is cut into stretches that share a token, as windows do."""
+    rows: list[tuple[int, int]] = []
+    begin = last = 0
+    for end in map(int, ends):
+        if end - begin > room:
+            if last > begin:
+                rows.append((begin, last))
+            begin = last
+            while end - begin > room:
+                rows.append((begin, begin + room))
+                begin += room - 1
+        last = end
+    if last - begin > 1:  # a single token has no target
+        rows.append((begin, last))
+    return np.array([row for row in rows if row[1] - row[0] > 1], dtype=np.int64).reshape(-1, 2)
+
+
+def spread(weights: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """(source, number of its turn in the cycle) of each of sum(weights) samples: smooth weighted round
+    robin."""
+    credit, taken, order = [0] * len(weights), [0] * len(weights), []
+    for _ in range(sum(weights)):
+        credit = [had + weight for had, weight in zip(credit, weights, strict=True)]
+        source = max(range(len(weights)), key=lambda each: (credit[each], -each))
+        credit[source] -= sum(weights)
+        order.append((source, taken[source]))
+        taken[source] += 1
+    return tuple(order)
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Part of the training sequences: all, or those of a source of a mixture. first: number of its first
+    sequence among all."""
+
+    name: str
+    weight: int
+    first: int
+    windows: Windows
+
+
 class Batches:
     """Batches of a run, computed on demand. Iterations count from 1, microbatches and rows from 0. Arrays of
-    token ids are int64 (rows, sequence)."""
+    token ids are int64 (rows, sequence); targets that do not count are -100."""
 
     def __init__(self, corpus: Corpus, batch: BatchSection, seed: int) -> None:
         """Raises ConfigError if the training part has fewer windows than one iteration has rows, or the
@@ -78,9 +174,13 @@ class Batches:
         self._corpus = corpus
         self._batch = batch
         self._rows_per_iteration = batch.microbatches * batch.rows
-        self.windows = _count_windows(corpus.train_tokens, batch.sequence)
+        self._sources = _sources(corpus, batch.sequence)
+        self._turns = spread([source.weight for source in self._sources])
+        held_out = corpus.held_out_tokens, corpus.held_out_mask, corpus.held_out_ends
+        self._held_out = Windows(*held_out, batch.sequence, corpus.separator)
+        self.windows = sum(source.windows.count for source in self._sources)
         """Windows of the training part; an epoch has as many rows."""
-        self.held_out_windows = _count_windows(corpus.held_out_tokens, batch.sequence)
+        self.held_out_windows = self._held_out.count
         self.tokens_per_iteration = self._rows_per_iteration * batch.sequence
         if self.windows < self._rows_per_iteration:
             raise ConfigError(
@@ -96,19 +196,48 @@ class Batches:
                 "more text, or lower batch.sequence"
             )
         self._seed_key = f"{corpus.fingerprint}/{corpus.tokenizer_hash}/{seed}"
-        self._permutation = lru_cache(maxsize=8)(self._make_permutation)
+        self._permutation = lru_cache(maxsize=8 + 2 * len(self._sources))(self._make_permutation)
+        self._counted = lru_cache(maxsize=8)(self._count_targets)
+        self._all_count = all(source.windows.all_count for source in self._sources)
 
     def microbatch(self, t: int, index: int) -> tuple[Ids, Ids]:
         """Token ids (inputs, targets) of microbatch `index` of iteration `t`, each (rows, sequence)."""
-        return self._cut(self._corpus.train_tokens, self.window_numbers(t, index))
+        return self._cut([self._train(number) for number in self.window_numbers(t, index)])
+
+    def weight(self, t: int) -> float:
+        """Factor of the losses of iteration t: all its positions over those whose target counts."""
+        if self._all_count:
+            return 1.0
+        return self.tokens_per_iteration / max(1, self._counted(t))
+
+    def window_weight(self, window: int) -> float:
+        """The same factor of held-out microbatch `window`."""
+        if self._held_out.all_count:
+            return 1.0
+        targets = self.evaluation_window(window)[1]
+        return targets.size / max(1, int((targets != NOT_COUNTED).sum()))
+
+    def _count_targets(self, t: int) -> int:
+        return sum(
+            int((self.microbatch(t, index)[1] != NOT_COUNTED).sum())
+            for index in range(self._batch.microbatches)
+        )
 
     def window_numbers(self, t: int, index: int) -> list[int]:
         """For each row of microbatch `index` of iteration `t` the number of its corpus window, after the
-        epoch's permutation."""
+        epoch's permutation; the windows of a mixture's sources follow one another."""
         if t < 1 or not 0 <= index < self._batch.microbatches:
             raise IndexError(f"there is no microbatch {index} in iteration {t}")
         first = (t - 1) * self._rows_per_iteration + index * self._batch.rows
-        return [self._window("train", self.windows, first + row) for row in range(self._batch.rows)]
+        return [self._sample(first + row) for row in range(self._batch.rows)]
+
+    def _sample(self, number: int) -> int:
+        """Number of the window that is sample `number` of the run."""
+        cycle, place = divmod(number, len(self._turns))
+        turn = self._turns[place]
+        source = self._sources[turn[0]]
+        sample = cycle * source.weight + turn[1]
+        return source.first + self._window(source.name, source.windows.count, sample)
 
     def evaluation_window(self, window: int) -> tuple[Ids, Ids]:
         """Token ids (inputs, targets) of held-out microbatch `window`, the same in every evaluation of the
@@ -117,19 +246,19 @@ class Batches:
             raise IndexError(f"there is no evaluation window {window}")
         samples = range(window * self._batch.rows, (window + 1) * self._batch.rows)
         windows = [self._window("held out", self.held_out_windows, sample) for sample in samples]
-        return self._cut(self._corpus.held_out_tokens, windows)
+        return self._cut([(self._held_out, window) for window in windows])
 
     def evaluation_bytes(self, window: int) -> int:
         """Number of UTF-8 bytes that the targets of `evaluation_window(window)` stand for; separators have
         none."""
-        return int(self._corpus.token_bytes[self.evaluation_window(window)[1]].sum())
+        return self._bytes(self.evaluation_window(window)[1])
 
     def iteration_bytes(self, t: int) -> int:
         """Number of UTF-8 bytes that the targets of iteration `t` stand for."""
-        return sum(
-            int(self._corpus.token_bytes[self.microbatch(t, index)[1]].sum())
-            for index in range(self._batch.microbatches)
-        )
+        return sum(self._bytes(self.microbatch(t, index)[1]) for index in range(self._batch.microbatches))
+
+    def _bytes(self, targets: Ids) -> int:
+        return int(self._corpus.token_bytes[targets[targets != NOT_COUNTED]].sum())
 
     def manifest_hash(self, t: int) -> str:
         """BLAKE3 (hex) of every row of iteration `t`: its window and its sequence + 1 tokens."""
@@ -137,7 +266,10 @@ class Batches:
         for index in range(self._batch.microbatches):
             for window in self.window_numbers(t, index):
                 hasher.update(window.to_bytes(8, "little"))
-                hasher.update(self._row(self._corpus.train_tokens, window).astype("<i8").tobytes())
+                windows, own = self._train(window)
+                hasher.update(windows.ids(own).astype("<i8").tobytes())
+                if not windows.all_count:
+                    hasher.update(windows.counts(own).tobytes())
         return str(hasher.hexdigest())
 
     def _window(self, part: str, windows: int, sample: int) -> int:
@@ -148,14 +280,43 @@ class Batches:
         key = blake2b(f"{self._seed_key}/{part}/{epoch}".encode(), digest_size=32).digest()
         return Permutation(windows, key)
 
-    def _cut(self, tokens: Tokens, windows: list[int]) -> tuple[Ids, Ids]:
-        rows = np.stack([self._row(tokens, window) for window in windows])
-        return np.ascontiguousarray(rows[:, :-1]), np.ascontiguousarray(rows[:, 1:])
+    def _train(self, number: int) -> tuple[Windows, int]:
+        """Windows of the source to which training window `number` belongs, and its number there."""
+        source = next(each for each in reversed(self._sources) if number >= each.first)
+        return source.windows, number - source.first
 
-    def _row(self, tokens: Tokens, window: int) -> Ids:
-        """Token ids of a corpus window, shape (sequence + 1,)."""
-        start = window * self._batch.sequence
-        return tokens[start : start + self._batch.sequence + 1].astype(np.int64)
+    @staticmethod
+    def _cut(chosen: list[tuple[Windows, int]]) -> tuple[Ids, Ids]:
+        """(inputs, targets) of some sequences."""
+        rows = np.stack([windows.ids(number) for windows, number in chosen])
+        inputs, targets = np.ascontiguousarray(rows[:, :-1]), np.ascontiguousarray(rows[:, 1:])
+        for row, (windows, number) in enumerate(chosen):
+            if not windows.all_count:
+                targets[row, ~windows.counts(number)[1:]] = NOT_COUNTED
+        return inputs, targets
+
+
+def _sources(corpus: Corpus, sequence: int) -> list[_Source]:
+    """Sources of the training sequences. Raises ConfigError for a source of a mixture without any."""
+    tokens, mask, ends = corpus.train_tokens, corpus.train_mask, corpus.train_ends
+    if not corpus.mixture:
+        return [_Source("train", 1, 0, Windows(tokens, mask, ends, sequence, corpus.separator))]
+    found: list[_Source] = []
+    begin = first = 0
+    for number, component in enumerate(corpus.mixture):
+        end = begin + component.tokens
+        own = None if ends is None else ends[(ends > begin) & (ends <= end)] - begin
+        part = Windows(
+            tokens[begin:end], None if mask is None else mask[begin:end], own, sequence, corpus.separator
+        )
+        if not part.count:
+            raise ConfigError(
+                f'data.mixture: "{component.source}" has {component.tokens} tokens, which do not fill one '
+                f"sequence of batch.sequence = {sequence}; leave it out, or lower batch.sequence"
+            )
+        found.append(_Source(f"train {number}", component.weight, first, part))
+        begin, first = end, first + part.count
+    return found
 
 
 def _count_windows(tokens: Tokens, sequence: int) -> int:

@@ -8,6 +8,11 @@ Four files lie in a corpus directory:
     manifest.json    version, counts, hashes, source of the text; written last: a directory without it is
                      unfinished and is written again
 
+Conversations have masks besides, and a corpus of whole documents their ends:
+
+    train.mask       a byte for each training id, 1 if it counts as a target (heldout.mask for the others)
+    train.ends       positions behind the training documents; little-endian int64 (heldout.ends)
+
 The *fingerprint* is the hash of everything that determines a batch: token files, token width and tokenizer.
 """
 
@@ -16,8 +21,8 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -28,6 +33,7 @@ import numpy.typing as npt
 from blake3 import blake3
 
 from anabranch.config import DataSection
+from anabranch.data.chat import Piece
 from anabranch.data.corpus_cache import LEAST_BYTES, CorpusCache, content_key
 from anabranch.data.sources import Document, Documents, open_documents
 from anabranch.data.tokenizers import TextTokenizer, write_tokenizer
@@ -40,6 +46,9 @@ HELD_OUT_EVERY = 20
 TRAIN, HELD_OUT, TOKENIZER, MANIFEST = "train.tokens", "heldout.tokens", "tokenizer.json", "manifest.json"
 #: Files that the manifest lists with their hashes.
 HASHED_FILES = (TRAIN, HELD_OUT, TOKENIZER)
+#: Further files, of conversations and of whole documents.
+MASKS, ENDS = ("train.mask", "heldout.mask"), ("train.ends", "heldout.ends")
+OPTIONAL_FILES = ((), MASKS, ENDS, (*MASKS, *ENDS))
 #: Characters of one batch of documents for the tokenizer: enough to keep its threads busy.
 GROUP_CHARACTERS = 1 << 20
 
@@ -70,11 +79,23 @@ class Part:
     text_bytes: int
 
 
+class Component(msgspec.Struct, frozen=True):
+    """Source of a mixture: its share of the sequences, and the number of its training tokens, which follow
+    those of the sources before it."""
+
+    source: str
+    weight: int
+    tokens: int
+
+
 class Corpus:
     """Opened corpus directory.
 
     `train_tokens` and `held_out_tokens` are read-only memory maps (tokens,) of uint16 or uint32;
-    `token_bytes` is int64 (vocab_size,), the number of UTF-8 bytes that each id stands for.
+    `token_bytes` is int64 (vocab_size,), the number of UTF-8 bytes that each id stands for. Masks are uint8
+    (tokens,), 1 where an id counts as a target, or None if all do; ends int64 (documents,), the positions
+    behind each document, or None if sequences are cut from the stream of all. `mixture`: sources with a
+    share; empty if there is one.
     """
 
     def __init__(self, directory: Path, manifest: _Manifest) -> None:
@@ -90,6 +111,15 @@ class Corpus:
         self.token_bytes = self.tokenizer.token_bytes
         self.train_tokens = _open_tokens(directory / TRAIN, manifest.token_type)
         self.held_out_tokens = _open_tokens(directory / HELD_OUT, manifest.token_type)
+        names = [file.name for file in manifest.files]
+        self.train_mask, self.held_out_mask = (
+            _open_array(directory / name, "u1") if name in names else None for name in MASKS
+        )
+        self.train_ends, self.held_out_ends = (
+            _open_array(directory / name, "<i8") if name in names else None for name in ENDS
+        )
+        self.mixture = tuple(manifest.mixture)
+        self.position = manifest.position
 
 def materialise(
     section: DataSection,
@@ -119,8 +149,14 @@ def materialise(
     corpus = _tokenized(section, directory, documents, report)
     _tell_all(tell, documents)
     if cache is not None and key:
-        cache.put(key, (*HASHED_FILES, MANIFEST), directory)
+        cache.put(key, (*corpus_files(section), MANIFEST), directory)
     return corpus
+
+
+def corpus_files(section: DataSection) -> tuple[str, ...]:
+    """Names of the files that a corpus of these settings has beside its manifest."""
+    masks = MASKS if section.format == "chat" else ()
+    return (*HASHED_FILES, *masks, *(ENDS if section.packing == "whole" else ()))
 
 
 def _tell_all(tell: Callable[[str], None], documents: Documents) -> None:
@@ -130,13 +166,14 @@ def _tell_all(tell: Callable[[str], None], documents: Documents) -> None:
 
 def _from_cache(section: DataSection, directory: Path, cache: CorpusCache, key: str) -> Corpus | None:
     """Corpus from the cache, with this section as its source; None if the cache has none that is whole."""
-    if not cache.take(key, (*HASHED_FILES, MANIFEST), directory):
+    names = (*corpus_files(section), MANIFEST)
+    if not cache.take(key, names, directory):
         return None
     try:
         open_corpus(directory)
     except ConfigError:  # damaged
         cache.forget(key)
-        for name in (*HASHED_FILES, MANIFEST):
+        for name in names:
             (directory / name).unlink(missing_ok=True)
         return None
     manifest = _read_manifest(directory)
@@ -152,14 +189,21 @@ def _tokenized(section: DataSection, directory: Path, documents: Documents, repo
     tokenizer = TextTokenizer(directory / TOKENIZER)
     token_type = np.dtype("<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4")
 
-    with _unfinished(directory / TRAIN) as train_path, _unfinished(directory / HELD_OUT) as held_out_path:
-        with train_path.open("wb") as train_file, held_out_path.open("wb") as held_out_file:
-            train = _PartWriter(train_file, tokenizer, token_type)
-            held_out = _PartWriter(held_out_file, tokenizer, token_type)
-            for number, document in enumerate(documents):
-                (held_out if is_held_out(number) else train).add(document.text)
-                report("tokenizing", document.position, documents.size_bytes)
-            parts = train.finish(), held_out.finish()
+    names = corpus_files(section)
+    with ExitStack() as stack:
+        files = {
+            name: stack.enter_context(stack.enter_context(_unfinished(directory / name)).open("wb"))
+            for name in names
+            if name != TOKENIZER
+        }
+        train, held_out = (
+            _PartWriter(files[name], tokenizer, token_type, files.get(mask), files.get(ends))
+            for name, mask, ends in zip((TRAIN, HELD_OUT), MASKS, ENDS, strict=True)
+        )
+        for number, document in enumerate(documents):
+            (held_out if is_held_out(number) else train).add(document)
+            report("tokenizing", document.position, documents.size_bytes)
+        parts = train.finish(), held_out.finish()
         _check_large_enough(section, documents, tokenizer, parts[0].documents + parts[1].documents)
 
     manifest = _Manifest(
@@ -171,12 +215,26 @@ def _tokenized(section: DataSection, directory: Path, documents: Documents, repo
         source=_source(section),
         files=[
             CorpusFile(name, (directory / name).stat().st_size, _hash_file(directory / name))
-            for name in HASHED_FILES
+            for name in names
         ],
+        mixture=_components(section, train.tokens_of),
+        position=section.skip + (0 if section.mixture else parts[0].documents + parts[1].documents),
     )
     manifest.fingerprint = manifest.computed_fingerprint()
     _write_manifest(directory, manifest)
     return Corpus(directory, manifest)
+
+
+def _components(section: DataSection, tokens: Sequence[int]) -> list[Component]:
+    """Sources of a mixture. tokens: of each for training, as far as there were some. Raises ConfigError for
+    a source without text."""
+    found = []
+    for number, name in enumerate(section.mixture):
+        count = tokens[number] if number < len(tokens) else 0
+        if not count:
+            raise ConfigError(f'data.mixture: "{name}" has no text to train on; leave it out')
+        found.append(Component(name, section.weights[number] if section.weights else 1, count))
+    return found
 
 
 def _source(section: DataSection) -> dict[str, Any]:
@@ -241,18 +299,27 @@ def _check_file(path: Path, file: CorpusFile) -> None:
 class _PartWriter:
     """Tokenizes documents in groups and appends their ids to a file."""
 
-    def __init__(self, file: BinaryIO, tokenizer: TextTokenizer, token_type: np.dtype[Any]) -> None:
-        self._file = file
+    def __init__(
+        self,
+        file: BinaryIO,
+        tokenizer: TextTokenizer,
+        token_type: np.dtype[Any],
+        mask: BinaryIO | None,
+        ends: BinaryIO | None,
+    ) -> None:
+        self._file, self._mask, self._ends = file, mask, ends
         self._tokenizer = tokenizer
         self._token_type = token_type
-        self._group: list[str] = []
+        self._group: list[Document] = []
         self._characters = 0
         self._documents = self._tokens = self._text_bytes = 0
+        self.tokens_of: list[int] = []
+        """Tokens of each source of a mixture."""
 
-    def add(self, text: str) -> None:
-        self._group.append(text)
-        self._characters += len(text)
-        self._text_bytes += len(text.encode())
+    def add(self, document: Document) -> None:
+        self._group.append(document)
+        self._characters += len(document.text)
+        self._text_bytes += len(document.text.encode())
         if self._characters >= GROUP_CHARACTERS:
             self._write_group()
 
@@ -261,13 +328,37 @@ class _PartWriter:
         return Part(self._documents, self._tokens, self._text_bytes)
 
     def _write_group(self) -> None:
-        for ids in self._tokenizer.encode_many(self._group):
-            ids.append(self._tokenizer.separator)
+        texts = [
+            piece.text
+            for document in self._group
+            for piece in (document.pieces or (Piece(document.text, counts=True),))
+        ]
+        encoded = iter(self._tokenizer.encode_many(texts))
+        for document in self._group:
+            ids, counts = self._ids_of(document, encoded)
             self._file.write(np.asarray(ids, dtype=self._token_type).tobytes())
+            if self._mask is not None:
+                self._mask.write(bytes(counts))
             self._tokens += len(ids)
+            if self._ends is not None:
+                self._ends.write(self._tokens.to_bytes(8, "little"))
+            self.tokens_of += [0] * (document.component + 1 - len(self.tokens_of))
+            self.tokens_of[document.component] += len(ids)
         self._documents += len(self._group)
         self._group = []
         self._characters = 0
+
+
+    def _ids_of(self, document: Document, encoded: Iterator[list[int]]) -> tuple[list[int], list[bool]]:
+        """Ids of a document with the separator behind it, and which of them count."""
+        ids: list[int] = []
+        counts: list[bool] = []
+        for piece in document.pieces or (Piece(document.text, counts=True),):
+            of_piece = next(encoded)
+            marker = self._tokenizer.marker(piece.text) if piece.marker else None
+            ids += of_piece if marker is None else [marker]
+            counts += [piece.counts] * (len(ids) - len(counts))
+        return [*ids, self._tokenizer.separator], [*counts, True]
 
 
 @contextmanager
@@ -308,10 +399,15 @@ class _Manifest(msgspec.Struct, kw_only=True):
     source: dict[str, Any]
     files: list[CorpusFile]
     fingerprint: str = ""
+    mixture: list[Component] = []
+    position: int = 0
+    """Documents of the source up to the last one that was read; 0 for a mixture."""
 
     def computed_fingerprint(self) -> str:
         files = [[file.name, file.hash] for file in self.files]
-        return str(blake3(json.dumps([FORMAT, VERSION, self.token_type, files]).encode()).hexdigest())
+        mixture = [msgspec.to_builtins(self.mixture)] if self.mixture else []
+        described = [FORMAT, VERSION, self.token_type, files, *mixture]
+        return str(blake3(json.dumps(described).encode()).hexdigest())
 
 
 def _read_manifest(directory: Path) -> _Manifest:
@@ -335,17 +431,20 @@ def _read_manifest(directory: Path) -> _Manifest:
         manifest = msgspec.convert(values, _Manifest)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{path} is damaged: {error}; {_ADVICE}") from None
-    if [file.name for file in manifest.files] != list(HASHED_FILES):
+    names = tuple(file.name for file in manifest.files)
+    if names[: len(HASHED_FILES)] != HASHED_FILES or names[len(HASHED_FILES) :] not in OPTIONAL_FILES:
         raise ConfigError(f"{path} is damaged: it does not list the files of a corpus; {_ADVICE}")
     return manifest
 
 
 def _open_same(section: DataSection, directory: Path) -> Corpus:
     corpus = open_corpus(directory)
+    usual = asdict(DataSection())
     for key, wanted in asdict(section).items():
-        if corpus.source.get(key) != wanted:
+        found = corpus.source.get(key, usual[key])  # corpora of earlier releases lack later keys
+        if (tuple(found) if isinstance(found, list) else found) != wanted:
             raise ConfigError(
-                f"{directory} holds a corpus made with data.{key} = {corpus.source.get(key)!r}, "
+                f"{directory} holds a corpus made with data.{key} = {found!r}, "
                 f"not {wanted!r}; restore the setting, or start a new run directory"
             )
     return corpus
@@ -355,6 +454,12 @@ def _open_tokens(path: Path, token_type: str) -> Tokens:
     if path.stat().st_size == 0:  # an empty file cannot be mapped
         return np.zeros(0, dtype=f"<{token_type}")
     return np.memmap(path, dtype=f"<{token_type}", mode="r")
+
+
+def _open_array(path: Path, kind: str) -> npt.NDArray[Any]:
+    if path.stat().st_size == 0:
+        return np.zeros(0, dtype=kind)
+    return np.memmap(path, dtype=kind, mode="r")
 
 
 def _hash_file(path: Path) -> str:

@@ -81,10 +81,14 @@ def content_key(section: DataSection, documents: Documents, report: Callable[[st
     if not trained and section.tokenizer != "bytes":
         with contextlib.suppress(OSError):  # an unreadable file is refused where it is opened
             settings[0] = blake3(tokenizer_file(section).read_bytes()).hexdigest()
+    if section.format != "text" or section.packing != "stream" or section.mixture:
+        settings += [section.format, section.packing, list(section.mixture), list(section.weights)]
     digest.update(json.dumps(settings).encode())
     for document in documents:
         text = document.text.encode()
         digest.update(len(text).to_bytes(8, "little") + text)
+        for piece in document.pieces:
+            digest.update(bytes((piece.counts, piece.marker)) + len(piece.text).to_bytes(8, "little"))
         report("reading the corpus", document.position, documents.size_bytes)
     return digest.hexdigest()
 

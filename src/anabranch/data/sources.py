@@ -12,12 +12,15 @@ import math
 import os
 import sysconfig
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from anabranch.config import DataSection
+from anabranch.data.chat import FIELDS, Piece, pieces_of
+from anabranch.data.hub import stream
 from anabranch.errors import ConfigError
 
 #: Folders of the standard library without ordinary program text: tests, tables, generated text, applications,
@@ -45,12 +48,15 @@ UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 class Document:
     """Text of one document.
 
-    `name`: file and record; `position`: approximate bytes of the source up to its end.
+    `name`: file and record; `position`: approximate bytes of the source up to its end; `pieces`: of a
+    conversation, whose text they are together; `component`: number of its source in a mixture.
     """
 
     name: str
     text: str
     position: int
+    pieces: tuple[Piece, ...] = ()
+    component: int = 0
 
 
 @dataclass(frozen=True)
@@ -68,12 +74,16 @@ class Documents:
     files: tuple[Path, ...] = ()
     left_out: tuple[Path, ...] = ()
     replaced: dict[str, int] = field(default_factory=dict)
+    parts: tuple[Documents, ...] = ()
+    """Sources of a mixture."""
 
     def __iter__(self) -> Iterator[Document]:
         return (document for document in self.open() if document.text)
 
     def remarks(self) -> list[str]:
         """Sentences for the user about files that were left out, and about text that is not UTF-8."""
+        if self.parts:
+            return [remark for part in self.parts for remark in part.remarks()]
         found = []
         if self.left_out:
             count, first = len(self.left_out), self.left_out[0]
@@ -90,15 +100,49 @@ class Documents:
 
 
 def open_documents(section: DataSection) -> Documents:
-    """Documents of the source that the run file's `section` names. Raises ConfigError if there are none."""
-    openers: dict[str, Callable[[DataSection], Documents]] = {
-        "stdlib": _stdlib,
-        "text": _text,
-        "jsonl": _jsonl,
-        "parquet": _parquet,
-        "dataset": _saved_dataset,
-    }
-    return openers[section.source](section)
+    """Documents of the source that the run file's `section` names, or of its mixture one after another.
+    Raises ConfigError if there are none."""
+    if not section.mixture:
+        return _some(section, _open_one(section))
+    parts = [_some(each, _open_one(each)) for each in (_component(section, one) for one in section.mixture)]
+
+    def documents() -> Iterator[Document]:
+        before = 0
+        for number, part in enumerate(parts):
+            for document in part:
+                yield replace(document, component=number, position=before + document.position)
+            before += part.size_bytes
+
+    return Documents(
+        f"data.mixture = {list(section.mixture)}",
+        sum(part.size_bytes for part in parts),
+        documents,
+        tuple(file for part in parts for file in part.files),
+        parts=tuple(parts),
+    )
+
+
+def _component(section: DataSection, entry: str) -> DataSection:
+    """Section of one source of a mixture, "SOURCE:PATH". Raises ConfigError if it is ill-formed."""
+    source, _, path = entry.partition(":")
+    if source not in OPENERS or not (path or source == "stdlib"):
+        raise ConfigError(
+            f'data.mixture: "{entry}" is not SOURCE:PATH with one of {", ".join(OPENERS)} before the colon'
+        )
+    return replace(section, source=source, path=path, mixture=(), weights=())
+
+
+def _some(section: DataSection, documents: Documents) -> Documents:
+    """The documents from `data.skip` on, `data.documents` at most (a streamed source skips by itself)."""
+    if not section.skip and not section.documents:
+        return documents
+    first = 0 if section.source == "hub" else section.skip
+    end = first + section.documents if section.documents else None
+    return replace(documents, open=lambda: islice(iter(documents), first, end))
+
+
+def _open_one(section: DataSection) -> Documents:
+    return OPENERS[section.source](section)
 
 
 def replace_undecodable(data: bytes) -> str:
@@ -209,8 +253,7 @@ def _jsonl(section: DataSection) -> Documents:
                         raise ConfigError(f"{name} is not JSON ({error}); repair or remove it") from None
                     if not isinstance(record, dict):
                         raise ConfigError(f"{name} is not a JSON object; every line must be one record")
-                    _require_field(section.text_field, list(record), name)
-                    yield Document(name, _field_text(record[section.text_field], section, name), position)
+                    yield _document(name, record, section, position)
 
     return Documents(label, _total_size(files), documents, tuple(files), replaced=replaced)
 
@@ -221,7 +264,8 @@ def _parquet(section: DataSection) -> Documents:
 
     def open_table(path: Path) -> tuple[list[str], Iterator[Any]]:
         table = parquet.ParquetFile(path)
-        return list(table.schema_arrow.names), table.iter_batches(columns=[section.text_field])
+        names = list(table.schema_arrow.names)
+        return names, table.iter_batches(columns=_columns(section, names))
 
     return _table_documents(section, files, open_table)
 
@@ -267,16 +311,42 @@ def _table_documents(
                 columns, batches = open_table(path)
             except (OSError, ValueError) as error:  # Arrow's own errors derive from ValueError
                 raise ConfigError(f"{path} cannot be read ({error}); see data.path") from None
-            _require_field(section.text_field, columns, str(path))
+            wanted = _columns(section, columns)
+            if section.format == "text":
+                _require_field(section.text_field, columns, str(path))
             row = 0
             for batch in batches:
-                for value in batch.column(section.text_field).to_pylist():
-                    name = f"{path}, row {row}"
-                    yield Document(name, _field_text(value, section, name), position)
+                for record in batch.select(wanted).to_pylist():
+                    yield _document(f"{path}, row {row}", record, section, position)
                     row += 1
             position += path.stat().st_size
 
     return Documents(_label(section), _total_size(files), documents, tuple(files))
+
+
+def _hub(section: DataSection) -> Documents:
+    """Documents of a dataset that is streamed; positions count records."""
+
+    def documents() -> Iterator[Document]:
+        for number, record in enumerate(stream(section), start=1):
+            yield _document(f"{section.path}, record {section.skip + number - 1}", record, section, number)
+
+    return Documents(_label(section), max(1, section.documents), documents)
+
+
+def _columns(section: DataSection, names: list[str]) -> list[str]:
+    """Columns of a table that are read."""
+    wanted = (section.text_field, *FIELDS) if section.format == "chat" else (section.text_field,)
+    return [name for name in dict.fromkeys(wanted) if name in names]
+
+
+def _document(name: str, record: dict[str, Any], section: DataSection, position: int) -> Document:
+    """Document of one record."""
+    if section.format == "chat":
+        pieces = pieces_of(record, section.text_field, section.template, name)
+        return Document(name, "".join(piece.text for piece in pieces), position, pieces)
+    _require_field(section.text_field, list(record), name)
+    return Document(name, _field_text(record[section.text_field], section, name), position)
 
 
 def _import_arrow(module: str, source: str, extra: str) -> ModuleType:
@@ -362,3 +432,14 @@ def _looks_binary(path: Path) -> bool:
 
 def _total_size(files: list[Path]) -> int:
     return sum(path.stat().st_size for path in files if path.exists())
+
+
+#: Value of `data.source` -> function that opens it.
+OPENERS: dict[str, Callable[[DataSection], Documents]] = {
+    "stdlib": _stdlib,
+    "text": _text,
+    "jsonl": _jsonl,
+    "parquet": _parquet,
+    "dataset": _saved_dataset,
+    "hub": _hub,
+}

@@ -102,6 +102,11 @@ class TextTokenizer:
             encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
+    def marker(self, text: str) -> int | None:
+        """Id of the token that is spelled `text`, if there is one."""
+        number: int | None = self._tokenizer.token_to_id(text)
+        return number
+
     def decode(self, ids: Iterable[int]) -> str:
         """Text for the token ids `ids`; separators and other special tokens are left out."""
         with _panics_named(self._path):

@@ -36,9 +36,9 @@ class Group:
 class Fleet:
     """Peers of a run that a scheduler or container engine starts.
 
-    name: of the run, for the names of jobs. gpus, cpus, memory_gib: of each machine; with 0 GPUs it computes
-    on its CPU. grace_s: seconds to leave in. image: container image with anabranch. port: where a peer
-    listens.
+    name: name of the run, part of the names of jobs. gpus, cpus, memory_gib: those of each machine; with 0
+    GPUs it computes on its CPU. grace_s: seconds in which a peer that is told to stop may leave. image:
+    container image with anabranch. port: port on which a peer listens.
     """
 
     name: str
@@ -60,8 +60,8 @@ class Fleet:
         return self.grace_s + SLACK_S
 
     def join_words(self, group: Group, host: str, port: int | None = None) -> list[str]:
-        """Words of the command that a peer of `group` runs. host: text for a shell, quoted by the caller.
-        port: None for the fleet's.
+        """Words of the command that a peer of `group` runs. host: address at which the peer is reached, text
+        for a shell, quoted by the caller. port: port at which it listens (None: the fleet's).
 
         The ticket is not among them: it is in the environment.
         """

@@ -10,7 +10,7 @@ from typing import Any
 from anabranch.node.driver.event_writer import EventWriter
 from anabranch.observe.event_log import events_of, read_events
 from anabranch.observe.events import Checkpoint, Note, PeerRemoved, RunFinished, Step, Vitals, encode_event
-from anabranch.protocol.log.records import Commit, Witness
+from anabranch.protocol.log.records import Commit, Slot, Witness
 from anabranch.protocol.membership.view import Membership
 from support.hand_made_logs import step
 
@@ -70,3 +70,15 @@ def test_a_round_that_is_skipped_is_written(tmp_path: Path) -> None:
     journal.note("step", {"record": record})
     journal.close()
     assert [step.loss for step in events_of(path, Step)] == [None]
+
+
+def test_a_round_is_written_with_the_inner_steps_of_its_plan(tmp_path: Path) -> None:
+    """Also the first one that this process sees: the plan comes with it. Slot 1 has no steps, slot 2 was
+    late."""
+    path = tmp_path / "events.jsonl"
+    journal = EventWriter("leader", True, Membership(), path, lambda lines: None)
+    plan = (Slot(0, 5, "a"), Slot(0, 0), Slot(0, 3, "b"))
+    record = step(7, (("d",), (), ("",)), (("a", "b"), (0, -1, -1), ("", "")))
+    journal.note("step", {"record": record, "plan": plan})
+    journal.close()
+    assert [list(event.inner_steps) for event in events_of(path, Step)] == [[5, -1, 0]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 import time
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from anabranch.net.errors import FrameError
 from anabranch.net.framing import PACKED, Blob
 from anabranch.net.handshake import Gate
 from anabranch.net.identity import Identity
@@ -22,7 +24,7 @@ from anabranch.node.driver.connections import Connections
 from anabranch.node.driver.worker_thread import WorkerThread
 from anabranch.protocol.interface import events as ev
 from anabranch.protocol.interface.tasks import Payload
-from anabranch.protocol.messages import AttemptId, ReducedPart, ReducePart, encode
+from anabranch.protocol.messages import AttemptId, Piece, ReducedPart, ReducePart, encode
 from anabranch.protocol.messages.common import Fence
 
 RUN = "run"
@@ -143,6 +145,99 @@ def test_a_payload_that_is_not_packed_breaks_the_link() -> None:
         assert garbled.peer == OWNER.peer_id
         assert garbled.reason == "broken payload: packed values of 9 to 9 bytes each"
         await here.until(lambda event: isinstance(event, ev.LinkDown))
+        for end in (here, there):
+            await end.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_link_is_held_by_what_its_payloads_are_once_they_are_unpacked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Zeros take two bytes for 64 values on the line: a short payload must not ask for much memory (I7)."""
+    monkeypatch.setattr("anabranch.node.driver.connections.UNPACK_BYTES", 4 * N)
+    waiting: list[Callable[[], None]] = []
+
+    async def scenario() -> None:
+        here, there = await linked()
+        came = asyncio.Event()
+
+        def later(work: Callable[[], object], done: Callable[[object], None]) -> None:
+            waiting.append(lambda: done(work()))
+            came.set()
+
+        there.links._offload = later
+        here.links.send(OTHER.peer_id, part(0), torch.zeros(N, dtype=torch.int64))
+        await asyncio.wait_for(came.wait(), 60.0)
+        assert here.links.sent_bytes["ReducePart"] < N / 16
+        assert there.link(OWNER)._holds
+        waiting.pop()()
+        assert not there.link(OWNER)._holds
+        got = await there.received(ReducePart)
+        assert isinstance(got, torch.Tensor) and not got.any() and len(got) == N
+        for end in (here, there):
+            await end.close()
+
+    asyncio.run(scenario())
+
+
+def pieces() -> list[torch.Tensor]:
+    floats = torch.randn(5000, generator=torch.Generator().manual_seed(2)) * 0.02
+    state = floats.view(torch.uint8)
+    noise = torch.randint(0, 256, (4001,), dtype=torch.uint8, generator=torch.Generator().manual_seed(3))
+    short = [noise[:size].clone() for size in (0, 1, 3, 4, 5, 8)]
+    return [state, state[:-1], state[1:-2], noise, torch.zeros(4096, dtype=torch.uint8), *short]
+
+
+@pytest.mark.parametrize("number", range(len(pieces())))
+def test_pieces_of_a_state_come_back(number: int) -> None:
+    piece = pieces()[number]
+    sent = payloads.deflated(piece)
+    assert len(sent) <= len(piece) + 1
+    assert torch.equal(payloads.inflated(sent, len(piece)), piece)
+    with pytest.raises(FrameError):
+        payloads.inflated(sent, len(piece) - 1)
+
+
+def test_weights_take_a_sixth_less() -> None:
+    state = pieces()[0]
+    assert len(payloads.deflated(state)) < 0.85 * len(state)
+
+
+def test_garbage_is_no_piece() -> None:
+    """Nothing else than a FrameError, and never more than was allowed (I7)."""
+    draw, sent = random.Random(4), payloads.deflated(pieces()[0][:400])
+    for _ in range(2000):
+        bad = sent.clone()
+        for _ in range(draw.randrange(1, 4)):
+            bad[draw.choice((0, 1, 2, 3, 4, draw.randrange(len(bad))))] = draw.randrange(256)
+        bad = bad[: draw.choice((len(bad), draw.randrange(len(bad))))]
+        try:
+            assert len(payloads.inflated(bad, 400)) <= 400
+        except FrameError:
+            continue
+    zeros = payloads.deflated(torch.zeros(1 << 16, dtype=torch.uint8))
+    for bad in (
+        zeros[:-1],
+        torch.cat((zeros, zeros[:1])),
+        zeros[:0],
+        zeros.to(torch.int32),
+        zeros.view(1, -1),
+    ):
+        with pytest.raises(FrameError):
+            payloads.inflated(bad, 1 << 20)
+
+
+def test_a_piece_of_a_state_travels_deflated() -> None:
+    async def scenario() -> None:
+        here, there = await linked()
+        here.links.send(OTHER.peer_id, Piece(1, 2, 3), pieces()[0])
+        got = await there.received(Piece)
+        assert isinstance(got, torch.Tensor) and torch.equal(got, pieces()[0])
+        assert here.links.sent_bytes["Piece"] < 0.85 * len(got)
+        here.link(OTHER).send(encode(Piece(1, 2, 4)), Blob("uint8", (3,), bytes([7, 0, 0])))
+        garbled = await there.until(lambda event: isinstance(event, ev.Garbled))
+        assert isinstance(garbled, ev.Garbled) and "piece" in garbled.reason
         for end in (here, there):
             await end.close()
 

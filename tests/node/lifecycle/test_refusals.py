@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from anabranch.cli.main import main
 from anabranch.config import render_run_file, with_changes
 from anabranch.net.identity import Identity
 from anabranch.net.ticket import PeerAddress, issue_ticket, parse_ticket
+from anabranch.node.driver import initial_dial
 from anabranch.node.local_swarm.supervisor import Supervisor
 from anabranch.protocol.log.records import NO_ENTRY, Entry, Genesis, encode_entry
 from support.local_swarms import Swarm, created, small_run, swarm_of
@@ -173,6 +175,23 @@ def test_a_leader_that_cannot_be_reached(
     assert out.count("retrying") == 1
 
 
+def test_the_end_of_a_run_is_remembered(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine whose service starts `join` again after the run is over: it does not look for the run until
+    its ticket expires."""
+    monkeypatch.setattr(initial_dial, "OVER_S", 0.5)
+    owner, home = Identity.generate(), tmp_path / "home"
+    here = [PeerAddress(owner.peer_id, "127.0.0.1", free_port())]
+    ticket = issue_ticket(owner, run="r", role="relay", expires_at_s=int(time.time()) + 3600, peers=here)
+    home.mkdir()
+    (home / "ended").write_text("the run is over: all 4 steps are committed")
+    for _ in range(2):
+        assert main(["join", ticket.text, "--home", str(home), "--patience", "3600"]) == 0
+        out = capfd.readouterr().out
+        assert "the run is over: all 4 steps are committed; its data node does not answer\n" in out
+
+
 def test_a_ticket_of_another_run(tmp_path: Path, refused: Refused, waiting: Swarm) -> None:
     """The ticket names this run's address, but another run and another key."""
     real = parse_ticket(waiting.ticket(), now_s=time.time()).peers[0]
@@ -208,6 +227,17 @@ def test_another_corpus(
     arguments = ["join", waiting.ticket("data"), "--corpus", str(corpus), "--home", str(tmp_path / "home")]
     error = refused(arguments, status=1)
     assert "your corpus is not this run's" in error and "copy" in error
+
+
+def test_a_damaged_corpus(tmp_path: Path, refused: Refused, waiting: Swarm) -> None:
+    """No failure of this machine, after which it would join again and again."""
+    corpus = tmp_path / "corpus"
+    shutil.copytree(waiting.directory.corpus, corpus)
+    file = max(corpus.iterdir(), key=lambda path: path.stat().st_size)
+    file.write_bytes(b"\xff" + file.read_bytes()[1:])
+    arguments = ["join", waiting.ticket("data"), "--corpus", str(corpus), "--home", str(tmp_path / "home")]
+    error = refused(arguments, status=1)
+    assert f"{file} is damaged" in error and "crash" not in error
 
 
 def test_another_numerics_class(

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import shutil
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -64,6 +65,8 @@ def ended(process: Process) -> str:
 def test_a_machine_that_slept_is_back(swarm: Swarm) -> None:
     """SIGSTOP until the others have removed it: it wakes up, hears so, and serves again."""
     sleeper = swarm.processes["relay-1.0"]
+    if sys.platform == "linux":
+        assert Path(f"/proc/{sleeper.pid}/comm").read_text() == "relay-1.0\n", "as `ps` shows it"
     sleeper.signal(signal.SIGSTOP)
     swarm.until(lambda _: not serves(swarm, "relay-1.0"))
     sleeper.signal(signal.SIGCONT)
@@ -102,6 +105,7 @@ def test_the_end_of_the_run_is_told_and_ends_it(tmp_path: Path, texts: Path, sup
         for name in RELAYS:
             assert swarm.processes[name].status == 0
             assert "the run is over: all 4 steps are committed" in words(swarm.processes[name])
+            assert "all 4 steps" in (directory.peer(name) / "ended").read_text(), "for its next start"
     assert swarm.of(Step)[-1].t == 4
     check_exact(directory, 4)
 

@@ -4,6 +4,7 @@ again, a proof is checked; a single process finds no bit that differs."""
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,14 @@ WIRE = {
 }
 
 
-def test_a_relay_that_dies_in_mid_backward(tmp_path: Path, texts: Path, supervisor: Supervisor) -> None:
+@pytest.mark.parametrize(
+    "model",
+    [{}, pytest.param({"model__subspace": 5, "model__tied": False}, marks=pytest.mark.slow)],
+    ids=["dense", "subspace"],
+)
+def test_a_relay_that_dies_in_mid_backward(
+    tmp_path: Path, texts: Path, supervisor: Supervisor, model: dict[str, Any]
+) -> None:
     """Others compute its microbatches again from the kept payloads (I3, R4)."""
     run = small_run(
         texts,
@@ -32,6 +40,7 @@ def test_a_relay_that_dies_in_mid_backward(tmp_path: Path, texts: Path, supervis
         pipeline__blocks_per_stage=[3, 1],
         fleet__minimum=2,
         **WIRE,
+        **model,
     )
     directory = created(tmp_path / "run", run)
     plan = {"relay-1.1": {"at": "mid_backward", "iteration": 3, "added": 1}}

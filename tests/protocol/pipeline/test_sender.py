@@ -119,7 +119,7 @@ def test_what_is_prepared_again_has_nothing_due() -> None:
     assert math.isfinite(sender.deadline())
     node.ctx.clock.now = sender.deadline() + 1.0
     for peer in sorted(sender.items[0].finding):
-        repairs.on_lack(peer, 0, False, sender.items[0].way)
+        repairs.on_lack(peer, 0, False, sender.items[0].transmission)
     node.slots(node.sent(Ask)[-1], 1)
     assert sender.items[0].leg is OutgoingState.PREPARING
     assert sender.deadline() == math.inf
@@ -140,7 +140,7 @@ def test_what_waits_is_called_back_for_who_comes_into_the_open_iteration() -> No
     said = [effect.message for effect in node.ctx.outbox.effects if isinstance(effect, Send)]
     (call,) = [message for message in said if isinstance(message, CallBack)]
     assert node.sent(CallBack) == ["a"] and call.most == 4
-    assert call.ways == {index: node.sender.items[index].way for index in range(8)}
+    assert call.ways == {index: node.sender.items[index].transmission for index in range(8)}
     node.repairs.on_lack("a", 7, True, call.ways[7])
     assert node.sent(Forward)[8:] == ["c"]
     node.slots("c", 9, 8)
@@ -207,7 +207,7 @@ def found(
     node.repairs.find(0, ("x", "d"), True, lost=("x",))
     asked = node.sent(Want)
     for peer in lack:
-        node.repairs.on_lack(peer, 0, refused=False, way=node.sender.items[0].way)
+        node.repairs.on_lack(peer, 0, refused=False, transmission=node.sender.items[0].transmission)
     for peer in silent:
         node.lose(peer)
     node.sender.provide(0, b"x")

@@ -249,3 +249,13 @@ def test_a_call_that_was_made_again_elsewhere_is_not_carried_out_twice() -> None
     crowded = {"model__stages": 3, "fleet__relays": 9, "model__microbatches": 24, "run__iterations": 10}
     outcome = Swarm(fleet(10, **crowded, **lines), "swarm-as-coded", 10).run()
     assert total([outcome], "twice") == 0 < total([outcome], "recoveries")
+
+
+def test_an_input_whose_sender_is_lost_after_it_arrived_is_not_sent_again() -> None:
+    """The replacement of a lost relay computes with it; it is not replaced itself, which once ended this run
+    with an error."""
+    changes = {"churn.crash": 0.1, "run.iterations": 24, "run.heartbeat_s": 5.0, "fleet.park": 1.0}
+    wire = {"precision.activation_bytes": 1.0 + 4.0 / 4096.0, "precision.sum_bytes": 2.0}
+    more = {"precision.reduced_bytes": 2.0, "fleet.deal": "links"}
+    outcome = simulate(load_scenario("wan10", changes | wire | more), wan10(), "swarm-as-coded", 2)
+    assert not outcome.failure and len(outcome.rows) == 24

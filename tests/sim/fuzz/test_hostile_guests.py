@@ -11,11 +11,12 @@ from anabranch.sim.fuzz.seed_drawing import draw, profile_of
 
 
 def test_every_deed_is_drawn_by_one_profile_or_the_other() -> None:
-    drawn = {(deed.name, role) for deed, role in [*cells(False), *cells(True)]}
+    drawn = {(deed.name, role) for deed, role in [*cells(False, audits=True), *cells(True)]}
     assert drawn == {(deed.name, role) for deed in DEEDS.values() for role in deed.roles}
     assert {(deed.name, role) for deed, role in cells(True)} == set(OPEN)
     plans = [plan for seed in range(600) for plan in draw(seed, "hostile").guests]
-    assert {(plan.deed, plan.role) for plan in plans} == {(deed.name, role) for deed, role in cells(False)}
+    defended = {(deed.name, role) for deed, role in cells(False, audits=True)}
+    assert {(plan.deed, plan.role) for plan in plans} == defended
 
 
 def test_seeds_of_a_turn_have_no_guests() -> None:
@@ -23,7 +24,7 @@ def test_seeds_of_a_turn_have_no_guests() -> None:
     assert not any(draw(seed, profile_of(seed)).guests for seed in range(20 * len(PROFILES)))
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2, 3])
+@pytest.mark.parametrize("seed", [0, 1, 2, 19, 22])
 def test_guests_are_survived(seed: int) -> None:
     """Demands G1 to G3 and all invariants hold, and each guest did its deed."""
     outcome = run_seed(seed, "hostile")

@@ -20,6 +20,7 @@ from anabranch.sim.cluster.machine_spec import staged
 from anabranch.sim.cluster.scenario import fleet_of, load_scenario, parse_scenario
 from anabranch.sim.planning.estimate import estimate, of_any_assignment
 from anabranch.sim.planning.search import Plan, improve, named_fleet, plans
+from anabranch.sim.planning.wire_choice import CANDIDATES, chosen, reasons, weighed
 
 FLEET = """
 [anabranch]
@@ -230,6 +231,8 @@ def test_what_people_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     told = capsys.readouterr().out
     assert "llama-tiny on fleet: 5 relays, 1 data node(s); 32 × 128 tokens per iteration" in told
     assert "2.50 per hour" in told and "[pipeline]" in told and "t4 Sydney" in told
+    assert "currency of the fleet's price_per_hour" in told
+    assert told.index("t4 Sydney") < told.index("[pipeline]"), "the table comes before the run file"
     free = fleet_file(tmp_path, FLEET.replace("price_per_hour", "# price_per_hour"))
     out = tmp_path / "run.toml"
     assert main(["plan", free, "--stages", "3", "--simulate", "0", "--out", str(out)]) == 0
@@ -298,3 +301,37 @@ def test_a_failed_simulation_leaves_the_estimate() -> None:
     scenario = load_scenario("wan10")
     plan = Plan(scenario, estimate(fleet_of(scenario, wan10(), 0)))
     assert plan.iteration_s == plan.estimated.iteration_s
+
+
+def on_lines(bps: float) -> str:
+    """The fleet, in one place, with lines of so many bits a second."""
+    text = FLEET.replace("Sydney", "London")
+    for device in ("t4", "v100"):
+        text = text.replace(f'"{device}"', f'"{device}"\nup_bps = {bps}\ndown_bps = {bps}')
+    return text
+
+
+def test_codecs_are_chosen_by_the_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Quick lines round nothing, thin lines at the cuts. The plan for them has one relay, whose sums nobody
+    needs: they stay exact. The run file has the keys, and says why."""
+    found = []
+    for bps in (1e10, 2e7):
+        out = tmp_path / "run.toml"
+        fleet = fleet_file(tmp_path, on_lines(bps))
+        given = ["plan", fleet, "--stages", "1", "--simulate", "1", "--iterations", "2", "--wire", "auto"]
+        assert main([*given, "--out", str(out), "--force"]) == 0
+        wire = load_run_file(out).wire
+        found.append((wire.activations, wire.gradients, wire.reduce))
+        shown = capsys.readouterr().out
+        assert shown.count("  chosen\n") == 1 and "int8 cuts, coarse sums" in shown
+        assert "# codecs: " in out.read_text("utf-8")
+    assert found == [("none", "none", "exact"), ("int8", "int8", "exact")]
+
+
+def test_coarse_sums_are_chosen_where_the_reduce_is_what_lasts(tmp_path: Path) -> None:
+    scenario = named_fleet(load_scenario(fleet_file(tmp_path, on_lines(2e7)), {"model.stages": 1}), wan10())
+    plan = Plan(scenario, estimate(fleet_of(scenario, wan10(), 0)))  # all five relays
+    found = weighed(plan, wan10(), 0)
+    assert [each.scenario.wire for each in found] == list(CANDIDATES)
+    assert chosen(found) is found[2] and "coarse sums" in reasons(found, found[2])[-1]
+    assert found[2].iteration_s < found[1].iteration_s < found[0].iteration_s

@@ -102,10 +102,16 @@ def _run(architecture: str, stages: int, dtype: str = "fp32", snapshots: int = 2
     )
 
 
+def _muon(run: RunConfig) -> RunConfig:
+    return replace(run, optimizer=replace(run.optimizer, kind="muon"))
+
+
 SCENARIOS: dict[str, Scenario] = {
     "llama-crashes": Scenario(_run("llama", 2), (2, 2), 1, _crashes),
     "gpt-everywhere": Scenario(_run("gpt", 4), (2, 2, 2, 2), 2, _everywhere),
     "llama-lost-stages": Scenario(_run("llama", 2), (2, 2), 2, _lost_stages, rollbacks=1),
+    "muon-crashes": Scenario(_muon(_run("llama", 2)), (2, 2), 1, _crashes),
+    "muon-lost-stages": Scenario(_muon(_run("gpt", 2)), (2, 2), 2, _lost_stages, rollbacks=1),
     "bf16-crashes": Scenario(_run("llama", 2, "bf16"), (2, 2), 1, _crashes, seed=2),
 }
 

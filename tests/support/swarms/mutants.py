@@ -19,11 +19,15 @@ from torch import Tensor
 
 from anabranch.config import RunConfig
 from anabranch.protocol import messages as msg
+from anabranch.protocol.audit.auditor import Auditor, _Job
+from anabranch.protocol.audit.draw import Drawn, drawn
+from anabranch.protocol.audit.receipts import Receipt
 from anabranch.protocol.consensus.raft_node import SavedVoterState
 from anabranch.protocol.context.rate_limits_and_bans import RateLimits
 from anabranch.protocol.context.task_queue import WorkQueue
-from anabranch.protocol.coordinator import island_rounds
+from anabranch.protocol.coordinator import audit_cases, island_rounds
 from anabranch.protocol.coordinator import reduce_attempts as reducing
+from anabranch.protocol.coordinator.audit_cases import AuditCases, Case, unlinked
 from anabranch.protocol.coordinator.coordinator import Coordinator
 from anabranch.protocol.coordinator.reduce_attempts import ReduceAttempts
 from anabranch.protocol.coordinator.releases import Releases
@@ -33,8 +37,9 @@ from anabranch.protocol.coordinator.vouchers import Vouchers
 from anabranch.protocol.fleet.admission import Admission
 from anabranch.protocol.interface.events import NEVER_EXPIRES_S, LinkUp, VerifiedCredential
 from anabranch.protocol.interface.tasks import Payload, Result, WeightGradient, embed_unit, head_unit
-from anabranch.protocol.log.records import Members
+from anabranch.protocol.log.records import Commit, Members
 from anabranch.protocol.membership.view import Membership
+from anabranch.protocol.peer import iterations
 from anabranch.protocol.peer.fencing import MessageGate
 from anabranch.protocol.peer.join import JoinProcess
 from anabranch.protocol.peer.link_events import LinkEvents
@@ -156,7 +161,8 @@ def old_incarnation_reduces(patch: Patch) -> None:
     """A process that starts again takes the place of the former one at once, and what that one said and did
     counts as its own. (That its messages are refused is one of three guards: links to it end, and the next
     process serves from an iteration that the former one had no part in.)"""
-    fenced, apply = MessageGate.fenced, Membership.apply
+    fenced, apply, create = MessageGate.fenced, Membership.apply, Membership.__init__
+    served: dict[int, dict[str, int]] = {}  # id of a membership -> peer -> iteration from which it served
 
     def unfenced(
         self: MessageGate, peer: str, message: msg.AnyMessage, payload: Payload | None
@@ -167,12 +173,17 @@ def old_incarnation_reduces(patch: Patch) -> None:
             fence = msgspec.structs.replace(fence, incarnation=member.incarnation)
         return fenced(self, peer, msgspec.structs.replace(message, fence=fence), payload)
 
-    def in_its_place(self: Membership, record: Members) -> None:
-        served = self.__dict__.setdefault("served", {})
-        served |= {peer: self.active_from[peer] for peer in record.removed if peer in self.active_from}
-        apply(self, record)
-        self.serve({member.id: served[member.id] for member in record.joined if member.id in served})
+    def founded(self: Membership) -> None:
+        create(self)
+        served[id(self)] = {}
 
+    def in_its_place(self: Membership, record: Members) -> None:
+        before = served[id(self)]
+        before |= {peer: self.active_from[peer] for peer in record.removed if peer in self.active_from}
+        again = {member.id: before[member.id] for member in record.joined if member.id in before}
+        apply(self, msgspec.structs.replace(record, active_from={**record.active_from, **again}))
+
+    patch.setattr(Membership, "__init__", founded)
     patch.setattr(MessageGate, "fenced", unfenced)
     patch.setattr(Membership, "apply", in_its_place)
     patch.setattr(Coordinator, "removed", lambda self, peer: None)
@@ -447,6 +458,58 @@ def role_of_the_link(patch: Patch) -> None:
     patch.setattr(LinkEvents, "link_up", trusting)
 
 
+def audits_pass(patch: Patch) -> None:
+    """Auditors find nothing."""
+    report = Auditor._report
+
+    def same(self: Auditor, job: _Job, verdict: str, *found: str) -> None:
+        report(self, job, "same" if verdict == "different" else verdict, *found)
+
+    patch.setattr(Auditor, "_report", same)
+
+
+def one_auditor_convicts(patch: Patch) -> None:
+    """A difference that one auditor found revokes the key of its subject."""
+    decide = AuditCases._decide
+
+    def at_once(self: AuditCases, case: Case, peer: str, message: msg.Audited) -> None:
+        if message.verdict == "different":
+            self._convict(case.drawn.subject, message.what, case.drawn.t)
+        decide(self, case, peer, message)
+
+    patch.setattr(AuditCases, "_decide", at_once)
+
+
+def no_return(patch: Patch) -> None:
+    """A liar is convicted, and its false step stays in the log."""
+    patch.setattr(AuditCases, "_return", lambda self, reason, t: None)
+
+
+def receipts_of_the_gone(patch: Patch) -> None:
+    """A sum counts without the receipts of those whose parts are in it."""
+    patch.setattr(AuditCases, "complete", lambda self, attempt, prepared: True)
+
+
+def ends_unread(patch: Patch) -> None:
+    """Nobody reads the receipts of data nodes."""
+
+    def relays_only(receipts: list[Receipt]) -> str:
+        return unlinked([msgspec.structs.replace(receipt, ends=()) for receipt in receipts])
+
+    patch.setattr(audit_cases, "unlinked", relays_only)
+
+
+def predictable_draw(patch: Patch) -> None:
+    """Audits are drawn from the hash that the iteration began with, which all know before they compute."""
+
+    def early(record: Commit, base: str, share: float) -> list[Drawn]:
+        found = drawn(record, record.previous_base, share)
+        return [replace(each, base=base) for each in found]
+
+    patch.setattr(audit_cases, "drawn", early)
+    patch.setattr(iterations, "drawn", early)
+
+
 def overdue_stays(patch: Patch) -> None:
     """An overdue microbatch is never sent to another replica."""
     patch.setattr(Sender, "overdue_at", lambda self, item: float("inf"))
@@ -468,9 +531,13 @@ def codec_at_one_end_only(patch: Patch) -> None:
             return values
         return codec.decode(codec.encode(values, self._key(kind, place)), values.shape, values.dtype)
 
+    def passing(self: Cuts, x: Tensor, place: Place) -> Tensor:
+        values = _Crossing.apply(self._stream.values(x), self, place)  # type: ignore[no-untyped-call]
+        return self._stream.moved(x, values)
+
     patch.setattr(Cuts, "__init__", without)
     patch.setattr(Cuts, "received", received)
-    patch.setattr(Cuts, "pass_through", lambda self, x, place: _Crossing.apply(x, self, place))
+    patch.setattr(Cuts, "pass_through", passing)
 
 
 def draws_by_attempt(patch: Patch) -> None:
@@ -561,7 +628,20 @@ MUTANTS: dict[str, Mutant] = {
     "overdue microbatches stay": Mutant(overdue_stays, "hostile", ("G1", "I4")),
     "possession unproven": Mutant(possession_unproven, "hostile", ("G1", "G2", "I2", "I3", "I4")),
     "the role of the link": Mutant(role_of_the_link, "hostile", ("G4",)),
+    "audits that find nothing": Mutant(audits_pass, "hostile", ("G3", "I3")),
+    "one auditor convicts": Mutant(one_auditor_convicts, "hostile", ("G2",)),
+    "a conviction without a return": Mutant(no_return, "hostile", ("I3",)),
+    "sums without receipts": Mutant(receipts_of_the_gone, "hostile", ("I3",)),
+    "receipts of data nodes unread": Mutant(ends_unread, "hostile", ("I3",)),
 }
+
+
+def check_mutant_fits(outcome: Outcome) -> None:
+    """Raise RuntimeError if the seed failed since the patch of the mutant names an attribute that the program
+    no longer has: such a mutant breaks no rule, and counts neither as caught nor as alive."""
+    reason = outcome.violation.partition(": ")[2]
+    if reason.startswith("AttributeError: ") and "'NoneType'" not in reason:
+        raise RuntimeError(f"the mutant does not fit the program: {reason}")
 
 
 def caught(name: str, seeds: Iterable[int]) -> Outcome | None:
@@ -573,6 +653,7 @@ def caught(name: str, seeds: Iterable[int]) -> Outcome | None:
             mutant.breaks(patch)
             for seed in seeds:
                 outcome = run_seed(seed, mutant.profile)
+                check_mutant_fits(outcome)
                 if outcome.invariant in mutant.caught_by:
                     return outcome
     finally:

@@ -13,6 +13,7 @@ from anabranch.protocol.audit.auditor import Auditor
 from anabranch.protocol.audit.draw import drawn
 from anabranch.protocol.audit.kept_work import RECEIPT, KeptWork
 from anabranch.protocol.audit.receipts import (
+    EndReceipt,
     Receipt,
     SumReceipt,
     Transfer,
@@ -129,6 +130,55 @@ def test_a_receipt_with_garbage_is_refused(change: dict[str, Any]) -> None:
     assert cases.consistent(current)
 
 
+DATA = Attempt(msg.Fence(1, 1, 1, "base", 0), 0, AttemptId(1, 1), 1, ("d0",), (0, 0))
+
+
+def data_receipt(*ends: EndReceipt) -> Receipt:
+    """Receipt of the only data node of a run with one microbatch."""
+    inputs = ((0, transfer("d0", 0, "part", "1.1.0")),)
+    sums, reduced = (SumReceipt(0, inputs, "h"),), (transfer("d0", 0, "reduced part", "1.1.0"),)
+    return Receipt("run", "base", 1, 0, "d0", 1, 1, (), ("h",), sums, reduced, ends)
+
+
+def test_a_receipt_of_a_data_node_with_garbage_is_refused() -> None:
+    cases, _ = leader()
+    current = Round(1, "base", 0.0)
+    current.served = {(1, "a")}
+    head = EndReceipt(0, transfer("a", 1, ACTIVATION, "0"))
+    embedding = EndReceipt(1, transfer("a", 1, GRADIENT, "0"))
+
+    def refused(receipt: Receipt) -> str | None:
+        data = signed(receipt, SimulatedSigner("d0"))
+        report = Prepared(DATA.fence, 0, DATA.attempt, "digest", {"w": 1.0}, data)
+        return cases.refused("d0", report, DATA, current)
+
+    good = data_receipt(head, embedding)
+    assert refused(good) is None
+    other_stage = msgspec.structs.replace(head, came=transfer("a", 2, ACTIVATION, "0"))
+    stranger = msgspec.structs.replace(head, came=transfer("z", 1, ACTIVATION, "0"))
+    garbage = [(head,), (), (embedding, head), (head, embedding, embedding)]
+    garbage += [(other_stage, embedding), (stranger, embedding)]
+    for ends in garbage:
+        assert refused(data_receipt(*ends)) is not None
+    assert refused(msgspec.structs.replace(good, units=HONEST.units)) is not None
+    assert cases.refused("a", prepared(msgspec.structs.replace(HONEST, ends=(head,))), ATTEMPT, current)
+
+
+def test_who_makes_up_a_seal_is_convicted_and_not_whom_it_names() -> None:
+    """A relay, or a data node, that names another peer as the sender of false bytes."""
+    signer = SimulatedSigner("d0")
+    made_up = Transfer("false", "z", 1, b"no seal of z")
+    lying = data_receipt(EndReceipt(0, made_up), EndReceipt(1, transfer("a", 1, GRADIENT, "0")))
+    assert contradictions([HONEST, lying], signer).keys() == {"d0"}
+    unit = msgspec.structs.replace(HONEST.units[0], activation_in=made_up)
+    after = msgspec.structs.replace(HONEST, stage=2, peer="x", units=(unit,), sums=(), reduced=())
+    assert contradictions([HONEST, after], signer).keys() == {"x"}
+    seal = SimulatedSigner("z").sign(seal_text("run", "base", 1, ACTIVATION, "0", "false"))
+    sealed = data_receipt(EndReceipt(0, Transfer("false", "z", 1, seal)))
+    assert contradictions([HONEST, sealed], signer) == {}
+    assert unlinked([HONEST, sealed]) == "microbatch 0 between stages 1 and 0"
+
+
 def test_a_new_leader_takes_seals_of_a_peer_that_was_removed_before_it_led() -> None:
     """The peer sent an activation, crashed and was removed; then the lead changed. The owner's PREPARED was
     refused for ever, and the run stalled."""
@@ -203,6 +253,35 @@ def test_a_difference_is_not_forgotten_when_the_second_auditor_never_answers() -
     assert cases.returns and cases.returns_before == 1
 
 
+def expired(cases: AuditCases) -> list[object]:
+    """Subjects of the audits that were noted as expired."""
+    notes = [effect for effect in cases.ctx.outbox.effects if getattr(effect, "kind", "") == "audit"]
+    found = [cast(Any, note).fields for note in notes]
+    return [fields["subject"] for fields in found if fields["verdict"] == "expired"]
+
+
+def test_an_audit_without_a_verdict_is_told() -> None:
+    """It was dropped silently: nobody knew that work had been drawn and not been looked at."""
+    cases, _, subject, _ = verdicts("same")
+    cases.committed(msgspec.structs.replace(committed(), t=1 + tasks.AUDIT_STEPS), "later", None)
+    assert sorted(map(str, expired(cases))) == sorted({*RELAYS} - {subject})
+    cases, _, subject, _ = verdicts("same")
+    cases.rolled_back(1)
+    assert len(expired(cases)) == 2
+    cases, _, subject, _ = verdicts("same")
+    cases.rolled_back(0)  # the step is void, and its audits with it
+    assert expired(cases) == []
+
+
+def test_the_end_of_a_run_does_not_forget_a_difference() -> None:
+    """Nobody checked it a second time before the run ended: the run ended with the false step."""
+    cases, _, _, _ = verdicts("different")
+    assert cases.ended() and cases.returns_before == 1
+    assert not cases.ended()
+    cases, _, _, _ = verdicts("same")
+    assert not cases.ended() and len(expired(cases)) == 2
+
+
 def test_a_ticket_is_revoked_for_two_peers_not_for_two_steps_of_one() -> None:
     cases, _ = leader()
     cases._convict("a", "it lied", 1)
@@ -219,7 +298,7 @@ def test_states_after_a_false_step_are_doubtful_until_the_return() -> None:
     cases._convict("a", "it lied", 2)
     cases._convict("a", "it lied", 3)
     assert cases.doubtful_from() == 2
-    cases.rolled_back()
+    cases.rolled_back(1)
     assert cases.doubtful_from() == math.inf
 
 

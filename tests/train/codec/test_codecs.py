@@ -21,6 +21,7 @@ from anabranch.train.codec.codecs import (
 )
 from anabranch.train.codec.dither import dither, draw_key
 from anabranch.train.codec.sizes import BITS, encoded_bytes
+from support.divisors import Divisors
 
 NAMES = tuple(name for name in BITS if name != "none")
 #: Largest relative L2 error of normal values by codec: half a step of the scale, which is the largest of 64.
@@ -232,6 +233,26 @@ def test_draws_by_hand() -> None:
     many = dither(key, 0, 1 << 16, torch.device("cpu"))
     assert 0.0 < float(many.min()) < 1e-3 < 0.999 < float(many.max()) < 1.0
     assert float(many.mean()) == pytest.approx(0.5, abs=0.01)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_no_division_by_a_plain_number(name: str, dtype: torch.dtype) -> None:
+    """CUDA multiplies by the reciprocal instead, which rounds otherwise than a CPU."""
+    with Divisors() as divisors:
+        crossed(codec_of(name), normal(3, 50, dtype=dtype), 3)
+    assert divisors.plain == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_payload_lies_anywhere_in_memory(name: str) -> None:
+    """At an odd offset, or with gaps."""
+    codec, x = codec_of(name), normal(3, 50)
+    payload = codec.encode(x)
+    room = torch.zeros(2 * len(payload) + 1, dtype=torch.uint8)
+    for view in (room[1 : 1 + len(payload)], room[1::2]):
+        view.copy_(payload)
+        assert torch.equal(codec.decode(view, x.shape, x.dtype), codec.decode(payload, x.shape, x.dtype))
 
 
 def test_a_block_codec_has_4_or_8_bits_and_an_even_block() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,6 +30,7 @@ FAULTS = {
     "future": "lets a token see later ones",
     "unused": "gets no gradient",
     "shape": "returns (2, 12, 15)",
+    "mean": "return a sum, not a mean",
     "passing": "something passes from block to block",
 }
 
@@ -37,7 +39,7 @@ FAULTS = {
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     """The planted models, and the example of the documentation, by their names."""
     monkeypatch.syspath_prepend(str(EXAMPLES))
-    monkeypatch.setenv(VARIABLE, "moe=mixture_of_experts:build")
+    monkeypatch.setenv(VARIABLE, "moe=mixture_of_experts:build,series=time_series:build")
     for name in ("sound", "wrong", *FAULTS):
         register_model(name.replace("_", "-"), f"support.planted_models:{name}")
     counts_of.cache_clear()
@@ -52,7 +54,7 @@ def run_of(architecture: str, stages: int = 2) -> RunConfig:
     return replace(run, model=replace(run.model, architecture=architecture))
 
 
-@pytest.mark.parametrize("name", ["sound", "moe", "llama", "gpt", "mistral", "qwen2", "gemma"])
+@pytest.mark.parametrize("name", ["sound", "moe", "series", "llama", "gpt", "mistral", "qwen2", "gemma"])
 def test_a_sound_model_has_no_finding(name: str) -> None:
     assert [finding for finding in check_model(shape_of(name)) if finding.problem] == []
 
@@ -146,3 +148,33 @@ def test_a_mixture_of_experts_trains_in_a_real_swarm_with_a_kill(tmp_path: Path)
     report = run.verify()
     assert report.holds and report.promise == "bits" and report.steps == 4 and killed
     assert run.load().generate("text", tokens=3, temperature=0).startswith("text")
+
+
+@pytest.mark.slow
+def test_a_time_series_trains_in_a_real_swarm_with_a_kill(tmp_path: Path) -> None:
+    """No language model, and a loss of its own: zero bits differ from a single process (I3)."""
+    lines = [
+        "".join(chr(32 + round(47 + 46 * math.sin(0.3 * step + phase))) for step in range(80))
+        for phase in range(60)
+    ]
+    (tmp_path / "series.txt").write_text("\n".join(lines) + "\n")
+    config = {
+        "model": {"architecture": "series", "dim": 16, "blocks": 2, "heads": 2, "kv_heads": 2, "ffn": 24},
+        "data": {"source": "text", "path": str(tmp_path / "series.txt"), "tokenizer": "bytes"},
+        "batch": {"microbatches": 4, "rows": 1, "sequence": 32},
+        "optimizer": {"lr": 2e-2, "warmup_steps": 1},
+        "pipeline": {"stages": 2},
+        "fleet": {"data_nodes": 1, "relays": 4},
+        "evaluation": {"every": 0},
+        "compute": {"device": "cpu"},
+        "run.steps": 8,
+    }
+    losses = []
+    with anabranch.Run.create(config, tmp_path / "run") as run:
+        for step in run.metrics():
+            losses.append(step.loss)
+            if step.t == 2:
+                run.kill("relay-1.1")
+    report = run.verify()
+    assert report.holds and report.promise == "bits" and report.steps == 8
+    assert losses[-1] < losses[0] / 2

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from anabranch.config import ConfigError, config_from_dict
+from anabranch.net import scaled_packing
 from anabranch.net.packing import pack
 from anabranch.protocol.interface import tasks
 from anabranch.train.codec.sizes import COARSE_BYTES, coarse_bytes, coarse_digits
@@ -19,13 +20,12 @@ from anabranch.train.numerics.coarse_sums import (
     MOST_DROPPED,
     SEGMENT,
     CoarseAccumulator,
-    segment_lengths,
-    segment_starts,
-    segment_sums,
+    segments,
     unit_exponents,
 )
 from anabranch.train.numerics.exact import ExactAccumulator, Overflow
 from anabranch.train.reference.reference import Reference
+from support.divisors import Divisors
 from support.small_training import MadeUpBatches, SmallSwarm, done, small_model, small_run, with_section
 
 CPU = torch.device("cpu")
@@ -51,26 +51,58 @@ def coarse(digits: int = 3, steps: int = 1) -> CoarseAccumulator:
     return sums
 
 
-def test_segments_are_those_of_tensors_and_of_chunks() -> None:
-    starts = segment_starts(LAYOUT)
-    assert starts == (0, 100, 1024, 2048, 2980)
-    assert segment_lengths(LAYOUT).tolist() == [100, 924, 1024, 932, 77]
-    sums = segment_sums(moments(), starts)
-    for number, begin in enumerate(starts):
-        end = (*starts[1:], LAYOUT.elements)[number]
-        assert float(sums[number]) == pytest.approx(float(moments()[begin:end].double().sum()), rel=1e-12)
-    many = Layout({"x": (SEGMENT * 70 + 5,)})
+def test_segments_are_those_of_tensors_and_of_blocks() -> None:
+    found = segments(LAYOUT, CPU)
+    lengths = found.lengths.tolist()
+    assert lengths[:4] == [64, 36, 28, 64] and lengths[-3:] == [36, 28, 49]  # "b" begins at 100, "c" at 2,980
+    assert sum(lengths) == LAYOUT.elements and SEGMENT == scaled_packing.BLOCK
+    begin = 0
+    for length, total in zip(lengths, found.sums(moments()).tolist(), strict=True):
+        assert total == pytest.approx(float(moments()[begin : begin + length].double().sum()), rel=1e-12)
+        begin += length
+
+
+@pytest.mark.parametrize(
+    ("shapes", "lengths"),
+    [
+        ({"nothing": (0, 4)}, []),
+        ({"one": (1,)}, [1]),
+        ({"a": (64,), "b": (64,)}, [64, 64]),
+        ({"a": (3,), "b": (0,), "c": (2,), "d": (70,)}, [3, 2, 59, 11]),
+    ],
+)
+def test_segments_of_odd_layouts(shapes: dict[str, tuple[int, ...]], lengths: list[int]) -> None:
+    layout = Layout(shapes)
+    found = segments(layout, CPU)
+    assert found.lengths.tolist() == lengths
+    assert found.sums(torch.ones(layout.elements)).tolist() == [float(length) for length in lengths]
+    assert len(unit_exponents(layout, torch.ones(layout.elements), 0.95, 3, 4)) == len(lengths)
+
+
+def test_sums_of_segments_are_added_in_one_order() -> None:
+    """A fixed tree of additions in fp64: the same bits on every machine and for any number of threads."""
+    many = Layout({"x": (SEGMENT * 5000 + 5,), "y": (77,)})
     values = draws(many.elements).square()
-    assert float(segment_sums(values, segment_starts(many)).sum()) == pytest.approx(
-        float(values.double().sum()), rel=1e-12
-    )
-    assert segment_starts(Layout({"nothing": (0, 4)})) == ()
+    sums, begin = segments(many, CPU).sums(values).tolist(), 0
+    for length, total in zip(segments(many, CPU).lengths.tolist(), sums, strict=True):
+        row = values[begin : begin + length].double().tolist() + [0.0] * (SEGMENT - length)
+        while len(row) > 1:
+            row = [one + other for one, other in zip(row[: len(row) // 2], row[len(row) // 2 :], strict=True)]
+        assert total == row[0]
+        begin += length
+
+
+def test_no_division_by_a_plain_number() -> None:
+    """CUDA multiplies by the reciprocal instead, which rounds otherwise."""
+    with Divisors() as divisors:
+        unit_exponents(LAYOUT, moments(), 0.95, 2, 4)
+    assert divisors.plain == []
 
 
 @pytest.mark.parametrize("digits", [3, 5])
 def test_a_unit_is_a_share_of_the_root_mean_square(digits: int) -> None:
     exponents = unit_exponents(LAYOUT, moments(), 0.95, 1, digits)
-    mean = segment_sums(moments(), segment_starts(LAYOUT)) / segment_lengths(LAYOUT) / (1.0 - 0.95)
+    mean = segments(LAYOUT, CPU).sums(moments()) / segments(LAYOUT, CPU).lengths / (1.0 - 0.95)
     for exponent, square in zip(exponents.tolist(), mean.tolist(), strict=True):
         unit = math.ldexp(1.0, exponent - exact.UNIT_EXPONENT)
         assert 2.0**digits <= math.sqrt(square) / unit < 2.0 ** (digits + 1)
@@ -93,7 +125,7 @@ def test_without_a_moment_sums_are_exact() -> None:
 
 def test_contributions_are_multiples_of_their_unit() -> None:
     sums, exponents = coarse(), unit_exponents(LAYOUT, moments(), 0.95, 1, 3)
-    units = torch.repeat_interleave(2 ** exponents.long(), segment_lengths(LAYOUT))
+    units = torch.repeat_interleave(2 ** exponents.long(), segments(LAYOUT, CPU).lengths)
     gradient = draws(30, 96) * 1e-4
     sums.add("b", gradient)
     assert not (sums.flat % units).any()
@@ -200,15 +232,16 @@ def test_sums_and_results_take_one_to_two_bytes() -> None:
         reference.step(reference.share(t, range(5)))
     for microbatches in ([0, 1], range(5)):
         sums = reference.share(4, microbatches).sums[1]
-        assert 1.0 <= len(pack(sums.numpy())) / len(sums) < 2.1
+        assert scaled_packing.pays(sums.numpy())
+        assert 0.5 <= len(scaled_packing.pack(sums.numpy())) / len(sums) < 2.1
     exactly = Reference(small_run(stages=1), small_model(run), MadeUpBatches(run))
     sums = exactly.share(1, range(5)).sums[1]
     assert len(pack(sums.numpy())) / len(sums) > 4.0
 
 
 def test_digits_grow_with_the_root_of_the_microbatches() -> None:
-    assert [coarse_digits(n) for n in (1, 8, 9, 32, 33, 128, 129)] == [3, 3, 4, 4, 5, 5, 6]
-    assert coarse_bytes(8) == COARSE_BYTES[3] and coarse_bytes(1 << 16) == COARSE_BYTES[6]
+    assert [coarse_digits(n) for n in (1, 16, 17, 64, 65, 256, 257)] == [4, 4, 5, 5, 6, 6, 7]
+    assert coarse_bytes(8) == COARSE_BYTES[4] and coarse_bytes(1 << 16) == COARSE_BYTES[7]
 
 
 def test_float_sums_have_no_units() -> None:

@@ -11,8 +11,17 @@ from anabranch.config import PipelineSection, RoundSection, RunConfig
 from anabranch.protocol.interface import tasks
 from anabranch.train.model.interface import DTYPES, build, stage_layout
 from anabranch.train.model.partition import partition
+from anabranch.train.model.rounds import rounds_of
 from anabranch.train.numerics.block_float import BLOCK, aligned_bounds, rounded, rounded_sums
-from anabranch.train.stage.inner_steps import contribution, outer_step, slot_tokens
+from anabranch.train.numerics.step_scalars import bias_corrections, clip_factor, learning_rate
+from anabranch.train.stage.inner_steps import (
+    add_gradient,
+    begin_rounds,
+    contribution,
+    outer_step,
+    slot_tokens,
+)
+from anabranch.train.stage.optimizer import StepScalars, adamw
 from anabranch.train.stage.run_objects import initial_state
 from anabranch.train.stage.state import StageState
 from anabranch.train.stage.whole_worker import WholeWorker
@@ -50,7 +59,7 @@ def test_plain_outer_sgd_is_averaging() -> None:
     state = state_of(run)
     before = state.weights.clone()
     changes = contributions(run, state, 1)
-    outer_step(run, state, 3, sum(changes[1:], changes[0]), 1.0, 1.0 / len(changes))
+    outer_step(run, state, sum(changes[1:], changes[0]), 1.0, 1.0 / len(changes))
     mean = torch.stack([before - change for change in changes]).mean(0)
     assert torch.allclose(state.weights, mean, rtol=0, atol=1e-15)
     assert not torch.equal(changes[0], changes[1])
@@ -62,7 +71,7 @@ def test_one_island_is_no_island() -> None:
     state = state_of(run)
     before = state.weights.clone()
     [change] = contributions(run, state, 4)
-    outer_step(run, state, 3, change, 1.0, 1.0 / 4)
+    outer_step(run, state, change, 1.0, 1.0 / 4)
     assert torch.allclose(state.weights, before - change / 4, rtol=0, atol=1e-15)
 
 
@@ -72,12 +81,47 @@ def test_the_momentum_is_nesterov_and_begins_at_zero() -> None:
     state.exp_avg.fill_(7.0)  # left by the synchronous steps
     mirror = torch.nn.Parameter(state.weights.clone())
     sgd = torch.optim.SGD([mirror], lr=0.7, momentum=0.9, nesterov=True)
-    for t in (3, 4, 5):  # two synchronous steps before
+    begin_rounds(run, state)
+    for _ in range(3):
         total = torch.randn_like(state.weights)
         mirror.grad = 0.25 * total
         sgd.step()
-        outer_step(run, state, t, total, 0.7, 0.25)
+        outer_step(run, state, total, 0.7, 0.25)
     assert torch.allclose(state.weights, mirror.detach(), rtol=0, atol=1e-13)
+
+
+def test_an_estimated_first_moment_goes_on_from_adams() -> None:
+    """The first inner step of the first round is the synchronous step that would have come, and a direction
+    that does not change is found again from the outer momentum."""
+    run = island_run(1, outer_lr=1.0, outer_momentum=0.5, first_moment="estimate")
+    state, model = state_of(run), build(small_model(run), DEVICE, DTYPES[run.compute.dtype])
+    t, batches = rounds_of(run).start + 1, MadeUpBatches(run)
+    state.adam_step = t - 1
+    state.exp_avg.normal_(std=1e-3)
+    state.exp_avg_sq.uniform_(1e-6, 1e-4)
+    local = StageState(state.layout, *(v.clone() for v in (state.weights, state.exp_avg, state.exp_avg_sq)))
+    begin_rounds(run, state)
+    tokens = slot_tokens(batches, run, 0, 0, 1)
+    [change] = [contribution(run, model, state, t, 1, tokens)[0]]
+    gradient, leaves = (
+        torch.zeros_like(local.weights),
+        {name: view.detach().requires_grad_() for name, view in local.layout.views(local.weights)},
+    )
+    for ids in tokens.view(4, run.batch.rows, -1).long():
+        add_gradient(model, local, leaves, ids, gradient, 0.25 / ids[:, 1:].numel())
+    factor = clip_factor(float(gradient.norm()), run.optimizer.clip)
+    rate = learning_rate(run, rounds_of(run).progress(t - 1) + run.round.steps)
+    adamw(local, gradient, StepScalars(rate, factor, *bias_corrections(run.optimizer, t)), run.optimizer)
+    assert torch.allclose(change, state.weights - local.weights, rtol=1e-6, atol=1e-12)
+
+    flat = island_run(1, outer_lr=1.0, outer_momentum=0.5, first_moment="estimate")
+    flat = replace(flat, optimizer=replace(flat.optimizer, min_lr_ratio=1.0, warmup_steps=0))
+    state.exp_avg.fill_(1.0)
+    once = state.exp_avg.clone()
+    begin_rounds(flat, state)
+    warm, total = state.exp_avg.clone(), state.exp_avg * 0.5  # contribution of a round in that direction
+    outer_step(flat, state, total, 1.0, 1.0)
+    assert torch.allclose(state.exp_avg, warm) and not torch.allclose(warm, once)
 
 
 def test_the_slots_share_the_batches_of_synchronous_steps() -> None:

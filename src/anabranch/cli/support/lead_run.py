@@ -17,7 +17,7 @@ from anabranch.cli.support.own_relays import own_relays
 from anabranch.cli.support.restart import INTERNAL_FAILURE
 from anabranch.config import NetworkSection, RunConfig, load_run_file
 from anabranch.errors import UserError
-from anabranch.train.model.rounds import iterations
+from anabranch.train.model.rounds import iterations, rounds_of
 
 if TYPE_CHECKING:
     from anabranch.observe.page.server import Owner
@@ -60,7 +60,7 @@ def refuse_finished(directory: RunDirectory, history: LogReplay, run: RunConfig)
     """Raise UserError if the log ends with a stop and all steps of the run are committed: nothing is left to
     resume. The number of steps is the last one set in the log, else that of `run`, the genesis's
     configuration."""
-    steps = history.course.steps or iterations(run)
+    steps = rounds_of(run).iterations(history.course.steps) or iterations(run)
     if history.stopped and history.t >= steps:
         raise UserError(f"{directory}: all {steps} steps are committed; there is nothing to resume")
 

@@ -9,10 +9,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from anabranch.cli.support import own_relays
 from anabranch.cli.support.outputs import handled_signals
+from anabranch.node.local_swarm.peer_process import signal_at_end_of_parent
 
 #: Exit status of a leader that ended by a defect or an exhausted machine (EX_SOFTWARE of sysexits.h).
 INTERNAL_FAILURE = 70
@@ -45,7 +47,8 @@ def keep_leading(command: list[str], say: Callable[[str], None], wait_s: float =
     status.
 
     wait_s: seconds before the first restart; they double from failure to failure. A signal to stop is handed
-    on to the command, which is then not restarted. `say` prints a sentence for the user.
+    on to the command, which is then not restarted; if this process is killed, the command stops cleanly (on
+    Linux). `say` prints a sentence for the user.
     """
     stopped = threading.Event()
     process: subprocess.Popen[bytes] | None = None
@@ -55,12 +58,17 @@ def keep_leading(command: list[str], say: Callable[[str], None], wait_s: float =
         if process is not None and process.poll() is None:
             process.send_signal(number)
 
+    end_with_me = partial(signal_at_end_of_parent, signal.SIGTERM)
     next_wait_s = wait_s
     with handled_signals(stop):
         while True:
             began = time.monotonic()
             # A session of its own: Ctrl+C in the terminal reaches the leader once, through this process.
-            process = subprocess.Popen(command, start_new_session=True)
+            process = subprocess.Popen(
+                command,
+                start_new_session=True,
+                preexec_fn=end_with_me if sys.platform == "linux" else None,
+            )
             status = process.wait()
             if status not in FAILURES or stopped.is_set():
                 return status if status >= 0 else 128 - status

@@ -19,7 +19,7 @@ def train_alone(path: Path, to: Outputs) -> int:
 
     inputs = open_inputs(path)
     run, directory, run_id = inputs.run, inputs.directory, uuid.uuid4().hex
-    alone = Alone(run, inputs.model, inputs.batches, inputs.initial)
+    alone = Alone(run, inputs.model, inputs.batches, inputs.initial, inputs.frozen)
 
     def save(t: int) -> None:
         stages = {}
@@ -58,8 +58,11 @@ def train_alone(path: Path, to: Outputs) -> int:
 
 
 def check(run: RunConfig, run_file: Path | None) -> None:
-    """Raise UserError if a run cannot be trained by one process: it has rounds of islands. run_file: for the
-    message."""
+    """Raise UserError if a run cannot be trained by one process: it has rounds of islands, or a delay.
+    run_file: for the message."""
+    if run.iteration.delay:
+        where = run_file or "the run file"
+        raise UserError(f"--alone: {where} has iteration.delay = 1; set it to 0, or leave out --alone")
     if run.round.slots:
         where = run_file or "the run file"
         has = f"{where} has round.slots = {run.round.slots}"

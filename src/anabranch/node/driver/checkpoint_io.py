@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from anabranch.checkpoint.directory import RunDirectory
@@ -22,10 +22,15 @@ class CheckpointIo:
     """Checkpoints of a run directory. The methods block.
 
     newest: step of the checkpoint that the run continues from, 0 if there is none; younger ones in the
-    directory are damaged, or of steps that were never announced. keep: number of checkpoints to keep.
+    directory are damaged, or of steps that were never announced. keep: number of checkpoints to keep. frozen:
+    hashes of the frozen weights of stages 0 to S, which are numbered on after the last stage; empty if there
+    are none.
     """
 
-    def __init__(self, directory: RunDirectory, run_id: str, keep: int, newest: int) -> None:
+    def __init__(
+        self, directory: RunDirectory, run_id: str, keep: int, newest: int, frozen: Sequence[str] = ()
+    ) -> None:
+        self._frozen = frozen
         self._directory = directory
         self._run_id = run_id
         self._keep = keep
@@ -38,11 +43,30 @@ class CheckpointIo:
 
         from anabranch.train.stage.state import piece_hashes
 
+        if self._frozen and stage >= len(self._frozen):
+            return self._read_frozen(t, stage)
         found = t if t >= 0 else self._newest
         data = self._directory.read_stage(found, stage)
         fingerprint = self._directory.manifest(found).stages[stage].fingerprint
         pieces = torch.split(torch.frombuffer(bytearray(data), dtype=torch.uint8), PIECE_BYTES)
         return ev.CheckpointRead(t, found, stage, fingerprint, tuple(pieces), piece_hashes(pieces))
+
+    def _read_frozen(self, t: int, number: int) -> ev.CheckpointRead:
+        """Frozen weights of a stage, mapped into memory."""
+        import torch
+
+        from anabranch.train.adapters.frozen import FrozenStore
+        from anabranch.train.stage.state import piece_hashes
+
+        stage = number - len(self._frozen)
+        if t != 0 or stage >= len(self._frozen) or not self._frozen[stage]:
+            raise UserError(f"there are no frozen weights number {stage} of iteration {t}")
+        try:
+            data = FrozenStore(self._directory.frozen).data(self._frozen[stage])
+        except (OSError, ValueError) as error:
+            raise UserError(f"the frozen weights of stage {stage} cannot be read: {error}") from None
+        pieces = torch.split(data, PIECE_BYTES)
+        return ev.CheckpointRead(0, 0, number, self._frozen[stage], tuple(pieces), piece_hashes(pieces))
 
     def write(self, t: int, base: str, stages: Mapping[int, StageCopy]) -> Path:
         """Write the checkpoint after step t, and delete all but the `keep` newest; returns its path.

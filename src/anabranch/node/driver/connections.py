@@ -5,6 +5,7 @@ Not here: which peers to dial and what to send (`protocol`)."""
 from __future__ import annotations
 
 import asyncio
+import math
 import weakref
 from collections import Counter
 from collections.abc import Callable
@@ -18,16 +19,26 @@ from anabranch.net.link import Link
 from anabranch.net.tcp import TcpTransport
 from anabranch.net.ticket import Grant, MembershipCertificate
 from anabranch.protocol.interface.events import Event, Garbled, LinkDown, LinkUp, Received, VerifiedCredential
-from anabranch.protocol.interface.tasks import Payload
-from anabranch.protocol.messages import PAYLOAD_PRIORITY, AnyMessage, Message, MessageError, decode, encode
+from anabranch.protocol.interface.tasks import PIECE_BYTES, Payload
+from anabranch.protocol.messages import (
+    PAYLOAD_PRIORITY,
+    AnyMessage,
+    Message,
+    MessageError,
+    Piece,
+    decode,
+    encode,
+)
 
 #: offload(work, done) runs `work()` on another thread, one after the other, and calls `done(result)` on the
 #: event loop.
 Offload = Callable[[Callable[[], object], Callable[[object], None]], None]
 
-#: Most received bytes of a link that wait to be unpacked before the link is read no further. A choice: many
-#: small parts, or a single large one.
-UNPACK_BYTES = 64 << 20
+#: Most bytes, once they are unpacked, of a link's payloads that wait for it before the link is read no
+#: further. A choice: many small parts, or a single large one.
+UNPACK_BYTES = 256 << 20
+#: Bytes of an unpacked value.
+VALUE_BYTES = 8
 #: Age (s) up to which a direct link is not replaced by a carried one: the longest time of a dial.
 FRESH_S = 10.0
 
@@ -130,18 +141,21 @@ class Connections:
         if type(message) not in PAYLOAD_PRIORITY:
             self._garbled(link, f"a {type(message).__name__} with a payload")
             return
-        from anabranch.node.driver.tensor_codec import from_blob, is_slow
+        from anabranch.node.driver.tensor_codec import from_blob, inflated, is_slow
+
+        of_state = isinstance(message, Piece)
 
         def unpack() -> object:
             try:
-                return from_blob(blob)
+                return inflated(from_blob(blob), PIECE_BYTES) if of_state else from_blob(blob)
             except FrameError as error:
                 return error
 
-        if not is_slow(blob):
+        if not of_state and not is_slow(blob):
             self._unpacked(link, message, unpack())
             return
-        size_bytes = memoryview(blob.data).nbytes
+        # Packed zeros take almost none.
+        size_bytes = PIECE_BYTES if of_state else VALUE_BYTES * math.prod(blob.shape)
         self._wait(link, size_bytes)
 
         def unpacked(payload: object) -> None:
@@ -151,8 +165,8 @@ class Connections:
         self._offload(unpack, unpacked)
 
     def _wait(self, link: Link, size_bytes: int) -> None:
-        """Add `size_bytes` (negative: subtract) to the bytes of a link that wait to be unpacked. While they
-        exceed UNPACK_BYTES, no payloads are read from the link."""
+        """Add `size_bytes` (negative: subtract) to the unpacked bytes of a link's payloads that wait to be
+        unpacked. While they exceed UNPACK_BYTES, no payloads are read from the link."""
         before, self._waiting[link] = self._waiting[link], self._waiting[link] + size_bytes
         held, hold = before > UNPACK_BYTES, self._waiting[link] > UNPACK_BYTES
         if hold != held:
@@ -185,8 +199,11 @@ class Connections:
         if payload is None:
             link.send(encode(message))
             return
-        from anabranch.node.driver.tensor_codec import is_slow, to_blob
+        from anabranch.node.driver.tensor_codec import deflated, is_slow, to_blob
 
+        if isinstance(message, Piece):
+            self._offload(lambda: to_blob(deflated(payload)), lambda blob: self._packed(link, message, blob))
+            return
         convert = self._offload if is_slow(payload) else _at_once
         convert(lambda: to_blob(payload), lambda blob: self._packed(link, message, blob))
 

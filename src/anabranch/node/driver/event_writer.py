@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from msgspec import UnsetType
 from msgspec.structs import asdict
 
 from anabranch.observe import events as log
@@ -74,7 +73,6 @@ class EventWriter:
         send: Callable[[tuple[bytes, ...]], None],
     ) -> None:
         self.iteration_bytes: Callable[[int], int] | None = None
-        self._plans: dict[int, Plan] = {}
         self.window_bytes: Callable[[int], int] | None = None
         self.on_event: Callable[[log.Event], None] | None = None
         self.path = path
@@ -173,7 +171,7 @@ class EventWriter:
             return self._copied(_SAME_FIELDS[kind], f)
         match kind:
             case "step":
-                return self._step(f["record"])
+                return self._step(f["record"], f.get("plan", ()))
             case "evaluation":
                 return self._evaluation(f["evaluation"])
             case "peer_joined":
@@ -197,16 +195,13 @@ class EventWriter:
         names = set(kind.__struct_fields__) - set(log.Event.__struct_fields__)
         return kind(peer=self._peer, **{name: f[name] for name in names if name in f} | changes)
 
-    def _step(self, record: Commit) -> log.Event:
+    def _step(self, record: Commit, plan: Plan) -> log.Event:
         now = time.time()
         # Nobody here knows how long a step took that this peer learns of after an absence.
         seconds, self._step_at = (now - self._step_at if record.t == self.open_t else 0.0), now
         if record.witness is not None:
             self.write(self._copied(log.Skip, asdict(record.witness), t=record.t))
         total = math.fsum(record.loss_sums) if record.loss_sums else math.nan
-        plan = self._plans.pop(record.t, ())
-        if not isinstance(record.slots, UnsetType):
-            self._plans[record.t + 1] = record.slots
         size_bytes = self.iteration_bytes(record.t) if self.iteration_bytes and not plan else 0
         accepted = counted(record.stages[1].owners) if plan and record.stages else ()
         owners = {

@@ -19,6 +19,9 @@ from anabranch.protocol.interface import events as ev
 #: First and longest back-off (s) between two attempts; it doubles, with jitter.
 FIRST_S = 0.5
 LAST_S = 15.0
+#: Seconds to dial a data node whose run was over when this machine last took part, as its owner may have
+#: resumed it; a plain choice.
+OVER_S = 10.0
 #: Seconds of a day.
 DAY_S = 24 * 3600.0
 #: Kinds of refusal after which another dial may succeed.
@@ -33,7 +36,8 @@ class InitialDial:
 
     Stops the peer when the data node refuses it for good, when the ticket has expired, or after `patience_s`
     seconds if the data node was never reached. A peer with a link to another voter needs no link to this data
-    node. reached: True once the data node was reached, in this part of the run or an earlier one.
+    node. reached: True once the data node was reached, in this part of the run or an earlier one. over: how
+    the run ended when this machine last took part; "" if it did not.
     """
 
     def __init__(
@@ -43,12 +47,14 @@ class InitialDial:
         patience_s: float,
         say: Callable[[str], None],
         reached: bool = False,
+        over: str = "",
     ) -> None:
         self._live = live
         self._ticket = ticket
         leader = ticket.first_peer
         self._leader, self._address = leader.peer_id, ticket.first_addresses
-        self._patience_s = patience_s
+        self._patience_s = min(patience_s, OVER_S) if over else patience_s
+        self._over = over
         self._say = say
         self.reached = reached
         self._loop = asyncio.get_running_loop()
@@ -83,6 +89,9 @@ class InitialDial:
             why = "the ticket has expired: ask the run's owner for a new one"
             self._live.finish(Outcome(why, ok=False))
         elif not self.reached and now + wait_s > self._lost_at + self._patience_s:
+            if self._over:
+                self._live.finish(Outcome(f"{self._over}; its data node does not answer", ok=True))
+                return
             self._live.finish(
                 Outcome(
                     f"the run's data node at {self._address} could not be reached for "
@@ -112,7 +121,8 @@ class InitialDial:
         """How long the data node is dialled, for a sentence."""
         if not self.reached:
             return f"retrying for {duration(self._patience_s)}"
-        return f"trying again until it answers (the ticket is good for {left(self._ticket)}); Ctrl+C leaves"
+        good = f"the ticket is good for {left(self._ticket)}"
+        return f"trying again until it answers ({good}; if the run is over, it will not); Ctrl+C leaves"
 
     def _has_voter(self) -> bool:
         """True if the peer has a link to the leader or to a voter, which may become the leader."""

@@ -257,7 +257,7 @@ class LivePeer:
                 self._disk.submit(lambda: self._persist(effect), done)
             case ev.Describe(genesis):
                 self._worker.submit(
-                    lambda: self.machine.describe(genesis), lambda found: self._described(genesis, found)
+                    lambda: self._describe(genesis), lambda found: self._described(genesis, found)
                 )
             case ev.BuildStage(stage):
                 self._worker.submit(lambda: self.machine.build(stage), lambda b: self._built(stage, b))
@@ -305,7 +305,18 @@ class LivePeer:
 
         self._worker.submit(lambda: computer.run(task, inputs), done)
 
+    def _describe(self, genesis: Genesis) -> ev.Described | UserError:
+        """This machine's offer to the run, or why its user has to act first, as with a damaged corpus; on the
+        worker thread."""
+        try:
+            return self.machine.describe(genesis)
+        except UserError as error:
+            return error
+
     def _described(self, genesis: Genesis, described: object) -> None:
+        if isinstance(described, UserError):
+            self.finish(Outcome(str(described), ok=False))
+            return
         assert isinstance(described, ev.Described)
         settings = described.settings
         limits = limits_of_run(

@@ -102,6 +102,8 @@ def create_run(
             run = with_changes(run, {f"model.{key}": value for key, value in asdict(model).items()})
         elif run.model.vocab_size is None:
             run = with_changes(run, {"model.vocab_size": corpus.vocab_size})
+        if run.lora.rank:
+            run = with_changes(run, {"lora.frozen": _store_frozen(directory, run, model)})
         write_atomically(directory.run_file, render_run_file(run).encode())
     except BaseException:
         # A partial run directory, in which everything is new, would block the next attempt.
@@ -136,7 +138,7 @@ def lead_run(directory: RunDirectory, address: str) -> CreatedRun:
         address=address,
         disk=kept.nonce,
     )
-    machine = TrainingMachine(me, directory.corpus)
+    machine = TrainingMachine(me, directory.corpus, frozen=directory.frozen)
     machine.prepare(run)
     assert machine.model is not None and machine.batches is not None and machine.corpus is not None
     from anabranch.train.stage.protocol_inputs import model_hash, schedule_of, settings_of
@@ -190,19 +192,36 @@ def _history(directory: RunDirectory, kept: SavedVoterState) -> LogReplay:
 def _found(directory: RunDirectory, run: RunConfig, machine: TrainingMachine, member: Member) -> Genesis:
     """Genesis record (first log entry) of a new run. Imported weights are written as checkpoint 0."""
     from anabranch.checkpoint.hf import import_hf
+    from anabranch.data.hub import model_folder
     from anabranch.train.stage.protocol_inputs import Manifest, genesis_of, initial_fingerprints
 
     assert machine.model is not None and machine.corpus is not None
     run_id = f"{run.run.name}-{secrets.token_hex(6)}"
     initial = None
-    if run.model.initial_weights != "seed":
-        _, initial = import_hf(Path(run.model.initial_weights))
+    if run.model.initial_weights != "seed" and not run.lora.rank:
+        _, initial = import_hf(model_folder(run.model.initial_weights))
     fingerprints = initial_fingerprints(run, machine.model, initial)
     manifest = Manifest(machine.corpus.fingerprint, machine.corpus.tokenizer_hash)
     genesis = genesis_of(run, run_id, machine.model, member.id, manifest, member.numerics_class, fingerprints)
     if initial is not None:
         _write_initial(directory, run, machine.model, initial, genesis)
     return genesis
+
+
+def _store_frozen(directory: RunDirectory, run: RunConfig, model: ModelConfig) -> tuple[str, ...]:
+    """Hashes of each stage's frozen weights; the weights are written into the run directory, from which every
+    peer fetches those of its stage."""
+    import torch
+
+    from anabranch.checkpoint.hf import import_hf
+    from anabranch.data.hub import model_folder
+    from anabranch.train.adapters.frozen import FrozenStore, frozen_of_folder
+    from anabranch.train.adapters.lora import LoraModel, run_model
+
+    built = run_model(run, model, torch.device("cpu"))
+    assert isinstance(built, LoraModel)
+    _, tensors = import_hf(model_folder(run.model.initial_weights))
+    return frozen_of_folder(run, built, tensors, FrozenStore(directory.frozen))
 
 
 def _certifier(identity: Identity, run_id: str) -> Certify:

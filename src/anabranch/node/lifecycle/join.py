@@ -34,7 +34,7 @@ from anabranch.node.driver.peer_driver import LivePeer, Outcome
 from anabranch.node.driver.raft_storage import RaftStorage
 from anabranch.node.lifecycle.addresses import bind_port, reachable_address, relay_of, started_engine
 from anabranch.node.lifecycle.shutdown import STOP_S, stop_on_signals
-from anabranch.node.lifecycle.training_machine import TrainingMachine
+from anabranch.node.lifecycle.training_machine import FROZEN, TrainingMachine
 from anabranch.node.lifecycle.volunteer_console import VolunteerConsole
 from anabranch.observe.wording import ID_DIGITS, NAME_MAX, plain, with_names
 from anabranch.protocol.context.revocations import Revocations
@@ -144,6 +144,8 @@ class Volunteer:
         self._left = asyncio.Event()
         self._hours_over = False
         self._why_left = ""
+        self._ended = options.home / "ended"
+        """File with the sentence on how the run ended, once it did."""
 
     def stop(self, reason: str) -> None:
         """Leave the run cleanly, at the user's request."""
@@ -171,6 +173,12 @@ class Volunteer:
 
         Raises UserError if the first part cannot begin.
         """
+        try:
+            return await self._parts()
+        finally:
+            self._console.end()
+
+    async def _parts(self) -> Outcome:
         await self._hours_begin()
         outcome = await self._take_next_part() if self._left.is_set() else await self._take_part()
         while not self._options.once and not self._left.is_set():
@@ -193,7 +201,8 @@ class Volunteer:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._left.wait(), wait_s)
             outcome = await self._take_next_part()
-        self._console.end()
+        if outcome.ok and not (outcome.again or self._why_left or self._ended.exists()):
+            self._ended.write_text(outcome.reason, "utf-8")
         return outcome
 
     async def _hours_begin(self) -> None:
@@ -226,7 +235,8 @@ class Volunteer:
         self._admitted_at = math.inf
         live.listeners += [self._console.on_effect, self._on_effect]
         live.journal.on_event = self._console.on_event
-        dial = InitialDial(live, options.ticket, options.patience_s, self._say, self._reached)
+        over = self._ended.read_text("utf-8") if self._ended.is_file() else ""
+        dial = InitialDial(live, options.ticket, options.patience_s, self._say, self._reached, over)
         live.watchers += [self._console.watch, dial.watch]
         if options.listens:
             try:
@@ -254,6 +264,8 @@ class Volunteer:
             if ending is not None:
                 ending.cancel()
             self._live, self._reached = None, dial.reached
+            if dial.reached:
+                self._ended.unlink(missing_ok=True)
             members = live.peer.ctx.run.membership.members
             self._names = {peer[:ID_DIGITS]: plain(member.name, NAME_MAX) for peer, member in members.items()}
             doors = live.peer.joining.doors
@@ -310,7 +322,7 @@ class Volunteer:
         limits = Limits(max_payload_bytes=MAX_PAYLOAD_BYTES, link_payload_bytes=MAX_PAYLOAD_BYTES)
         return self._driver(
             peer,
-            TrainingMachine(me, options.corpus, options.device),
+            TrainingMachine(me, options.corpus, options.device, options.home / FROZEN),
             lambda accept: self._transport(
                 identity,
                 incarnation,

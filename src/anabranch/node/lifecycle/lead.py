@@ -107,7 +107,13 @@ def _live_peer(founded: CreatedRun, engine: IrohEngine | None, only_engine: bool
             VerifiedCredential("data", NEVER_EXPIRES_S),
         ),
         directory.events,
-        CheckpointIo(directory, founded.run_id, founded.run.checkpoint.keep, founded.newest),
+        CheckpointIo(
+            directory,
+            founded.run_id,
+            founded.run.checkpoint.keep,
+            founded.newest,
+            founded.run.lora.frozen,
+        ),
         founded.disk,
     )
     live.journal.iteration_bytes = batches.iteration_bytes

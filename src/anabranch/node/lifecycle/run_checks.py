@@ -29,7 +29,9 @@ def resolved(run: RunConfig) -> RunConfig:
     if run.data.tokenizer == "auto":
         changes["data.tokenizer"] = "bpe"
         if run.model.initial_weights != "seed":
-            folder = Path(run.model.initial_weights).expanduser()
+            from anabranch.data.hub import model_folder
+
+            folder = model_folder(run.model.initial_weights)
             if not (folder / "tokenizer.json").is_file():
                 raise ConfigError(
                     f'model.initial_weights: {folder} has no tokenizer.json, and data.tokenizer = "auto" '
@@ -49,6 +51,7 @@ def checked_model(run: RunConfig, tell: Tell) -> ModelConfig:
     that cannot work. Reads imported weights.
     """
     from anabranch.checkpoint.hf import dropout_of, import_hf
+    from anabranch.data.hub import model_folder
     from anabranch.train.model.sizes import model_config
     from anabranch.train.recipes.recipes import warnings_about
     from anabranch.train.stage.run_objects import check_shape
@@ -57,7 +60,7 @@ def checked_model(run: RunConfig, tell: Tell) -> ModelConfig:
     if run.model.initial_weights == "seed":
         model = model_config(run.model, vocabulary)
     else:
-        folder = Path(run.model.initial_weights)
+        folder = model_folder(run.model.initial_weights)
         model, _ = import_hf(folder)
         if vocabulary > model.vocab_size:
             raise ConfigError(
@@ -89,6 +92,12 @@ def check_run(run: RunConfig, model: ModelConfig) -> None:
 
     check_removed_options(run)
     partition(model, run.pipeline)
+    if run.lora.rank:
+        import torch
+
+        from anabranch.train.adapters.lora import run_model
+
+        run_model(run, model, torch.device("cpu"))
     check_fleet_holds(run, settings_of(run, "", model).activation_bytes)
 
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 MEMORY_SHARE = 0.5
 #: Share of the free memory that copies of other stages' states may take; a plain choice.
 SNAPSHOT_SHARE = 0.25
+#: Folder, in a volunteer's own, of frozen weights that it downloaded.
+FROZEN = "frozen"
 #: Largest measured capacity, in microbatches.
 MAX_CAPACITY = 1024
 
@@ -37,14 +39,18 @@ class TrainingMachine:
     """This machine's compute with real tensors (see `peer_driver.Machine`).
 
     me: this peer's member record, without measurements. corpus_directory: the corpus of a data node. device:
-    compute device of this machine, "" for the run file's. The
-    methods import torch, once the environment for the run's numerics is set; call them on the worker thread.
+    compute device of this machine, "" for the run file's. frozen: folder of frozen weights by their hash, for
+    runs that train adapters (None: they are downloaded each time). The methods import
+    torch, once the environment for the run's numerics is set; call them on the worker thread.
     """
 
-    def __init__(self, me: Member, corpus_directory: Path | None, device: str = "") -> None:
+    def __init__(
+        self, me: Member, corpus_directory: Path | None, device: str = "", frozen: Path | None = None
+    ) -> None:
         self._me = me
         self._corpus_directory = corpus_directory
         self._device = device
+        self._frozen = frozen
         self.run: RunConfig | None = None
         self.model: ModelConfig | None = None
         self.batches: Batches | None = None
@@ -117,12 +123,16 @@ class TrainingMachine:
 
     def build(self, stage: int) -> tuple[Computer, str]:
         """Worker of a stage in its initial state, and the fingerprint of that state ("" if it has none)."""
+        from anabranch.train.adapters.frozen import FrozenStore
         from anabranch.train.stage.workers import make_worker
 
         assert self.run is not None and self.model is not None
         batches = self.batches if stage == 0 else None
-        worker = make_worker(self.run, self.model, stage, batches, resident=self._resident)
-        if self.run.model.initial_weights != "seed":
+        store = None if self._frozen is None else FrozenStore(self._frozen)
+        worker = make_worker(
+            self.run, self.model, stage, batches, resident=self._resident, frozen=store
+        )
+        if self.run.model.initial_weights != "seed" and not self.run.lora.rank:
             return worker, ""
         return worker, worker.run(InitState(0)).fingerprint
 
@@ -164,10 +174,12 @@ def _held_bytes(run: RunConfig, model: ModelConfig) -> int:
 
 
 def measured_block_s(run: RunConfig, model: ModelConfig) -> tuple[float, float]:
-    """Seconds of a transformer block's forward and of its backward for one microbatch on this machine."""
-    from anabranch.config import PipelineSection
+    """Seconds of a transformer block's forward and of its backward for one microbatch on this machine, all of
+    its weights trained."""
+    from anabranch.config import LoraSection, PipelineSection
 
-    return measured_pass_s(replace(run, pipeline=PipelineSection(stages=1)), replace(model, blocks=1), 1)
+    one = replace(run, pipeline=PipelineSection(stages=1), lora=LoraSection())
+    return measured_pass_s(one, replace(model, blocks=1), 1)
 
 
 def measured_pass_s(

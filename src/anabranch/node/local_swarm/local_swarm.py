@@ -6,6 +6,7 @@ import contextlib
 import json
 import signal
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -16,7 +17,7 @@ from anabranch.errors import UserError
 from anabranch.node.driver.compute_ledger import LEDGER_VARIABLE, ledger_of
 from anabranch.node.local_swarm.supervisor import LISTEN_VARIABLE, Process, Supervisor
 from anabranch.observe.event_log import EventLog, EventTail
-from anabranch.observe.events import Event, Note, Step
+from anabranch.observe.events import Event, Note, Step, Unknown
 
 if TYPE_CHECKING:
     from anabranch.net.wan.places import Place
@@ -81,6 +82,7 @@ class LocalSwarm:
         # Events of earlier parts of the run are skipped.
         position = directory.events.stat().st_size if directory.events.exists() else 0
         self._tail = EventTail(directory.events, position)
+        self._unread: deque[Event | Unknown] = deque()
 
     def start(self) -> None:
         """Start the leader, wait for its tickets, then start the other processes.
@@ -183,20 +185,26 @@ class LocalSwarm:
     def events(self, poll: Callable[[], None] = lambda: None) -> Iterator[Event]:
         """Yield the run's events as they are written, until the leader's process ends.
 
-        `poll` is called about ten times a second.
+        `poll` is called about ten times a second. A caller that leaves the loop and calls again gets the
+        events from there on.
         """
         while True:
             running = not self.over()
             self.report_ends()
-            while events := self._tail.read():
-                for event in events:
-                    if isinstance(event, Event):
-                        self.stepped = self.stepped or isinstance(event, Step)
-                        yield event
+            while (event := self._next_event()) is not None:
+                if isinstance(event, Event):
+                    self.stepped = self.stepped or isinstance(event, Step)
+                    yield event
             poll()
             if not running:
                 return
             time.sleep(INTERVAL_S)
+
+    def _next_event(self) -> Event | Unknown | None:
+        """The next line of the event log; None at its end."""
+        if not self._unread:
+            self._unread.extend(self._tail.read())
+        return self._unread.popleft() if self._unread else None
 
     def over(self) -> bool:
         """True if the leader's process has ended, so that no more events come."""

@@ -51,10 +51,16 @@ def enter(name: str, log: str, namespace: str, environment: Mapping[str, str]) -
     os.environ.update(environment)
 
 
+def signal_at_end_of_parent(number: int) -> None:
+    """Have the kernel send this process a signal when the thread that started it ends; on Linux only."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+
+
 def die_with_parent() -> None:
     """Make this process die when the process that started it dies, on Linux even while frozen (SIGSTOP)."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        signal_at_end_of_parent(signal.SIGKILL)
         return
 
     def watch() -> None:

@@ -60,7 +60,7 @@ class Story:
                 tensor = f"{plain(event.tensor)} of microbatch {event.index} at stage {event.stage}"
                 text = f"step {event.t} was skipped: {tensor} was not finite or out of range"
                 return [("trouble", "", text)]
-            case log.Audit() if event.verdict in ("different", "withheld"):
+            case log.Audit() if event.verdict in ("different", "withheld", "expired"):
                 return [("trouble", event.subject, self._finding(event))]
             case log.Refused() if event.count == 1:
                 sender = f"{name(event.subject)}: " if event.subject else ""
@@ -158,6 +158,8 @@ class Story:
     def _finding(self, event: log.Audit) -> str:
         what = f": {self._reason(event.what)}" if event.what else ""
         about = f"the work of {self._peers.called(event.subject)} at stage {event.stage} in step {event.t}"
+        if event.verdict == "expired":
+            return f"nobody reported in time whether {about} is right"
         return f"{self._peers.called(event.auditor)} finds {about} {event.verdict}{what}"
 
     def _suspected(self, event: log.Suspected) -> Sentence:

@@ -37,7 +37,7 @@ def drawn(record: Commit, base: str, share: float) -> list[Drawn]:
     """Contributions to a step that are audited, drawn at random. base: hash of the commit's log entry, which
     seeds the draw. share: probability that a contribution is drawn."""
     found = []
-    for stage, commit in enumerate(record.stages):
+    for stage, commit in enumerate(record.stages[1:], start=1):  # data nodes only give receipts
         for position, receipt in enumerate(commit.receipts):
             if not receipt or _number(base, stage, position) >= share * 2.0**64:
                 continue

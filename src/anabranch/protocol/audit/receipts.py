@@ -1,10 +1,11 @@
-"""Receipts: a relay's signed statement of what it received and sent in one step, for each unit that counted.
+"""Receipts: a peer's signed statement of what it received and sent in one step, for each unit that counted.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Sequence
+from functools import partial
 
 import msgspec
 
@@ -35,6 +36,15 @@ class UnitReceipt(msgspec.Struct, array_like=True, frozen=True):
     gradient_out: Hash
 
 
+class EndReceipt(msgspec.Struct, array_like=True, frozen=True):
+    """Receipt for one unit of a data node: the activation that the head of a microbatch received from the
+    last stage, or the gradient that its embedding received from stage 1. unit: `head_unit` or
+    `embed_unit`."""
+
+    unit: Index
+    came: Transfer
+
+
 class SumReceipt(msgspec.Struct, array_like=True, frozen=True):
     """Receipt for a part of the gradient that the signer added up: hashes of the members' parts by position,
     and of the sum."""
@@ -46,8 +56,9 @@ class SumReceipt(msgspec.Struct, array_like=True, frozen=True):
 
 class Receipt(msgspec.Struct, array_like=True, frozen=True):
     """Statement of what `peer` received and sent at `stage` in step t on `base`, for reduce attempt (term,
-    number). parts: hashes of the parts of its own gradient sum. sums: parts that it added up for all members.
-    reduced: hashes of the parts of the whole gradient, as it received them."""
+    number). units: of a relay. parts: hashes of the parts of its own gradient sum. sums: parts that it added
+    up for all members. reduced: hashes of the parts of the whole gradient, as it received them. ends: units
+    of a data node."""
 
     run: str
     base: Hash
@@ -60,6 +71,7 @@ class Receipt(msgspec.Struct, array_like=True, frozen=True):
     parts: tuple[Hash, ...]
     sums: tuple[SumReceipt, ...]
     reduced: tuple[Transfer, ...]
+    ends: tuple[EndReceipt, ...] = ()
 
 
 class SignedReceipt(msgspec.Struct, array_like=True, frozen=True):
@@ -97,13 +109,9 @@ def receipt_hash(data: bytes) -> str:
 
 
 def unit_receipts(seals: Seals, units: Collection[int]) -> tuple[UnitReceipt, ...]:
-    """Receipts of the microbatches `units`, all of which this peer computed. seals: what it received and
+    """Receipts of the microbatches `units`, all of which this relay computed. seals: what it received and
     sent."""
-
-    def came(kind: str, unit: int) -> Transfer:
-        received = seals.received[kind, unit]
-        return Transfer(received.hash, received.sender, received.stage, received.seal)
-
+    came = partial(_came, seals)
     return tuple(
         UnitReceipt(
             unit,
@@ -116,6 +124,23 @@ def unit_receipts(seals: Seals, units: Collection[int]) -> tuple[UnitReceipt, ..
     )
 
 
+def _came(seals: Seals, kind: str, index: int) -> Transfer:
+    received = seals.received[kind, index]
+    return Transfer(received.hash, received.sender, received.stage, received.seal)
+
+
+def end_receipts(seals: Seals, units: Collection[int]) -> tuple[EndReceipt, ...]:
+    """Receipts of the units `units` of stage 0, all of which this data node computed. seals: what it
+    received."""
+    return tuple(EndReceipt(unit, _came(seals, *end_of(unit))) for unit in sorted(units))
+
+
+def end_of(unit: int) -> tuple[str, int]:
+    """Kind of payload that a unit of stage 0 receives, and its microbatch."""
+    index, embeds = divmod(unit, 2)
+    return (GRADIENT if embeds else ACTIVATION), index
+
+
 def mismatch(receipt: Receipt, peer: str, attempt: Attempt, run: str, stages: int) -> str | None:
     """Reason why a receipt does not belong to `peer` in this reduce attempt, or None."""
     fence, position = attempt.fence, attempt.members.index(peer)
@@ -125,8 +150,11 @@ def mismatch(receipt: Receipt, peer: str, attempt: Attempt, run: str, stages: in
     if (receipt.term, receipt.number) != (attempt.attempt.term, attempt.attempt.number):
         return "a receipt of another reduce"
     owned = [unit for unit, owner in enumerate(attempt.owners) if owner == position]
-    if [unit.unit for unit in receipt.units] != owned:
+    relay, data = (owned, []) if attempt.stage else ([], owned)
+    if [unit.unit for unit in receipt.units] != relay or [end.unit for end in receipt.ends] != data:
         return "a receipt of other units than it owns"
+    if any(end.came.stage != (1 if end_of(end.unit)[0] == GRADIENT else stages) for end in receipt.ends):
+        return "a payload that is not of an adjacent stage"
     before, after = attempt.stage - 1, (attempt.stage + 1) % (stages + 1)
     if any((u.activation_in.stage, u.gradient_in.stage) != (before, after) for u in receipt.units):
         return "a payload that is not of an adjacent stage"
@@ -147,7 +175,7 @@ def broken_seal(receipt: Receipt, signer: Signer) -> str | None:
 def contradictions(receipts: Sequence[Receipt], signer: Signer) -> dict[str, str]:
     """Peers that contradict themselves in the receipts of one step -> what they signed twice. A peer
     contradicts itself if it sealed another part of its sum than its receipt states, or states a seal that the
-    sender never made."""
+    sender never made for a payload that differs from its owner's."""
     found: dict[str, str] = {}
     by_unit = {(r.stage, unit.unit): (r, unit) for r in receipts for unit in r.units}
     by_peer = {(r.stage, r.peer): r for r in receipts}
@@ -156,26 +184,35 @@ def contradictions(receipts: Sequence[Receipt], signer: Signer) -> dict[str, str
             name = str(unit.unit)
             before = by_unit.get((receipt.stage - 1, unit.unit))
             after = by_unit.get((receipt.stage + 1, unit.unit))
-            if before is not None:
-                owner, sent = before[0].peer, before[1].activation_out
-                _compare(found, signer, receipt, owner, unit.activation_in, sent, ACTIVATION, name)
-            if after is not None:
-                owner, sent = after[0].peer, after[1].gradient_out
-                _compare(found, signer, receipt, owner, unit.gradient_in, sent, GRADIENT, name)
+            if before is not None and before[1].activation_out != unit.activation_in.hash:
+                _compare(found, signer, receipt, before[0].peer, unit.activation_in, ACTIVATION, name)
+            if after is not None and after[1].gradient_out != unit.gradient_in.hash:
+                _compare(found, signer, receipt, after[0].peer, unit.gradient_in, GRADIENT, name)
+        for end in receipt.ends:
+            kind, index = end_of(end.unit)
+            sent = by_unit.get((end.came.stage, index))
+            if sent is not None and end.came.hash != output_of(sent[1], kind):
+                _compare(found, signer, receipt, sent[0].peer, end.came, kind, str(index))
         for total in receipt.sums:
             name = part_name(receipt.term, receipt.number, total.part)
             for _, came in total.inputs:
                 sender = by_peer.get((receipt.stage, came.sender))
                 if sender is None or total.part >= len(sender.parts):
                     continue
-                _compare(found, signer, receipt, came.sender, came, sender.parts[total.part], PART, name)
+                if came.hash != sender.parts[total.part]:
+                    _compare(found, signer, receipt, came.sender, came, PART, name)
         for part, came in enumerate(receipt.reduced):
             summer = by_peer.get((receipt.stage, came.sender))
             outputs = {total.part: total.output for total in summer.sums} if summer is not None else {}
-            if part in outputs:
+            if came.hash != outputs.get(part, came.hash):
                 name = part_name(receipt.term, receipt.number, part)
-                _compare(found, signer, receipt, came.sender, came, outputs[part], REDUCED, name)
+                _compare(found, signer, receipt, came.sender, came, REDUCED, name)
     return found
+
+
+def output_of(unit: UnitReceipt, kind: str) -> str:
+    """Hash of the activation or gradient that a relay's receipt states for a microbatch."""
+    return unit.activation_out if kind == ACTIVATION else unit.gradient_out
 
 
 def _compare(
@@ -184,18 +221,15 @@ def _compare(
     receiver: Receipt,
     owner: str,
     came: Transfer,
-    sent: str,
     kind: str,
     name: str,
 ) -> None:
-    """Compare what `receiver` states as received with what the receipt of `owner` states as sent, and enter
-    who contradicts itself into `found`."""
-    if came.sender != owner or came.hash == sent:
-        return  # it came from another replica, which computed the same before, or it is what was sent
+    """Enter who contradicts itself into `found`: what `receiver` states as received is not what the receipt
+    of `owner` states as sent."""
     text = seal_text(receiver.run, receiver.base, came.stage, kind, name, came.hash)
-    if not signer.verify(owner, text, came.seal):
+    if not signer.verify(came.sender, text, came.seal):
         found.setdefault(receiver.peer, f"its receipt has a seal that the sender of {kind} {name} never made")
-    elif kind in (PART, REDUCED):
+    elif came.sender == owner and kind in (PART, REDUCED):
         found.setdefault(owner, f"it sent another {kind} of {name} than its receipt says")
     # An honest relay may have sealed two activations of a microbatch: who sent it the first one lied, took
     # the microbatch back, and sent another. It proves nothing (`unlinked` finds it).

@@ -51,7 +51,8 @@ class CarrierChoice:
         for other in self._linked_members(peer):
             if address := direct_addresses(self.run.membership.members[other].address):
                 candidates.setdefault(other, address)
-        candidates = {c: a for c, a in candidates.items() if c not in (self.me, peer, *self.links.suspects)}
+        left_out = {self.me, peer, *self.links.suspects}
+        candidates = {c: a for c, a in candidates.items() if c not in left_out}
         scores = pair_scores((peer,), tuple(candidates))[0].tolist() if candidates else []
         broken = self.links.broken_circuits
         keys = {

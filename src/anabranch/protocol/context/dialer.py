@@ -49,7 +49,11 @@ class Dialer:
 
     def deadline(self) -> float:
         """Time (s) of the next attempt; infinite if none is planned."""
-        return min(at for at, _ in self._dials.values()) if self._dials else float("inf")
+        due = float("inf")
+        for at, _ in self._dials.values():
+            if at < due:
+                due = at
+        return due
 
     def reach(self, peer: str) -> None:
         """Dial a member or fellow voter, unless it is linked or a dial is in progress."""

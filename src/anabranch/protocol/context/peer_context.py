@@ -52,6 +52,7 @@ class PeerContext:
     def use_settings(self, settings: Settings) -> None:
         """Replace this peer's settings by those of the run that it joins."""
         self.run.use_settings(settings)
+        self.tasks.put_iterations_first(bool(settings.delay.start))
         self.costs.activation_bytes = settings.activation_bytes
 
     def fence(self, t: int, base: str) -> Fence:

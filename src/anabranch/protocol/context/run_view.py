@@ -20,7 +20,7 @@ from anabranch.protocol.membership.overlay import Overlay
 from anabranch.protocol.membership.view import Membership
 from anabranch.protocol.messages import Spared
 from anabranch.protocol.placement.rates import SEARCHED
-from anabranch.protocol.rounds.plan import Plan, active, even_plan, plan_hash, units_of
+from anabranch.protocol.rounds.plan import Plan, active, plan_hash, plan_problem, units_of
 
 #: Longest time (s) for which a sender may be asked to wait before it uses a standby; longer ones are refused
 #: as implausible.
@@ -33,8 +33,8 @@ PLANS_KEPT = 1024
 class RunCourse:
     """Number of steps and pause of a run, folded from the `Control` records of its log.
 
-    steps: number of steps; 0 leaves it to the run file. held: last iteration to be opened during a pause; -1
-    where the run is not paused.
+    steps: number of optimizer steps; 0 leaves it to the run file. held: last iteration to be opened during a
+    pause; -1 where the run is not paused.
     """
 
     steps: int = 0
@@ -118,17 +118,23 @@ class RunView:
 
     # --- rounds --------------------------------------------------------------------------------
 
-    def plan_round(self, t: int, plan: Plan | UnsetType) -> None:
-        """Take the plan of round t from the log; plans of later rounds are void."""
+    def plan_round(self, t: int, plan: Plan | UnsetType) -> str:
+        """Take the plan of iteration t from the log; plans of later rounds are void. Returns the reason why
+        no honest leader plans so, "" if one might; then the plan is not taken."""
+        slots = () if isinstance(plan, UnsetType) else plan
         self._plans = {k: v for k, v in self._plans.items() if t - PLANS_KEPT < k < t}
-        if not isinstance(plan, UnsetType) and plan:
-            self._plans[t] = plan
+        wrong = plan_problem(self.settings.rounds, t, slots)
+        if slots and not wrong:
+            self._plans[t] = slots
+        return wrong
 
     def plan(self, t: int) -> Plan:
-        """Slots of iteration t; () if it is no round."""
-        if not self.settings.rounds.has(t):
-            return ()
-        return self._plans.get(t) or even_plan(self.settings.rounds)
+        """Slots of iteration t; () if it is no round, or one before this peer knew the log."""
+        return self._plans.get(t, ())
+
+    def can_open(self, t: int) -> bool:
+        """True if iteration t can be opened: it is no round, or its plan is known."""
+        return not self.settings.rounds.has(t) or t in self._plans
 
     @property
     def in_rounds(self) -> bool:
@@ -159,8 +165,9 @@ class RunView:
 
     @property
     def steps(self) -> int:
-        """Number of steps of the run: the run file's, unless a `Control` record in the log changed it."""
-        return self.course.steps or self.settings.steps
+        """Number of iterations of the run: the run file's, unless a `Control` record in the log changed it
+        (which counts optimizer steps)."""
+        return self.settings.rounds.iterations(self.course.steps) or self.settings.steps
 
     @property
     def deals(self) -> bool:

@@ -3,6 +3,7 @@
 Order: the step itself (reduce, apply, state transfer), then losses and input gradients, then forwards, then
 weight gradients (they fill the gaps), then repeated work for which nobody upstream waits, then held-out
 windows, then checks of states for others; within a rank the lowest (iteration, index) first (DESIGN §3.4).
+Where two iterations are in flight, all work on microbatches of the first comes before that of the second.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ _OUTLIVING = (TaskPriority.STEP, TaskPriority.BACKGROUND)
 
 @dataclass(order=True)
 class _Job:
+    group: tuple[int, int]
     rank: int
     t: int
     index: int
@@ -49,10 +51,16 @@ class WorkQueue:
     task since the last `take_seconds`."""
 
     def __init__(self) -> None:
+        self._by_iteration = False
         self._heap: list[_Job] = []
         self._order = 0
         self.running: _Job | None = None
         self.seconds: dict[str, float] = {}
+
+    def put_iterations_first(self, by_iteration: bool) -> None:
+        """Order tasks by iteration before rank, where two are in flight. To be called before the first
+        task."""
+        self._by_iteration = by_iteration
 
     def submit(
         self, rank: TaskPriority, task: Task, inputs: tuple[Payload, ...], then: Then, index: int = 0
@@ -65,7 +73,14 @@ class WorkQueue:
             then(result)
 
         self._order += 1
-        heapq.heappush(self._heap, _Job(int(rank), task.t, index, self._order, task, inputs, timed))
+        group, number = self._group(rank, task.t), self._order
+        heapq.heappush(self._heap, _Job(group, int(rank), task.t, index, number, task, inputs, timed))
+
+    def _group(self, rank: TaskPriority, t: int) -> tuple[int, int]:
+        """Part of the order that stands above the rank."""
+        if not self._by_iteration or rank is TaskPriority.STEP:
+            return 0, 0
+        return (2, 0) if rank is TaskPriority.BACKGROUND else (1, t)
 
     def take_seconds(self) -> dict[str, float]:
         """Return the compute seconds by kind of task and restart at zero."""

@@ -18,8 +18,10 @@ from anabranch.protocol.audit.receipts import (
     Receipt,
     Transfer,
     contradictions,
+    end_of,
     mismatch,
     opened,
+    output_of,
     receipt_hash,
 )
 from anabranch.protocol.context.peer_context import PeerContext
@@ -33,6 +35,8 @@ from anabranch.protocol.reduce.hierarchy import FLAT
 from anabranch.protocol.reduce.partial_sums import PARTS
 from anabranch.protocol.reduce.work_receipt import refused_sums
 
+#: Finding that the leader notes for an audit whose auditor did not report in time.
+EXPIRED = "expired"
 VERDICTS = ("same", "different", "withheld", "unable")
 #: Seconds for which the run's end waits for an audit: two auditors that each ask two sources in vain.
 PATIENCE_S = 4 * WAIT_S
@@ -78,7 +82,7 @@ class AuditCases:
 
     def refused(self, peer: str, message: Prepared, attempt: Attempt, current: Round) -> str | None:
         """Check the receipt of a PREPARED report and keep it; returns the reason if it is refused."""
-        if not self.on or not attempt.stage or peer not in attempt.members:
+        if not self.on or peer not in attempt.members:
             return None
         run, receipt = self.ctx.run, opened(message.receipt, self.ctx.signer)
         if receipt is None:
@@ -88,6 +92,7 @@ class AuditCases:
         if wrong := refused_sums(receipt, attempt, FLAT * run.settings.neighbours):
             return wrong
         came = [part for unit in receipt.units for part in (unit.activation_in, unit.gradient_in)]
+        came += [end.came for end in receipt.ends]
         if any(not self._served(current, part) for part in came):
             return "a receipt with the seal of a peer that did not serve"
         current.receipts.setdefault(attempt.stage, {})[peer] = receipt
@@ -102,9 +107,9 @@ class AuditCases:
         return removed or (came.stage, came.sender) in current.served
 
     def complete(self, attempt: Attempt, prepared: Mapping[str, Prepared]) -> bool:
-        """True if every owner of units in this attempt has sent its receipt. Nobody could audit the part of
-        one that left before it did: other replicas compute its units again."""
-        if not self.on or not attempt.stage:
+        """True if every owner of units in this attempt has sent its receipt. An owner that left without a
+        receipt could not be audited: other replicas compute its units again."""
+        if not self.on:
             return True
         return all(attempt.members[position] in prepared for position in set(attempt.owners) - {-1})
 
@@ -117,7 +122,7 @@ class AuditCases:
 
     def hashes(self, current: Round, attempt: Attempt) -> tuple[str, ...]:
         """Hash of each reduce member's receipt, for the commit; () without audits."""
-        if not self.on or not attempt.stage:
+        if not self.on:
             return ()
         prepared, position = current.prepared[attempt.stage], set(attempt.owners)
         receipts = [
@@ -163,6 +168,13 @@ class AuditCases:
             over = not each.auditors
             self._cases[each.t, each.subject] = Case(each, receipt, due_at, over, incarnation)
 
+    def ended(self) -> bool:
+        """Close the cases that are still open when the run ends. True if the log has to go back for one."""
+        had = self.returns
+        for case in self._cases.values():
+            self._expired(case)
+        return self.returns != had
+
     def awaited_until(self) -> float:
         """Time (s) until which reports about the audits of the last steps are awaited; -inf if no audit is
         open."""
@@ -181,7 +193,12 @@ class AuditCases:
         case = self._cases.get((t, subject))
         return case.receipt if case is not None else b""
 
-    def rolled_back(self) -> None:
+    def rolled_back(self, t: int) -> None:
+        """Drop all cases, as the log went back to the state after step t. Auditors drop theirs too, so the
+        open cases of steps that stay are noted as expired."""
+        for case in self._cases.values():
+            if case.drawn.t <= t:
+                self._expired(case)
         self._cases.clear()
         self.returns, self.settled, self._checked = "", False, ()
 
@@ -239,10 +256,16 @@ class AuditCases:
             self._return(f"{peer[:8]} could not tell if {about} is false", each.t)
 
     def _expired(self, case: Case) -> None:
-        """Close a case that can no longer be audited, as its inputs are dropped now. If one auditor found a
-        difference that no second one checked, the step is void."""
+        """Close a case that can no longer be audited, as its inputs are dropped now, and note it as expired.
+        If one auditor found a difference that no second one checked, the step is void."""
         each = case.drawn
-        if not case.over and "different" in case.verdicts.values():
+        if case.over:
+            return
+        case.over = True
+        silent = next((peer for peer in each.auditors[:AUDITORS] if peer not in case.verdicts), "")
+        fields = {"t": each.t, "base": each.base, "stage": each.stage, "subject": each.subject}
+        self.ctx.outbox.note("audit", auditor=silent, verdict=EXPIRED, receipt="", **fields)
+        if "different" in case.verdicts.values():
             about = f"the work of {each.subject[:8]} at stage {each.stage} in step {each.t}"
             self._return(f"no second replica answered if {about} is false", each.t)
 
@@ -287,4 +310,9 @@ def unlinked(receipts: list[Receipt]) -> str:
             return f"microbatch {index} between stages {stage - 1} and {stage}"
         if after is not None and after.gradient_out != unit.gradient_in.hash:
             return f"microbatch {index} between stages {stage + 1} and {stage}"
+    for end in (end for receipt in receipts for end in receipt.ends):
+        kind, index = end_of(end.unit)
+        sent = out.get((end.came.stage, index))
+        if sent is not None and output_of(sent, kind) != end.came.hash:
+            return f"microbatch {index} between stages {end.came.stage} and 0"
     return ""

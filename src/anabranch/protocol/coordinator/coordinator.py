@@ -66,7 +66,8 @@ GIVEN_AWAY_S = 60.0
 class Coordinator:
     """Decisions of the peer that leads the log. admit: function that makes the part that admits and removes
     members. has_directory: True if checkpoints can be written on this machine. account: function that returns
-    what this peer knows of a reduce whose parts it sums. opening: records that are logged first."""
+    what this peer knows of a reduce whose parts it sums. base_of: base of a delayed iteration. opening:
+    records that are logged first."""
 
     def __init__(
         self,
@@ -77,6 +78,7 @@ class Coordinator:
         admit: Callable[[StepQueries], Admission],
         has_directory: bool,
         account: Callable[[Attempt], ReduceAccount | None],
+        base_of: Callable[[int], str],
         opening: Sequence[AnyRecord] = (),
     ) -> None:
         self.ctx = ctx
@@ -90,7 +92,7 @@ class Coordinator:
             lambda peer: self.stage_recovery.worth_s(peer, self.t, self.reducing.step_s),
         )
         admission = self.admission = admit(step)
-        self.has_directory = has_directory
+        self.has_directory, self._base_of = has_directory, base_of
         self.tip = LogTip(ctx)
         self.wish: Wish | None = None
         """Request of the operator that is not logged yet."""
@@ -154,7 +156,7 @@ class Coordinator:
         self.restore(record.t, base, record.adam_step, record.fingerprints)
         self.checkpoints.set_last(checkpointed)
         self.tip.round, self.released.applied, self._skips, self._closed = None, {}, 0, False
-        self.audits.rolled_back()
+        self.audits.rolled_back(record.t)
         self.admission.ready.clear()
         self.stage_recovery.rolled_back()
 
@@ -232,7 +234,9 @@ class Coordinator:
         if (carriers := self.carriers.record()) is not None:
             self.log.append(carriers)
             return
-        quiet = self.round is None or not any(self.round.claims.values())
+        # Two iterations in flight are never quiet; then the beginning of one has to do.
+        current, delay = self.round, self.ctx.run.settings.delay
+        quiet = current is None or not any(current.claims.values()) or delay.has(current.t)
         self._change_members(quiet)
         if self.log.busy:
             return  # a record is being committed, or the lead is being transferred
@@ -269,7 +273,7 @@ class Coordinator:
             if self.catalog.newest(audits.returns_before) is None:
                 lost = f"no state before iteration {audits.returns_before} is left to go back to"
                 self.ctx.outbox.note("note", text=f"{audits.returns}; {lost}")
-                audits.rolled_back()
+                audits.rolled_back(self.t)
                 return None
             advice, before = "lend a third replica", audits.returns_before
             return self.disputes.go_back(audits.returns, advice, before, audits.settled)
@@ -362,12 +366,12 @@ class Coordinator:
         begin.
 
         While every stage has a live member, iteration t + 1 is already open, so they serve from t + 2, which
-        no peer opens before the step of t + 1 is proposed.
+        no peer opens before the step of t + 1 is proposed. If t + 2 is delayed it is open, too.
         """
-        t = self.t + 1
+        t, delay = self.t + 1, self.ctx.run.settings.delay
         membership, stages = self.ctx.run.membership, range(self.ctx.run.settings.stages + 1)
         if all(membership.count(stage, t) for stage in stages):
-            return t + 1
+            return t + 1 + delay.has(t + 1)
         ready = self.admission.ready
         begun = membership.begun
         needed = 1 if begun else self.ctx.run.settings.min_replicas
@@ -390,15 +394,16 @@ class Coordinator:
         None if it must first apply the last step. A relay serves in the open iteration already if much of its
         stage's work is left and the swarm is small (in a large one neighbours would change, which waits for
         the next iteration)."""
-        current = self.round
+        current, settings = self.round, self.ctx.run.settings
         if current is None or current.t > self.ctx.run.steps:
             return active_from
         reduces = stage in current.attempts and stage not in current.torn
+        if settings.delay.has(current.t + 1):  # the newcomer would lack the other iteration in flight
+            return active_from
         if current.t == active_from:  # a lost stage gets new replicas
             return active_from + reduces
         if not stage or reduces or self.ctx.run.near.crowded:
             return active_from
-        settings = self.ctx.run.settings
         if current.slots:  # its slots are given away, but with its result a newcomer begins the next in time
             return current.t if ready_t == self.t else active_from
         cover = settings.cover(stage)
@@ -422,7 +427,8 @@ class Coordinator:
             return
         stages = range(self.ctx.run.settings.stages + 1)
         if all(self.ctx.run.membership.count(stage, t) for stage in stages):
-            self.tip.round = opened = Round(t, self.base, self.ctx.clock.now, progress_at=self.ctx.clock.now)
+            base = self._base_of(t) if self.ctx.run.settings.delay.has(t) else self.base
+            self.tip.round = opened = Round(t, base, self.ctx.clock.now, progress_at=self.ctx.clock.now)
             served = ((stage, peer) for stage in stages for peer in self.ctx.run.membership.live(stage, t))
             opened.served.update(served if self.audits.on else ())
             opened.slots, opened.manifest = self.ctx.run.plan(t), self.ctx.run.manifest(t)
@@ -473,7 +479,7 @@ class Coordinator:
         self.tip.t, self.tip.base, self.tip.adam_step = record.t, base, record.adam_step
         self.vouchers.moved(record.t, base)
         self.audits.committed(record, base, self.round)
-        self.rounds.committed(record)
+        self.rounds.committed(record, self.round)
         self.released.committed()
         self.tip.round = None
         self._skips = self._skips + 1 if record.verdict == "skip" else 0
@@ -496,6 +502,8 @@ class Coordinator:
         if closing and self.ctx.run.settings.evaluates(self.t, self.ctx.run.steps):
             return
         if not self.tip.over or self._stop_logged or self.audits.awaited_until() > self.ctx.clock.now:
+            return
+        if self.audits.ended():
             return
         if not self.has_directory:
             self._wait(

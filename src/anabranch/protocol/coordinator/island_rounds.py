@@ -9,19 +9,23 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.coordinator.round import Round
 from anabranch.protocol.fleet.admission import Admission
 from anabranch.protocol.interface.rounds import MOST_RATE
 from anabranch.protocol.log.records import Commit, StageCommit
-from anabranch.protocol.rounds.plan import Plan, active, even_plan, next_plan, units_of
+from anabranch.protocol.rounds.plan import Plan, active, counted, even_plan, next_plan, units_of
 from anabranch.protocol.telemetry.estimators import plausible
 
-#: Share of the slots that must be ready before the others can be late, of those whose machine has not left.
-#: Plain choice: a median machine may still be among those before it.
+#: Share of the slots after which the others have `round.grace` times the time so far, of those whose machine
+#: has not left. Plain choice: a median machine may still be among those before it. After fewer the others
+#: have the more time.
 READY = 0.75
+#: Rounds running in which a slot overflows, after which the leader says so, and again after as many. Plain
+#: choice.
+OVERFLOWS = 3
 #: Tasks whose seconds are the work of a microbatch or slot.
 _WORK = ("Forward", "InputGradient", "WeightGradient", "Recount")
 
@@ -36,6 +40,8 @@ class IslandRounds:
         self._has_last = has_last
         self._rates: dict[str, float] = {}
         """Peer -> microbatches per second, as measured in its last iteration with counted work."""
+        self._overflows: dict[int, int] = {}
+        """Slot -> rounds running in which it overflowed and did not count."""
         self._units: Mapping[str, int] = {}
         """Peer -> microbatches of its work in the last step."""
 
@@ -45,14 +51,28 @@ class IslandRounds:
         settings = self.ctx.run.settings
         return settings.microbatches // max(1, settings.rounds.slots)
 
-    def committed(self, record: Commit) -> None:
-        """Note whose work counted in a step, and how much."""
+    def committed(self, record: Commit, current: Round | None) -> None:
+        """Note whose work counted in a step, and how much. current: this leader's record of it, if it has
+        one."""
         if not self.ctx.run.settings.rounds.inner:
             return
         self._units = {}
         if len(record.stages) > 1:
             plan = self.ctx.run.plan(record.t)
             self._units = self._counted(record.stages[1], plan)
+            if plan and current is not None and current.t == record.t:
+                self._warn(current, counted(record.stages[1].owners))
+
+    def _warn(self, current: Round, accepted: tuple[int, ...]) -> None:
+        """Note slots that overflowed in several rounds running: their batches wait for ever."""
+        reported = {index for stage, index in current.witnesses if stage}
+        for slot in active(current.slots):
+            over = slot in reported and slot not in accepted
+            rounds = self._overflows[slot] = self._overflows.get(slot, 0) + 1 if over else 0
+            if rounds and rounds % OVERFLOWS == 0:
+                text = f"slot {slot} overflowed in {rounds} rounds running, and is left out with its batches"
+                advice = "lower the learning rate, or take fewer round.steps"
+                self.ctx.outbox.note("note", text=f"{text}: {advice}")
 
     def _counted(self, part: StageCommit, plan: Plan) -> Counter[str]:
         units: Counter[str] = Counter()
@@ -62,7 +82,7 @@ class IslandRounds:
         return units
 
     def on_applied(self, peer: str, timing: Mapping[str, float]) -> None:
-        """Take the compute seconds of a peer in the last step."""
+        """Measure the speed of a peer by the compute seconds that it reports for the last step."""
         seconds = sum(timing.get(kind, 0.0) for kind in _WORK)
         if (units := self._units.get(peer)) and plausible(seconds):
             self._rates[peer] = units / seconds
@@ -93,20 +113,34 @@ class IslandRounds:
     # --- late slots ----------------------------------------------------------------------------
 
     def expected_s(self, current: Round) -> float:
-        """Seconds that the slots of a round should take; 0 in a synchronous iteration. Of a machine that says
-        it is far slower than others not more than MOST_RATE times the median."""
+        """Seconds that the slots of a round should take; 0 in a synchronous iteration, and if its slots are
+        bound to no machine."""
         members = self.ctx.run.membership.members
-        times = sorted(s.steps / self._rate(s.peer) for s in current.slots if s.steps and s.peer in members)
+        bound = [slot for slot in current.slots if slot.steps and slot.peer in members]
+        return self._most(slot.steps / self._rate(slot.peer) for slot in bound)
+
+    def _longest_s(self, current: Round) -> float:
+        """Seconds that the slots of a round should take, also of a first one, whose slots anybody fills."""
+        live, inner = self.ctx.run.membership.live(1, current.t), self.ctx.run.settings.rounds.inner
+        return self.expected_s(current) or self._most(inner / self._rate(peer) for peer in live)
+
+    @staticmethod
+    def _most(seconds: Iterable[float]) -> float:
+        """The longest time; 0 if there is none. A machine that reports itself far slower than the others
+        counts with at most MOST_RATE times the median."""
+        times = sorted(seconds)
         return min(times[-1], MOST_RATE * times[(len(times) - 1) // 2]) if times else 0.0
 
     def drop_late(self, current: Round, settled: bool) -> None:
-        """Decide without which slots the round ends. settled: True if its result is PREPARED already."""
+        """Leave late slots out of the round, once it has waited long enough; none if its result is PREPARED
+        already (`settled`)."""
         if not current.slots or not self.ctx.run.settings.rounds.drops or settled:
             return
         slots, ready = active(current.slots), self._ready(current)
         there = ready.union(slot for slot in slots if not self._left(current, slot))
-        if len(ready) >= READY * len(there) and ready and current.ready_at == math.inf:
-            current.ready_at = self.ctx.clock.now
+        share = min(1.0, len(ready) / (READY * len(there))) if there else 0.0
+        if share > current.ready_share:
+            current.ready_at, current.ready_share = self.ctx.clock.now, share
         late = frozenset(slots) - ready - current.dropped
         if not late or not ready or not self._waited(current, late):
             return
@@ -146,4 +180,7 @@ class IslandRounds:
         ready = self._ready(current)
         if not ready or len(ready) + len(current.dropped) >= len(active(current.slots)):
             return math.inf
-        return current.ready_at + rounds.grace * (current.ready_at - current.opened_at)
+        seconds = (current.ready_at - current.opened_at) / current.ready_share
+        if current.ready_share < 1.0:
+            seconds = max(seconds, self._longest_s(current))
+        return current.opened_at + (1.0 + rounds.grace) * seconds

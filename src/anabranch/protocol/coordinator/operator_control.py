@@ -82,8 +82,9 @@ def control_record(ctx: PeerContext, wish: Wish, t: int, opened: bool) -> Contro
     stops repeating the request.
     """
     paused = ctx.run.course.held >= 0
-    if wish.action == STEPS and wish.steps != ctx.run.steps:
-        if t < ctx.run.steps and wish.steps > t:
+    iterations = ctx.run.settings.rounds.iterations(wish.steps)
+    if wish.action == STEPS and iterations != ctx.run.steps:
+        if t < ctx.run.steps and iterations > t:
             return Control(STEPS, wish.steps)
         why = "all steps are committed" if t >= ctx.run.steps else f"step {t} is committed"
         ctx.outbox.note("note", text=f"{_words(wish)} was not done: {why}")

@@ -115,7 +115,7 @@ class Proposals:
             epoch=self.ctx.run.settings.epoch,
             term=self.log.term,
             t=current.t,
-            previous_base=current.base,
+            previous_base=self.tip.base,
             manifest=current.manifest,
             verdict="skip" if witness is not None else "step",
             tokens=tokens,

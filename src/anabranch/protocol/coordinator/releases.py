@@ -114,7 +114,7 @@ class Releases:
         return membership.live(stage, self.tip.t) or membership.live(stage, self.tip.t + 1)
 
     def _majority(self, stage: int, live: list[str], applied: Mapping[str, str]) -> str | None:
-        """Fingerprint that more than half of the stage's jury reported; None if there is none yet."""
+        """Fingerprint that more than half of the stage's electorate reported; None if there is none yet."""
         jury = self.admission.absent.jury(live)
         votes = Counter(applied[peer] for peer in jury if peer in applied)
         return next((fingerprint for fingerprint, count in votes.items() if 2 * count > len(jury)), None)

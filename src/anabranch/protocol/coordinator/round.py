@@ -52,7 +52,9 @@ class Round:
     slots: Plan = ()
     """Plan of the round; () in a synchronous iteration."""
     ready_at: float = math.inf
-    """Time (s) at which three quarters of the slots were ready."""
+    """Time (s) at which so many slots were ready as `ready_share` says."""
+    ready_share: float = 0.0
+    """Slots that were ready at `ready_at`, as a share of those after which others can be late; at most 1."""
     dropped: frozenset[int] = frozenset()
     """Slots without which the round ends."""
     witnessed: dict[int, int] = field(default_factory=dict)

@@ -59,7 +59,10 @@ class RestorePoint:
 
 
 def rollback(run: RunView, point: RestorePoint, reason: str) -> Rollback:
-    """Record that returns to a restore point. The next round is as it was planned, but for anybody."""
+    """Record that returns to a restore point. The next round is as it was planned, but for anybody. Its plan
+    must be known."""
+    if not run.can_open(point.t + 1):
+        raise ValueError(f"the plan of round {point.t + 1} is not known")
     slots = freed(run.plan(point.t + 1)) or UNSET
     return Rollback(point.t, point.adam_step, reason, point.fingerprints, slots)
 
@@ -209,8 +212,9 @@ class SnapshotCatalog:
         A return to it ends all audits, and a false step before it would never be found. So a point after a
         step with an open audit is chosen only if there is no other.
         """
-        stages = range(self.ctx.run.settings.stages + 1)
-        kept = [t for t in self.points if t < before and all(self.has(t, s, among) for s in stages)]
+        run = self.ctx.run
+        stages, points = range(run.settings.stages + 1), [t for t in self.points if t < before]
+        kept = [t for t in points if run.can_open(t + 1) and all(self.has(t, s, among) for s in stages)]
         if not kept:
             return None
         doubtful_from = self._doubtful_from()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from anabranch.flow.graph.problem import Return
+from anabranch.protocol.interface.delay import NO_DELAY, Delay
 from anabranch.protocol.interface.rounds import NO_ROUNDS, Rounds
 from anabranch.protocol.interface.tasks import PIECE_BYTES, full_cover
 
@@ -41,7 +43,9 @@ class Settings:
     "never". audit_share: probability that a relay's contribution to a step is computed again by another
     replica (0: no receipts, no audits). rounds: which iterations are rounds of islands; evaluate_every and
     checkpoint_every count the optimizer steps that they stand for. round_bytes: an island's contribution, and
-    the result, on the wire (0: not known).
+    the result, on the wire (0: not known). frozen: hashes of the frozen weights of stages 0 to S, in a run
+    that trains adapters (empty: all weights are trained). delay: which iterations begin before the step
+    before them.
     """
 
     run: str
@@ -78,6 +82,8 @@ class Settings:
     audit_share: float = 0.0
     rounds: Rounds = NO_ROUNDS
     round_bytes: tuple[float, float] = (0.0, 0.0)
+    frozen: tuple[str, ...] = ()
+    delay: Delay = NO_DELAY
 
     @property
     def audits(self) -> bool:
@@ -112,13 +118,30 @@ class Settings:
         microbatches."""
         return capacity + (int(capacity * self.recompute) if stage else 0)
 
+    def share(self, t: int, capacity: int) -> int:
+        """Part of a peer's capacity that is iteration t's: all of it, or half where two are in flight."""
+        if self.delay.has(t) or self.delay.has(t + 1):
+            return max(1, (capacity + t % 2) // 2)
+        return capacity
+
     @property
     def counts(self) -> tuple[int, ...]:
         """Blocks of stages 1 to S."""
         return self.blocks or (1,) * self.stages
 
+    def frozen_hash(self, stage: int) -> str:
+        """Hash of a stage's frozen weights; "" if it has none."""
+        return self.frozen[stage] if stage < len(self.frozen) else ""
+
+    def frozen_number(self, stage: int) -> int:
+        """Number under which a stage's frozen weights are requested, as a state after iteration 0: beyond
+        those of all stages."""
+        return self.stages + 1 + stage
+
     def state_bytes_of(self, stage: int) -> float:
-        """Bytes of weights and moments of a whole stage (0: not known)."""
+        """Bytes of weights and moments of a whole stage (0: not known); infinite for frozen weights."""
+        if stage > self.stages:
+            return math.inf
         return self.state_bytes * self._blocks(stage)
 
     def gradient_bytes_of(self, stage: int) -> float:

@@ -230,6 +230,12 @@ class LoadState(Task, frozen=True):
     it cannot be read."""
 
 
+class LoadFrozen(Task, frozen=True):
+    """Frozen weights of this worker's stage, in a run that trains adapters only. inputs: their pieces, or ()
+    for those that this machine has already -> outputs: their pieces, Result.fingerprint: their hash, or ""
+    and nothing if this machine has none, or if the pieces are not the run's."""
+
+
 class InitState(Task, frozen=True):
     """Initial state from the seed (t = 0). Result.fingerprint of it."""
 

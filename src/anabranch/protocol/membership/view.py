@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import count
 
 from anabranch.addresses import direct_addresses
@@ -19,6 +20,29 @@ ANSWERS_KEPT = 32
 _versions = count(1)
 
 
+@dataclass(frozen=True)
+class Opening:
+    """Data nodes among which the microbatches of iteration t are split, and those removed since, each with
+    the data nodes left then."""
+
+    t: int
+    data_nodes: tuple[str, ...]
+    handed_on: tuple[tuple[str, tuple[str, ...]], ...] = ()
+
+    def without(self, peer: str) -> Opening:
+        """This opening after the removal of a peer, whose microbatches go to the data nodes left."""
+        gone = {former for former, _ in self.handed_on}
+        if peer not in self.data_nodes or peer in gone:
+            return self
+        left = tuple(p for p in self.data_nodes if p != peer and p not in gone)
+        return Opening(self.t, self.data_nodes, (*self.handed_on, (peer, left)))
+
+    @property
+    def is_lost(self) -> bool:
+        """True if all of its data nodes were removed."""
+        return bool(self.handed_on) and not self.handed_on[-1][1]
+
+
 class Membership:
     """Members of the run after the log's Members records so far.
 
@@ -31,13 +55,15 @@ class Membership:
     has had an active member. opening_t: open iteration, whose microbatches are split over the data nodes
     `opening`; 0: none. handed_on: data nodes removed since the iteration was opened, each with the data nodes
     left then, which took its microbatches over. reopened_t: iteration that lost all data nodes that it was
-    opened with. gone: peers removed since the iteration was opened -> their stage and region. version:
-    changes with every change.
+    opened with. former: iteration in flight that was opened before that, if that is delayed, with its data
+    nodes and those removed since. gone: peers removed since the iteration was opened -> their stage and
+    region. version: changes with every change.
     """
 
     __slots__ = (
         *("number", "members", "active_from", "order", "begun", "opening_t", "opening", "handed_on"),
         *("reopened_t", "gone", "version", "_versions", "_stages", "_seats", "_live", "_graphs", "_former"),
+        *("former", "_long_gone"),
     )
 
     def __init__(self) -> None:
@@ -51,6 +77,9 @@ class Membership:
         self.handed_on: list[tuple[str, tuple[str, ...]]] = []
         self.reopened_t = 0
         self.gone: dict[str, tuple[int, str]] = {}
+        self.former: Opening | None = None
+        self._long_gone = 0
+        """Number of peers in `gone` that were removed before `opening_t` was opened."""
         self.version = 0
         self._versions: dict[int, int] = {}
         """Stage -> version of its latest change."""
@@ -71,6 +100,7 @@ class Membership:
         self.reopened_t, self.version, self._versions = other.reopened_t, other.version, other._versions
         self._stages, self._seats = other._stages, other._seats
         self._live, self._graphs = other._live, other._graphs
+        self.former, self._long_gone = other.former, other._long_gone
 
     # --- changes -------------------------------------------------------------------------------
 
@@ -87,16 +117,19 @@ class Membership:
         self._change(None, lambda: self._enter(members, active_from, number))
         self._remember(before)
 
-    def open(self, t: int, stages: int) -> None:
+    def open(self, t: int, stages: int, delayed: bool = False) -> None:
         """Fix the data nodes among which the microbatches of iteration t are split, once every stage has an
         active member (R2).
 
         Called after every record, with the iteration that follows the last commit, so that all peers compute
         the same split. If all these data nodes are removed the iteration is opened again, with the data nodes
-        that serve next. stages: number of relay stages.
+        that serve next. stages: number of relay stages. delayed: True if the iteration before it is in
+        flight, too.
         """
-        if t != self.opening_t and all(self._active(stage, t) for stage in range(stages + 1)):
-            self._change(("open", t), lambda: self._open(t))
+        if t == self.opening_t or (self.former is not None and t == self.former.t):
+            return
+        if all(self._active(stage, t) for stage in range(stages + 1)):
+            self._change(("open", t), lambda: self._open(t, delayed))
 
     def rolled_back(self, t: int) -> None:
         """Follow a rollback to the state after iteration t: members that were to become active later serve
@@ -135,14 +168,17 @@ class Membership:
         self._activate(active_from)
         self.number = number
 
-    def _open(self, t: int) -> None:
+    def _open(self, t: int, delayed: bool) -> None:
+        before = Opening(self.opening_t, tuple(self.opening), tuple(self.handed_on))
+        self.former = before if delayed and before.t == t - 1 else None
         self.opening_t, self.opening, self.handed_on = t, list(self._active(0, t)), []
-        self.gone, self.begun = {}, True
+        gone = list(self.gone.items())[self._long_gone :] if self.former is not None else []
+        self.gone, self._long_gone, self.begun = dict(gone), len(gone), True
 
     def _roll_back(self, t: int) -> None:
         self._activate({peer: min(since, t + 1) for peer, since in self.active_from.items()})
         self._changed(list(self._stages))
-        self.opening_t, self.opening, self.handed_on = 0, [], []
+        self.opening_t, self.opening, self.handed_on, self.former = 0, [], [], None
 
     def _changed(self, stages: Iterable[int]) -> None:
         for stage in stages:
@@ -178,12 +214,14 @@ class Membership:
     def _hand_on(self, peer: str) -> None:
         """Note that a data node of the open iteration was removed, and which data nodes take its microbatches
         over."""
-        gone = {former for former, _ in self.handed_on}
-        if peer in self.opening and peer not in gone:
-            remaining = [p for p in self.opening if p != peer and p not in gone]
-            self.handed_on = [*self.handed_on, (peer, tuple(remaining))]
-            if not remaining:
-                self.reopened_t, self.opening_t, self.opening, self.handed_on = self.opening_t, 0, [], []
+        opening = Opening(self.opening_t, tuple(self.opening), tuple(self.handed_on)).without(peer)
+        self.handed_on = list(opening.handed_on)
+        if self.former is not None:
+            self.former = self.former.without(peer)
+            if self.former.is_lost:  # so are the later one's, or its data nodes are new
+                self.reopened_t, self.former = self.former.t, None
+        if opening.is_lost:
+            self.reopened_t, self.opening_t, self.opening, self.handed_on = self.opening_t, 0, [], []
 
     # --- incarnations --------------------------------------------------------------------------
 
@@ -294,12 +332,26 @@ class Membership:
 
     def assignment(self, t: int, indices: Sequence[int]) -> Assignment:
         """Data node of each of the microbatches `indices` of iteration t, after all removals."""
-        if t != self.opening_t:
+        if self.former is not None and t == self.former.t:
+            assignment = Assignment(indices, list(self.former.data_nodes))
+        elif t == self.opening_t:
+            assignment = Assignment(indices, self.opening)
+        else:
             return Assignment(indices, self.live(0, t))
-        assignment = Assignment(indices, self.opening)
-        for peer, remaining in self.handed_on:
+        for peer, remaining in self.handed(t):
             assignment.remove(peer, remaining)
         return assignment
+
+    def is_reopened(self, t: int) -> bool:
+        """True if iteration t, in flight, lost all data nodes that it was opened with."""
+        return self.reopened_t - 1 <= t <= self.reopened_t
+
+    def handed(self, t: int) -> Sequence[tuple[str, tuple[str, ...]]]:
+        """Data nodes of open iteration t that were removed since, each with those that took its microbatches
+        over."""
+        if self.former is not None and t == self.former.t:
+            return self.former.handed_on
+        return self.handed_on
 
     def dials(self, me: str, other: str) -> bool:
         """True if `me` has to dial `other` to make the link between them: the member that joined later dials

@@ -61,7 +61,7 @@ class Welcome(Message, frozen=True, tag=41):
     state. term: of the leader. voters: ids of the log's voters. skips: consecutive skipped steps. steps:
     length of the run. held: iteration after which the run pauses (-1: none). revoked: revoked peers and
     tickets, with the reasons. carriers: dedicated carriers, with their addresses. slots: plan of the next
-    iteration, if it is a round.
+    iteration, if it is a round. If the next iteration is delayed its base follows in `base`, after a space.
     """
 
     stage: StageNumber

@@ -14,7 +14,7 @@ from anabranch.protocol.context.links import LostLink
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.context.task_queue import TaskPriority
 from anabranch.protocol.interface.events import BuildStage
-from anabranch.protocol.interface.tasks import InitState, LoadState, Payload, Result
+from anabranch.protocol.interface.tasks import InitState, LoadFrozen, LoadState, Payload, Result
 from anabranch.protocol.log.records import Rollback
 from anabranch.protocol.membership.overlay import ALL_TIMES
 from anabranch.protocol.peer.shared_state import SharedParts, Step
@@ -52,6 +52,8 @@ class CatchUp(Timer):
         self.initial = ""
         self._failure, self._retries = "", Backoff(shared.ctx.rng, *FETCH_AGAIN)
         self._wanted_t = self._least_t = -1
+        self._frozen = ""
+        """Hash of the stage's frozen weights while they are not loaded."""
 
     def announce(self, t: int, base: str, fingerprint: str) -> None:
         """Set the state that this stage has to reach: after iteration `t`, on the log entry with hash `base`;
@@ -59,9 +61,17 @@ class CatchUp(Timer):
         self.announced = AnnouncedState(t, base, fingerprint)
 
     def built(self, fingerprint: str) -> None:
-        """Start from the stage's initial state (hash `fingerprint`) if that is the announced one; else fetch
-        it."""
+        """Load the stage's frozen weights, if it has some. Then start from its initial state (hash
+        `fingerprint`) if that is the announced one; else fetch it."""
         self.initial = fingerprint
+        self._frozen = self._ctx.run.settings.frozen_hash(self._ctx.run.stage)
+        if self._frozen:
+            self._load_frozen()
+        else:
+            self._begin_first()
+
+    def _begin_first(self) -> None:
+        fingerprint = self.initial
         if fingerprint and fingerprint == self.announced.fingerprint:
             self.have(self.announced.t, self.announced.base, fingerprint)
         else:
@@ -74,6 +84,9 @@ class CatchUp(Timer):
         was rolled back to; the leader's checkpoint where no snapshots are kept and no replica is left. (Such
         a checkpoint may be gone when replicas have gone on, so they are asked in every second try.)
         """
+        if self._frozen:
+            self._fetch_frozen()
+            return
         ctx, run = self._ctx, self._ctx.run
         self._entry.advance(Step.FETCHING)
         live = [p for p in run.membership.live(run.stage, ALL_TIMES) if p != ctx.me]
@@ -92,6 +105,47 @@ class CatchUp(Timer):
         state."""
         self._least_t = step
         self.begin()
+
+    # --- frozen weights --------------------------------------------------------------------------
+
+    def _load_frozen(self, state: State | None = None) -> None:
+        """Load the stage's frozen weights: those downloaded, or those of this machine, if it has them; fetch
+        them otherwise. Once they are loaded, other peers can have them."""
+        wanted, stage = self._frozen, self._ctx.run.stage
+        self._entry.advance(Step.LOADING)
+
+        def loaded(result: Result) -> None:
+            if self._frozen != wanted or self._ctx.run.stage != stage:
+                return  # this peer was moved meanwhile
+            if result.fingerprint == wanted:
+                self._frozen, number = "", self._ctx.run.settings.frozen_number(stage)
+                self._states.pinned[number, 0] = State(number, 0, wanted, result.outputs, ())
+                self._retries.reset()
+                self._begin_first() if self._wanted_t < 0 else self.begin()
+            elif state is None:
+                self._fetch_frozen()
+            else:
+                self._fetch_failed(result.error or "the pieces are not the frozen weights of the run")
+
+        pieces = () if state is None else state.pieces
+        self._ctx.tasks.submit(TaskPriority.STEP, LoadFrozen(0), pieces, loaded)
+
+    def _fetch_frozen(self) -> None:
+        """Download the stage's frozen weights, from its replicas, the leader and the other data nodes."""
+        ctx, run = self._ctx, self._ctx.run
+        self._entry.advance(Step.FETCHING)
+        replicas, data = (run.membership.live(stage, ALL_TIMES) for stage in (run.stage, 0))
+        sources = [p for p in dict.fromkeys((*replicas, ctx.log.leader, *data)) if p not in ("", ctx.me)]
+        self._entry.repeat_at = math.inf
+        number = run.settings.frozen_number(run.stage)
+        self.download = Download(
+            ctx, number, 0, sources, self._frozen_fetched, self._fetch_failed, self._frozen
+        )
+        self.download.start()
+
+    def _frozen_fetched(self, state: State) -> None:
+        self.download = None
+        self._load_frozen(state)
 
     # --- the leader's answers ------------------------------------------------------------------
 
@@ -216,7 +270,9 @@ class CatchUp(Timer):
         self._wanted_t, self._least_t = t, -1
         self._retries.reset()
         own = self._states.find(stage, t)
-        if own is not None and own.fingerprint == wanted:
+        if self._frozen:
+            self.begin()
+        elif own is not None and own.fingerprint == wanted:
             self._fetched(own)
         elif t == 0 and self.initial == wanted:
             self._begin_anew(base)
@@ -227,7 +283,7 @@ class CatchUp(Timer):
         """Build the stage that this peer was moved to, then fetch its state as a joiner does."""
         ctx, committed = self._ctx, self._progress.committed
         self._cancel()
-        self._wanted_t, self._least_t, self.initial = -1, -1, ""
+        self._wanted_t, self._least_t, self.initial, self._frozen = -1, -1, "", ""
         first = self._entry.genesis.fingerprints[ctx.run.stage] if committed == 0 else ""
         self.announce(committed, self._progress.base, first)
         self._entry.repeat_at = math.inf

@@ -18,7 +18,6 @@ from anabranch.protocol.messages.table import (
     ALLOWANCE_OF,
     PAST,
     PER_CONNECTION,
-    ROW_OF,
     ROWS,
     FenceCheck,
     Rate,
@@ -35,6 +34,22 @@ from anabranch.protocol.pipeline.microbatches import Iteration
 Handler = Callable[[str, Any, Payload | None], str | None]
 
 _ONLY_LEADER = "only the leader says that"
+
+
+class _Check:
+    """Row of the message table as plain flags: every message of a run passes by them."""
+
+    def __init__(self, row: Row) -> None:
+        self.row = row
+        self.allowance = ALLOWANCE_OF[row.type]
+        self.of_iteration = row.fence is FenceCheck.ITERATION
+        self.of_incarnation = row.fence is FenceCheck.INCARNATION
+        self.from_observers = row.sender is Sender.OBSERVER
+        self.from_leader = row.sender is Sender.LEADER
+        self.to_leader = row.to_leader
+
+
+_CHECK_OF: dict[type[msg.Message], _Check] = {row.type: _Check(row) for row in ROWS}
 
 
 @dataclass(eq=False)
@@ -55,10 +70,10 @@ class MessageGate:
 
     def receive(self, peer: str, message: msg.Message, payload: Payload | None) -> None:
         """Charge a message to its sender's budget; then handle it, keep it for later, or refuse it."""
-        ctx, kind = self._ctx, type(message)
-        if peer == ctx.me or ctx.rate_limits.charge(peer, ALLOWANCE_OF[kind], ctx.clock.now):
+        ctx, check = self._ctx, _CHECK_OF[type(message)]
+        if peer == ctx.me or ctx.rate_limits.charge(peer, check.allowance, ctx.clock.now):
             self._check(peer, message, payload)
-        elif ROW_OF[kind].rate is Rate.COSTLY:
+        elif check.row.rate is Rate.COSTLY:
             self._refuse(peer, message, "asked too often")
         else:
             self._flooded(peer, message, "too many messages of this kind")
@@ -67,18 +82,18 @@ class MessageGate:
         """Pass a message that is within its budget to the handler of its type if it is from a sender that may
         send it; keep a message about a later iteration; refuse any other."""
         kind = type(message)
-        row = ROW_OF[kind]
+        check = _CHECK_OF[kind]
         refusal: str | None
-        if row.sender is not Sender.OBSERVER and self.links.observes(peer):
+        if not check.from_observers and self.links.observes(peer):
             refusal = "it may look on, and nothing else"
-        elif row.fence is FenceCheck.ITERATION:
+        elif check.of_iteration:
             assert isinstance(message, msg.FencedMessage)
             refusal = self.fenced(peer, message, payload)
-        elif row.sender is Sender.LEADER and not self._from_leader(peer, message):
+        elif check.from_leader and not self._from_leader(peer, message):
             refusal = _ONLY_LEADER
-        elif row.to_leader and self.shared.coordination.coordinator is None:
+        elif check.to_leader and self.shared.coordination.coordinator is None:
             refusal = self.not_leading(peer, message, payload)
-        elif row.fence is FenceCheck.INCARNATION and (former := self._former_process(peer, message)):
+        elif check.of_incarnation and (former := self._former_process(peer, message)):
             refusal = former
         else:
             refusal = self._handlers[kind](peer, message, payload)
@@ -148,15 +163,16 @@ class MessageGate:
         The message is handled if it is about the open iteration and its sender serves there, kept if that may
         become so with log entries to come, and dropped if it is about a past iteration.
         """
-        ctx, fence, row = self._ctx, message.fence, ROW_OF[type(message)]
-        member, iteration = ctx.run.membership.members.get(peer), self.iterations.current
+        ctx, fence, check = self._ctx, message.fence, _CHECK_OF[type(message)]
+        member, current = ctx.run.membership.members.get(peer), self.iterations.current
+        iteration = self.iterations.at(fence.t)
         if fence.epoch != ctx.run.settings.epoch:
             return f"epoch {fence.epoch}, not {ctx.run.settings.epoch}"
         if member is not None and fence.incarnation != member.incarnation:
             if member.incarnation < fence.incarnation == ctx.links.incarnations.get(peer):
                 return self._keep(peer, message, payload)  # the log does not have the new process yet
             return f"incarnation {fence.incarnation}, not {member.incarnation}"
-        if iteration is None or fence.t > iteration.t:
+        if current is None or (iteration is None and fence.t > current.t):
             if fence.t > self.iterations.replica.t:
                 return self._keep(peer, message, payload)
             self._past(peer, message)
@@ -164,14 +180,14 @@ class MessageGate:
         if fence.base not in self._progress.bases:
             # The message may follow a rollback whose record has not arrived yet: it is handled then.
             self._keep(peer, message, payload)
-        if fence.t < iteration.t:
+        if iteration is None:
             self._past(peer, message)
             return None
         if fence.base != iteration.base:
             return f"iteration {fence.t} on another base"
         if member is None:  # a new member may send before its admission arrives here
             return self._keep(peer, message, payload) if peer in ctx.links.up else "not a member"
-        if row.sender is not Sender.LEADER:
+        if not check.from_leader:
             if fence.stage != member.stage:
                 if ctx.run.membership.gone.get(peer, (-1, ""))[0] == fence.stage:
                     self._past(peer, message)  # sent while `peer` served its former stage
@@ -179,8 +195,10 @@ class MessageGate:
                 return self._keep(peer, message, payload)  # the log does not have the move yet
             if not ctx.run.membership.is_live(peer, member.stage, iteration.t):
                 return self._keep(peer, message, payload)  # the log may soon let `peer` serve
-        refusal = self._wrong_sender(row, peer, member.stage, message)
-        return refusal or self._handlers[row.type](peer, message, payload)
+        if iteration is not current and _waits(message):
+            return self._keep(peer, message, payload)
+        refusal = self._wrong_sender(check.row, peer, member.stage, message)
+        return refusal or self._handlers[type(message)](peer, message, payload)
 
     def _wrong_sender(self, row: Row, peer: str, stage: int, message: msg.Message) -> str | None:
         """Reason why a member of `stage` may not send a message about the open iteration."""
@@ -219,7 +237,13 @@ class MessageGate:
             linked = peer in ctx.links.up or peer == ctx.me
             if not linked and type(message) in PER_CONNECTION:
                 continue  # the link was closed because of an earlier message
-            if fence.t == iteration.t and fence.base == iteration.base:
+            open_one = self.iterations.at(fence.t) or iteration
+            if fence.t == open_one.t and fence.base == open_one.base:
                 self._check(peer, message, payload)
             elif fence.t > iteration.t or fence.base not in self._progress.bases:
                 self._keep(peer, message, payload)
+
+
+def _waits(message: msg.FencedMessage) -> bool:
+    """True for messages of a delayed iteration that wait for the step before: those of its reduce."""
+    return isinstance(message, msg.Attempt | msg.ReducePart | msg.ReducedPart)

@@ -65,17 +65,21 @@ class MessageHandlers:
 
     def _in_iteration(self) -> dict[str, Handler]:
         return {
-            "slots": lambda peer, message, _: self._open.sender.on_slots(peer, message),
-            "ask": lambda peer, message, _: self._open.on_ask(peer, message),
-            "return_slots": lambda peer, message, _: self._open.credits.on_return(peer, message),
+            "slots": lambda peer, message, _: self._open(message).sender.on_slots(peer, message),
+            "ask": lambda peer, message, _: self._open(message).on_ask(peer, message),
+            "return_slots": lambda peer, message, _: self._open(message).credits.on_return(peer, message),
             "forward": self._forward,
-            "backward": lambda peer, message, payload: self._open.on_backward(peer, message, payload),
-            "want": lambda peer, message, _: self._open.on_want(peer, message),
-            "have": lambda peer, message, _: self._open.repairs.on_have(peer, message.index, message.way),
-            "lack": lambda peer, message, _: self._open.repairs.on_lack(
+            "backward": lambda peer, message, payload: self._open(message).on_backward(
+                peer, message, payload
+            ),
+            "want": lambda peer, message, _: self._open(message).on_want(peer, message),
+            "have": lambda peer, message, _: self._open(message).repairs.on_have(
+                peer, message.index, message.way
+            ),
+            "lack": lambda peer, message, _: self._open(message).repairs.on_lack(
                 peer, message.index, message.refused, message.way
             ),
-            "call_back": lambda peer, message, _: self._open.on_call_back(peer, message),
+            "call_back": lambda peer, message, _: self._open(message).on_call_back(peer, message),
             "got": self._got,
             "attempt": lambda peer, message, _: self._reduce(message.stage).on_attempt(message),
             "reduce_part": lambda peer, message, payload: self._reduce(message.stage).on_part(
@@ -84,9 +88,9 @@ class MessageHandlers:
             "missing": self._missing,
         }
 
-    @property
-    def _open(self) -> Iteration:
-        iteration = self.iterations.current
+    def _open(self, message: msg.FencedMessage) -> Iteration:
+        """Open iteration that a message is about."""
+        iteration = self.iterations.at(message.fence.t)
         assert iteration is not None
         return iteration
 
@@ -96,9 +100,10 @@ class MessageHandlers:
         return iterations.replica.all_reduce if stage == self._ctx.run.stage else iterations.helping
 
     def _forward(self, peer: str, message: msg.Forward, payload: Payload | None) -> str | None:
-        refusal = self._open.on_forward(peer, message, payload)
+        iteration = self._open(message)
+        refusal = iteration.on_forward(peer, message, payload)
         if refusal is not None:
-            self._open.replies.lack(peer, message.index, message.way, refused=True)
+            iteration.replies.lack(peer, message.index, message.way, refused=True)
         return refusal
 
     def _got(self, peer: str, message: msg.Got, payload: Payload | None) -> None:
@@ -106,13 +111,13 @@ class MessageHandlers:
         if run.membership.stage_of(peer) == run.stage and run.settings.rebalance:
             self.iterations.replica.all_reduce.on_got(peer)
         else:
-            self._open.on_got(peer, message)
+            self._open(message).on_got(peer, message)
 
     def _missing(self, peer: str, message: msg.Missing, payload: Payload | None) -> None:
         """Inquire after claims that the leader misses (R6): `message.units` has the missing units by stage.
         This peer asks the next hops of microbatches that it sent; without any units it repeats its own
         reports."""
-        repairs, following = self._open.repairs, self._ctx.run.next_stage()
+        repairs, following = self._open(message).repairs, self._ctx.run.next_stage()
         units = message.units.get(following, ())
         if following == 0:
             repairs.recheck([unit // 2 for unit in units if unit % 2 == 0])

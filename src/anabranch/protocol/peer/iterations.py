@@ -29,6 +29,9 @@ REPEAT_S, REPEATING = 2.0, 64
 class Iterations(Timer):
     """Open iteration (`current`, None between two), replica of the stage, and reduces of adjacent stages.
 
+    ahead: delayed iteration after `current` that is open, too; None if there is none. It is claimed and
+    reduced once it is the current one.
+
     retained: the closed iteration, whose activations and gradients at the stage's ends are kept until its
     release. applied: report of the last step, repeated until that step is released.
     """
@@ -49,6 +52,7 @@ class Iterations(Timer):
         self._on_opened, self._on_applied, self._on_behind = on_opened, on_applied, on_behind
         self._repeat_others = repeat_others
         self.current: Iteration | None = None
+        self.ahead: Iteration | None = None
         self.retained: list[Iteration] = []
         self.applied: msg.Applied | None = None
         self._repeat_at = math.inf
@@ -69,32 +73,71 @@ class Iterations(Timer):
 
     # --- opening and closing -------------------------------------------------------------------
 
+    @property
+    def in_flight(self) -> list[Iteration]:
+        """Open iterations, the current one first."""
+        return [iteration for iteration in (self.current, self.ahead) if iteration is not None]
+
+    def at(self, t: int) -> Iteration | None:
+        """Open iteration t, or None."""
+        return next((iteration for iteration in self.in_flight if iteration.t == t), None)
+
     def open(self) -> None:
-        """Open the iteration after the applied one: if none is open, no committed step waits to be applied,
-        the run is neither over nor held, this peer serves in it, and no stage is without replicas (R1)."""
-        ctx, run, t = self._ctx, self._ctx.run, self.replica.t + 1
-        if self.current is not None or t < 1 or self._exit.stopped or self.replica.pending:
+        """Open the iteration after the applied one, and the one after that if it is delayed: if it is not
+        open, no committed step waits to be applied, the run is neither over nor held, this peer serves in it,
+        and no stage is without replicas (R1)."""
+        t, delay = self.replica.t + 1, self._ctx.run.settings.delay
+        if self.current is None and self._opens(t):
+            self.current = iteration = self._opened(t, delayed=False)
+            self.replica.all_reduce.open(iteration)
+            self.helping.forget()
+            self._on_opened(iteration)
+        if self.current is None or self.ahead is not None or not delay.has(t + 1):
             return
+        if t + 1 <= self._ctx.run.steps and self._opens(t + 1):
+            self.ahead = iteration = self._opened(t + 1, delayed=True)
+            self._on_opened(iteration)
+
+    def _opens(self, t: int) -> bool:
+        """True if iteration t may be opened here, as far as the steps before it are concerned."""
+        ctx, run = self._ctx, self._ctx.run
+        if t < 1 or self._exit.stopped or self.replica.pending:
+            return False
         if not run.course.opens(t) or not run.membership.is_live(ctx.me, run.stage, t):
-            return
+            return False
         if not all(run.membership.count(stage, t) for stage in range(run.settings.stages + 1)):
-            return
-        last = run.steps
-        windows = run.settings.windows if run.settings.evaluates(t - 1, last) else 0
-        if t > last and (self._progress.closed or not windows or t > last + 1):
-            return
-        capacity = run.membership.members[ctx.me].capacity
+            return False
+        windows = self._windows(t)
+        return t <= run.steps or (not self._progress.closed and windows > 0 and t == run.steps + 1)
+
+    def _windows(self, t: int) -> int:
+        """Held-out windows that pass the pipeline in iteration t."""
+        run = self._ctx.run
+        return run.settings.windows if run.settings.evaluates(t - 1, run.steps) else 0
+
+    def _opened(self, t: int, delayed: bool) -> Iteration:
+        """Iteration t, which begins now. delayed: True if the step before it is not applied."""
+        ctx, run, settings = self._ctx, self._ctx.run, self._ctx.run.settings
+        capacity = settings.share(t, run.membership.members[ctx.me].capacity)
         plan = self._router.shares(run.near.active_neighbours(run.previous_stage(), run.stage, t))
-        base, planned = self.replica.base, self._router.onward
-        self.current = iteration = Iteration(ctx, t, base, capacity, windows, t <= last, plan, planned)
-        self.replica.all_reduce.open(iteration)
-        self.helping.forget()
+        base = self._progress.base_of(t, True) if settings.delay.has(t) else self.replica.base
         self._repeat_at = ctx.clock.now + self._repeat_s()
-        self._on_opened(iteration)
+        windows, trains, planned = self._windows(t), t <= run.steps, self._router.onward
+        return Iteration(ctx, t, base, capacity, windows, trains, plan, planned, delayed)
+
+    def _follow(self) -> None:
+        """Make the delayed iteration the current one, whose step is next: it is claimed and reduced now."""
+        self.current, self.ahead = self.ahead, None
+        if self.current is None:
+            return
+        self.replica.all_reduce.open(self.current)
+        self.helping.forget()
+        self._on_opened(self.current)
+        self.current.settle()
 
     def close(self) -> None:
-        """End the open iteration without a step."""
-        self.current = None
+        """End the open iterations without a step."""
+        self.current = self.ahead = None
 
     def committed(self, record: Commit, base: str) -> None:
         """Take a committed step: draw its audits and keep what they need, then apply it. base: hash of its
@@ -129,7 +172,8 @@ class Iterations(Timer):
         state: before a rollback or a move to another stage (t = -1)."""
         self.auditor.clear()
         self.kept_work.clear()
-        self.current, self.applied, self.retained = None, None, []
+        self.close()
+        self.applied, self.retained = None, []
         self._ctx.tasks.drop_after(t)
         self.replica.roll_back()
         self.helping.forget()
@@ -138,7 +182,7 @@ class Iterations(Timer):
         ctx = self._ctx
         if self.current is not None and self.current.t <= t:
             self.retained = [self.current]  # C_t was proposed when t - 1 had been released (R11)
-            self.current = None
+            self._follow()
         ctx.tasks.drop(t)
         self._states.applied(t)
         self._snapshots.applied(t)
@@ -161,7 +205,7 @@ class Iterations(Timer):
 
     def _fell_behind(self, step: int) -> None:
         """Give up applying step by step: no peer has the gradient of `step` any more."""
-        self.current = None
+        self.close()
         self._ctx.tasks.drop(self._progress.committed)
         self._on_behind(step)
 
@@ -224,7 +268,8 @@ class Iterations(Timer):
         if self.current is not None:
             self._repeat_at = now + self._repeat_s()
             self.current.claims.send()
-            self.current.credits.repeat()
+            for iteration in self.in_flight:
+                iteration.credits.repeat()
             self.replica.all_reduce.repeat_prepared()
         if self.applied is not None:
             self._repeat_at = now + self._repeat_s()
@@ -241,8 +286,8 @@ class Iterations(Timer):
 
     def pump(self) -> None:
         """Send waiting microbatches: a next hop may have become available."""
-        if self.current is not None:
-            self.current.sender.pump()
+        for iteration in self.in_flight:
+            iteration.sender.pump()
 
     def send_changed_claim(self) -> bool:
         """Send the claim (`Claims.send`) if it changed and no weight gradient is being added; True if so."""
@@ -253,7 +298,7 @@ class Iterations(Timer):
 
     def _partners(self) -> set[str]:
         """Peers that this peer exchanges microbatches or reduce parts with."""
-        found = set(self.current.partners) if self.current is not None else set()
+        found = {peer for iteration in self.in_flight for peer in iteration.partners}
         if self.replica.all_reduce.reduce is not None and self.replica.all_reduce.prepared is None:
             found.update(self.replica.all_reduce.reduce.partners)
         return found | self.helping.partners
@@ -261,21 +306,23 @@ class Iterations(Timer):
     # --- timer and link observer ---------------------------------------------------------------
 
     def deadline(self) -> float:
-        if self.current is None:
-            return self._repeat_at
-        return min(self._repeat_at, self.current.deadline())
+        due = self._repeat_at
+        for iteration in self.in_flight:
+            due = min(due, iteration.deadline())
+        return due
 
     def tick(self) -> None:
         now = self._ctx.clock.now
         if now >= self._repeat_at:
             self.repeat()
-        if self.current is not None and now >= self.current.deadline():
-            self.current.tick()
+        for iteration in self.in_flight:
+            if now >= iteration.deadline():
+                iteration.tick()
 
     def link_up(self, peer: str) -> None:
-        if self.current is not None:
-            self.current.link_up(peer)
+        for iteration in self.in_flight:
+            iteration.link_up(peer)
 
     def link_down(self, lost: LostLink) -> None:
-        if self.current is not None:
-            self.current.link_down(lost.peer, lost.reason)
+        for iteration in self.in_flight:
+            iteration.link_down(lost.peer, lost.reason)

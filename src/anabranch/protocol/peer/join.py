@@ -207,13 +207,17 @@ class JoinProcess(Timer):
         ctx.log.elect(welcome.voters)
         self._following.admitted(welcome.term)
         run.resume_course(RunCourse(welcome.steps, welcome.held))
-        run.plan_round(t + 1, welcome.slots)
+        if wrong := run.plan_round(t + 1, welcome.slots):
+            reason = f"the run's leader plans the next round as no honest one does: {wrong}"
+            self._exit.stop(reason, ok=False)
+            return
         run.revoked.add(welcome.revoked)
         run.use_carriers(welcome.carriers)
         self._summary.start(welcome.adam_step, skips=welcome.skips)
+        base, _, former = welcome.base.partition(" ")
+        self._progress.start(Position(welcome.next_index, welcome.last_hash), base, t, former)
         run.membership.open(t + 1, run.settings.stages)
-        self._progress.start(Position(welcome.next_index, welcome.last_hash), welcome.base, t)
-        self.fetching.announce(t, welcome.base, welcome.fingerprint)
+        self.fetching.announce(t, base, welcome.fingerprint)
         self._entry.advance(Step.BUILDING)
         ctx.outbox.emit(Admitted(welcome.stage, welcome.certificate))
         ctx.outbox.emit(BuildStage(welcome.stage))
@@ -295,7 +299,7 @@ class JoinProcess(Timer):
         self._asks.reset()
 
     def deadline(self) -> float:
-        return min(self._entry.repeat_at, self._knock_at, self.fetching.deadline())
+        return min(min(self._entry.repeat_at, self._knock_at), self.fetching.deadline())
 
     def tick(self) -> None:
         self.fetching.tick()

@@ -162,9 +162,10 @@ class LinkEvents(Timer):
             self._suspect(overdue)
 
     def _suspect(self, overdue: Overdue) -> None:
-        iteration, lead = self._iterations.current, self._coordination.coordinator
-        if self.connections.suspect(overdue) and iteration is not None:
-            iteration.peer_lost(overdue.peer, str(overdue))
+        lead = self._coordination.coordinator
+        if self.connections.suspect(overdue):
+            for iteration in self._iterations.in_flight:
+                iteration.peer_lost(overdue.peer, str(overdue))
         if overdue.verdict is Verdict.BAD_LINK:
             self.link_down(overdue.peer, self.connections.renew(overdue))
         elif lead is not None:

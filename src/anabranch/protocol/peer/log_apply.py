@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from anabranch.protocol.context.outbox import Outbox
+from anabranch.protocol.context.run_view import RunView
 from anabranch.protocol.log.hash_chain import follow
 from anabranch.protocol.log.records import (
     AnyRecord,
@@ -63,25 +64,29 @@ Change = MembersChanged | RolledBack | Voters | Epoch | Commit | Closing | Contr
 
 @dataclass(frozen=True)
 class AppliedEntry:
-    """Committed entry that was folded. base: hash of the entry. change: None if no part has to react."""
+    """Committed entry that was folded. base: hash of the entry. change: None if no part has to react. wrong:
+    reason why no honest leader plans the next round so, "" if one might."""
 
     term: int
     record: AnyRecord
     base: str
     change: Change | None
+    wrong: str = ""
 
 
-def note_record(outbox: Outbox, record: AnyRecord, base: str) -> None:
+def note_record(outbox: Outbox, run: RunView, record: AnyRecord, base: str) -> None:
     """Write a step, evaluation, rollback or control record to the event log; other records are not written.
     base: hash of its entry."""
     if isinstance(record, Commit | Closing) and record.evaluation is not None:
         outbox.note("evaluation", t=record.evaluation.t, evaluation=record.evaluation)
     if isinstance(record, Commit):
-        outbox.note("step", record=record, base=base)
+        outbox.note("step", record=record, base=base, plan=run.plan(record.t))
     elif isinstance(record, Rollback):
         outbox.note("rollback", t=record.t, reason=record.reason)
     elif isinstance(record, Control):
-        outbox.note("control", action=record.action, t=record.steps)
+        iterations = run.settings.rounds.iterations(record.steps)
+        t = iterations if record.action == "steps" else record.steps
+        outbox.note("control", action=record.action, t=t)
 
 
 class LogApplication:
@@ -103,13 +108,19 @@ class LogApplication:
         ctx.run.fold_carriers(record)
         stepped = isinstance(record, Commit) and ctx.run.settings.snapshots_at(record.t - 1)
         self._summary.fold(record, stepped)
-        return AppliedEntry(entry.term, record, base, self._fold(record, base))
+        change, wrong = self._fold(record, base), ""
+        if isinstance(record, Commit | Rollback):
+            wrong = ctx.run.plan_round(record.t + 1, record.slots)
+        return AppliedEntry(entry.term, record, base, change, wrong)
 
     def split_next_batch(self) -> None:
         """Fix which data node begins which microbatches of the next iteration (R2), once all parts have
         reacted to the entry."""
         run = self._ctx.run
-        run.membership.open(self._progress.committed + 1, run.settings.stages)
+        t, delay = self._progress.committed + 1, run.settings.delay
+        run.membership.open(t, run.settings.stages, delay.has(t))
+        if delay.has(t + 1):
+            run.membership.open(t + 1, run.settings.stages, True)
 
     def _fold(self, record: AnyRecord, base: str) -> Change | None:
         progress = self._progress
@@ -123,12 +134,10 @@ class LogApplication:
                 return self._members(record)
             case Commit():
                 progress.rebase(base, record.t)
-                self._ctx.run.plan_round(record.t + 1, record.slots)
                 return record
             case Rollback():
                 progress.rebase(base, record.t)
                 progress.closed = False
-                self._ctx.run.plan_round(record.t + 1, record.slots)
                 self._ctx.run.membership.rolled_back(record.t)
                 return RolledBack(record, base, frozenset(progress.bases) - {base})
             case Closing():

@@ -188,8 +188,9 @@ class Peer:
 
     def _iteration_opened(self, iteration: Iteration) -> None:
         self.connections.trim()
-        self.shared.early.forget(lambda message: message.fence.t < iteration.t)
-        self.reception.take_early(iteration)
+        first = self.iterations.in_flight[0]
+        self.shared.early.forget(lambda message: message.fence.t < first.t)
+        self.reception.take_early(first)
 
     def _repeat_others(self) -> bool:
         """Repeat requests of the operator and of a leaving peer to the leader; True if there are any."""

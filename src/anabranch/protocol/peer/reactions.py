@@ -80,7 +80,7 @@ class LogReactions:
     def _hand_on(self, applied: AppliedEntry) -> None:
         lead, stop_reason, again = self.shared.coordination.coordinator, "", False
         if not isinstance(applied.change, Control):
-            note_record(self._ctx.outbox, applied.record, applied.base)
+            note_record(self._ctx.outbox, self._ctx.run, applied.record, applied.base)
         match applied.change:
             case Voters() | Epoch() | Carriers():
                 self.links.connections.connect()
@@ -99,8 +99,11 @@ class LogReactions:
         self._log.split_next_batch()
         if self.shared.coordination.coordinator is not None:
             self.shared.coordination.coordinator.chosen(applied.record, applied.base)
+        if applied.wrong:
+            stop_reason = f"the log's leader planned the next round as no honest one does: {applied.wrong}"
         if stop_reason:
-            self.shared.exit.stop(stop_reason, ok=not isinstance(applied.change, Revoke), again=again)
+            ok = not applied.wrong and not isinstance(applied.change, Revoke)
+            self.shared.exit.stop(stop_reason, ok=ok, again=again)
         self.iterations.open()
 
     # --- end of the run ------------------------------------------------------------------------
@@ -169,8 +172,8 @@ class LogReactions:
 
     def _removed(self, removal: Removal) -> None:
         """React to the removal of another member, or of its former process."""
-        ctx, peer, iteration = self._ctx, removal.peer, self.iterations.current
-        if iteration is not None and removal.stage >= 0:
+        ctx, peer = self._ctx, removal.peer
+        for iteration in self.iterations.in_flight if removal.stage >= 0 else ():
             iteration.peer_removed(peer, removal.stage, removal.reason)
         self.shared.router.link_down(peer)
         if removal.joins_again:
@@ -205,10 +208,11 @@ class LogReactions:
 
     def _serve_newcomers(self, record: Members) -> None:
         """Receive the kept messages of members that serve now, and send them the waiting microbatches."""
-        iteration, run = self.iterations.current, self._ctx.run
-        if not record.active_from or iteration is None:
+        run, in_flight = self._ctx.run, self.iterations.in_flight
+        if not record.active_from or not in_flight:
             return
-        self.take_early(iteration)
+        self.take_early(in_flight[0])
         following = run.next_stage()
         if any(run.membership.stage_of(peer) == following for peer in record.active_from):
-            iteration.sender.pump()
+            for iteration in in_flight:
+                iteration.sender.pump()

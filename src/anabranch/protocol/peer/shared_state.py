@@ -42,6 +42,8 @@ class Progress:
     def __init__(self) -> None:
         self.position = Position()
         self.bases: deque[str] = deque([""], maxlen=BASES_KEPT)
+        self._base_of: dict[int, str] = {0: ""}
+        """Iteration -> hash of the entry that the run's present history reached it by."""
         self.committed = 0
         self.closed = False
 
@@ -50,15 +52,28 @@ class Progress:
         """Hash of the last Genesis, Commit or Rollback entry."""
         return self.bases[-1]
 
-    def start(self, position: Position, base: str, t: int) -> None:
-        """Begin to follow the log at `position`, where `t` is the last committed iteration."""
+    def start(self, position: Position, base: str, t: int, former: str = "") -> None:
+        """Begin to follow the log at `position`, where `t` is the last committed iteration. former: base of
+        iteration t, if that was delayed one step less than the next."""
         self.position = position
+        if former:
+            self.bases.append(former)
         self.rebase(base, t)
+        if former:
+            self._base_of[t - 1] = former
 
     def rebase(self, base: str, t: int) -> None:
         """Add the hash `base` of an entry after which `t` is the last committed iteration."""
         self.bases.append(base)
+        known = {before: each for before, each in self._base_of.items() if t - BASES_KEPT < before < t}
+        # After a rollback (or a start) nothing before it counts: iterations have another base from here on.
+        self._base_of = {**known, t: base} if t == self.committed + 1 else {t: base}
         self.committed = t
+
+    def base_of(self, t: int, delayed: bool) -> str:
+        """Base of iteration t, which every message about it carries: the entry by which the run reached the
+        state that it is opened on, or a later one if the run was rolled back since."""
+        return self._base_of.get(t - 1 - delayed) or self._base_of[min(self._base_of)]
 
 
 class LogSummary:
@@ -212,7 +227,8 @@ class Coordination(Timer):
         self.role = role
 
     def elected(self, term: int) -> None:
-        """Lead the log in `term`; without a coordinator yet, with the role ELECTED."""
+        """Note that the voters elected this peer in `term`: it leads the log. Until it has a coordinator its
+        role is ELECTED."""
         self._ctx.log.take_lead(term)
         if self.coordinator is None:
             self._become(LeadRole.ELECTED)

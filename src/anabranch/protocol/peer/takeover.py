@@ -11,7 +11,7 @@ from anabranch.protocol.fleet.admission import Admission
 from anabranch.protocol.fleet.snapshot_catalog import RestorePoint
 from anabranch.protocol.interface.events import VerifiedCredential
 from anabranch.protocol.log.hash_chain import Position
-from anabranch.protocol.log.records import AnyRecord, Member, decode_entry, entry_hash
+from anabranch.protocol.log.records import AnyRecord, Commit, Member, Rollback, decode_entry, entry_hash
 from anabranch.protocol.messages import Welcome
 from anabranch.protocol.peer.iterations import Iterations
 from anabranch.protocol.peer.join import JoinProcess
@@ -127,7 +127,8 @@ class Leadership:
         indirect_probes, schedule = links.connections.indirect_probes, ctx.run.schedule
         account = self._iterations.reduce_account
         coordinator = Coordinator(
-            ctx, indirect_probes, self.voter, schedule, admit, self.founder, account, opening
+            ctx, indirect_probes, self.voter, schedule, admit, self.founder, account,
+            lambda t: self._progress.base_of(t, True), opening,
         )
         self._coordination.install(coordinator)
         return coordinator
@@ -182,7 +183,8 @@ class Leadership:
         lead, ctx, run = self._coordination.coordinator, self._ctx, self._ctx.run
         if lead is None or member.id == ctx.me:
             return
-        position = self._progress.position
+        position, delayed = self._progress.position, run.settings.delay.has(lead.t + 1)
+        former = self._progress.base_of(lead.t + 1, True) if delayed else ""
         welcome = Welcome(
             member.stage,
             tuple(run.membership.members.values()),
@@ -190,7 +192,7 @@ class Leadership:
             run.membership.number,
             position.index,
             position.previous,
-            lead.base,
+            f"{lead.base} {former}" if former else lead.base,
             lead.t,
             lead.tip.adam_step,
             lead.log.term,
@@ -235,8 +237,10 @@ class Leadership:
             self._before.append(line)
         if follows:
             return  # the founder has not admitted itself yet, and may have to begin again
+        if isinstance(entry.record, Commit | Rollback):
+            ctx.run.plan_round(entry.record.t + 1, entry.record.slots)
         if entry.index >= self._on_disk:
-            note_record(ctx.outbox, entry.record, entry_hash(line))
+            note_record(ctx.outbox, ctx.run, entry.record, entry_hash(line))
         if ctx.log.leads and entry.term == ctx.log.leads and not done:
             self._take_up(self._before)
             joining.admit_self()

@@ -71,9 +71,11 @@ class HopCandidates:
     def _of_slot(
         self, item: OutgoingMicrobatch, holder: str, holders: Collection[str]
     ) -> tuple[list[str], float]:
-        """As `open_to`, of a slot that is planned for the peer `holder`. If that left, peers without a slot
-        of their own are eligible at once, and others once the slot has waited for long: a round that drops
-        late slots has ended by then. So do newcomers of such a round, lest they begin the next one late."""
+        """Answer of `open_to` for a slot of a round, which is planned for the peer `holder`.
+
+        If that peer left, peers without a slot of their own are eligible at once, and all others once the
+        slot has waited for long. In a round that drops late slots newcomers count as such others: they would
+        begin the next round late. There a planned peer that is linked stays the only one."""
         ctx, drops = self.ctx, self.ctx.run.settings.rounds.drops
         live = ctx.run.membership.live(ctx.run.next_stage(), self.t)
         all_at = self._waits_since(item) + max(SLOT_WAITS_S, SLOT_WAITS * ctx.costs.usual_s)

@@ -12,11 +12,12 @@ from anabranch.protocol.interface.tasks import Payload
 class ReturnedGradient(NamedTuple):
     """Gradient that was sent to an upstream peer.
 
-    way: the upstream peer's number of the transmission that the gradient answers. tensor: True if it had a
-    payload. at: send time (s). ahead_bytes: bytes queued on the link when it was sent, its own included.
+    transmission: the upstream peer's number of the transmission that the gradient answers. tensor: True if it
+    had a payload. at: send time (s). ahead_bytes: bytes queued on the link when it was sent, its own
+    included.
     """
 
-    way: int
+    transmission: int
     tensor: bool
     at: float
     ahead_bytes: float
@@ -28,10 +29,10 @@ class IncomingMicrobatch:
 
     train: False for an evaluation microbatch. upstream: peer that gets the gradient. path: peers that
     computed it before. received: its activation. gradient_needed: False if upstream has the gradient already.
-    way: upstream's number of its last transmission. granted: peer whose credit it occupies, None once
-    released. kept: True if its activations stay in memory until its weight gradient is added; otherwise its
-    forward is computed again. forward_done: True once that was computed. gradient_in, gradient_out: gradient
-    from the next stage, and the one to send upstream. returned: True once there is nothing left to compute
+    transmission: upstream's number of its last transmission. granted: peer whose credit it occupies, None
+    once released. kept: True if its activations stay in memory until its weight gradient is added; otherwise
+    its forward is computed again. forward_done: True once that was computed. gradient_in, gradient_out:
+    gradient from the next stage, and the one to send upstream. returned: True once nothing is left to compute
     for upstream. sent_back_at: time (s) of the last sending back, None once acknowledged. back: upstream peer
     -> gradient last sent to it. others: further upstream peers that wait for the gradient -> number of their
     transmission.
@@ -44,7 +45,7 @@ class IncomingMicrobatch:
     received: Payload
     gradient_needed: bool
     granted: str | None
-    way: int
+    transmission: int
     kept: bool = True
     forward_done: bool = False
     gradient_in: Payload | None = None

@@ -9,7 +9,7 @@ and is the head of microbatches that end at it (Head: loss and input gradient). 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from anabranch.protocol.audit.seals import ACTIVATION, GRADIENT, Seals
@@ -52,7 +52,7 @@ GONE = ""
 NEXT = -1
 #: Transmissions of a microbatch from one upstream peer that are remembered, to ignore repeated messages.
 #: Plain choice.
-WAYS_KEPT = 16
+TRANSMISSIONS_KEPT = 16
 
 
 class Iteration:
@@ -73,8 +73,10 @@ class Iteration:
         admits: bool,
         plan: Mapping[str, int] | None = None,
         planned: Callable[[], Mapping[str, int]] = dict,
+        delayed: bool = False,
     ) -> None:
         """capacity: microbatches that this peer can hold. windows: evaluation microbatches of the iteration.
+        delayed: True if the step before is not applied yet; `settle` is called once it is.
         admits: True if the iteration trains. plan: upstream peer -> units of the planned flow that come from
         it. planned: returns next hop -> units of the planned flow that go to it."""
         self.ctx = ctx
@@ -86,7 +88,9 @@ class Iteration:
         self.replies = UpstreamReplies(ctx, t, base, self.seals)
         self.embed_gradients: dict[int, Payload] = {}
         self._sampling = LinkSampling(ctx, t, base)
-        self._received_ways: dict[tuple[str, int], deque[int]] = defaultdict(lambda: deque(maxlen=WAYS_KEPT))
+        self._received_transmissions: dict[tuple[str, int], deque[int]] = defaultdict(
+            lambda: deque(maxlen=TRANSMISSIONS_KEPT)
+        )
         prepare = self._embed if ctx.run.stage == 0 else None
         self.sender = Sender(ctx, t, base, prepare, planned, self.seals)
         self.repairs = Repairs(ctx, self.sender)
@@ -94,17 +98,36 @@ class Iteration:
         self.credits = CreditReports(ctx, t, base, capacity, plan)
         self.slots = ctx.run.plan(t)
         batch = ctx.run.batch(t) if admits else ()
-        self.training = admits
+        self.training, self._delayed = admits, delayed
+        self._waiting: list[IncomingMicrobatch] = []
+        """Held-out windows that came before the state which they evaluate."""
         # Indices of the batch and of the evaluation windows after it are each split over the data nodes.
         self.assignments = [ctx.run.membership.assignment(t, batch)]
         first = ctx.run.settings.microbatches
         self.assignments.append(ctx.run.membership.assignment(t, range(first, first + windows)))
         if ctx.run.stage == 0:
-            mine = [index for assignment in self.assignments for index in assignment.of(ctx.me)]
-            if t != ctx.run.membership.reopened_t:
-                self.sender.admit(mine, self._trains)
-            for index in mine if t == ctx.run.membership.reopened_t else ():
-                self.repairs.find(index, (ctx.me,), self._trains(index))
+            self._admit([0] if delayed else [0, 1])
+
+    def settle(self) -> None:
+        """Begin what waits for the state after the step before: the held-out windows, and the claims."""
+        self._delayed = False
+        waiting, self._waiting = self._waiting, []
+        for unit in waiting:
+            if self.units.get(unit.index) is unit:
+                self._begin(unit)
+        if self.ctx.run.stage == 0:
+            self._admit([1])
+        self.claims.changed = True
+
+    def _admit(self, parts: Iterable[int]) -> None:
+        """Begin the microbatches of this data node, by `assignments`; those of an iteration that lost all its
+        data nodes are searched."""
+        ctx, reopened = self.ctx, self.ctx.run.membership.is_reopened(self.t)
+        mine = [index for part in parts for index in self.assignments[part].of(ctx.me)]
+        if not reopened:
+            self.sender.admit(mine, self._trains)
+        for index in mine if reopened else ():
+            self.repairs.find(index, (ctx.me,), self._trains(index))
 
     def _trains(self, index: int) -> bool:
         return index < self.ctx.run.settings.microbatches
@@ -170,7 +193,7 @@ class Iteration:
             return f"microbatch {message.index} of iteration {self.t} is one to train"
         if len(message.path) != (self.ctx.run.stage or self.ctx.run.settings.stages + 1):
             return "a path that is not one"  # a path has one peer of each stage before
-        received = self._received_ways[peer, message.index]
+        received = self._received_transmissions[peer, message.index]
         if message.way in received:
             return None  # a repeated message
         if not self.credits.ledger.receive(peer):
@@ -197,20 +220,28 @@ class Iteration:
             self.seals.arrived(ACTIVATION, unit.index, peer, self.ctx.run.previous_stage(), message.seal)
         self.credits.use(peer)
         self._sampling.acknowledge(peer, message.index, backward=False)
+        if self.ctx.run.stage and message.repair:
+            self.repairs.find(unit.index, (*unit.path, self.ctx.me), unit.train, message.lost)
+        if self._delayed and not unit.train:
+            self._waiting.append(unit)
+        else:
+            self._begin(unit)
+        return None
+
+    def _begin(self, unit: IncomingMicrobatch) -> None:
+        """Submit the forward task of a microbatch that arrived."""
+        payload = unit.received
         if self.ctx.run.stage == 0:
             steps = self._inner(unit.index)[1]
             head = Head(self.t, unit.index, unit.train, steps, hashed=self.seals.on and unit.train)
             rank = TaskPriority.GRADIENT if unit.train else TaskPriority.EVALUATION
             self.ctx.tasks.submit(rank, head, (payload,), partial(self._head_done, unit), unit.index)
-            return None
-        if message.repair:
-            self.repairs.find(unit.index, (*unit.path, self.ctx.me), unit.train, message.lost)
+            return
         hashed = self.seals.on and unit.train
         steps = self._inner(unit.index)[1]
         forward = ForwardTask(self.t, unit.index, unit.train, unit.kept, steps, hashed=hashed)
         rank = unit.rank(TaskPriority.FORWARD)
         self.ctx.tasks.submit(rank, forward, (payload,), partial(self._forward_done, unit), unit.index)
-        return None
 
     def _has_room(self) -> bool:
         """True if the activations of one more microbatch can be kept until its weight gradient is added."""
@@ -268,7 +299,7 @@ class Iteration:
 
     def on_backward(self, peer: str, message: Backward, payload: Payload | None) -> str | None:
         """Take the gradient of a microbatch that `peer` computed; return why it is refused, or None. The
-        first one is computed with, or in an evaluation passed on; later ones are ignored."""
+        first one starts the backward tasks, or is passed on in an evaluation; later ones are ignored."""
         if payload is not None:
             self._sampling.acknowledge(peer, message.index, backward=True)
         first, refusal = self.sender.on_backward(peer, message.index, payload)
@@ -411,8 +442,8 @@ class Iteration:
         self._finish(unit)
         self._release_slot(unit)
         self.ctx.outbox.refuse(unit.upstream, "Forward", reason)
-        for peer, way in {**unit.others, unit.upstream: unit.way}.items():
-            self.replies.lack(peer, unit.index, way, refused=True)
+        for peer, transmission in {**unit.others, unit.upstream: unit.transmission}.items():
+            self.replies.lack(peer, unit.index, transmission, refused=True)
 
     # --- questions and recall ----------------------------------------------------------------
 
@@ -436,7 +467,7 @@ class Iteration:
                 continue
             if unit.granted not in (peer, GONE):
                 continue
-            if message.ways.get(unit.index) == unit.way:
+            if message.ways.get(unit.index) == unit.transmission:
                 begun = isinstance(task, InputGradient)
                 found.append((begun and unit.kept, begun and rank is not TaskPriority.REDO, unit, task))
         for _, _, unit, task in sorted(found, key=lambda each: each[:2])[: message.most]:
@@ -451,7 +482,7 @@ class Iteration:
             self.ctx.tasks.submit(TaskPriority.STEP, Discard(self.t, unit.index), (), lambda result: None)
         self._finish(unit)
         self._release_slot(unit)
-        self.replies.lack(unit.upstream, unit.index, unit.way, refused=True)
+        self.replies.lack(unit.upstream, unit.index, unit.transmission, refused=True)
 
     # --- membership --------------------------------------------------------------------------
 
@@ -469,8 +500,8 @@ class Iteration:
                 if unit.granted == peer:
                     unit.granted = GONE
             self.credits.forget(peer)
-            for known in [known for known in self._received_ways if known[0] == peer]:
-                del self._received_ways[known]  # its next incarnation numbers anew
+            for known in [known for known in self._received_transmissions if known[0] == peer]:
+                del self._received_transmissions[known]  # its next incarnation numbers anew
         if stage == self.ctx.run.next_stage():
             self.repairs.peer_removed(peer, reason)
         if stage == 0:
@@ -478,7 +509,7 @@ class Iteration:
 
     def _take_over(self, peer: str) -> None:
         """Take over indices of a removed data node; a later stage may already have them."""
-        for gone, remaining in self.ctx.run.membership.handed_on:
+        for gone, remaining in self.ctx.run.membership.handed(self.t):
             if gone != peer:
                 continue
             for assignment in self.assignments:

@@ -29,11 +29,11 @@ class OutgoingMicrobatch:
     train: False for an evaluation microbatch. path: peers that computed it before. payload: its activation,
     None until computed. leg: its state. repair: True if it is sent again after a loss, or searched. returned:
     True if its gradient is back. redoing: True if it was sent again after that, since a claim was lost. peer:
-    peer that it was sent to, or is being computed for. way: number of its last transmission or search, unique
-    at this sender. lost: peers of the next stage that had it, or may have had it, and cannot be asked. asked:
-    (peer, repair) of its outstanding credit requests. refused_by: peers that gave it up or kept it too long;
-    others are preferred. finding: peers that have not answered yet if they have it. further: True if a later
-    stage may have it although no reachable peer of the next stage does.
+    peer that it was sent to, or is being computed for. transmission: number of its last transmission or
+    search, unique at this sender. lost: peers of the next stage that had it, or may have had it, and cannot
+    be asked. asked: (peer, repair) of its outstanding credit requests. refused_by: peers that gave it up or
+    kept it too long; others are preferred. finding: peers that have not answered yet if they have it.
+    further: True if a later stage may have it although no reachable peer of the next stage does.
 
     sendable_since: time since which a credit was free. waits_since: time since which it waits for a preferred
     replica, or one that is no standby. held_for, held_until: preferred peer that it is held back for, and
@@ -53,7 +53,7 @@ class OutgoingMicrobatch:
     returned: bool = False
     redoing: bool = False
     peer: str | None = None
-    way: int = 0
+    transmission: int = 0
     lost: tuple[str, ...] = ()
     asked: set[tuple[str, bool]] = field(default_factory=set)
     finding: set[str] = field(default_factory=set)

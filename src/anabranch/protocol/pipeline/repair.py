@@ -48,8 +48,9 @@ class Repairs:
         path: peers that computed it, this one last. train: False in an evaluation. lost: peers of this stage
         that may have sent it on; in a sparse overlay their neighbours are dialled and asked too.
         """
+        number = self._sender.new_transmission()
         item = OutgoingMicrobatch(
-            index, train, path, None, leg=OutgoingState.FINDING, repair=True, way=self._sender.new_way()
+            index, train, path, None, leg=OutgoingState.FINDING, repair=True, transmission=number
         )
         self._sender.changed()
         self._sender.items[index] = item
@@ -64,7 +65,7 @@ class Repairs:
         )
         # A peer that joined during the iteration does not know which peers were removed before, nor from
         # where.
-        item.further = not had or t == membership.reopened_t or not all(map(membership.followed, had))
+        item.further = not had or membership.is_reopened(t) or not all(map(membership.followed, had))
         self._unheard(item, *beside)
         far = {peer for one in had for peer in near.active_neighbours(following, own, t, one)}
         for peer in sorted(far):
@@ -83,24 +84,24 @@ class Repairs:
         if peers:
             item.lost, item.further = (*peers, *item.lost)[:LOST_MAX], True
 
-    def on_have(self, peer: str, index: int, way: int) -> None:
-        """End the search numbered `way`: `peer` has the microbatch, and its gradient is awaited from
+    def on_have(self, peer: str, index: int, transmission: int) -> None:
+        """End the search numbered `transmission`: `peer` has the microbatch, and its gradient is awaited from
         there."""
         item = self._sender.items.get(index)
-        if item is not None and item.leg is OutgoingState.FINDING and item.way == way:
+        if item is not None and item.leg is OutgoingState.FINDING and item.transmission == transmission:
             item.peer, item.leg, item.sent_at = peer, OutgoingState.SENT, self.ctx.clock.now
             self._sender.changed()
             item.probe_at = self.ctx.clock.now + self._sender.patience_s(item)
 
-    def on_lack(self, peer: str, index: int, refused: bool, way: int) -> None:
+    def on_lack(self, peer: str, index: int, refused: bool, transmission: int) -> None:
         """Take the answer that `peer` lacks a microbatch: because it `refused` it, or it has not arrived yet.
 
         In a search the next peer counts; the last such answer ends it. A microbatch that was sent is repaired
-        if it was refused, or should have arrived long ago. way: number of the transmission or search that is
-        answered; an earlier one is ignored.
+        if it was refused, or should have arrived long ago. transmission: number of the transmission or search
+        that is answered; an earlier one is ignored.
         """
         item = self._sender.items.get(index)
-        if item is None or item.way != way:
+        if item is None or item.transmission != transmission:
             return
         if item.leg is OutgoingState.FINDING:
             item.finding.discard(peer)
@@ -108,7 +109,7 @@ class Repairs:
             return
         certain = refused or item.returned or (item.probes > PROBES_ON_THE_WAY and self._late(item, peer))
         if certain and item.leg is OutgoingState.SENT and item.peer == peer:
-            if refused and way not in self._sender.recalled:
+            if refused and transmission not in self._sender.recalled:
                 item.refused_by.add(peer)
             self._repair(item, "it does not have the microbatch")
 

@@ -53,7 +53,7 @@ class Sender:
         self._prepare = prepare
         self._seals = seals
         self._usual_s = 0.0
-        self._last_way = 0
+        self._last_transmission = 0
         self._due_at: float | None = None
         self._initial_peers = set(self.hops.peers())
         """Peers that served the next stage when this peer began the iteration."""
@@ -191,9 +191,9 @@ class Sender:
         units = {p: len(items) for p, items in sent.items() if p != newcomer and p in self.credits}
         recalled = units_to_recall(self.ctx.costs, self.credits, units, newcomer)
         for peer, count in recalled.items():
-            ways = {item.index: item.way for item in sent[peer]}
-            self.recalled.update(ways.values())
-            self.ctx.outbox.send(peer, CallBack(self._fence(), ways, count))
+            transmissions = {item.index: item.transmission for item in sent[peer]}
+            self.recalled.update(transmissions.values())
+            self.ctx.outbox.send(peer, CallBack(self._fence(), transmissions, count))
 
     # --- sending -------------------------------------------------------------------------------
 
@@ -272,7 +272,7 @@ class Sender:
     def _transmit(self, item: OutgoingMicrobatch, peer: str) -> None:
         item.leg, item.sent_at = OutgoingState.SENT, self.ctx.clock.now
         item.unacknowledged.setdefault(peer, self.ctx.clock.now)
-        item.way, item.redoing = self.new_way(), item.returned
+        item.transmission, item.redoing = self.new_transmission(), item.returned
         if not item.returned:
             item.probe_at = min(self.ctx.clock.now + self.patience_s(item), self.overdue_at(item))
         message = Forward(
@@ -282,17 +282,17 @@ class Sender:
             item.train,
             item.further,
             not item.returned,
-            item.way,
+            item.transmission,
             item.lost,
             self._seals.seal(ACTIVATION, item.index) if self._seals is not None else b"",
         )
         item.ahead_bytes = self.ctx.costs.hand(peer, self.ctx.clock.now)
         self.ctx.outbox.send(peer, message, item.payload)
 
-    def new_way(self) -> int:
+    def new_transmission(self) -> int:
         """Number of a new transmission or search."""
-        self._last_way += 1
-        return self._last_way
+        self._last_transmission += 1
+        return self._last_transmission
 
     def patience_s(self, item: OutgoingMicrobatch) -> float:
         """Seconds from sending a microbatch, or from the last inquiry, to the next inquiry; each doubles
@@ -301,7 +301,7 @@ class Sender:
 
     def ask_after(self, item: OutgoingMicrobatch, peer: str) -> None:
         """Ask `peer` if it has a microbatch; if so, it will send the gradient to this peer."""
-        self.ctx.outbox.send(peer, Want(self._fence(), item.index, not item.returned, item.way))
+        self.ctx.outbox.send(peer, Want(self._fence(), item.index, not item.returned, item.transmission))
 
     def overdue_at(self, item: OutgoingMicrobatch) -> float:
         """Time (s) from which a peer has kept a microbatch for far longer than usual; infinite if the usual

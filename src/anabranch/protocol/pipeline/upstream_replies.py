@@ -24,9 +24,9 @@ class UpstreamReplies:
         seal = self._seals.seal(GRADIENT, unit.index) if payload is not None else b""
         message = Backward(self.ctx.fence(self.t, self.base), unit.index, seal)
         now = unit.sent_back_at = self.ctx.clock.now
-        for peer, way in ((unit.upstream, unit.way), *unit.others.items()):
+        for peer, transmission in ((unit.upstream, unit.transmission), *unit.others.items()):
             ahead_bytes = self.ctx.costs.hand(peer, now) if payload is not None else 0.0
-            unit.back[peer] = ReturnedGradient(way, payload is not None, now, ahead_bytes)
+            unit.back[peer] = ReturnedGradient(transmission, payload is not None, now, ahead_bytes)
             self.ctx.outbox.send(peer, message, payload)
         unit.others.clear()
 
@@ -36,9 +36,9 @@ class UpstreamReplies:
         paths."""
         waits = unit.upstream != upstream and unit.gradient_needed and not unit.returned
         if waits and self.ctx.run.membership.is_live(unit.upstream, self.ctx.run.previous_stage(), self.t):
-            unit.others[unit.upstream] = unit.way
+            unit.others[unit.upstream] = unit.transmission
         unit.others.pop(upstream, None)
-        unit.upstream, unit.way = upstream, message.way
+        unit.upstream, unit.transmission = upstream, message.way
         unit.gradient_needed = unit.gradient_needed or message.gradient_needed
         if unit.returned and not self._on_its_way_back(unit):
             self.send_back(unit)
@@ -46,7 +46,7 @@ class UpstreamReplies:
     def _on_its_way_back(self, unit: IncomingMicrobatch) -> bool:
         """True if the gradient is being sent to the upstream peer already, perhaps over a slow link."""
         back = unit.back.get(unit.upstream)
-        if back is None or back.way != unit.way:
+        if back is None or back.transmission != unit.transmission:
             return False
         if unit.train and unit.gradient_needed and not back.tensor:
             return False
@@ -66,6 +66,6 @@ class UpstreamReplies:
             self.ctx.costs.delivered(peer, self.ctx.clock.now - unit.sent_back_at, self.ctx.clock.now)
             unit.sent_back_at = None
 
-    def lack(self, peer: str, index: int, way: int, refused: bool) -> None:
+    def lack(self, peer: str, index: int, transmission: int, refused: bool) -> None:
         """Tell an upstream peer that a microbatch is not here. refused: it was refused or called back."""
-        self.ctx.outbox.send(peer, Lack(self.ctx.fence(self.t, self.base), index, refused, way))
+        self.ctx.outbox.send(peer, Lack(self.ctx.fence(self.t, self.base), index, refused, transmission))

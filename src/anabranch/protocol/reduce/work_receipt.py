@@ -7,7 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from anabranch.protocol.audit.receipts import Receipt, SumReceipt, Transfer, signed, unit_receipts
+from anabranch.protocol.audit.receipts import (
+    Receipt,
+    SumReceipt,
+    Transfer,
+    end_receipts,
+    signed,
+    unit_receipts,
+)
 from anabranch.protocol.audit.seals import PART, REDUCED, Seals, part_name
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.interface.tasks import Payload
@@ -118,14 +125,15 @@ class WorkReceipt:
         return None
 
     def signed(self, t: int, base: str, units: Collection[int]) -> bytes:
-        """Signed receipt of this relay's work on its `units`; b"" without audit, and from data nodes."""
+        """Signed receipt of this peer's work on its `units`; b"" without audit."""
         run, message = self._ctx.run, self._message
-        if not self.on or not run.stage:
+        if not self.on:
             return b""
         of_attempt = (message.stage, self._ctx.me, message.attempt.term, message.attempt.number)
-        work = unit_receipts(self._seals, units), self._parts
+        work = unit_receipts(self._seals, units if run.stage else ()), self._parts
+        ends = end_receipts(self._seals, () if run.stage else units)
         sums = tuple(total for _, total in sorted(self._sums.items()))
-        receipt = Receipt(run.settings.run, base, t, *of_attempt, *work, sums, self._reduced)
+        receipt = Receipt(run.settings.run, base, t, *of_attempt, *work, sums, self._reduced, ends)
         return signed(receipt, self._ctx.signer)
 
 

@@ -84,8 +84,8 @@ def next_plan(plan: Plan, accepted: Collection[int], rounds: Rounds, rates: Mapp
 
 
 def plan_problem(rounds: Rounds, t: int, plan: Plan) -> str:
-    """Reason why no honest leader plans iteration t so, "" if one might. Who replays a log allocates what its
-    plans say."""
+    """Reason why no honest leader plans iteration t so, "" if one might. A replay of the log checks each plan
+    before it allocates memory for it."""
     if not rounds.has(t):
         return "it has a plan, but is no round" if plan else ""
     if len(plan) != rounds.slots or not active(plan):
@@ -97,8 +97,8 @@ def plan_problem(rounds: Rounds, t: int, plan: Plan) -> str:
 
 
 def keepers(members: Sequence[str], t: int) -> frozenset[str]:
-    """Members that copy their state before round t: inner steps leave them no time to serve a joiner. They
-    take turns, as a copy costs memory and a joiner the bandwidth of a line."""
+    """Members of a stage that copy their state before round t, so that they can send it to joiners while
+    inner steps change their own. Members take turns: a copy costs memory, and a joiner bandwidth."""
     first = KEEPERS * t
     return frozenset(members[(first + k) % len(members)] for k in range(min(KEEPERS, len(members))))
 

@@ -239,8 +239,8 @@ class Swarm(Pipelines):
 
     def forward_done(self, microbatch: Microbatch, host: str) -> None:
         call = self._calls.get(microbatch)
-        if call is None or call.receiver != host:
-            return  # the caller has given up
+        if call is None or call.receiver != host or host not in microbatch.path:
+            return  # the caller has given up, or has called again and that call has not arrived
         del self._calls[microbatch]
         wiring, begun_at = self._wiring[call.sender], call.begun_at
         self.send_control(host, call.sender, lambda: wiring.took(host, self.clock.now - begun_at))
@@ -362,7 +362,7 @@ class Swarm(Pipelines):
             else:
                 self._start_again(microbatch)
         elif relay == self._inputs.get(microbatch):
-            self._resend_once_noticed(microbatch, *microbatch.gradient)
+            self._resend_once_noticed(microbatch, *microbatch.gradient, input_lost=True)
         elif relay in path and relay == microbatch.gradient[1]:
             # Its gradient was on the way to the lost relay, or being computed. Forwards notice later.
             self._resend_once_noticed(microbatch, microbatch.gradient[0], relay)
@@ -370,14 +370,21 @@ class Swarm(Pipelines):
             self._resend_once_noticed(microbatch, path[path.index(relay) + 1], relay)
 
     def _resend_once_noticed(
-        self, microbatch: Microbatch, sender: str, gone: str, delay_s: float | None = None
+        self,
+        microbatch: Microbatch,
+        sender: str,
+        gone: str,
+        delay_s: float | None = None,
+        input_lost: bool = False,
     ) -> None:
         """Send the gradient again (`_broken`) when its sender notices that the receiver `gone` is lost, after
-        a link's latency or `delay_s`."""
+        a link's latency or `delay_s`. input_lost: True if not the receiver but the sender of its input is
+        lost; nothing is sent again if both have arrived by then."""
         gradient = microbatch.gradient
 
         def noticed() -> None:
-            if not microbatch.over and microbatch.gradient == gradient:
+            arrived = input_lost and microbatch in self._arrived
+            if not microbatch.over and microbatch.gradient == gradient and not arrived:
                 self._broken(microbatch, sender, gone)
 
         self.clock.after(self.fleet.link(gone, sender).latency_s if delay_s is None else delay_s, noticed)

@@ -16,6 +16,7 @@ from anabranch.protocol import messages as msg
 from anabranch.protocol.interface import events as ev
 from anabranch.protocol.interface import tasks
 from anabranch.protocol.log.records import Commit, Genesis, Rollback, StageCommit, decode_entry, entry_hash
+from anabranch.protocol.peer.shared_state import Progress
 from anabranch.protocol.rounds.plan import Plan, Slots, active, counted, slots_of, units_of
 from anabranch.sim.checks.resource_bounds import check_account, check_bounds, check_plan, cycle
 from anabranch.sim.kernel.simulated_peer import Node
@@ -57,16 +58,20 @@ class GroundTruth(Protocol):
 class Invariants:
     """Observer of a world that checks the invariants after every event.
 
-    t: last committed iteration. computed: (base, t, stage, unit) -> processes (id, incarnation) that added
-    the weight gradient of the unit (a microbatch's share of the gradient sum) to their sum. applied: (base,
-    stage, t) -> first peer that reached the state after t, and its fingerprint. A base is the hash of the log
-    entry that an iteration starts from.
+    t: last committed iteration. forgives: True if relays compute falsely: then a false step is no violation
+    at once, but the log must go back before it (`false_from`). computed: (base, t, stage, unit) -> processes
+    (id, incarnation) that added the weight gradient of the unit (a microbatch's share of the gradient sum) to
+    their sum. applied: (base, stage, t) -> first peer that reached the state after t, and its fingerprint. A
+    base is the hash of the log entry that an iteration starts from.
     """
 
     def __init__(self, world: World, truth: GroundTruth | None = None) -> None:
         self.world = world
         self.truth = truth
         self.t = 0
+        self.forgives = False
+        self._bases: list[tuple[int, str]] = []
+        """Commits that were not rolled back: (iteration, hash of the log entry)."""
         self.computed: dict[tuple[str, int, int, int], set[tuple[str, int]]] = {}
         self.applied: dict[tuple[str, int, int], tuple[str, str]] = {}
         self._keys: dict[str, tuple[int, object]] = {}
@@ -79,7 +84,9 @@ class Invariants:
         self._log_read, self._former = 0, len(world.log)
         self._notes_read = 0
         self._assembled: dict[tuple[int, int, str], set[str]] = {}
-        self._repair_free: dict[Node, bool] = {}
+        self._repair_free: dict[tuple[Node, int], bool] = {}
+        self._progress = Progress()
+        """Progress along the world's log, for the bases of delayed iterations."""
         self._repaired: set[tuple[object, object]] = set()
         self._troubled: set[int] = set()
         self._events = 0
@@ -123,22 +130,26 @@ class Invariants:
 
     def _repair_slot(self, node: Node, event: ev.Event) -> None:
         """Check I5: a peer grants its repair slot only to a microbatch that is sent again after a loss."""
-        iteration = node.peer.iteration
-        if iteration is None:
-            return
-        before, now = self._repair_free.get(node, True), iteration.credits.ledger.repair_free
-        self._repair_free[node] = now
         message = event.message if isinstance(event, ev.Received) else None
-        if before and not now and isinstance(message, msg.Ask) and not message.repair:
-            raise Violation("I5", f"{node.id} gives its repair slot to a microbatch that needs no repair")
+        for place, iteration in enumerate(node.peer.iterations.in_flight):
+            before, now = self._repair_free.get((node, place), True), iteration.credits.ledger.repair_free
+            self._repair_free[node, place] = now
+            if not isinstance(message, msg.Ask) or message.fence.t != iteration.t:
+                continue
+            if before and not now and not message.repair:
+                self._gives_away(node)
+
+    @staticmethod
+    def _gives_away(node: Node) -> None:
+        raise Violation("I5", f"{node.id} gives its repair slot to a microbatch that needs no repair")
 
     # --- a peer's work -------------------------------------------------------------------------
 
     def _finished(self, node: Node, event: ev.Finished) -> None:
         task, result, stage = event.task, event.result, node.peer.ctx.run.stage
         if isinstance(task, tasks.WeightGradient):
-            iteration = node.peer.iteration
-            if iteration is not None and iteration.t == task.t and not (result.error or result.overflow):
+            iteration = node.peer.iterations.at(task.t)
+            if iteration is not None and not (result.error or result.overflow):
                 self._added(node, iteration.base, stage, task)
         elif isinstance(task, tasks.Assemble) and task.witness is not None:
             return
@@ -195,13 +206,26 @@ class Invariants:
                 if number >= self._former:
                     self._exactly_once(record)
                 self._equal(record, base)
+                self._bases.append((record.t, base))
+                self._progress.rebase(base, record.t)
                 self.t = record.t
-            elif isinstance(record, Genesis) and self.truth is not None:
-                self._keys[base] = (0, self.truth.first)
+            elif isinstance(record, Genesis):
+                self._progress.rebase(base, 0)
+                if self.truth is not None:
+                    self._keys[base] = (0, self.truth.first)
             elif isinstance(record, Rollback):
+                self._progress.rebase(base, record.t)
                 self.t = record.t
+                self._bases = [each for each in self._bases if each[0] <= record.t]
                 self._rolled_back(record, base)
         self._log_read = len(self.world.log)
+
+    @property
+    def false_from(self) -> int:
+        """First committed step that is false, or follows a false one; 0 if there is none."""
+        if self.truth is None:
+            return 0
+        return next((t for t, base in self._bases if base not in self._keys), 0)
 
     def _planned(self, record: Commit | Rollback, base: str) -> None:
         """Check I1 over rounds: a slot's counter rises by the steps that counted, and by no others; a
@@ -235,6 +259,9 @@ class Invariants:
             return
         if any(loss != loss for loss in commit.loss_sums):
             raise Violation("I1", f"iteration {commit.t} is committed without some of its losses")
+        bases = {commit.previous_base}
+        if self.world.settings.delay.has(commit.t):
+            bases.add(self._progress.base_of(commit.t, True))
         for stage, entry in enumerate(commit.stages):
             plan = self._plans.get(commit.previous_base, ())
             units = units_of(stage, range(len(plan))) if plan else self.world.settings.cover(stage)
@@ -248,7 +275,7 @@ class Invariants:
                 text = f"{len(entry.owners)} units are covered at stage {stage} of {commit.t}"
                 raise Violation("I1", text)
             for unit, owner in _owners(entry):
-                added = self.computed.get((commit.previous_base, commit.t, stage, unit), ())
+                added = {p for b in bases for p in self.computed.get((b, commit.t, stage, unit), ())}
                 if all(peer != owner for peer, _ in added):
                     raise Violation("I1", f"{owner} owns unit {unit} of {commit.t} and never added it")
             self._prepared(commit, stage, entry)
@@ -272,6 +299,8 @@ class Invariants:
         _, key = self._keys[commit.previous_base]
         stepped = commit.verdict == "step"
         slots = slots_of(self._plans.get(commit.previous_base, ()), commit)
+        if stepped and self.forgives and not self._true(commit, key, slots):
+            return
         if stepped:
             digests, losses = self.truth.step(key, commit.t, slots)
             for stage, entry in enumerate(commit.stages):
@@ -285,6 +314,12 @@ class Invariants:
             ):
                 raise Violation("I3", f"the losses of step {commit.t} are not those of its batch")
         self._keys[base] = (commit.t, self.truth.after(key, commit.t, stepped, slots))
+
+    def _true(self, commit: Commit, key: object, slots: Slots) -> bool:
+        """True if the gradients and losses of a step without rounds are those of a single machine."""
+        assert self.truth is not None
+        digests, losses = self.truth.step(key, commit.t, slots)
+        return tuple(entry.digest for entry in commit.stages) == tuple(digests) and commit.loss_sums == losses
 
 
 def _owners(entry: StageCommit) -> Iterable[tuple[int, str]]:

@@ -6,6 +6,7 @@ from graphlib import CycleError, TopologicalSorter
 
 from anabranch.protocol.context.early_buffer import EARLY_MAX
 from anabranch.protocol.context.peer_context import PeerContext
+from anabranch.protocol.pipeline.microbatches import Iteration
 from anabranch.protocol.pipeline.outgoing import OutgoingState
 from anabranch.protocol.reduce.partial_sums import PARTS
 from anabranch.sim.kernel.simulated_peer import Node
@@ -40,9 +41,12 @@ def check_bounds(node: Node) -> None:
         _at_most(node, "steps to take", pending, PENDING_MAX)
     if ctx.outbox.to_self:
         _at_most(node, "messages to itself", len(ctx.outbox.to_self), 0)
-    iteration = peer.iteration
-    if iteration is None:
-        return
+    for iteration in peer.iterations.in_flight:
+        _check_iteration(node, iteration, exist)
+
+
+def _check_iteration(node: Node, iteration: Iteration, exist: int) -> None:
+    """Check the microbatches and slots of one open iteration. exist: number of its microbatches."""
     if (received := len(iteration.units)) > exist:
         _at_most(node, "microbatches received", received, exist)
     if (to_send := len(iteration.sender.items)) > exist:
@@ -70,18 +74,19 @@ def _at_most(node: Node, what: str, size: int, most: int) -> None:
 def check_account(world: World, sender: Node, receiver: str) -> None:
     """Check that a sender counts no more credits (permissions to send a microbatch) than the receiver has
     granted to it; raises Violation."""
-    there, here = world.nodes.get(receiver), sender.peer.iteration
-    if there is None or here is None or sender.catching_up:
+    there = world.nodes.get(receiver)
+    if there is None or sender.catching_up:
         return
     if there.links.get(sender.id) is not sender.links.get(receiver):
         return
-    granting = there.peer.iteration
-    if granting is None or (granting.t, granting.base) != (here.t, here.base):
-        return
-    credit, grant = here.sender.credits.get(receiver), granting.credits.ledger.grants.get(sender.id)
-    if credit is not None and grant is not None and not credit.stale and credit.total > grant.total:
-        text = f"{sender.id} counts {credit.total} slots of {receiver}, which granted {grant.total}"
-        raise Violation("I5", text)
+    for here in sender.peer.iterations.in_flight:
+        granting = there.peer.iterations.at(here.t)
+        if granting is None or granting.base != here.base:
+            continue
+        credit, grant = here.sender.credits.get(receiver), granting.credits.ledger.grants.get(sender.id)
+        if credit is not None and grant is not None and not credit.stale and credit.total > grant.total:
+            text = f"{sender.id} counts {credit.total} slots of {receiver}, which granted {grant.total}"
+            raise Violation("I5", text)
 
 
 def check_plan(node: Node, peer: str) -> None:
@@ -96,27 +101,30 @@ def cycle(world: World) -> list[str] | None:
 
     A microbatch at peer P waits for a slot at Q, whose slots are held by microbatches that may wait in turn.
     """
-    edges: dict[tuple[str, int], list[tuple[str, int]]] = {}
+    edges: dict[tuple[str, int, int], list[tuple[str, int, int]]] = {}
     for node in world.nodes.values():
-        iteration = node.peer.iteration
-        if iteration is None or not node.running:
-            continue
-        for item in iteration.sender.items.values():
-            if item.leg is OutgoingState.WAITING and item.asked:
-                asked = sorted({peer for peer, _ in item.asked})
-                holding = [(peer, index) for peer in asked for index in _holding(world, peer)]
-                edges[node.id, item.index] = holding
+        for iteration in node.peer.iterations.in_flight if node.running else ():
+            for item in iteration.sender.items.values():
+                if item.leg is OutgoingState.WAITING and item.asked:
+                    asked = sorted({peer for peer, _ in item.asked})
+                    holding = [
+                        (peer, iteration.t, index)
+                        for peer in asked
+                        for index in _holding(world, peer, iteration.t)
+                    ]
+                    edges[node.id, iteration.t, item.index] = holding
     try:
         TopologicalSorter(edges).prepare()
     except CycleError as error:
-        return [f"microbatch {index} at {peer}" for peer, index in error.args[1]]
+        return [f"microbatch {index} of {t} at {peer}" for peer, t, index in error.args[1]]
     return None
 
 
-def _holding(world: World, peer: str) -> list[int]:
-    """Indices of the microbatches that occupy slots of the relay `peer`."""
+def _holding(world: World, peer: str, t: int) -> list[int]:
+    """Indices of the microbatches that occupy slots of the relay `peer` in iteration t. The slots of two
+    iterations in flight are not shared, so one iteration does not wait for the other."""
     node = world.nodes.get(peer)
-    iteration = node.peer.iteration if node is not None else None
+    iteration = node.peer.iterations.at(t) if node is not None else None
     if iteration is None or (node is not None and node.peer.ctx.run.stage == 0):
         return []
     return [unit.index for unit in iteration.units.values() if unit.granted is not None]

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from anabranch.protocol import messages as msg
 from anabranch.protocol.interface import events as ev
 from anabranch.protocol.interface import tasks
+from anabranch.protocol.interface.delay import NO_DELAY, Delay
 from anabranch.protocol.interface.rounds import NO_ROUNDS, Rounds
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.interface.tasks import PIECE_BYTES, Payload, Result, Task
@@ -51,13 +52,14 @@ SAME_EVERYWHERE = frozenset({"peer_joined", "peer_active", "peer_removed"})
 class SizedIntegerWorker(integer_worker.IntegerWorker):
     """Integer worker whose snapshots have as many pieces as those of the modelled tensors."""
 
-    def __init__(self, stage: int, pieces: int) -> None:
-        super().__init__(stage)
+    def __init__(self, stage: int, pieces: int, delay: Delay = NO_DELAY) -> None:
+        super().__init__(stage, delay)
         self._padding = tuple(range(pieces - integer_worker.PIECES - 1))
 
     def run(self, task: Task, inputs: tuple[Payload, ...] = ()) -> Result:
         if isinstance(task, tasks.CheckState | tasks.LoadState):
-            result = super().run(task, inputs[: integer_worker.PIECES + 1])
+            own = 1 + integer_worker.PIECES * (1 + self.delay.has(task.t + 1))
+            result = super().run(task, inputs[:own])
             return replace(result, hashes=tuple(map(str, inputs)))
         result = super().run(task, inputs)
         if isinstance(task, tasks.Snapshot) and not result.error:
@@ -98,7 +100,7 @@ class ModelledWorld(World):
         leader = next(iter(fleet.hosts.values()))
 
         def make(stage: int) -> TaskExecutor:
-            return SizedIntegerWorker(stage, pieces_of(work, stage))
+            return SizedIntegerWorker(stage, pieces_of(work, stage), settings.delay)
 
         super().__init__(seed, settings, integer_worker.genesis_of(settings, leader.id), make)
         self.unheard = SAME_EVERYWHERE

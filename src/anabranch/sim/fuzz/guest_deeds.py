@@ -4,6 +4,9 @@ A guest is an honest process that says what it should not: a deed's `mouth` chan
 says, and its `talk` says what no honest process would. A (deed, role) pair whose defence has a known limit
 has an entry in `OPEN` that names it, and only the profile `undefended` draws it.
 
+In seeds with audits a guest may also compute falsely: its deed's `talk` puts a `LyingWorker` in place of its
+worker.
+
 Not here: voters that lie (a guest has no disk for the log), and malformed messages (`byzantine_messages`).
 """
 
@@ -18,10 +21,13 @@ from msgspec import structs
 
 from anabranch.protocol import messages as msg
 from anabranch.protocol.coordinator.coordinator import Coordinator
+from anabranch.protocol.interface import tasks
+from anabranch.protocol.interface.tasks import Task
 from anabranch.protocol.messages.state_transfer import Held
 from anabranch.protocol.peer.shared_state import Step
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import World
+from anabranch.sim.workers.lying_worker import LIES, LyingWorker
 
 #: Hash that no state and no gradient has. Guests of one seed use the same, so that two of them agree.
 FALSE_HASH = "f" * 16
@@ -30,6 +36,8 @@ FALSE_HASH = "f" * 16
 PINGS, LINES = 10, 16
 #: Seconds between two talks of a guest (a choice); it also talks when a step is committed or opened.
 EVERY_S = 0.1
+#: Seconds after which a guest that keeps its receipt back dies: its parts of the sum have arrived by then.
+DIES_S = 0.5
 
 
 class GuestRole(Enum):
@@ -48,6 +56,11 @@ class Guest:
     def __init__(self, world: World, name: str, deed: Deed, role: GuestRole, rng: Random) -> None:
         self.world, self.name, self.deed, self.role, self.rng = world, name, deed, role, rng
         self.told: set[object] = set()
+        own = Random(f"{world.settings.run} {name}")
+        self.audits = own.random() < 0.5
+        """True if it lies in its audits of others too."""
+        self.lie = own.choice(LIES)
+        """Kind of task that it computes falsely, if that is its deed."""
         self.begun = False
         """True once it may do its deed; before, it behaves like any newcomer."""
 
@@ -103,7 +116,8 @@ class Deed:
     """Hostile act of a guest, and the `kind` of the delivered fault. roles: roles in which guests do it.
     mouth, talk: functions that change honest messages and add false ones (see the module). proven: roles in
     which the leader can prove the act, so that the guest must lose its seat. applies: True if a stranger that
-    does it asks to be admitted. early: True if a member does it before it serves."""
+    does it asks to be admitted. early: True if a member does it before it serves. audited: True if only
+    audits find the act, so that seeds without audits do not draw it."""
 
     name: str
     roles: frozenset[GuestRole]
@@ -112,6 +126,7 @@ class Deed:
     proven: frozenset[GuestRole] = frozenset()
     applies: bool = False
     early: bool = False
+    audited: bool = False
 
 
 # --- the deeds ------------------------------------------------------------------------------------------
@@ -247,6 +262,32 @@ def _ping(guest: Guest) -> None:
             guest.say(peer, msg.Ping(number, guest.node.peer.progress.position.index))
 
 
+def _compute_falsely(guest: Guest) -> None:
+    """Deed: give false activations, gradients, parts of a sum or sums, while two honest auditors serve."""
+    node, world = guest.node, guest.world
+    if node.computer is None or isinstance(node.computer, LyingWorker):
+        return
+
+    def lies_now(task: Task) -> bool:
+        audits = isinstance(task, tasks.SumPart) and task.t <= node.peer.replica.t
+        if (audits and (not guest.audits or len(world.liars) > 1)) or not _has_a_say(guest, task.t):
+            return False
+        guest.told.add(("false work", task.t))
+        return True
+
+    node.computer = LyingWorker(node.computer, guest.lie, lies_now)
+
+
+def _keep_receipt(guest: Guest, message: msg.AnyMessage) -> msg.AnyMessage | None:
+    """Deed: compute falsely, and die before the step's receipt is sent."""
+    lied = ("false work", message.fence.t) in guest.told if isinstance(message, msg.Prepared) else False
+    if not lied or "gone" in guest.told:
+        return None if lied else message
+    guest.told.add("gone")
+    guest.world.clock.after(DIES_S, lambda: guest.world.crash(guest.name))
+    return None
+
+
 _SERVES, _ADMITTED = frozenset({GuestRole.SERVES}), frozenset({GuestRole.ADMITTED})
 _STRANGER, _DATA = frozenset({GuestRole.STRANGER}), frozenset({GuestRole.DATA})
 _RELAYS = _SERVES | _ADMITTED | _STRANGER
@@ -266,6 +307,8 @@ DEEDS = {
         Deed("false reports", _ALL, None, _tell_reports),
         Deed("stage 0", _RELAYS, _ask_stage_0, _ask_again_for_stage_0, applies=True),
         Deed("ping flood", _ALL, None, _ping),
+        Deed("false work", _SERVES, None, _compute_falsely, proven=_SERVES, audited=True),
+        Deed("false work, then gone", _SERVES, _keep_receipt, _compute_falsely, audited=True),
     )
 }
 
@@ -276,8 +319,9 @@ OPEN: dict[tuple[str, GuestRole], str] = {
 }
 
 
-def cells(undefended: bool) -> list[tuple[Deed, GuestRole]]:
+def cells(undefended: bool, audits: bool = False) -> list[tuple[Deed, GuestRole]]:
     """Pairs (deed, role) that seeds draw. undefended: True for those against which the defence has a known
-    limit."""
+    limit. audits: True in a seed with audits."""
     pairs = [(deed, role) for deed in DEEDS.values() for role in GuestRole if role in deed.roles]
+    pairs = [(deed, role) for deed, role in pairs if audits or not deed.audited]
     return [(deed, role) for deed, role in pairs if ((deed.name, role) in OPEN) == undefended]

@@ -1,7 +1,8 @@
 """Hostile guests of one seed: they join a running swarm, do their deeds, and demands G1 to G4 are checked.
 
 G1: steps go on, each within PACE_S, and none is skipped on a false word. G2: no honest member is removed
-unless its process ended. G3: a guest whose deed is proven loses its seat. G4: no guest gets a seat that its
+unless its process ended. G3: a guest whose deed is proven loses its seat (false work: if all work is
+audited). G4: no guest gets a seat that its
 ticket does not give. (That no bit of the run differs is invariant I3.) Not here: what a deed is
 (`guest_deeds`).
 """
@@ -48,16 +49,23 @@ class GuestPlan:
         return f"{'a' if self.first else 'z'}.guest{number}"
 
 
-def draw_guests(rng: random.Random, stages: int, undefended: bool) -> tuple[GuestPlan, ...]:
+def draw_guests(
+    rng: random.Random, stages: int, undefended: bool, audits: bool = False
+) -> tuple[GuestPlan, ...]:
     """Guests of a seed: one or two, at one stage or at two, with one deed or two.
 
     Two that come after the same step are accomplices, with the deed, role and stage of the first, if they
     never serve: two serving replicas that agree on a lie are believed (docs/explanation/trust.md).
+
+    audits: True in a seed with audits; there the first guest computes falsely in every second seed.
     """
-    defended = cells(False)
+    defended = cells(False, audits)
+    false_work = [(deed, role) for deed, role in defended if deed.audited]
     drawn: list[GuestPlan] = []
     for number in range(rng.choice((1, 2))):
         deed, role = rng.choice(cells(True) if undefended and not number else defended)
+        if false_work and not number and rng.random() < 0.5:
+            deed, role = rng.choice(false_work)
         if number and rng.random() < 0.3 and (deed, drawn[0].role) in defended:
             role = drawn[0].role
         stage = 0 if role is GuestRole.DATA else rng.randint(1, stages)
@@ -179,6 +187,7 @@ class HostileGuests:
         """Check G3 at the end of a seed."""
         for guest in self.guests:
             proven = guest.role in guest.deed.proven and guest.name in self._first_t
+            proven = proven and (not guest.deed.audited or self.world.settings.audit_share == 1.0)
             if proven and guest.name not in self._out:
                 raise Violation("G3", f"{guest.name} still has its seat: {guest.deed.name}")
 

@@ -59,6 +59,10 @@ _LARGE_SHAPES, _USUAL_SHAPES = (
 #: Irrational factors of the Kronecker sequences, one for each fault of a seed.
 _IRRATIONAL = tuple(map(math.sqrt, (2, 3, 5, 7, 11, 13, 17)))
 _COMPUTING = ("Forward", "Head", "InputGradient", "WeightGradient")
+#: Share of the seeds with audits, and shares of the contributions that these audit.
+AUDITED, AUDIT_SHARES = 0.1, (0.3, 1.0)
+#: Shares of audited contributions that seeds with guests draw: no audits in four of ten.
+GUEST_AUDITS = (0.0, 0.0, 0.0, 0.0, 0.3, 0.3, 1.0, 1.0, 1.0, 1.0)
 #: Share of the seeds with rounds whose rounds end without late slots (a choice).
 ROUNDS_DROP = 0.75
 
@@ -144,12 +148,16 @@ def _with_guests(seed: int, profile: FaultProfile) -> DrawnSeed:
     """Swarm of a seed with hostile guests, and enough honest replicas of every stage to outvote them."""
     drawn = _with_faults(seed, replace(profile, kinds=(), faults=(0, 0)))
     rng = random.Random(f"{profile.name} {seed} guests")
-    guests = draw_guests(rng, drawn.settings.stages, profile.undefended)
+    share = random.Random(f"{profile.name} {seed} audits drawn").choice(GUEST_AUDITS)
+    if profile.undefended:
+        share = 0.0
+    guests = draw_guests(rng, drawn.settings.stages, profile.undefended, share > 0.0)
     machines = list(drawn.machines)
     for stage in range(1, drawn.settings.stages + 1):
         honest = sum(machine.stage == stage for machine in machines)
         machines += [Machine(f"r{stage}.{n}", stage) for n in range(honest, len(guests) + 1)]
-    return replace(drawn, machines=tuple(machines), guests=guests)
+    settings = replace(drawn.settings, audit_share=share)
+    return replace(drawn, settings=settings, machines=tuple(machines), guests=guests)
 
 
 def _with_faults(seed: int, profile: FaultProfile) -> DrawnSeed:
@@ -193,6 +201,7 @@ def _with_faults(seed: int, profile: FaultProfile) -> DrawnSeed:
         neighbours=1 if crowded else NEIGHBOURS,
         spread="always" if random.Random(f"spread {seed}").random() < SPREAD else "never",
         newcomer_s=0.0 if random.Random(f"newcomer {seed}").random() < NEWCOMERS else NEWCOMER_S,
+        audit_share=_audit_share(seed, profile),
         spare="always" if random.Random(f"spare {seed}").random() < SPARED else "never",
     )
     if settings.policy == "auction":  # it plans for "any" alone; the draw above is for the other seeds
@@ -204,6 +213,13 @@ def _with_faults(seed: int, profile: FaultProfile) -> DrawnSeed:
     task_s = dict.fromkeys(_COMPUTING, computing_s)
     model = Model(latency, rng.choice([0.0, 0.002, 0.01]), {**task_s, "Embed": 0.002})
     return DrawnSeed(seed, profile, torch, settings, machines, model, _regions(rng, machines), aims, first_t)
+
+
+def _audit_share(seed: int, profile: FaultProfile) -> float:
+    """Share of the contributions that a seed audits; 0 in most seeds, and in those with rounds."""
+    rng = random.Random(f"audits {seed}")
+    audited = rng.random() < AUDITED and not profile.islands
+    return rng.choice(AUDIT_SHARES) if audited else 0.0
 
 
 def _rounds(seed: int, microbatches: int) -> Rounds:

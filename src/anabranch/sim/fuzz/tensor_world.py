@@ -44,6 +44,9 @@ WIRES = (
     WireSection(activations="bf16", gradients="int4", gradient_rounding="stochastic"),
     WireSection(activations="fp16", reduce="coarse"),
 )
+#: Widths of the residual stream at the cuts that seeds with tensors draw; 0: full width. An odd number, which
+#: neither the blocks of a codec nor the heads divide.
+SUBSPACES = (0, 0, 5)
 #: Number of token ids (a choice: small, and no multiple of anything).
 VOCABULARY = 31
 
@@ -61,16 +64,33 @@ class MadeUpBatches:
     def evaluation_window(self, window: int) -> tuple[Ids, Ids]:
         return self._draw(2, 0, window)
 
+    def weight(self, t: int) -> float:
+        return 1.0
+
+    def window_weight(self, window: int) -> float:
+        return 1.0
+
     def _draw(self, *key: int) -> tuple[Ids, Ids]:
         ids = np.random.default_rng(key).integers(0, VOCABULARY, (self._batch.rows, self._batch.sequence + 1))
         return np.ascontiguousarray(ids[:, :-1]), np.ascontiguousarray(ids[:, 1:])
 
 
-def small_run(stages: int, microbatches: int, steps: int, wire: WireSection = WIRES[0]) -> RunConfig:
+def small_run(
+    stages: int, microbatches: int, steps: int, wire: WireSection = WIRES[0], subspace: int = 0
+) -> RunConfig:
     """Run file with one narrow block per stage, microbatches of 1 x 8 tokens, and clipped gradients."""
     return RunConfig(
         run=RunSection(seed=7, steps=steps),
-        model=ModelSection(size="llama-tiny", dim=16, blocks=stages, heads=2, ffn=24, max_sequence=8),
+        model=ModelSection(
+            size="llama-tiny",
+            dim=16,
+            blocks=stages,
+            heads=2,
+            ffn=24,
+            max_sequence=8,
+            subspace=subspace or None,
+            tied=False if subspace else None,
+        ),
         batch=BatchSection(microbatches=microbatches, rows=1, sequence=8),
         optimizer=OptimizerSection(lr=1e-2, warmup_steps=2, clip=0.2),
         pipeline=PipelineSection(stages=stages),
@@ -87,12 +107,19 @@ def wire_of(seed: int) -> WireSection:
     return random.Random(f"wire {seed}").choice(WIRES)
 
 
+def subspace_of(seed: int) -> int:
+    """Width of the residual stream of a seed at the cuts, from a draw of its own."""
+    return random.Random(f"subspace {seed}").choice(SUBSPACES)
+
+
 def tensor_world(drawn: DrawnSeed) -> tuple[World, Tensors]:
     """World of a drawn swarm whose workers train with torch, and a single machine's results for
     comparison."""
     wanted = drawn.settings
     configure(threads=1)
-    run = small_run(wanted.stages, wanted.microbatches, wanted.steps, wire_of(drawn.seed))
+    run = small_run(
+        wanted.stages, wanted.microbatches, wanted.steps, wire_of(drawn.seed), subspace_of(drawn.seed)
+    )
     model = model_config(run.model, VOCABULARY)
     batches = MadeUpBatches(run)
     settings = replace(

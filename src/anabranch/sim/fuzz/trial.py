@@ -9,8 +9,10 @@ import time
 from functools import partial
 
 from anabranch.protocol.interface import events as ev
+from anabranch.protocol.interface.tasks import AUDIT_STEPS
 from anabranch.sim.checks.invariants import Invariants
 from anabranch.sim.fuzz.fault_kinds import KINDS, Role
+from anabranch.sim.fuzz.guest_deeds import DEEDS
 from anabranch.sim.fuzz.hostile_guests import PACE_S, HostileGuests
 from anabranch.sim.fuzz.injectors import INJECTORS
 from anabranch.sim.fuzz.liveness_conditions import can_be_lost, unmet
@@ -26,6 +28,9 @@ from anabranch.sim.metrics.wasted_compute import WastedCompute
 #: Steps that must be committed after the last fault is over, and virtual seconds that each may take (more
 #: if every message takes long).
 STEPS_AFTER, QUIET_S = 3, 400.0
+#: Steps that may follow a false one, if all work is audited, before the log goes back: twice as many as an
+#: audit has time for.
+FALSE_STEPS = 2 * AUDIT_STEPS
 #: Virtual seconds without progress after which the conditions of progress are checked.
 LOOK_S = 90.0
 #: A planned fault that finds no victim in its phase in so many seconds, or steps, is injected in any phase.
@@ -65,6 +70,7 @@ class SeedTrial:
         rng, pace_s = self.swarm.rng, PACE_S * self._slower
         self.guests = HostileGuests(self.world, drawn.guests, rng, self._deed_begun, pace_s)
         self.world.strict = not self._hostile
+        self.invariants.forgives = any(DEEDS[plan.deed].audited for plan in drawn.guests)
         self._pending = [_PendingFault(aim) for aim in drawn.aims]
         self.steps = self._quiet_t = 0
         self._busy_until = self._progress_at = 0.0
@@ -96,7 +102,8 @@ class SeedTrial:
         look_at = LOOK_S * slower
         while clock.step():
             done = not self._pending and not self._churning and self.steps >= self._quiet_t + STEPS_AFTER
-            if done and clock.now >= self._busy_until and self.guests.done(self.steps):
+            done = done and clock.now >= self._busy_until and self.guests.done(self.steps)
+            if done and self._is_true():
                 self.guests.check_end()
                 return
             if clock.now > look_at and (
@@ -108,6 +115,16 @@ class SeedTrial:
                 if unmet(self.world, self.invariants.t):
                     break
         self._stuck()
+
+    def _is_true(self) -> bool:
+        """True if no false step is left, or only a share of the work is audited. A false step that stays for
+        FALSE_STEPS steps violates I3."""
+        false_from = self.invariants.false_from
+        if not false_from or self.world.settings.audit_share < 1.0:
+            return True
+        if self.steps >= false_from + FALSE_STEPS:
+            raise Violation("I3", f"step {false_from} is false, and the log did not go back before it")
+        return False
 
     def _stuck(self) -> None:
         """Handle a run without progress: raise Violation if all conditions of I4 hold, else record those that

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
+
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.rounds.plan import Slots
 from anabranch.sim.checks.invariants import GroundTruth
@@ -13,6 +15,7 @@ from anabranch.sim.workers.integer_worker import (
     digest_of,
     fingerprint,
     initial,
+    predicted,
     single_machine,
 )
 
@@ -35,21 +38,26 @@ def build(drawn: DrawnSeed) -> tuple[World, GroundTruth]:
 
 class IntegerWorld:
     """Results of a single machine with integer workers. The key of a state (see `GroundTruth`) is the tuple
-    of all stages' states."""
+    of all stages' states, and of what the next iteration computes with if it is delayed (else empty)."""
 
     def __init__(self, settings: Settings) -> None:
-        self._microbatches = settings.microbatches
-        self.first: object = tuple(map(initial, range(settings.stages + 1)))
+        self._microbatches, self._delay = settings.microbatches, settings.delay
+        self.first: object = tuple(map(initial, range(settings.stages + 1))), ()
 
     def after(self, key: object, t: int, stepped: bool, slots: Slots) -> object:
         assert isinstance(key, tuple)
-        return single_machine(t, key, batch_of(t, self._microbatches, slots)).states if stepped else key
+        states, seen = key
+        ahead = tuple(map(predicted, states)) if self._delay.has(t + 1) else ()
+        if stepped:
+            states = single_machine(t, states, batch_of(t, self._microbatches, slots), seen).states
+        return states, ahead
 
     def fingerprints(self, key: object, t: int) -> tuple[str, ...]:
         assert isinstance(key, tuple)
-        return tuple(fingerprint(t, state) for state in key)
+        states, seen = key
+        return tuple(fingerprint(t, state, ahead) for state, ahead in zip_longest(states, seen))
 
     def step(self, key: object, t: int, slots: Slots) -> tuple[tuple[str, ...], tuple[float, ...]]:
         assert isinstance(key, tuple)
-        step = single_machine(t, key, batch_of(t, self._microbatches, slots))
+        step = single_machine(t, key[0], batch_of(t, self._microbatches, slots), key[1])
         return tuple(map(digest_of, step.gradients)), step.losses

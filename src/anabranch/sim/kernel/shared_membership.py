@@ -38,7 +38,7 @@ class MembershipPool:
         # Members in the order of joining: it decides who dials.
         members = made.number, tuple(made.members), len(made.active_from), made.begun
         opening = made.opening_t, made.reopened_t, tuple(made.opening), tuple(made.handed_on)
-        key = (members, opening, tuple(made.gone.items()))
+        key = (members, opening, made.former, made._long_gone, tuple(made.gone.items()))
         known = self._values.get(key)
         if known is not None:
             same = known.membership

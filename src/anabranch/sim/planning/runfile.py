@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -80,13 +81,14 @@ def run_warnings(plan: Plan) -> list[str]:
     return warnings_about(config, model_config(config.model, config.data.vocab_size))
 
 
-def run_file(plan: Plan) -> str:
-    """Text of the run file, after a comment with the expected speed."""
+def run_file(plan: Plan, notes: Sequence[str] = ()) -> str:
+    """Text of the run file, after a comment with the expected speed and the lines of `notes`."""
     model = plan.scenario.model
     head = (
         f"# Planned for {plan.scenario.name}: {plan.iteration_s:.1f} s an iteration of "
         f"{model.microbatches * model.rows * model.sequence} tokens, {plan.tokens_per_s:.0f} tokens/s.\n"
     )
+    head += "".join(f"# {note}\n" for note in notes)
     return head + render_run_file(run_config(plan))
 
 

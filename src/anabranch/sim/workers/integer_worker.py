@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ import msgspec
 from anabranch import PROTOCOL_VERSION
 from anabranch.protocol.consensus.log_replay import LogReplay
 from anabranch.protocol.interface import tasks
+from anabranch.protocol.interface.delay import NO_DELAY, Delay
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.interface.tasks import Payload, Result, Task, embed_unit, head_unit, part_bounds
 from anabranch.protocol.log.records import Genesis, Member
@@ -109,8 +110,14 @@ def digest_of(gradient: Words) -> str:
     return f"{mix(8, *gradient):x}"
 
 
-def fingerprint(t: int, state: int) -> str:
-    return f"{t}:{state:x}"
+def predicted(state: int) -> int:
+    """Stand-in for the weights with which the iteration after the next one computes, if it is delayed."""
+    return mix(10, state)
+
+
+def fingerprint(t: int, state: int, ahead: int | None = None) -> str:
+    """Fingerprint after step t. ahead: what iteration t + 1 computes with, if it is delayed."""
+    return f"{t}:{state:x}" if ahead is None else f"{t}:{state:x}:{ahead:x}"
 
 
 def in_pieces(state: int) -> tuple[int, ...]:
@@ -136,8 +143,10 @@ class Step(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def single_machine(t: int, states: tuple[int, ...], batch: Batch) -> Step:
-    """Results of iteration t on a single machine, from the states of stages 0 to S."""
+def single_machine(t: int, former: tuple[int, ...], batch: Batch, seen: tuple[int, ...] = ()) -> Step:
+    """Results of iteration t on a single machine, from the states `former` of stages 0 to S. seen: what the
+    iteration computes with, if it is delayed."""
+    states = seen or former
     sums = [[0] * WORDS for _ in states]
 
     def add(stage: int, words: Words) -> None:
@@ -158,7 +167,7 @@ def single_machine(t: int, states: tuple[int, ...], batch: Batch) -> Step:
             dy = input_gradient(states[stage], stage, inputs[stage - 1], dy)
         add(0, contribution(states[0], 0, t, index, dy))
     gradients = tuple(map(tuple, sums))
-    return Step(gradients, tuple(map(step, states, gradients)), tuple(losses))
+    return Step(gradients, tuple(map(step, former, gradients)), tuple(losses))
 
 
 def batch_of(t: int, microbatches: int, slots: Slots) -> Batch:
@@ -175,16 +184,30 @@ def batch_of(t: int, microbatches: int, slots: Slots) -> Batch:
 def states_after(t: int, settings: Settings, history: LogReplay | None = None) -> tuple[int, ...]:
     """States of all stages after t steps on a single machine. history: log of a run with rounds, for the
     slots that counted and the rounds that were skipped."""
-    states = tuple(map(initial, range(settings.stages + 1)))
+    states, seen = tuple(map(initial, range(settings.stages + 1))), tuple[int, ...]()
     for each in range(1, t + 1):
         slots: Slots = {}
+        ahead = tuple(map(predicted, states)) if settings.delay.has(each + 1) else ()
         if history is not None and settings.rounds.has(each):
             commit = history.commits[each - 1]
             slots = slots_of(history.plans[each], commit)
             if commit.verdict == "skip":
                 continue
-        states = single_machine(each, states, batch_of(each, settings.microbatches, slots)).states
+        states = single_machine(each, states, batch_of(each, settings.microbatches, slots), seen).states
+        seen = ahead
     return states
+
+
+class Begun:
+    """Work of an iteration that is open."""
+
+    def __init__(self) -> None:
+        self.sum: list[int] = [0] * WORDS
+        self.graphs: dict[int, int] = {}
+        self.store: dict[int, Words] = {}
+
+    def add(self, words: Words, sign: int) -> None:
+        self.sum = [total + sign * word for total, word in zip(self.sum, words, strict=True)]
 
 
 # --- a peer's worker ------------------------------------------------------------------------------------
@@ -197,13 +220,15 @@ class IntegerWorker:
     integers.
     """
 
-    def __init__(self, stage: int) -> None:
+    def __init__(self, stage: int, delay: Delay = NO_DELAY) -> None:
         self.stage = stage
+        self.delay = delay
         self.t = 0
         self.state = initial(stage)
-        self._sum: list[int] = [0] * WORDS
-        self._graphs: dict[int, int] = {}
-        self._store: dict[int, Words] = {}
+        self.ahead: int | None = None
+        """Stand-in for the weights of iteration t + 1, if it is delayed."""
+        self._begun = Begun(), Begun()
+        """Work of iterations t + 1 and t + 2."""
         self._gradients: dict[int, Words] = {}
         self._before: dict[int, int] = {}
         self._audited: list[int] = [0] * WORDS
@@ -211,37 +236,62 @@ class IntegerWorker:
     def run(self, task: Task, inputs: tuple[Payload, ...] = ()) -> Result:
         return hashed(task, inputs, self._run(task, inputs))
 
+    def _work(self, t: int) -> Begun:
+        """Work of iteration t, or of the open one."""
+        return self._begun[t == self.t + 2 and self.delay.has(t)]
+
+    def _weights(self, task: Task) -> int:
+        """Number that stands for the weights with which a task computes."""
+        window = isinstance(task, tasks.Forward | tasks.Head) and not task.train
+        if task.t == self.t + 2 and self.delay.has(task.t):
+            return predicted(self.state)
+        return self.state if self.ahead is None or window else self.ahead
+
+    def _refusal(self, task: Task) -> str:
+        """Reason why a task on microbatches cannot be done where iterations are delayed; "" if it can."""
+        kinds = tasks.MicrobatchTask | tasks.WeightGradient | tasks.Recount | tasks.Freeze
+        if not self.delay.start or not isinstance(task, kinds) or isinstance(task, tasks.Discard):
+            return ""
+        window = isinstance(task, tasks.Forward | tasks.Head) and not task.train
+        second = self.delay.has(task.t) and not window and not isinstance(task, tasks.Freeze)
+        fits = self.t + 1 <= task.t <= self.t + 1 + second
+        return "" if fits else f"{type(task).__name__} is of iteration {task.t}, after step {self.t}"
+
     def _run(self, task: Task, inputs: tuple[Payload, ...] = ()) -> Result:
+        if refusal := self._refusal(task):
+            return Result(error=refusal)
+        work, weights = self._work(task.t), self._weights(task)
         match task:
             case tasks.InputGradient(_, index, True) if len(inputs) == 2 and _numbers(inputs[1:]):
-                self._graphs[index] = _number(inputs[1])
+                work.graphs[index] = _number(inputs[1])
                 return self._run(tasks.InputGradient(task.t, index), inputs[:1])
             case tasks.Forward() | tasks.Head() | tasks.InputGradient() if not _numbers(inputs):
                 return Result(error="what was received is not one number")
             case tasks.Embed(t, index, first, steps):
                 salt = inner_salt(first, steps) if steps else t
-                return Result(outputs=(embedded(self.state, salt, index),))
+                return Result(outputs=(embedded(weights, salt, index),))
             case tasks.Forward(_, index, train, keep):
                 x = _number(inputs[0])
                 if train and keep:
-                    self._graphs[index] = x
-                return Result(outputs=(activated(self.state, self.stage, x),))
-            case tasks.Head(_, index, train):
-                return self._head(index, train, _number(inputs[0]))
+                    work.graphs[index] = x
+                return Result(outputs=(activated(weights, self.stage, x),))
+            case tasks.Head():
+                return self._head(task, _number(inputs[0]))
             case tasks.InputGradient(_, index):
-                return self._input_gradient(index, _number(inputs[0]))
-            case tasks.WeightGradient(t, unit):
-                return self._weight_gradient(t, unit, inputs)
-            case tasks.Recount(t, unit, sign):
-                return self._recount(t, unit, sign, inputs)
-            case tasks.Discard(_, index):
-                self._graphs.pop(index, None)
-                self._store.pop(index, None)
+                return self._input_gradient(task, _number(inputs[0]))
+            case tasks.WeightGradient():
+                return self._weight_gradient(task, inputs)
+            case tasks.Recount():
+                return self._recount(task, inputs)
+            case tasks.Discard(t, index):
+                if not self.delay.start or t > self.t:
+                    work.graphs.pop(index, None)
+                    work.store.pop(index, None)
                 return Result()
             case tasks.Freeze(_, parts, clear):
                 bounds = part_bounds(WORDS, parts)
-                frozen = tuple(tuple(self._sum[begin:end]) for begin, end in bounds)
-                self._sum = [0] * WORDS if clear else self._sum
+                frozen = tuple(tuple(work.sum[begin:end]) for begin, end in bounds)
+                work.sum = [0] * WORDS if clear else work.sum
                 return Result(outputs=frozen)
             case tasks.HashInputs():
                 return Result()
@@ -263,36 +313,39 @@ class IntegerWorker:
             case _:
                 return self._state_task(task, inputs)
 
-    def _head(self, index: int, train: bool, x: int) -> Result:
-        loss = loss_of(self.state, x)
-        if not train:
+    def _head(self, task: tasks.Head, x: int) -> Result:
+        weights = self._weights(task)
+        loss = loss_of(weights, x)
+        if not task.train:
             return Result(loss_sum=loss, tokens=1)
-        self._store[head_unit(index)] = contribution(self.state, 0, x)
-        return Result(outputs=(loss_gradient(self.state, x),), loss_sum=loss, tokens=1)
+        self._work(task.t).store[head_unit(task.index)] = contribution(weights, 0, x)
+        return Result(outputs=(loss_gradient(weights, x),), loss_sum=loss, tokens=1)
 
-    def _input_gradient(self, index: int, dy: int) -> Result:
-        if index not in self._graphs:
+    def _input_gradient(self, task: tasks.InputGradient, dy: int) -> Result:
+        index, work, weights = task.index, self._work(task.t), self._weights(task)
+        if index not in work.graphs:
             return Result(error=f"no forward of microbatch {index} is held")
-        x = self._graphs.pop(index)
-        self._store[index] = contribution(self.state, self.stage, x, dy)
-        return Result(outputs=(input_gradient(self.state, self.stage, x, dy),))
+        x = work.graphs.pop(index)
+        work.store[index] = contribution(weights, self.stage, x, dy)
+        return Result(outputs=(input_gradient(weights, self.stage, x, dy),))
 
-    def _weight_gradient(self, t: int, unit: int, inputs: tuple[Payload, ...]) -> Result:
+    def _weight_gradient(self, task: tasks.WeightGradient, inputs: tuple[Payload, ...]) -> Result:
+        t, unit, work = task.t, task.unit, self._work(task.t)
         if self._embeds(unit):
             if not _numbers(inputs):
                 return Result(error="the gradient received is not a number")
-            self._add(contribution(self.state, 0, t, unit // 2, _number(inputs[0])), +1)
-        elif unit in self._store:
-            self._add(self._store.pop(unit), +1)
+            work.add(contribution(self._weights(task), 0, t, unit // 2, _number(inputs[0])), +1)
+        elif unit in work.store:
+            work.add(work.store.pop(unit), +1)
         else:
             return Result(error=f"no weight gradient of unit {unit} is waiting")
         return Result()
 
-    def _recount(self, t: int, unit: int, sign: int, inputs: tuple[Payload, ...]) -> Result:
+    def _recount(self, task: tasks.Recount, inputs: tuple[Payload, ...]) -> Result:
         boundary = tuple(map(_number, inputs))
-        if self._embeds(unit):
-            boundary = (t, unit // 2, *boundary)
-        self._add(contribution(self.state, self.stage, *boundary), sign)
+        if self._embeds(task.unit):
+            boundary = (task.t, task.unit // 2, *boundary)
+        self._work(task.t).add(contribution(self._weights(task), self.stage, *boundary), task.sign)
         return Result()
 
     def _audit_unit(self, t: int, first: bool, x: int, dy: int) -> Result:
@@ -315,9 +368,6 @@ class IntegerWorker:
     def _embeds(self, unit: int) -> bool:
         return self.stage == 0 and unit == embed_unit(unit // 2)
 
-    def _add(self, words: Words, sign: int) -> None:
-        self._sum = [total + sign * word for total, word in zip(self._sum, words, strict=True)]
-
     def _state_task(self, task: Task, inputs: tuple[Payload, ...]) -> Result:
         match task:
             case tasks.Apply(t, digest=digest, keep=keep):
@@ -329,34 +379,52 @@ class IntegerWorker:
                 if keep:
                     self._before[t] = self.state
                 self._before = {k: v for k, v in self._before.items() if k > t - tasks.AUDIT_STEPS}
-                self.t, self.state = t, step(self.state, gradient)
+                self._go_on(t, step(self.state, gradient))
                 self._gradients = {k: v for k, v in self._gradients.items() if k > t - tasks.KEPT_GRADIENTS}
+            case tasks.Skip(t) if self.delay.start and t != self.t + 1:
+                return Result(error=f"step {t} does not follow the state after step {self.t}")
             case tasks.Skip(t):
-                self.t = t
+                self._go_on(t, self.state)
             case tasks.Snapshot(t) if t != self.t:
                 return Result(error=f"the state is that after step {self.t}, not {t}")
             case tasks.Snapshot():
-                pieces = (self.t, *in_pieces(self.state))
+                ahead = () if self.ahead is None else in_pieces(self.ahead)
+                pieces = (self.t, *in_pieces(self.state), *ahead)
                 hashes = tuple(map(str, pieces))
-                return Result(pieces, fingerprint=fingerprint(self.t, self.state), hashes=hashes)
+                whole = fingerprint(self.t, self.state, self.ahead)
+                return Result(pieces, fingerprint=whole, hashes=hashes)
             case tasks.CheckState(t):
-                hashes, checked = tuple(map(str, inputs)), from_pieces(t, inputs)
+                hashes, checked = tuple(map(str, inputs)), self._loaded(t, inputs)
                 if checked is None:
                     return Result(error=f"not the state after step {t}", hashes=hashes)
-                return Result(fingerprint=fingerprint(t, checked), hashes=hashes)
+                return Result(fingerprint=fingerprint(t, *checked), hashes=hashes)
             case tasks.LoadState(t):
-                loaded = from_pieces(t, inputs)
+                loaded = self._loaded(t, inputs)
                 if loaded is None:
                     return Result(error=f"not the state after step {t}")
-                self.t, self.state = t, loaded
+                self.t, (self.state, self.ahead) = t, loaded
                 self._gradients.clear()
+                self._begun = Begun(), Begun()
             case tasks.InitState():
-                self.t, self.state = 0, initial(self.stage)
+                self.t, self.state, self.ahead = 0, initial(self.stage), None
                 self._gradients.clear()
-        self._sum = [0] * WORDS
-        self._graphs.clear()
-        self._store.clear()
-        return Result(fingerprint=fingerprint(self.t, self.state))
+                self._begun = Begun(), Begun()
+        return Result(fingerprint=fingerprint(self.t, self.state, self.ahead))
+
+    def _go_on(self, t: int, state: int) -> None:
+        """Reach the state after step t; the work of a delayed iteration after it stays."""
+        delayed = self.delay.has(t + 1)
+        self.t, self.state, self.ahead = t, state, predicted(self.state) if delayed else None
+        self._begun = (self._begun[1] if delayed else Begun()), Begun()
+
+    def _loaded(self, t: int, pieces: tuple[Payload, ...]) -> tuple[int, int | None] | None:
+        """State after step t from its pieces, with what iteration t + 1 computes with if it is delayed; None
+        if they are not the pieces of such a state."""
+        if not self.delay.has(t + 1):
+            state = from_pieces(t, pieces)
+            return None if state is None else (state, None)
+        state, ahead = from_pieces(t, pieces[: PIECES + 1]), from_pieces(t, (t, *pieces[PIECES + 1 :]))
+        return None if state is None or ahead is None else (state, ahead)
 
 
 def hashed(task: Task, inputs: tuple[Payload, ...], result: Result) -> Result:
@@ -425,7 +493,8 @@ def counting_world(
     """
     members = {machine.id: member_of(machine, disks.get(machine.id, "0")) for machine in machines}
     schedule = schedule_of(settings, 1)
-    world = World(seed, settings, genesis_of(settings, machines[0].id), IntegerWorker, model)
+    make = partial(IntegerWorker, delay=settings.delay) if settings.delay.start else IntegerWorker
+    world = World(seed, settings, genesis_of(settings, machines[0].id), make, model)
     populate(world, schedule, ((members[machine.id], machine.slowness) for machine in machines))
     return world
 

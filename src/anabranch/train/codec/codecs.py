@@ -30,6 +30,8 @@ LARGEST = math.ldexp(1.0, 126)
 SMALLEST_SCALE = math.ldexp(1.0, -126)
 #: Elements handled at a time, so that intermediate results stay in the cache. No bit depends on it.
 TOGETHER = 1 << 16
+#: Bytes of the widest number that a payload holds: bf16 and fp16.
+_WIDEST = 2
 
 
 class NotRepresentable(ArithmeticError):
@@ -53,8 +55,8 @@ class Codec(Protocol):
         ...
 
     def decode(self, payload: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Tensor of `shape` and `dtype` of an encoded one; always finite. Raises BadPayload if the payload
-        has another size, or holds a value or a scale that no tensor has."""
+        """Decoded tensor, of `shape` and `dtype`, of what `encode` returned; always finite. Raises BadPayload
+        if the payload has another size, or holds a value or a scale that no tensor has."""
         ...
 
 
@@ -78,7 +80,7 @@ class CastCodec:
 
     def decode(self, payload: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         elements = math.prod(shape)
-        check_size(payload, self.encoded_bytes(elements))
+        payload = checked(payload, self.encoded_bytes(elements))
         narrow = payload.view(self._dtype) if elements else payload.to(self._dtype)
         if not self._finite(narrow):
             raise BadPayload("it has a value that is not finite")
@@ -126,7 +128,7 @@ class BlockCodec:
 
     def decode(self, payload: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         elements = math.prod(shape)
-        check_size(payload, self.encoded_bytes(elements))
+        payload = checked(payload, self.encoded_bytes(elements))
         blocks = -(-elements // self._block)
         wide = torch.float64 if dtype == torch.float64 else torch.float32
         values = torch.empty((blocks, self._block), dtype=wide, device=payload.device)
@@ -150,7 +152,8 @@ class BlockCodec:
         largest = values.abs().amax(1)
         if not bool((largest <= LARGEST).all()):  # NaN is not
             raise NotRepresentable("a value is not finite or too large")
-        scale = _upward(largest.div_(self._levels).float())
+        # The divisor is a tensor: an accelerator multiplies by the reciprocal of a plain number.
+        scale = _upward((largest / torch.full_like(largest, self._levels)).float())
         scale = torch.where(scale < SMALLEST_SCALE, torch.zeros_like(scale), scale)
         scales.copy_(scale)
         divisor = torch.where(scale == 0.0, torch.inf, scale).to(values.dtype)  # x / inf = 0
@@ -187,10 +190,13 @@ def _upward(scale: Tensor) -> Tensor:
     return bits.add(0xFFFF).bitwise_and_(-0x10000).view(torch.float32)
 
 
-def check_size(payload: Tensor, size_bytes: int) -> None:
-    """Raise BadPayload unless a payload is a vector of `size_bytes` bytes."""
+def checked(payload: Tensor, size_bytes: int) -> Tensor:
+    """The payload, at a place in memory where wider numbers can be read. Raises BadPayload unless it is a
+    vector of `size_bytes` bytes."""
     if payload.dtype != torch.uint8 or tuple(payload.shape) != (size_bytes,):
         raise BadPayload(f"it is {payload.dtype} {tuple(payload.shape)}, not {size_bytes} bytes")
+    aligned = payload.is_contiguous() and payload.storage_offset() % _WIDEST == 0
+    return payload if aligned else payload.clone(memory_format=torch.contiguous_format)
 
 
 def codec_named(name: str, block: int) -> Codec | None:

@@ -10,7 +10,7 @@ BITS = {"none": 0, "bf16": 16, "fp16": 16, "int8": 8, "int4": 4}
 SCALE_BYTES = 2
 #: Digits of a coarse sum -> bytes of a parameter's sum and of its reduced gradient on the line, packed.
 #: Measured on llama-tiny (docs/explanation/thin-lines.md).
-COARSE_BYTES = {3: (1.02, 1.05), 4: (1.05, 1.4), 5: (1.4, 1.85), 6: (2.0, 2.0)}
+COARSE_BYTES = {4: (1.04, 1.1), 5: (1.15, 1.55), 6: (1.55, 1.95), 7: (1.85, 2.05)}
 
 
 def encoded_bytes(name: str, block: int, elements: int, width: int) -> int:
@@ -28,13 +28,13 @@ def encoded_bytes(name: str, block: int, elements: int, width: int) -> int:
 def coarse_digits(microbatches: int) -> int:
     """Binary digits by which the unit of a coarse sum lies below the gradient's root mean square.
 
-    Each microbatch's contribution is rounded by itself, so the error grows with the root of their number: 3
-    digits for up to 8 of them, one more for each factor of four. The error of the sum is then an eighth to a
-    tenth of the gradient's norm (docs/explanation/thin-lines.md).
+    Each microbatch's contribution is rounded by itself, so the error grows with the root of their number: 4
+    digits for up to 16 of them, one more for each factor of four. The error of the sum is then a thirtieth to
+    a sixth of the gradient's norm (docs/explanation/thin-lines.md).
     """
-    return 3 + math.ceil(max(0.0, math.log2(microbatches / 8)) / 2)
+    return 4 + math.ceil(max(0.0, math.log2(microbatches / 16)) / 2)
 
 
 def coarse_bytes(microbatches: int) -> tuple[float, float]:
-    """Bytes of a parameter's sum, and of its reduced gradient, on the line of a coarse reduce."""
+    """Bytes per parameter that a coarse reduce sends: (sum of gradients, reduced gradient)."""
     return COARSE_BYTES[min(coarse_digits(microbatches), max(COARSE_BYTES))]

@@ -33,6 +33,7 @@ def check_model(config: ModelConfig, seed: int = 1) -> list[Finding]:
     checker = _Checker(config, seed)
     checks: list[tuple[str, Callable[[], Iterator[str]]]] = [
         ("blocks keep the shape of x, the head gives logits", checker.shapes),
+        ("a loss of its own is a sum", checker.own_loss),
         ("nothing changes its input in place", checker.in_place),
         ("buffers stay as they are", checker.state),
         ("the same input gives the same bits, and no random number is drawn", checker.chance),
@@ -60,7 +61,12 @@ class _Checker:
         generator = torch.Generator().manual_seed(seed)
         size = (ROWS, min(TOKENS, config.max_sequence))
         self.ids = torch.randint(0, config.vocab_size, size, generator=generator)
-        self.dy = torch.randn(*size, config.vocab_size, generator=generator)
+        self.width = config.vocab_size
+        self.loss: Callable[[Tensor, Tensor], Tensor] | None = getattr(self.model, "loss", None)
+        if self.loss is not None:  # the head of a loss of one's own has any width
+            x = self.model.embed(PlainWeights(self.weights), self.ids)
+            self.width = self.model.head(PlainWeights(self.weights), x).shape[-1]
+        self.dy = torch.randn(*size, self.width, generator=generator)
 
     def steps(self) -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
         """Blocks and head by name."""
@@ -77,11 +83,26 @@ class _Checker:
             x = step(x.clone())
 
     def shapes(self) -> Iterator[str]:
-        width = {"the head": self.config.vocab_size}
+        width = {"the head": self.width}
         for name, step, x in self.walk():
             wanted = (*x.shape[:2], width.get(name, self.config.dim))
             if tuple(step(x).shape) != wanted:
                 yield f"{name} returns {tuple(step(x).shape)} for {tuple(x.shape)}, not {wanted}"
+
+    def own_loss(self) -> Iterator[str]:
+        """A loss of one's own is a finite number, and the sum of those of the rows."""
+        if self.loss is None:
+            return
+        with torch.no_grad():
+            x = self.model.embed(PlainWeights(self.weights), self.ids)
+            for _, step in self.steps():
+                x = step(x)
+            whole = self.loss(x, self.ids)
+            parts = [self.loss(x[row : row + 1], self.ids[row : row + 1]) for row in range(len(x))]
+        if whole.dim() or not bool(whole.isfinite()):
+            yield "the loss is not one finite number"
+        elif not torch.allclose(whole, torch.stack(parts).sum(), rtol=1e-4):
+            yield "the loss is not the sum of the losses of its rows: return a sum, not a mean"
 
     def in_place(self) -> Iterator[str]:
         for name, step, x in self.walk():

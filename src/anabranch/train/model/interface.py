@@ -20,6 +20,8 @@ from anabranch.train.model.sizes import ModelConfig
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16}
 #: Standard deviation of initial weights unless the run file has another, as in GPT-2.
 INITIAL_STD = 0.02
+#: Endings of the names of a linear layer's low-rank adapters (`train.adapters`).
+LORA_A, LORA_B = "lora_A.weight", "lora_B.weight"
 
 
 class Model(Protocol):
@@ -108,15 +110,22 @@ def initial_tensor(
     """Initial value (fp32, CPU) of one tensor: a pure function of (seed, name, shape).
 
     Norm gains are 1 (Gemma's, which are relative to 1, are 0), biases 0, all else normal with deviation
-    `std`, over sqrt(2·blocks) where the result enters the residual stream (GPT-2). Each tensor has its own
-    counter-based generator, keyed by a hash of (seed, name), so the partition does not matter.
+    `std`, over sqrt(2·blocks) where the result enters the residual stream (GPT-2). Of adapters A is uniform
+    in ±1/sqrt(in) and B is 0. Each tensor has its own counter-based generator, keyed by a hash of (seed,
+    name), so the partition does not matter.
     """
+    if name.endswith(LORA_B):
+        return torch.zeros(*shape)
     if len(shape) == 1:
         return torch.zeros(*shape) if name.endswith(".bias") else torch.full(shape, model.initial_gain)
     if model.is_residual_output(name):
         std /= math.sqrt(2 * model.config.blocks)
     key = int.from_bytes(blake3.blake3(f"{seed}/{name}".encode()).digest()[:16], "little")
-    values = np.random.Generator(np.random.Philox(key=key)).standard_normal(tuple(shape), dtype=np.float32)
+    generator = np.random.Generator(np.random.Philox(key=key))
+    if name.endswith(LORA_A):
+        drawn = generator.random(tuple(shape), dtype=np.float32)
+        return torch.from_numpy((2 * drawn - 1) * np.float32(1 / math.sqrt(shape[1])))
+    values = generator.standard_normal(tuple(shape), dtype=np.float32)
     return torch.from_numpy(values * np.float32(std))
 
 

@@ -31,6 +31,7 @@ class ModuleModel:
     def __init__(self, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
         parts = parts_of(config)
         self.config = config
+        self.loss = parts.loss
         self.stream: ResidualStream = FullStream(config.dim)
         self._blocks = [_Part(block, f"blocks.{n}", {}) for n, block in enumerate(parts.blocks)]
         self._head = _Part(parts.head, "head", {id(parts.embedding.weight): EMBEDDING})

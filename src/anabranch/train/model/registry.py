@@ -14,7 +14,7 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from anabranch.errors import ConfigError
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
 #: Group of entry points in which a package declares its models: NAME = "package.module:function".
@@ -40,13 +41,16 @@ class CausalModel:
 
     embedding: table of token embeddings. blocks: modules x -> x in order, x of shape (rows, sequence, dim).
     head: module x -> logits (rows, sequence, vocabulary); a head whose parameter is `embedding.weight` itself
-    is tied. positions: table of learned positions that are added to the embeddings, if any.
+    is tied. positions: table of learned positions that are added to the embeddings, if any. loss: function
+    (output of the head, targets (rows, sequence)) -> loss summed over the targets (None:
+    cross-entropy in nats).
     """
 
     embedding: nn.Embedding
     blocks: Sequence[nn.Module]
     head: nn.Module
     positions: nn.Embedding | None = None
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
 
 
 @dataclass(frozen=True)

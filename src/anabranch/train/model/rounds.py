@@ -1,8 +1,9 @@
-"""Rounds of a run file (`protocol.interface.rounds`). Imports no torch."""
+"""Rounds and delay of a run file (`protocol.interface`). Imports no torch."""
 
 from __future__ import annotations
 
 from anabranch.config import RunConfig
+from anabranch.protocol.interface.delay import LEAST_START, NO_DELAY, Delay
 from anabranch.protocol.interface.rounds import NO_ROUNDS, Rounds
 
 
@@ -14,6 +15,14 @@ def rounds_of(run: RunConfig) -> Rounds:
         return NO_ROUNDS
     start = max(1, int(run.run.steps * part.start))
     return Rounds(start, part.steps, part.slots, part.late == "drop", part.grace)
+
+
+def delay_of(run: RunConfig) -> Delay:
+    """First delayed iteration of a run file; NO_DELAY for a synchronous run."""
+    part = run.iteration
+    if not part.delay:
+        return NO_DELAY
+    return Delay(max(LEAST_START, int(run.run.steps * part.delay_from)))
 
 
 def iterations(run: RunConfig) -> int:

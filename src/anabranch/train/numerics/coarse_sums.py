@@ -1,10 +1,10 @@
 """Gradient sums with a coarser unit: fewer bytes on the line, and still no trace of order or owners.
 
 `CoarseAccumulator` rounds a microbatch's contribution to a parameter to a multiple of 2^e instead of 2⁻⁴⁸.
-The exponent e is one for each segment of up to 1,024 parameters, and a pure function of the state before the
+The exponent e is one for each segment of up to 64 parameters, and a pure function of the state before the
 step: a fixed share of the root mean square that Adam's second moment remembers. So every replica has the same
 exponents without a message, and the sums remain plain integer sums in units of 2⁻⁴⁸, exact in any order.
-Their low bits are zero. `net.packing` sends no zero bits: one byte for most sums.
+Their low bits are zero. `net.scaled_packing` sends no zero bits: one byte for most sums.
 
 Nothing saturates: a sum that is larger than expected takes more bytes. Where Adam has seen no gradient yet
 (before the first step) the unit is 2⁻⁴⁸.
@@ -12,19 +12,24 @@ Nothing saturates: a sum that is larger than expected takes more bytes. Where Ad
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from anabranch.train.model.layout import Layout
 from anabranch.train.numerics.exact import BLOCK, UNIT_EXPONENT, ExactAccumulator, check_range
 
-#: Parameters that share an exponent: a chunk of `net.packing`.
-SEGMENT = 1024
+#: Parameters that share an exponent: a block of `net.scaled_packing`.
+SEGMENT = 64
 #: Largest exponent of a unit over 2⁻⁴⁸: sums of 2¹⁵ rounded contributions stay far inside int64.
 MOST_DROPPED = 46
+#: Segments that are summed at a time, so that their elements stay in the cache. No bit depends on it.
+_TOGETHER = 4096
 
 
 class CoarseAccumulator(ExactAccumulator):
@@ -38,7 +43,7 @@ class CoarseAccumulator(ExactAccumulator):
         self, layout: Layout, contributions: Mapping[str, int], dtype: torch.dtype, device: torch.device
     ) -> None:
         super().__init__(layout, contributions, dtype, device)
-        self._lengths = segment_lengths(layout).to(device)
+        self._lengths = segments(layout, device).lengths
         self._unit = torch.ones(layout.elements, dtype=dtype, device=device)
         """Unit of each parameter over 2⁻⁴⁸, a power of two."""
 
@@ -78,47 +83,74 @@ def unit_exponents(layout: Layout, exp_avg_sq: Tensor, beta2: float, steps: int,
 
     digits: binary digits by which the unit lies below the root mean square of the segment's gradient.
     """
-    squares = segment_sums(exp_avg_sq, segment_starts(layout))
-    left = 1.0
-    for _ in range(min(steps, 10_000)):  # not a power, which differs between libraries
-        left *= beta2
-    lengths = segment_lengths(layout).to(squares.device)
-    mean = squares / lengths / (1.0 - left) if steps else torch.zeros_like(squares)
+    found = segments(layout, exp_avg_sq.device)
+    # Divisors are tensors: an accelerator multiplies by the reciprocal of a plain number.
+    mean = found.sums(exp_avg_sq) / found.lengths
+    mean = mean / torch.full_like(mean, _seen(beta2, steps)) if steps else torch.zeros_like(mean)
     mantissa, exponent = torch.frexp(mean)
     root = torch.div(exponent - 1, 2, rounding_mode="floor")  # 2^root <= root mean square < 2^(root + 1)
     exponents = (root - digits + UNIT_EXPONENT).clamp(0, MOST_DROPPED)
     return torch.where((mantissa > 0) & torch.isfinite(mean), exponents, 0).to(torch.int32)
 
 
-def segment_starts(layout: Layout) -> tuple[int, ...]:
-    """First element of every segment: of each tensor, and of each 1,024 elements of the stage."""
-    starts = {begin for begin, end in layout.bounds.values() if begin < end}
-    return tuple(sorted(starts | set(range(0, layout.elements, SEGMENT))))
+def _seen(beta2: float, steps: int) -> float:
+    """1 - beta2^steps, the share of a second moment that is of gradients and not of its initial zero."""
+    left = 1.0
+    for _ in range(min(steps, 10_000)):  # not a power, which differs between libraries
+        left *= beta2
+    return 1.0 - left
 
 
-def segment_lengths(layout: Layout) -> Tensor:
-    """Parameters of every segment."""
-    starts = segment_starts(layout)
-    return torch.tensor(
-        [end - begin for begin, end in zip(starts, (*starts[1:], layout.elements), strict=False)],
-        dtype=torch.int64,
-    )
+@dataclass(frozen=True)
+class Segments:
+    """Parameters of a stage that share an exponent: each 64 in the order of the layout, divided
+    where a tensor begins.
+
+    lengths: parameters of every segment (int64). blocks: block of each segment that has one to itself.
+    alone: True for those segments. pieces: elements of each other segment (rows of 64), filled up with the
+    number of elements, one beyond the last.
+    """
+
+    lengths: Tensor
+    blocks: Tensor
+    alone: Tensor
+    pieces: Tensor
+
+    def sums(self, values: Tensor) -> Tensor:
+        """Sum in fp64 of every segment of a flat vector, by additions in a fixed order: the same bits on
+        every machine."""
+        missing = -len(values) % SEGMENT
+        table = torch.cat((values, values.new_zeros(missing))) if missing else values
+        parts = [_row_sums(some) for some in torch.split(table.view(-1, SEGMENT), _TOGETHER)]
+        sums = torch.empty(len(self.lengths), dtype=torch.float64, device=values.device)
+        sums[self.alone] = torch.cat(parts)[self.blocks]
+        if len(self.pieces):
+            sums[~self.alone] = _row_sums(torch.cat((values, values.new_zeros(1)))[self.pieces])
+        return sums
 
 
-def segment_sums(values: Tensor, starts: tuple[int, ...]) -> Tensor:
-    """Sum in fp64 of every segment. A sum of so few elements does not depend on the number of threads."""
-    elements, sums = len(values), torch.empty(len(starts), dtype=torch.float64, device=values.device)
-    ends = (*starts[1:], elements)
-    aligned = [
-        number
-        for number, (begin, end) in enumerate(zip(starts, ends, strict=True))
-        if begin % SEGMENT == 0 and end - begin == SEGMENT
-    ]
-    table = values[: elements // SEGMENT * SEGMENT].view(-1, SEGMENT)
-    where = torch.tensor([starts[number] // SEGMENT for number in aligned], dtype=torch.int64)
-    for begin in range(0, len(aligned), 64):
-        some = torch.tensor(aligned[begin : begin + 64], device=values.device)
-        sums[some] = table[where[begin : begin + 64].to(values.device)].double().sum(1)
-    for number in set(range(len(starts))) - set(aligned):
-        sums[number] = values[starts[number] : ends[number]].double().sum()
-    return sums
+def segments(layout: Layout, device: torch.device) -> Segments:
+    """Segments of a stage, with tensors on `device`."""
+    begins = tuple(sorted({begin for begin, end in layout.bounds.values() if begin < end}))
+    return _segments(begins, layout.elements, device)
+
+
+@functools.lru_cache(maxsize=8)
+def _segments(begins: tuple[int, ...], elements: int, device: torch.device) -> Segments:
+    """begins: first element of every tensor."""
+    starts = np.union1d(np.arange(0, elements, SEGMENT), np.array(begins, dtype=np.int64))
+    ends = np.append(starts[1:], elements)[: len(starts)]
+    alone = (starts % SEGMENT == 0) & ((ends % SEGMENT == 0) | (ends == elements))
+    pieces = starts[~alone, None] + np.arange(SEGMENT)
+    pieces = np.where(pieces < ends[~alone, None], pieces, elements)
+    arrays = ends - starts, starts[alone] // SEGMENT, alone, pieces
+    return Segments(*(torch.from_numpy(array).to(device) for array in arrays))
+
+
+def _row_sums(table: Tensor) -> Tensor:
+    """Sums in fp64 of rows of 64: halves are added until one column is left."""
+    table = table.double()
+    while table.shape[1] > 1:
+        half = table.shape[1] // 2
+        table = table[:, :half] + table[:, half:]
+    return table[:, 0]

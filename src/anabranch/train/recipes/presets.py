@@ -59,13 +59,16 @@ PRESETS = {
     ),
     "anabranch": Preset(
         "this project (docs/explanation/islands.md)",
-        "islands of one machine each after a synchronous quarter; contributions of 4 bits, results of 8, "
-        "late islands left out",
+        "islands of one machine each after a synchronous quarter; the mean of their weights, from which "
+        "Adam's first moment is estimated; contributions of 4 bits, results of 8, late islands left out",
         settings={
             **_WHOLE,
             "round.slots": 8,
             "round.steps": 50,
             "round.start": 0.25,
+            "round.outer_lr": 1.0,
+            "round.outer_momentum": 0.0,
+            "round.first_moment": "estimate",
             "round.contributions": "int4",
             "round.results": "int8",
             "round.late": "drop",

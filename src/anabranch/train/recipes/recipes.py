@@ -171,7 +171,8 @@ def warnings_about(run: RunConfig, model: ModelConfig) -> list[str]:
     empty if there are none. Raises ConfigError for an unknown size."""
     recipe, optimizer, batch = recipe_of(run.model.size), run.optimizer, run.batch
     parameters, tokens = total_parameters(model), batch_tokens(batch)
-    continued = run.model.initial_weights != "seed"
+    imported = run.model.initial_weights != "seed"
+    continued = imported and not run.lora.rank  # adapters begin at zero, and bear the usual rates
     found = []
     usual = _usual_rate(parameters)
     if optimizer.lr > usual * (CONTINUED_RATE_FACTOR if continued else RATE_FACTOR):
@@ -200,7 +201,7 @@ def warnings_about(run: RunConfig, model: ModelConfig) -> list[str]:
             f"batch.sequence = {batch.sequence} is short: the model learns nothing about longer texts; "
             f"{recipe.source} has {recipe.sequence}"
         )
-    if tokens * run.run.steps < parameters and not continued:
+    if tokens * run.run.steps < parameters and not imported:
         wanted = _steps_by_tokens(run.model.size, tokens)
         found.append(
             f"run.steps = {run.run.steps} are {_count(tokens * run.run.steps)} tokens for "
@@ -208,7 +209,7 @@ def warnings_about(run: RunConfig, model: ModelConfig) -> list[str]:
             f"parameters; {TOKENS_PER_PARAMETER} per parameter (Chinchilla) would be {wanted:,} steps"
         )
     small = run.data.vocab_size < recipe.vocabulary * VOCABULARY_SHARE
-    if run.data.tokenizer in ("auto", "bpe") and not continued and small:
+    if run.data.tokenizer in ("auto", "bpe") and not imported and small:
         found.append(
             f"data.vocab_size = {run.data.vocab_size} is small: the size is made for {recipe.vocabulary:,}; "
             f"raise it, "

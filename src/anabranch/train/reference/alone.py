@@ -13,15 +13,17 @@ import torch
 from torch import Tensor
 
 from anabranch.config import RunConfig
-from anabranch.train.model.interface import DTYPES, build, stage_layout
+from anabranch.errors import ConfigError
+from anabranch.train.adapters.lora import LoraModel, run_model
+from anabranch.train.model.interface import DTYPES, stage_layout
 from anabranch.train.model.linear import PlainWeights
 from anabranch.train.model.partition import partition
 from anabranch.train.model.sizes import ModelConfig
 from anabranch.train.numerics.numerics_class import device_of
 from anabranch.train.numerics.step_scalars import learning_rate
 from anabranch.train.stage.optimizer import decays
-from anabranch.train.stage.run_objects import Batches, check_shape, initial_state, token_ids
-from anabranch.train.stage.stage import loss_of
+from anabranch.train.stage.run_objects import Batches, check_shape, initial_state, loss_weight, token_ids
+from anabranch.train.stage.stage import model_loss
 from anabranch.train.stage.state import StageState
 
 
@@ -51,12 +53,20 @@ class Alone:
         model: ModelConfig,
         batches: Batches,
         initial: Mapping[str, Tensor] | None = None,
+        frozen: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """initial: tensors to start from instead of the seed's."""
+        """initial: tensors to start from instead of the seed's. frozen: those that a run of adapters leaves
+        as they are."""
         check_shape(run, model)
+        if run.optimizer.kind != "adamw":
+            raise ConfigError(
+                f'optimizer.kind = "{run.optimizer.kind}": one process alone has AdamW only; train in a swarm'
+            )
         self._run, self._batches, self._device = run, batches, device_of(run.compute)
         self._dtype = DTYPES[run.compute.dtype]
-        self.model = build(model, self._device, self._dtype)
+        self.model = run_model(run, model, self._device)
+        if isinstance(self.model, LoraModel):
+            self.model.use({name: tensor.to(self._device) for name, tensor in (frozen or {}).items()})
         self.states: list[StageState] = []
         """State of each stage of the run file's pipeline; the parameters are views of their weights."""
         for spec in partition(model, run.pipeline):
@@ -121,4 +131,5 @@ class Alone:
         x = self.model.embed(weights, ids)
         for block in range(self.model.config.blocks):
             x = self.model.block(weights, block, x)
-        return loss_of(self.model.head(weights, x), targets)
+        weight = loss_weight(self._batches, self._run.batch.microbatches, t, index)
+        return model_loss(self.model, weights, x, targets, weight)

@@ -26,10 +26,11 @@ from anabranch.train.codec.dither import dither, draw_key
 from anabranch.train.model.interface import DTYPES
 from anabranch.train.model.partition import partition
 from anabranch.train.model.residual import fixed_embedding, subspace_basis
+from anabranch.train.model.rounds import delay_of
 from anabranch.train.model.sizes import ModelConfig
 from anabranch.train.numerics.numerics_class import device_of
 from anabranch.train.numerics.step_scalars import learning_rate
-from anabranch.train.stage.run_objects import Batches, check_shape, master_dtype, token_ids
+from anabranch.train.stage.run_objects import Batches, check_shape, loss_weight, master_dtype, token_ids
 
 Widen = Callable[[Tensor], Tensor]
 """Values that a layer writes (..., stream) -> what enters the residual stream (..., dim)."""
@@ -265,6 +266,10 @@ class IndependentReference:
                 f"the independent implementation has llama and gpt only, not {model.architecture}: verify "
                 "without --independent"
             )
+        if run.optimizer.kind != "adamw":
+            raise ConfigError("the independent implementation has AdamW only: verify without --independent")
+        if run.lora.rank:
+            raise ConfigError("the independent implementation has no adapters: verify without --independent")
         if model.subspace and (run.wire.activations, run.wire.gradients) != ("none", "none"):
             raise ConfigError(
                 "the independent implementation has no codecs within a subspace: verify without --independent"
@@ -283,23 +288,59 @@ class IndependentReference:
             {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
         ]
         self.optimizer = torch.optim.AdamW(groups, lr=o.lr, betas=(o.beta1, o.beta2), eps=o.eps)
+        self._delay = delay_of(run)
+        self._seen: dict[int, list[Tensor]] = {}
+        """Delayed iteration -> parameters that it computes with."""
 
     def step(self, t: int) -> IndependentStep:
         """Take step t on the whole batch."""
         run = self._run
         self.optimizer.zero_grad()
+        own = self._exchange(self._seen.pop(t, None))
         total = 0.0
         for index in range(run.batch.microbatches):
             loss = self._loss(t, index)
             (loss / self._batches.tokens_per_iteration).backward()  # type: ignore[no-untyped-call]
             total += float(loss.detach())
+        self._exchange(own)
         clip = run.optimizer.clip if run.optimizer.clip > 0 else float("inf")
         norm = float(torch.nn.utils.clip_grad_norm_(self.module.parameters(), clip))
         rate = learning_rate(run, t)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()
+        self.passed(t)
         return IndependentStep(t, total / self._batches.tokens_per_iteration, norm, rate)
+
+    def passed(self, t: int) -> None:
+        """Note that iteration t was stepped or skipped: predict the parameters for iteration t + 2 if it is
+        delayed."""
+        if not self._delay.has(t + 2):
+            return
+        seen = []
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                kept, value = self.optimizer.state.get(parameter), parameter.detach().clone()
+                if kept:
+                    n = float(kept["step"])
+                    mean = kept["exp_avg"] / (1 - self._run.optimizer.beta1**n)
+                    square = kept["exp_avg_sq"] / (1 - self._run.optimizer.beta2**n)
+                    value -= group["lr"] * group["weight_decay"] * value
+                    value -= group["lr"] * mean / (square.sqrt() + self._run.optimizer.eps)
+                seen.append(value)
+        self._seen[t + 2] = seen
+
+    def _exchange(self, values: list[Tensor] | None) -> list[Tensor] | None:
+        """Replace all parameters' values, in the optimizer's order; returns the former ones. None: nothing
+        is replaced."""
+        if values is None:
+            return None
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        former = [parameter.detach().clone() for parameter in parameters]
+        with torch.no_grad():
+            for parameter, value in zip(parameters, values, strict=True):
+                parameter.copy_(value)
+        return former
 
     def evaluate(self, windows: int) -> list[tuple[float, int]]:
         """(loss sum in nats, tokens) of each held-out window."""
@@ -327,4 +368,6 @@ class IndependentReference:
             crossed: Tensor = _Cut.apply(x, self._run.wire, key)  # type: ignore[no-untyped-call]
             return crossed
 
-        return F.cross_entropy(self.module(ids, cut).flatten(0, 1), targets.flatten(), reduction="sum")
+        weight = loss_weight(self._batches, self._run.batch.microbatches, t, index)
+        loss = F.cross_entropy(self.module(ids, cut).flatten(0, 1), targets.flatten(), reduction="sum")
+        return loss * weight

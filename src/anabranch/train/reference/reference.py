@@ -18,30 +18,35 @@ from torch import Tensor
 
 from anabranch.config import RunConfig
 from anabranch.protocol.rounds.plan import Slots
-from anabranch.train.model.interface import DTYPES, build, stage_layout
+from anabranch.train.adapters.lora import LoraModel, run_model
+from anabranch.train.model.interface import DTYPES, stage_layout
 from anabranch.train.model.linear import PlainWeights
 from anabranch.train.model.partition import partition
-from anabranch.train.model.rounds import inner_microbatches, rounds_of
+from anabranch.train.model.rounds import delay_of, inner_microbatches, rounds_of
 from anabranch.train.model.sizes import ModelConfig
 from anabranch.train.numerics import exact
 from anabranch.train.numerics.block_float import BITS, rounded_sums
 from anabranch.train.numerics.numerics_class import device_of
 from anabranch.train.numerics.step_scalars import bias_corrections, clip_factor, global_norm, learning_rate
 from anabranch.train.stage.cuts import Cuts
-from anabranch.train.stage.inner_steps import contribution, outer_step, slot_tokens
-from anabranch.train.stage.optimizer import StepScalars, adamw
+from anabranch.train.stage.delayed import ahead_of, moved, snapshot_form
+from anabranch.train.stage.inner_steps import begin_rounds, contribution, outer_step, slot_tokens
+from anabranch.train.stage.muon import muon_names, take_step
+from anabranch.train.stage.optimizer import StepScalars
 from anabranch.train.stage.run_objects import (
     Batches,
     check_shape,
     initial_state,
+    loss_weight,
     make_accumulator,
     master_dtype,
+    next_units,
     token_ids,
-    units_of,
+    training_weights,
     working_weights,
 )
-from anabranch.train.stage.stage import loss_of
-from anabranch.train.stage.state import StageState, parse_snapshot
+from anabranch.train.stage.stage import model_loss
+from anabranch.train.stage.state import Ahead, StageState, parse_snapshot
 
 Witness = tuple[int, str]
 """(stage, tensor) of a non-finite or out-of-range value, with a worker's name for the tensor."""
@@ -97,15 +102,19 @@ class Reference:
         model: ModelConfig,
         batches: Batches,
         initial: Mapping[str, Tensor] | None = None,
+        frozen: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """`initial`: tensors to start from instead of the seed's."""
+        """`initial`: tensors to start from instead of the seed's. `frozen`: those that a run of adapters
+        leaves as they are."""
         check_shape(run, model)
         self._run = run
         self._batches = batches
         self._device = device_of(run.compute)
         self._dtype = DTYPES[run.compute.dtype]
         self._master = master_dtype(self._dtype)
-        self.model = build(model, self._device, self._dtype)
+        self.model = run_model(run, model, self._device)
+        if isinstance(self.model, LoraModel):
+            self.model.use({name: tensor.to(self._device) for name, tensor in (frozen or {}).items()})
         self._cuts = Cuts(run, model)
         self.specs = partition(model, run.pipeline)
         self.states: list[StageState] = []
@@ -113,7 +122,9 @@ class Reference:
         for spec in self.specs:
             layout = stage_layout(self.model, spec)
             self.states.append(initial_state(run, self.model, layout, initial, self._device))
-        self._rounds = rounds_of(run)
+        self._rounds, self._delay = rounds_of(run), delay_of(run)
+        self._aheads: list[Ahead | None] = []
+        """By stage, what the iteration after the next one computes with; None unless it is delayed."""
         self._ends = next(spec.stage for spec in self.specs if spec.ends)
         self.slots: Slots = {}
         """Slots of the next round that are counted, set before `share`; unused in synchronous iterations."""
@@ -127,7 +138,9 @@ class Reference:
     def restore(self, snapshots: Sequence[bytes]) -> None:
         """Continue from the snapshots of stages 0 to S. Raises SnapshotError."""
         self.states[:] = [
-            parse_snapshot(data, state.layout, self._master, self._device)
+            parse_snapshot(
+                data, state.layout, self._master, self._device, snapshot_form(self._run, state.layout)
+            )
             for data, state in zip(snapshots, self.states, strict=True)
         ]
         self._refresh()
@@ -188,9 +201,12 @@ class Reference:
         factor = clip_factor(norm, run.optimizer.clip)
         rate = learning_rate(run, share.t)
         corrections = bias_corrections(run.optimizer, self.states[0].adam_step + 1)
-        for state, gradient in zip(self.states, gradients, strict=True):
-            adamw(state, gradient, StepScalars(rate, factor, *corrections), run.optimizer)
-            state.t = share.t
+        scalars = StepScalars(rate, factor, *corrections)
+        stages = zip(self.states, gradients, self._aheads, self.specs, strict=True)
+        for state, gradient, ahead, spec in stages:
+            matrices = muon_names(self.model, spec, run.optimizer)
+            take_step(state, gradient, scalars, run.optimizer, matrices)
+            self._stepped(state, share.t, ahead, scalars)
         self._refresh()
         digests = tuple(
             exact.digest(state.layout, gradient)
@@ -200,6 +216,13 @@ class Reference:
         return StepRecord(
             share.t, share.losses, loss, before, False, squares, digests, norm, factor, rate, corrections
         )
+
+    def _stepped(self, state: StageState, t: int, ahead: Ahead | None, taken: StepScalars | None) -> None:
+        """Note that iteration t has passed, with a step of scalars `taken` or without one (None); it may have
+        been the last before the rounds. ahead: `ahead_of` the state before it."""
+        moved(self._delay, state, t, ahead, taken)
+        if t == self._rounds.start:
+            begin_rounds(self._run, state)
 
     def _outer_step(self, share: Share) -> StepRecord:
         """Take the outer step of round share.t."""
@@ -216,7 +239,7 @@ class Reference:
             for state, gradient in zip(self.states, gradients, strict=True)
         )
         for state, gradient in zip(self.states, gradients, strict=True):
-            outer_step(run, state, share.t, gradient, rate, factor)
+            outer_step(run, state, gradient, rate, factor)
             state.t = share.t
         self._refresh()
         tokens = steps * inner_microbatches(run) * run.batch.rows * run.batch.sequence
@@ -226,14 +249,18 @@ class Reference:
     def skip(self, share: Share) -> StepRecord:
         """Let iteration share.t pass without a step, as a logged skip does."""
         before = self.fingerprints()
-        for state in self.states:
-            state.t = share.t
+        for state, ahead in zip(self.states, self._aheads, strict=True):
+            self._stepped(state, share.t, ahead, None)
+        self._refresh()
         loss = math.fsum(share.losses.values()) / self._batches.tokens_per_iteration
         return StepRecord(share.t, share.losses, loss, before, skipped=True)
 
     def evaluate(self, windows: int) -> list[tuple[float, int]]:
         """(loss sum in nats, tokens) of each held-out window, with the present weights."""
-        weights, results = PlainWeights(self._leaves), []
+        working: dict[str, Tensor] = {}
+        for state in self.states:
+            working.update(working_weights(state, self._dtype))
+        weights, results = PlainWeights(working), []
         first = self._run.batch.microbatches
         with torch.no_grad():
             for window in range(windows):
@@ -243,7 +270,8 @@ class Reference:
                     for block in spec.blocks:
                         x = self.model.block(weights, block, x)
                     x = self._crossed(x, 0, first + window, spec.stage)
-                loss = loss_of(self.model.head(weights, x), targets)
+                weight = loss_weight(self._batches, first, 0, first + window)
+                loss = model_loss(self.model, weights, x, targets, weight)
                 results.append((float(loss), targets.numel()))
         return results
 
@@ -264,7 +292,8 @@ class Reference:
                 x = self.model.block(weights, block, x)
             boundaries.append(x)
             received.append(x := self._crossed(x, t, index, spec.stage))
-        loss = loss_of(self.model.head(weights, x), targets)
+        weight = loss_weight(self._batches, self._run.batch.microbatches, t, index)
+        loss = model_loss(self.model, weights, x, targets, weight)
         scale = 1.0 / self._batches.tokens_per_iteration
         # A table that is not also the head is unused.
         gradients = torch.autograd.grad(
@@ -314,10 +343,11 @@ class Reference:
         return loss_sum, frozenset(found)
 
     def _refresh(self) -> None:
-        """Make the autograd leaves views of the present weights, and set the units of the sums."""
+        """Make the autograd leaves views of the next iteration's weights, and set the units of its sums."""
+        self._aheads = [ahead_of(self._run, self._delay, state) for state in self.states]
         for state, accumulator in zip(self.states, self._accumulators, strict=True):
-            accumulator.prepare(units_of(self._run, state))
-            for name, weight in working_weights(state, self._dtype).items():
+            accumulator.prepare(next_units(self._run, state))
+            for name, weight in training_weights(state, self._dtype).items():
                 self._leaves[name] = weight.detach().requires_grad_()
 
     def _check_complete(self, share: Share) -> None:

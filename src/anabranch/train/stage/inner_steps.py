@@ -9,6 +9,8 @@ synchronous steps left in the state. The outer optimizer is SGD with Nesterov mo
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -22,7 +24,7 @@ from anabranch.train.numerics.block_float import BITS, rounded
 from anabranch.train.numerics.step_scalars import bias_corrections, clip_factor, global_norm, learning_rate
 from anabranch.train.stage.optimizer import StepScalars, adamw
 from anabranch.train.stage.run_objects import Batches, working_weights
-from anabranch.train.stage.stage import loss_of
+from anabranch.train.stage.stage import model_loss
 from anabranch.train.stage.state import StageState
 
 
@@ -58,6 +60,8 @@ def contribution(
         state.exp_avg_sq.clone(),
         adam_step=state.adam_step,
     )
+    if estimated := run.round.first_moment == "estimate":
+        local.exp_avg.copy_(state.exp_avg).mul_(_adam_scale(run, state)).div_(_outer_scale(run, t))
     gradient = torch.zeros_like(local.weights)
     of_step = tokens.view(steps, inner_microbatches(run), rows, -1)
     total = 0.0
@@ -72,8 +76,9 @@ def contribution(
         norm = global_norm(exact.squares(local.layout, gradient).values())
         # Slots of all speeds follow the schedule from the round's first to its last optimizer step.
         at = rounds.progress(t - 1) + -(-(step + 1) * rounds.inner // steps)
-        first, _ = bias_corrections(run.optimizer, step + 1)
-        _, second = bias_corrections(run.optimizer, state.adam_step + step + 1)
+        first, second = bias_corrections(run.optimizer, state.adam_step + step + 1)
+        if not estimated:
+            first, _ = bias_corrections(run.optimizer, step + 1)
         factor = clip_factor(norm, run.optimizer.clip)
         scalars = StepScalars(learning_rate(run, at), factor, first, second)
         adamw(local, gradient, scalars, run.optimizer)
@@ -96,7 +101,7 @@ def add_gradient(
     x = begin = model.embed(weights, inputs).detach().requires_grad_()
     for block in range(model.config.blocks):
         x = model.block(weights, block, x)
-    loss = loss_of(model.head(weights, x), targets)
+    loss = model_loss(model, weights, x, targets)
     exact.check_finite("loss", loss)
     dx, *found = torch.autograd.grad(loss * scale, [begin, *leaves.values()], allow_unused=True)
     for name, one in zip(leaves, found, strict=True):
@@ -108,17 +113,38 @@ def add_gradient(
     return float(loss.detach())
 
 
-def outer_step(
-    run: RunConfig, state: StageState, t: int, total: Tensor, learning_rate: float, factor: float
-) -> None:
-    """Take the outer step of round t in place: g = factor · total; b = μb + g; w = w - learning_rate · (g +
-    μb).
+def begin_rounds(run: RunConfig, state: StageState) -> None:
+    """Put the outer momentum in place of Adam's first moment, after the last synchronous iteration.
 
-    total: summed contributions (flat). factor: 1 / all inner steps. b is kept in place of the first moment;
-    that of the synchronous steps is forgotten before the first round.
+    It begins at zero, or (`round.first_moment = "estimate"`) where the last steps' direction, kept for ever,
+    would have brought it.
     """
-    if not rounds_of(run).has(t - 1):
+    if run.round.first_moment == "estimate":
+        scale = _outer_scale(run, rounds_of(run).start + 1)
+        state.exp_avg.mul_(scale).div_(_adam_scale(run, state))
+    else:
         state.exp_avg.zero_()
+
+
+def _adam_scale(run: RunConfig, state: StageState) -> Tensor:
+    """Adam's first moment divided by the direction of its step: c₁ · (√v/√c₂ + ε), flat."""
+    first, second = bias_corrections(run.optimizer, max(1, state.adam_step))
+    return torch.sqrt(state.exp_avg_sq).div_(second**0.5).add_(run.optimizer.eps).mul_(first)
+
+
+def _outer_scale(run: RunConfig, t: int) -> float:
+    """Outer momentum before round t divided by the direction of an inner step: the learning rates of a round
+    of optimizer steps / (1 - outer momentum), as if the direction had always been the same."""
+    last = rounds_of(run).progress(t - 1)
+    rates = (learning_rate(run, at) for at in range(max(1, last - run.round.steps + 1), last + 1))
+    return math.fsum(rates) / (1.0 - run.round.outer_momentum)
+
+
+def outer_step(run: RunConfig, state: StageState, total: Tensor, learning_rate: float, factor: float) -> None:
+    """Take an outer step in place: g = factor · total; b = μb + g; w = w - learning_rate · (g + μb).
+
+    total: summed contributions (flat). factor: 1 / all inner steps. b is kept in place of the first moment.
+    """
     mean, momentum = total.mul(factor), run.round.outer_momentum
     state.exp_avg.mul_(momentum).add_(mean)
     state.weights.sub_(mean.add_(state.exp_avg.mul(momentum)).mul_(learning_rate))

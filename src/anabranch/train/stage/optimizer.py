@@ -33,8 +33,15 @@ def decays(shape: tuple[int, ...]) -> bool:
     return len(shape) >= 2
 
 
-def adamw(state: StageState, gradient: Tensor, scalars: StepScalars, optimizer: OptimizerSection) -> None:
-    """Take one step in place and raise Adam's counter. `gradient` is flat, in the state's layout.
+def adamw(
+    state: StageState,
+    gradient: Tensor,
+    scalars: StepScalars,
+    optimizer: OptimizerSection,
+    leave: frozenset[str] = frozenset(),
+) -> None:
+    """Take one step in place and raise Adam's counter. `gradient` is flat, in the state's layout. Tensors in
+    `leave` stay as they are.
 
     g = clip·grad;  m = β₁m + (1−β₁)g;  v = β₂v + (1−β₂)g²;
     w = w·(1 − lr·decay) − (lr/c₁)·m / (√v/√c₂ + ε)
@@ -45,6 +52,8 @@ def adamw(state: StageState, gradient: Tensor, scalars: StepScalars, optimizer: 
     a = torch.empty(BLOCK, dtype=gradient.dtype, device=gradient.device)
     b = torch.empty_like(a)
     for name in state.layout.names:
+        if name in leave:
+            continue
         begin, end = state.layout.bounds[name]
         decay = decays(state.layout.shapes[name])
         for start in range(begin, end, BLOCK):

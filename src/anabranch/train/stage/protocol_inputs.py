@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,10 +15,11 @@ from anabranch.config import RunConfig, render_run_file
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.log.records import Genesis
 from anabranch.protocol.log.step_parameters import Schedule, StepParameters
+from anabranch.train.adapters.lora import run_model
 from anabranch.train.codec.sizes import coarse_bytes
-from anabranch.train.model.interface import DTYPES, build, stage_layout
+from anabranch.train.model.interface import DTYPES, stage_layout
 from anabranch.train.model.partition import partition
-from anabranch.train.model.rounds import inner_microbatches, iterations, rounds_of
+from anabranch.train.model.rounds import delay_of, inner_microbatches, iterations, rounds_of
 from anabranch.train.model.sizes import (
     SCALED_BYTES,
     SUM_WIRE_BYTES,
@@ -50,8 +51,9 @@ def settings_of(run: RunConfig, run_id: str, model: ModelConfig, epoch: int = 1)
     recovery."""
     batch, whole = run.batch, run.pipeline.whole
     master = _widths(run)[1]
+    trained = trained_parameters(run, model)
     # The ends of a whole model count as a share of each of its blocks.
-    block = -(-total_parameters(model) // model.blocks) if whole else block_parameters(model)
+    block = -(-trained.total // model.blocks) if whole else trained.block
     return Settings(
         run=run_id,
         epoch=epoch,
@@ -74,7 +76,7 @@ def settings_of(run: RunConfig, run_id: str, model: ModelConfig, epoch: int = 1)
         rebalance=run.fleet.rebalance,
         blocks=tuple(len(spec.blocks) for spec in partition(model, run.pipeline)[1:]),
         block_bytes=math.ceil(block * sum(reduce_wire_bytes(run))),
-        ends_bytes=0 if whole else math.ceil(end_parameters(model) * sum(reduce_wire_bytes(run))),
+        ends_bytes=0 if whole else math.ceil(trained.end * sum(reduce_wire_bytes(run))),
         sums_bytes=math.ceil(block * reduce_wire_bytes(run)[0]),
         state_bytes=block * 3 * master,
         deal=run.fleet.deal,
@@ -83,7 +85,27 @@ def settings_of(run: RunConfig, run_id: str, model: ModelConfig, epoch: int = 1)
         audit_share=run.audit.share,
         rounds=rounds_of(run),
         round_bytes=round_bytes(run, model),
+        frozen=run.lora.frozen,
+        delay=delay_of(run),
     )
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Trained parameters of the largest block, of stage 0 and of the whole model."""
+
+    block: int
+    end: int
+    total: int
+
+
+def trained_parameters(run: RunConfig, model: ModelConfig) -> Trained:
+    """Numbers of trained parameters: all of the model, or its adapters."""
+    if not run.lora.rank:
+        return Trained(block_parameters(model), end_parameters(model), total_parameters(model))
+    shapes = run_model(run, replace(model, max_sequence=1), torch.device("cpu")).block_shapes(0)
+    block = sum(map(math.prod, shapes.values()))
+    return Trained(block, 0, block * model.blocks)
 
 
 def sent_bytes(run: RunConfig, model: ModelConfig) -> int:
@@ -128,8 +150,8 @@ def snapshot_interval(run: RunConfig, model: ModelConfig) -> int:
     master = _widths(run)[1]
     traffic = 2 * (run.pipeline.relay_stages + 1) * run.batch.microbatches * sent_bytes(run, model)
     if run.pipeline.whole:  # the reduce is all that is sent
-        traffic = math.ceil(total_parameters(model) * sum(reduce_wire_bytes(run)))
-    copied = run.snapshots.copies * 3 * master * total_parameters(model)
+        traffic = math.ceil(trained_parameters(run, model).total * sum(reduce_wire_bytes(run)))
+    copied = run.snapshots.copies * 3 * master * trained_parameters(run, model).total
     return max(SNAPSHOTS_EVERY[0], min(SNAPSHOTS_EVERY[1], -(-4 * copied // traffic)))
 
 
@@ -158,7 +180,7 @@ def initial_fingerprints(
 ) -> tuple[str, ...]:
     """Fingerprint of each stage's state before the first step, one stage in memory at a time."""
     device = torch.device("cpu")
-    built = build(model, device, DTYPES[run.compute.dtype])
+    built = run_model(run, model, device)
     return tuple(
         initial_state(run, built, stage_layout(built, spec), initial, device).fingerprint()
         for spec in partition(model, run.pipeline)

@@ -35,6 +35,14 @@ class Batches(Protocol):
         """(inputs, targets) of a held-out window, each (rows, sequence)."""
         ...
 
+    def weight(self, t: int) -> float:
+        """Factor of the loss of iteration t's microbatches: all positions over those whose target counts."""
+        ...
+
+    def window_weight(self, window: int) -> float:
+        """The same factor of a held-out window."""
+        ...
+
 
 def token_ids(
     batches: Batches, microbatches: int, t: int, index: int, device: torch.device
@@ -46,6 +54,12 @@ def token_ids(
         ids, targets = batches.evaluation_window(index - microbatches)
     # Copied: batches may hand out read-only views of a memory-mapped corpus.
     return torch.tensor(ids, device=device), torch.tensor(targets, device=device)
+
+
+def loss_weight(batches: Batches, microbatches: int, t: int, index: int) -> float:
+    """Factor of the loss of microbatch `index`, by which the mean over all positions is the mean over those
+    that count; later indices are held-out windows."""
+    return batches.weight(t) if index < microbatches else batches.window_weight(index - microbatches)
 
 
 def check_shape(run: RunConfig, model: ModelConfig) -> None:
@@ -65,6 +79,14 @@ def master_dtype(dtype: torch.dtype) -> torch.dtype:
 def working_weights(state: StageState, dtype: torch.dtype) -> dict[str, Tensor]:
     """Weights in the compute dtype: views of the state's, or copies in a narrower type."""
     return dict(state.layout.views(state.weights.to(dtype)))
+
+
+def training_weights(state: StageState, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Weights with which the iteration after `state` trains, in the compute dtype: the working weights, or
+    those that were predicted for a delayed iteration."""
+    if state.ahead is None:
+        return working_weights(state, dtype)
+    return dict(state.layout.views(state.ahead.weights.to(dtype)))
 
 
 def initial_state(
@@ -110,6 +132,12 @@ def units_of(run: RunConfig, state: StageState) -> Tensor | None:
         return None
     digits = coarse_digits(run.batch.microbatches)
     return unit_exponents(state.layout, state.exp_avg_sq, run.optimizer.beta2, state.adam_step, digits)
+
+
+def next_units(run: RunConfig, state: StageState) -> Tensor | None:
+    """Units of the sums of the iteration after `state`, as `units_of`; those of a delayed iteration were
+    fixed a step earlier."""
+    return units_of(run, state) if state.ahead is None else state.ahead.units
 
 
 def part_alignment(run: RunConfig) -> int:

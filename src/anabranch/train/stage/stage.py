@@ -83,16 +83,19 @@ class Stage:
         self._stores[index] = forward.store
         return dx
 
-    def head(self, unit: int, x: Tensor, targets: Tensor, scale: float) -> tuple[Tensor, float]:
-        """x -> (dx of scale · loss, loss sum in nats). Stage 0; keeps the store under `unit`."""
-        dx, loss_sum, store = self._head(x, targets, scale)
+    def head(
+        self, unit: int, x: Tensor, targets: Tensor, scale: float, weight: float = 1.0
+    ) -> tuple[Tensor, float]:
+        """x -> (dx of scale · loss, loss sum in nats, times `weight`). Stage 0; keeps the store under
+        `unit`."""
+        dx, loss_sum, store = self._head(x, targets, scale, weight)
         self._stores[unit] = store
         return dx, loss_sum
 
-    def evaluation_loss(self, x: Tensor, targets: Tensor) -> float:
-        """Loss sum in nats over the tokens, without keeping a graph. Stage 0."""
+    def evaluation_loss(self, x: Tensor, targets: Tensor, weight: float = 1.0) -> float:
+        """Loss sum in nats over the tokens, times `weight`, without keeping a graph. Stage 0."""
         with torch.no_grad():
-            return self._loss(PlainWeights(self.weights), x, targets)[1]
+            return self._loss(PlainWeights(self.weights), x, targets, weight)[1]
 
     def weight_gradient(self, unit: int) -> None:
         """Add the weight gradients of `unit` to the sums; drop its store. On Overflow nothing was added."""
@@ -116,9 +119,11 @@ class Stage:
         self._input_gradient(forward, dy)
         self._add(forward.store, sign)
 
-    def recount_head(self, x: Tensor, targets: Tensor, scale: float, sign: int) -> None:
+    def recount_head(
+        self, x: Tensor, targets: Tensor, scale: float, sign: int, weight: float = 1.0
+    ) -> None:
         """Recompute the contribution of the head for one microbatch and add it `sign` times (±1). Stage 0."""
-        self._add(self._head(x, targets, scale)[2], sign)
+        self._add(self._head(x, targets, scale, weight)[2], sign)
 
     def discard(self, unit: int) -> None:
         """Drop the autograd graph and the store that are kept under `unit`, if any."""
@@ -151,20 +156,22 @@ class Stage:
         forward.store.smalls = dict(zip(smalls, gradients, strict=True))
         return self._finite("input gradient", values(dx))
 
-    def _head(self, x: Tensor, targets: Tensor, scale: float) -> tuple[Tensor, float, Store]:
+    def _head(
+        self, x: Tensor, targets: Tensor, scale: float, weight: float
+    ) -> tuple[Tensor, float, Store]:
         store = Store()
         weights = DeferredWeights(self.weights, store)
         x = x.detach().requires_grad_()
-        loss, loss_sum = self._loss(weights, x, targets)
+        loss, loss_sum = self._loss(weights, x, targets, weight)
         # The loss is scaled before backward, so that contributions need no weights when they are summed.
         dx, *gradients = torch.autograd.grad(loss * scale, [x, *weights.smalls.values()])
         store.smalls = dict(zip(weights.smalls, gradients, strict=True))
         return self._finite("input gradient", self.model.stream.values(dx)), loss_sum, store
 
     def _loss(
-        self, weights: PlainWeights | DeferredWeights, x: Tensor, targets: Tensor
+        self, weights: PlainWeights | DeferredWeights, x: Tensor, targets: Tensor, weight: float
     ) -> tuple[Tensor, float]:
-        loss = loss_of(self.model.head(weights, x), targets)
+        loss = model_loss(self.model, weights, x, targets, weight)
         self._finite("loss", loss)
         return loss, float(loss.detach())
 
@@ -186,7 +193,21 @@ class Stage:
         return values
 
 
-def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy (nats) summed over the tokens, in fp32 at least. targets (rows, sequence)."""
+def model_loss(
+    model: Model, weights: PlainWeights | DeferredWeights, x: Tensor, targets: Tensor, weight: float = 1.0
+) -> Tensor:
+    """Loss of x, the output of the last block: by the loss of a user's model, or as in `loss_of`."""
+    output = model.head(weights, x)
+    own = getattr(model, "loss", None)
+    if own is None:
+        return loss_of(output, targets, weight)
+    loss: Tensor = own(output, targets)
+    return loss if weight == 1.0 else loss * weight
+
+
+def loss_of(logits: Tensor, targets: Tensor, weight: float = 1.0) -> Tensor:
+    """Cross-entropy (nats) summed over the tokens, in fp32 at least, times `weight`. targets (rows,
+    sequence); -100 does not count."""
     wide = logits if logits.dtype == torch.float64 else logits.float()
-    return F.cross_entropy(wide.view(-1, wide.shape[-1]), targets.reshape(-1), reduction="sum")
+    loss = F.cross_entropy(wide.view(-1, wide.shape[-1]), targets.reshape(-1), reduction="sum")
+    return loss if weight == 1.0 else loss * weight

@@ -16,7 +16,7 @@ from anabranch.train.model.interface import Model
 from anabranch.train.model.linear import DeferredWeights, PlainWeights, Store
 from anabranch.train.model.partition import StageSpec
 from anabranch.train.numerics.exact import Accumulator, Overflow
-from anabranch.train.stage.stage import Stage, loss_of
+from anabranch.train.stage.stage import Stage, model_loss
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class WholeModel(Stage):
         with torch.no_grad():
             weights = PlainWeights(self.weights)
             x = self._blocks(weights, self.model.embed(weights, ids))
-            return float(self._finite("loss", loss_of(self.model.head(weights, x), targets)))
+            return float(self._finite("loss", model_loss(self.model, weights, x, targets)))
 
     def gradient(self, index: int, scale: float) -> None:
         """Compute the input gradient of scale · loss of microbatch `index`; frees its graph, and keeps the
@@ -82,7 +82,7 @@ class WholeModel(Stage):
         store = Store()
         weights = DeferredWeights(self.weights, store)
         x = self.model.embed(PlainWeights(self.weights), ids).detach().requires_grad_()
-        loss = loss_of(self.model.head(weights, self._blocks(weights, x)), targets)
+        loss = model_loss(self.model, weights, self._blocks(weights, x), targets)
         return _Pass(ids, x, self._finite("loss", loss), weights, store)
 
     def _whole_gradient(self, forward: _Pass, scale: float) -> Tensor:

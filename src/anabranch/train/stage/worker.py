@@ -19,30 +19,38 @@ from torch import Tensor
 from anabranch.config import RunConfig
 from anabranch.protocol.interface import tasks
 from anabranch.protocol.interface.tasks import Payload, Result, Task, embed_unit, head_unit
+from anabranch.train.adapters.frozen import FrozenError, FrozenLoader, FrozenStore
+from anabranch.train.adapters.lora import LoraModel, run_model
 from anabranch.train.codec.codecs import BadPayload
-from anabranch.train.model.interface import DTYPES, build, stage_layout
+from anabranch.train.model.interface import DTYPES, stage_layout
 from anabranch.train.model.layout import Layout
 from anabranch.train.model.partition import StageSpec, partition
+from anabranch.train.model.rounds import delay_of
 from anabranch.train.model.sizes import ModelConfig
 from anabranch.train.numerics import exact
 from anabranch.train.numerics.numerics_class import device_of
 from anabranch.train.stage.audit import AuditedSteps, payload_hash
 from anabranch.train.stage.cuts import ACTIVATION, GRADIENT, Cuts
-from anabranch.train.stage.optimizer import StepScalars, adamw
+from anabranch.train.stage.delayed import ahead_of, moved, snapshot_form
+from anabranch.train.stage.muon import muon_names, take_step
+from anabranch.train.stage.optimizer import StepScalars
 from anabranch.train.stage.run_objects import (
     Batches,
     check_shape,
     initial_state,
     is_coarse,
+    loss_weight,
     make_accumulator,
     master_dtype,
+    next_units,
     part_alignment,
     token_ids,
+    training_weights,
     units_of,
     working_weights,
 )
 from anabranch.train.stage.stage import Stage
-from anabranch.train.stage.state import SnapshotError, StageState, parse_pieces, piece_hashes
+from anabranch.train.stage.state import Ahead, SnapshotError, StageState, parse_pieces, piece_hashes
 
 #: Tasks that use the weights or the sums of the open iteration.
 _OF_OPEN_ITERATION = (
@@ -52,7 +60,7 @@ _OF_OPEN_ITERATION = (
 #: Tasks that keep something of their microbatch for a later one.
 _KEEPING = (tasks.Forward, tasks.Head, tasks.InputGradient)
 #: Tasks that need no state of this worker's own.
-_WITHOUT_STATE = (tasks.InitState, tasks.LoadState, tasks.CheckState)
+_WITHOUT_STATE = (tasks.InitState, tasks.LoadState, tasks.CheckState, tasks.LoadFrozen)
 
 
 class Refused(Exception):
@@ -74,9 +82,11 @@ class Worker:
         batches: Batches | None = None,
         initial: Mapping[str, Tensor] | None = None,
         resident: int | None = None,
+        frozen: FrozenStore | None = None,
     ) -> None:
         """initial: tensors to start from instead of the seed's (used by `InitState`). resident: most
         microbatches whose activations stay on the device between forward and backward; others are offloaded.
+        frozen: this machine's store of frozen weights, for a run that trains adapters.
         """
         check_shape(run, model)
         self._run = run
@@ -86,7 +96,8 @@ class Worker:
         self.device = device_of(run.compute)
         self.dtype = DTYPES[run.compute.dtype]
         self.master = master_dtype(self.dtype)
-        self.model = build(model, self.device, self.dtype)
+        self.model = run_model(run, model, self.device)
+        self._frozen = FrozenLoader(run, self.model, frozen) if isinstance(self.model, LoraModel) else None
         specs = partition(model, run.pipeline)
         self.spec: StageSpec = specs[stage]
         # A stage's input crosses cut `_before`, its output cut `_after`; stage 0 embeds before the first cut,
@@ -94,6 +105,7 @@ class Worker:
         self._cuts = Cuts(run, model)
         self._before, self._after = (stage - 1, stage) if stage else (len(specs) - 1, 0)
         self.layout = stage_layout(self.model, self.spec)
+        self._matrices = muon_names(self.model, self.spec, run.optimizer)
         if stage == 0 and batches is None:
             raise ValueError("stage 0 needs the batches")
         # Reduced gradients of the last KEPT_GRADIENTS steps, for replicas that catch up.
@@ -102,6 +114,13 @@ class Worker:
         self._state: StageState | None = None
         self._weights: dict[str, Tensor] = {}
         self._stage = self._make_stage()
+        self._delay = delay_of(run)
+        self._ahead: Ahead | None = None
+        """Weights and units of the iteration after the open one, if that is open, too (a delayed one)."""
+        self._ahead_stage, self._true_stage = self._stage, self._stage
+        if self._delay.start:
+            self._ahead_stage = Stage(self.model, self.spec, {}, self._make_accumulator())
+            self._true_stage = Stage(self.model, self.spec, {}, self._stage.accumulator)
         self._align = part_alignment(run)
         self._audits = AuditedSteps(
             *(self.model, self.spec, self._working_weights),
@@ -131,6 +150,7 @@ class Worker:
             tasks.CheckState: self._check_state,
             tasks.ProveState: self._prove_state,
             tasks.LoadState: self._load_state,
+            tasks.LoadFrozen: self._load_frozen,
             tasks.InitState: self._init_state,
         }
 
@@ -175,32 +195,37 @@ class Worker:
 
     def _embed(self, task: tasks.Embed, inputs: Sequence[Tensor]) -> Result:
         ids, _ = self._ids(task.t, task.index)
-        return self._sent(ACTIVATION, task, self._stage.embed(ids))
+        return self._sent(ACTIVATION, task, self._at(task).embed(ids))
 
     def _forward(self, task: tasks.Forward, inputs: Sequence[Tensor]) -> Result:
         x = self._received(ACTIVATION, inputs)
         if not task.train:
-            return self._sent(ACTIVATION, task, self._stage.evaluate(x))
-        offload = task.keep and self._resident is not None and self._stage.graphs >= self._resident
-        y = self._stage.forward(task.index, x, offload)
+            return self._sent(ACTIVATION, task, self._at(task).evaluate(x))
+        stage = self._at(task)
+        graphs = stage.graphs if stage is self._stage else stage.graphs + self._stage.graphs
+        offload = task.keep and self._resident is not None and graphs >= self._resident
+        y = stage.forward(task.index, x, offload)
         if not task.keep:
-            self._stage.discard(task.index)
+            stage.discard(task.index)
         return self._sent(ACTIVATION, task, y)
 
     def _head(self, task: tasks.Head, inputs: Sequence[Tensor]) -> Result:
         x = self._received(ACTIVATION, inputs)
         _, targets = self._ids(task.t, task.index)
+        weight = self._weight(task.t, task.index)
         if not task.train:
-            return Result(loss_sum=self._stage.evaluation_loss(x, targets), tokens=targets.numel())
-        dx, loss_sum = self._stage.head(head_unit(task.index), x, targets, self._scale())
+            loss_sum = self._at(task).evaluation_loss(x, targets, weight)
+            return Result(loss_sum=loss_sum, tokens=targets.numel())
+        dx, loss_sum = self._at(task).head(head_unit(task.index), x, targets, self._scale(), weight)
         return replace(self._sent(GRADIENT, task, dx), loss_sum=loss_sum, tokens=targets.numel())
 
     def _input_gradient(self, task: tasks.InputGradient, inputs: Sequence[Tensor]) -> Result:
         dy = self._received(GRADIENT, inputs, 1 + task.again)
+        stage = self._at(task)
         if task.again:
-            self._stage.forward(task.index, self._received(ACTIVATION, inputs[1:]))
+            stage.forward(task.index, self._received(ACTIVATION, inputs[1:]))
         try:
-            dx = self._stage.input_gradient(task.index, dy)
+            dx = stage.input_gradient(task.index, dy)
         except KeyError:
             raise Refused(f"no forward of microbatch {task.index} is held") from None
         return self._sent(GRADIENT, task, dx)
@@ -208,10 +233,10 @@ class Worker:
     def _weight_gradient(self, task: tasks.WeightGradient, inputs: Sequence[Tensor]) -> Result:
         if self._is_embed(task.unit):
             ids, _ = self._ids(task.t, task.unit // 2)
-            self._stage.embed_gradient(ids, self._received(GRADIENT, inputs))
+            self._at(task).embed_gradient(ids, self._received(GRADIENT, inputs))
             return Result()
         try:
-            self._stage.weight_gradient(task.unit)
+            self._at(task).weight_gradient(task.unit)
         except KeyError:
             raise Refused(f"no weight gradient of unit {task.unit} is waiting") from None
         return Result()
@@ -219,23 +244,27 @@ class Worker:
     def _recount(self, task: tasks.Recount, inputs: Sequence[Tensor]) -> Result:
         if self.spec.stage > 0:
             x, dy = self._received(ACTIVATION, inputs, 2), self._received(GRADIENT, inputs[1:])
-            self._stage.recount(x, dy, task.sign)
+            self._at(task).recount(x, dy, task.sign)
             return Result()
         ids, targets = self._ids(task.t, task.unit // 2)
         if self._is_embed(task.unit):
-            self._stage.embed_gradient(ids, self._received(GRADIENT, inputs), task.sign)
+            self._at(task).embed_gradient(ids, self._received(GRADIENT, inputs), task.sign)
         else:
             x = self._received(ACTIVATION, inputs)
-            self._stage.recount_head(x, targets, self._scale(), task.sign)
+            weight = self._weight(task.t, task.unit // 2)
+            self._at(task).recount_head(x, targets, self._scale(), task.sign, weight)
         return Result()
 
     def _discard(self, task: tasks.MicrobatchTask, inputs: Sequence[Tensor]) -> Result:
-        self._stage.discard(head_unit(task.index) if self.spec.stage == 0 else task.index)
+        if not self._delay.start or task.t > self.state.t:
+            self._at(task).discard(head_unit(task.index) if self.spec.stage == 0 else task.index)
         return Result()
 
     # --- reduce and step --------------------------------------------------------------------------
 
     def _freeze(self, task: tasks.Freeze, inputs: Sequence[Tensor]) -> Result:
+        if self._delay.start and task.t != self.state.t + 1:
+            raise Refused(f"a reduce of iteration {task.t} is not open here")
         parts = exact.cut(self._stage.accumulator.flat, task.parts, self._align)
         if task.clear:
             self._stage.accumulator.clear()
@@ -289,8 +318,8 @@ class Worker:
         if task.keep:
             self._audits.keep(self.state)
         self._take_step(task.t, self._gradients[task.t], scalars)
-        self.state.t = task.t
-        self._install(self.state)
+        moved(self._delay, self.state, task.t, self._ahead, scalars)
+        self._go_on()
         dropped = task.t - tasks.KEPT_GRADIENTS
         self._gradients = {t: gradient for t, gradient in self._gradients.items() if t > dropped}
         self._digests = {t: digest for t, digest in self._digests.items() if t > dropped}
@@ -299,7 +328,7 @@ class Worker:
 
     def _take_step(self, t: int, gradient: Tensor, scalars: StepScalars) -> None:
         """Change weights, moments and Adam's counter in place by the optimizer step t."""
-        adamw(self.state, gradient, scalars, self._run.optimizer)
+        take_step(self.state, gradient, scalars, self._run.optimizer, self._matrices)
 
     def _audit_unit(self, task: tasks.AuditUnit, inputs: Sequence[Tensor]) -> Result:
         x, dy = self._received(ACTIVATION, inputs, 2), self._received(GRADIENT, inputs[1:])
@@ -317,10 +346,13 @@ class Worker:
 
     def _skip(self, task: tasks.Skip, inputs: Sequence[Tensor]) -> Result:
         self._expect_next(task.t)
-        self.state.t = task.t
         self._gradients.pop(task.t, None)
         self._digests.pop(task.t, None)
-        self._stage.clear()
+        moved(self._delay, self.state, task.t, self._ahead, None)
+        if self._delay.start:
+            self._go_on()
+        else:
+            self._stage.clear()
         return Result(fingerprint=self.state.fingerprint())
 
     def _read_gradient(self, task: tasks.ReadGradient, inputs: Sequence[Tensor]) -> Result:
@@ -340,18 +372,48 @@ class Worker:
             raise Refused(f"the state is that after step {self.state.t}, not {task.t}")
         return Result(digest=self.state.fingerprint(task.key))
 
+    def _load_frozen(self, task: tasks.LoadFrozen, inputs: Sequence[Tensor]) -> Result:
+        if self._frozen is None:
+            raise Refused("the run has no frozen weights")
+        assert isinstance(self.model, LoraModel)
+        stage = self.spec.stage
+        try:
+            found = self._frozen.from_pieces(stage, inputs) if inputs else self._frozen.at_hand(stage)
+            if found is None or found.hash() != self._frozen.wanted(stage):
+                return Result()
+        except FrozenError as error:
+            raise Refused(str(error)) from None
+        if inputs:
+            self._frozen.keep(found)
+        self.model.use(found.tensors(self.device))
+        return Result(outputs=found.pieces(), fingerprint=found.hash())
+
+    def _check_frozen(self, stage: int, inputs: Sequence[Tensor]) -> Result:
+        """Hashes of pieces of frozen weights, and of all of them."""
+        if self._frozen is None or stage >= self._frozen.stages:
+            raise Refused(f"the run has no frozen weights of a stage {stage}")
+        hashes = piece_hashes(inputs)
+        try:
+            return Result(fingerprint=self._frozen.from_pieces(stage, inputs).hash(), hashes=hashes)
+        except FrozenError as error:
+            return Result(error=str(error), hashes=hashes)
+
     def _check_state(self, task: tasks.CheckState, inputs: Sequence[Tensor]) -> Result:
+        if task.stage > self._run.pipeline.relay_stages:
+            return self._check_frozen(task.stage - self._run.pipeline.relay_stages - 1, inputs)
         layout = self._layout_of(task.stage)
         hashes = piece_hashes(inputs)
         try:
-            state = parse_pieces(task.t, inputs, layout, self.master, torch.device("cpu"))
+            form = snapshot_form(self._run, layout)
+            state = parse_pieces(task.t, inputs, layout, self.master, torch.device("cpu"), form)
         except SnapshotError as error:
             return Result(error=str(error), hashes=hashes)
         return Result(fingerprint=state.fingerprint(), hashes=hashes)
 
     def _load_state(self, task: tasks.LoadState, inputs: Sequence[Tensor]) -> Result:
         try:
-            state = parse_pieces(task.t, inputs, self.layout, self.master, self.device)
+            form = snapshot_form(self._run, self.layout)
+            state = parse_pieces(task.t, inputs, self.layout, self.master, self.device, form)
         except SnapshotError as error:
             raise Refused(str(error)) from None
         return self._begin_from(state)
@@ -375,9 +437,44 @@ class Worker:
         """Replace the state; drop graphs, stores and gradient sums of the former one."""
         self._state = state
         self._weights.clear()
-        self._weights.update(self._working_weights(state))
+        self._weights.update(training_weights(state, self.dtype))
+        self._stage.weights = self._weights
         self._stage.clear()
-        self._stage.accumulator.prepare(units_of(self._run, state))
+        self._stage.accumulator.prepare(next_units(self._run, state))
+        self._look_ahead(state)
+
+    def _go_on(self) -> None:
+        """Drop the work of the iteration whose step was taken or skipped. Where the next one is open already,
+        its work stays."""
+        if self._ahead is None:
+            self._install(self.state)
+            return
+        self._stage, self._ahead_stage = self._ahead_stage, self._stage
+        self._look_ahead(self.state)
+
+    def _look_ahead(self, state: StageState) -> None:
+        """Make the weights of the iteration after the next one, if it is delayed, and those of held-out
+        windows."""
+        if not self._delay.start:
+            return
+        self._ahead = ahead_of(self._run, self._delay, state)
+        self._true_stage.weights = self._working_weights(state)
+        self._ahead_stage.clear()
+        if self._ahead is not None:
+            weights = self._ahead.weights.to(self.dtype)
+            self._ahead_stage.weights = dict(self.layout.views(weights))
+            self._ahead_stage.accumulator.prepare(self._ahead.units)
+
+    def _at(self, task: tasks.MicrobatchTask | tasks.WeightGradient | tasks.Recount) -> Stage:
+        """Passes of a task's iteration; those of a held-out window are by the state's own weights."""
+        if not self._delay.start:
+            return self._stage
+        if self._is_window(task):
+            return self._true_stage
+        return self._ahead_stage if task.t == self.state.t + 2 else self._stage
+
+    def _is_window(self, task: Task) -> bool:
+        return isinstance(task, tasks.MicrobatchTask) and task.index >= self._run.batch.microbatches
 
     # --- checks -----------------------------------------------------------------------------------
 
@@ -416,6 +513,8 @@ class Worker:
         """Raise Refused if a task is of an iteration that is not open, which may have ended while the task
         was queued."""
         open_t = self.state.t + 1
+        if task.t == open_t + 1 and self._ahead is not None and not self._is_window(task):
+            return
         if task.t != open_t:
             raise Refused(f"{type(task).__name__} is of iteration {task.t}, but {open_t} is open here")
 
@@ -425,6 +524,11 @@ class Worker:
     def _scale(self) -> float:
         batch = self._run.batch
         return 1.0 / (batch.microbatches * batch.rows * batch.sequence)
+
+    def _weight(self, t: int, index: int) -> float:
+        """Factor of a microbatch's loss."""
+        assert self._batches is not None, "only stage 0 computes a loss"
+        return loss_weight(self._batches, self._run.batch.microbatches, t, index)
 
     def _ids(self, t: int, index: int) -> tuple[Tensor, Tensor]:
         """(inputs, targets) of microbatch `index`; indices beyond the batch are held-out windows."""

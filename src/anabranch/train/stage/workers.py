@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from anabranch.config import RunConfig
+from anabranch.train.adapters.frozen import FrozenStore
 from anabranch.train.model.sizes import ModelConfig
 from anabranch.train.stage.run_objects import Batches
 from anabranch.train.stage.whole_worker import TokenSource, WholeWorker
@@ -20,9 +21,10 @@ def make_worker(
     batches: Batches | None = None,
     initial: Mapping[str, Tensor] | None = None,
     resident: int | None = None,
+    frozen: FrozenStore | None = None,
 ) -> Worker:
     """Worker of a stage; for the arguments see `Worker`."""
     kind = Worker
     if run.pipeline.whole:
         kind = WholeWorker if stage else TokenSource
-    return kind(run, model, stage, batches, initial, resident)
+    return kind(run, model, stage, batches, initial, resident, frozen)

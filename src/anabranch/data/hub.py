@@ -1,0 +1,89 @@
+"""Names of the Hugging Face Hub with a pinned revision: datasets that are streamed, and folders of models.
+
+A name is OWNER/NAME@REVISION with a whole commit hash, so that it means the same bytes on every day.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from anabranch.config import DataSection
+from anabranch.errors import ConfigError
+
+#: Beginning of a model's name in `model.initial_weights`.
+PREFIX = "hub:"
+_NAME = re.compile(r"((?:[\w.-]+/)?[\w.-]+)@([0-9a-f]{40})", re.ASCII)
+
+
+def split_name(name: str, key: str) -> tuple[str, str]:
+    """(OWNER/NAME, REVISION) of a pinned name. key: of the run file, for messages. Raises ConfigError."""
+    match = _NAME.fullmatch(name)
+    if match is None or ".." in name:
+        raise ConfigError(
+            f'{key} = "{name}": write OWNER/NAME@REVISION with the commit hash of 40 digits, which the page '
+            "of the repository shows under its commits"
+        )
+    return match.group(1), match.group(2)
+
+
+def model_folder(initial_weights: str) -> Path:
+    """Folder of the model that `model.initial_weights` names: a path, or "hub:OWNER/NAME@REVISION", which is
+    taken from the cache of huggingface_hub, or downloaded into it.
+
+    Raises ConfigError for a name without revision, without the library, or if it cannot be fetched.
+    """
+    if not initial_weights.startswith(PREFIX):
+        return Path(initial_weights).expanduser()
+    repository, revision = split_name(initial_weights.removeprefix(PREFIX), "model.initial_weights")
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        raise ConfigError(
+            f'model.initial_weights = "{initial_weights}" needs the huggingface_hub library; install it '
+            'with: pip install "anabranch[hf]"'
+        ) from None
+    wanted = ["config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer.json"]
+    for offline in (True, False):
+        try:
+            folder = Path(
+                snapshot_download(
+                    repository, revision=revision, allow_patterns=wanted, local_files_only=offline
+                )
+            )
+        except Exception as error:  # the library and its HTTP client raise many kinds
+            problem = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        else:
+            if any(folder.glob("*.safetensors")) and (folder / "config.json").is_file():
+                return folder
+            problem = f"{folder} has no config.json with *.safetensors"
+    raise ConfigError(f'model.initial_weights = "{initial_weights}" cannot be fetched ({problem})')
+
+
+def stream(section: DataSection) -> Iterator[dict[str, Any]]:
+    """Records of the dataset that a run file names, as they arrive, from record `section.skip` on. Raises
+    ConfigError."""
+    try:
+        import datasets
+    except ImportError:
+        raise ConfigError(
+            'data.source = "hub" needs the datasets library; install it with: pip install '
+            '"anabranch[datasets]"'
+        ) from None
+    local = Path(section.path).expanduser()
+    name, revision = (str(local), None) if local.is_dir() else split_name(section.path, "data.path")
+    try:
+        records = datasets.load_dataset(
+            name, section.subset or None, split=section.split, revision=revision, streaming=True
+        )
+        if section.skip:
+            records = records.skip(section.skip)
+        yield from records
+    except Exception as error:  # the library and its HTTP client raise many kinds
+        text = str(error).splitlines()[0] if str(error) else ""
+        raise ConfigError(
+            f'data.path = "{section.path}" cannot be read ({type(error).__name__}: {text}); correct '
+            "data.path, data.subset or data.split, or see whether the hub is reachable"
+        ) from None

@@ -1,0 +1,77 @@
+"""Choice of a plan's codecs by the time that they save on the fleet's lines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from anabranch.errors import UserError
+from anabranch.sim.cluster.scenario import Regions, fleet_of
+from anabranch.sim.cluster.wire_part import WirePart
+from anabranch.sim.planning.estimate import estimate
+from anabranch.sim.planning.search import Plan, simulated
+
+#: Codecs that are weighed, those that round less first. int4 and fp16 cuts are left to whoever measures their
+#: loss (docs/explanation/thin-lines.md).
+CANDIDATES = (
+    WirePart(),
+    WirePart(activations="int8", gradients="int8"),
+    WirePart(activations="int8", gradients="int8", reduce="coarse"),
+)
+#: Least relative gain for which a plan rounds more. A choice: far above what a simulation's seed changes, and
+#: above what the loss may cost.
+WORTH = 0.05
+
+
+def weighed(
+    plan: Plan, regions: Regions, iterations: int, progress: Callable[[str], None] = lambda text: None
+) -> list[Plan]:
+    """The plan with each of CANDIDATES, on the same machines; simulated unless `iterations` is 0."""
+    found = []
+    for wire in CANDIDATES:
+        scenario = replace(plan.scenario, wire=wire)
+        each = replace(plan, scenario=scenario, simulated=None)
+        each = replace(each, estimated=estimate(fleet_of(scenario, regions, 0)))
+        if iterations:
+            progress(f"weighing codecs: {named(wire)}")
+            each = simulated(each, regions, iterations)
+        found.append(each)
+    return found
+
+
+def chosen(found: Sequence[Plan]) -> Plan:
+    """The first of the plans that none after it beats by more than WORTH. Raises UserError if no simulation
+    ended well."""
+    good = [plan for plan in found if plan.simulated is None or not plan.simulated.failures]
+    if not good:
+        raise UserError("every simulation of the plan failed; leave --wire out to see why")
+    best = good[0]
+    for plan in good[1:]:
+        if plan.iteration_s < (1.0 - WORTH) * best.iteration_s:
+            best = plan
+    return best
+
+
+def reasons(found: Sequence[Plan], taken: Plan) -> list[str]:
+    """Lines of text: time and bytes of an iteration with each of the codecs, and why `taken` was chosen."""
+    lines = []
+    for plan in found:
+        work = plan.scenario.work
+        cut = (work.activation_bytes + work.gradient_bytes) / work.tokens
+        mark = "chosen" if plan is taken else "  "
+        lines.append(
+            f"{named(plan.scenario.wire):28} {plan.iteration_s:9.2f} s an iteration, {cut:7.0f} bytes a "
+            f"token and cut, {work.reduce_bytes:4.1f} a parameter  {mark}".rstrip()
+        )
+    gain = 1.0 - taken.iteration_s / found[0].iteration_s
+    lines.append(
+        f"codecs: {named(taken.scenario.wire)}; an iteration is {gain:.0%} shorter than without. Codecs "
+        f"that round more are taken where they save more than {WORTH:.0%}"
+    )
+    return lines
+
+
+def named(wire: WirePart) -> str:
+    """Codecs in words."""
+    cuts = "none" if wire.activations == "none" else f"{wire.activations} cuts"
+    return cuts if wire.reduce == "exact" else f"{cuts}, {wire.reduce} sums"

@@ -1,0 +1,185 @@
+"""Frozen weights of a stage: their hash, their pieces on the wire, and a folder of them by hash.
+
+The weights are one flat vector in the compute dtype, in the order of the stage's `Layout`. Nothing describes
+itself: names and shapes follow from the run file, so a reader knows the size before the bytes come.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import blake3
+import numpy as np
+import torch
+from torch import Tensor
+
+from anabranch.config import RunConfig
+from anabranch.errors import UserError
+from anabranch.protocol.interface.tasks import PIECE_BYTES
+from anabranch.train.adapters.lora import LoraModel, frozen_layout
+from anabranch.train.model.interface import DTYPES, weights_from_tensors
+from anabranch.train.model.layout import Layout, raw_bytes
+from anabranch.train.model.partition import partition
+
+
+class FrozenError(ValueError):
+    """Bytes that are not the frozen weights of the stage; the message says why."""
+
+
+class FrozenWeights:
+    """Frozen weights of one stage, flat in `layout` on the CPU."""
+
+    def __init__(self, layout: Layout, flat: Tensor) -> None:
+        self.layout, self.flat = layout, flat
+
+    @classmethod
+    def of_tensors(cls, layout: Layout, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> FrozenWeights:
+        """Weights from named tensors of the whole model. Raises ValueError if one is missing."""
+        return cls(layout, weights_from_tensors(layout, tensors, dtype))
+
+    @classmethod
+    def of_pieces(cls, layout: Layout, pieces: Sequence[Tensor], dtype: torch.dtype) -> FrozenWeights:
+        """Weights from their bytes (flat uint8). Raises FrozenError if these have another size."""
+        wanted = layout.elements * dtype.itemsize
+        found = sum(piece.numel() for piece in pieces)
+        if found != wanted or any(piece.dtype != torch.uint8 or piece.dim() != 1 for piece in pieces):
+            raise FrozenError(f"the frozen weights of this stage are {wanted} bytes, not {found}")
+        return cls(layout, torch.cat(tuple(pieces)).view(dtype))
+
+    @property
+    def data(self) -> Tensor:
+        """All bytes (flat uint8)."""
+        return self.flat.view(torch.uint8)
+
+    def pieces(self) -> tuple[Tensor, ...]:
+        """Bytes as flat uint8 vectors of at most PIECE_BYTES, in order: views."""
+        return tuple(torch.split(self.data, PIECE_BYTES))
+
+    def hash(self) -> str:
+        """BLAKE3 (hex) of names, shapes, dtype and values; "" for a stage without weights."""
+        if not self.layout.elements:
+            return ""
+        hasher = blake3.blake3(b"anabranch frozen weights 1" + self.layout.header())
+        hasher.update(str(self.flat.dtype).encode())
+        hasher.update(raw_bytes(self.data))
+        return str(hasher.hexdigest())
+
+    def tensors(self, device: torch.device) -> dict[str, Tensor]:
+        """Every tensor by name in its shape: views of one vector on `device`."""
+        return dict(self.layout.views(self.flat.to(device)))
+
+
+class FrozenStore:
+    """Folder of frozen weights, a file for each hash. Methods raise OSError, and ValueError for bytes that
+    do not have the hash of their name."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def path(self, wanted: str) -> Path:
+        """File of the weights with this hash. Raises ValueError if `wanted` is no hash."""
+        if len(wanted) != 64 or not set(wanted) <= set("0123456789abcdef"):
+            raise FrozenError(f"{wanted[:80]!r} is not the hash of frozen weights")
+        return self.folder / f"{wanted}.bin"
+
+    def put(self, weights: FrozenWeights) -> str:
+        """Write weights that are not there yet; returns their hash."""
+        found = weights.hash()
+        if not found or self.path(found).exists():
+            return found
+        self.folder.mkdir(parents=True, exist_ok=True)
+        unfinished = self.folder / f".{found}.{os.getpid()}"
+        with open(unfinished, "wb") as file:
+            file.write(raw_bytes(weights.data))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, self.path(found))
+        return found
+
+    def data(self, wanted: str) -> Tensor:
+        """Bytes of a file (flat uint8), mapped into memory; they are not compared with the hash."""
+        return torch.from_numpy(np.memmap(self.path(wanted), dtype=np.uint8, mode="c"))
+
+    def get(self, wanted: str, layout: Layout, dtype: torch.dtype) -> FrozenWeights:
+        """Weights by their hash, which is checked."""
+        if not layout.elements and not wanted:
+            return FrozenWeights(layout, torch.empty(0, dtype=dtype))
+        weights = FrozenWeights.of_pieces(layout, (self.data(wanted),), dtype)
+        if weights.hash() != wanted:
+            raise FrozenError(f"{self.path(wanted)} does not have the hash in its name: remove it")
+        return weights
+
+
+class FrozenLoader:
+    """Frozen weights of the stages of a run, by the hashes in its run file: from pieces that a peer sent, or
+    from a store on this machine."""
+
+    def __init__(self, run: RunConfig, model: LoraModel, store: FrozenStore | None = None) -> None:
+        self._run, self._model, self._store = run, model, store
+        self._dtype = DTYPES[run.compute.dtype]
+        self._specs = partition(model.config, run.pipeline)
+
+    @property
+    def stages(self) -> int:
+        """Number of stages, stage 0 included."""
+        return len(self._specs)
+
+    def layout(self, stage: int) -> Layout:
+        return frozen_layout(self._model, self._specs[stage])
+
+    def from_pieces(self, stage: int, pieces: Sequence[Tensor]) -> FrozenWeights:
+        """Weights of a stage from all their bytes. Raises FrozenError if these have another size."""
+        return FrozenWeights.of_pieces(self.layout(stage), pieces, self._dtype)
+
+    def at_hand(self, stage: int) -> FrozenWeights | None:
+        """Weights of a stage from the store, with the right hash; None if they are not there."""
+        layout, wanted = self.layout(stage), self.wanted(stage)
+        if self._store is None and wanted:
+            return None
+        try:
+            return (self._store or FrozenStore(Path())).get(wanted, layout, self._dtype)
+        except (OSError, ValueError):
+            return None
+
+    def keep(self, weights: FrozenWeights) -> None:
+        """Put weights into the store, if there is one; a disk that refuses them costs a later download."""
+        if self._store is not None:
+            with contextlib.suppress(OSError):
+                self._store.put(weights)
+
+    def wanted(self, stage: int) -> str:
+        """Hash of a stage's weights by the run file. Raises FrozenError if it has none."""
+        if len(self._run.lora.frozen) != self.stages:
+            raise FrozenError("the run file does not name the frozen weights of every stage")
+        return self._run.lora.frozen[stage]
+
+
+def whole_frozen(run: RunConfig, model: LoraModel, store: FrozenStore) -> dict[str, Tensor]:
+    """Frozen weights of all stages by name, on the CPU. Raises UserError if some are missing or damaged."""
+    loader, tensors = FrozenLoader(run, model, store), dict[str, Tensor]()
+    for stage in range(loader.stages):
+        weights = loader.at_hand(stage)
+        if weights is None:
+            raise UserError(
+                f"{store.folder}: the frozen weights of stage {stage} are missing or damaged; restore the "
+                "folder from a copy"
+            )
+        tensors |= weights.tensors(torch.device("cpu"))
+    return tensors
+
+
+def frozen_of_folder(
+    run: RunConfig, model: LoraModel, tensors: Mapping[str, Tensor], store: FrozenStore | None = None
+) -> tuple[str, ...]:
+    """Hashes of the frozen weights of stages 0, 1, ..., from all tensors of the model; they are put into
+    `store`. Raises ValueError if a tensor is missing."""
+    loader, hashes = FrozenLoader(run, model), []
+    for stage in range(loader.stages):
+        weights = FrozenWeights.of_tensors(loader.layout(stage), tensors, DTYPES[run.compute.dtype])
+        hashes.append(weights.hash())
+        if store is not None:
+            store.put(weights)
+    return tuple(hashes)

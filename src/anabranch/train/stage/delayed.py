@@ -1,0 +1,68 @@
+"""Weights of delayed iterations: prediction, and the steps of a state that keeps them.
+
+A delayed iteration t computes on weights predicted from the state after step t - 2, as if the update of the
+last step were repeated once: with the moments, and the learning rate and bias corrections of that step, which
+are in the log. The prediction is kept in the state after step t - 1, so a state alone tells what the two
+iterations after it compute with.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from anabranch.config import OptimizerSection, RunConfig
+from anabranch.protocol.interface.delay import Delay
+from anabranch.train.model.layout import Layout
+from anabranch.train.model.rounds import delay_of
+from anabranch.train.numerics.coarse_sums import segments
+from anabranch.train.numerics.exact import BLOCK
+from anabranch.train.stage.optimizer import StepScalars, decays
+from anabranch.train.stage.run_objects import is_coarse, units_of
+from anabranch.train.stage.state import Ahead, SnapshotForm, StageState
+
+
+def snapshot_form(run: RunConfig, layout: Layout) -> SnapshotForm:
+    """Contents of a stage's snapshots besides weights and moments."""
+    return SnapshotForm(delay_of(run), len(segments(layout, torch.device("cpu")).lengths) if is_coarse(run) else 0)
+
+
+def ahead_of(run: RunConfig, delay: Delay, state: StageState) -> Ahead | None:
+    """Weights and units of the iteration after the next one, predicted from `state`; None unless it is
+    delayed."""
+    if not delay.has(state.t + 2):
+        return None
+    return Ahead(predicted(state, run.optimizer), units_of(run, state))
+
+
+def moved(delay: Delay, state: StageState, t: int, ahead: Ahead | None, taken: StepScalars | None) -> None:
+    """Note in a state that step t was taken with scalars `taken`, or skipped (None). ahead: `ahead_of` the
+    state before it."""
+    state.t, state.ahead = t, ahead
+    if delay.start and taken is not None:
+        state.rate = taken.learning_rate
+        state.corrections = taken.bias_correction1, taken.bias_correction2
+
+
+def predicted(state: StageState, optimizer: OptimizerSection) -> Tensor:
+    """Weights after a repetition of the last update: w·(1 − lr·decay) − (lr/c₁)·m / (√v/√c₂ + ε). Flat, in
+    the master dtype; equal to the state's weights if no step was taken."""
+    step_size, root2 = state.rate / state.corrections[0], state.corrections[1] ** 0.5
+    shrink = 1.0 - state.rate * optimizer.weight_decay
+    weights = state.weights.clone()
+    if not state.rate:
+        return weights
+    a = torch.empty(BLOCK, dtype=weights.dtype, device=weights.device)
+    b = torch.empty_like(a)
+    for name in state.layout.names:
+        begin, end = state.layout.bounds[name]
+        decay = decays(state.layout.shapes[name])
+        for start in range(begin, end, BLOCK):
+            stop = min(start + BLOCK, end)
+            w, change, root = weights[start:stop], a[: stop - start], b[: stop - start]
+            torch.sqrt(state.exp_avg_sq[start:stop], out=root).div_(root2).add_(optimizer.eps)
+            torch.mul(state.exp_avg[start:stop], step_size, out=change).div_(root)
+            if decay:
+                w.mul_(shrink)
+            w.sub_(change)
+    return weights
