@@ -1,17 +1,20 @@
 """Which way each pair of machines finds to each other behind real NATs, in one live run (root, Linux, nft).
 
-    python -m benchmarks.reach.nat_pairs [--dry] [--steps 6] [--kill]
+    python -m benchmarks.reach.nat_pairs [--steps 6] [--kill] [--iroh]
 
 One relay of stage 1 and one of stage 2 stand behind each kind of access: a public address, a NAT with
 port-restricted filtering, a NAT with a random port for each connection (symmetric), and a firewall that lets
 only TCP out. All are network namespaces of this machine; the NATs are nftables. The leader and a dedicated
 carrier have public addresses. The run trains, `verify` recomputes every step, and the table says how each
-pair of stage 1 and stage 2 was linked. --kill: the carrier is killed in the middle of the run.
+pair of stage 1 and stage 2 was linked. --kill: the carrier is killed in the middle of the run. --iroh: peers
+also use iroh (`network.transport = "auto"`) with a relay of the tests, and a NAT that forwards a UDP port
+(full cone) is added: 25 pairs. Each is told its public UDP address, as iroh's own relay would tell it.
 """
 
 from __future__ import annotations
 
 import itertools
+import os
 import re
 import secrets
 import shutil
@@ -19,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,19 +41,24 @@ from benchmarks import harness
 from benchmarks.harness import table
 
 KINDS = ("public", "port-restricted", "symmetric", "TCP out only")
+IROH_KINDS = ("public", "full cone", "port-restricted", "symmetric", "TCP out only")
+#: UDP port of each host's iroh endpoint, and port of the iroh relay.
+UDP_PORT, RELAY_PORT = 7701, 3340
 #: Addresses for documentation (RFC 5737): nothing of them leaves the namespaces.
 _PUBLIC = "203.0.113"
 #: Seconds without a step after which the run is given up.
-PATIENCE_S = 240.0
+PATIENCE_S = 480.0
 
 _FILTER = """
 table ip nat {
   chain out { type nat hook postrouting priority 100; oifname "wan" masquerade %(ports)s; }
+  chain into { type nat hook prerouting priority -100; %(forwarded)s }
 }
 table ip filter {
   chain through {
     type filter hook forward priority 0; policy drop;
     ct state established,related accept
+    ct status dnat accept
     %(refused)s
     iifname "lan" accept
   }
@@ -67,11 +75,12 @@ def _ip(*words: str) -> None:
 
 @dataclass(frozen=True)
 class Host:
-    """Machine of the table. address: at which it would listen."""
+    """Machine of the table. address: at which it would listen. outside: its public address."""
 
     namespace: str
     kind: str
     address: str
+    outside: str
 
 
 class Internet:
@@ -104,14 +113,15 @@ class Internet:
 
     def public(self, name: str) -> Host:
         namespace = self._namespace(name)
-        return Host(namespace, "public", self._plug(namespace, "eth0"))
+        address = self._plug(namespace, "eth0")
+        return Host(namespace, "public", address, address)
 
     def behind(self, name: str, kind: str) -> Host:
         """Host behind a router of its own."""
         if kind == "public":
             return self.public(name)
         router, host = self._namespace(f"{name}-router"), self._namespace(name)
-        self._plug(router, "wan")
+        outside = self._plug(router, "wan")
         _ip("-n", router, "link", "add", "lan", "type", "veth", "peer", "name", "eth0", "netns", host)
         _ip("-n", router, "address", "add", "192.168.1.1/24", "dev", "lan")
         _ip("-n", router, "link", "set", "lan", "up")
@@ -119,12 +129,14 @@ class Internet:
         _ip("-n", host, "link", "set", "eth0", "up")
         _ip("-n", host, "route", "add", "default", "via", "192.168.1.1")
         subprocess.run(["ip", "netns", "exec", router, "sysctl", "-qw", "net.ipv4.ip_forward=1"], check=True)
+        forwarded = f'iifname "wan" udp dport {UDP_PORT} dnat to 192.168.1.2;'
         rules = _FILTER % {
             "ports": "fully-random" if kind == "symmetric" else "",
+            "forwarded": forwarded if kind == "full cone" else "",
             "refused": 'iifname "lan" meta l4proto udp drop' if kind == "TCP out only" else "",
         }
         subprocess.run(["ip", "netns", "exec", router, "nft", "-f", "-"], input=rules, text=True, check=True)
-        return Host(host, kind, "192.168.1.2")
+        return Host(host, kind, "192.168.1.2", outside)
 
     def move(self, name: str) -> None:
         """Give the router of a host another public address, as when a laptop changes networks: its
@@ -150,8 +162,8 @@ def internet() -> Iterator[Internet]:
         made.close()
 
 
-def run_file(folder: Path, steps: int) -> RunConfig:
-    """Small run with two stages of four relays."""
+def run_file(folder: Path, steps: int, relay: str, kinds: int) -> RunConfig:
+    """Small run with two stages of `kinds` relays. relay: URL of an iroh relay; "": TCP alone."""
     folder.mkdir(parents=True)
     for number in range(20):
         lines = (f"line {line} of text {number}: the quick brown fox\n" for line in range(20))
@@ -160,9 +172,12 @@ def run_file(folder: Path, steps: int) -> RunConfig:
         "run.steps": steps, "run.seed": 3, "model.dim": 16, "model.blocks": 4, "model.heads": 2,
         "model.ffn": 24, "data.source": "text", "data.path": str(folder), "data.tokenizer": "bytes",
         "batch.microbatches": 16, "batch.rows": 1, "batch.sequence": 16, "optimizer.warmup_steps": 2,
-        "pipeline.stages": 2, "fleet.data_nodes": 1, "fleet.relays_per_stage": [4, 4], "fleet.minimum": 4,
+        "pipeline.stages": 2, "fleet.data_nodes": 1, "fleet.relays_per_stage": [kinds, kinds],
+        "fleet.minimum": 4,
         "evaluation.every": 0, "checkpoint.every": 2, "compute.device": "cpu",
     }  # fmt: skip
+    if relay:
+        changes |= {"network.transport": "auto", "network.iroh_relay": relay}
     return with_changes(RunConfig(), changes)
 
 
@@ -179,10 +194,13 @@ class Found:
 
 
 class NatRun:
-    """Run of four relays in each of two stages, each behind another kind of access."""
+    """Run of a relay of each kind of access in each of two stages."""
 
-    def __init__(self, made: Internet, folder: Path, supervisor: Supervisor, steps: int) -> None:
-        config = run_file(folder / "texts", steps)
+    def __init__(self, made: Internet, folder: Path, supervisor: Supervisor, steps: int, iroh: bool) -> None:
+        self._iroh = made.public("iroh") if iroh else None
+        relay = f"http://{self._iroh.address}:{RELAY_PORT}" if self._iroh is not None else ""
+        self.kinds = IROH_KINDS if iroh else KINDS
+        config = run_file(folder / "texts", steps, relay, len(self.kinds))
         self._directory = create_run(config, folder / "run")
         self._supervisor, self._made = supervisor, made
         self.swarm = LocalSwarm(self._directory, config, supervisor)
@@ -190,7 +208,7 @@ class NatRun:
         self.hosts = {
             f"{stage}: {kind}": made.behind(f"r{stage}{number}", kind)
             for stage in (1, 2)
-            for number, kind in enumerate(KINDS)
+            for number, kind in enumerate(self.kinds)
         }
         self._events: list[Event] = []
         self._direct: set[frozenset[str]] = set()
@@ -203,6 +221,8 @@ class NatRun:
 
     def run(self, kill: bool, move: str = "") -> Found:
         directory, swarm = self._directory, self.swarm
+        if self._iroh is not None:
+            self._start_iroh_relay(self._iroh)
         self._start("data-0", self._leader, ["resume", str(directory.path), "--quiet"])
         ticket = swarm._await_tickets(directory.path / "tickets.json")["relay"]
         home = ["--home", str(directory.peer("carrier"))]
@@ -212,6 +232,13 @@ class NatRun:
         for name, host in self.hosts.items():
             home = ["--home", str(directory.peer(name.replace(": ", "-").replace(" ", "-")))]
             options = ["--name", name, "--stage", name[0], "--host", host.address, "--once"]
+            if self._iroh is not None:
+                options += [
+                    "--port",
+                    "7700",
+                    "--advertise",
+                    f"{host.address}:7700,{host.outside}:{UDP_PORT}/udp",
+                ]
             self._start(name.replace(": ", "-").replace(" ", "-"), host, ["join", ticket, *home, *options])
         deadline = time.monotonic() + PATIENCE_S
 
@@ -239,6 +266,13 @@ class NatRun:
         carried = re.findall(r"([\d.]+) MB carried in all", swarm.processes["carrier"].log.read_text())
         return Found(self._ways(), len(steps), exact, max(gaps, default=0.0), carried[0] if carried else "")
 
+    def _start_iroh_relay(self, host: Host) -> None:
+        tests = Path(__file__).parents[2] / "tests"
+        path = os.pathsep.join((str(tests), os.environ.get("PYTHONPATH", "")))
+        words = ["ip", "netns", "exec", host.namespace, "env", f"PYTHONPATH={path}", sys.executable]
+        words += ["-m", "support.network.iroh_relay", host.address, str(RELAY_PORT)]
+        self.iroh_relay = subprocess.Popen(words, stdout=subprocess.DEVNULL)
+
     def _until(self, reached: Any) -> None:
         until = time.monotonic() + PATIENCE_S
         while not reached():
@@ -250,11 +284,14 @@ class NatRun:
         """Way of the link of each pair of the two stages, from what the relays reported."""
         names = {event.subject: event.name for event in self._events if isinstance(event, PeerJoined)}
         short = {peer[:8]: name for peer, name in names.items()}
-        carried = set()
+        carried: dict[frozenset[str], str] = {}
         for event in self._events:
-            found = re.search(r"^(\w{8}) is linked through carrier", getattr(event, "text", ""))
+            text = getattr(event, "text", "")
+            found = re.search(r"^(\w{8}) is (?:linked|reached) through (carrier|iroh directly|iroh by)", text)
             if isinstance(event, Note) and found:
-                carried.add(frozenset((names.get(event.peer, ""), short.get(found[1], ""))))
+                pair = frozenset((names.get(event.peer, ""), short.get(found[1], "")))
+                ways = {"carrier": "carried", "iroh directly": "punched", "iroh by": "iroh's relay"}
+                carried[pair] = ways[found[2]]
         return {
             (one, other): self._way(one, other, carried)
             for one in self.hosts
@@ -262,9 +299,9 @@ class NatRun:
             if one[0] == "1" and other[0] == "2"
         }
 
-    def _way(self, one: str, other: str, carried: set[frozenset[str]]) -> str:
-        if frozenset((one, other)) in carried:
-            return "carried"
+    def _way(self, one: str, other: str, carried: dict[frozenset[str], str]) -> str:
+        if way := carried.get(frozenset((one, other))):
+            return way
         return "direct" if frozenset((one, other)) in self._direct else "none"
 
     def _look(self) -> None:
@@ -283,10 +320,10 @@ class NatRun:
         return bool(subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip())
 
 
-def body(found: Found, kill: bool) -> str:
+def body(found: Found, kill: bool, kinds: Sequence[str] = KINDS) -> str:
     """Markdown of the result."""
     rows = [
-        [kind, *(found.ways.get((f"1: {kind}", f"2: {other}"), "none") for other in KINDS)] for kind in KINDS
+        [kind, *(found.ways.get((f"1: {kind}", f"2: {other}"), "none") for other in kinds)] for kind in kinds
     ]
     carried = f"Bytes over the carrier: {found.carried_mb} MB. " if found.carried_mb else ""
     ending = "The carrier was killed after step 2; no step was lost. " if kill else ""
@@ -294,7 +331,7 @@ def body(found: Found, kill: bool) -> str:
         (
             "Way of the link between a relay of stage 1 (row) and one of stage 2 (column) in one live run. "
             "The NATs are nftables in network namespaces; a carried pair meets at a dedicated carrier.",
-            table(["", *KINDS], rows),
+            table(["", *kinds], rows),
             f"{ending}{found.steps} steps were committed; `verify` finds "
             f"{'zero' if found.exact else 'SOME'} bits that differ. {carried}Longest time between two steps: "
             f"{found.gap_s:.1f} s, which on a loaded machine says little.",
@@ -302,27 +339,33 @@ def body(found: Found, kill: bool) -> str:
     )
 
 
-def measure(folder: Path, steps: int, kill: bool, move: str = "") -> Found:
-    """move: host whose address changes after step 2."""
+def measure(folder: Path, steps: int, kill: bool, move: str = "", iroh: bool = False) -> Found:
+    """move: host whose address changes after step 2. iroh: True to use iroh where TCP is no way."""
     with internet() as made, Supervisor(1) as supervisor:
-        return NatRun(made, folder, supervisor, steps).run(kill, move)
+        run = NatRun(made, folder, supervisor, steps, iroh)
+        try:
+            return run.run(kill, move)
+        finally:
+            if iroh:
+                run.iroh_relay.kill()
 
 
 def main() -> None:
     parser = harness.parser(__doc__)
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--kill", action="store_true")
+    parser.add_argument("--iroh", action="store_true")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         try:
-            found = measure(Path(folder), args.steps, args.kill)
+            found = measure(Path(folder), args.steps, args.kill, iroh=args.iroh)
         except UserError as error:
             sys.exit(str(error))
     unlinked = sum(way == "none" for way in found.ways.values())
     harness.write(
-        "nat-pairs-kill" if args.kill else "nat-pairs",
+        "nat-pairs" + "-iroh" * args.iroh + "-kill" * args.kill,
         "Ways between machines behind NATs",
-        body(found, args.kill),
+        body(found, args.kill, IROH_KINDS if args.iroh else KINDS),
         goals=[
             harness.at_most("pairs that are not linked", 0, unlinked),
             harness.at_least("steps committed", args.steps, found.steps),

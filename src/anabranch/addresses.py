@@ -1,8 +1,8 @@
 """Network addresses: properties of hosts, and the text form of the addresses of a peer.
 
 A peer has several addresses in order of preference, `ADDRESS,ADDRESS,...`. Each is HOST:PORT, or
-HOST:PORT/CARRIER: the peer is reached through a circuit of the carrier with this id, which listens there. Or it is
-reached by its key through iroh (`net.iroh`): HOST:PORT/iroh names an iroh relay at https://HOST:PORT,
+HOST:PORT/CARRIER: the peer is reached through a circuit of the carrier with this id, which listens there. Or
+it is reached by its key through iroh (`net.iroh`): HOST:PORT/iroh names an iroh relay at https://HOST:PORT,
 HOST:PORT/iroh+http one without TLS, and HOST:PORT/udp the peer's own UDP address.
 """
 
@@ -73,7 +73,8 @@ def direct_addresses(text: str) -> str:
 
 def carrier_ways(text: str) -> list[str]:
     """The addresses in `text` that lead through carriers."""
-    return [one for one in text.split(",") if _ID.fullmatch(one.rpartition("/")[2])]
+    found = [one for one in text.split(",") if "/" in one]
+    return [one for one in found if one.rpartition("/")[2] not in IROH_KINDS]
 
 
 def block_of(host: str) -> str:

@@ -403,7 +403,9 @@ def test_a_carrier_that_lets_only_the_first_connection_pass_is_passed_by(
     backend.run(scenario)
 
 
-def test_a_reader_that_stops_costs_a_carrier_little_memory_and_ends_with_its_circuit(backend: Backend) -> None:
+def test_a_reader_that_stops_costs_a_carrier_little_memory_and_ends_with_its_circuit(
+    backend: Backend,
+) -> None:
     """What a carrier holds for a circuit is bounded, also while one end sends and the other reads nothing."""
 
     async def scenario(world: World) -> None:
@@ -411,7 +413,9 @@ def test_a_reader_that_stops_costs_a_carrier_little_memory_and_ends_with_its_cir
         there.link.bulk.pause_reading()
         for _ in range(24):
             here.link.send(b"tensor", Blob("uint8", (len(BODY),), BODY))
-        await until(lambda: any("full" in lane._read_pauses for c in circuits(carrier) for lane in (c.near, c.far)))
+        await until(
+            lambda: any("full" in lane._read_pauses for c in circuits(carrier) for lane in (c.near, c.far))
+        )
         held = [
             lane.transport.get_write_buffer_size() + len(lane._inbox) + len(lane._buffer)
             for c in circuits(carrier)

@@ -33,8 +33,11 @@ from support.network.net_world import (
     until,
 )
 
+#: Each peer of an iroh backend has a process of its own, so that the suite takes a minute.
+IROH = [pytest.param(each, marks=pytest.mark.soak) for each in iroh_backends()]
 
-@pytest.fixture(params=backends() + backends(carried=True) + iroh_backends(), ids=lambda backend: backend.name)
+
+@pytest.fixture(params=[*backends(), *backends(carried=True), *IROH], ids=lambda backend: backend.name)
 def backend(request: pytest.FixtureRequest) -> Backend:
     found = request.param
     assert isinstance(found, Backend)

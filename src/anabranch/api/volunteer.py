@@ -12,7 +12,7 @@ from anabranch.errors import UserError
 from anabranch.node.lifecycle.shutdown import STOP_S
 
 if TYPE_CHECKING:
-    from anabranch.net.connection_limits import CarryLimits
+    from anabranch.net.connection_limits import CarryLimits, LineCaps
     from anabranch.net.ticket import Ticket
     from anabranch.node.driver.peer_driver import Outcome
 
@@ -36,6 +36,7 @@ def join(
     hours: str = "",
     carry: CarryLimits | None = None,
     transport: str = "auto",
+    caps: LineCaps | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Outcome:
     """Lend this machine to a run until the run is over, a signal ends it, or the ticket lets it in no more.
@@ -47,13 +48,14 @@ def join(
     leave in after SIGINT or SIGTERM, 60 by default. once: end with the first part in the run instead of
     joining again. listens: False to accept no connection: others reach this machine through a carrier. hours:
     times of the day at which it is lent, as in "22:00-07:00"; "" for always. carry: limits of what it carries
-    for others. transport: "tcp", "iroh", or "auto" for both where they can be had. say: gets sentences about the progress.
+    for others. transport: "tcp", "iroh", or "auto" for both where they can be had. caps: most bytes per
+    second that it sends and receives. say: gets sentences about the progress.
 
     Blocks; computes in this process, whose torch it configures for reproducible results. Raises UserError or
     NetError if the ticket or an option cannot be used.
     """
     from anabranch.hours import parse_hours
-    from anabranch.net.connection_limits import CarryLimits
+    from anabranch.net.connection_limits import CarryLimits, LineCaps
     from anabranch.node.driver.event_loop import run_async
     from anabranch.node.lifecycle.join import JoinOptions
     from anabranch.node.lifecycle.join import join as take_part
@@ -67,7 +69,7 @@ def join(
         options = JoinOptions(
             parsed, folder, name, region, -1 if stage is None else stage, host, port, advertise,
             None if corpus is None else Path(corpus), device, patience_s, once, grace_s, listens,
-            parse_hours(hours) if hours else None, carry or CarryLimits(), transport,
+            parse_hours(hours) if hours else None, carry or CarryLimits(), transport, caps or LineCaps(),
         )  # fmt: skip
         return run_async(take_part(options, say))
 

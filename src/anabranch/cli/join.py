@@ -35,7 +35,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from anabranch.cli.support import outputs
-from anabranch.cli.support.arguments import PORT, add_listen, carry_limits, check_range
+from anabranch.cli.support.arguments import PORT, add_listen, carry_limits, check_range, line_caps
 from anabranch.cli.support.gpus import check_device
 from anabranch.config import Range, address_problem
 from anabranch.errors import UserError
@@ -46,6 +46,7 @@ from anabranch.observe.wording import plain
 
 #: Seconds between looks for the ticket's file.
 FILE_S = 0.5
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
@@ -66,6 +67,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--no-listen", action="store_true", help="accept no connection: others come through a carrier")
     carry = "most Mbit/s that this machine carries for others that cannot dial each other; 0: nothing"
     add("--carry", type=float, metavar="MBIT", help=f"{carry} (default: no limit)")
+    add("--max-up", type=float, default=0.0, metavar="MBIT", help="most Mbit/s that it sends; 0: no limit")
+    add(
+        "--max-down",
+        type=float,
+        default=0.0,
+        metavar="MBIT",
+        help="most Mbit/s that it receives; 0: no limit",
+    )
     transport = "how to connect (default: TCP, and iroh if the ticket names its relay and it is installed)"
     add("--transport", choices=("tcp", "iroh", "auto"), default="auto", help=transport)
     hours = "local time at which this machine is lent (default: always)"
@@ -117,6 +126,7 @@ def run(args: argparse.Namespace) -> int:
         hours=args.hours,
         carry=carry_limits(args.carry),
         transport=args.transport,
+        caps=line_caps(args.max_up, args.max_down),
         say=say,
     )
     if outcome.ok:
@@ -197,6 +207,8 @@ def _check(args: argparse.Namespace) -> None:
     if args.hours:
         parse_hours(args.hours)
     check_range("--carry", args.carry or 0.0, Range(0, 10**6))
+    for option, mbit in (("--max-up", args.max_up), ("--max-down", args.max_down)):
+        check_range(option, mbit or 1.0, Range(1, 10**6))
     check_range("--patience", args.patience, Range(0, 10**7))
     check_range("--grace", args.grace, Range(0, 10**7))
     check_range("--stage", args.stage or 0, Range(0))

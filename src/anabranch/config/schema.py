@@ -407,8 +407,11 @@ class NetworkSection:
     advertise: Annotated[str, Pattern(r"\S*", "empty or host:port")] = ""
     """host:port that peers dial, where it differs from the listening address."""
     transport: Annotated[str, OneOf("tcp", "iroh", "auto")] = "tcp"
-    """How peers connect: TCP, iroh (QUIC with hole punching; `pip install anabranch[iroh]`), or both, TCP first."""
-    iroh_relay: Annotated[str, Pattern(r"(https?://\S+)?", "empty or an URL, e.g. https://relay.my.host")] = ""
+    """How peers connect: TCP, iroh (QUIC with hole punching; `pip install anabranch[iroh]`), or both, TCP
+    first."""
+    iroh_relay: Annotated[str, Pattern(r"(https?://\S+)?", "empty or an URL, e.g. https://relay.my.host")] = (
+        ""
+    )
     """URL of the iroh relay at which peers find each other, if `transport` is not "tcp"; one of your own."""
     ticket_hours: Positive = 168.0
     """Hours until the printed tickets expire."""

@@ -28,7 +28,7 @@ from anabranch.net.connection_limits import CarryLimits
 from anabranch.net.errors import DialError, Refused
 from anabranch.net.framing import TOKEN_BYTES
 from anabranch.net.handshake import Hello, ServerHandshake
-from anabranch.net.lane import Lane, ReadingRate
+from anabranch.net.lane import Lane, TokenBucket
 from anabranch.net.link import Link
 
 #: The opener's wish is the id of the peer to reach, in binary.
@@ -101,7 +101,7 @@ class Carrier:
         self._ended_bytes = 0
         self._check: asyncio.TimerHandle | None = None
         rate = limits.bytes_per_s
-        self._rate = ReadingRate(rate, max(_BURST_S * rate, 1.0)) if rate else None
+        self._rate = TokenBucket(rate, max(_BURST_S * rate, 1.0)) if rate else None
 
     @property
     def carried_bytes(self) -> int:
@@ -198,9 +198,7 @@ class Carrier:
         taken = False
         try:
             awaited = (wish.met, wish.near.lost)
-            await asyncio.wait(
-                awaited, timeout=self.limits.offer_s, return_when=asyncio.FIRST_COMPLETED
-            )
+            await asyncio.wait(awaited, timeout=self.limits.offer_s, return_when=asyncio.FIRST_COMPLETED)
             if wish.near.lost.done():
                 raise Refused(errors.VANISHED, "it vanished before the circuit was there")
             if not wish.met.done():

@@ -93,6 +93,16 @@ class CarryLimits:
     """Seconds without a byte after which a circuit ends; links send heartbeats."""
 
 
+@dataclass(frozen=True)
+class LineCaps:
+    """Most bytes per second of payloads that a machine sends and receives, over all its links together; 0: no
+    limit. Messages without payload are few and not counted, so that heartbeats never wait. Circuits that it
+    carries for others have a limit of their own (`CarryLimits`)."""
+
+    up_bytes_per_s: float = 0.0
+    down_bytes_per_s: float = 0.0
+
+
 def limits_of_run(parameters: int, largest_share: float, activation_bytes: int, piece_bytes: int) -> Limits:
     """Limits by what the payloads of a run can need.
 

@@ -23,16 +23,16 @@ OnReceived = Callable[["Lane", Sequence[Parsed]], None]
 OnLaneLost = Callable[["Lane", str], None]
 
 
-class ReadingRate:
-    """Token bucket of the bytes that are read from a lane. burst_bytes: most bytes at once."""
+class TokenBucket:
+    """Token bucket of bytes that are read from lanes, or written to them. burst_bytes: most bytes at once."""
 
     def __init__(self, bytes_per_s: float, burst_bytes: float) -> None:
         self._bytes_per_s, self._burst_bytes = bytes_per_s, burst_bytes
         self._left, self._at = burst_bytes, -math.inf
 
     def pause_s(self, size_bytes: int, now: float) -> float:
-        """Charge bytes that were read at time `now` (s); returns the seconds for which nothing may be read, 0
-        while tokens are left."""
+        """Charge bytes that were read or written at time `now` (s); returns the seconds for which nothing
+        more may be, 0 while tokens are left."""
         elapsed_s = max(0.0, now - self._at)
         self._left = min(self._burst_bytes, self._left + self._bytes_per_s * elapsed_s) - size_bytes
         self._at = now
@@ -57,7 +57,7 @@ class Lane(asyncio.BufferedProtocol):
         self.bytes_sent = 0
         self.broke_framing = False
         self.on_refused: Callable[[str], None] | None = None
-        self.rate: ReadingRate | None = None
+        self.rate: TokenBucket | None = None
         self.transport: asyncio.Transport
         self._buffer = memoryview(bytearray(_HANDSHAKE_BUFFER_BYTES))
         self._inbox = bytearray()
@@ -71,7 +71,7 @@ class Lane(asyncio.BufferedProtocol):
         self._on_lost: OnLaneLost | None = None
         self._forward: Lane | None = None
         self._read_pauses: set[str] = set()
-        """Reasons for which a forwarded connection is not read now."""
+        """Reasons for which this connection is not read now."""
 
     # During the handshake.
 
@@ -138,9 +138,19 @@ class Lane(asyncio.BufferedProtocol):
         if not self.transport.is_closing():
             self.transport.resume_reading()
 
+    def pause_for(self, why: str) -> None:
+        """Read nothing until `resume_for` was called for this reason, and for all others."""
+        self._read_pauses.add(why)
+        self.pause_reading()
+
+    def resume_for(self, why: str) -> None:
+        self._read_pauses.discard(why)
+        if not self._read_pauses:
+            self.resume_reading()
+
     # Forwarding by a carrier.
 
-    def forward_to(self, other: Lane, rate: ReadingRate | None) -> None:
+    def forward_to(self, other: Lane, rate: TokenBucket | None) -> None:
         """Pass all bytes on to the connection `other` from now on, as quickly as it takes them. rate: limits
         them, together with the other connections that share it; None: no limit. The end of either connection
         ends both."""
@@ -162,17 +172,8 @@ class Lane(asyncio.BufferedProtocol):
         # A copy: the transport may keep what it is given, and the buffer is used again.
         other.write((bytes(self._buffer[:count]),))
         if self.rate is not None and (pause_s := self.rate.pause_s(count, self._loop.time())):
-            self._pause_forwarding("rate")
-            self._resume = self._loop.call_later(pause_s, self._resume_forwarding, "rate")
-
-    def _pause_forwarding(self, why: str) -> None:
-        self._read_pauses.add(why)
-        self.pause_reading()
-
-    def _resume_forwarding(self, why: str) -> None:
-        self._read_pauses.discard(why)
-        if not self._read_pauses:
-            self.resume_reading()
+            self.pause_for("rate")
+            self._resume = self._loop.call_later(pause_s, self.resume_for, "rate")
 
     # Called by the event loop.
 
@@ -206,8 +207,8 @@ class Lane(asyncio.BufferedProtocol):
             return
         self.bytes_received += nbytes
         if self.rate is not None and (pause_s := self.rate.pause_s(nbytes, self._loop.time())):
-            self.pause_reading()
-            self._resume = self._loop.call_later(pause_s, self.resume_reading)
+            self.pause_for("rate")
+            self._resume = self._loop.call_later(pause_s, self.resume_for, "rate")
         self._parse(lambda: reader.received(nbytes))
 
     def _parse(self, parse: Callable[[], Sequence[Parsed]]) -> None:
@@ -235,12 +236,12 @@ class Lane(asyncio.BufferedProtocol):
     def pause_writing(self) -> None:
         self.writable = False
         if self._forward is not None:
-            self._forward._pause_forwarding("full")
+            self._forward.pause_for("full")
 
     def resume_writing(self) -> None:
         self.writable = True
         if self._forward is not None:
-            self._forward._resume_forwarding("full")
+            self._forward.resume_for("full")
         if self._on_writable is not None:
             self._on_writable()
 

@@ -25,7 +25,7 @@ from anabranch.net.framing import (
     message_frame,
     offer_frame,
 )
-from anabranch.net.lane import Lane, ReadingRate
+from anabranch.net.lane import Lane, TokenBucket
 from anabranch.net.resource_manager import Reservation
 from anabranch.net.ticket import Grant, MembershipCertificate
 
@@ -53,6 +53,14 @@ class Way:
     iroh: bool = False
 
 
+@dataclass(frozen=True)
+class LineBuckets:
+    """Caps of this machine's line, which all its links share; None: no cap."""
+
+    up: TokenBucket | None = None
+    down: TokenBucket | None = None
+
+
 class Link:
     """Link to one peer. Nothing is read until `start`; after the link has closed, `send` does nothing.
 
@@ -73,10 +81,12 @@ class Link:
         reservation: Reservation | None = None,
         way: Way = Way(),
         on_offer: Callable[[Link, bytes], None] | None = None,
+        line: LineBuckets = LineBuckets(),
     ) -> None:
         """control, bulk: connections with completed handshakes that read nothing yet. incarnation: the
         peer's. on_gone: called when the link has closed. reservation: charged with unfinished payloads.
-        on_offer: called with the token of each circuit that the peer offers; None: it may offer none."""
+        on_offer: called with the token of each circuit that the peer offers; None: it may offer none. line:
+        limits the bytes of payloads, together with the other links that share it."""
         self.peer_id = peer_id
         self.incarnation = incarnation
         self.credential = credential
@@ -86,6 +96,7 @@ class Link:
         self.bulk = bulk
         self.way = way
         self._on_offer = on_offer
+        self._line = line
         self._limits = limits
         self._reservation = reservation
         self._payloads: FrameReader | None = None
@@ -122,19 +133,20 @@ class Link:
             self._loop.call_soon(on_closed, self.closed_reason)
             return
         limits = self._limits
-        self.control.rate = ReadingRate(limits.control_bytes_per_s, limits.control_burst_bytes)
+        self.control.rate = TokenBucket(limits.control_bytes_per_s, limits.control_burst_bytes)
         offers = self._on_offer is not None
         self.control.open(self._reader(0, _CONTROL_SCRATCH_BYTES, offers), self._received)
         if self.closed_reason is None:
             self._payloads = self._reader(self._limits.max_payload_bytes, _BULK_SCRATCH_BYTES)
             self.bulk.on_refused = self.close
+            self.bulk.rate = self._line.down
             self.bulk.open(self._payloads, self._received)
 
     def hold_payloads(self, hold: bool) -> None:
         """Stop to read the bulk connection, or go on: the other side's payloads wait there."""
         self._holds = hold
         if self.closed_reason is None:
-            (self.bulk.pause_reading if hold else self.bulk.resume_reading)()
+            (self.bulk.pause_for if hold else self.bulk.resume_for)("held")
 
     def limit_payloads(self, max_payload_bytes: int) -> None:
         """Change the size (bytes) of the largest payload that is accepted; payloads that have begun are not
@@ -246,15 +258,22 @@ class Link:
 
     def _write_bulk(self) -> None:
         self._bulk_scheduled = False
-        queue, lane = self._queue, self.bulk
+        queue, lane, up = self._queue, self.bulk, self._line.up
+        if up is not None and (pause_s := up.pause_s(0, self._loop.time())):
+            self._bulk_scheduled = True
+            self._loop.call_later(pause_s, self._write_bulk)
+            return
+        turn_bytes = _TURN_BYTES if up is None else 1
         pieces: list[bytes | memoryview] = []
         size_bytes = 0
-        while queue and lane.writable and size_bytes < _TURN_BYTES and self.closed_reason is None:
+        while queue and lane.writable and size_bytes < turn_bytes and self.closed_reason is None:
             piece = queue.next_pieces()
             size_bytes += sum(map(len, piece))
             pieces += piece
         if pieces:
             lane.write(pieces)
+            if up is not None:
+                up.pause_s(size_bytes, self._loop.time())
             if queue and lane.writable:
                 self._schedule_bulk()
 

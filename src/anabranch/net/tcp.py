@@ -14,14 +14,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from anabranch.addresses import Address, block_of
 from anabranch.background import background
 from anabranch.net import errors
 from anabranch.net.address_race import first_of
 from anabranch.net.circuit import READY, Carrier, Opener, upgrade
-from anabranch.net.connection_limits import STALL_CHECKS, CarryLimits, Limits
+from anabranch.net.connection_limits import STALL_CHECKS, CarryLimits, Limits, LineCaps
 from anabranch.net.errors import DialError, ListenError, PortInUseError, Refused
 from anabranch.net.handshake import (
     BULK,
@@ -38,9 +38,8 @@ from anabranch.net.handshake import (
     ServerHandshake,
 )
 from anabranch.net.identity import Identity, peer_id_of_certificate
-from anabranch.net.iroh.engine import IrohEngine
-from anabranch.net.lane import Lane
-from anabranch.net.link import Link, Way
+from anabranch.net.lane import Lane, TokenBucket
+from anabranch.net.link import LineBuckets, Link, Way
 from anabranch.net.resource_manager import AttemptRate, Reservation, ResourceManager, ResourceRefused
 from anabranch.net.ticket import Grant, MembershipCertificate
 
@@ -48,6 +47,8 @@ from anabranch.net.ticket import Grant, MembershipCertificate
 _BACKLOG = 256
 #: Seconds to wait after a failed accept (out of file descriptors, or the caller has vanished).
 _ACCEPT_RETRY_S = 0.05
+#: Burst of a capped line, in seconds of its rate: short, as it is meant to leave room for others.
+CAP_BURST_S = 0.25
 #: Remedy where BBR is missing, for a sentence.
 BBR_REMEDY = "as root: modprobe tcp_bbr && sysctl -w net.ipv4.tcp_allowed_congestion_control='cubic bbr'"
 _T = TypeVar("_T")
@@ -86,6 +87,18 @@ def bbr_missing() -> bool:
     return False
 
 
+class Engine(Protocol):
+    """Other way to connect to peers by their keys: iroh (`net.iroh.engine` documents the members)."""
+
+    on_incoming: Callable[[socket.socket, str, str], None]
+    on_path: Callable[[str, str], None]
+    sockets: list[str]
+
+    async def connect(self, peer: str, address: Address) -> socket.socket: ...
+
+    async def close(self) -> None: ...
+
+
 class TcpTransport:
     """Dials other peers and accepts their connections, for one peer; use within one running event loop."""
 
@@ -99,12 +112,14 @@ class TcpTransport:
         limits: Limits | None = None,
         unix_time_s: Callable[[], float] = time.time,
         carry: CarryLimits | None = None,
-        engine: IrohEngine | None = None,
+        engine: Engine | None = None,
         only_engine: bool = False,
+        caps: LineCaps | None = None,
     ) -> None:
         """`on_link` receives each link that another peer dialled, and must call `start` on it. carry: limits
         of the circuits that this process forwards for others. engine: iroh endpoint of this peer, which
-        `close` ends; None: addresses through iroh are not used. only_engine: True if only those are."""
+        `close` ends; None: addresses through iroh are not used. only_engine: True if only those are.
+        caps: of this machine's line."""
         if "tls-unique" not in ssl.CHANNEL_BINDING_TYPES:
             raise ListenError(
                 "this Python's TLS library has no channel bindings (tls-unique): use another build of Python"
@@ -115,6 +130,8 @@ class TcpTransport:
         self._on_link = on_link
         self.engine = engine
         self._only_engine = only_engine
+        caps = caps or LineCaps()
+        self._line = LineBuckets(_bucket(caps.up_bytes_per_s), _bucket(caps.down_bytes_per_s))
         if engine is not None:
             engine.on_incoming = self._through_engine
         #: Called for each refused connection, with its kind, the caller's host and the reason.
@@ -582,6 +599,7 @@ class TcpTransport:
             on_gone=self._gone,
             reservation=reservation,
             way=way,
+            line=self._line,
             on_offer=self._offered if way.address is not None and not way.via and not way.iroh else None,
         )
         self._links.add(link)
@@ -651,6 +669,10 @@ def _refusal_told(lane: Lane) -> Iterator[None]:
     except BaseException:
         lane.transport.abort()
         raise
+
+
+def _bucket(bytes_per_s: float) -> TokenBucket | None:
+    return TokenBucket(bytes_per_s, max(1.0, CAP_BURST_S * bytes_per_s)) if bytes_per_s else None
 
 
 def _abort(lane: Lane) -> None:

@@ -17,7 +17,7 @@ from typing import Annotated, TypeVar
 import msgspec
 from blake3 import blake3
 
-from anabranch.addresses import MOST_ADDRESSES, Address
+from anabranch.addresses import IROH_KINDS, MOST_ADDRESSES, Address
 from anabranch.net.errors import CERTIFICATE, EXPIRED, MALFORMED, TICKET, TicketError
 from anabranch.net.identity import SIGNATURE_BYTES, Identity, verify
 

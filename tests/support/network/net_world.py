@@ -258,4 +258,6 @@ def backends(carried: bool = False) -> list[Backend]:
 
 def iroh_backends() -> list[Backend]:
     """Backends that dial through iroh, if it is installed; each peer has a process more."""
-    return [replace(each, name=each.name.replace("tcp", "iroh"), iroh=True) for each in backends() if installed()]
+    return [
+        replace(each, name=each.name.replace("tcp", "iroh"), iroh=True) for each in backends() if installed()
+    ]

@@ -11,7 +11,7 @@ from anabranch.config import Range
 from anabranch.errors import UserError
 
 if TYPE_CHECKING:
-    from anabranch.net.connection_limits import CarryLimits
+    from anabranch.net.connection_limits import CarryLimits, LineCaps
 
 #: Numbers of processes; 0 means one per core.
 JOBS = Range(0)
@@ -52,6 +52,13 @@ def carry_limits(mbit: float | None) -> CarryLimits:
     if mbit is None:
         return CarryLimits()
     return CarryLimits(bytes_per_s=mbit * 1e6 / 8) if mbit else CarryLimits(circuits=0)
+
+
+def line_caps(up_mbit: float, down_mbit: float) -> LineCaps:
+    """Caps of this machine's line, from Mbit/s; 0: none."""
+    from anabranch.net.connection_limits import LineCaps
+
+    return LineCaps(up_mbit * 1e6 / 8, down_mbit * 1e6 / 8)
 
 
 def add_jobs(parser: argparse.ArgumentParser) -> None:

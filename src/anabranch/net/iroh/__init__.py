@@ -2,5 +2,5 @@
 
 Optional: `pip install anabranch[iroh]`. Not here: links, handshake and frames, which are those of `net.tcp`.
 
-Imported by: net.tcp, node.
+Imported by: node.
 """

@@ -53,11 +53,18 @@ class IrohEngine:
         """external: IP:PORT at which the internet sees the socket, as far as the user knows it; an iroh relay
         tells it, too."""
         self.on_incoming: OnIncoming = lambda connection, peer, path: connection.close()
+        #: Called when the path to a peer changes: "relay", or its UDP address.
+        self.on_path: Callable[[str, str], None] = lambda peer, path: None
         self.paths: dict[str, str] = {}
         self.sockets: list[str] = []
         #: Report of the process about the release of iroh, for the log.
         self.release = ""
-        self._identity, self._relays, self._bind, self._external = identity, list(relays), bind, list(external)
+        self._identity, self._relays, self._bind, self._external = (
+            identity,
+            list(relays),
+            bind,
+            list(external),
+        )
         self._secret = secrets.token_hex(SECRET_BYTES)
         self._numbers = itertools.count(1)
         self._dials: dict[int, asyncio.Future[socket.socket]] = {}
@@ -97,6 +104,7 @@ class IrohEngine:
         if process is None or process.stdin is None:
             raise DialError("iroh's process is being started again")
         dial = next(self._numbers)
+        met: asyncio.Future[socket.socket]
         met = self._dials[dial] = asyncio.get_running_loop().create_future()
         addresses = [f"{address.host}:{address.port}"] if address.kind == "udp" else []
         command = {"dial": dial, "peer": peer, "relay": address.relay_url, "addresses": addresses}
@@ -180,6 +188,7 @@ class IrohEngine:
                 self._ready.set_result(None)
         elif "path" in message:
             self.paths[message["peer"]] = message["path"]
+            self.on_path(message["peer"], message["path"])
         elif (met := self._dials.get(message["dial"])) is not None and not met.done():
             met.set_exception(DialError(message["failed"]))
 

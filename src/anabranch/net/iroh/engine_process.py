@@ -4,8 +4,8 @@
 
 An own process, started anew: iroh's runtime does not survive a fork, and its Python calls would hold up the
 peer's event loop. The first line of standard input is the configuration, later ones are dials; the process
-ends with its standard input. Each stream becomes a connection to the peer's local port. The bytes are those of
-TLS between the two peers, so this process and the relay read nothing.
+ends with its standard input. Each stream becomes a connection to the peer's local port. The bytes are those
+of TLS between the two peers, so this process and the relay read nothing.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def quicken() -> str:
     release = version("iroh")
     if not release.startswith(_SLOW_RELEASES):
         return f"iroh {release}: as it is"
-    builder = iroh_ffi._UniffiRustBufferBuilder
+    builder: Any = iroh_ffi._UniffiRustBufferBuilder
     slow = builder.write
 
     def write(self: Any, value: bytes) -> None:
@@ -73,7 +73,7 @@ class EngineProcess:
     def __init__(self, endpoint: Any, port: int, secret: str) -> None:
         self._endpoint, self._port, self._secret = endpoint, port, secret
         self._connections: dict[str, Any] = {}
-        self._dialling: dict[str, asyncio.Task[Any]] = {}
+        self._dialling: dict[tuple[str, ...], asyncio.Task[Any]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self, commands: asyncio.StreamReader) -> None:
@@ -126,8 +126,8 @@ class EngineProcess:
         except asyncio.TimeoutError:
             say({"dial": dial, "failed": f"no answer within {DIAL_S:.0f} s"})
         except Exception as error:
-            message = getattr(error, "message", lambda: str(error))
-            say({"dial": dial, "failed": str(message())[:300]})
+            message = error.message() if hasattr(error, "message") else str(error)
+            say({"dial": dial, "failed": message[:300]})
         else:
             await self._pass(stream, dial, peer)
 
@@ -136,10 +136,11 @@ class EngineProcess:
         known = self._connections.get(peer)
         if known is not None and known.close_reason() is None:
             return await known.open_bi()
-        task = self._dialling.get(peer)
+        key = (peer, command["relay"], *command["addresses"])
+        task = self._dialling.get(key)
         if task is None:
-            task = self._dialling[peer] = asyncio.ensure_future(self._connect(peer, command))
-            task.add_done_callback(lambda _: self._dialling.pop(peer, None))
+            task = self._dialling[key] = asyncio.ensure_future(self._connect(peer, command))
+            task.add_done_callback(lambda _: self._dialling.pop(key, None))
         connection = await asyncio.shield(task)
         return await connection.open_bi()
 

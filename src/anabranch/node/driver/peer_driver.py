@@ -97,6 +97,8 @@ class LivePeer:
         transport = make_transport(lambda link: self.links.accept(link))
         self.links = Connections(transport, self.handle, credential, self._packer.submit)
         transport.on_refused = self._connection_refused
+        if transport.engine is not None:
+            transport.engine.on_path = lambda peer, path: self.handle(ev.PathChanged(peer, path))
         self.watchers: list[Callable[[LivePeer, ev.Event], None]] = []
         self.listeners: list[Callable[[ev.Effect], None]] = []
         self.journal = EventWriter(

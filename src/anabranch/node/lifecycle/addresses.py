@@ -89,7 +89,10 @@ async def started_engine(
     advertise: addresses of this machine; the port of one that ends in /udp is that of its UDP socket.
     """
     if not installed() and not must:
-        say("iroh is not installed, so connections are TCP alone; to punch holes: pip install 'anabranch[iroh]'")
+        say(
+            "iroh is not installed, so connections are TCP alone; to punch holes: "
+            "pip install 'anabranch[iroh]'"
+        )
         return None
     udp = [one for one in parse_addresses(advertise) if one.kind == "udp"]
     bind, external = f"0.0.0.0:{udp[0].port if udp else 0}", [f"{one.host}:{one.port}" for one in udp]

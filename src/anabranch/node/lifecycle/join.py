@@ -20,7 +20,7 @@ from anabranch.addresses import on_loopback
 from anabranch.counter_rng import CounterRng
 from anabranch.errors import UserError
 from anabranch.hours import Hours
-from anabranch.net.connection_limits import CarryLimits, Limits
+from anabranch.net.connection_limits import CarryLimits, Limits, LineCaps
 from anabranch.net.errors import ListenError
 from anabranch.net.handshake import Gate, Hello
 from anabranch.net.identity import Identity, IdentitySigner, next_incarnation
@@ -59,7 +59,7 @@ class JoinOptions:
     to end with the first part in the run. grace_s: seconds to leave after a signal. listens: False to accept
     no connection: others reach this machine through a carrier. hours: at which this machine is lent; None:
     always. carry: limits of what it carries for others. transport: "tcp", "iroh", or "auto": TCP, and iroh if
-    the ticket names a relay and iroh is installed.
+    the ticket names a relay and iroh is installed. caps: of this machine's line.
     """
 
     ticket: Ticket
@@ -79,6 +79,7 @@ class JoinOptions:
     hours: Hours | None = None
     carry: CarryLimits = field(default_factory=CarryLimits)
     transport: str = "auto"
+    caps: LineCaps = field(default_factory=LineCaps)
 
 
 def door_of(peer: Peer, pending: Mapping[str, str] = MappingProxyType({})) -> Callable[[Hello], str | None]:
@@ -323,9 +324,16 @@ class Volunteer:
             peer,
             TrainingMachine(me, options.corpus, options.device, options.home / FROZEN),
             lambda accept: self._transport(
-                identity, incarnation, gate, accept, limits=limits, carry=options.carry,
-                engine=engine, only_engine=options.transport == "iroh",
-            ),  # fmt: skip
+                identity,
+                incarnation,
+                gate,
+                accept,
+                limits=limits,
+                carry=options.carry,
+                engine=engine,
+                only_engine=options.transport == "iroh",
+                caps=options.caps,
+            ),
             options.ticket,
             options.home / "events.jsonl",
             disk=disk,

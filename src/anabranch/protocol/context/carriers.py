@@ -55,7 +55,9 @@ class CarrierChoice:
         candidates = {c: a for c, a in candidates.items() if c not in left_out}
         scores = pair_scores((peer,), tuple(candidates))[0].tolist() if candidates else []
         broken = self.links.broken_circuits
-        keys = {c: (broken[peer, c], *self._rank(c), score) for c, score in zip(candidates, scores, strict=True)}
+        keys = {
+            c: (broken[peer, c], *self._rank(c), score) for c, score in zip(candidates, scores, strict=True)
+        }
         best = sorted(candidates, key=keys.__getitem__)[:TRIED]
         return [f"{candidates[carrier].partition(',')[0]}/{carrier}" for carrier in best]
 

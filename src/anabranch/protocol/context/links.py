@@ -39,8 +39,8 @@ class LinkTable:
         """(peer, incarnation) of processes that sent a payload which does not have their own seal: no work is
         shared with them."""
         self.broken_circuits: Counter[tuple[str, str]] = Counter()
-        """Number of links that ended, by (peer, carrier): a carrier may drop the bytes of others, although its
-        own link is sound. The counts of a peer begin anew after a direct link."""
+        """Number of links that ended, by (peer, carrier): a carrier may drop the bytes of others, although
+        its own link is sound. The counts of a peer begin anew after a direct link."""
         self.carriers: dict[str, str] = {}
         """Carrier of each link that has one, by peer."""
         self._timed: dict[str, set[bool]] = {}

@@ -59,6 +59,13 @@ class LinkUp(Event, frozen=True):
     via: str = ""
 
 
+class PathChanged(Event, frozen=True):
+    """Path that iroh uses to a peer from now on. path: "relay", or the peer's UDP address."""
+
+    peer: str
+    path: str
+
+
 class LinkDown(Event, frozen=True):
     """End of an established link, or a failed dial. refused: nobody listens at the address."""
 

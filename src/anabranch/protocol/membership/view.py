@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 
+from anabranch.addresses import direct_addresses
 from anabranch.protocol.log.records import Member, Members
 from anabranch.protocol.membership.assignment import Assignment
 from anabranch.protocol.membership.rendezvous_graph import RendezvousGraph
@@ -354,8 +355,18 @@ class Membership:
 
     def dials(self, me: str, other: str) -> bool:
         """True if `me` has to dial `other` to make the link between them: the member that joined later dials
-        the earlier one, unless only the later one has an address."""
+        the earlier one, unless the later one can be reached better: it alone has an address, or a direct
+        one."""
         mine, theirs = self.members.get(me), self.members.get(other)
-        if mine is not None and theirs is not None and bool(mine.address) != bool(theirs.address):
-            return bool(theirs.address)
+        if mine is not None and theirs is not None and mine.address != theirs.address:
+            own, others = _reach(mine.address), _reach(theirs.address)
+            if own != others:
+                return others > own
         return self.order.get(me, 0) > self.order.get(other, 0)
+
+
+def _reach(addresses: str) -> int:
+    """Rank of a member's addresses: none, only through others, or a direct one."""
+    if "/" not in addresses:
+        return 2 if addresses else 0
+    return 2 if direct_addresses(addresses) else 1

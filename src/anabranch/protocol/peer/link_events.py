@@ -84,6 +84,10 @@ class LinkEvents(Timer):
         for observer in self._on_up:
             observer(peer)
 
+    def path_changed(self, event: ev.PathChanged) -> None:
+        how = "by its relay" if event.path == "relay" else f"directly, at {event.path}"
+        self._ctx.outbox.note("note", text=f"{event.peer[:8]} is reached through iroh {how}")
+
     def link_down(self, peer: str, reason: str, refused: bool = False) -> None:
         """React to a lost link or a failed dial, and plan to dial `peer` again. refused: True if nothing
         listens at the address of `peer`; ignored if `peer` has connected meanwhile."""

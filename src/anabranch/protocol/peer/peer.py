@@ -126,9 +126,7 @@ class Peer:
         address: str,
     ) -> None:
         shared, work = self.shared, (self.iterations, self.links)
-        self.joining = JoinProcess(
-            shared, self.iterations, stage_wanted, doors, self.links.connect, address
-        )
+        self.joining = JoinProcess(shared, self.iterations, stage_wanted, doors, self.links.connect, address)
         self.leadership = Leadership(
             shared, *work, self.joining, kept, founder, certify, on_chosen=lambda line: reactions.chosen(line)
         )
@@ -309,6 +307,8 @@ class Peer:
                 self.ctx.costs.computed(type(task).__name__, result.seconds, self.ctx.clock.now)
             case ev.LinkUp():
                 self.links.link_up(event)
+            case ev.PathChanged():
+                self.links.path_changed(event)
             case ev.Garbled():
                 self.reception.garbled(event)
             case ev.LinkDown(peer, reason, refused):
