@@ -1,4 +1,4 @@
-"""Two iterations in flight (`iteration.delay = 1`): every state is that of a single machine, under faults, too.
+"""Two iterations in flight (`iteration.delay = 1`): every state is that of a single machine, faults or not.
 
 The worlds compute with integers, whose states depend on every value that a step used; the invariants I1 to I6
 are checked after every event (I3 against a single machine that computes on predicted weights).
@@ -7,20 +7,22 @@ are checked after every event (I3 against a single machine that computes on pred
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 
 import pytest
 
-from anabranch.protocol import messages as msg
 from anabranch.protocol.interface import events as ev
 from anabranch.protocol.interface import tasks
 from anabranch.protocol.interface.delay import Delay
 from anabranch.protocol.interface.settings import Settings
+from anabranch.protocol.log.records import Members, decode_entry
 from anabranch.sim.checks.invariants import Invariants
 from anabranch.sim.fuzz.world_builder import IntegerWorld
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import World
 from anabranch.sim.workers.integer_worker import Machine, counting_world, wrong_states
+from support.swarms import fault_points as faults
+from support.swarms import lost_stages
+from support.swarms.fault_points import Fault, Moment
 
 STEPS, START = 12, 2
 
@@ -84,3 +86,103 @@ def test_the_run_is_quicker_than_a_synchronous_one() -> None:
         world.run(600.0)
         times[delay] = world.clock.now
     assert times[START] < times[0]
+
+
+def front_or_ahead(t: int, ahead: bool, kind: type[tasks.Task]) -> Moment:
+    """A task of iteration t ended, of the current iteration, or (ahead) of the delayed one."""
+
+    def moment(node: Node, event: ev.Event) -> bool:
+        if not isinstance(event, ev.Finished) or type(event.task) is not kind or event.task.t != t:
+            return False
+        return node.peer.replica.t == t - 1 - ahead
+
+    return moment
+
+
+PHASES: dict[str, tuple[int, bool, type[tasks.Task]]] = {
+    "forward": (5, False, tasks.Forward),
+    "forward ahead": (6, True, tasks.Forward),
+    "gradient": (5, False, tasks.InputGradient),
+    "gradient ahead": (6, True, tasks.InputGradient),
+    "added ahead": (6, True, tasks.WeightGradient),
+    "reduce": (5, False, tasks.Freeze),
+    "applied": (5, True, tasks.Apply),
+    "last": (STEPS, True, tasks.Forward),
+    "first": (START + 1, True, tasks.Forward),
+}
+
+
+def apply_moment(t: int) -> Moment:
+    return lambda node, event: faults.finished(node, event, tasks.Apply, t)
+
+
+def moment_of(phase: str) -> Moment:
+    t, ahead, kind = PHASES[phase]
+    return apply_moment(t) if kind is tasks.Apply else front_or_ahead(t, ahead, kind)
+
+
+RELAYS = ("r1.0", "r1.1", "r2.0", "r2.1", "r3.0", "r3.1")
+
+
+@pytest.mark.parametrize("phase", sorted(PHASES))
+def test_a_crash_in_either_iteration_changes_nothing(phase: str) -> None:
+    """I1 to I6: the units of the dead relay are computed again, in both iterations."""
+    world = world_of(seed=len(phase))
+    fault = Fault(world, RELAYS, moment_of(phase), faults.kill())
+    world.run(600.0)
+    check_ended(world)
+    assert fault.delivered and world.history().removals >= 1
+
+
+@pytest.mark.parametrize("phase", ["gradient", "gradient ahead", "reduce", "applied"])
+def test_a_lost_stage_comes_back_from_snapshots(phase: str) -> None:
+    """After the rollback two iterations are in flight at once, on the state that it names."""
+    world = world_of(seed=len(phase))
+    fault = Fault(world, ("r2.0", "r2.1"), moment_of(phase), faults.kill("r2.0", "r2.1"))
+    lost_stages.joiner(world, "late.0", 3.0, 2)
+    lost_stages.joiner(world, "late.1", 3.5, 2)
+    world.run(900.0)
+    assert fault.delivered and lost_stages.rollbacks(world)
+    check_ended(world)
+
+
+@pytest.mark.parametrize("phase", ["forward ahead", "reduce"])
+def test_a_frozen_relay_is_passed_by_and_does_no_harm(phase: str) -> None:
+    world = world_of(seed=len(phase))
+
+    def freeze(world: World, node: Node) -> None:
+        world.freeze(node.id, 20.0)
+
+    fault = Fault(world, RELAYS, moment_of(phase), freeze)
+    world.run(600.0)
+    assert fault.delivered
+    check_ended(world)
+
+
+def test_a_joiner_serves_from_an_iteration_that_nobody_has_opened() -> None:
+    world = world_of(seed=4, replicas=1)
+    lost_stages.joiner(world, "new", 0.5, 2)
+    opened: list[tuple[int, int]] = []
+
+    def watch(node: Node, event: ev.Event) -> None:
+        opened.extend((each.t, node.peer.committed) for each in node.peer.iterations.in_flight)
+
+    world.watchers.append(watch)
+    world.run(600.0)
+    check_ended(world)
+    records = [decode_entry(line).record for line in world.log]
+    served = [r for r in records if isinstance(r, Members) and "new" in r.active_from]
+    assert len(served) == 1
+    assert max(t - committed for t, committed in opened) == 2
+
+
+def test_a_relay_that_leaves_is_let_go() -> None:
+    world = world_of(seed=2)
+
+    def leave(world: World, node: Node) -> None:
+        node.handle(ev.Stopping("enough"))
+
+    fault = Fault(world, ("r1.0",), moment_of("gradient ahead"), leave)
+    world.run(600.0)
+    assert fault.delivered
+    check_ended(world)
