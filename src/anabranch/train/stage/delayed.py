@@ -24,7 +24,8 @@ from anabranch.train.stage.state import Ahead, SnapshotForm, StageState
 
 def snapshot_form(run: RunConfig, layout: Layout) -> SnapshotForm:
     """Contents of a stage's snapshots besides weights and moments."""
-    return SnapshotForm(delay_of(run), len(segments(layout, torch.device("cpu")).lengths) if is_coarse(run) else 0)
+    units = len(segments(layout, torch.device("cpu")).lengths) if is_coarse(run) else 0
+    return SnapshotForm(delay_of(run), units)
 
 
 def ahead_of(run: RunConfig, delay: Delay, state: StageState) -> Ahead | None:
