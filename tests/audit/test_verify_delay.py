@@ -1,4 +1,4 @@
-"""`verify` of runs with two iterations in flight: zero bits differ, whatever dies; wrong versions are found."""
+"""`verify` of runs with two iterations in flight: zero bits differ, whatever dies; wrong versions are seen."""
 
 from __future__ import annotations
 
