@@ -1,4 +1,4 @@
-"""`verify` of runs with two iterations in flight: zero bits differ, whatever dies; wrong versions are seen."""
+"""`verify` of runs with two iterations in flight: zero bits differ, whatever dies; wrong ones are found."""
 
 from __future__ import annotations
 

@@ -406,7 +406,7 @@ def test_a_carrier_that_lets_only_the_first_connection_pass_is_passed_by(
 def test_a_reader_that_stops_costs_a_carrier_little_memory_and_ends_with_its_circuit(
     backend: Backend,
 ) -> None:
-    """Buffers of a carrier for a circuit are bounded, also while one end sends and the other reads nothing."""
+    """Buffers of a carrier for a circuit are bounded, also while one end sends and the other reads not."""
 
     async def scenario(world: World) -> None:
         carrier, here, there = await carried(world)

@@ -211,7 +211,8 @@ class Run:
     def stop(self) -> int:
         """End the run after its current step, with a checkpoint; returns the last committed step.
 
-        A leader that does not end in STOP_S is killed, and the run continues from its former checkpoint.
+        A leader that does not end in STOP_S is killed; a later start continues from the
+        checkpoint before. A run that this object did not start is not stopped.
         """
         if self._swarm is not None and self.running:
             self._ended_here = True

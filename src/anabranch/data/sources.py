@@ -341,7 +341,11 @@ def _columns(section: DataSection, names: list[str]) -> list[str]:
 
 
 def _document(name: str, record: dict[str, Any], section: DataSection, position: int) -> Document:
-    """Document of one record."""
+    """Document of one record: its text field, or its conversation in pieces if the format is "chat".
+
+    name: file and record, for messages. position: as in `Document`. Raises ConfigError if the text field is
+    missing or no text.
+    """
     if section.format == "chat":
         pieces = pieces_of(record, section.text_field, section.template, name)
         return Document(name, "".join(piece.text for piece in pieces), position, pieces)

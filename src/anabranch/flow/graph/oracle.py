@@ -29,7 +29,7 @@ SCALE = 1e6
 
 
 class OracleError(RuntimeError):
-    """Raised when the solver of the linear program gives up; the message is the solver's."""
+    """Raised if the solver finds no solution, or one in fractions where it must be whole."""
 
 
 @dataclass(frozen=True)

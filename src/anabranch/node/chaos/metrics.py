@@ -133,7 +133,7 @@ def metrics_of(record: RunRecord, events: Sequence[Event], population: int, wast
 
 
 def _steps_around_rollbacks(events: Iterable[Event]) -> Iterable[tuple[int, int]]:
-    """Pairs (last step before, step after) of each rollback."""
+    """For each rollback: (last committed step before it, step to which the run returned)."""
     t = 0
     for event in events:
         if isinstance(event, Step):

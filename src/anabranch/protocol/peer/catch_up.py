@@ -310,15 +310,18 @@ class CatchUp(Timer):
 
 
 class Downloads:
-    """All downloads of this peer (its stage's state, copies of other stages, a checkpoint), as `sources` list
-    them."""
+    """Dispatcher that hands offers, pieces and link changes to all running downloads of this peer (its stage's
+    state, copies of other stages, a checkpoint), and keeps the links to the peers they come from in use.
 
-    def __init__(self, ctx: PeerContext, *sources: Callable[[], Iterable[Download]]) -> None:
-        self._sources: Sequence[Callable[[], Iterable[Download]]] = sources
+    listings: functions that return running downloads.
+    """
+
+    def __init__(self, ctx: PeerContext, *listings: Callable[[], Iterable[Download]]) -> None:
+        self._listings: Sequence[Callable[[], Iterable[Download]]] = listings
         ctx.links.register_user(self._partners)
 
     def _all(self) -> list[Download]:
-        return [download for source in self._sources for download in source()]
+        return [download for listing in self._listings for download in listing()]
 
     def _partners(self) -> set[str]:
         return {peer for download in self._all() for peer in download.sources}

@@ -116,7 +116,7 @@ class Iterations(Timer):
         return run.settings.windows if run.settings.evaluates(t - 1, run.steps) else 0
 
     def _opened(self, t: int, delayed: bool) -> Iteration:
-        """Iteration t, which begins now. delayed: True if the step before it is not applied."""
+        """Make iteration t, which begins now. delayed: True if the step before it is not applied."""
         ctx, run, settings = self._ctx, self._ctx.run, self._ctx.run.settings
         capacity = settings.share(t, run.membership.members[ctx.me].capacity)
         plan = self._router.shares(run.near.active_neighbours(run.previous_stage(), run.stage, t))

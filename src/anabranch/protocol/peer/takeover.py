@@ -157,8 +157,8 @@ class Leadership:
         connections.hurry()
 
     def leader_changed(self) -> None:
-        """React to a new leader or term: drop reduce attempts of a higher term, and repeat all reports
-        (R9)."""
+        """React to a new leader or term: drop reduce attempts of terms above the log's, and repeat all
+        reports (R9)."""
         ctx, iterations = self._ctx, self._iterations
         iterations.replica.all_reduce.forget_attempts(ctx.log.term)
         iterations.helping.forget_attempts(ctx.log.term)

@@ -41,8 +41,8 @@ LINE_TRIALS = 3
 
 
 def trial_bytes(settings: Settings) -> int:
-    """Payload size (bytes) of a trial, the probe with a whole payload: as large as an activation, or as a
-    block's gradient sums where those are larger."""
+    """Payload size (bytes) of a trial: that of an activation, or of a block's gradient sums if larger, but at
+    most TRIAL_BYTES."""
     return min(TRIAL_BYTES, max(settings.activation_bytes, settings.block_bytes))
 
 

@@ -228,8 +228,8 @@ class Invariants:
         return next((t for t, base in self._bases if base not in self._keys), 0)
 
     def _planned(self, record: Commit | Rollback, base: str) -> None:
-        """Check I1 over rounds: a slot's counter rises by the steps that counted, and by no others; a
-        rollback plans the same steps as were planned before."""
+        """Note a record's plan, and check I1 over rounds: a slot's counter rises by the steps that counted,
+        and by no others; a rollback plans the same steps as were planned before."""
         plan = () if isinstance(record.slots, UnsetType) else record.slots
         self._plans[base] = plan
         inner = [(slot.first, slot.steps) for slot in plan]
