@@ -31,6 +31,7 @@ QUICK = {
     "a slot repeats its batches": 0,
     "a late slot merged": 28,
     "an old incarnation reduces": 201,
+    "a joiner serving before its fingerprint is checked": 1,
 }
 
 

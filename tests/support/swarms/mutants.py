@@ -612,7 +612,9 @@ MUTANTS: dict[str, Mutant] = {
     "a late result accepted": Mutant(late_result_accepted, "partition", ("I1", "I3", "I4", "I7")),
     "late work done": Mutant(late_work_done, "churn20", ("I1", "I3", "I7")),
     "a repair slot used by admission": Mutant(repair_slot_for_admission, "calm", ("I5",)),
-    "a joiner serving before its fingerprint is checked": Mutant(joiner_unchecked, "churn20", ("I2", "I3")),
+    "a joiner serving before its fingerprint is checked": Mutant(
+        joiner_unchecked, "churn20", ("I2", "I3", "I7")  # I7: its worker refuses a step that does not follow
+    ),
     "claims of the removed": Mutant(removed_still_claims, "churn20", ("I1", "I3")),
     "no redo": Mutant(no_redo, "churn20", ("I4",)),
     "indices split anew": Mutant(indices_split_anew, "churn20", ("I4", "I6")),
