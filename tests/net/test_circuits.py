@@ -24,8 +24,8 @@ from support.network.net_world import (
     Inbox,
     Peer,
     World,
-    backends,
     certificate,
+    circuit_backends,
     identity,
     soon,
     ticket,
@@ -35,7 +35,7 @@ from support.network.net_world import (
 BODY = bytes(range(256)) * 4096
 
 
-@pytest.fixture(params=backends(), ids=lambda backend: backend.name)
+@pytest.fixture(params=circuit_backends(), ids=lambda backend: backend.name)
 def backend(request: pytest.FixtureRequest) -> Backend:
     found = request.param
     assert isinstance(found, Backend)

@@ -148,6 +148,13 @@ class Lane(asyncio.BufferedProtocol):
         if not self._read_pauses:
             self.resume_reading()
 
+    def _pause_for_s(self, pause_s: float) -> None:
+        """Read nothing for a time; a pause that is planned already gives way, as the new one is longer."""
+        if self._resume is not None:
+            self._resume.cancel()
+        self.pause_for("rate")
+        self._resume = self._loop.call_later(pause_s, self.resume_for, "rate")
+
     # Forwarding by a carrier.
 
     def forward_to(self, other: Lane, rate: TokenBucket | None) -> None:
@@ -172,8 +179,7 @@ class Lane(asyncio.BufferedProtocol):
         # A copy: the transport may keep what it is given, and the buffer is used again.
         other.write((bytes(self._buffer[:count]),))
         if self.rate is not None and (pause_s := self.rate.pause_s(count, self._loop.time())):
-            self.pause_for("rate")
-            self._resume = self._loop.call_later(pause_s, self.resume_for, "rate")
+            self._pause_for_s(pause_s)
 
     # Called by the event loop.
 
@@ -207,8 +213,7 @@ class Lane(asyncio.BufferedProtocol):
             return
         self.bytes_received += nbytes
         if self.rate is not None and (pause_s := self.rate.pause_s(nbytes, self._loop.time())):
-            self.pause_for("rate")
-            self._resume = self._loop.call_later(pause_s, self.resume_for, "rate")
+            self._pause_for_s(pause_s)
         self._parse(lambda: reader.received(nbytes))
 
     def _parse(self, parse: Callable[[], Sequence[Parsed]]) -> None:

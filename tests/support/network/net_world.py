@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -249,11 +250,18 @@ def backends(carried: bool = False) -> list[Backend]:
     """Backends without a carrier, or those that use one."""
     name = "circuit" if carried else "tcp"
     found = [Backend(name, make_tcp, asyncio.new_event_loop, carried)]
+    if carried and sys.version_info < (3, 11):
+        found = []  # see `circuit_backends`
     try:
         import uvloop
     except ImportError:
         return found
     return [*found, Backend(f"{name}-uvloop", make_tcp, uvloop.new_event_loop, carried)]
+
+
+def circuit_backends() -> list[Backend]:
+    """Backends on which peers can be ends of circuits: asyncio's TLS inside TLS needs Python 3.11."""
+    return [each for each in backends() if sys.version_info >= (3, 11) or "uvloop" in each.name]
 
 
 def iroh_backends() -> list[Backend]:
