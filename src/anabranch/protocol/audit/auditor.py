@@ -233,9 +233,9 @@ class Auditor(Timer):
         self._ask(job)
 
     def on_work(self, peer: str, message: Work, payload: Payload | None) -> str | None:
-        """Take the piece that was asked of `peer`, and go on: fetch the next one, or compute. A piece that was
-        not asked for is ignored; if the peer does not hold it, the next source is asked. Returns None: nothing
-        is refused."""
+        """Take the piece that was asked of `peer`, and go on: fetch the next one, or compute. A piece that
+        was not asked for is ignored; if the peer does not hold it, the next source is asked. Returns None:
+        nothing is refused."""
         job = self._job
         if job is None or not job.asked or peer != job.asked[0] or job.due_at == math.inf:
             return None

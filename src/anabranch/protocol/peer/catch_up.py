@@ -310,8 +310,8 @@ class CatchUp(Timer):
 
 
 class Downloads:
-    """Dispatcher that hands offers, pieces and link changes to all running downloads of this peer (its stage's
-    state, copies of other stages, a checkpoint), and keeps the links to the peers they come from in use.
+    """Dispatcher that hands offers, pieces and link changes to all running downloads of this peer (its
+    stage's state, copies of other stages, a checkpoint), and keeps the links to their peers in use.
 
     listings: functions that return running downloads.
     """

@@ -156,8 +156,8 @@ class StepApply(Timer):
         self.ctx.tasks.submit(TaskPriority.STEP, ReadGradient(message.t), (), answer)
 
     def _apply_task(self, record: Commit) -> Apply:
-        """Task for a step with the log's values (learning rate, clip factor, bias corrections, digest), which are
-        never recomputed here."""
+        """Task for a step with the log's values (learning rate, clip factor, bias corrections, digest), which
+        are never recomputed here."""
         return Apply(
             record.t,
             record.learning_rate,
