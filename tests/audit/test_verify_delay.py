@@ -1,4 +1,4 @@
-"""`verify` of runs with two iterations in flight: zero bits differ, whatever dies; another version is found."""
+"""`verify` of runs with two iterations in flight: no bit differs, whatever dies; another version is found."""
 
 from __future__ import annotations
 
