@@ -100,7 +100,6 @@ def front_or_ahead(t: int, ahead: bool, kind: type[tasks.Task]) -> Moment:
 
 
 PHASES: dict[str, tuple[int, bool, type[tasks.Task]]] = {
-    "forward": (5, False, tasks.Forward),
     "forward ahead": (6, True, tasks.Forward),
     "gradient": (5, False, tasks.InputGradient),
     "gradient ahead": (6, True, tasks.InputGradient),
@@ -134,7 +133,7 @@ def test_a_crash_in_either_iteration_changes_nothing(phase: str) -> None:
     assert fault.delivered and world.history().removals >= 1
 
 
-@pytest.mark.parametrize("phase", ["gradient", "gradient ahead", "reduce", "applied"])
+@pytest.mark.parametrize("phase", ["reduce", "applied"])
 def test_a_lost_stage_comes_back_from_snapshots(phase: str) -> None:
     """After the rollback two iterations are in flight at once, on the state that it names."""
     world = world_of(seed=len(phase))
@@ -174,15 +173,3 @@ def test_a_joiner_serves_from_an_iteration_that_nobody_has_opened() -> None:
     served = [r for r in records if isinstance(r, Members) and "new" in r.active_from]
     assert len(served) == 1
     assert max(t - committed for t, committed in opened) == 2
-
-
-def test_a_relay_that_leaves_is_let_go() -> None:
-    world = world_of(seed=2)
-
-    def leave(world: World, node: Node) -> None:
-        node.handle(ev.Stopping("enough"))
-
-    fault = Fault(world, ("r1.0",), moment_of("gradient ahead"), leave)
-    world.run(600.0)
-    assert fault.delivered
-    check_ended(world)
