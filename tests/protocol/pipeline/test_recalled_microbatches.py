@@ -100,7 +100,7 @@ def test_a_gradient_that_goes_back_two_ways_is_sent_once_on_each_however_often_b
         return sorted(effect.peer for effect in found if isinstance(effect.message, Backward))
 
     done(b"activation")
-    relay.iteration._gradient_arrived(0, b"gradient")
+    relay.iteration._gradient_arrived("d", 0, b"gradient")
     ctx.start_next()
     done(b"gradient")
     assert sent() == ["d", "e"]

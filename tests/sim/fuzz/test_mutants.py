@@ -21,7 +21,7 @@ QUICK = {
     "possession unproven": 68,
     "the role of the link": 84,
     "audits that find nothing": 19,
-    "one auditor convicts": 727,
+    "one auditor convicts": 504,
     "a conviction without a return": 19,
     "sums without receipts": 4,
     "receipts of data nodes unread": 91,

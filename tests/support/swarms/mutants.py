@@ -552,14 +552,14 @@ def draws_by_attempt(patch: Patch) -> None:
 
 def units_of_the_state_before(patch: Patch) -> None:
     """Replicas round contributions to the units of the step before."""
-    find, last = worker.units_of, {}
+    find, last = worker.next_units, {}
 
     def late(run: RunConfig, state: StageState) -> Tensor | None:
         former = last.get(id(state))
         last[id(state)] = find(run, state)
         return last[id(state)] if former is None else former
 
-    patch.setattr(worker, "units_of", late)
+    patch.setattr(worker, "next_units", late)
 
 
 def slot_repeats_its_batches(patch: Patch) -> None:
