@@ -20,11 +20,11 @@ def test_a_killed_relay_costs_its_slot_and_no_bit(
 ) -> None:
     run = small_run(
         texts,
-        run__steps=28,
+        run__steps=68,
         pipeline__stages=0,
         round__slots=3,
         round__steps=4,
-        round__start=0.15,
+        round__start=0.06,
         fleet__relays_per_stage=[3],
         fleet__minimum=3,
         evaluation__every=8,
@@ -35,8 +35,8 @@ def test_a_killed_relay_costs_its_slot_and_no_bit(
         swarm.until(lambda seen: any(isinstance(e, Step) and e.t == kill_at for e in seen))
         swarm.processes["relay-1.1"].signal(signal.SIGKILL)
         swarm.to_the_end()
-    check_exact(directory, 10)
+    check_exact(directory, 20)
     history = history_of(directory)
     assert history.removals >= 1
     rounds = [commit for commit in history.commits if commit.t in history.plans]
-    assert len(rounds) == 6 and all(counted(commit.stages[1].owners) for commit in rounds)
+    assert len(rounds) == 16 and all(counted(commit.stages[1].owners) for commit in rounds)
