@@ -20,6 +20,7 @@ from anabranch.train.model.interface import build
 from anabranch.train.model.registry import VARIABLE, counts_of, register_model
 from anabranch.train.model.sizes import ModelConfig, block_parameters, end_parameters, total_parameters
 from anabranch.train.reference.reference import Reference
+from support.api_runs import small_settings, texts_in, verified_losses
 from support.small_training import MadeUpBatches, SmallSwarm, small_model, small_run
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "docs" / "examples"
@@ -125,28 +126,9 @@ def test_the_command_says_what_it_found(tmp_path: Path, capsys: pytest.CaptureFi
 @pytest.mark.slow
 def test_a_mixture_of_experts_trains_in_a_real_swarm_with_a_kill(tmp_path: Path) -> None:
     """Zero bits differ from a single process (I3)."""
-    texts = tmp_path / "texts"
-    texts.mkdir()
-    for number in range(40):
-        (texts / f"{number:02}.txt").write_text(f"text {number}: the quick brown fox\n" * 20)
-    config = {
-        "model": {"architecture": "moe", "dim": 16, "blocks": 2, "heads": 2, "kv_heads": 2, "ffn": 24},
-        "data": {"source": "text", "path": str(texts), "tokenizer": "bytes"},
-        "batch": {"microbatches": 4, "rows": 1, "sequence": 16},
-        "pipeline": {"stages": 1},
-        "fleet": {"data_nodes": 1, "relays": 2},
-        "evaluation": {"every": 0},
-        "compute": {"device": "cpu"},
-        "run.steps": 4,
-    }
-    with anabranch.Run.create(config, tmp_path / "run") as run:
-        killed = False
-        for step in run.metrics():
-            if step.t == 2 and not killed:
-                run.kill("relay-1.1")
-                killed = True
-    report = run.verify()
-    assert report.holds and report.promise == "bits" and report.steps == 4 and killed
+    model = {"architecture": "moe", "dim": 16, "blocks": 2, "heads": 2, "kv_heads": 2, "ffn": 24}
+    shape = small_settings(texts_in(tmp_path), stages=1, relays=2, sequence=16)
+    run, _ = verified_losses({**shape, "model": model, "run.steps": 4}, tmp_path / "run", "relay-1.1")
     assert run.load().generate("text", tokens=3, temperature=0).startswith("text")
 
 
@@ -158,23 +140,9 @@ def test_a_time_series_trains_in_a_real_swarm_with_a_kill(tmp_path: Path) -> Non
         for phase in range(60)
     ]
     (tmp_path / "series.txt").write_text("\n".join(lines) + "\n")
-    config = {
-        "model": {"architecture": "series", "dim": 16, "blocks": 2, "heads": 2, "kv_heads": 2, "ffn": 24},
-        "data": {"source": "text", "path": str(tmp_path / "series.txt"), "tokenizer": "bytes"},
-        "batch": {"microbatches": 4, "rows": 1, "sequence": 32},
-        "optimizer": {"lr": 2e-2, "warmup_steps": 1},
-        "pipeline": {"stages": 2},
-        "fleet": {"data_nodes": 1, "relays": 4},
-        "evaluation": {"every": 0},
-        "compute": {"device": "cpu"},
-        "run.steps": 8,
-    }
-    losses = []
-    with anabranch.Run.create(config, tmp_path / "run") as run:
-        for step in run.metrics():
-            losses.append(step.loss)
-            if step.t == 2:
-                run.kill("relay-1.1")
-    report = run.verify()
-    assert report.holds and report.promise == "bits" and report.steps == 8
+    model = {"architecture": "series", "dim": 16, "blocks": 2, "heads": 2, "kv_heads": 2, "ffn": 24}
+    optimizer = {"lr": 2e-2, "warmup_steps": 1}
+    shape = small_settings(tmp_path / "series.txt", stages=2, relays=4, sequence=32)
+    settings = {**shape, "model": model, "optimizer": optimizer, "run.steps": 8}
+    _, losses = verified_losses(settings, tmp_path / "run", "relay-1.1")
     assert losses[-1] < losses[0] / 2
