@@ -192,7 +192,15 @@ def test_a_snapshot_of_another_kind_of_run_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"pipeline.stages": 0}, {"audit.share": 0.5}, {"iteration.delay": 2}], ids=str
+    "changes",
+    [
+        {"pipeline.stages": 0},
+        {"audit.share": 0.5},
+        {"iteration.delay": 2},
+        {"optimizer.kind": "muon"},
+        {"lora.rank": 2, "model.initial_weights": "x"},
+    ],
+    ids=str,
 )
 def test_what_cannot_be_delayed_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"iteration\.delay|delay"):
