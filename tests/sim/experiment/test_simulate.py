@@ -401,7 +401,6 @@ def test_the_first_reduce_of_large_stages_is_not_taken_to_be_stuck() -> None:
 
 def test_dead_peers_of_a_large_simulation_are_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "LARGE_HOSTS", 1)
-    monkeypatch.setattr(run, "LEAST_RESTARTS", 1)
     scenario = small({"churn.crash": 0.5, "run.iterations": 8})
     fleet = fleet_of(scenario, find_profile(scenario.network.profile), 0)
     simulation = Simulation(fleet, "auction", 0)

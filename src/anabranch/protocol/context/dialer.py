@@ -49,11 +49,7 @@ class Dialer:
 
     def deadline(self) -> float:
         """Time (s) of the next attempt; infinite if none is planned."""
-        due = float("inf")
-        for at, _ in self._dials.values():
-            if at < due:
-                due = at
-        return due
+        return min(at for at, _ in self._dials.values()) if self._dials else float("inf")
 
     def reach(self, peer: str) -> None:
         """Dial a member or fellow voter, unless it is linked or a dial is in progress."""

@@ -55,7 +55,7 @@ class Connections:
     def deadline(self) -> float:
         """Time of the next call of `tick` (s)."""
         ctx = self.ctx
-        due = min(min(self._ping_at, self.indirect_probes.deadline()), ctx.dialer.deadline())
+        due = min(self._ping_at, self.indirect_probes.deadline(), ctx.dialer.deadline())
         if ctx.clock.now < self._none_silent_before:
             return min(due, self._none_silent_before)
         for peer, silence in self._listening().items():

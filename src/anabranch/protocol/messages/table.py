@@ -68,7 +68,7 @@ class Rate(Enum):
     EVENTS = auto()
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class Allowance:
     """Budget of one sender for one rate: `burst` messages at once, and `per_s` messages per second."""
 
@@ -93,7 +93,7 @@ ALLOWANCES: Mapping[Rate, Allowance] = {
 PAST = Allowance(4096.0, 64.0)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Row:
     """Properties of one message type.
 

@@ -18,6 +18,7 @@ from anabranch.protocol.messages.table import (
     ALLOWANCE_OF,
     PAST,
     PER_CONNECTION,
+    ROW_OF,
     ROWS,
     FenceCheck,
     Rate,
@@ -34,22 +35,6 @@ from anabranch.protocol.pipeline.microbatches import Iteration
 Handler = Callable[[str, Any, Payload | None], str | None]
 
 _ONLY_LEADER = "only the leader says that"
-
-
-class _Check:
-    """Row of the message table as plain flags: every message of a run passes by them."""
-
-    def __init__(self, row: Row) -> None:
-        self.row = row
-        self.allowance = ALLOWANCE_OF[row.type]
-        self.of_iteration = row.fence is FenceCheck.ITERATION
-        self.of_incarnation = row.fence is FenceCheck.INCARNATION
-        self.from_observers = row.sender is Sender.OBSERVER
-        self.from_leader = row.sender is Sender.LEADER
-        self.to_leader = row.to_leader
-
-
-_CHECK_OF: dict[type[msg.Message], _Check] = {row.type: _Check(row) for row in ROWS}
 
 
 @dataclass(eq=False)
@@ -70,10 +55,10 @@ class MessageGate:
 
     def receive(self, peer: str, message: msg.Message, payload: Payload | None) -> None:
         """Charge a message to its sender's budget; then handle it, keep it for later, or refuse it."""
-        ctx, check = self._ctx, _CHECK_OF[type(message)]
-        if peer == ctx.me or ctx.rate_limits.charge(peer, check.allowance, ctx.clock.now):
+        ctx, kind = self._ctx, type(message)
+        if peer == ctx.me or ctx.rate_limits.charge(peer, ALLOWANCE_OF[kind], ctx.clock.now):
             self._check(peer, message, payload)
-        elif check.row.rate is Rate.COSTLY:
+        elif ROW_OF[kind].rate is Rate.COSTLY:
             self._refuse(peer, message, "asked too often")
         else:
             self._flooded(peer, message, "too many messages of this kind")
@@ -82,18 +67,18 @@ class MessageGate:
         """Pass a message that is within its budget to the handler of its type if it is from a sender that may
         send it; keep a message about a later iteration; refuse any other."""
         kind = type(message)
-        check = _CHECK_OF[kind]
+        row = ROW_OF[kind]
         refusal: str | None
-        if not check.from_observers and self.links.observes(peer):
+        if row.sender is not Sender.OBSERVER and self.links.observes(peer):
             refusal = "it may look on, and nothing else"
-        elif check.of_iteration:
+        elif row.fence is FenceCheck.ITERATION:
             assert isinstance(message, msg.FencedMessage)
             refusal = self.fenced(peer, message, payload)
-        elif check.from_leader and not self._from_leader(peer, message):
+        elif row.sender is Sender.LEADER and not self._from_leader(peer, message):
             refusal = _ONLY_LEADER
-        elif check.to_leader and self.shared.coordination.coordinator is None:
+        elif row.to_leader and self.shared.coordination.coordinator is None:
             refusal = self.not_leading(peer, message, payload)
-        elif check.of_incarnation and (former := self._former_process(peer, message)):
+        elif row.fence is FenceCheck.INCARNATION and (former := self._former_process(peer, message)):
             refusal = former
         else:
             refusal = self._handlers[kind](peer, message, payload)
@@ -163,7 +148,7 @@ class MessageGate:
         The message is handled if it is about the open iteration and its sender serves there, kept if that may
         become so with log entries to come, and dropped if it is about a past iteration.
         """
-        ctx, fence, check = self._ctx, message.fence, _CHECK_OF[type(message)]
+        ctx, fence, row = self._ctx, message.fence, ROW_OF[type(message)]
         member, current = ctx.run.membership.members.get(peer), self.iterations.current
         iteration = self.iterations.at(fence.t)
         if fence.epoch != ctx.run.settings.epoch:
@@ -187,7 +172,7 @@ class MessageGate:
             return f"iteration {fence.t} on another base"
         if member is None:  # a new member may send before its admission arrives here
             return self._keep(peer, message, payload) if peer in ctx.links.up else "not a member"
-        if not check.from_leader:
+        if row.sender is not Sender.LEADER:
             if fence.stage != member.stage:
                 if ctx.run.membership.gone.get(peer, (-1, ""))[0] == fence.stage:
                     self._past(peer, message)  # sent while `peer` served its former stage
@@ -197,8 +182,8 @@ class MessageGate:
                 return self._keep(peer, message, payload)  # the log may soon let `peer` serve
         if iteration is not current and _waits(message):
             return self._keep(peer, message, payload)
-        refusal = self._wrong_sender(check.row, peer, member.stage, message)
-        return refusal or self._handlers[type(message)](peer, message, payload)
+        refusal = self._wrong_sender(row, peer, member.stage, message)
+        return refusal or self._handlers[row.type](peer, message, payload)
 
     def _wrong_sender(self, row: Row, peer: str, stage: int, message: msg.Message) -> str | None:
         """Reason why a member of `stage` may not send a message about the open iteration."""

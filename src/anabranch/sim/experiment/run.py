@@ -27,8 +27,6 @@ LARGE_HOSTS = 200
 #: Restarted processes, per host, after which a large simulation collects garbage (a choice). The parts
 #: of a dead peer refer to each other, so that nothing else frees it.
 RESTARTS_PER_COLLECTION = 0.25
-#: Least number of starts between two collections: with fewer, they took 2 % of a simulation of 250 relays.
-LEAST_RESTARTS = 100
 #: Allocations between two automatic collections of a large simulation, which find little: more than there are
 #: between two of the others.
 LARGE_GC_ALLOCATIONS = 10_000_000
@@ -189,8 +187,7 @@ class Simulation:
         incarnation = former.member.incarnation + 1 if former is not None else 1
         self.world.add(member_of(self.fleet, relay, incarnation), self.leader.id, self.world.clock.now)
         self._restarts += 1
-        due = max(LEAST_RESTARTS, RESTARTS_PER_COLLECTION * len(self.fleet.hosts))
-        if self._large and self._restarts >= due:
+        if self._large and self._restarts >= RESTARTS_PER_COLLECTION * len(self.fleet.hosts):
             self._restarts = 0
             gc.collect()
 
