@@ -173,7 +173,7 @@ class Run:
         that are there. Raises LeaderFailed if the leading process fails, UserError if it refuses its input.
         """
         from anabranch.observe.event_log import EventTail
-        from anabranch.observe.events import Event, Step
+        from anabranch.observe.events import Event
 
         tail = EventTail(self._directory.events, 0 if past else self._from_byte)
         while True:
@@ -182,8 +182,6 @@ class Run:
                 self._swarm.report_ends()
             while found := tail.read():
                 for event in found:
-                    if self._swarm is not None and isinstance(event, Step):
-                        self._swarm.stepped = True
                     if isinstance(event, Event):
                         yield event
             if over:

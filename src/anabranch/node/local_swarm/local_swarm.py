@@ -77,8 +77,7 @@ class LocalSwarm:
         self._places = None if places is None else dict(places)
         self._ledgers = ledgers
         self._reported_ends: set[str] = set()
-        #: True once a step was committed: losses are then for the others to make good.
-        self.stepped = False
+        self._stepped = False
         # Events of earlier parts of the run are skipped.
         position = directory.events.stat().st_size if directory.events.exists() else 0
         self._tail = EventTail(directory.events, position)
@@ -193,7 +192,7 @@ class LocalSwarm:
             self.report_ends()
             while (event := self._next_event()) is not None:
                 if isinstance(event, Event):
-                    self.stepped = self.stepped or isinstance(event, Step)
+                    self._stepped = self._stepped or isinstance(event, Step)
                     yield event
             poll()
             if not running:
@@ -221,8 +220,16 @@ class LocalSwarm:
                 # A full disk costs the event, not the process that ends the others.
                 with contextlib.suppress(OSError), EventLog(self.directory.events) as log:
                     log.write(Note(text=f"{process.name} {_ended(process)}"))
-                if not self.stepped:
+                if not self._has_stepped():
                     self._check_complete()
+
+    def _has_stepped(self) -> bool:
+        """True once a step was committed, also one whose event nobody took yet: losses are then for the
+        others to make good."""
+        if not self._stepped:
+            self._unread.extend(self._tail.read())
+            self._stepped = any(isinstance(event, Step) for event in self._unread)
+        return self._stepped
 
     def _check_complete(self) -> None:
         """Raise UserError if so many processes failed that a stage has too few relays for the first step."""
