@@ -41,7 +41,7 @@ dist: $(READY)  ## wheel and sdist in build/dist, for those who install without 
 wheel-test: $(READY)  ## the wheel in an empty environment trains in an empty folder; two minutes and a download
 	$(BIN)/pytest -m "slow or soak" --timeout 3600 tests/install
 
-tutorials: $(READY)  ## the commands of every tutorial page, from start to end, in small; about ten minutes
+tutorials: $(READY)  ## the commands of every tutorial page, from start to end, in small; about two minutes
 	$(BIN)/python tools/run_tutorials.py
 
 chaos: $(READY)  ## real processes killed, frozen and replaced for ten minutes, then the proof; half an hour in all
