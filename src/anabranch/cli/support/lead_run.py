@@ -13,7 +13,7 @@ from anabranch.addresses import on_loopback
 from anabranch.checkpoint.directory import RunDirectory
 from anabranch.cli.support.create_directory import partition_line
 from anabranch.cli.support.outputs import Outputs, print_error
-from anabranch.cli.support.own_relays import own_relays
+from anabranch.cli.support.own_relays import OwnRelays, own_relays
 from anabranch.cli.support.restart import INTERNAL_FAILURE
 from anabranch.config import NetworkSection, RunConfig, load_run_file
 from anabranch.errors import UserError
@@ -80,8 +80,8 @@ def lead_directory(
     that take part, too (`own_relays`).
     """
     directory = RunDirectory.open(path)
-    with directory.led(), own_relays(directory, serve, to) as join:
-        return _lead(directory, quiet, page and not quiet, to, new_tickets, join)
+    with directory.led(), own_relays(directory, serve, to) as relays:
+        return _lead(directory, quiet, page and not quiet, to, new_tickets, relays)
 
 
 def _lead(
@@ -90,7 +90,7 @@ def _lead(
     page: bool,
     to: Outputs,
     new_tickets: bool,
-    join: Callable[[str], None],
+    relays: OwnRelays,
 ) -> int:
     from anabranch.net.ticket import Ticket
     from anabranch.node.driver.event_loop import run_async
@@ -119,7 +119,7 @@ def _lead(
             if on_loopback(tickets["relay"].first_peer.host):
                 to.say(LOOPBACK_WARNING)
             to.say(partition_line(directory))
-        join(tickets["relay"].text)
+        relays.join(tickets["relay"].text)
 
     network = _network(load_run_file(directory.run_file))
     # The supervisor of a local swarm hands out the tickets: there any port will do.
@@ -129,8 +129,11 @@ def _lead(
     refuse_finished(directory, founded.history, founded.run)
     with to.beside(directory), page_beside(directory, say, LeaderOwner(directory.path), wanted=page):
         outcome = run_async(lead(founded, network, port, on_event, on_ready, say, new_tickets))
+    over = founded.peer.committed >= founded.peer.ctx.run.steps
+    if over:
+        relays.finish()
     if not quiet:
-        if founded.peer.committed < founded.peer.ctx.run.steps:
+        if not over:
             to.say(f"continue with: anabranch resume {directory.path}")
         to.say(f"run directory: {directory.path}")
     if not outcome.ok:

@@ -7,12 +7,13 @@ not know that two of its peers share a machine.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 from anabranch.checkpoint.directory import RunDirectory
 from anabranch.cli.support import gpus
-from anabranch.cli.support.children import Children
+from anabranch.cli.support.children import LEAVE_S, Children
 from anabranch.cli.support.outputs import Outputs
 
 #: Value of `--serve` without a word: one relay, on the device that the run file names.
@@ -33,32 +34,49 @@ def options(serve: str) -> list[str]:
     return ["--serve", *([] if serve == ONE else [serve])] if serve else []
 
 
+class OwnRelays:
+    """Relays of this machine, one for each device of `devices` ("": that of the run file)."""
+
+    def __init__(self, directory: RunDirectory, devices: Sequence[str], to: Outputs) -> None:
+        self._directory, self._devices, self._to = directory, devices, to
+        self._children: Children | None = None
+
+    def join(self, ticket: str) -> None:
+        """Start the relays with the text of a ticket; later calls do nothing."""
+        if self._children is not None or not self._devices:
+            return
+        commands, labels = [], []
+        for number, device in enumerate(self._devices):
+            name = f"own-{number}"
+            command = ["join", ticket, "--name", name, "--home", str(self._directory.peer(name))]
+            command += ["--log-format", "json"] if self._to.json else []
+            commands.append(command + (["--device", device] if device else []))
+            labels.append("" if self._to.json else f"{name}: ")
+        self._children = Children(commands, labels, lambda line: print(line, flush=True))
+
+    def finish(self) -> None:
+        """Let the relays of a run that is over end by themselves, as they hear of it; at most LEAVE_S."""
+        if self._children is not None:
+            with suppress(subprocess.TimeoutExpired):
+                self._children.wait(LEAVE_S)
+
+    def end(self) -> None:
+        """Make the relays that still run leave."""
+        if self._children is not None:
+            self._children.end()
+
+
 @contextmanager
-def own_relays(directory: RunDirectory, serve: str, to: Outputs) -> Iterator[Callable[[str], None]]:
-    """Yield a function that starts this machine's relays with the text of a ticket; later calls do nothing.
-    The relays leave the run when the context ends.
+def own_relays(directory: RunDirectory, serve: str, to: Outputs) -> Iterator[OwnRelays]:
+    """Yield this machine's relays, which are not started yet; they leave the run when the context ends.
 
     serve: value of `--serve`; "" for no relay. Raises UserError for a GPU that is not here.
     """
     devices = [""] if serve == ONE else []
     if serve and serve != ONE:
         devices = [f"cuda:{gpu}" for gpu in gpus.chosen_gpus(serve)]
-    started: list[Children] = []
-
-    def join(ticket: str) -> None:
-        if started or not devices:
-            return
-        commands, labels = [], []
-        for number, device in enumerate(devices):
-            name = f"own-{number}"
-            command = ["join", ticket, "--name", name, "--home", str(directory.peer(name))]
-            command += ["--log-format", "json"] if to.json else []
-            commands.append(command + (["--device", device] if device else []))
-            labels.append("" if to.json else f"{name}: ")
-        started.append(Children(commands, labels, lambda line: print(line, flush=True)))
-
+    relays = OwnRelays(directory, devices, to)
     try:
-        yield join
+        yield relays
     finally:
-        for children in started:
-            children.end()
+        relays.end()
