@@ -43,8 +43,9 @@ def storm(
     (path / "run.toml").write_text(render_run_file(run))
     status = main(["chaos", str(path / "run.toml"), "--run-dir", str(path / "run"), "--json", *options])
     captured = capfd.readouterr()
+    assert status == 0, f"{captured.err}\n{captured.out}"
     result: dict[str, Any] = json.loads(captured.out)
-    assert status == 0 and result["survived"], f"{captured.err}\n{json.dumps(result, indent=1)}"
+    assert result["survived"], f"{captured.err}\n{json.dumps(result, indent=1)}"
     return result
 
 
