@@ -92,6 +92,7 @@ class Engine(Protocol):
 
     on_incoming: Callable[[socket.socket, str, str], None]
     on_path: Callable[[str, str], None]
+    paths: dict[str, str]
     sockets: list[str]
 
     async def connect(self, peer: str, address: Address) -> socket.socket: ...

@@ -286,6 +286,9 @@ class Vitals(Event, frozen=True, kw_only=True):
     """Peer -> round trip in seconds of a small message."""
     rates: dict[str, float] = msgspec.field(default_factory=dict)
     """Peer -> measured bits per second of what it sends there."""
+    ways: dict[str, str] = msgspec.field(default_factory=dict)
+    """Peer -> way of the link to it, for links that are not direct: "punched" (iroh, over UDP), "relayed"
+    (iroh's relay), or the id of its carrier."""
     program: str = ""
     """Version of its program."""
 

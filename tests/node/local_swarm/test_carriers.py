@@ -15,7 +15,7 @@ from anabranch.cli.chaos import free_port
 from anabranch.net.identity import Identity
 from anabranch.net.ticket import parse_ticket
 from anabranch.node.local_swarm.supervisor import Process, Supervisor
-from anabranch.observe.events import Note, Step
+from anabranch.observe.events import Note, Step, Vitals
 from support.local_swarms import PATIENCE_S, Swarm, check_exact, created, small_run, swarm_of
 
 pytestmark = pytest.mark.slow
@@ -68,6 +68,8 @@ def test_relays_that_nobody_can_dial_train_and_outlive_their_carrier(
         busiest.signal(9)
         swarm.to_the_end()
         assert any(each not in carrier_of(busiest) for each in carried(swarm)[len(used) :])
+        ways = {way for event in swarm.of(Vitals) for way in event.ways.values()}
+        assert ways and ways <= {carrier_of(each) for each in carriers}
     check_exact(directory, STEPS)
 
 

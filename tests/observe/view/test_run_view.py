@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anabranch.observe import events as log
+from anabranch.observe.metrics.prometheus import metrics_text
 from anabranch.observe.view import peers, recording, run_view, time_series
 from anabranch.observe.view.recording import Cursor, Recording
 from anabranch.observe.view.run_view import View
@@ -140,6 +141,15 @@ def test_vitals_show_speed_and_round_trips_to_known_peers() -> None:
     node = view.peers.get("a")
     assert node["trips"] == {view.peers.key("x"): 4.0} and node["forward_s"] == 0.02
     assert view.state.get("totals", "")["wasted_s"] == pytest.approx(0.05)
+
+
+def test_vitals_show_the_way_of_links_that_are_not_direct() -> None:
+    view = view_of(log.Vitals(peer="a", stage=1, ways={"x": "d0", "d0": "punched", "?": "relayed"}))
+    key = view.peers.key
+    assert view.peers.get("a")["ways"] == {key("x"): key("d0"), key("d0"): "punched"}
+    text = metrics_text(view)
+    assert 'anabranch_indirect_links{way="carried"} 1' in text
+    assert 'anabranch_indirect_links{way="punched"} 1' in text
 
 
 def test_words_of_strangers_are_made_plain() -> None:

@@ -109,7 +109,7 @@ class LivePeer:
             lambda lines: self.handle(ev.Observed(lines)),
         )
         self._crash_report = CrashReport(events_path.parent)
-        self._vitals = VitalsMonitor(peer.ctx)
+        self._vitals = VitalsMonitor(peer.ctx, transport.engine.paths if transport.engine is not None else {})
         self._checkpoints = checkpoints
         self._worker = WorkerThread(self._deliver, self._failed)
         self._disk = WorkerThread(self._deliver, self._failed)

@@ -1,5 +1,5 @@
-"""Measurements of a live peer for the event log: time spent in an iteration, and round trips and rates of its
-links. No decision of the protocol uses them."""
+"""Measurements of a live peer for the event log: time spent in an iteration, and round trips, rates and
+ways of its links. No decision of the protocol uses them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,14 @@ TRIPS_MAX = 64
 
 
 class VitalsMonitor:
-    """Measures how a peer spends its iterations, and collects round trips and rates of its links."""
+    """Measures how a peer spends its iterations, and collects round trips, rates and ways of its links.
 
-    def __init__(self, ctx: PeerContext) -> None:
+    iroh_paths: path that iroh uses to each peer that it reaches: "relay", or a UDP address.
+    """
+
+    def __init__(self, ctx: PeerContext, iroh_paths: Mapping[str, str]) -> None:
         self._ctx = ctx
+        self._iroh_paths = iroh_paths
         self._stepped_at: float | None = None
         self._attempt_at: float | None = None
         self._links_s = 0.0
@@ -77,6 +81,16 @@ class VitalsMonitor:
                 backward_s=ctx.costs.backward_s,
                 trips=trips,
                 rates=rates,
+                ways=self._ways(),
                 program=__version__,
             )
         )
+
+    def _ways(self) -> dict[str, str]:
+        """Way of each link that is not direct, as `Vitals.ways` has it."""
+        ways: dict[str, str] = {}
+        for peer, via in list(self._ctx.links.carriers.items())[:TRIPS_MAX]:
+            if via == "iroh":
+                via = "relayed" if self._iroh_paths.get(peer, "relay") == "relay" else "punched"
+            ways[peer] = via
+        return ways

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from anabranch.observe.view.peers import PRESENT
+from anabranch.observe.view.peers import PRESENT, WAYS
 from anabranch.observe.view.run_view import View
 from anabranch.observe.view.time_series import STEP_COLUMNS
 
@@ -19,6 +19,7 @@ METRICS: dict[str, tuple[str, str]] = {
     "anabranch_iteration_seconds": ("gauge", "Seconds of the last iteration"),
     "anabranch_iteration_part_seconds": ("gauge", "Its parts, mean over the relays, by part"),
     "anabranch_peers": ("gauge", "Peers that take part, by stage and state"),
+    "anabranch_indirect_links": ("gauge", "Ends of links that are not direct: carried, punched or relayed"),
     "anabranch_repaired_microbatches_total": ("counter", "Microbatches sent to another replica"),
     "anabranch_double_microbatches_total": ("counter", "Microbatches that two replicas computed"),
     "anabranch_skipped_steps_total": ("counter", "Iterations committed without a step"),
@@ -77,5 +78,13 @@ def _samples(view: View) -> Iterator[Sample]:
     present = Counter((node["stage"], node["state"]) for node in nodes if node["state"] in PRESENT)
     for (stage, state), count in sorted(present.items()):
         yield "anabranch_peers", {"stage": str(int(stage)), "state": state}, count
+    ways = Counter(
+        way if way in WAYS else "carried"
+        for node in nodes
+        if node["state"] in PRESENT
+        for way in node["ways"].values()
+    )
+    for way in ("carried", *WAYS):
+        yield "anabranch_indirect_links", {"way": way}, ways[way]
     for name, total in TOTALS.items():
         yield f"anabranch_{name}_total", {}, totals.get(total, 0)

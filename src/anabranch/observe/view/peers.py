@@ -17,6 +17,9 @@ STEPS_KEPT = 512
 #: Most round trips shown per peer, the shortest ones.
 TRIPS_MAX = 64
 
+#: Ways of a link that is neither direct nor carried: iroh over UDP, and through iroh's relay.
+WAYS = ("punched", "relayed")
+
 #: States of peers that take part. "lost": a neighbour gets no answer; the log has not removed the peer yet.
 PRESENT = ("joining", "active", "suspect", "lost")
 #: States of peers that take part no longer.
@@ -28,7 +31,8 @@ class Peers:
 
     Fields: id, name, region, role, stage, state (`PRESENT` or `GONE`), why (reason of the state), since
     (unix s of the state), joined (unix s; 0 while gone), served (s before `joined`), capacity (microbatches),
-    forward_s, backward_s, trips (key -> ms), share (microbatches of the last step), total (microbatches of
+    forward_s, backward_s, trips (key -> ms), ways (key -> way of a link that is not direct: "punched",
+    "relayed", or the key of its carrier), share (microbatches of the last step), total (microbatches of
     committed steps), busy (fraction of an iteration spent computing), sent (bytes), moved_off (microbatches
     taken over by others), right, wrong (audits that found its work the same, and different or withheld),
     program (version).
@@ -50,8 +54,8 @@ class Peers:
             self._set(
                 peer, id=plain(peer, 64), name=plain(peer, 8), region="", role="", stage=-1,
                 state="joining", why="", since=0.0, joined=0.0, served=0.0, capacity=0, forward_s=0.0,
-                backward_s=0.0, trips={}, share=0.0, total=0.0, busy=0.0, sent=0, moved_off=0, right=0,
-                wrong=0, program="",
+                backward_s=0.0, trips={}, ways={}, share=0.0, total=0.0, busy=0.0, sent=0, moved_off=0,
+                right=0, wrong=0, program="",
             )  # fmt: skip
             return key
         return self._keys[peer]
@@ -194,6 +198,11 @@ class Peers:
             event.peer, capacity=event.capacity, forward_s=round(event.forward_s, 6),
             backward_s=round(event.backward_s, 6), program=plain(event.program, NAME_MAX),
             trips={self._keys[peer]: round(1000 * s, 2) for peer, s in trips if peer in self._keys},
+            ways={
+                self._keys[peer]: way if way in WAYS else self._keys.get(way, "")
+                for peer, way in list(event.ways.items())[:TRIPS_MAX]
+                if peer in self._keys
+            },
         )  # fmt: skip
 
     # --- inside ----------------------------------------------------------------------------------

@@ -151,6 +151,7 @@ export function showDetails(recording, key, sources) {
     ["computing", `${Math.round(100 * node.busy)} % of the time`],
     ["sent", `${short(node.sent)}B`],
     ["round trips", trips(recording, node)],
+    ["links", ways(recording, node)],
     ["version", node.program ? `anabranch ${node.program}` : "–"],
     ["id", node.id.slice(0, 16)],
   ];
@@ -184,4 +185,18 @@ function trips(recording, node) {
   const nodes = recording.section("nodes");
   const known = Object.entries(node.trips ?? {}).filter(([key]) => nodes[key]).sort((a, b) => a[1] - b[1]);
   return known.slice(0, 6).map(([key, ms]) => `${nodes[key].name} ${lasting(ms / 1000)}`).join(", ") || "–";
+}
+
+// How the links of a peer are made: those that are not direct, by way.
+function ways(recording, node) {
+  const nodes = recording.section("nodes");
+  const groups = new Map();
+  for (const [key, way] of Object.entries(node.ways ?? {})) {
+    if (!nodes[key]) continue;
+    const how = way === "punched" ? "through its router (iroh)" : way === "relayed" ? "by iroh's relay"
+      : `carried by ${nodes[way]?.name ?? "another machine"}`;
+    groups.set(how, [...(groups.get(how) ?? []), nodes[key].name]);
+  }
+  const told = [...groups].map(([how, names]) => `${how}: ${names.slice(0, 6).join(", ")}${names.length > 6 ? " …" : ""}`);
+  return told.length ? `direct but ${told.join("; ")}` : "direct";
 }
