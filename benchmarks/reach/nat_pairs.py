@@ -22,9 +22,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from anabranch.node.lifecycle.tickets import history_of
 from anabranch.node.local_swarm.local_swarm import LocalSwarm
 from anabranch.node.local_swarm.supervisor import LISTEN_VARIABLE, Supervisor
 from anabranch.observe.event_log import events_of
-from anabranch.observe.events import Event, Note, PeerJoined, Step
+from anabranch.observe.events import Event, Note, PeerJoined, Step, Vitals
 from benchmarks import harness
 from benchmarks.harness import table
 
@@ -101,27 +102,33 @@ class Internet:
         _ip("-n", full, "link", "set", "lo", "up")
         return full
 
-    def _plug(self, namespace: str, device: str) -> str:
-        """Connect a namespace to the bridge; returns its public address."""
+    def _plug(self, namespace: str, device: str, mbit: float = 0.0) -> str:
+        """Connect a namespace to the bridge; returns its public address. mbit: capacity of its line each way
+        in Mbit/s; 0: none."""
         number = next(self._numbers)
         port, address = f"p{number}", f"{_PUBLIC}.{number}"
         _ip("-n", self._core, "link", "add", port, "type", "veth", "peer", "name", device, "netns", namespace)
         _ip("-n", self._core, "link", "set", port, "master", "br0", "up")
         _ip("-n", namespace, "address", "add", f"{address}/24", "dev", device)
         _ip("-n", namespace, "link", "set", device, "up")
+        if mbit:
+            for where, end in ((namespace, device), (self._core, port)):
+                shape = f"tbf rate {mbit}mbit burst 64kb latency 200ms".split()
+                subprocess.run(["tc", "-n", where, "qdisc", "add", "dev", end, "root", *shape], check=True)
         return address
 
-    def public(self, name: str) -> Host:
+    def public(self, name: str, mbit: float = 0.0) -> Host:
+        """Host with a public address. mbit: capacity of its line each way in Mbit/s; 0: none."""
         namespace = self._namespace(name)
-        address = self._plug(namespace, "eth0")
+        address = self._plug(namespace, "eth0", mbit)
         return Host(namespace, "public", address, address)
 
-    def behind(self, name: str, kind: str) -> Host:
-        """Host behind a router of its own."""
+    def behind(self, name: str, kind: str, mbit: float = 0.0) -> Host:
+        """Host behind a router of its own, with a line of `mbit` (as `public`)."""
         if kind == "public":
-            return self.public(name)
+            return self.public(name, mbit)
         router, host = self._namespace(f"{name}-router"), self._namespace(name)
-        outside = self._plug(router, "wan")
+        outside = self._plug(router, "wan", mbit)
         _ip("-n", router, "link", "add", "lan", "type", "veth", "peer", "name", "eth0", "netns", host)
         _ip("-n", router, "address", "add", "192.168.1.1/24", "dev", "lan")
         _ip("-n", router, "link", "set", "lan", "up")
@@ -162,56 +169,82 @@ def internet() -> Iterator[Internet]:
         made.close()
 
 
-def run_file(folder: Path, steps: int, relay: str, kinds: int) -> RunConfig:
-    """Small run with two stages of `kinds` relays. relay: URL of an iroh relay; "": TCP alone."""
+@dataclass(frozen=True)
+class Setting:
+    """Set-up of a run: hosts, lines and run file.
+
+    kinds: label of each relay of a stage -> kind of its access. iroh: True to use iroh where TCP is no way.
+    carriers: number of dedicated carriers. mbit: capacity of each line in Mbit/s; 0: none. changes: settings
+    of the run file.
+    """
+
+    steps: int
+    kinds: Mapping[str, str]
+    iroh: bool = False
+    carriers: int = 1
+    mbit: float = 0.0
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+
+def run_file(folder: Path, setting: Setting, relay: str) -> RunConfig:
+    """Small run with two stages of a relay of each kind. relay: URL of an iroh relay; "": TCP alone."""
     folder.mkdir(parents=True)
     for number in range(20):
         lines = (f"line {line} of text {number}: the quick brown fox\n" for line in range(20))
         (folder / f"{number:02}.txt").write_text("".join(lines))
     changes: dict[str, Any] = {
-        "run.steps": steps, "run.seed": 3, "model.dim": 16, "model.blocks": 4, "model.heads": 2,
+        "run.steps": setting.steps, "run.seed": 3, "model.dim": 16, "model.blocks": 4, "model.heads": 2,
         "model.ffn": 24, "data.source": "text", "data.path": str(folder), "data.tokenizer": "bytes",
         "batch.microbatches": 16, "batch.rows": 1, "batch.sequence": 16, "optimizer.warmup_steps": 2,
-        "pipeline.stages": 2, "fleet.data_nodes": 1, "fleet.relays_per_stage": [kinds, kinds],
+        "pipeline.stages": 2, "fleet.data_nodes": 1, "fleet.relays_per_stage": [len(setting.kinds)] * 2,
         "fleet.minimum": 4,
         "evaluation.every": 0, "checkpoint.every": 2, "compute.device": "cpu",
     }  # fmt: skip
     if relay:
         changes |= {"network.transport": "auto", "network.iroh_relay": relay}
-    return with_changes(RunConfig(), changes)
+    return with_changes(RunConfig(), changes | dict(setting.changes))
 
 
 @dataclass
 class Found:
-    """Outcome of the run. ways: (name of one relay, name of another) -> way of their link. gap_s: longest
-    time between two steps. exact: True if `verify` finds no bit that differs."""
+    """Outcome of the run.
+
+    ways: (name of one relay, name of another) -> way of their link. gaps_s: seconds of each step but the
+    first. exact: True if `verify` finds no bit that differs. carried_mb: of each dedicated carrier that ended
+    by itself. relinked_s: for each link that the killed carrier forwarded, seconds until another one carried
+    it.
+    """
 
     ways: dict[tuple[str, str], str]
     steps: int
     exact: bool
-    gap_s: float
-    carried_mb: str
+    gaps_s: list[float]
+    carried_mb: list[float]
+    relinked_s: list[float]
 
 
 class NatRun:
     """Run of a relay of each kind of access in each of two stages."""
 
-    def __init__(self, made: Internet, folder: Path, supervisor: Supervisor, steps: int, iroh: bool) -> None:
-        self._iroh = made.public("iroh") if iroh else None
+    def __init__(self, made: Internet, folder: Path, supervisor: Supervisor, setting: Setting) -> None:
+        self._iroh = made.public("iroh") if setting.iroh else None
         relay = f"http://{self._iroh.address}:{RELAY_PORT}" if self._iroh is not None else ""
-        self.kinds = IROH_KINDS if iroh else KINDS
-        config = run_file(folder / "texts", steps, relay, len(self.kinds))
+        config = run_file(folder / "texts", setting, relay)
         self._directory = create_run(config, folder / "run")
         self._supervisor, self._made = supervisor, made
         self.swarm = LocalSwarm(self._directory, config, supervisor)
-        self._leader, self._carrier = made.public("leader"), made.public("carrier")
+        self._leader = made.public("leader", setting.mbit)
+        names = ["carrier", *(f"carrier-{number}" for number in range(1, setting.carriers))]
+        self._carriers = {name: made.public(name.replace("-", ""), setting.mbit) for name in names}
         self.hosts = {
-            f"{stage}: {kind}": made.behind(f"r{stage}{number}", kind)
+            f"{stage}: {label}": made.behind(f"r{stage}{number}", kind, setting.mbit)
             for stage in (1, 2)
-            for number, kind in enumerate(self.kinds)
+            for number, (label, kind) in enumerate(setting.kinds.items())
         }
         self._events: list[Event] = []
         self._direct: set[frozenset[str]] = set()
+        self._killed: tuple[str, float] = ("", float("inf"))
+        """Id of the killed carrier, and unix time (s) of its end."""
 
     def _start(self, name: str, host: Host, arguments: list[str]) -> None:
         log = self._directory.peer(name) / "output.txt"
@@ -219,27 +252,29 @@ class NatRun:
         process = self._supervisor.start(name, arguments, log, host.namespace, environment)
         self.swarm.processes[name] = process
 
-    def run(self, kill: bool, move: str = "") -> Found:
-        directory, swarm = self._directory, self.swarm
+    def _start_all(self) -> None:
+        directory = self._directory
         if self._iroh is not None:
             self._start_iroh_relay(self._iroh)
         self._start("data-0", self._leader, ["resume", str(directory.path), "--quiet"])
-        ticket = swarm._await_tickets(directory.path / "tickets.json")["relay"]
-        home = ["--home", str(directory.peer("carrier"))]
-        address = ["--host", self._carrier.address, "--port", "7700"]
-        self._start("carrier", self._carrier, ["relay", ticket, *home, *address])
-        self._until(lambda: bool(history_of(directory).carriers))
+        ticket = self.swarm._await_tickets(directory.path / "tickets.json")["relay"]
+        for name, host in self._carriers.items():
+            home = ["--home", str(directory.peer(name))]
+            self._start(name, host, ["relay", ticket, *home, "--host", host.address, "--port", "7700"])
+        self._until(lambda: len(history_of(directory).carriers) == len(self._carriers))
         for name, host in self.hosts.items():
-            home = ["--home", str(directory.peer(name.replace(": ", "-").replace(" ", "-")))]
+            short = name.replace(": ", "-").replace(" ", "-")
             options = ["--name", name, "--stage", name[0], "--host", host.address, "--once"]
             if self._iroh is not None:
-                options += [
-                    "--port",
-                    "7700",
-                    "--advertise",
-                    f"{host.address}:7700,{host.outside}:{UDP_PORT}/udp",
-                ]
-            self._start(name.replace(": ", "-").replace(" ", "-"), host, ["join", ticket, *home, *options])
+                outside = f"{host.address}:7700,{host.outside}:{UDP_PORT}/udp"
+                options += ["--port", "7700", "--advertise", outside]
+            self._start(short, host, ["join", ticket, "--home", str(directory.peer(short)), *options])
+
+    def run(self, kill: bool, move: str = "") -> Found:
+        """kill: True to kill the carrier with most links after step 2. move: host whose public address
+        changes then."""
+        directory, swarm = self._directory, self.swarm
+        self._start_all()
         deadline = time.monotonic() + PATIENCE_S
 
         def in_time() -> None:
@@ -255,16 +290,48 @@ class NatRun:
                     if move:
                         self._made.move(move)
                     if kill:
-                        swarm.processes["carrier"].signal(9)
-        swarm.processes["carrier"].signal(2)
+                        self._kill_busiest()
+        for name in self._carriers:
+            swarm.processes[name].signal(2)
         swarm.end()
         swarm.check_leader()
         steps = events_of(directory.events, Step)
         gaps = [after.time - before.time for before, after in itertools.pairwise(steps)]
         report = verify(directory.path)
         exact = report.holds and report.promise == "bits" and report.steps == len(steps)
-        carried = re.findall(r"([\d.]+) MB carried in all", swarm.processes["carrier"].log.read_text())
-        return Found(self._ways(), len(steps), exact, max(gaps, default=0.0), carried[0] if carried else "")
+        logs = [swarm.processes[name].log.read_text() for name in self._carriers]
+        carried = [float(each) for log in logs for each in re.findall(r"([\d.]+) MB carried in all", log)]
+        return Found(self._ways(), len(steps), exact, gaps, carried, self._relinked())
+
+    def _kill_busiest(self) -> None:
+        """Kill the carrier that most members' links go through, half a second after the last step."""
+        last = {event.peer: event.ways for event in self._events if isinstance(event, Vitals)}
+        used = Counter(way for ways in last.values() for way in ways.values())
+        ids = {name: self._id_of(name) for name in self._carriers}
+        busiest = max(self._carriers, key=lambda name: used[ids[name]])
+        time.sleep(0.5)
+        self.swarm.processes[busiest].signal(9)
+        self._killed = (ids[busiest], time.time())
+
+    def _id_of(self, carrier: str) -> str:
+        found = re.search(r"/([0-9a-f]{64}) listens", self.swarm.processes[carrier].log.read_text())
+        return found[1] if found else ""
+
+    def _relinked(self) -> list[float]:
+        """Seconds from the carrier's end until each link that it forwarded went another way."""
+        killed, at = self._killed
+        was: dict[tuple[str, str], str] = {}
+        found: dict[tuple[str, str], float] = {}
+        for event in self._events:
+            linked = re.search(r"^(\w{8}) is linked through carrier (\w{8})", getattr(event, "text", ""))
+            if not linked:
+                continue
+            pair = (event.peer, linked[1])
+            if event.time < at:
+                was[pair] = linked[2]
+            elif was.get(pair) == killed[:8] and pair not in found:
+                found[pair] = event.time - at
+        return sorted(found.values())
 
     def _start_iroh_relay(self, host: Host) -> None:
         tests = Path(__file__).parents[2] / "tests"
@@ -325,7 +392,7 @@ def body(found: Found, kill: bool, kinds: Sequence[str] = KINDS) -> str:
     rows = [
         [kind, *(found.ways.get((f"1: {kind}", f"2: {other}"), "none") for other in kinds)] for kind in kinds
     ]
-    carried = f"Bytes over the carrier: {found.carried_mb} MB. " if found.carried_mb else ""
+    carried = f"Bytes over the carrier: {found.carried_mb[0]} MB. " if found.carried_mb else ""
     ending = "The carrier was killed after step 2; no step was lost. " if kill else ""
     return "\n\n".join(
         (
@@ -334,19 +401,24 @@ def body(found: Found, kill: bool, kinds: Sequence[str] = KINDS) -> str:
             table(["", *kinds], rows),
             f"{ending}{found.steps} steps were committed; `verify` finds "
             f"{'zero' if found.exact else 'SOME'} bits that differ. {carried}Longest time between two steps: "
-            f"{found.gap_s:.1f} s, which on a loaded machine says little.",
+            f"{max(found.gaps_s, default=0.0):.1f} s, which on a loaded machine says little.",
         )
     )
 
 
 def measure(folder: Path, steps: int, kill: bool, move: str = "", iroh: bool = False) -> Found:
     """move: host whose address changes after step 2. iroh: True to use iroh where TCP is no way."""
+    kinds = IROH_KINDS if iroh else KINDS
+    return run_setting(folder, Setting(steps, dict(zip(kinds, kinds, strict=True)), iroh), kill, move)
+
+
+def run_setting(folder: Path, setting: Setting, kill: bool, move: str = "") -> Found:
     with internet() as made, Supervisor(1) as supervisor:
-        run = NatRun(made, folder, supervisor, steps, iroh)
+        run = NatRun(made, folder, supervisor, setting)
         try:
             return run.run(kill, move)
         finally:
-            if iroh:
+            if setting.iroh:
                 run.iroh_relay.kill()
 
 
