@@ -82,8 +82,8 @@ def write(steps: int, mbit: float, direct: list[Found], carried: list[Found], ki
         f"Medians of {len(direct)} runs of {steps} steps for each side, in turns.",
         table(["", "s per step", "throughput", "MB per step over dedicated carriers"], rows),
         f"The killed carrier forwarded {len(killed.relinked_s)} ends of links that were linked again; the "
-        f"last one took {slowest:.2f} s. The step in which it died took {longest:.1f} s. Relays with an address "
-        "carry too; their bytes are not counted here.",
+        f"last one took {slowest:.2f} s. The step in which it died took {longest:.1f} s. Relays with an "
+        "address carry too; their bytes are not counted here.",
     )
     relinked = "seconds until the killed carrier's links went another way"
     harness.write(
