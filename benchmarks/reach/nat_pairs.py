@@ -35,7 +35,7 @@ from anabranch.errors import UserError
 from anabranch.node.lifecycle.create_run import create_run
 from anabranch.node.lifecycle.tickets import history_of
 from anabranch.node.local_swarm.local_swarm import LocalSwarm
-from anabranch.node.local_swarm.supervisor import LISTEN_VARIABLE, Supervisor
+from anabranch.node.local_swarm.supervisor import LISTEN_VARIABLE, Process, Supervisor
 from anabranch.observe.event_log import events_of
 from anabranch.observe.events import Event, Note, PeerJoined, Step, Vitals
 from benchmarks import harness
@@ -174,13 +174,15 @@ class Setting:
     """Set-up of a run: hosts, lines and run file.
 
     kinds: label of each relay of a stage -> kind of its access. iroh: True to use iroh where TCP is no way.
-    carriers: number of dedicated carriers. mbit: capacity of each line in Mbit/s; 0: none. changes: settings
+    once: True if a relay that has to leave the run does not join again. carriers: number of dedicated
+    carriers. mbit: capacity of each line in Mbit/s; 0: none. changes: settings
     of the run file.
     """
 
     steps: int
     kinds: Mapping[str, str]
     iroh: bool = False
+    once: bool = True
     carriers: int = 1
     mbit: float = 0.0
     changes: Mapping[str, Any] = field(default_factory=dict)
@@ -223,6 +225,10 @@ class Found:
     relinked_s: list[float]
 
 
+def _file_name(name: str) -> str:
+    return name.replace(": ", "-").replace(" ", "-")
+
+
 class NatRun:
     """Run of a relay of each kind of access in each of two stages."""
 
@@ -231,7 +237,7 @@ class NatRun:
         relay = f"http://{self._iroh.address}:{RELAY_PORT}" if self._iroh is not None else ""
         config = run_file(folder / "texts", setting, relay)
         self._directory = create_run(config, folder / "run")
-        self._supervisor, self._made = supervisor, made
+        self._supervisor, self.made, self._once = supervisor, made, setting.once
         self.swarm = LocalSwarm(self._directory, config, supervisor)
         self._leader = made.public("leader", setting.mbit)
         names = ["carrier", *(f"carrier-{number}" for number in range(1, setting.carriers))]
@@ -245,6 +251,10 @@ class NatRun:
         self._direct: set[frozenset[str]] = set()
         self._killed: tuple[str, float] = ("", float("inf"))
         """Id of the killed carrier, and unix time (s) of its end."""
+
+    def process_of(self, name: str) -> Process:
+        """Process of the relay `name` ("1: public")."""
+        return self.swarm.processes[_file_name(name)]
 
     def _start(self, name: str, host: Host, arguments: list[str]) -> None:
         log = self._directory.peer(name) / "output.txt"
@@ -263,8 +273,9 @@ class NatRun:
             self._start(name, host, ["relay", ticket, *home, "--host", host.address, "--port", "7700"])
         self._until(lambda: len(history_of(directory).carriers) == len(self._carriers))
         for name, host in self.hosts.items():
-            short = name.replace(": ", "-").replace(" ", "-")
-            options = ["--name", name, "--stage", name[0], "--host", host.address, "--once"]
+            short = _file_name(name)
+            options = ["--name", name, "--stage", name[0], "--host", host.address]
+            options += ["--once"] if self._once else []
             if self._iroh is not None:
                 outside = f"{host.address}:7700,{host.outside}:{UDP_PORT}/udp"
                 options += ["--port", "7700", "--advertise", outside]
@@ -286,11 +297,11 @@ class NatRun:
             if isinstance(event, Step):
                 deadline = time.monotonic() + PATIENCE_S
                 self._look()
-                if event.t == 2:
-                    if move:
-                        self._made.move(move)
-                    if kill:
-                        self._kill_busiest()
+                if event.t == 2 and move:
+                    self.made.move(move)
+                if event.t == 2 and kill:
+                    self._kill_busiest()
+                self.after_step(event)
         for name in self._carriers:
             swarm.processes[name].signal(2)
         swarm.end()
@@ -302,6 +313,9 @@ class NatRun:
         logs = [swarm.processes[name].log.read_text() for name in self._carriers]
         carried = [float(each) for log in logs for each in re.findall(r"([\d.]+) MB carried in all", log)]
         return Found(self._ways(), len(steps), exact, gaps, carried, self._relinked())
+
+    def after_step(self, event: Step) -> None:
+        """Called after each step; a test that does more to the run overrides it."""
 
     def _kill_busiest(self) -> None:
         """Kill the carrier that most members' links go through, half a second after the last step."""

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from anabranch.errors import UserError
-from benchmarks.reach.nat_pairs import KINDS, measure
+from anabranch.node.local_swarm.supervisor import Supervisor
+from anabranch.observe.events import PeerJoined, Step
+from benchmarks.reach.nat_pairs import KINDS, NatRun, Setting, internet, measure
+
+#: Seconds for which the laptop sleeps.
+SLEEP_S = 600.0
 
 pytestmark = [
     pytest.mark.soak,
@@ -42,3 +49,39 @@ def test_a_machine_whose_address_changes_goes_on(tmp_path: Path) -> None:
     """Its connections are dead without a word, as when a laptop moves to another network; no step is lost."""
     found = measure(tmp_path, steps=12, kill=False, move="r22")
     assert found.exact and found.steps == 12
+
+
+class Nap(NatRun):
+    """Run in which one relay sleeps SLEEP_S and wakes behind another address; it is stopped once the relay
+    owns units of three more steps."""
+
+    name = "2: symmetric"
+    asleep = woken = float("inf")
+    peers: frozenset[str] = frozenset()
+    worked = 0
+
+    def after_step(self, event: Step) -> None:
+        now = time.monotonic()
+        if event.t == 4:
+            joined = [each for each in self._events if isinstance(each, PeerJoined)]
+            self.peers = frozenset(each.subject for each in joined if each.name == self.name)
+            self.process_of(self.name).signal(signal.SIGSTOP)
+            self.asleep = now
+            self.made.move("r22")
+        if now > self.asleep + SLEEP_S and self.woken == float("inf"):
+            self.process_of(self.name).signal(signal.SIGCONT)
+            self.woken = now
+        if now > self.woken:
+            self.worked += any(self.peers & set(units.values()) for units in event.owners.values())
+        if self.worked >= 3:
+            self.swarm.leader.signal(signal.SIGINT)
+
+
+def test_a_laptop_sleeps_ten_minutes_and_goes_on_in_another_network(tmp_path: Path) -> None:
+    """It joins again by itself, with its key; nothing is counted twice (I1)."""
+    kinds = {kind: kind for kind in KINDS}
+    with internet() as made, Supervisor(1) as supervisor:
+        run = Nap(made, tmp_path, supervisor, Setting(100_000, kinds, once=False))
+        found = run.run(kill=False)
+    assert run.worked >= 3 and len(run.peers) == 1
+    assert found.exact and found.steps > 100
