@@ -77,6 +77,7 @@ class Nap(NatRun):
             self.swarm.leader.signal(signal.SIGINT)
 
 
+@pytest.mark.timeout(1800)
 def test_a_laptop_sleeps_ten_minutes_and_goes_on_in_another_network(tmp_path: Path) -> None:
     """It joins again by itself, with its key; nothing is counted twice (I1)."""
     kinds = {kind: kind for kind in KINDS}
