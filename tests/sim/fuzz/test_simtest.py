@@ -42,6 +42,12 @@ def test_a_copied_key_of_a_peer_that_comes_to_lead_stops_nothing() -> None:
     assert not run_seed(3173583, "storm").violation
 
 
+def test_a_leader_that_sums_all_parts_of_two_stages_keeps_its_bounds() -> None:
+    """After a partition the leader sums the parts of two stages at once: 39 sums wait, and all came from
+    members (I5)."""
+    assert not run_seed(3200158, "partition").violation
+
+
 def test_a_seed_with_tensors() -> None:
     outcome = run_seed(131)
     assert outcome.torch
