@@ -189,6 +189,19 @@ HIGH = '"""High layer.\n\nImported by: nothing.\n"""\n'
                 "protocol__part": "class Part:\n    def act(self):\n        self.peer.router.go()",
             },
         ),
+        *(
+            (
+                lambda tree: architecture.parts_that_know_the_whole(tree, "protocol"),
+                {"protocol": "", "protocol__part": f"class Part:\n    {body}"},
+            )
+            for body in (
+                "def __init__(self, peer):\n        self.peer = peer",
+                "def __init__(self, peer: Peer):\n        self._peer = peer",
+                "def __init__(self, whole: Peer):\n        self.router, self.whole = whole.router, whole",
+                "def __init__(self, whole: Peer | None):\n        self._rest: object = whole",
+                "owner: Peer",
+            )
+        ),
         (
             lambda tree: architecture.outside_writers(tree, "protocol", "protocol.context", "ctx", ["log"]),
             {"protocol": "", "protocol__part": "def act(self):\n    self.ctx.log.term = 3"},
@@ -214,3 +227,9 @@ def test_a_tree_in_order_passes(tmp_path: Path) -> None:
     tree = small_tree(tmp_path, low=LOW, high=HIGH, low__x="", high__y="from small.low import x")
     assert not architecture.cycles(tree.imports) + architecture.forbidden_arrows(tree)
     assert not architecture.undeclared_packages(tree) + architecture.crowded_folders(tree)
+
+
+def test_a_part_may_hold_the_id_of_a_peer(tmp_path: Path) -> None:
+    text = "class Part:\n    peer: str\n    def __init__(self, peer: str):\n        self.peer = peer"
+    tree = small_tree(tmp_path, protocol="", protocol__part=text)
+    assert not architecture.parts_that_know_the_whole(tree, "protocol")

@@ -171,19 +171,67 @@ def ancestors(name: str) -> list[str]:
     return [".".join(parts[:count]) for count in range(1, len(parts))]
 
 
+#: Annotations of an attribute `peer` that holds the id of a peer, not the peer itself.
+IDS = ("str", "str | None", "Id")
+
+
 def parts_that_know_the_whole(tree: Tree, area: str, whole: str = "peer") -> list[str]:
-    """Attributes `self.<whole>` that are set to an object in `area`: a part that holds the composer."""
+    """Parts in `area` that hold the composer: classes that reach through `self.<whole>`, set it to something
+    that is not annotated as an id, or keep an object of the composer's class (`Peer`) under any name."""
     wrong = []
     for name, source in tree.sources.items():
         if name.split(".")[0] != area:
             continue
         for node in ast.walk(source):
-            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute):
-                owner = node.value
-                held = owner.attr.strip("_") == whole and isinstance(owner.value, ast.Name)
-                if held and isinstance(owner.value, ast.Name) and owner.value.id == "self":
-                    wrong.append(f"{name}:{node.lineno} reaches through self.{owner.attr}")
+            if isinstance(node, ast.Attribute) and _is_own(node.value, whole):
+                wrong.append(f"{name}:{node.lineno} reaches through {ast.unparse(node.value)}")
+            if isinstance(node, ast.ClassDef):
+                wrong += [f"{name}:{line} {what}" for line, what in _kept(node, whole)]
     return wrong
+
+
+def _is_own(node: ast.AST, attribute: str) -> bool:
+    """True for `self.<attribute>`, with or without underscores."""
+    if not isinstance(node, ast.Attribute) or node.attr.strip("_") != attribute:
+        return False
+    return isinstance(node.value, ast.Name) and node.value.id == "self"
+
+
+def _kept(owner: ast.ClassDef, whole: str) -> list[tuple[int, str]]:
+    """(line, words) of the fields and assignments by which a class keeps the whole."""
+    found: list[tuple[int, str]] = []
+    for field in owner.body:
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+            kind = ast.unparse(field.annotation)
+            if _is_whole(kind, whole) or (field.target.id.strip("_") == whole and kind not in IDS):
+                found.append((field.lineno, f"has the field {field.target.id}: {kind}"))
+    for method in (each for each in owner.body if isinstance(each, ast.FunctionDef)):
+        given = {each.arg: each.annotation for each in [*method.args.args, *method.args.kwonlyargs]}
+        kinds = {name: ast.unparse(kind) for name, kind in given.items() if kind is not None}
+        for node in ast.walk(method):
+            if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
+                continue
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            for target, value in (pair for each in targets for pair in _pairs(each, node.value)):
+                if not (isinstance(target, ast.Attribute) and ast.unparse(target.value) == "self"):
+                    continue
+                kind = kinds.get(value.id, "") if isinstance(value, ast.Name) else ""
+                if _is_whole(kind, whole) or (_is_own(target, whole) and kind not in IDS):
+                    found.append((node.lineno, f"keeps {ast.unparse(target)}"))
+    return found
+
+
+def _pairs(target: ast.expr, value: ast.expr) -> list[tuple[ast.expr, ast.expr]]:
+    """Targets of an assignment with their values, those of `a, b = c, d` one by one."""
+    if not isinstance(target, ast.Tuple):
+        return [(target, value)]
+    values = value.elts if isinstance(value, ast.Tuple) else [value] * len(target.elts)
+    return list(zip(target.elts, values, strict=True))
+
+
+def _is_whole(kind: str, whole: str) -> bool:
+    """True for an annotation that names the composer's class."""
+    return whole.capitalize() in re.findall(r"\w+", kind)
 
 
 def outside_writers(tree: Tree, area: str, home: str, bundle: str, components: Iterable[str]) -> list[str]:

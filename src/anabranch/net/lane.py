@@ -96,8 +96,8 @@ class Lane(asyncio.BufferedProtocol):
     # Afterwards.
 
     def attach(self, on_writable: Callable[[], None], on_lost: OnLaneLost) -> None:
-        """Report to a link from now on: `on_writable()` when the send buffer has room again, `on_lost(lane,
-        reason)` when the connection is lost, also if it already is."""
+        """Register the callbacks of the link that takes this lane over: `on_writable()` when the send buffer
+        has room again, `on_lost(lane, reason)` when the connection is lost, also if it already is."""
         self._on_writable = on_writable
         self._on_lost = on_lost
         self.bytes_sent = 0  # the handshake's do not count, on either side

@@ -36,11 +36,16 @@ def test_cheap_seeds_of_every_profile(profile: str) -> None:
     assert delivered >= len(outcomes) if profile != "calm" else delivered == 0
 
 
-@pytest.mark.xfail(strict=True, reason="a copy of a leader's key takes the leader's links, and does not end")
 def test_a_copied_key_of_a_peer_that_comes_to_lead_stops_nothing() -> None:
-    """The second process of r1.0 connects while r1.0 is elected; another data node's claims reach the copy,
-    which does not lead, for ever."""
+    """The second process of r1.0 connects while r1.0 is elected, and takes the link of the last data node.
+    Three members that do not vote hear that data node; the lead goes to a voter that hears it, too (I4)."""
     assert not run_seed(3173583, "storm").violation
+
+
+def test_a_leader_that_sums_all_parts_of_two_stages_keeps_its_bounds() -> None:
+    """After a partition the leader sums the parts of two stages at once: 39 sums wait, and all came from
+    members (I5)."""
+    assert not run_seed(3200158, "partition").violation
 
 
 def test_a_seed_with_tensors() -> None:

@@ -68,3 +68,24 @@ def test_a_founder_at_the_end_of_the_run_does_not_step_aside() -> None:
     while world.clock.now < began + 130.0:
         world.clock.step()
     assert world.history().term <= term + 1
+
+
+def test_a_leader_steps_aside_for_a_voter_of_a_far_stage() -> None:
+    """The leader loses its link to the last replica of a stage for good, and no carrier helps. Enough members
+    that hear the replica stand at adjacent stages, and none of these votes: the voters are asked as well
+    (I4)."""
+    machines = [Machine(f"d{n}", 0) for n in range(3)] + [Machine("x", 2), Machine("last", 4)]
+    machines += [Machine(f"r{stage}.{n}", stage) for stage in (1, 3) for n in range(2)]
+    settings = Settings("far", 1, 4, 4, 400, voters=3, checkpoint_every=8)
+    world = counting_world(settings, machines, 0)
+    Invariants(world)
+    world._carrier_to = lambda node, peer, carriers: ""  # type: ignore[method-assign]
+    cut = Fault(world, ("d0",), leads_three(6), lambda world, node: world.cut("d0", "x", 5000.0))
+    while not cut.delivered:
+        world.clock.step()
+    began, t = world.clock.now, world.nodes["d1"].peer.committed
+    while world.clock.now < began + 200.0 and world.nodes["d1"].peer.committed < t + 4:
+        world.clock.step()
+    assert world.leading().id in ("d1", "d2")
+    assert world.nodes["d1"].peer.committed >= t + 4
+    assert not wrong_states(world)

@@ -24,8 +24,8 @@ CONFIRM_S = 10.0
 
 
 class Try(Message, frozen=True):
-    """Request to a next hop to take a unit. step: number of this hand-over, by which old copies are
-    recognised."""
+    """Request to a next hop to take a unit. step: number of this hand-over (one attempt to pass the unit
+    on), by which late copies are recognised."""
 
     unit: UnitId
     step: int
@@ -47,14 +47,15 @@ class Refused(Message, frozen=True):
 
 
 class Drop(Message, frozen=True):
-    """Notice that the unit of hand-over `step` is given up."""
+    """Withdrawal of a unit by the previous hop: the receiver forgets the unit of hand-over `step`."""
 
     unit: UnitId
     step: int
 
 
 class Confirm(Message, frozen=True):
-    """Periodic list of the units shared with the receiver, each with the number of its hand-over."""
+    """Periodic list of the units whose paths use the link from the sender to the receiver, each with the
+    number of its hand-over."""
 
     confirms: ClassVar[bool] = True
     units: tuple[tuple[UnitId, int], ...]

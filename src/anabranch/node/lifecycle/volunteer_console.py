@@ -36,7 +36,7 @@ class VolunteerConsole:
         self.total = 0
 
     def begin(self) -> None:
-        """Begin with a new part in the run: this machine joins, or joins again."""
+        """Reset progress and counts, because this machine joins the run, or joins it again."""
         self._bar.close()
         self._advance, self._admitted, self._serving = None, False, False
         self._steps = self._mine = self._all = 0

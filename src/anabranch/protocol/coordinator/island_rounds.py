@@ -113,8 +113,8 @@ class IslandRounds:
     # --- late slots ----------------------------------------------------------------------------
 
     def expected_s(self, current: Round) -> float:
-        """Seconds that the slots of a round should take; 0 in a synchronous iteration, and if its slots are
-        bound to no machine."""
+        """Expected seconds of the round's longest slot, at the measured speed of the machine to which it is
+        bound; 0 in a synchronous iteration, and if no slot is bound to a machine."""
         members = self.ctx.run.membership.members
         bound = [slot for slot in current.slots if slot.steps and slot.peer in members]
         return self._most(slot.steps / self._rate(slot.peer) for slot in bound)

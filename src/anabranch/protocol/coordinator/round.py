@@ -105,7 +105,8 @@ class LogTip:
         self.stop_reason: str | None = None
 
     def move(self, t: int, base: str, adam_step: int, fingerprints: tuple[str, ...]) -> None:
-        """Set the last step and its state."""
+        """Set the last committed step t, its base (hash of its log entry), and the number of optimizer steps
+        and the fingerprints of all stages after it."""
         self.t, self.base, self.adam_step, self.fingerprints = t, base, adam_step, fingerprints
 
     @property

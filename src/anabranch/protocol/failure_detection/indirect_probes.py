@@ -81,9 +81,10 @@ class IndirectProbes:
 
     # --- asking --------------------------------------------------------------------------------
 
-    def ask(self, subject: str, keep_s: float = 0.0) -> None:
+    def ask(self, subject: str, keep_s: float = 0.0, voters: bool = False) -> None:
         """Ask WITNESSES members whether they hear `subject` (none, if `subject` is no member). Answers of the
-        last `keep_s` seconds count until the witness answers again."""
+        last `keep_s` seconds count until the witness answers again. voters: True to ask all linked voters as
+        well, any of which could lead in this peer's place."""
         ctx, rng = self.ctx, self.ctx.rng
         member = ctx.run.membership.members.get(subject)
         asked: list[str] = []
@@ -94,6 +95,9 @@ class IndirectProbes:
             rng.shuffle(near)
             rng.shuffle(far)
             asked = [*near, *far][:WITNESSES]
+            if voters:
+                others = [*near, *far][WITNESSES:]
+                asked += filter(ctx.log.keeps_log, others)
         self._number += 1
         inquiry = Inquiry(self._number, self._number, ctx.clock.now)
         before = self._inquiries.get(subject)

@@ -362,7 +362,8 @@ class Admission:
                 self._doubt(overdue)
             lost.until = now + min(REACH_AGAIN_S, lost.patience_s) * self.ctx.rng.uniform(0.75, 1.0)
             self._dial(peer)
-            connections.indirect_probes.ask(peer, lost.patience_s)
+            # A leader that cannot reach a member on which the run waits gives way to a voter that hears it.
+            connections.indirect_probes.ask(peer, lost.patience_s, voters=self._last_of_its_stage(peer))
 
     def silent(self, overdue: Overdue) -> None:
         """Decide about a linked member that is silent for longer than its timeout. It is removed if the

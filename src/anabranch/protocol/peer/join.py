@@ -122,7 +122,7 @@ class JoinProcess(Timer):
             ctx.outbox.emit(Dial(leader, message.address))
 
     def _knock(self) -> None:
-        """Ask at the next known address."""
+        """Ask the peer at the next known address who leads the run; it is dialled if need be."""
         ctx = self._ctx
         doors = sorted(self.doors.keys() - {ctx.me})
         self._knock_at = ctx.clock.now + KNOCK_S

@@ -198,7 +198,8 @@ class Sender:
     # --- sending -------------------------------------------------------------------------------
 
     def pump(self) -> None:
-        """Send what can be sent, repairs first, then in index order; ask for credits for the others."""
+        """Send the waiting microbatches whose next hop has a credit for them, repairs first, then in index
+        order; ask for credits for the others."""
         self._due_at = None
         waiting = sorted(
             (item for item in self.items.values() if item.leg is OutgoingState.WAITING),

@@ -464,7 +464,7 @@ class AllReduce:
         self.prepared = None
 
     def step_committed(self) -> None:
-        """Deliver the reduced parts to standbys: the step of the open iteration is committed."""
+        """React to the commit of the open iteration's step: deliver the reduced parts to the standbys."""
         self._deferred.committed()
         self._deliver_deferred()
 

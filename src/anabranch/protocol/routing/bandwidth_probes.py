@@ -41,8 +41,8 @@ LINE_TRIALS = 3
 
 
 def trial_bytes(settings: Settings) -> int:
-    """Payload size (bytes) of a trial: that of an activation, or of a block's gradient sums if larger, but at
-    most TRIAL_BYTES."""
+    """Payload size (bytes) of a bandwidth trial: that of an activation, or of a block's gradient sums if
+    larger, but at most TRIAL_BYTES."""
     return min(TRIAL_BYTES, max(settings.activation_bytes, settings.block_bytes))
 
 

@@ -79,8 +79,8 @@ def implausible(letter: Offer | Answer, ahead: bool) -> str | None:
 
 
 def unfit(letter: Message, side: Side) -> str | None:
-    """Reason why no honest neighbour writes this letter of the policy `gwtf`, or None. side: side on which
-    the writer is."""
+    """Reason to refuse a routing message (`letter`) of the policy `gwtf`, which no honest neighbour sends;
+    None: it may be honest. side: stage of the sender, seen from this peer (previous, same or next)."""
     if not isinstance(letter, _GWTF_FROM[side]):
         return f"{type(letter).__name__} from the {side.value} stage"
     if isinstance(letter, gwtf.Answer) and letter.taken and side is Side.SAME and letter.link is None:

@@ -256,7 +256,7 @@ class Download:
             self._complete(self._chosen)
 
     def _complete(self, offer: StateOffer) -> None:
-        """All pieces of an offer have arrived: check their hashes and deliver the state."""
+        """Check the hashes of an offer whose pieces have all arrived, and deliver the state."""
         for source in self.sources.values():
             source.due = math.inf
             source.asked.clear()

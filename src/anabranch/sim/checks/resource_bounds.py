@@ -6,6 +6,7 @@ from graphlib import CycleError, TopologicalSorter
 
 from anabranch.protocol.context.early_buffer import EARLY_MAX
 from anabranch.protocol.context.peer_context import PeerContext
+from anabranch.protocol.interface.tasks import SumPart
 from anabranch.protocol.pipeline.microbatches import Iteration
 from anabranch.protocol.pipeline.outgoing import OutgoingState
 from anabranch.protocol.reduce.partial_sums import PARTS
@@ -15,7 +16,8 @@ from anabranch.sim.kernel.violation import Violation
 
 #: Most iterations whose boundary payloads are kept: step t + 1 is not proposed before t is released (R11).
 RETAINED_MAX = 1
-#: Most waiting tasks: per microbatch of the iteration, and in addition (tasks of the optimizer step).
+#: Most waiting tasks: per microbatch of the iteration, and in addition (tasks of the optimizer
+#: step); sums of parts are counted apart.
 TASKS_PER_MICROBATCH, TASKS_BESIDES = 4, 32
 #: Committed steps that a replica may lag behind without further checks.
 PENDING_MAX = 64
@@ -32,7 +34,10 @@ def check_bounds(node: Node) -> None:
     if (retained := len(peer.iterations.retained)) > RETAINED_MAX:
         _at_most(node, "iterations whose boundaries are kept", retained, RETAINED_MAX)
     if (waiting := ctx.tasks.waiting) > TASKS_BESIDES:
-        _at_most(node, "waiting tasks", waiting, TASKS_PER_MICROBATCH * exist + TASKS_BESIDES)
+        # The coordinator may sum all parts of several stages; each part has come from some member.
+        sums = len(ctx.tasks.waits((SumPart,)))
+        _at_most(node, "sums of parts to compute", sums, PARTS * _senders(ctx))
+        _at_most(node, "waiting tasks", waiting - sums, TASKS_PER_MICROBATCH * exist + TASKS_BESIDES)
     if early_parts := len(peer.replica.all_reduce._early):
         _at_most(node, "early parts of a reduce", early_parts, 2 * PARTS * _senders(ctx))
     if early_parts := peer.helping.early:

@@ -312,7 +312,8 @@ def shipped_devices() -> Mapping[str, Device]:
 
 
 def read_devices(path: Path) -> Mapping[str, Device]:
-    """Devices of a file by name. Raises UserError with file, key and allowed values."""
+    """Device models that a device file describes, by name. Raises UserError with file, key and allowed
+    values."""
     try:
         text = path.read_bytes()
     except OSError as error:

@@ -87,8 +87,8 @@ class Guest:
         return msg.Fence(epoch, self.node.member.incarnation, t, base, self.stage)
 
     def say(self, peer: str, message: msg.AnyMessage, once: object = None) -> None:
-        """Send a message as it is, not changed by the deed's `mouth`, if there is a link. once: send nothing
-        if this was told already."""
+        """Send a message to `peer` as it is, not changed by the deed's `mouth`; nothing without a link. once:
+        key of the message; only the first message with a key is sent (None: no key)."""
         if peer not in self.node.links or (once is not None and once in self.told):
             return
         self.told.add(once if once is not None else len(self.told))

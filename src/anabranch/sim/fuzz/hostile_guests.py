@@ -184,7 +184,7 @@ class HostileGuests:
         return all(steps >= t + STEPS_UNDER_ATTACK for t in self._first_t.values())
 
     def check_end(self) -> None:
-        """Check G3 at the end of a seed."""
+        """Raise Violation if a guest whose misconduct is proven is a member at the end of a seed (G3)."""
         for guest in self.guests:
             proven = guest.role in guest.deed.proven and guest.name in self._first_t
             proven = proven and (not guest.deed.audited or self.world.settings.audit_share == 1.0)

@@ -223,7 +223,8 @@ def _audit_share(seed: int, profile: FaultProfile) -> float:
 
 
 def _rounds(seed: int, microbatches: int) -> Rounds:
-    """Rounds of a seed."""
+    """Draw the settings of a seed's rounds of islands: steps per round, slots, and when a late island is
+    dropped."""
     rng = random.Random(f"rounds {seed}")
     slots = rng.choice([k for k in range(1, microbatches + 1) if microbatches % k == 0])
     drops = rng.random() < ROUNDS_DROP

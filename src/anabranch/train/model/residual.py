@@ -163,7 +163,7 @@ class SubspaceStream:
         return torch.cat((z, x.detach()[..., self.width :]), -1)
 
     def _ids(self, x: Tensor) -> Tensor:
-        """Token ids (rows, sequence) in the columns after the values."""
+        """Token ids (rows, sequence), decoded from the columns of `x` that follow its `width` values."""
         digits = x.detach()[..., self.width :].to(torch.int64)
         ids = digits[..., 0]
         for place in range(1, digits.shape[-1]):

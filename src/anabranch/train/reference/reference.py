@@ -340,7 +340,8 @@ class Reference:
         return loss_sum, frozenset(found)
 
     def _refresh(self) -> None:
-        """Make the autograd leaves views of the next iteration's weights, and set the units of its sums."""
+        """Prepare the next iteration: its weights become the autograd leaves, and the accumulators get the
+        fixed-point units of its exact sums."""
         self._aheads = [ahead_of(self._run, self._delay, state) for state in self.states]
         for state, accumulator in zip(self.states, self._accumulators, strict=True):
             accumulator.prepare(next_units(self._run, state))

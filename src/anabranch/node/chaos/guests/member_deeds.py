@@ -150,7 +150,8 @@ def _tell_holds(guest: Guest) -> Iterator[Send]:
 
 
 def _tell_reports(guest: Guest) -> Iterator[Send]:
-    """Report events in the leader's name, with control sequences of terminals."""
+    """Report forged events to the founder: in the leader's name, with terminal control sequences, and as
+    broken JSON."""
     other = guest.peer.ctx.log.leader
     forged = f'{{"kind":"peer_removed","peer":"{other}","subject":"{other}","stage":0,"reason":"\\u001b[2J"}}'
     lines = (forged.encode(), b"\x1b]0;owned\x07", b"{", b'{"kind":"step","t":1e9}')
