@@ -1,6 +1,6 @@
 """Held-out loss at equal tokens: synchronous steps and delayed ones (`iteration.delay = 1`) of one model.
 
-    python -m benchmarks.wire.delayed_loss [--steps 1200] [--seeds 1 2 3] [--rates 0.00125 0.0025 0.005] [--kept]
+    python -m benchmarks.wire.delayed_loss [--steps 1200] [--seeds 1 2 3] [--rates 0.0025 0.005] [--kept]
 
 The single-process reference trains llama-tiny with the run file of `anabranch train`, on the same batches for
 all; a delayed step is that of a swarm, to the bit where sums are exact (here they are `fast`, for time). Each
@@ -117,31 +117,45 @@ def report(outcomes: list[Outcome], steps: int, dry: bool) -> None:
     loss = {(o.job.variant, o.job.rate, o.job.seed): o.loss for o in outcomes}
     variants = [v for v in VARIANTS if any(key[0] == v and key[2] == first for key in loss)]
     rates = {variant: best_rate(outcomes, variant, first) for variant in variants}
-    base = {seed: found for (v, r, seed), found in loss.items() if (v, r) == (SYNCHRONOUS, rates[SYNCHRONOUS])}
+    base = {
+        seed: found for (v, r, seed), found in loss.items() if (v, r) == (SYNCHRONOUS, rates[SYNCHRONOUS])
+    }
     rows, goals = [], []
     for variant in variants:
         own = {s: found for (v, r, s), found in loss.items() if (v, r) == (variant, rates[variant])}
         ratios = [own[seed] / base[seed] for seed in sorted(own.keys() & base.keys())]
         tuned = ", ".join(
-            f"{rate:g}: {found:.4f}" for (v, rate, s), found in sorted(loss.items()) if (v, s) == (variant, first)
+            f"{rate:g}: {found:.4f}"
+            for (v, rate, s), found in sorted(loss.items())
+            if (v, s) == (variant, first)
         )
         by_seed = " · ".join(f"{seed}: {own[seed]:.4f}" for seed in sorted(own))
         apart = " · ".join(f"{100 * (ratio - 1):+.2f} %" for ratio in ratios)
-        rows.append([variant, tuned, f"{rates[variant]:g}", by_seed, f"{statistics.mean(own.values()):.4f}", apart])
+        rows.append(
+            [variant, tuned, f"{rates[variant]:g}", by_seed, f"{statistics.mean(own.values()):.4f}", apart]
+        )
         if variant != SYNCHRONOUS and ratios:
             half = 2 * statistics.stdev(ratios) / len(ratios) ** 0.5 if len(ratios) > 2 else 0.0
             name = f"loss over synchronous steps, {variant}, each at its best rate"
             goals.append(harness.at_most(name, LIMIT, statistics.mean(ratios), "{:.4f}", half))
-    head = ["steps", f"by rate, seed {first}", "best rate", "nats by seed", "mean", "against synchronous, by seed"]
+    head = [
+        "steps",
+        f"by rate, seed {first}",
+        "best rate",
+        "nats by seed",
+        "mean",
+        "against synchronous, by seed",
+    ]
     body = (
-        f"llama-tiny, {steps:,} steps of 4,096 tokens, {WINDOWS} held-out windows at the end, in nats a token. "
-        "Delayed runs begin with a synchronous tenth (or quarter) and compute on weights that are predicted one "
-        "step ahead. Each side has the rate that is best for it at the first seed. ± is twice the standard "
-        f"error over the seeds.\n\n{harness.table(head, rows)}"
+        f"llama-tiny, {steps:,} steps of 4,096 tokens, {WINDOWS} held-out windows at the end, in nats a "
+        "token. Delayed runs begin with a synchronous tenth (or quarter) and compute on weights that are "
+        "predicted one step ahead. Each side has the rate that is best for it at the first seed. ± is twice "
+        f"the standard error over the seeds.\n\n{harness.table(head, rows)}"
     )
     data = [msgspec.to_builtins(outcome) for outcome in outcomes]
-    harness.write("delayed-loss", "Loss at equal tokens: synchronous and delayed steps", body, goals=goals, data=data,
-                  dry=dry, reproduce=f"python -m benchmarks.wire.delayed_loss --steps {steps}")  # fmt: skip
+    title = "Loss at equal tokens: synchronous and delayed steps"
+    reproduce = f"python -m benchmarks.wire.delayed_loss --steps {steps}"
+    harness.write("delayed-loss", title, body, goals=goals, data=data, dry=dry, reproduce=reproduce)
 
 
 def main() -> None:
