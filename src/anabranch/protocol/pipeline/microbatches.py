@@ -101,6 +101,8 @@ class Iteration:
         self.training, self._delayed = admits, delayed
         self._waiting: list[IncomingMicrobatch] = []
         """Held-out windows that came before the state which they evaluate."""
+        self._taken: dict[int, tuple[str, ...]] = {}
+        """Held-out window taken over before that -> removed data nodes that had it."""
         # Indices of the batch and of the evaluation windows after it are each split over the data nodes.
         self.assignments = [ctx.run.membership.assignment(t, batch)]
         first = ctx.run.settings.microbatches
@@ -120,14 +122,14 @@ class Iteration:
         self.claims.changed = True
 
     def _admit(self, parts: Iterable[int]) -> None:
-        """Begin the microbatches of this data node, by `assignments`; those of an iteration that lost all its
-        data nodes are searched."""
+        """Begin the microbatches of this data node, by `assignments`; those that a removed data node may have
+        begun are searched."""
         ctx, reopened = self.ctx, self.ctx.run.membership.is_reopened(self.t)
         mine = [index for part in parts for index in self.assignments[part].of(ctx.me)]
-        if not reopened:
-            self.sender.admit(mine, self._trains)
-        for index in mine if reopened else ():
-            self.repairs.find(index, (ctx.me,), self._trains(index))
+        searched = mine if reopened else [index for index in mine if index in self._taken]
+        self.sender.admit([index for index in mine if index not in searched], self._trains)
+        for index in searched:
+            self.repairs.find(index, (ctx.me,), self._trains(index), self._taken.get(index, ()))
 
     def _trains(self, index: int) -> bool:
         return index < self.ctx.run.settings.microbatches
@@ -516,7 +518,9 @@ class Iteration:
                 continue
             for assignment in self.assignments:
                 for index in assignment.remove(peer, remaining):
-                    if assignment.holder[index] == self.ctx.me and index not in self.sender.items:
+                    if self._delayed and not self._trains(index):
+                        self._taken[index] = (*self._taken.get(index, ()), peer)
+                    elif assignment.holder[index] == self.ctx.me and index not in self.sender.items:
                         self.repairs.find(index, (self.ctx.me,), self._trains(index), (peer,))
 
     # --- time --------------------------------------------------------------------------------

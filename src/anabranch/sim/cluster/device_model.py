@@ -40,6 +40,10 @@ from anabranch.train.model.sizes import (
 #: gradient (packed on the wire: SUM_WIRE_BYTES); the reduced gradient (fp32).
 MASTER_BYTES, MOMENTS_BYTES, SUM_BYTES, GRADIENT_BYTES = 4, 8, 8, 4
 STATE_BYTES = MASTER_BYTES + MOMENTS_BYTES
+#: Bytes of a parameter with two iterations in flight: of the predicted weights in a state; in memory, those
+#: of the second iteration and its gradient sum, besides.
+AHEAD_BYTES = MASTER_BYTES
+SECOND_BYTES = MASTER_BYTES + SUM_BYTES
 WIDTHS = {"fp32": 4, "fp16": 2}
 #: Bytes of a parameter on the wire in a round: an island's contribution, and the result. With a scale for
 #: each 64 values (`net.packing`).
@@ -95,6 +99,7 @@ class Workload:
     microbatches: per iteration. whole: every relay holds the whole model (then stages is 1), and data nodes
     send token ids. value_bytes, of_sum_bytes, of_result_bytes: bytes on the line of a value at a cut, and of
     a parameter in a reduce, to the peer that sums and back, where they are given (0: by codec and dtype).
+    delayed: True if two iterations are in flight.
     """
 
     model: ModelConfig
@@ -108,6 +113,12 @@ class Workload:
     value_bytes: float = 0.0
     of_sum_bytes: float = 0.0
     of_result_bytes: float = 0.0
+    delayed: bool = False
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of a parameter in a state, as it is copied."""
+        return STATE_BYTES + AHEAD_BYTES * self.delayed
 
     @property
     def tokens(self) -> int:
@@ -234,15 +245,16 @@ class Workload:
         :param members: replicas in the stage's reduce.
         """
         elements = self.parameters(stage)
+        predicted = (STATE_BYTES + AHEAD_BYTES) * self.delayed
         per_element: dict[type[tasks.Task], float] = {
             tasks.Freeze: 2 * SUM_BYTES,
             tasks.SumPart: SUM_BYTES + GRADIENT_BYTES / members,
             tasks.Assemble: 2 * GRADIENT_BYTES,
-            tasks.Apply: GRADIENT_BYTES + 2 * STATE_BYTES,
-            tasks.Snapshot: 2 * STATE_BYTES,
-            tasks.LoadState: 2 * STATE_BYTES,
-            tasks.CheckState: STATE_BYTES,
-            tasks.ProveState: STATE_BYTES,
+            tasks.Apply: GRADIENT_BYTES + 2 * STATE_BYTES + predicted,
+            tasks.Snapshot: 2 * self.state_bytes,
+            tasks.LoadState: 2 * self.state_bytes,
+            tasks.CheckState: self.state_bytes,
+            tasks.ProveState: self.state_bytes,
         }
         return TaskLoad(0.0, elements * per_element.get(task, 0.0))
 
@@ -300,7 +312,8 @@ class Machine:
         """Number of microbatches whose activations fit into memory at a stage, beside weights, moments,
         gradient sums and reduced gradient. 0 if these alone do not fit."""
         work = self.work
-        state = work.parameters(stage) * (STATE_BYTES + SUM_BYTES + GRADIENT_BYTES)
+        second = SECOND_BYTES * work.delayed
+        state = work.parameters(stage) * (work.state_bytes + SUM_BYTES + GRADIENT_BYTES + second)
         left = self.device.memory_bytes - state - work.fixed_bytes
         return max(0, int(left // max(1, work.kept_bytes(stage) if stage else work.input_bytes)))
 

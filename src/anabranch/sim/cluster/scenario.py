@@ -88,6 +88,7 @@ class Scenario:
             *(shape, part.relay_stages, part.rows, part.sequence, part.dtype),
             *(self.wire, part.microbatches, part.stages == 0),
             *(precision.activation_bytes, precision.sum_bytes, precision.reduced_bytes),
+            bool(self.run.delay),
         )
 
 
@@ -259,6 +260,8 @@ def _check_consistency(scenario: Scenario, where: str) -> None:
         if not named and not fleet.capacity and machine.capacity(1) < 1:
             what = f"a stage of {model.size} does not fit into a {name}, with model.stages = {model.stages}"
             raise UserError(f"{where}: fleet.device: {what}")
+    if run.delay and not model.stages:
+        raise UserError(f"{where}: run.delay = 1: is for pipelines; model.stages must be 1 or more")
     slots = scenario.round.slots
     if slots and (model.stages or model.microbatches % slots):
         what = "model.stages = 0, and model.microbatches a multiple of it"

@@ -142,11 +142,13 @@ class DriftPart:
 @dataclass(frozen=True)
 class RunPart:
     """Length of a simulated run. iterations: number of iterations. warm_up: first iterations that are not
-    counted. heartbeat_s: seconds between two heartbeats of a peer."""
+    counted. heartbeat_s: seconds between two heartbeats of a peer. delay: 1 if two iterations are in flight,
+    from the third one on."""
 
     iterations: Annotated[int, Range(1, 100_000)] = 12
     warm_up: Annotated[int, Range(0, 100_000)] = 2
     heartbeat_s: Annotated[float, Range(0.05, 60.0)] = 1.0
+    delay: Annotated[int, Range(0, 1)] = 0
 
 
 def type_and_constraint(hint: Any) -> tuple[type[Any], Range | OneOf | None]:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from anabranch.protocol import messages as msg
 from anabranch.protocol.interface import events as ev
 from anabranch.protocol.interface import tasks
-from anabranch.protocol.interface.delay import NO_DELAY, Delay
+from anabranch.protocol.interface.delay import LEAST_START, NO_DELAY, Delay
 from anabranch.protocol.interface.rounds import NO_ROUNDS, Rounds
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.interface.tasks import PIECE_BYTES, Payload, Result, Task
@@ -24,12 +24,7 @@ from anabranch.protocol.log.records import Member
 from anabranch.protocol.peer.bootstrap import lead
 from anabranch.protocol.routing.bandwidth_probes import trial_bytes
 from anabranch.sim.cluster.activation_offload import OffloadedActivations
-from anabranch.sim.cluster.device_model import (
-    CONTRIBUTION_BYTES,
-    RESULT_BYTES,
-    STATE_BYTES,
-    Workload,
-)
+from anabranch.sim.cluster.device_model import CONTRIBUTION_BYTES, RESULT_BYTES, Workload
 from anabranch.sim.cluster.scenario import Fleet, Host, Scenario
 from anabranch.sim.kernel.simulated_peer import Node, TaskExecutor
 from anabranch.sim.kernel.swarm_world import World
@@ -70,13 +65,13 @@ class SizedIntegerWorker(integer_worker.IntegerWorker):
 
 def pieces_of(work: Workload, stage: int) -> int:
     """Number of pieces in which a stage's state is copied."""
-    whole = -(-STATE_BYTES * work.parameters(stage) // PIECE_BYTES)
+    whole = -(-work.state_bytes * work.parameters(stage) // PIECE_BYTES)
     return max(integer_worker.PIECES + 1, min(PIECES_MAX, whole))
 
 
 def piece_bytes(work: Workload, stage: int) -> int:
     """Bytes of one piece of a stage's state, as it is copied."""
-    return math.ceil(STATE_BYTES * work.parameters(stage) / pieces_of(work, stage))
+    return math.ceil(work.state_bytes * work.parameters(stage) / pieces_of(work, stage))
 
 
 @dataclass
@@ -247,7 +242,7 @@ class ModelledWorld(World):
             case msg.Burst():
                 return float(trial_bytes(self.settings))
             case msg.Piece(of_stage):
-                return STATE_BYTES * work.parameters(of_stage) / pieces_of(work, of_stage)
+                return work.state_bytes * work.parameters(of_stage) / pieces_of(work, of_stage)
         return float(work.activation_bytes)
 
     def _tokens_bytes(self, sender: Node, message: msg.Forward | msg.Backward) -> float:
@@ -336,10 +331,11 @@ def settings_of(fleet: Fleet, policy: str) -> Settings:
         spread=scenario.fleet.spread,
         spare=scenario.fleet.spare,
         sums_bytes=math.ceil(work.sum_bytes * work.parameters(1) / work.blocks(1)),
-        state_bytes=STATE_BYTES * work.parameters(1) // work.blocks(1),
+        state_bytes=work.state_bytes * work.parameters(1) // work.blocks(1),
         piece_bytes=max(piece_bytes(work, stage) for stage in range(model.relay_stages + 1)),
         rounds=_rounds(scenario),
         round_bytes=_round_bytes(scenario),
+        delay=Delay(LEAST_START) if scenario.run.delay else NO_DELAY,
     )
 
 
@@ -359,6 +355,6 @@ def _snapshots_every(work: Workload, microbatches: int) -> int:
     sent = 2 * (work.stages + 1) * microbatches * work.activation_bytes
     if work.whole:  # the reduce is all that is sent
         sent = math.ceil(work.reduce_bytes * work.parameters(1))
-    copied = COPIES * STATE_BYTES * sum(map(work.parameters, range(work.stages + 1)))
+    copied = COPIES * work.state_bytes * sum(map(work.parameters, range(work.stages + 1)))
     low, high = SNAPSHOTS_EVERY
     return max(low, min(high, math.ceil(4 * copied / sent)))

@@ -68,7 +68,8 @@ class FaultProfile:
     """Kinds of faults that a seed may draw. faults: least and greatest number per seed. churn: probability
     that a relay crashes in an iteration (and is replaced). guests: True if its seeds draw hostile guests.
     undefended: True if one of the guests does a deed against which there is no full defence
-    (`guest_deeds.OPEN`). islands: True if its seeds take rounds."""
+    (`guest_deeds.OPEN`). islands: True if its seeds take rounds. delayed: True if all of its seeds have two
+    iterations in flight, instead of some."""
 
     name: str
     kinds: tuple[str, ...]
@@ -77,6 +78,7 @@ class FaultProfile:
     guests: bool = False
     undefended: bool = False
     islands: bool = False
+    delayed: bool = False
 
     @cached_property
     def cells(self) -> list[tuple[str, str]]:
@@ -100,8 +102,10 @@ UNDEFENDED = FaultProfile("undefended", (), (0, 0), guests=True, undefended=True
 #: Profile of runs with rounds of islands. No turn comes to it, so that the seeds of the others stay as they
 #: were.
 ISLANDS = FaultProfile("islands", tuple(KINDS), (1, 4), churn=0.1, islands=True)
+#: Profile of runs with two iterations in flight; no turn comes to it, since others have some such seeds.
+DELAYED = FaultProfile("delayed", tuple(KINDS), (1, 4), churn=0.1, delayed=True)
 #: Profiles that are run by name only.
-BY_NAME = {profile.name: profile for profile in (UNDEFENDED, ISLANDS)}
+BY_NAME = {profile.name: profile for profile in (UNDEFENDED, ISLANDS, DELAYED)}
 
 
 def profile_named(name: str) -> FaultProfile:

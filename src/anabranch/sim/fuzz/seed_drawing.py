@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from anabranch.flow.graph.problem import Return
+from anabranch.protocol.interface.delay import LEAST_START, NO_DELAY, Delay
 from anabranch.protocol.interface.rounds import Rounds
 from anabranch.protocol.interface.settings import NEIGHBOURS, NEWCOMER_S, Settings
 from anabranch.sim.fuzz.fault_kinds import (
@@ -63,6 +64,9 @@ _COMPUTING = ("Forward", "Head", "InputGradient", "WeightGradient")
 AUDITED, AUDIT_SHARES = 0.1, (0.3, 1.0)
 #: Shares of audited contributions that seeds with guests draw: no audits in four of ten.
 GUEST_AUDITS = (0.0, 0.0, 0.0, 0.0, 0.3, 0.3, 1.0, 1.0, 1.0, 1.0)
+#: Share of the seeds without audits, guests and rounds in which two iterations are in flight, and the last
+#: synchronous steps that these draw.
+DELAYED, DELAY_STARTS = 0.1, (LEAST_START, LEAST_START, LEAST_START, 4)
 #: Share of the seeds with rounds whose rounds end without late slots (a choice).
 ROUNDS_DROP = 0.75
 
@@ -121,11 +125,13 @@ class DrawnSeed:
         by_stage = [sum(m.stage == s for m in relays) for s in range(1, settings.stages + 1)]
         low, high = self.model.latency_s
         numbers = "tensors" if self.torch else "whole numbers"
+        start = settings.delay.start
+        delay = f"; two iterations in flight from {start + 1} on" if start else ""
         return (
             f"seed {self.seed}, profile {self.profile.name}: {len(self.machines)} nodes, "
             f"{len(self.machines) - len(relays)} of them data nodes, replicas by stage {by_stage}; "
             f"{settings.microbatches} microbatches of {numbers}, policy {settings.policy}, messages take "
-            f"{1e3 * low:.0f} to {1e3 * high:.0f} ms"
+            f"{1e3 * low:.0f} to {1e3 * high:.0f} ms{delay}"
         )
 
 
@@ -156,7 +162,7 @@ def _with_guests(seed: int, profile: FaultProfile) -> DrawnSeed:
     for stage in range(1, drawn.settings.stages + 1):
         honest = sum(machine.stage == stage for machine in machines)
         machines += [Machine(f"r{stage}.{n}", stage) for n in range(honest, len(guests) + 1)]
-    settings = replace(drawn.settings, audit_share=share)
+    settings = replace(drawn.settings, audit_share=share, delay=NO_DELAY)
     return replace(drawn, settings=settings, machines=tuple(machines), guests=guests)
 
 
@@ -169,7 +175,7 @@ def _with_faults(seed: int, profile: FaultProfile) -> DrawnSeed:
     torch = torch and not profile.islands
     crowded = lots.random() * CROWDED_EVERY < 1.0 and not torch
     large = lots.random() * LARGE_EVERY < 1.0 and not torch and not planned
-    first_t = PLANNED_STEPS if planned and profile.kinds else 0
+    first_t = PLANNED_STEPS if planned and profile.kinds else LEAST_START if profile.delayed else 0
     aims = _aims(seed, profile, rng, first_t)
     machines = _machines(rng, aims, torch, crowded, large)
     if not torch and not any(aim.of_voting_relays for aim in aims):
@@ -208,6 +214,7 @@ def _with_faults(seed: int, profile: FaultProfile) -> DrawnSeed:
         settings = replace(settings, returns="any")
     if profile.islands:
         settings = replace(settings, rounds=_rounds(seed, settings.microbatches))
+    settings = replace(settings, delay=_delay(seed, profile, torch, settings.audit_share))
     latency = _LATENCIES[0] if planned else rng.choice(_LATENCIES)
     computing_s = PLANNED_TASK_S if planned else rng.choice([0.02, 0.05, 0.1])
     task_s = dict.fromkeys(_COMPUTING, computing_s)
@@ -218,8 +225,17 @@ def _with_faults(seed: int, profile: FaultProfile) -> DrawnSeed:
 def _audit_share(seed: int, profile: FaultProfile) -> float:
     """Share of the contributions that a seed audits; 0 in most seeds, and in those with rounds."""
     rng = random.Random(f"audits {seed}")
-    audited = rng.random() < AUDITED and not profile.islands
+    audited = rng.random() < AUDITED and not profile.islands and not profile.delayed
     return rng.choice(AUDIT_SHARES) if audited else 0.0
+
+
+def _delay(seed: int, profile: FaultProfile, torch: bool, audit_share: float) -> Delay:
+    """Delay of a seed; none in most seeds."""
+    rng = random.Random(f"delay {seed}")
+    delayed = rng.random() < DELAYED or profile.delayed
+    if not delayed or profile.islands or audit_share:
+        return NO_DELAY
+    return Delay(LEAST_START if torch else rng.choice(DELAY_STARTS))
 
 
 def _rounds(seed: int, microbatches: int) -> Rounds:

@@ -17,6 +17,7 @@ from anabranch.config import (
     CheckpointSection,
     ComputeSection,
     EvaluationSection,
+    IterationSection,
     ModelSection,
     OptimizerSection,
     PipelineSection,
@@ -25,6 +26,7 @@ from anabranch.config import (
     RunSection,
     WireSection,
 )
+from anabranch.protocol.interface.delay import LEAST_START
 from anabranch.protocol.log.records import Member
 from anabranch.protocol.rounds.plan import Slots
 from anabranch.sim.fuzz.seed_drawing import DrawnSeed
@@ -76,9 +78,15 @@ class MadeUpBatches:
 
 
 def small_run(
-    stages: int, microbatches: int, steps: int, wire: WireSection = WIRES[0], subspace: int = 0
+    stages: int,
+    microbatches: int,
+    steps: int,
+    wire: WireSection = WIRES[0],
+    subspace: int = 0,
+    delayed: bool = False,
 ) -> RunConfig:
-    """Run file with one narrow block per stage, microbatches of 1 x 8 tokens, and clipped gradients."""
+    """Run file with one narrow block per stage, microbatches of 1 x 8 tokens, and clipped gradients. delayed:
+    True if iterations overlap as early as they may."""
     return RunConfig(
         run=RunSection(seed=7, steps=steps),
         model=ModelSection(
@@ -99,6 +107,7 @@ def small_run(
         checkpoint=CheckpointSection(every=2),
         routing=RoutingSection(policy="greedy"),
         wire=wire,
+        iteration=IterationSection(delay=int(delayed), delay_from=LEAST_START / steps),
     )
 
 
@@ -117,9 +126,9 @@ def tensor_world(drawn: DrawnSeed) -> tuple[World, Tensors]:
     comparison."""
     wanted = drawn.settings
     configure(threads=1)
-    run = small_run(
-        wanted.stages, wanted.microbatches, wanted.steps, wire_of(drawn.seed), subspace_of(drawn.seed)
-    )
+    wire, subspace = wire_of(drawn.seed), subspace_of(drawn.seed)
+    delayed = bool(wanted.delay.start)
+    run = small_run(wanted.stages, wanted.microbatches, wanted.steps, wire, subspace, delayed)
     model = model_config(run.model, VOCABULARY)
     batches = MadeUpBatches(run)
     settings = replace(

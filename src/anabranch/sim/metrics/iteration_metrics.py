@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from anabranch.protocol.interface.delay import LEAST_START
 from anabranch.sim.cluster.scenario import Fleet
 from anabranch.sim.kernel.clock import Clock
 from anabranch.sim.metrics.lower_bound import LowerBound, download_s
@@ -28,7 +29,8 @@ STUDENT_MANY = 2.1
 class Row(msgspec.Struct):
     """Metrics of one simulated iteration; all seconds are virtual.
 
-    seconds: from the previous step to this one. bound_s: lower bound with the relays that were alive. spared:
+    seconds: from the previous step to this one. bound_s: lower bound with the relays that were alive
+    (`LowerBound.overlapped_s` where two iterations are in flight). spared:
     crashes that were drawn but did not happen, because the relay was the last of its stage. recoveries:
     microbatches sent again. computed_s, wasted_s: compute seconds of all nodes, and those whose result
     entered no step; died_s: wasted seconds that were lost with a crashed process. busy_s, alive_s: seconds of
@@ -147,7 +149,9 @@ class MetricsRecorder:
         sums["communicating_s"] /= max(1, len(self.relays))
         counts = {stage: len(names) for stage, names in members.items()}
         islands = self.fleet.scenario.round.slots and t > self.fleet.scenario.round.start
-        bound = math.nan if islands else self._clairvoyant.bound_s(shares, counts)
+        overlap = self.fleet.scenario.run.delay and t > LEAST_START
+        least = self._clairvoyant.overlapped_s if overlap else self._clairvoyant.bound_s
+        bound = math.nan if islands else least(shares, counts)
         alive_s, phases = sum(alive.values()), dict(phases or {})
         sent = {kind: count - self._kinds.get(kind, 0) for kind, count in (kinds or {}).items()}
         self._kinds = dict(kinds or {})

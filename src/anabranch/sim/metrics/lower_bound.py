@@ -16,6 +16,10 @@ A replica can contribute while it is alive. If it crashes, its results are taken
 only the time from when it can have the state again counts. That is so for every policy here, but it is no
 law: a policy that hands the sum of a doomed replica over in time could go below this figure under churn.
 
+Where two iterations are in flight the reach, the reduce and the round trip of one are hidden behind the
+other. `overlapped_s` is the bound then: the computing of the slowest stage, or the time that the lines of a
+stage's replicas need for what all of them together have to send, or to receive; whichever is most.
+
 The sum "slowest stage's computing + round trip + reduce" is larger and no bound: the round trip of the first
 microbatch overlaps with the computing of others.
 """
@@ -26,7 +30,6 @@ import math
 from collections.abc import Mapping, Sequence
 
 from anabranch.protocol.interface import tasks
-from anabranch.sim.cluster.device_model import STATE_BYTES
 from anabranch.sim.cluster.scenario import Fleet, Host
 
 #: Seconds of a microbatch at an empty stage 0, which only sends token ids; not zero, to divide by.
@@ -38,6 +41,7 @@ class LowerBound:
 
     def __init__(self, fleet: Fleet) -> None:
         self._microbatches = fleet.scenario.model.microbatches
+        self._work = fleet.scenario.work
         self._reach_s, self._round_trip_s = _quickest_paths(fleet)
         stages = range(fleet.scenario.model.relay_stages + 1)
         self._hosts = [fleet.stage(stage) for stage in stages]
@@ -62,6 +66,35 @@ class LowerBound:
             lost_s = self._reach_s[stage] + (0.0 if alone else self._reduce_s[stage])
             least = max(least, _fill(replicas, self._microbatches, lost_s))
         return max(least, self._round_trip_s)
+
+    def overlapped_s(self, available: Mapping[str, float], members: Mapping[int, int]) -> float:
+        """Lower bound on the mean duration of iterations that overlap; arguments as for `bound_s`."""
+        least = 0.0
+        for stage, hosts in enumerate(self._hosts):
+            speed = sum(
+                v * available.get(host.id, 1.0) for v, host in zip(self._speeds[stage], hosts, strict=True)
+            )
+            count = members.get(stage, len(hosts))
+            computing = self._microbatches / speed if speed else math.inf
+            least = max(least, computing, *self._lines_s(stage, hosts, count))
+        return least
+
+    def _lines_s(self, stage: int, hosts: Sequence[Host], count: int) -> tuple[float, float]:
+        """Least seconds in which the lines of a stage's replicas send, and receive, their part of an
+        iteration.
+
+        Each microbatch comes and goes twice: an activation and its gradient. The result of a reduce among
+        `count` replicas is needed by all; helpers of other stages may sum and send results.
+        """
+        work = self._work
+        cuts = self._microbatches * (work.activation_bytes + work.gradient_bytes)
+        elements, others = work.parameters(stage), count - 1
+        summed_here = others * (work.sum_bytes + work.reduced_bytes)
+        sent = min(summed_here, count * work.sum_bytes) * elements if others > 0 else 0.0
+        got = min(summed_here, count * work.reduced_bytes) * elements if others > 0 else 0.0
+        up_bps = sum(host.line.up_bps for host in hosts)
+        down_bps = sum(host.line.down_bps for host in hosts)
+        return 8.0 * (cuts + sent) / up_bps, 8.0 * (cuts + got) / down_bps
 
 
 def _fill(replicas: Sequence[tuple[float, float]], work: float, lost_s: float) -> float:
@@ -115,7 +148,7 @@ def download_s(fleet: Fleet, relay: str) -> float:
     if not links:
         return 0.0
     rate_bps = min(sum(link.rate_bps for link in links), fleet.line(relay).down_bps)
-    bits = 8.0 * STATE_BYTES * fleet.scenario.work.parameters(host.stage)
+    bits = 8.0 * fleet.scenario.work.state_bytes * fleet.scenario.work.parameters(host.stage)
     return min(link.latency_s for link in links) + bits / rate_bps
 
 

@@ -1,0 +1,183 @@
+"""Held-out loss at equal tokens: synchronous steps and delayed ones (`iteration.delay = 1`) of one model.
+
+    python -m benchmarks.wire.delayed_loss [--steps 1200] [--seeds 1 2 3] [--rates 0.0025 0.005] [--kept]
+
+The single-process reference trains llama-tiny with the run file of `anabranch train`, on the same batches for
+all; a delayed step is that of a swarm, to the bit where sums are exact (here they are `fast`, for time). Each
+side has the learning rate of `--rates` that is best for it by held-out loss at the first seed. Every run is
+kept in build/ until it is deleted; `--kept` writes what there is. Writes the result `delayed-loss`.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import replace
+
+from anabranch.train.numerics.numerics_class import configure
+
+configure(1)  # before torch is imported
+
+import msgspec  # noqa: E402
+
+from anabranch.config import (  # noqa: E402
+    ComputeSection,
+    DataSection,
+    EvaluationSection,
+    IterationSection,
+    OptimizerSection,
+    RunConfig,
+    RunSection,
+)
+from anabranch.data.batches import Batches  # noqa: E402
+from anabranch.data.corpus import materialise, open_corpus  # noqa: E402
+from anabranch.train.model.sizes import model_config  # noqa: E402
+from anabranch.train.reference.reference import Reference  # noqa: E402
+from benchmarks import harness  # noqa: E402
+
+STEPS, WINDOWS = 1200, 64
+#: Points of a curve of held-out loss.
+POINTS = 4
+SYNCHRONOUS = "synchronous"
+VARIANTS = {
+    SYNCHRONOUS: IterationSection(),
+    "delayed": IterationSection(delay=1),
+    "delayed from a quarter": IterationSection(delay=1, delay_from=0.25),
+}
+FOLDER = harness.CACHE / "delayed-loss"
+#: Largest loss of delayed steps over that of synchronous ones.
+LIMIT = 1.015
+
+
+class Job(msgspec.Struct, frozen=True):
+    variant: str
+    rate: float
+    seed: int
+    steps: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.variant}-{self.rate:g}-{self.seed}-{self.steps}".replace(" ", "_")
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """curve: (step, held-out nats a token)."""
+
+    job: Job
+    curve: list[tuple[int, float]]
+
+    @property
+    def loss(self) -> float:
+        return self.curve[-1][1]
+
+
+def train(job: Job) -> Outcome:
+    """Train to the end, with the held-out loss at `POINTS` steps."""
+    run = RunConfig(
+        run=RunSection(seed=job.seed, steps=job.steps, reduction="fast"),
+        optimizer=OptimizerSection(lr=job.rate),
+        evaluation=EvaluationSection(windows=WINDOWS),
+        compute=ComputeSection(device="cpu"),
+        iteration=VARIANTS[job.variant],
+    )
+    corpus = open_corpus(FOLDER / "corpus")
+    model = model_config(run.model, corpus.vocab_size)
+    reference = Reference(run, model, Batches(corpus, run.batch, run.run.seed))
+    curve = []
+    for t in range(1, job.steps + 1):
+        reference.step(reference.share(t, range(run.batch.microbatches)))
+        if t % max(1, job.steps // POINTS) == 0 or t == job.steps:
+            found = reference.evaluate(WINDOWS)
+            curve.append((t, sum(loss for loss, _ in found) / sum(tokens for _, tokens in found)))
+    return Outcome(job, curve)
+
+
+def kept_or_trained(job: Job) -> Outcome:
+    path = FOLDER / f"{job.name}.json"
+    if path.is_file():
+        return msgspec.json.decode(path.read_bytes(), type=Outcome)
+    outcome = train(job)
+    harness.write_whole(path, msgspec.json.encode(outcome))
+    print(f"{job.name}: {outcome.loss:.4f}", flush=True)
+    return outcome
+
+
+def kept(steps: int) -> list[Outcome]:
+    paths = sorted(FOLDER.glob(f"*-{steps}.json"))
+    return [msgspec.json.decode(path.read_bytes(), type=Outcome) for path in paths]
+
+
+def best_rate(outcomes: list[Outcome], variant: str, first: int) -> float:
+    """Learning rate with the least loss of `variant` at the seed `first`."""
+    losses = {o.job.rate: o.loss for o in outcomes if (o.job.variant, o.job.seed) == (variant, first)}
+    return min(losses, key=losses.__getitem__)
+
+
+def report(outcomes: list[Outcome], steps: int, dry: bool) -> None:
+    first = min(outcome.job.seed for outcome in outcomes)
+    loss = {(o.job.variant, o.job.rate, o.job.seed): o.loss for o in outcomes}
+    variants = [v for v in VARIANTS if any(key[0] == v and key[2] == first for key in loss)]
+    rates = {variant: best_rate(outcomes, variant, first) for variant in variants}
+    base = {
+        seed: found for (v, r, seed), found in loss.items() if (v, r) == (SYNCHRONOUS, rates[SYNCHRONOUS])
+    }
+    rows, goals = [], []
+    for variant in variants:
+        own = {s: found for (v, r, s), found in loss.items() if (v, r) == (variant, rates[variant])}
+        ratios = [own[seed] / base[seed] for seed in sorted(own.keys() & base.keys())]
+        tuned = ", ".join(
+            f"{rate:g}: {found:.4f}"
+            for (v, rate, s), found in sorted(loss.items())
+            if (v, s) == (variant, first)
+        )
+        by_seed = " · ".join(f"{seed}: {own[seed]:.4f}" for seed in sorted(own))
+        apart = " · ".join(f"{100 * (ratio - 1):+.2f} %" for ratio in ratios)
+        rows.append(
+            [variant, tuned, f"{rates[variant]:g}", by_seed, f"{statistics.mean(own.values()):.4f}", apart]
+        )
+        if variant != SYNCHRONOUS and ratios:
+            half = 2 * statistics.stdev(ratios) / len(ratios) ** 0.5 if len(ratios) > 2 else 0.0
+            name = f"loss over synchronous steps, {variant}, each at its best rate"
+            goals.append(harness.at_most(name, LIMIT, statistics.mean(ratios), "{:.4f}", half))
+    head = [
+        "steps",
+        f"by rate, seed {first}",
+        "best rate",
+        "nats by seed",
+        "mean",
+        "against synchronous, by seed",
+    ]
+    body = (
+        f"llama-tiny, {steps:,} steps of 4,096 tokens, {WINDOWS} held-out windows at the end, in nats a "
+        "token. Delayed runs begin with a synchronous tenth (or quarter) and compute on weights that are "
+        "predicted one step ahead. Each side has the rate that is best for it at the first seed. ± is twice "
+        f"the standard error over the seeds.\n\n{harness.table(head, rows)}"
+    )
+    data = [msgspec.to_builtins(outcome) for outcome in outcomes]
+    title = "Loss at equal tokens: synchronous and delayed steps"
+    reproduce = f"python -m benchmarks.wire.delayed_loss --steps {steps}"
+    harness.write("delayed-loss", title, body, goals=goals, data=data, dry=dry, reproduce=reproduce)
+
+
+def main() -> None:
+    parser = harness.parser(__doc__)
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--rates", type=float, nargs="+", default=[0.0025, 0.005, 0.00125])
+    parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
+    parser.add_argument("--kept", action="store_true", help="train nothing; write what there is")
+    args = parser.parse_args()
+    if args.kept:
+        report(kept(args.steps), args.steps, args.dry)
+        return
+    if not (FOLDER / "corpus").is_dir():
+        materialise(replace(DataSection()), FOLDER / "corpus")
+    first, *others = args.seeds
+    tuned = [kept_or_trained(Job(v, r, first, args.steps)) for r in args.rates for v in args.variants]
+    for seed in others:
+        for variant in args.variants:
+            kept_or_trained(Job(variant, best_rate(tuned, variant, first), seed, args.steps))
+    report(kept(args.steps), args.steps, args.dry)
+
+
+if __name__ == "__main__":
+    main()
