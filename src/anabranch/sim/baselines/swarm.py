@@ -157,13 +157,17 @@ class Swarm(Pipelines):
         """Node that takes the part of node `name` as sender of its input or gradient: itself, or in place of
         a lost relay the microbatch's data node; "" for a lost relay in a variant where microbatches
         restart."""
-        if not self.variant.any_replica:
-            return name if self.alive(name) else ""
-        there = not self.fleet.hosts[name].stage or (name in self._serving() and self.alive(name))
-        return name if there else microbatch.source
+        if self._serves(name):
+            return name
+        return microbatch.source if self.variant.any_replica else ""
 
     def _serving(self) -> set[str]:
         return {relay for names in self.serving.values() for relay in names}
+
+    def _serves(self, name: str) -> bool:
+        """True for a live data node, and for a live relay that has the state of its stage: not while it joins
+        after a crash or moves."""
+        return self.alive(name) and name in self.serving[self.fleet.hosts[name].stage]
 
     # --- an iteration --------------------------------------------------------------------------
 
@@ -215,7 +219,7 @@ class Swarm(Pipelines):
             self.clock.after(1.0, lambda: self._again(microbatch, sender, stage))
             return
         call = self._calls[microbatch] = _ForwardCall(sender, chosen, self.clock.now)
-        if not self.alive(chosen):
+        if not self._serves(chosen):
             self._failed(microbatch, call)
             return
         self.clock.after(self.variant.deadline_s, lambda: self._overdue(microbatch, call))
@@ -223,7 +227,7 @@ class Swarm(Pipelines):
 
     def _again(self, microbatch: Microbatch, sender: str, stage: int) -> None:
         begun_anew = microbatch in self._calls or len(microbatch.path) > stage
-        if not microbatch.over and not begun_anew and self.alive(sender):
+        if not microbatch.over and not begun_anew and self._serves(sender):
             self._call(microbatch, sender, stage)
 
     def _look(self, wiring: StochasticWiring) -> None:
@@ -294,7 +298,7 @@ class Swarm(Pipelines):
     def back(self, microbatch: Microbatch, sender: str) -> None:
         to = self.before(microbatch, sender)
         self._arrived.discard(microbatch)
-        if self.alive(to) and (self.fleet.hosts[to].stage == 0 or to in self._serving()):
+        if self._serves(to):
             self.back_to(microbatch, sender, to)
         else:
             self._broken(microbatch, sender, to)
