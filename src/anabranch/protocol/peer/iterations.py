@@ -295,7 +295,10 @@ class Iterations(Timer):
             self._repeat_at = now + REPEAT_S
 
     def _repeat_s(self) -> float:
-        return REPEAT_S * max(1.0, len(self._ctx.run.membership.members) / REPEATING)
+        """Seconds between repeated reports; with islands at least a heartbeat interval: rounds are long."""
+        run = self._ctx.run
+        least_s = run.settings.heartbeat_s if run.settings.rounds.inner else 0.0
+        return max(least_s, REPEAT_S * max(1.0, len(run.membership.members) / REPEATING))
 
     # --- microbatches --------------------------------------------------------------------------
 
