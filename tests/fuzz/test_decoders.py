@@ -34,7 +34,11 @@ def test_for_longer(name: str) -> None:
     decoder = DECODERS[name]
     fuzzer = Fuzzer(name, decoder.decode, decoder.documented, decoder.seeds)
     fuzzer.fuzz(random.Random(), seconds=float(os.environ.get("FUZZ_S", "60")), keep=True)
-    print(f"{name}: {fuzzer.runs} runs, {len(fuzzer.arcs)} arcs, {len(fuzzer.inputs)} inputs")
+    reached, lines = fuzzer.coverage()
+    print(
+        f"{name}: {fuzzer.runs} runs, {len(fuzzer.inputs)} inputs, {len(fuzzer.arcs)} arcs, "
+        f"{reached} of {lines} lines ({reached / lines:.0%}) of the functions that it calls"
+    )
 
 
 def test_the_fuzzer_finds_a_planted_error() -> None:

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import anabranch
@@ -35,9 +35,16 @@ class Failure(AssertionError):
     """A decoder raised what it does not document."""
 
 
-def run(decode: Decode, documented: tuple[type[Exception], ...], data: bytes) -> set[tuple[str, int, int]]:
-    """Decode once; returns the arcs. Raises Failure, with the input, for an undocumented error."""
+def run(
+    decode: Decode,
+    documented: tuple[type[Exception], ...],
+    data: bytes,
+    entered: set[CodeType] | None = None,
+) -> set[tuple[str, int, int]]:
+    """Decode once; returns the arcs. Raises Failure, with the input, for an undocumented error. entered: the
+    package's functions that were called are added to it."""
     arcs: set[tuple[str, int, int]] = set()
+    codes = set[CodeType]() if entered is None else entered
 
     def local(frame: FrameType, event: str, _: Any) -> Any:
         nonlocal last
@@ -47,7 +54,10 @@ def run(decode: Decode, documented: tuple[type[Exception], ...], data: bytes) ->
         return local
 
     def enter(frame: FrameType, event: str, _: Any) -> Any:
-        return local if frame.f_code.co_filename.startswith(PACKAGE) else None
+        if not frame.f_code.co_filename.startswith(PACKAGE):
+            return None
+        codes.add(frame.f_code)
+        return local
 
     last, before = 0, sys.gettrace()
     sys.settrace(enter)
@@ -101,16 +111,27 @@ class Fuzzer:
         self.folder = CORPUS / name
         self.inputs = [*seeds, *(file.read_bytes() for file in sorted(self.folder.glob("*")))]
         self.arcs: set[tuple[str, int, int]] = set()
+        self.entered: set[CodeType] = set()
         self.runs = 0
         for data in self.inputs:
             self._try(data)
 
     def _try(self, data: bytes) -> bool:
         self.runs += 1
-        arcs = run(self.decode, self.documented, data)
+        arcs = run(self.decode, self.documented, data, self.entered)
         new = not arcs <= self.arcs
         self.arcs |= arcs
         return new
+
+    def coverage(self) -> tuple[int, int]:
+        """Lines that were executed, and all lines, of the package's functions that the decoder called."""
+        lines = {
+            (code.co_filename, line)
+            for code in self.entered
+            for _, _, line in code.co_lines()
+            if line is not None and line > code.co_firstlineno
+        }
+        return len(lines & {(file, line) for file, _, line in self.arcs}), len(lines)
 
     def fuzz(self, draw: random.Random, runs: int = 0, seconds: float = 0.0, keep: bool = False) -> int:
         """Try so many mutations, or for so long; returns how many inputs reached something new (`keep`: they

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import random
 import tempfile
@@ -16,10 +17,12 @@ import numpy as np
 import torch
 
 from anabranch.checkpoint.directory import CHECKPOINT_VERSION, CheckpointManifest, RunDirectory, StageFile
+from anabranch.checkpoint.proof_files import PROOF_VERSION, ProofFile, read_proof
 from anabranch.config import RunConfig, load_run_file, render_run_file
 from anabranch.data.corpus import open_corpus
 from anabranch.errors import ConfigError, UserError
 from anabranch.flow.graph.instance_file import InstanceError, parse_instance
+from anabranch.net import scaled_packing
 from anabranch.net.errors import FrameError, Refused, TicketError
 from anabranch.net.framing import (
     PACKED,
@@ -32,7 +35,7 @@ from anabranch.net.framing import (
     open_frame,
 )
 from anabranch.net.handshake import Gate, ServerHandshake
-from anabranch.net.identity import Identity
+from anabranch.net.identity import Identity, IdentitySigner
 from anabranch.net.packing import pack, unpack
 from anabranch.net.ticket import check_certificate, check_grant, issue_certificate, issue_ticket, parse_ticket
 from anabranch.net.wan.profile import WanError, parse_profile
@@ -41,6 +44,18 @@ from anabranch.node.driver.tensor_codec import from_blob
 from anabranch.node.lifecycle.training_machine import run_of
 from anabranch.observe.events import KINDS, Note, Suspected, decode_event, encode_event
 from anabranch.protocol import messages as msg
+from anabranch.protocol.audit.receipts import (
+    EndReceipt,
+    Receipt,
+    SumReceipt,
+    Transfer,
+    UnitReceipt,
+    broken_seal,
+    contradictions,
+    mismatch,
+    opened,
+    signed,
+)
 from anabranch.protocol.log.hash_chain import LogError, Position, follow
 from anabranch.protocol.log.records import (
     NO_ENTRY,
@@ -52,6 +67,8 @@ from anabranch.protocol.log.records import (
     Rollback,
     encode_entry,
 )
+from anabranch.protocol.messages import Attempt
+from anabranch.protocol.messages.commit import AttemptId
 from anabranch.sim.cluster.churn_trace import parse_trace
 from anabranch.sim.cluster.scenario import load_scenario
 from anabranch.train.model.layout import Layout
@@ -95,6 +112,98 @@ def _packed_seeds() -> tuple[bytes, ...]:
     values = np.zeros(3000, dtype=np.int64)
     values[5], values[1500], values[-1] = 300, -(1 << 38), 1 << 62
     return tuple(len(some).to_bytes(2, "big") + pack(some).tobytes() for some in (values, values[:7]))
+
+
+def _scaled(data: bytes) -> None:
+    """Sums packed with a power of two for each block; the first two bytes say of how many values."""
+    count = int.from_bytes(data[:2], "big")
+    scaled_packing.unpack(np.frombuffer(data[2:], dtype=np.uint8), count)
+
+
+def _scaled_seeds() -> tuple[bytes, ...]:
+    values = np.zeros(300, dtype=np.int64)
+    values[5], values[100], values[200], values[-1] = 3 << 9, -(100 << 20), -(1 << 14), 1 << 62
+    some = (values, values[:7])
+    return tuple(len(each).to_bytes(2, "big") + scaled_packing.pack(each).tobytes() for each in some)
+
+
+def _receipt(stage: int = 1) -> Receipt:
+    """Receipt of a relay (or a data node, stage 0) with one of each part that receipts have."""
+    came = Transfer("h", "d0", 0, bytes(64))
+    units = (UnitReceipt(0, came, came, "a", "b"),) if stage else ()
+    ends = () if stage else (EndReceipt(1, came),)
+    total = SumReceipt(0, ((1, came),), "o")
+    return Receipt("r", "base", 1, stage, OWNER.peer_id, 1, 1, units, ("p",), (total,), (came,), ends)
+
+
+def _receipts(data: bytes) -> None:
+    """A signed receipt from a peer: opened, and compared with itself and with what should be in it. One byte
+    in the first place says whether the bytes are signed here, so that what is behind the signature is
+    reached too."""
+    signer = IdentitySigner(OWNER)
+    if data[:1] == b"\x01":
+        body = data[1:]
+        data = b"0" + msgspec.msgpack.encode(SignedReceipt(body, OWNER.sign(RECEIPT_PURPOSE + body)))
+    receipt = opened(data[1:], signer)
+    if receipt is None:
+        return
+    attempt = Attempt(Fence(1, 1, 1, "base", 1), 1, AttemptId(1, 1), (OWNER.peer_id,), (0,), ())
+    mismatch(receipt, OWNER.peer_id, attempt, "r", 1)
+    broken_seal(receipt, signer)
+    contradictions([receipt, _receipt(0), _receipt(2)], signer)
+
+
+def _receipt_seeds() -> tuple[bytes, ...]:
+    bodies = [msgspec.msgpack.encode(_receipt(stage)) for stage in (0, 1, 2)]
+    whole = signed(_receipt(), IdentitySigner(OWNER))
+    return (b"\x00" + whole, *(b"\x01" + body for body in bodies))
+
+
+def _scaled(data: bytes) -> None:
+    """Sums packed with a power of two for each block; the first two bytes say of how many values."""
+    count = int.from_bytes(data[:2], "big")
+    scaled_packing.unpack(np.frombuffer(data[2:], dtype=np.uint8), count)
+
+
+def _scaled_seeds() -> tuple[bytes, ...]:
+    values = np.zeros(300, dtype=np.int64)
+    values[5], values[100], values[200], values[-1] = 3 << 9, -(100 << 20), -(1 << 14), 1 << 62
+    some = (values, values[:7])
+    return tuple(len(each).to_bytes(2, "big") + scaled_packing.pack(each).tobytes() for each in some)
+
+
+def _receipt(stage: int = 1) -> Receipt:
+    """Receipt of a relay (or a data node, stage 0) with one of each part that receipts have."""
+    came = Transfer("h", "d0", 0, bytes(64))
+    units = (UnitReceipt(0, came, came, "a", "b"),) if stage else ()
+    ends = () if stage else (EndReceipt(1, came),)
+    total = SumReceipt(0, ((1, came),), "o")
+    return Receipt("r", "base", 1, stage, OWNER.peer_id, 1, 1, units, ("p",), (total,), (came,), ends)
+
+
+def _receipts(data: bytes) -> None:
+    """Receipt of a peer: signed here (first byte 1), so that what is behind the signature is reached too, or
+    by itself."""
+    signer, signed_bytes = IdentitySigner(OWNER), data[1:]
+    if data[:1] == b"\x01":
+        try:
+            signed_bytes = signed(msgspec.msgpack.decode(data[1:], type=Receipt), signer)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return
+    receipt = opened(signed_bytes, signer)
+    if receipt is None or receipt.peer != OWNER.peer_id:
+        return
+    stage, me = receipt.stage, (OWNER.peer_id,)
+    attempt = Attempt(msg.Fence(1, 1, 1, "base", stage), stage, AttemptId(1, 1), 1, me, (0, 0))
+    mismatch(receipt, OWNER.peer_id, attempt, "r", 1)
+    broken_seal(receipt, signer)
+    contradictions([receipt, _receipt(0), _receipt(2)], signer)
+
+
+def _receipt_seeds() -> tuple[bytes, ...]:
+    bodies = [msgspec.msgpack.encode(_receipt(stage)) for stage in (0, 1, 2)]
+    whole = signed(_receipt(), IdentitySigner(OWNER))
+    return (b"\x00" + whole, *(b"\x01" + body for body in bodies))
 
 
 def _frame_seeds() -> tuple[bytes, ...]:
@@ -169,6 +278,12 @@ class _Files:
         (self.folder / "log.jsonl").write_bytes(log)
         RaftStorage(self.folder / "log.jsonl", self.folder / "vote.json").load()
 
+    def proof(self, data: bytes) -> None:
+        """A proof file, and the receipt in it."""
+        path = self.folder / "proof.json"
+        path.write_bytes(data)
+        opened(read_proof(path).receipt_bytes, IdentitySigner(OWNER))
+
     def scenario(self, data: bytes) -> None:
         path = self.folder / "scenario.toml"
         path.write_bytes(data)
@@ -195,6 +310,13 @@ def _genesis(data: bytes) -> None:
     """The run file that a joiner is told by the peer at the door."""
     config = data.decode("utf-8", "replace")
     run_of(Genesis("r", 1, 1, "", "", config, 1, 1, 1, "", "", "", "", ()))
+
+
+def _proof() -> bytes:
+    receipt = base64.b64encode(signed(_receipt(), IdentitySigner(OWNER))).decode()
+    proof = ProofFile(version=PROOF_VERSION, run_id="r", base="b", step=1, stage=1, subject=OWNER.peer_id,
+        auditor="x", what="part 0 of the sum", found="f", claimed="c", receipt=receipt)  # fmt: skip
+    return msgspec.json.encode(proof)
 
 
 def _trace() -> bytes:
@@ -277,11 +399,14 @@ def decoders() -> dict[str, Decoder]:
     return {
         "messages": Decoder(msg.decode, (msg.MessageError,), _messages()),
         "frames": Decoder(_frames, (FrameError,), _frame_seeds()),
+        "receipts": Decoder(_receipts, (), _receipt_seeds()),
+        "scaled": Decoder(_scaled, (FrameError,), _scaled_seeds()),
         "packed": Decoder(_packed, (FrameError,), _packed_seeds()),
         "tickets": Decoder(_tickets, (TicketError,), (_ticket_text(),)),
         "seals": Decoder(_seals, (), (certificate, grant.text.encode())),
         "hello": Decoder(_hello, (Refused, TicketError), (hello,)),
         "run-files": Decoder(files.run_file, (ConfigError,), (run, run[:600], NESTED, LONG)),
+        "proofs": Decoder(files.proof, (UserError,), (_proof(),)),
         "manifests": Decoder(files.manifest, (UserError,), (msgspec.json.encode(manifest),)),
         "log-entries": Decoder(lambda data: follow(Position(), data), (LogError,), _entries()),
         "event-lines": Decoder(decode_event, (ValueError, msgspec.DecodeError), _events()),
