@@ -24,11 +24,10 @@ from anabranch.protocol.log.records import (
     Member,
     Members,
     Rollback,
-    Slot,
     StageCommit,
 )
 from anabranch.protocol.membership.view import Membership
-from anabranch.protocol.rounds.plan import Plan, active, counted, units_of
+from anabranch.protocol.rounds.plan import Plan, active, counted, next_plan_problem, units_of
 
 
 @dataclass
@@ -185,7 +184,7 @@ class _LogChecker:
         self._membership.rolled_back(rollback.t)
         plan = () if isinstance(rollback.slots, UnsetType) else rollback.slots
         inner = [
-            [(slot.first, slot.steps) for slot in each] for each in (plan, self._plans.get(rollback.t, ()))
+            [(slot.done, slot.steps) for slot in each] for each in (plan, self._plans.get(rollback.t, ()))
         ]
         self._expect(inner[0] == inner[1], "the next round is another one than the log had there")
         self._plan = plan
@@ -235,10 +234,8 @@ class _LogChecker:
     def _check_plan(self, commit: Commit) -> None:
         """Check that the counter of each slot of the next round follows from this one."""
         plan = () if isinstance(commit.slots, UnsetType) else commit.slots
-        past = self._plan or (Slot(0, 0),) * len(plan)
-        accepted = counted(commit.stages[1].owners) if self._plan and len(commit.stages) > 1 else ()
-        expected = [slot.first + slot.steps * (k in accepted) for k, slot in enumerate(past)]
-        self._expect([slot.first for slot in plan] == expected, "the next round begins at other inner steps")
+        wrong = next_plan_problem(self._plan, plan, commit)
+        self._expect(not wrong, f"the next round is another one: {wrong}")
         self._expect(all(slot.steps >= 0 for slot in plan), "a slot of the next round has no number of steps")
         self._plan = self._plans[commit.t] = plan
 

@@ -181,7 +181,7 @@ class Comparison:
         self.counts["batches"].word(commit.manifest, plan_hash(history.plans.get(t, ())), f"round {t}")
         compare = partial(self._scalar, where=f"round {t}")
         steps = (
-            sum(count for _, count in slots_of(history.plans.get(t, ()), commit).values())
+            sum(slot.weight for slot in slots_of(history.plans.get(t, ()), commit).values())
             if commit.stages
             else 0
         )

@@ -279,6 +279,8 @@ class Coordinator:
                 return None
             advice, before = "lend a third replica", audits.returns_before
             return self.disputes.go_back(audits.returns, advice, before, audits.settled)
+        if self.round is not None and (stranded := self.rounds.stranded(self.round)):
+            return self.disputes.go_back(stranded, "lend another machine")
         return self.disputes.decide(self.released.disputed())
 
     def _change_members(self, quiet: bool) -> None:
