@@ -18,6 +18,7 @@ from anabranch.protocol.interface.tasks import full_cover
 from anabranch.protocol.log import records as log
 from anabranch.protocol.log.hash_chain import LogError, Position, follow
 from anabranch.protocol.log.records import (
+    STRANDED,
     Commit,
     Evaluation,
     Genesis,
@@ -211,6 +212,8 @@ class _LogChecker:
                 self._expect(False, "is skipped without a witness")
             elif not 0 <= commit.witness.index < genesis.microbatches:
                 self._expect(False, f"is skipped for microbatch {commit.witness.index}, which does not exist")
+            elif commit.witness.tensor == STRANDED:
+                self._check_stranded(commit.t, slots)
             if commit.t - 1 in self.states:
                 self.states[commit.t] = self.states[commit.t - 1]
             return
@@ -230,6 +233,12 @@ class _LogChecker:
         if slots:
             same = {frozenset(counted(commit.stages[0].owners[::2])), frozenset(accepted)}
             self._expect(len(same) == 1, "the slots of its stages differ")
+
+    def _check_stranded(self, t: int, slots: Plan) -> None:
+        """Check that nobody could fill any slot of a round that was skipped for that."""
+        left = [slot.carried and not self._membership.is_live(slot.peer, 1, t - 1) for slot in slots]
+        stranded = slots and all(left[k] for k in active(slots))
+        self._expect(bool(stranded), "is skipped for want of machines, but its slots could be filled")
 
     def _check_plan(self, commit: Commit) -> None:
         """Check that the counter of each slot of the next round follows from this one."""

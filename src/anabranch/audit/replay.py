@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from anabranch.protocol.consensus.log_replay import LogReplay
-from anabranch.protocol.log.records import Commit
+from anabranch.protocol.log.records import STRANDED, Commit
 from anabranch.protocol.rounds.plan import late_slots, slots_of
 from anabranch.train.reference.reference import Reference, Share, StepRecord, Witness
 
@@ -84,7 +84,7 @@ def replay(
         reference.slots, reference.late = slots_of(plan, commit), late_slots(plan, following)
         if commit.verdict == "skip":
             found: frozenset[Witness] = frozenset()
-            if commit.witness is not None:
+            if commit.witness is not None and commit.witness.tensor != STRANDED:
                 found = reference.witnesses(commit.t, commit.witness.index)
             record = stepper.skip(commit.t)
             for observer in observers:

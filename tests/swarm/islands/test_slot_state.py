@@ -4,6 +4,8 @@ to the machine that carries it, the log tells one process how to compute the sam
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 import msgspec
 import pytest
@@ -15,6 +17,7 @@ from anabranch.protocol.interface.tasks import Forward
 from anabranch.protocol.rounds.plan import counted
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import World
+from anabranch.train.model.rounds import iterations
 from anabranch.train.stage.whole_worker import WholeWorker
 from swarm.islands.test_rounds import check_replayed, island_run, returning, strike, world_of
 
@@ -109,3 +112,31 @@ def test_a_residual_that_survives_its_reset_is_told(monkeypatch: pytest.MonkeyPa
     assert struck
     with pytest.raises(AssertionError):
         check_replayed(run, world)
+
+
+@pytest.mark.parametrize("late", ["drop", "wait"])
+def test_a_round_whose_machines_all_left_is_skipped(late: str) -> None:
+    """Nobody else has what they carried: the next round begins anew, and its batches come again."""
+    run = island_run(slots=2, start=0.07, **SYSTEMS["sparse"], late=late)
+    run = replace(run, run=replace(run.run, steps=32))
+    world = world_of(run, relays=3)
+    struck: list[str] = []
+    at: list[int] = []
+
+    def watch(node: Node, event: ev.Event) -> None:
+        if struck or not 4 <= node.peer.committed < 9:
+            return
+        plan = world.history().plans[node.peer.committed + 1]
+        if all(slot.carried for slot in plan):
+            at.append(node.peer.committed + 1)
+            struck.extend(slot.peer for slot in plan)
+            for peer in struck:
+                world.clock.after(0.05, partial(world.crash, peer))
+
+    world.bookkeepers.append(watch)
+    world.run(until_s=4000)
+    [t], history, plans = at, world.history(), world.history().plans
+    assert len(struck) == 2 and history.t == iterations(run)
+    assert [commit.t for commit in history.commits if commit.verdict == "skip"] == [t]
+    assert [slot.first for slot in plans[t + 1]] == [slot.first for slot in plans[t]]
+    assert {slot.carried for slot in plans[t + 1]} == {0}

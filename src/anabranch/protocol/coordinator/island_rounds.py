@@ -15,7 +15,7 @@ from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.coordinator.round import Round
 from anabranch.protocol.fleet.admission import Admission
 from anabranch.protocol.interface.rounds import MOST_RATE
-from anabranch.protocol.log.records import Commit, StageCommit
+from anabranch.protocol.log.records import STRANDED, Commit, StageCommit, Witness
 from anabranch.protocol.rounds.plan import Plan, active, counted, even_plan, next_plan, units_of
 from anabranch.protocol.telemetry.estimators import plausible
 
@@ -164,12 +164,14 @@ class IslandRounds:
         slots = frozenset(active(current.slots)) - frozenset(ready) - current.dropped
         return frozenset(k for k in slots if current.slots[k].carried and self._left(current, k))
 
-    def stranded(self, current: Round) -> str:
-        """Reason why a round can never end: nobody can fill any of its slots; "" if it can end."""
+    def stranded(self, current: Round) -> Witness | None:
+        """Witness of a round that can never end, since nobody can fill any of its slots; None if it can."""
         slots = active(current.slots)
         if not slots or len(self._hopeless(current, self._ready(current))) < len(slots):
-            return ""
-        return f"the machines of all slots of round {current.t} left, with what they carried of them"
+            return None
+        text = f"the machines of all slots of round {current.t} left, with what they carried: it is skipped"
+        self.ctx.outbox.note("note", text=text)
+        return Witness(self.ctx.me, 1, slots[0], STRANDED)
 
     def _ready(self, current: Round) -> set[int]:
         """Slots whose contribution and loss are claimed, and that were not dropped."""

@@ -115,8 +115,14 @@ class Evaluation(msgspec.Struct, frozen=True):
     tokens: int
 
 
+#: Witness.tensor of a round that is skipped since the machines of all its slots left, with what they carried.
+STRANDED = "state of slots"
+
+
 class Witness(msgspec.Struct, frozen=True):
-    """Overflow that made an iteration a skipped step: who computed which microbatch (`index`) and tensor."""
+    """Overflow that made an iteration a skipped step: who computed which microbatch (`index`) and tensor. With
+    tensor `STRANDED`: a round none of whose slots can be filled any more; peer is the leader, and index the
+    first of these slots."""
 
     peer: str
     stage: int

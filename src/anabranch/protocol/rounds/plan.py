@@ -15,6 +15,10 @@ from anabranch.protocol.log.records import Commit, Slot, StageCommit
 #: Members that copy their state before a round: as many as a download has sources at one time.
 KEEPERS = 4
 
+#: A machine that carries state of a slot keeps it unless another is so many times as quick. Plain choice: more
+#: than measured speeds differ from round to round.
+STAYS = 1.25
+
 Plan = tuple[Slot, ...]
 Slots = Mapping[int, Slot]
 """Number of a slot -> its plan in a round."""
@@ -77,7 +81,9 @@ def next_plan(
         return tuple(Slot(first, rounds.inner) for first in firsts)
     usual = sorted(rates.values())[(len(rates) - 1) // 2]
     rates = {peer: min(rate, MOST_RATE * usual) for peer, rate in rates.items()}
-    chosen = sorted(rates, key=lambda peer: (-rates[peer], peer))[: rounds.slots]
+    carriers = {slot.peer for slot in plan} if rounds.keeps else set()
+    preferred = {peer: rate * (STAYS if peer in carriers else 1.0) for peer, rate in rates.items()}
+    chosen = sorted(rates, key=lambda peer: (-preferred[peer], peer))[: rounds.slots]
     places = {slot.peer: k for k, slot in enumerate(plan) if slot.peer in chosen}
     free = iter(k for k in range(rounds.slots) if k not in places.values())
     for peer in sorted(chosen):
