@@ -329,6 +329,25 @@ def _round_problem(config: RunConfig) -> str:
         return "round.slots needs pipeline.stages = 0: an island is a machine that holds the whole model"
     if config.run.reduction != "exact":
         return 'round.slots needs run.reduction = "exact"'
+    part = config.round
+    if part.fragments > 1 or part.overlap:
+        which = "round.fragments" if part.fragments > 1 else "round.overlap"
+        if (part.unsent, part.first_moment) != ("local", "keep"):
+            return f'{which} needs round.unsent = "local" and round.first_moment = "keep": set both'
+        if part.select != "all":
+            return f'{which} does not work with round.select: set that to "all"'
+    elif part.mix:
+        return "round.mix is for round.fragments and round.overlap: set it to 0"
+    if part.overlap >= part.steps:
+        return (
+            f"round.overlap {part.overlap} is not less than round.steps {part.steps}, of which it takes "
+            "some in advance; lower it"
+        )
+    if part.fragments > (config.model.blocks or part.fragments):
+        return (
+            f"round.fragments {part.fragments} is more than model.blocks {config.model.blocks}, of which "
+            "each fragment has some; lower it"
+        )
     if microbatches % slots:
         return (
             f"round.slots {slots} does not divide batch.microbatches {microbatches}, of which each island "

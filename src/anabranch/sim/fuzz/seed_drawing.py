@@ -213,7 +213,7 @@ def _with_faults(seed: int, profile: FaultProfile) -> DrawnSeed:
     if settings.policy == "auction":  # it plans for "any" alone; the draw above is for the other seeds
         settings = replace(settings, returns="any")
     if profile.islands:
-        settings = replace(settings, rounds=_rounds(seed, settings.microbatches))
+        settings = replace(settings, rounds=_rounds(seed, settings.microbatches, settings.stages == 1))
     settings = replace(settings, delay=_delay(seed, profile, torch, settings.audit_share))
     latency = _LATENCIES[0] if planned else rng.choice(_LATENCIES)
     computing_s = PLANNED_TASK_S if planned else rng.choice([0.02, 0.05, 0.1])
@@ -238,13 +238,14 @@ def _delay(seed: int, profile: FaultProfile, torch: bool, audit_share: float) ->
     return Delay(LEAST_START if torch else rng.choice(DELAY_STARTS))
 
 
-def _rounds(seed: int, microbatches: int) -> Rounds:
-    """Draw the settings of a seed's rounds of islands: steps per round, slots, and when a late island is
-    dropped."""
+def _rounds(seed: int, microbatches: int, whole: bool) -> Rounds:
+    """Rounds of a seed. whole: True if a machine holds the whole model, so that it may carry state."""
     rng = random.Random(f"rounds {seed}")
     slots = rng.choice([k for k in range(1, microbatches + 1) if microbatches % k == 0])
     drops = rng.random() < ROUNDS_DROP
-    return Rounds(rng.randint(1, 3), rng.choice([2, 5]), slots, drops, rng.choice([0.05, 0.5, 2.0]))
+    start, inner, grace = rng.randint(1, 3), rng.choice([2, 5]), rng.choice([0.05, 0.5, 2.0])
+    carries, merges = whole and rng.random() < 0.5, whole and drops and rng.random() < 0.5
+    return Rounds(start, inner, slots, drops, grace, carries, merges)
 
 
 def _aims(seed: int, profile: FaultProfile, rng: random.Random, first_t: int) -> tuple[FaultTarget, ...]:

@@ -14,7 +14,11 @@ def rounds_of(run: RunConfig) -> Rounds:
     if not part.slots:
         return NO_ROUNDS
     start = max(1, int(run.run.steps * part.start))
-    return Rounds(start, part.steps, part.slots, part.late == "drop", part.grace)
+    carries = part.unsent != "drop" or part.first_moment == "keep"
+    late = part.late
+    return Rounds(
+        start, part.steps, part.slots, late != "wait", part.grace, carries, late == "carry", 1 + part.overlap
+    )
 
 
 def delay_of(run: RunConfig) -> Delay:
