@@ -59,6 +59,7 @@ class Nap(NatRun):
     asleep = woken = float("inf")
     peers: frozenset[str] = frozenset()
     worked = 0
+    stopped = False
 
     def after_step(self, event: Step) -> None:
         now = time.monotonic()
@@ -73,7 +74,8 @@ class Nap(NatRun):
             self.woken = now
         if now > self.woken:
             self.worked += any(self.peers & set(units.values()) for units in event.owners.values())
-        if self.worked >= 3:
+        if self.worked >= 3 and not self.stopped:
+            self.stopped = True
             self.swarm.leader.signal(signal.SIGINT)
 
 
