@@ -65,8 +65,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def table(found: Ledger, names: Mapping[str, str]) -> list[str]:
-    """Text for people as lines of at most 99 columns: a summary, then a line for each person. names: key of a
-    ticket -> its name."""
+    """Lines of at most 99 columns: a summary of the ledger `found`, heads of the columns, and a line for each
+    person, which is all peers of one name and one ticket. names: key of a ticket -> its name, for the column
+    TICKET."""
     units = counted(found.stage_units.total(), "unit")
     summary = f"{counted(found.steps, 'committed step')}, {units} of work"
     if found.skipped:

@@ -121,7 +121,8 @@ class Ticket:
 def issue_ticket(
     owner: Identity, *, run: str, role: str, expires_at_s: int, quota: int = 0, peers: Sequence[PeerAddress]
 ) -> Ticket:
-    """Issue a ticket for `run`, signed by its owner. `expires_at_s` is Unix time."""
+    """Issue a ticket for `run`, signed by its owner. expires_at_s: Unix time. quota: most peers that may be
+    members with it at one time; 0: any number. peers: those that its holder dials first."""
     key = Identity.generate()
     grant = Grant(run, owner.peer_id, role, expires_at_s, quota, key.peer_id)
     sealed_grant = _seal(owner, _GRANT, grant)

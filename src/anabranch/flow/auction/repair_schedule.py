@@ -27,7 +27,8 @@ class RepairSchedule:
         """Repairs since the rest reached its maximum."""
 
     def changed(self, here: bool) -> None:
-        """Let the next repair come soon, after an external change. here: True if it was at this node."""
+        """Allow repairs again after an external change. here: True if it was at this node, whose rest (s
+        until its next repair) is then LULL_S at most; a change elsewhere leaves it at LULL_MAX_S at most."""
         self._lull_s = min(self._lull_s, timing.LULL_S if here else timing.LULL_MAX_S)
         self._more = 0
 

@@ -87,8 +87,9 @@ class LinkTable:
         self.epochs[peer] = epoch
 
     def timed_directions(self, peer: str) -> set[bool]:
-        """Directions in which a payload to `peer` was acknowledged since the link came up: True for forward,
-        False for backward. The caller adds to this set."""
+        """Directions in which this peer acknowledged a payload from `peer` since the link came up: True for
+        backward, False for forward. The first payload in each direction is always acknowledged, so that
+        `peer` can time it. The caller adds to this set."""
         return self._timed.setdefault(peer, set())
 
     def register_user(self, partners: Callable[[], Collection[str]]) -> None:

@@ -144,7 +144,8 @@ class Standbys:
         }
 
     def _model(self, live: Sequence[Member]) -> CostModel | None:
-        """Cost model of the active members; None while no link is measured, or a stage has no replica."""
+        """Cost model of the members `live`, standbys included; None while no link is measured, or a stage has
+        no replica in the open iteration."""
         ctx, settings = self.ctx, self.ctx.run.settings
         t, membership = ctx.run.membership.opening_t, ctx.run.membership
         if not all(membership.count(stage, t) for stage in range(settings.stages + 1)):

@@ -40,7 +40,8 @@ class LinkEvents(Timer):
     def observe(
         self, up: Sequence[Callable[[str], object]], down: Sequence[Callable[[LostLink], object]]
     ) -> None:
-        """Register the functions that are called, in this order, when a peer's link comes up or goes down."""
+        """Set the functions that are called when a peer's link comes up (`up`) or goes down (`down`), each
+        list in its order. They replace those set before."""
         self._on_up, self._on_down = up, down
 
     def observes(self, peer: str) -> bool:

@@ -191,7 +191,8 @@ class Download:
         return bool(self._fingerprint) and offer.fingerprint != self._fingerprint
 
     def _condemn(self, source: Source, reason: str) -> None:
-        """Exclude a source that sent wrong bytes, and report it to the leader."""
+        """Exclude a source that sent wrong bytes, and report it to the leader if the fingerprint of the state
+        is known."""
         self.ctx.outbox.note("refused", subject=source.peer, reason=reason, count=1)
         self._reason = f"{source.peer[:8]} sent what is not the state"
         if self._fingerprint:

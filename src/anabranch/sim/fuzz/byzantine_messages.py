@@ -101,8 +101,8 @@ _OWN = -1
 
 
 def _fence(rng: random.Random, target: Node) -> msg.Fence:
-    """Fence (the fields that date a message) of the open iteration; in five of six cases one field is
-    wrong."""
+    """Fence (the fields that date a message) of the open iteration; in at most five of six cases one field
+    is wrong."""
     peer = target.peer
     t, base, epoch = peer.replica.t + 1, peer.progress.base, peer.ctx.run.settings.epoch
     wrong = rng.randrange(6)

@@ -38,7 +38,9 @@ class PhaseRecorder:
         self._computed = dict.fromkeys(COMPUTED, 0.0)
 
     def look(self, node: Node, event: ev.Event, now: float) -> None:
-        """Handle an event that a node has handled at time `now` (s)."""
+        """Measure by an event that `node` has handled at `now` (s): a relay's finished task adds its seconds
+        to its kind of task, and may mark the end of fill or of the steady phase; the leader's reduces mark
+        the end of drain."""
         if node is not self._leader and not isinstance(event, ev.Finished):
             return
         lead = self._leader.peer.lead

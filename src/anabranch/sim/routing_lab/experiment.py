@@ -80,7 +80,8 @@ class RouteResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 def make_world(instance: Instance, policy: str, seed: int, weather: Weather | None = None) -> FlowWorld:
-    """Simulated agents of `policy` on `instance`. Raises UserError if the policy cannot solve it."""
+    """Simulated agents of `policy` on `instance`. weather: delay, loss, duplication and reordering of their
+    messages. Raises UserError if the policy cannot solve the instance."""
     if policy == "auction" and instance.returns == "own" and len(instance.data_nodes) > 1:
         raise UserError(
             'policy auction plans for return "any" alone, and the instance has return "own" and several data '

@@ -477,7 +477,8 @@ class IntegerWorker:
         return Result(fingerprint=fingerprint(self.t, self.state, self.ahead))
 
     def _go_on(self, t: int, state: int) -> None:
-        """Reach the state after step t; the work of a delayed iteration after it stays."""
+        """Take `state` as the state after step t. Work on iteration t + 1 is kept if that iteration is
+        delayed, and its weights are predicted; all other work is dropped."""
         delayed = self.delay.has(t + 1)
         self.t, self.state, self.ahead = t, state, predicted(self.state) if delayed else None
         self._begun = (self._begun[1] if delayed else Begun()), Begun()
