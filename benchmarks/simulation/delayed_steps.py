@@ -120,9 +120,10 @@ def report(found: list[Kept], dry: bool) -> None:
     ]  # fmt: skip
     body = (
         "llama-350m, ten regions; iteration times in virtual seconds, mean ± half of the 95 % interval over "
-        f"the seeds. The first {WARM_UP} iterations are not counted (the delay begins with the third), nor is "
-        "the last one. Churn is per iteration: a relay crashes with this probability in each, also where they "
-        "are shorter. The bound is that of iterations that overlap: the computing of the slowest stage, or what the lines of a stage's "
+        f"the seeds. The first {WARM_UP} iterations are not counted (the delay begins with the third), nor "
+        "is the last one. Churn is per iteration: a relay crashes with this probability in each, also where "
+        "they are shorter. The bound is that of iterations that overlap: the computing of the slowest stage, "
+        "or what the lines of a stage's "
         f"replicas must carry, whichever is more.\n\n{harness.table(head, rows)}"
     )
     failed = [kept for kept in found if kept.failure]
