@@ -1,5 +1,5 @@
-"""Codecs, coarse sums and delayed iterations in swarms of real processes: a relay dies in mid-backward, audits compute payloads
-again, a proof is checked; a single process finds no bit that differs."""
+"""Codecs, coarse sums and delayed iterations in swarms of real processes: a relay dies in mid-backward,
+audits compute payloads again, a proof is checked; a single process finds no bit that differs."""
 
 from __future__ import annotations
 
