@@ -5,6 +5,7 @@ that the point is reached in this iteration or a later one. Points:
 
     mid_backward  the peer has added at least `added` weight gradients of the iteration, and the gradient of
                   another microbatch has arrived whose weight gradient is not added yet
+    ahead         the same, but of the second of two iterations in flight (`iteration.delay`)
     reducing      it has frozen its sums and sent its parts
     prepared      it has sent PREPARED to the leader
 """
@@ -55,13 +56,16 @@ class FaultPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def watch(self, live: LivePeer, event: ev.Event) -> None:
         """Kill this process if the planned point of the protocol is reached; called after each event."""
         if self._is_reached(live):
-            assert live.peer.iteration is not None
-            phase = f"{self.at} of iteration {live.peer.iteration.t}"
+            iterations = live.peer.iterations
+            iteration = iterations.ahead if self.at == "ahead" else iterations.current
+            assert iteration is not None
+            phase = f"{self.at} of iteration {iteration.t}"
             live.journal.write(FaultDelivered(peer=live.peer.ctx.me, fault="kill", phase=phase))
             os.kill(os.getpid(), signal.SIGKILL)
 
     def _is_reached(self, live: LivePeer) -> bool:
-        iteration = live.peer.iteration
+        iterations = live.peer.iterations
+        iteration = iterations.ahead if self.at == "ahead" else iterations.current
         if iteration is None or iteration.t < self.iteration:
             return False
         replica = live.peer.replica

@@ -40,6 +40,7 @@ _OPTIONS: dict[str, tuple[str, type, str]] = {
     "--subspace": (
         "model.subspace", int, "values per token that a cut carries instead of the model's width"
     ),
+    "--delay": ("iteration.delay", int, "1: two iterations in flight, so that nobody waits for a reduce"),
     "--steps": ("run.steps", int, "optimizer steps to train for"),
     "--stages": ("pipeline.stages", int, "relay stages that the model is split into"),
     "--data-nodes": ("fleet.data_nodes", int, "data nodes of a local swarm"),

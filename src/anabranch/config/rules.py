@@ -67,15 +67,10 @@ def _wire_problem(config: RunConfig) -> str:
 
 
 def check_removed_options(config: RunConfig) -> None:
-    """Raise ConfigError for options that earlier releases had and this one does not, or does not have yet.
+    """Raise ConfigError for options that earlier releases had and this one does not.
 
     Not part of `check_rules`: run files of earlier releases stay readable, so that old runs can be verified.
     """
-    if config.iteration.delay:
-        raise ConfigError(
-            "iteration.delay = 1 is not finished: it runs in simulated swarms, and no swarm of machines has "
-            "been tested with it; set it to 0"
-        )
     if config.snapshots.redo != "replay":
         raise ConfigError(
             f'snapshots.redo = "{config.snapshots.redo}" was removed; set "replay", with snapshots.every = 1 '

@@ -1,5 +1,5 @@
-"""Codecs and coarse sums in swarms of real processes: a relay dies in mid-backward, audits compute payloads
-again, a proof is checked; a single process finds no bit that differs."""
+"""Codecs, coarse sums and delayed iterations in swarms of real processes: a relay dies in mid-backward,
+audits compute payloads again, a proof is checked; a single process finds no bit that differs."""
 
 from __future__ import annotations
 
@@ -50,6 +50,25 @@ def test_a_relay_that_dies_in_mid_backward(
     assert swarm.processes["relay-1.1"].status == -9  # by its own hand, as planned
     assert any(event.subject == swarm.peer_id("relay-1.1") for event in swarm.of(PeerRemoved))
     check_exact(directory, 6)
+
+
+@pytest.mark.parametrize(
+    ("at", "wire"), [("mid_backward", {}), pytest.param("ahead", WIRE, marks=pytest.mark.slow)]
+)
+def test_a_relay_that_dies_with_two_iterations_in_flight(
+    tmp_path: Path, texts: Path, supervisor: Supervisor, at: str, wire: dict[str, Any]
+) -> None:
+    """In the backward pass of the first of them, or of the second (I3, R1, R5)."""
+    delayed = {"iteration__delay": 1, "iteration__delay_from": 0.25, "fleet__minimum": 2}
+    run = small_run(texts, run__steps=8, batch__microbatches=16, **delayed, **wire)
+    directory = created(tmp_path / "run", run)
+    plan = {"relay-1.1": {"at": at, "iteration": 4, "added": 1}}
+    with swarm_of(directory, run, supervisor, plan) as swarm:
+        swarm.to_the_end()
+    assert steps_of(swarm.seen) == list(range(1, 9)), swarm.story()
+    assert swarm.processes["relay-1.1"].status == -9  # by its own hand, as planned
+    assert any(event.subject == swarm.peer_id("relay-1.1") for event in swarm.of(PeerRemoved))
+    check_exact(directory, 8)
 
 
 @pytest.mark.slow

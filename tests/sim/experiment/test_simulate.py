@@ -54,6 +54,35 @@ def test_nobody_beats_the_clairvoyant_bound(policy: str, crash: float) -> None:
         assert crash > 0.0 or sum(row.wasted_s for row in outcome.rows) == 0.0
 
 
+@pytest.mark.parametrize("seed", [0, 1])
+def test_overlapping_iterations_are_quicker_and_keep_their_bound(seed: int) -> None:
+    """The mean of iterations with others beside them; without a codec the lines count, too."""
+    means = {}
+    for delay in (0, 1):
+        outcome = simulate(small({"run.delay": delay, "run.iterations": 12}), wan10(), "auction", seed)
+        assert not outcome.failure
+        rows = outcome.rows[4:-1]
+        means[delay] = sum(row.seconds for row in rows) / len(rows)
+    assert rows[0].bound_s <= means[1] < means[0]
+
+
+def test_the_bound_of_overlapping_iterations_is_worked_out_by_hand() -> None:
+    """Single replicas, no reduce: the slowest stage's computing, or the bits on the line of a relay."""
+    changes = {"fleet.relays": 2, "fleet.data_nodes": 1}
+    fleet = fleet_of(small(changes), wan10(), 0)
+    computing = 8 * max(h.machine.microbatch_s(h.stage) for h in fleet.hosts.values() if h.stage)
+    assert LowerBound(fleet).overlapped_s({}, {}) == pytest.approx(computing, rel=1e-9)
+    assert LowerBound(fleet).overlapped_s({"r1.0": 0.5, "r2.0": 0.5}, {}) == pytest.approx(2 * computing)
+    thin = fleet_of(small(changes | {"network.up_bps": [1e6]}), wan10(), 0)
+    bits = 8.0 * 8 * (thin.scenario.work.activation_bytes + thin.scenario.work.gradient_bytes)
+    assert LowerBound(thin).overlapped_s({}, {}) == pytest.approx(bits / 1e6)
+
+
+def test_whole_models_do_not_overlap() -> None:
+    with pytest.raises(UserError, match=r"run\.delay = 1"):
+        small({"run.delay": 1, "model.stages": 0})
+
+
 def test_the_bound_of_a_fleet_without_company_is_worked_out_by_hand() -> None:
     """Single replicas, no reduce: the slowest stage's computing after its first input."""
     fleet = fleet_of(small({"fleet.relays": 2, "fleet.data_nodes": 1}), wan10(), 0)

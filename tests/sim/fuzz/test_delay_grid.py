@@ -16,6 +16,7 @@ from anabranch.protocol.interface import events as ev
 from anabranch.protocol.interface import tasks
 from anabranch.protocol.interface.delay import Delay
 from anabranch.protocol.interface.settings import Settings
+from anabranch.protocol.log.records import Commit, Members, decode_entry
 from anabranch.sim.checks.invariants import Invariants
 from anabranch.sim.fuzz.world_builder import IntegerWorld
 from anabranch.sim.kernel.simulated_peer import Node
@@ -34,7 +35,7 @@ Strike = Callable[[World, Node], None]
 def world_of(seed: int, replicas: int = 2) -> World:
     settings = Settings(
         run="r", epoch=1, stages=STAGES, microbatches=6, steps=STEPS, windows=2, evaluate_every=2,
-        checkpoint_every=0, snapshot_every=2, voters=3, delay=Delay(START),
+        checkpoint_every=0, snapshot_every=2, voters=3, delay=Delay(START), newcomer_s=0.0,
     )  # fmt: skip
     machines = [Machine("d0", 0), Machine("d1", 0), Machine("d2", 0)]
     machines += [Machine(f"r{s}.{k}", s) for s in range(1, STAGES + 1) for k in range(replicas)]
@@ -131,6 +132,18 @@ def check_windows(node: Node, event: ev.Event) -> None:
         assert not (early and event.task.index >= node.peer.ctx.run.settings.microbatches), event.task
 
 
+def joins(world: World) -> list[tuple[int, int]]:
+    """(committed steps, iteration from which it serves) of each relay that came later."""
+    found, committed = [], 0
+    for line in world.log:
+        record = decode_entry(line).record
+        if isinstance(record, Commit):
+            committed = record.t
+        elif isinstance(record, Members):
+            found += [(committed, t) for peer, t in record.active_from.items() if peer.startswith("late")]
+    return found
+
+
 def trial(fault: str, moment: str, seed: int) -> tuple[World, bool]:
     """World after its run; True if the fault was delivered."""
     world = world_of(seed)
@@ -140,7 +153,13 @@ def trial(fault: str, moment: str, seed: int) -> tuple[World, bool]:
     return world, bool(planned.delivered)
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+#: Faults that only the long suite tries; the seeds of `simtest` have them, too.
+SELDOM = {"short freeze", "cut", "leave"}
+
+
+@pytest.mark.parametrize(
+    "fault", [pytest.param(f, marks=pytest.mark.soak) if f in SELDOM else f for f in FAULTS]
+)
 def test_each_fault_in_each_of_two_iterations_changes_nothing(fault: str) -> None:
     """I1 to I7, and progress after the fault (I4). The faults delivered are counted by moment."""
     undisturbed = world_of(0)
@@ -148,6 +167,7 @@ def test_each_fault_in_each_of_two_iterations_changes_nothing(fault: str) -> Non
     evaluations = undisturbed.history().evaluations
     assert sorted(evaluations) == [0, 2, 4, 6, 8]
     delivered: Counter[str] = Counter()
+    begins: set[int] = set()
     for seed, moment in enumerate(MOMENTS):
         world, struck = trial(fault, moment, seed)
         history = world.history()
@@ -159,5 +179,7 @@ def test_each_fault_in_each_of_two_iterations_changes_nothing(fault: str) -> Non
         if fault == "lost stage" and struck:
             (record,) = lost_stages.rollbacks(world)  # neither snapshot nor checkpoint is of step AT - 1
             assert record.t == AT - 2
+        begins |= {begin - committed for committed, begin in joins(world)}
+    assert fault != "join" or begins == {1, 3}  # in both in flight, or in the first that nobody has opened
     missed = [moment for moment in MOMENTS if not delivered[moment]]
     assert not missed, missed

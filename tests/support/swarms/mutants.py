@@ -36,7 +36,15 @@ from anabranch.protocol.coordinator.round import Round
 from anabranch.protocol.coordinator.vouchers import Vouchers
 from anabranch.protocol.fleet.admission import Admission
 from anabranch.protocol.interface.events import NEVER_EXPIRES_S, LinkUp, VerifiedCredential
-from anabranch.protocol.interface.tasks import Payload, Result, WeightGradient, embed_unit, head_unit
+from anabranch.protocol.interface.tasks import (
+    InputGradient,
+    Payload,
+    Result,
+    Task,
+    WeightGradient,
+    embed_unit,
+    head_unit,
+)
 from anabranch.protocol.log.records import Commit, Members
 from anabranch.protocol.membership.view import Membership
 from anabranch.protocol.peer import iterations
@@ -61,6 +69,7 @@ from anabranch.sim.fuzz import tensor_world
 from anabranch.sim.fuzz.runner import run_seed
 from anabranch.sim.kernel.simulated_peer import Disk
 from anabranch.sim.metrics.trial_result import Outcome
+from anabranch.sim.workers.integer_worker import IntegerWorker
 from anabranch.train.model.sizes import ModelConfig
 from anabranch.train.stage import worker
 from anabranch.train.stage.cuts import GRADIENT, Cuts, Place, _Crossing
@@ -590,7 +599,48 @@ def late_slot_merged(patch: Patch) -> None:
     patch.setattr(AllReduce, "_recount", kept)
 
 
+def backward_on_other_weights(patch: Patch) -> None:
+    """A gradient is computed with the weights of the state, not with those of its forward."""
+    weights = IntegerWorker._weights
+
+    def other(self: IntegerWorker, task: Task) -> int:
+        return self.state if isinstance(task, InputGradient) else weights(self, task)
+
+    patch.setattr(IntegerWorker, "_weights", other)
+
+
+def predicted_at_one_end_only(patch: Patch) -> None:
+    """Data nodes compute delayed iterations with the weights of the state."""
+    weights = IntegerWorker._weights
+
+    def other(self: IntegerWorker, task: Task) -> int:
+        return weights(self, task) if self.stage else self.state
+
+    patch.setattr(IntegerWorker, "_weights", other)
+
+
+def claims_of_two_iterations(patch: Patch) -> None:
+    """A replica claims for the first of two iterations in flight what it added to the second, and does not
+    check that it holds what an attempt says it owns. (That check alone holds the step back.)"""
+    send = iterations.Iterations.send_changed_claim
+
+    def merged(self: iterations.Iterations) -> bool:
+        if self.current is None or self.ahead is None:
+            return send(self)
+        claims = self.current.claims
+        held, claims.held = claims.held, claims.held | self.ahead.claims.held
+        sent = send(self)
+        claims.held = held
+        return sent
+
+    patch.setattr(iterations.Iterations, "send_changed_claim", merged)
+    believe(patch)
+
+
 MUTANTS: dict[str, Mutant] = {
+    "backward on other weights": Mutant(backward_on_other_weights, "delayed", ("I3",)),
+    "weights predicted at one end": Mutant(predicted_at_one_end_only, "delayed", ("I3",)),
+    "claims of two iterations": Mutant(claims_of_two_iterations, "delayed", ("I1", "I3", "I4")),
     "a codec at one end only": Mutant(codec_at_one_end_only, "churn20", ("I3",)),
     "draws by attempt": Mutant(draws_by_attempt, "churn20", ("I3",)),
     "units of the state before": Mutant(units_of_the_state_before, "churn20", ("I3",)),

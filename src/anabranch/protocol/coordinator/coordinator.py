@@ -402,8 +402,6 @@ class Coordinator:
         if current is None or current.t > self.ctx.run.steps:
             return active_from
         reduces = stage in current.attempts and stage not in current.torn
-        if settings.delay.has(current.t + 1):  # the newcomer would lack the other iteration in flight
-            return active_from
         if current.t == active_from:  # a lost stage gets new replicas
             return active_from + reduces
         if not stage or reduces or self.ctx.run.near.crowded:
@@ -412,6 +410,7 @@ class Coordinator:
             return current.t if ready_t == self.t else active_from
         cover = settings.cover(stage)
         left = len(missing(cover, current.claims.get(stage, {}))) / len(cover)
+        left += settings.delay.has(current.t + 1)  # the newcomer serves in the next one, in flight, too
         if left < LEAST_LEFT or left * self.reducing.step_s < settings.newcomer_s:
             return active_from
         return current.t if ready_t == self.t else None
