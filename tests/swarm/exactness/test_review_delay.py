@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from anabranch.protocol.interface import events as ev
+from anabranch.protocol.interface import tasks
 from anabranch.protocol.interface.delay import Delay
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.log.records import Control
@@ -12,6 +13,7 @@ from anabranch.sim.checks.invariants import Invariants
 from anabranch.sim.fuzz.world_builder import IntegerWorld
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import World
+from anabranch.sim.kernel.violation import Violation
 from anabranch.sim.workers.integer_worker import Machine, counting_world, wrong_states
 from support.swarms.fault_points import Fault
 from support.swarms.voters import records
@@ -72,3 +74,49 @@ def test_a_pause_leaves_no_iteration_half_begun(t: int) -> None:
     world.leading().handle(ev.Wished("continue"))
     world.run(300.0)
     assert world.history().t == STEPS and not wrong_states(world)
+
+
+def fall_behind(world: World, t: int, busy: bool) -> list[list[tasks.Task]]:
+    """Let d1 find nobody with the gradient of committed step t, with t + 1 in flight (busy: and work of that
+    waiting). Returns its waiting work on those right before and right after that."""
+    replica, work = world.nodes["d1"].peer.replica, world.nodes["d1"].peer.ctx.tasks
+    found: list[list[tasks.Task]] = []
+    advance = replica.advance
+
+    def waiting() -> list[tasks.Task]:
+        return [task for _, task in work.waits((tasks.Embed, tasks.Head, tasks.WeightGradient))]
+
+    def strike(world: World, node: Node) -> None:
+        found.append(waiting())
+        replica._give_up(t)
+        found.append(waiting())
+
+    def moment(node: Node, event: ev.Event) -> bool:
+        return node.peer.committed == t == replica.t + 1 and (bool(waiting()) or not busy)
+
+    def seek() -> None:  # the gradient is asked for, in vain
+        if found or replica.t != t - 1:
+            advance()
+
+    replica.advance = seek  # type: ignore[method-assign]
+    Fault(world, ("d1",), moment, strike)
+    return found
+
+
+def test_a_replica_that_needs_a_state_leaves_no_work_of_the_second_iteration() -> None:
+    """A head or an embedding needs nothing but its inputs: its gradient would be added to the new sum."""
+    world = world_of(seed=1)
+    found = fall_behind(world, 5, busy=True)
+    while len(found) < 2:
+        assert world.clock.step()
+    before, after = found
+    assert before and not after
+
+
+@pytest.mark.xfail(strict=True, raises=Violation, reason="a replica that fetches the state opens the second "
+    "iteration anew, with other credits than its partners count")  # fmt: skip
+def test_a_replica_that_needs_a_state_begins_the_second_iteration_again() -> None:
+    world = world_of()
+    found = fall_behind(world, 5, busy=False)
+    world.run(300.0)
+    assert len(found) == 2 and world.history().t == STEPS and not wrong_states(world)
