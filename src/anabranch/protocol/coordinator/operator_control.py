@@ -2,8 +2,8 @@
 revoke peers and tickets (`Revoke` records).
 
 The log alone decides. A pause names the last iteration that is opened: the open one when the pause is logged,
-so that its step still commits. Every peer that applied the log to this record knows of the pause before it
-could open the next iteration.
+or the second of two in flight, so that its step still commits. Every peer that applied the log to this record
+knows of the pause before it could open the next iteration. Nor is the run made to end before that iteration.
 """
 
 from __future__ import annotations
@@ -81,19 +81,28 @@ def control_record(ctx: PeerContext, wish: Wish, t: int, opened: bool) -> Contro
     t: last committed iteration; opened: True if t + 1 is open. Without a record the founder is told so, and
     stops repeating the request.
     """
-    paused = ctx.run.course.held >= 0
+    paused, begun = ctx.run.course.held >= 0, _last_begun(ctx, t, opened)
     iterations = ctx.run.settings.rounds.iterations(wish.steps)
     if wish.action == STEPS and iterations != ctx.run.steps:
-        if t < ctx.run.steps and iterations > t:
+        if t < ctx.run.steps and t < iterations >= begun:
             return Control(STEPS, wish.steps)
-        why = "all steps are committed" if t >= ctx.run.steps else f"step {t} is committed"
+        why = f"step {begun} has begun" if iterations > t else f"step {t} is committed"
+        why = "all steps are committed" if t >= ctx.run.steps else why
         ctx.outbox.note("note", text=f"{_words(wish)} was not done: {why}")
     elif wish.action == PAUSE and not paused:
-        return Control(PAUSE, t + 1 if opened else t)
+        return Control(PAUSE, begun)
     elif wish.action == CONTINUE and paused:
         return Control(CONTINUE)
     ctx.outbox.send(ctx.run.founder, Wish(wish.action, wish.steps, done=True))
     return None
+
+
+def _last_begun(ctx: PeerContext, t: int, opened: bool) -> int:
+    """Last iteration that any peer may have open, where t is committed; opened: True if t + 1 is open."""
+    delay, steps = ctx.run.settings.delay, ctx.run.steps
+    if not opened:
+        return t + (delay.has(t + 1) and t < steps)
+    return t + 1 + (delay.has(t + 2) and t + 2 <= steps)
 
 
 class RevocationRequests:

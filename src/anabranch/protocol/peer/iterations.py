@@ -219,9 +219,11 @@ class Iterations(Timer):
             self.possession.get()
 
     def _fell_behind(self, step: int) -> None:
-        """Give up applying step by step: no peer has the gradient of `step` any more."""
+        """Give up applying step by step: no peer has the gradient of `step` any more. Work of a delayed
+        iteration goes, too: done on the state to come, it would be in a sum whose claims do not know it."""
+        begun = [iteration.t for iteration in self.in_flight]
         self.close()
-        self._ctx.tasks.drop(self._progress.committed)
+        self._ctx.tasks.drop(max(self._progress.committed, *begun, 0))
         self._on_behind(step)
 
     def released(self, fence: msg.Fence) -> None:
