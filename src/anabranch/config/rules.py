@@ -329,6 +329,8 @@ def _round_problem(config: RunConfig) -> str:
         return "round.slots needs pipeline.stages = 0: an island is a machine that holds the whole model"
     if config.run.reduction != "exact":
         return 'round.slots needs run.reduction = "exact"'
+    if config.round.start + config.round.end >= 1.0:
+        return "round.start and round.end leave no step to the rounds: set them to less than 1 together"
     if microbatches % slots:
         return (
             f"round.slots {slots} does not divide batch.microbatches {microbatches}, of which each island "

@@ -108,7 +108,7 @@ class IslandRounds:
         here = set(self.ctx.run.membership.live(1, current.t))
         prompt = [peer for peer in live if peer in here and self._has_last(peer)]
         rates = {peer: self._rate(peer) for peer in prompt or live}
-        return next_plan(current.slots or even_plan(rounds), accepted, rounds, rates)
+        return next_plan(current.slots or even_plan(rounds), accepted, rounds, rates, rounds.length(t))
 
     # --- late slots ----------------------------------------------------------------------------
 
@@ -121,7 +121,7 @@ class IslandRounds:
 
     def _longest_s(self, current: Round) -> float:
         """Seconds that the slots of a round should take, also of a first one, whose slots anybody fills."""
-        live, inner = self.ctx.run.membership.live(1, current.t), self.ctx.run.settings.rounds.inner
+        live, inner = self.ctx.run.membership.live(1, current.t), self.ctx.run.settings.rounds.length(current.t)
         return self.expected_s(current) or self._most(inner / self._rate(peer) for peer in live)
 
     @staticmethod

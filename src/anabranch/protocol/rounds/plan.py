@@ -23,7 +23,7 @@ Slots = Mapping[int, tuple[int, int]]
 def even_plan(rounds: Rounds) -> Plan:
     """Plan of a first round, before any speed is known: every slot takes `rounds.inner` steps and is bound to
     no peer."""
-    return (Slot(0, rounds.inner),) * rounds.slots
+    return (Slot(0, rounds.length(rounds.start + 1)),) * rounds.slots
 
 
 def active(plan: Sequence[Slot]) -> tuple[int, ...]:
@@ -55,16 +55,19 @@ def freed(plan: Plan) -> Plan:
     return tuple(Slot(slot.first, slot.steps) for slot in plan)
 
 
-def next_plan(plan: Plan, accepted: Collection[int], rounds: Rounds, rates: Mapping[str, float]) -> Plan:
+def next_plan(
+    plan: Plan, accepted: Collection[int], rounds: Rounds, rates: Mapping[str, float], inner: int = 0
+) -> Plan:
     """Plan of the next round. accepted: slots whose steps of this round count. rates: peer -> inner steps per
-    second.
+    second. inner: steps of a slot on average (0: `rounds.inner`).
 
-    Every peer gets one slot, the quickest first if there are more peers than slots; a peer keeps its slot. On
-    average a slot takes `rounds.inner` steps, in proportion to its peer's speed, so that all end together.
+    Every peer gets one slot, the quickest first if there are more peers than slots; a peer keeps its slot.
+    Steps are in proportion to the peer's speed, so that all end together.
     """
+    inner = inner or rounds.inner
     firsts = [slot.first + slot.steps * (k in accepted) for k, slot in enumerate(plan)]
     if not rates:
-        return tuple(Slot(first, rounds.inner) for first in firsts)
+        return tuple(Slot(first, inner) for first in firsts)
     usual = sorted(rates.values())[(len(rates) - 1) // 2]
     rates = {peer: min(rate, MOST_RATE * usual) for peer, rate in rates.items()}
     chosen = sorted(rates, key=lambda peer: (-rates[peer], peer))[: rounds.slots]
@@ -75,7 +78,7 @@ def next_plan(plan: Plan, accepted: Collection[int], rounds: Rounds, rates: Mapp
             places[peer] = next(free)
     total = sum(rates[peer] for peer in chosen)
     share = {peer: rates[peer] / total if total > 0.0 else 1.0 / len(chosen) for peer in chosen}
-    steps = {peer: max(1, round(rounds.inner * len(chosen) * share[peer])) for peer in chosen}
+    steps = {peer: max(1, round(inner * len(chosen) * share[peer])) for peer in chosen}
     holder = {k: peer for peer, k in places.items()}
     return tuple(
         Slot(first, steps[holder[k]], holder[k]) if k in holder else Slot(first, 0)

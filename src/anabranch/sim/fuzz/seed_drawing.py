@@ -227,7 +227,13 @@ def _rounds(seed: int, microbatches: int) -> Rounds:
     rng = random.Random(f"rounds {seed}")
     slots = rng.choice([k for k in range(1, microbatches + 1) if microbatches % k == 0])
     drops = rng.random() < ROUNDS_DROP
-    return Rounds(rng.randint(1, 3), rng.choice([2, 5]), slots, drops, rng.choice([0.05, 0.5, 2.0]))
+    rounds = Rounds(rng.randint(1, 3), rng.choice([2, 5]), slots, drops, rng.choice([0.05, 0.5, 2.0]))
+    again = random.Random(f"schedule {seed}")
+    return replace(
+        rounds,
+        first=again.choice([0, 0, 1]),
+        last=again.choice([0, 0, rounds.start + again.randint(1, 4)]),
+    )
 
 
 def _aims(seed: int, profile: FaultProfile, rng: random.Random, first_t: int) -> tuple[FaultTarget, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from anabranch.config import RunConfig
 from anabranch.protocol.interface.delay import LEAST_START, NO_DELAY, Delay
 from anabranch.protocol.interface.rounds import NO_ROUNDS, Rounds
@@ -14,7 +16,10 @@ def rounds_of(run: RunConfig) -> Rounds:
     if not part.slots:
         return NO_ROUNDS
     start = max(1, int(run.run.steps * part.start))
-    return Rounds(start, part.steps, part.slots, part.late == "drop", part.grace)
+    rounds = Rounds(start, part.steps, part.slots, part.late == "drop", part.grace, part.first_steps)
+    if not part.end:
+        return rounds
+    return replace(rounds, last=rounds.iterations(max(start + 1, int(run.run.steps * (1.0 - part.end)))))
 
 
 def delay_of(run: RunConfig) -> Delay:

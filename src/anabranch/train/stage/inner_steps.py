@@ -75,7 +75,7 @@ def contribution(
             total += add_gradient(model, local, leaves, ids, gradient, 1.0 / microbatches[..., 1:].numel())
         norm = global_norm(exact.squares(local.layout, gradient).values())
         # Slots of all speeds follow the schedule from the round's first to its last optimizer step.
-        at = rounds.progress(t - 1) + -(-(step + 1) * rounds.inner // steps)
+        at = rounds.progress(t - 1) + -(-(step + 1) * rounds.length(t) // steps)
         first, second = bias_corrections(run.optimizer, state.adam_step + step + 1)
         if not estimated:
             first, _ = bias_corrections(run.optimizer, step + 1)
@@ -126,6 +126,16 @@ def begin_rounds(run: RunConfig, state: StageState) -> None:
         state.exp_avg.zero_()
 
 
+def end_rounds(run: RunConfig, state: StageState) -> None:
+    """Put Adam's first moment in place of the outer momentum, after the last round, skipped or not: zero, or
+    as a further round would have estimated it."""
+    if run.round.first_moment == "estimate":
+        scale = _outer_scale(run, rounds_of(run).last + 1)
+        state.exp_avg.mul_(_adam_scale(run, state)).div_(scale)
+    else:
+        state.exp_avg.zero_()
+
+
 def _adam_scale(run: RunConfig, state: StageState) -> Tensor:
     """Adam's first moment divided by the direction of its step: c₁ · (√v/√c₂ + ε), flat."""
     first, second = bias_corrections(run.optimizer, max(1, state.adam_step))
@@ -135,8 +145,9 @@ def _adam_scale(run: RunConfig, state: StageState) -> Tensor:
 def _outer_scale(run: RunConfig, t: int) -> float:
     """Outer momentum before round t divided by the direction of an inner step: the learning rates of a round
     of optimizer steps / (1 - outer momentum), as if the direction had always been the same."""
-    last = rounds_of(run).progress(t - 1)
-    rates = (learning_rate(run, at) for at in range(max(1, last - run.round.steps + 1), last + 1))
+    rounds = rounds_of(run)
+    last, length = rounds.progress(t - 1), rounds.length(t - 1 if rounds.has(t - 1) else t)
+    rates = (learning_rate(run, at) for at in range(max(1, last - length + 1), last + 1))
     return math.fsum(rates) / (1.0 - run.round.outer_momentum)
 
 
