@@ -111,9 +111,9 @@ class Trainer:
         for slot in range(rounds.slots):
             first, steps = rounds.progress(t - 1) - rounds.start, rounds.length(t)
             tokens = slot_tokens(self.batches, run, slot, first, steps).long()
-            total += contribution(run, self.model, self.state, t, steps, tokens)[0]
+            total += contribution(run, self.model, self.state, t, steps, tokens).change
         bits, factor = BITS[run.round.results], 1.0 / (rounds.slots * rounds.length(t))
-        outer_step(run, self.state, rounded(total, bits), run.round.outer_lr, factor)
+        outer_step(run, self.state, rounded(total, bits), run.round.outer_lr, factor, t)
 
     def held_out(self, windows: int) -> float:
         """Mean loss (nats per token) of the held-out windows."""

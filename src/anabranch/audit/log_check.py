@@ -18,17 +18,17 @@ from anabranch.protocol.interface.tasks import full_cover
 from anabranch.protocol.log import records as log
 from anabranch.protocol.log.hash_chain import LogError, Position, follow
 from anabranch.protocol.log.records import (
+    STRANDED,
     Commit,
     Evaluation,
     Genesis,
     Member,
     Members,
     Rollback,
-    Slot,
     StageCommit,
 )
 from anabranch.protocol.membership.view import Membership
-from anabranch.protocol.rounds.plan import Plan, active, counted, units_of
+from anabranch.protocol.rounds.plan import Plan, active, counted, next_plan_problem, units_of
 
 
 @dataclass
@@ -185,7 +185,7 @@ class _LogChecker:
         self._membership.rolled_back(rollback.t)
         plan = () if isinstance(rollback.slots, UnsetType) else rollback.slots
         inner = [
-            [(slot.first, slot.steps) for slot in each] for each in (plan, self._plans.get(rollback.t, ()))
+            [(slot.done, slot.steps) for slot in each] for each in (plan, self._plans.get(rollback.t, ()))
         ]
         self._expect(inner[0] == inner[1], "the next round is another one than the log had there")
         self._plan = plan
@@ -212,6 +212,8 @@ class _LogChecker:
                 self._expect(False, "is skipped without a witness")
             elif not 0 <= commit.witness.index < genesis.microbatches:
                 self._expect(False, f"is skipped for microbatch {commit.witness.index}, which does not exist")
+            elif commit.witness.tensor == STRANDED:
+                self._check_stranded(commit.t, slots)
             if commit.t - 1 in self.states:
                 self.states[commit.t] = self.states[commit.t - 1]
             return
@@ -232,13 +234,17 @@ class _LogChecker:
             same = {frozenset(counted(commit.stages[0].owners[::2])), frozenset(accepted)}
             self._expect(len(same) == 1, "the slots of its stages differ")
 
+    def _check_stranded(self, t: int, slots: Plan) -> None:
+        """Check that nobody could fill any slot of a round that was skipped for that."""
+        left = [slot.carried and not self._membership.is_live(slot.peer, 1, t - 1) for slot in slots]
+        stranded = slots and all(left[k] for k in active(slots))
+        self._expect(bool(stranded), "is skipped for want of machines, but its slots could be filled")
+
     def _check_plan(self, commit: Commit) -> None:
         """Check that the counter of each slot of the next round follows from this one."""
         plan = () if isinstance(commit.slots, UnsetType) else commit.slots
-        past = self._plan or (Slot(0, 0),) * len(plan)
-        accepted = counted(commit.stages[1].owners) if self._plan and len(commit.stages) > 1 else ()
-        expected = [slot.first + slot.steps * (k in accepted) for k, slot in enumerate(past)]
-        self._expect([slot.first for slot in plan] == expected, "the next round begins at other inner steps")
+        wrong = next_plan_problem(self._plan, plan, commit)
+        self._expect(not wrong, f"the next round is another one: {wrong}")
         self._expect(all(slot.steps >= 0 for slot in plan), "a slot of the next round has no number of steps")
         self._plan = self._plans[commit.t] = plan
 

@@ -15,7 +15,7 @@ from anabranch.audit.difference_counts import DifferenceCount, distance
 from anabranch.audit.log_check import LoggedRun
 from anabranch.audit.run_inputs import Inputs
 from anabranch.errors import UserError, os_errors_named
-from anabranch.protocol.log.records import Commit
+from anabranch.protocol.log.records import STRANDED, Commit
 from anabranch.protocol.reduce.coverage import global_norm
 from anabranch.protocol.rounds.plan import plan_hash, slots_of
 from anabranch.train.model.layout import Layout
@@ -128,6 +128,8 @@ class Comparison:
     def skipped(self, commit: Commit, record: StepRecord, witnesses: frozenset[Witness]) -> None:
         self._schedule(commit)
         seen = commit.witness
+        if seen is not None and seen.tensor == STRANDED:
+            return  # the log alone tells (`log_check`)
         if self.exact and seen is not None and (seen.stage, seen.tensor) not in witnesses:
             self.problems.append(
                 f"step {commit.t} was skipped for {seen.tensor} of microbatch {seen.index} at stage "
@@ -181,7 +183,7 @@ class Comparison:
         self.counts["batches"].word(commit.manifest, plan_hash(history.plans.get(t, ())), f"round {t}")
         compare = partial(self._scalar, where=f"round {t}")
         steps = (
-            sum(count for _, count in slots_of(history.plans.get(t, ()), commit).values())
+            sum(slot.weight for slot in slots_of(history.plans.get(t, ()), commit).values())
             if commit.stages
             else 0
         )

@@ -38,9 +38,9 @@ class ParallelStepper:
         self._microbatches = range(microbatches)
 
     def step(self, t: int) -> StepRecord:
-        slots = dict(self.reference.slots)
-        self._send("share", (t, slots))
+        self._send("share", (t, dict(self.reference.slots), dict(self.reference.late)))
         share = self.reference.share(t, _own(self.reference, t, self._microbatches, 0, len(self._pipes) + 1))
+        self.reference.remember_late(t, _of_rank(self.reference.late, 0, len(self._pipes) + 1))
         for pipe in self._pipes:
             share.merge(_unpacked(t, _receive(pipe), self.reference))
         self._send("step", _packed(share))
@@ -50,7 +50,7 @@ class ParallelStepper:
         self._send("skip", t)
         return self.reference.skip(Share(t, []))
 
-    def _send(self, order: str, content: int | tuple[int, Slots] | PackedShare) -> None:
+    def _send(self, order: str, content: int | tuple[int, Slots, Slots] | PackedShare) -> None:
         for pipe in self._pipes:
             pipe.send((order, content))
 
@@ -104,8 +104,9 @@ def _work(run_dir: str, rank: int, jobs: int, pipe: Connection) -> None:
         except EOFError:
             return
         if order == "share":
-            t, reference.slots = content
+            t, reference.slots, reference.late = content
             share = reference.share(t, _own(reference, t, range(batch.microbatches), rank, jobs))
+            reference.remember_late(t, _of_rank(reference.late, rank, jobs))
             pipe.send(_packed(share))
         elif order == "step":
             reference.step(_unpacked(reference.t + 1, content, reference))
@@ -114,8 +115,16 @@ def _work(run_dir: str, rank: int, jobs: int, pipe: Connection) -> None:
 
 
 def _own(reference: Reference, t: int, microbatches: range, rank: int, jobs: int) -> list[int]:
-    """Microbatches of iteration t, or slots of a round, of one of several processes."""
+    """Microbatches of iteration t, or slots of a round, of one of several processes. A slot is always of the
+    same process, which has what it carries."""
+    if reference.is_round(t):
+        return _of_rank(reference.slots, rank, jobs)
     return list(reference.batch(t, lambda t: microbatches))[rank::jobs]
+
+
+def _of_rank(slots: Slots, rank: int, jobs: int) -> list[int]:
+    """Slots of one of several processes."""
+    return [slot for slot in sorted(slots) if slot % jobs == rank]
 
 
 def _packed(share: Share) -> PackedShare:

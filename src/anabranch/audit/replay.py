@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from anabranch.protocol.consensus.log_replay import LogReplay
-from anabranch.protocol.log.records import Commit
-from anabranch.protocol.rounds.plan import slots_of
+from anabranch.protocol.log.records import STRANDED, Commit
+from anabranch.protocol.rounds.plan import late_slots, slots_of
 from anabranch.train.reference.reference import Reference, Share, StepRecord, Witness
 
 Order = Callable[[int], Iterable[int]]
@@ -32,7 +32,9 @@ class SequentialStepper:
         self._order = order
 
     def step(self, t: int) -> StepRecord:
-        return self.reference.step(self.reference.share(t, self.reference.batch(t, self._order)))
+        share = self.reference.share(t, self.reference.batch(t, self._order))
+        self.reference.remember_late(t, sorted(self.reference.late))
+        return self.reference.step(share)
 
     def skip(self, t: int) -> StepRecord:
         return self.reference.skip(Share(t, []))
@@ -78,10 +80,11 @@ def replay(
 
     arrive(0)
     for commit in history.commits:
-        reference.slots = slots_of(history.plans.get(commit.t, ()), commit)
+        plan, following = history.plans.get(commit.t, ()), history.plans.get(commit.t + 1, ())
+        reference.slots, reference.late = slots_of(plan, commit), late_slots(plan, following)
         if commit.verdict == "skip":
             found: frozenset[Witness] = frozenset()
-            if commit.witness is not None:
+            if commit.witness is not None and commit.witness.tensor != STRANDED:
                 found = reference.witnesses(commit.t, commit.witness.index)
             record = stepper.skip(commit.t)
             for observer in observers:

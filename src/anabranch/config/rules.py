@@ -331,6 +331,27 @@ def _round_problem(config: RunConfig) -> str:
         return 'round.slots needs run.reduction = "exact"'
     if config.round.start + config.round.end >= 1.0:
         return "round.start and round.end leave no step to the rounds: set them to less than 1 together"
+    part = config.round
+    if part.first_steps and part.overlap:
+        return "round.first_steps does not work with round.overlap: set one of them to 0"
+    if part.fragments > 1 or part.overlap:
+        which = "round.fragments" if part.fragments > 1 else "round.overlap"
+        if (part.unsent, part.first_moment) != ("local", "keep"):
+            return f'{which} needs round.unsent = "local" and round.first_moment = "keep": set both'
+        if part.select != "all":
+            return f'{which} does not work with round.select: set that to "all"'
+    elif part.mix:
+        return "round.mix is for round.fragments and round.overlap: set it to 0"
+    if part.overlap >= part.steps:
+        return (
+            f"round.overlap {part.overlap} is not less than round.steps {part.steps}, of which it takes "
+            "some in advance; lower it"
+        )
+    if part.fragments > (config.model.blocks or part.fragments):
+        return (
+            f"round.fragments {part.fragments} is more than model.blocks {config.model.blocks}, of which "
+            "each fragment has some; lower it"
+        )
     if microbatches % slots:
         return (
             f"round.slots {slots} does not divide batch.microbatches {microbatches}, of which each island "

@@ -253,14 +253,37 @@ class RoundSection:
     """Factor of the islands' mean change in an outer step."""
     outer_momentum: Decay = 0.9
     """Nesterov momentum of the outer step; 0 = plain SGD."""
-    first_moment: Annotated[str, OneOf("zero", "estimate")] = "zero"
-    """Adam's first moment at the beginning of a round: "zero", or an "estimate" from the outer momentum."""
-    contributions: Annotated[str, OneOf("exact", "fp16", "int8", "int4")] = "int4"
+    first_moment: Annotated[str, OneOf("zero", "estimate", "keep")] = "zero"
+    """Adam's first moment at the beginning of a round: "zero", an "estimate" from the outer momentum, or
+    "keep": each island goes on with its own moments, the second one too."""
+    select: Annotated[str, OneOf("all", "largest", "significant")] = "all"
+    """Values of an island's change that are sent: "all", the "largest" ones, or those that are "significant"
+    beside their weight."""
+    select_share: Annotated[float, Range(0, 1, open_low=True)] = 0.02
+    """Share of the values that "largest" sends, of each 4,096."""
+    threshold: Annotated[float, Range(0)] = 0.01
+    """Change from which a value is "significant", as a share of its weight; it falls with the root of the
+    number of rounds."""
+    unsent: Annotated[str, OneOf("drop", "feedback", "local")] = "drop"
+    """Treatment of values that are not sent, rounding included: "drop" forgets them, "feedback" adds them to the next
+    change (error feedback), "local" leaves them in the island's own weights."""
+    unsent_decay: Fraction = 1.0
+    """Factor of what was not sent before "feedback" adds it."""
+    fragments: Count = 1
+    """Groups of tensors that have their turns in the rounds, one in each; needs unsent = "local" and
+    first_moment = "keep"."""
+    overlap: Natural = 0
+    """Inner steps of the next round that an island takes before it needs the result of this one."""
+    mix: Decay = 0.0
+    """Share of its own weights that an island keeps where it takes a result (with `fragments` or
+    `overlap`)."""
+    contributions: Annotated[str, OneOf("exact", "fp16", "int8", "int4", "int2")] = "int4"
     """An island's change on the wire: "exact", "fp16", or integers with a scale for each 64 values."""
     results: Annotated[str, OneOf("exact", "int8")] = "int8"
     """The mean change on the wire; what is sent is what everybody applies."""
-    late: Annotated[str, OneOf("drop", "wait")] = "drop"
-    """Islands that are late: the round ends without them, or waits."""
+    late: Annotated[str, OneOf("drop", "carry", "wait")] = "drop"
+    """Islands that are late: the round ends without them ("carry": their change counts in the next round), or
+    waits."""
     grace: Annotated[float, Range(0.05, 100)] = 0.5
     """Time that late islands have, as a share of the time in which three quarters of them were ready."""
 

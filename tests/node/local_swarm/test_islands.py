@@ -14,13 +14,43 @@ from anabranch.protocol.rounds.plan import counted
 from support.local_swarms import check_exact, created, history_of, small_run, swarm_of
 
 
+#: Settings of rounds beside those of every run here, by preset: the rules of the preset, in small.
+SYSTEMS: dict[str, dict[str, object]] = {
+    "anabranch": {},
+    "diloco": {"round__first_moment": "keep", "round__contributions": "exact", "round__late": "wait"},
+    "streaming-diloco": {
+        "round__fragments": 2,
+        "round__overlap": 1,
+        "round__mix": 0.5,
+        "round__unsent": "local",
+        "round__first_moment": "keep",
+    },
+    "sparse": {
+        "round__select": "largest",
+        "round__unsent": "feedback",
+        "round__unsent_decay": 0.95,
+        "round__contributions": "int2",
+        "round__late": "carry",
+    },
+    "gaia": {"round__select": "significant", "round__unsent": "local", "round__contributions": "exact"},
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("kill_at", [1, 6])
+@pytest.mark.parametrize(
+    ("kill_at", "system"),
+    [
+        *((1, "anabranch"), (6, "anabranch"), (6, "streaming-diloco"), (6, "sparse")),
+        pytest.param(6, "diloco", marks=pytest.mark.soak),
+        pytest.param(6, "gaia", marks=pytest.mark.soak),
+    ],
+)
 def test_a_killed_relay_costs_its_slot_and_no_bit(
-    texts: Path, tmp_path: Path, supervisor: Supervisor, kill_at: int
+    texts: Path, tmp_path: Path, supervisor: Supervisor, kill_at: int, system: str
 ) -> None:
     run = small_run(
         texts,
+        **SYSTEMS[system],
         run__steps=68,
         pipeline__stages=0,
         round__slots=3,
@@ -46,3 +76,5 @@ def test_a_killed_relay_costs_its_slot_and_no_bit(
     last = rounds[-1].stages[1]
     assert victim not in {last.members[owner] for owner in last.owners if owner >= 0}
     assert len(rounds) == 16 and all(counted(commit.stages[1].owners) for commit in rounds)
+    carried = [slot.carried for t in list(history.plans)[1:] for slot in history.plans[t] if slot.peer]
+    assert (sum(t > 0 for t in carried) > len(carried) / 2) == (system != "anabranch")

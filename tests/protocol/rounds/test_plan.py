@@ -36,11 +36,11 @@ def test_lengths_of_rounds_add_up(start: int, inner: int, first: int, rounds: in
 
 @given(RATES, st.lists(RATES, min_size=1, max_size=6), st.randoms(use_true_random=False))
 def test_a_slot_counts_exactly_the_steps_that_were_accepted(first, later, random) -> None:  # type: ignore[no-untyped-def]
-    plan = next_plan(even_plan(ROUNDS), (), ROUNDS, first)
+    plan = next_plan(even_plan(ROUNDS), {}, ROUNDS, first)
     done = [0] * ROUNDS.slots
     for rates in later:
         assert [slot.first for slot in plan] == done
-        accepted = [slot for slot in active(plan) if random.random() < 0.7]
+        accepted = {slot: plan[slot].peer for slot in active(plan) if random.random() < 0.7}
         done = [n + plan[k].steps * (k in accepted) for k, n in enumerate(done)]
         before, plan = plan, next_plan(plan, accepted, ROUNDS, rates)
         holders = [slot.peer for slot in plan if slot.steps]
@@ -50,7 +50,7 @@ def test_a_slot_counts_exactly_the_steps_that_were_accepted(first, later, random
 
 
 def test_quick_machines_take_more_steps_and_all_end_together() -> None:
-    plan = next_plan(even_plan(ROUNDS), (), ROUNDS, {"a": 1.0, "b": 2.0, "c": 5.0})
+    plan = next_plan(even_plan(ROUNDS), {}, ROUNDS, {"a": 1.0, "b": 2.0, "c": 5.0})
     steps = {slot.peer: slot.steps for slot in plan if slot.steps}
     assert abs(sum(steps.values()) - 30) <= 1 and steps["c"] > steps["b"] > steps["a"]
     times = [steps[peer] / rate for peer, rate in (("a", 1.0), ("b", 2.0), ("c", 5.0))]
@@ -59,7 +59,7 @@ def test_quick_machines_take_more_steps_and_all_end_together() -> None:
 
 def test_a_boast_is_not_believed() -> None:
     rates = {"a": 1.0, "b": 1.0, "c": 1.0, "liar": 1e12}
-    steps = {slot.peer: slot.steps for slot in next_plan(even_plan(ROUNDS), (), ROUNDS, rates)}
+    steps = {slot.peer: slot.steps for slot in next_plan(even_plan(ROUNDS), {}, ROUNDS, rates)}
     assert steps["liar"] <= MOST_RATE * steps["a"] + MOST_RATE and steps["a"] >= 1
     assert all(slot <= ROUNDS.most_steps for slot in steps.values())
 
@@ -67,7 +67,7 @@ def test_a_boast_is_not_believed() -> None:
 @given(st.dictionaries(st.integers(0, 60), st.floats(0.0, 1e9), min_size=1), st.integers(1, 40))
 def test_no_slot_is_longer_than_connections_allow(rates: dict[int, float], slots: int) -> None:
     rounds = Rounds(start=1, inner=10, slots=slots)
-    plan = next_plan(even_plan(rounds), (), rounds, {f"r{k}": rate for k, rate in rates.items()})
+    plan = next_plan(even_plan(rounds), {}, rounds, {f"r{k}": rate for k, rate in rates.items()})
     assert max(slot.steps for slot in plan) <= rounds.most_steps
 
 

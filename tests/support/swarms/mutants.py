@@ -565,7 +565,7 @@ def units_of_the_state_before(patch: Patch) -> None:
 def slot_repeats_its_batches(patch: Patch) -> None:
     """The counter of a slot stands still though its contribution counted."""
     plan = island_rounds.next_plan
-    patch.setattr(island_rounds, "next_plan", lambda now, accepted, *rest: plan(now, (), *rest))
+    patch.setattr(island_rounds, "next_plan", lambda now, accepted, *rest: plan(now, {}, *rest))
 
 
 def dropped_slot_skips_its_batches(patch: Patch) -> None:
@@ -573,7 +573,7 @@ def dropped_slot_skips_its_batches(patch: Patch) -> None:
     plan = island_rounds.next_plan
 
     def skips(now, accepted, *rest):  # type: ignore[no-untyped-def]
-        return plan(now, active(now) if accepted else (), *rest)
+        return plan(now, dict.fromkeys(active(now), "") if accepted else {}, *rest)
 
     patch.setattr(island_rounds, "next_plan", skips)
 

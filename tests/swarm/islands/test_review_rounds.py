@@ -91,7 +91,7 @@ def test_a_leader_survives_absurd_speeds() -> None:
     """Speeds follow from what machines report of themselves."""
     rounds = Rounds(2, 20, 4)
     for seconds in (5e-324, 1e-300, 1e300):
-        plan = next_plan(even_plan(rounds), (), rounds, {"honest": 1.0, "liar": 1.0 / seconds})
+        plan = next_plan(even_plan(rounds), {}, rounds, {"honest": 1.0, "liar": 1.0 / seconds})
         assert sum(slot.steps for slot in plan) <= 2 * 20 + 1
     world = world_of(run_of(2), relays=2)
     tasks = world.nodes["r1.1"].peer.ctx.tasks
@@ -167,7 +167,7 @@ def test_a_skipped_first_round_does_not_keep_the_first_moment(skipped: tuple[int
     run = island_run(outer_momentum=0.9)
     reference = Reference(run, small_model(run), MadeUpBatches(run))
     for t in (1, 2, 3):
-        reference.slots = {0: (0, 3)} if t == 3 else {}
+        reference.slots = {0: Slot(0, 3)} if t == 3 else {}
         share = reference.share(t, [0] if t == 3 else range(run.batch.microbatches))
         reference.skip(share) if t in skipped else reference.step(share)
     assert float(reference.states[1].exp_avg.abs().max()) == 0.0
@@ -186,7 +186,7 @@ def test_an_island_of_a_usual_batch_does_not_overflow() -> None:
         optimizer=replace(run.optimizer, lr=5e-3),
     )
     reference = Reference(run, small_model(run), MadeUpBatches(run))
-    reference.slots = {0: (0, 20)}
+    reference.slots = {0: Slot(0, 20)}
     assert not reference.share(3, [0]).overflows
 
 

@@ -13,7 +13,7 @@ from anabranch.config import PipelineSection, RoundSection, RunConfig
 from anabranch.protocol import messages as msg
 from anabranch.protocol.interface import events as ev
 from anabranch.protocol.interface.tasks import SumPart
-from anabranch.protocol.rounds.plan import active, counted, slots_of
+from anabranch.protocol.rounds.plan import active, counted, late_slots, slots_of
 from anabranch.sim.checks.invariants import Invariants
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import Model, World
@@ -47,9 +47,13 @@ def check_replayed(run: RunConfig, world: World) -> None:
     history, reference = world.history(), Reference(run, small_model(run), MadeUpBatches(run))
     assert history.t == iterations(run)
     for commit in history.commits:
-        reference.slots = slots_of(history.plans.get(commit.t, ()), commit)
+        plan = history.plans.get(commit.t, ())
+        reference.slots = slots_of(plan, commit)
+        reference.late = late_slots(plan, history.plans.get(commit.t + 1, ()))
         batch = reference.batch(commit.t, lambda t: range(run.batch.microbatches))
-        record = reference.step(reference.share(commit.t, batch))
+        share = reference.share(commit.t, batch)
+        reference.remember_late(commit.t, sorted(reference.late))
+        record = reference.step(share)
         assert tuple(stage.digest for stage in commit.stages) == record.digests, commit.t
         assert tuple(stage.fingerprint_before for stage in commit.stages) == record.fingerprints
         assert (commit.learning_rate, commit.clip_factor) == (record.learning_rate, record.clip_factor)

@@ -41,6 +41,7 @@ from anabranch.protocol.log.records import (
     Control,
     Genesis,
     Members,
+    STRANDED,
     Rollback,
     Voters,
 )
@@ -305,6 +306,7 @@ class Coordinator:
         stages = range(self.ctx.run.settings.stages + 1)
         settled = bool(current.slots) and all(self.reducing.prepared(current, stage) for stage in stages)
         self.rounds.drop_late(current, settled)
+        current.witness = current.witness or self.rounds.stranded(current)
         self.reducing.attempt(current)
         self.reports.take_unanswered(current)
         for peer, reason in self.released.withheld(current).items():
@@ -484,7 +486,8 @@ class Coordinator:
         self.rounds.committed(record, self.round)
         self.released.committed()
         self.tip.round = None
-        self._skips = self._skips + 1 if record.verdict == "skip" else 0
+        overflowed = record.witness is not None and record.witness.tensor != STRANDED
+        self._skips = self._skips + 1 if overflowed else 0
         if self._skips >= SKIPS_IN_A_ROW and record.witness is not None:
             where = f"stage {record.witness.stage}, {record.witness.tensor}"
             self.stop(f"{SKIPS_IN_A_ROW} skipped steps in a row (overflow at {where})")

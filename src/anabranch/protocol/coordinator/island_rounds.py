@@ -15,7 +15,7 @@ from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.coordinator.round import Round
 from anabranch.protocol.fleet.admission import Admission
 from anabranch.protocol.interface.rounds import MOST_RATE
-from anabranch.protocol.log.records import Commit, StageCommit
+from anabranch.protocol.log.records import STRANDED, Commit, StageCommit, Witness
 from anabranch.protocol.rounds.plan import Plan, active, counted, even_plan, next_plan, units_of
 from anabranch.protocol.telemetry.estimators import plausible
 
@@ -78,7 +78,7 @@ class IslandRounds:
         units: Counter[str] = Counter()
         for unit, owner in enumerate(part.owners):
             if owner >= 0:
-                units[part.members[owner]] += plan[unit].steps * self._of_inner_step if plan else 1
+                units[part.members[owner]] += plan[unit].weight * self._of_inner_step if plan else 1
         return units
 
     def on_applied(self, peer: str, timing: Mapping[str, float]) -> None:
@@ -94,8 +94,9 @@ class IslandRounds:
         rate = self._rates.get(peer) or (1.0 / measured_s if plausible(measured_s) else 1.0)
         return rate / self._of_inner_step
 
-    def next(self, current: Round, accepted: tuple[int, ...]) -> Plan:
-        """Plan of the iteration after `current`; () if that is no round. accepted: slots that count in it.
+    def next(self, current: Round, accepted: Mapping[int, str]) -> Plan:
+        """Plan of the iteration after `current`; () if that is no round. accepted: slot that counts in it ->
+        peer that filled it.
 
         Slots go to members that get the result of `current` with its reduce. A member that still lacks an
         earlier state would begin late, and its slot would hold up the others.
@@ -108,7 +109,7 @@ class IslandRounds:
         here = set(self.ctx.run.membership.live(1, current.t))
         prompt = [peer for peer in live if peer in here and self._has_last(peer)]
         rates = {peer: self._rate(peer) for peer in prompt or live}
-        return next_plan(current.slots or even_plan(rounds), accepted, rounds, rates, rounds.length(t))
+        return next_plan(current.slots or even_plan(rounds), accepted, rounds, rates, current.t)
 
     # --- late slots ----------------------------------------------------------------------------
 
@@ -133,22 +134,44 @@ class IslandRounds:
 
     def drop_late(self, current: Round, settled: bool) -> None:
         """Leave late slots out of the round, once it has waited long enough; none if its result is PREPARED
-        already (`settled`)."""
-        if not current.slots or not self.ctx.run.settings.rounds.drops or settled:
+        already (`settled`). In a run that waits for late slots these are only the ones that nobody can fill
+        any more."""
+        if not current.slots or settled:
             return
         slots, ready = active(current.slots), self._ready(current)
+        if not self.ctx.run.settings.rounds.drops:
+            self._drop(current, self._hopeless(current, ready) if ready else frozenset())
+            return
         there = ready.union(slot for slot in slots if not self._left(current, slot))
         share = min(1.0, len(ready) / (READY * len(there))) if there else 0.0
         if share > current.ready_share:
             current.ready_at, current.ready_share = self.ctx.clock.now, share
         late = frozenset(slots) - ready - current.dropped
-        if not late or not ready or not self._waited(current, late):
+        if late and ready and self._waited(current, late):
+            self._drop(current, late)
+
+    def _drop(self, current: Round, late: frozenset[int]) -> None:
+        if not late:
             return
         current.dropped |= late
         current.looked.clear()
         current.progress_at = self.ctx.clock.now
         names = ", ".join(str(slot) for slot in sorted(late))
         self.ctx.outbox.note("waiting", reason=f"round {current.t} goes on without late slots {names}")
+
+    def _hopeless(self, current: Round, ready: Iterable[int]) -> frozenset[int]:
+        """Slots that nobody can fill: their machine left, and with it what it carried of them."""
+        slots = frozenset(active(current.slots)) - frozenset(ready) - current.dropped
+        return frozenset(k for k in slots if current.slots[k].carried and self._left(current, k))
+
+    def stranded(self, current: Round) -> Witness | None:
+        """Witness of a round that can never end, since nobody can fill any of its slots; None if it can."""
+        slots = active(current.slots)
+        if not slots or len(self._hopeless(current, self._ready(current))) < len(slots):
+            return None
+        text = f"the machines of all slots of round {current.t} left, with what they carried: it is skipped"
+        self.ctx.outbox.note("note", text=text)
+        return Witness(self.ctx.me, 1, slots[0], STRANDED)
 
     def _ready(self, current: Round) -> set[int]:
         """Slots whose contribution and loss are claimed, and that were not dropped."""

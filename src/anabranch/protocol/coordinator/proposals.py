@@ -17,7 +17,7 @@ from anabranch.protocol.log.records import AnyRecord, Closing, Commit, Evaluatio
 from anabranch.protocol.log.step_parameters import Schedule
 from anabranch.protocol.messages import Prepared
 from anabranch.protocol.reduce.coverage import global_norm
-from anabranch.protocol.rounds.plan import counted
+from anabranch.protocol.rounds.plan import filled
 
 
 @dataclass(eq=False)
@@ -105,10 +105,10 @@ class Proposals:
     ) -> Commit:
         """Record of a step; of a skipped step if there is a witness of an overflow."""
         tokens, step = self.schedule.tokens, self.schedule.step(current.t, max(1, adam_step), norm)
-        accepted = counted(stages[1].owners) if current.slots and stages else ()
+        accepted = filled(stages[1]) if current.slots and stages else {}
         if current.slots:
             assert self.schedule.outer is not None
-            steps = sum(current.slots[slot].steps for slot in accepted)
+            steps = sum(current.slots[slot].weight for slot in accepted)
             tokens, step = steps * self.schedule.inner_tokens, self.schedule.outer(max(1, steps))
         return Commit(
             run=self.ctx.run.settings.run,

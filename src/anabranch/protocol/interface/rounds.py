@@ -20,9 +20,11 @@ class Rounds:
     iterations are synchronous.
 
     slots: most islands at one time. drops: True if a round ends without its late slots, which have `grace`
-    times the time after which three quarters of the slots were ready. first: optimizer steps of the first
-    round, which double from round to round up to `inner` (0: all rounds have `inner`). last: last round,
-    after which iterations are synchronous again (0: rounds until the end).
+    times the time after which three quarters of the slots were ready. carries: True if a machine carries
+    state of its slot from round to round. merges: True if the contribution of a late slot is merged in the
+    next round. least: fewest inner steps of a slot in a round. first: optimizer steps of the first round,
+    which double from round to round up to `inner` (0: all rounds have `inner`). last: last round, after which
+    iterations are synchronous again (0: rounds until the end).
     """
 
     start: int = 0
@@ -30,6 +32,9 @@ class Rounds:
     slots: int = 0
     drops: bool = True
     grace: float = 0.5
+    carries: bool = False
+    merges: bool = False
+    least: int = 1
     first: int = 0
     last: int = 0
 
@@ -39,7 +44,7 @@ class Rounds:
 
     def length(self, t: int) -> int:
         """Optimizer steps that round t stands for."""
-        doublings = min(t - self.start - 1, self.inner.bit_length())
+        doublings = min(max(0, t - self.start - 1), self.inner.bit_length())
         return min(self.inner, self.first << doublings) if self.first else self.inner
 
     def _short(self) -> list[int]:
@@ -64,9 +69,14 @@ class Rounds:
         return self.progress(t) // every > self.progress(t - 1) // every if t else True
 
     @property
+    def keeps(self) -> bool:
+        """True if a slot of a round may carry something from the round before."""
+        return self.carries or self.merges
+
+    @property
     def most_steps(self) -> int:
         """Most inner steps of a slot: half of the machines are at least a MOST_RATE-th as quick as it is."""
-        return math.ceil(self.inner * min(self.slots, 2 * MOST_RATE))
+        return max(self.least, math.ceil(self.inner * min(self.slots, 2 * MOST_RATE)))
 
     def iterations(self, steps: int) -> int:
         """Iterations of a run of `steps` optimizer steps, the last round counted whole."""

@@ -75,12 +75,16 @@ class Forward(MicrobatchTask, frozen=True):
     """Forward pass of a relay's blocks. inputs (activation,) -> outputs (activation,).
 
     With `train` and `keep` the worker keeps the graph under `index` until InputGradient or Discard; with
-    `train` alone it computes the same and keeps nothing. steps: inner steps of a slot in a round.
+    `train` alone it computes the same and keeps nothing. steps: inner steps of a slot in a round. carried:
+    round from which the worker carries state of the slot (0: it begins anew; Result.error if it does not have
+    that). late: inner steps of its contribution to that round, which was late and is added to this one.
     """
 
     train: bool
     keep: bool = True
     steps: int = 0
+    carried: int = 0
+    late: int = 0
 
 
 class Head(MicrobatchTask, frozen=True):
@@ -89,7 +93,7 @@ class Head(MicrobatchTask, frozen=True):
     inputs (activation,) -> outputs (input gradient,), loss_sum (nats, sum over tokens), tokens. The loss is
     divided by the tokens of the iteration before backward. What the weight gradients of head and final norm
     need is stored under `head_unit(index)` for WeightGradient. Without `train` (an evaluation window) outputs
-    is () and nothing is kept. steps: inner steps of a slot in a round.
+    is () and nothing is kept. steps: inner steps of a slot in a round, late ones included.
     """
 
     train: bool

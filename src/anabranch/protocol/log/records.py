@@ -41,12 +41,27 @@ class Member(msgspec.Struct, frozen=True):
 
 
 class Slot(msgspec.Struct, frozen=True, array_like=True):
-    """Slot of a round. first: its inner steps that counted in earlier rounds. steps: inner steps that it
-    takes in this round (0: it takes no part). peer: who fills it ("": anybody)."""
+    """Slot of a round. first: its inner steps before this round, those of a late contribution included.
+    steps: inner steps that it takes in this round (0: it takes no part). peer: who fills it ("": anybody).
+    carried: round from which the machine carries state of the slot; only that machine can fill it (0: the
+    slot begins anew). late: inner steps of the contribution to round `carried`, which was late and is merged
+    in this round (0: it was not late)."""
 
     first: int
     steps: int
     peer: str = ""
+    carried: int = 0
+    late: int = 0
+
+    @property
+    def done(self) -> int:
+        """Inner steps that counted in earlier rounds."""
+        return self.first - self.late
+
+    @property
+    def weight(self) -> int:
+        """Inner steps that count in this round if the slot does."""
+        return self.steps + self.late
 
 
 class Genesis(Record, frozen=True, tag="genesis"):
@@ -100,8 +115,14 @@ class Evaluation(msgspec.Struct, frozen=True):
     tokens: int
 
 
+#: Witness.tensor of a round that is skipped since the machines of all its slots left, with what they carried.
+STRANDED = "state of slots"
+
+
 class Witness(msgspec.Struct, frozen=True):
-    """Overflow that made an iteration a skipped step: who computed which microbatch (`index`) and tensor."""
+    """Overflow that made an iteration a skipped step: who computed which microbatch (`index`) and tensor. With
+    tensor `STRANDED`: a round none of whose slots can be filled any more; peer is the leader, and index the
+    first of these slots."""
 
     peer: str
     stage: int

@@ -57,6 +57,8 @@ class HopCandidates:
         """
         plan = self.ctx.run.plan(self.t) if self.ctx.run.stage == 0 else ()
         if item.train and plan and (holder := plan[item.index].peer):
+            if plan[item.index].carried:
+                return self._carrier(holder), math.inf
             return self._of_slot(item, holder, {slot.peer for slot in plan})
         peers = [peer for peer in self.peers() if self.ctx.reachable(peer)] or self._strangers()
         peers, all_at = self._preferred(item, peers)
@@ -90,6 +92,14 @@ class HopCandidates:
         else:
             first = [peer for peer in able if peer not in holders and peer not in new]
         return (able, math.inf) if ctx.clock.now >= all_at else (first, all_at)
+
+    def _carrier(self, holder: str) -> list[str]:
+        """Peers that may fill a slot whose state the peer `holder` carries: that one, if it is linked."""
+        ctx = self.ctx
+        if holder in ctx.run.membership.live(ctx.run.next_stage(), self.t):
+            ctx.dialer.reach(holder)
+            return [holder] if ctx.reachable(holder) else []
+        return []
 
     def _preferred(self, item: OutgoingMicrobatch, peers: list[str]) -> tuple[list[str], float]:
         """Those of `peers` that are preferred for a microbatch, and the time from which all are eligible."""

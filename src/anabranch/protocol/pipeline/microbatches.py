@@ -29,6 +29,7 @@ from anabranch.protocol.interface.tasks import (
     head_unit,
 )
 from anabranch.protocol.interface.tasks import Forward as ForwardTask
+from anabranch.protocol.log.records import Slot
 from anabranch.protocol.messages import (
     Ask,
     Backward,
@@ -46,6 +47,8 @@ from anabranch.protocol.pipeline.repair import Repairs
 from anabranch.protocol.pipeline.sender import Sender
 from anabranch.protocol.pipeline.upstream_replies import UpstreamReplies
 
+#: Stands for no slot, of a microbatch.
+NO_SLOT = Slot(0, 0)
 #: Owner of credits held by a removed peer; its next incarnation starts afresh.
 GONE = ""
 #: Index before all others: its task is computed next of its rank.
@@ -132,12 +135,11 @@ class Iteration:
     def _trains(self, index: int) -> bool:
         return index < self.ctx.run.settings.microbatches
 
-    def _inner(self, index: int) -> tuple[int, int]:
-        """Inner steps of a slot in a round: those of earlier rounds, and those of this one; (0, 0) for a
-        microbatch."""
+    def _slot(self, index: int) -> Slot:
+        """Slot of a round with this number; one without steps for a microbatch."""
         if not self.slots or not self._trains(index):
-            return 0, 0
-        return self.slots[index].first, self.slots[index].steps
+            return NO_SLOT
+        return self.slots[index]
 
     def _exists(self, index: int) -> bool:
         return any(index in assignment.holder for assignment in self.assignments)
@@ -234,14 +236,15 @@ class Iteration:
     def _begin(self, unit: IncomingMicrobatch) -> None:
         """Submit the forward task of a microbatch that arrived."""
         payload = unit.received
-        steps = self._inner(unit.index)[1]
+        slot = self._slot(unit.index)
         if self.ctx.run.stage == 0:
-            head = Head(self.t, unit.index, unit.train, steps, hashed=self.seals.on and unit.train)
+            head = Head(self.t, unit.index, unit.train, slot.weight, hashed=self.seals.on and unit.train)
             rank = TaskPriority.GRADIENT if unit.train else TaskPriority.EVALUATION
             self.ctx.tasks.submit(rank, head, (payload,), partial(self._head_done, unit), unit.index)
             return
         hashed = self.seals.on and unit.train
-        forward = ForwardTask(self.t, unit.index, unit.train, unit.kept, steps, hashed=hashed)
+        work = (slot.steps, slot.carried, slot.late)
+        forward = ForwardTask(self.t, unit.index, unit.train, unit.kept, *work, hashed=hashed)
         rank = unit.rank(TaskPriority.FORWARD)
         self.ctx.tasks.submit(rank, forward, (payload,), partial(self._forward_done, unit), unit.index)
 
@@ -251,7 +254,8 @@ class Iteration:
         return kept < self._room
 
     def _embed(self, index: int) -> None:
-        task = Embed(self.t, index, *self._inner(index), hashed=self.seals.on and self._trains(index))
+        slot, hashed = self._slot(index), self.seals.on and self._trains(index)
+        task = Embed(self.t, index, slot.first, slot.steps, hashed=hashed)
         rank = TaskPriority.FORWARD if self._trains(index) else TaskPriority.EVALUATION
         self.ctx.tasks.submit(rank, task, (), partial(self._embedded, index), index)
 

@@ -6,23 +6,27 @@ A slot that does not count in a round keeps its counter: its batches come again 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from anabranch.protocol.interface.rounds import MOST_RATE, Rounds
 from anabranch.protocol.interface.tasks import embed_unit, head_unit
-from anabranch.protocol.log.records import Commit, Slot
+from anabranch.protocol.log.records import Commit, Slot, StageCommit
 
 #: Members that copy their state before a round: as many as a download has sources at one time.
 KEEPERS = 4
 
+#: A machine that carries state of a slot keeps it unless another is so many times as quick. Plain choice: more
+#: than measured speeds differ from round to round.
+STAYS = 1.25
+
 Plan = tuple[Slot, ...]
-Slots = Mapping[int, tuple[int, int]]
-"""Slot -> (its inner steps that counted in earlier rounds, its inner steps in this round)."""
+Slots = Mapping[int, Slot]
+"""Number of a slot -> its plan in a round."""
 
 
 def even_plan(rounds: Rounds) -> Plan:
-    """Plan of a first round, before any speed is known: every slot takes `rounds.inner` steps and is bound to
-    no peer."""
+    """Plan of a first round, before any speed is known: every slot takes as many steps and is bound to no
+    peer."""
     return (Slot(0, rounds.length(rounds.start + 1)),) * rounds.slots
 
 
@@ -43,34 +47,44 @@ def counted(owners: Sequence[int]) -> tuple[int, ...]:
     return tuple(slot for slot, owner in enumerate(owners) if owner >= 0)
 
 
-def slots_of(plan: Plan, commit: Commit) -> dict[int, tuple[int, int]]:
-    """Slots that count in a round with this plan, as slot -> (inner steps before the round, inner steps in
-    it). If the round was skipped: all that took part. Empty if the iteration is no round."""
+def slots_of(plan: Plan, commit: Commit) -> dict[int, Slot]:
+    """Slots that count in a round with this plan. If the round was skipped: all that took part. Empty if the
+    iteration is no round."""
     slots = counted(commit.stages[1].owners) if plan and commit.stages else active(plan)
-    return {slot: (plan[slot].first, plan[slot].steps) for slot in slots if slot < len(plan)}
+    return {slot: plan[slot] for slot in slots if slot < len(plan)}
+
+
+def late_slots(plan: Plan, following: Plan) -> dict[int, Slot]:
+    """Slots of a round whose contribution is merged in the next one, which has the plan `following`."""
+    return {k: plan[k] for k, slot in enumerate(following) if slot.late and k < len(plan)}
 
 
 def freed(plan: Plan) -> Plan:
-    """Plan with the same inner steps, but bound to no peer: the machines may be gone."""
-    return tuple(Slot(slot.first, slot.steps) for slot in plan)
+    """Plan with the same inner steps, but bound to no peer and with nothing carried: the machines may be
+    gone. The steps of late contributions come again."""
+    return tuple(Slot(slot.done, slot.steps) for slot in plan)
 
 
 def next_plan(
-    plan: Plan, accepted: Collection[int], rounds: Rounds, rates: Mapping[str, float], inner: int = 0
+    plan: Plan, accepted: Mapping[int, str], rounds: Rounds, rates: Mapping[str, float], t: int = 0
 ) -> Plan:
-    """Plan of the next round. accepted: slots whose steps of this round count. rates: peer -> inner steps per
-    second. inner: steps of a slot on average (0: `rounds.inner`).
+    """Plan of the round after round t. accepted: slot that counts in t -> peer that filled it. rates: peer ->
+    inner steps per second.
 
-    Every peer gets one slot, the quickest first if there are more peers than slots; a peer keeps its slot.
-    Steps are in proportion to the peer's speed, so that all end together.
+    Every peer gets one slot, the quickest first if there are more peers than slots; a peer keeps its slot. On
+    average a slot takes `rounds.length(t + 1)` steps, in proportion to its peer's speed, so that all end together.
+    What a machine carries of its slot is dropped if the slot goes to another machine, or did not count and is
+    not merged.
     """
-    inner = inner or rounds.inner
-    firsts = [slot.first + slot.steps * (k in accepted) for k, slot in enumerate(plan)]
+    inner = rounds.length(t + 1)
+    firsts = [slot.first + slot.steps if k in accepted else slot.done for k, slot in enumerate(plan)]
     if not rates:
         return tuple(Slot(first, inner) for first in firsts)
     usual = sorted(rates.values())[(len(rates) - 1) // 2]
     rates = {peer: min(rate, MOST_RATE * usual) for peer, rate in rates.items()}
-    chosen = sorted(rates, key=lambda peer: (-rates[peer], peer))[: rounds.slots]
+    carriers = {slot.peer for slot in plan} if rounds.keeps else set()
+    preferred = {peer: rate * (STAYS if peer in carriers else 1.0) for peer, rate in rates.items()}
+    chosen = sorted(rates, key=lambda peer: (-preferred[peer], peer))[: rounds.slots]
     places = {slot.peer: k for k, slot in enumerate(plan) if slot.peer in chosen}
     free = iter(k for k in range(rounds.slots) if k not in places.values())
     for peer in sorted(chosen):
@@ -78,12 +92,50 @@ def next_plan(
             places[peer] = next(free)
     total = sum(rates[peer] for peer in chosen)
     share = {peer: rates[peer] / total if total > 0.0 else 1.0 / len(chosen) for peer in chosen}
-    steps = {peer: max(1, round(inner * len(chosen) * share[peer])) for peer in chosen}
+    steps = {peer: max(rounds.least, round(inner * len(chosen) * share[peer])) for peer in chosen}
     holder = {k: peer for peer, k in places.items()}
-    return tuple(
-        Slot(first, steps[holder[k]], holder[k]) if k in holder else Slot(first, 0)
-        for k, first in enumerate(firsts)
-    )
+
+    def slot(k: int, first: int) -> Slot:
+        if k not in holder:
+            return Slot(first, 0)
+        peer, before = holder[k], plan[k]
+        if k in accepted:
+            return Slot(first, steps[peer], peer, t if rounds.carries and accepted[k] == peer else 0)
+        if rounds.merges and before.peer == peer and before.steps and not before.late:
+            return Slot(before.first + before.steps, steps[peer], peer, t, before.steps)
+        return Slot(first, steps[peer], peer)
+
+    return tuple(slot(k, first) for k, first in enumerate(firsts))
+
+
+def next_plan_problem(plan: Plan, following: Plan, commit: Commit) -> str:
+    """Reason why `following` cannot be the plan after `commit`, the record of a round with plan `plan` (or of
+    the iteration before the first round), "" if it can: a slot's counter rises by the steps that counted, and
+    what it carries is its machine's."""
+    before = plan or (Slot(0, 0),) * len(following)
+    if not following:
+        return ""
+    if len(before) != len(following):
+        return "the next round has another number of slots"
+    accepted = filled(commit.stages[1]) if plan and len(commit.stages) > 1 else {}
+    for k, (was, slot) in enumerate(zip(before, following, strict=True)):
+        done = was.done + was.weight * (k in accepted)
+        if slot.done != done:
+            return f"slot {k} stands at {slot.done} inner steps, not at {done}"
+        if slot.late and (k in accepted or was.late or (slot.late, slot.peer) != (was.steps, was.peer)):
+            return f"slot {k} merges a contribution that was not late"
+        of_owner = slot.late or accepted.get(k) == slot.peer
+        if slot.carried and not (slot.carried == commit.t and slot.steps and slot.peer and of_owner):
+            return f"slot {k} carries state that its machine does not have"
+        if slot.late and not slot.carried:
+            return f"slot {k} merges a contribution of no round"
+    return ""
+
+
+def filled(part: StageCommit) -> dict[int, str]:
+    """Slot that counts in a round -> peer whose contribution counted. part: of the relays' stage."""
+    owners, members = part.owners, part.members
+    return {slot: members[owners[slot]] for slot in counted(owners) if owners[slot] < len(members)}
 
 
 def plan_problem(rounds: Rounds, t: int, plan: Plan) -> str:
@@ -96,6 +148,10 @@ def plan_problem(rounds: Rounds, t: int, plan: Plan) -> str:
     most = rounds.most_steps
     if any(not 0 <= slot.steps <= most or not 0 <= slot.first <= most * t for slot in plan):
         return f"a slot of its plan has more than {most} inner steps, or counts more than all rounds had"
+    if any(not 0 <= slot.late <= min(slot.first, most) for slot in plan):
+        return f"a slot of its plan merges more than {most} late inner steps"
+    if any((slot.carried and not rounds.keeps) or not 0 <= slot.carried < t for slot in plan):
+        return "a slot of its plan carries what no slot of this run carries"
     return ""
 
 
@@ -109,5 +165,6 @@ def keepers(members: Sequence[str], t: int) -> frozenset[str]:
 def plan_hash(plan: Sequence[Slot]) -> str:
     """Hash that stands for the batch of a round: the batch follows from the inner steps of each slot, and
     from corpus and seed."""
-    text = "anabranch round 1 " + " ".join(f"{slot.first}+{slot.steps}" for slot in plan)
+    texts = (f"{slot.first}+{slot.steps}" + f"&{slot.late}" * (slot.late > 0) for slot in plan)
+    text = "anabranch round 1 " + " ".join(texts)
     return hashlib.sha256(text.encode()).hexdigest()[:64]

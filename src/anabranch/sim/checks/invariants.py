@@ -17,7 +17,7 @@ from anabranch.protocol.interface import events as ev
 from anabranch.protocol.interface import tasks
 from anabranch.protocol.log.records import Commit, Genesis, Rollback, StageCommit, decode_entry, entry_hash
 from anabranch.protocol.peer.shared_state import Progress
-from anabranch.protocol.rounds.plan import Plan, Slots, active, counted, slots_of, units_of
+from anabranch.protocol.rounds.plan import Plan, Slots, active, counted, next_plan_problem, slots_of, units_of
 from anabranch.sim.checks.resource_bounds import check_account, check_bounds, check_plan, cycle
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import World
@@ -40,9 +40,9 @@ class GroundTruth(Protocol):
     first: object
     """Key of the initial state."""
 
-    def after(self, key: object, t: int, stepped: bool, slots: Slots) -> object:
+    def after(self, key: object, t: int, stepped: bool, slots: Slots, plan: Plan) -> object:
         """Key of the state that follows from state `key` by iteration t. stepped: True if t was a step, False
-        if it was skipped. slots: those that count in a round."""
+        if it was skipped. slots: those that count in a round. plan: of the round, late slots included."""
         ...
 
     def fingerprints(self, key: object, t: int) -> tuple[str, ...]:
@@ -232,18 +232,15 @@ class Invariants:
         and by no others; a rollback plans the same steps as were planned before."""
         plan = () if isinstance(record.slots, UnsetType) else record.slots
         self._plans[base] = plan
-        inner = [(slot.first, slot.steps) for slot in plan]
         if isinstance(record, Rollback):
-            known = [(slot.first, slot.steps) for slot in self._first_plan.get(record.t + 1, ())]
+            inner = [(slot.done, slot.steps) for slot in plan]
+            known = [(slot.done, slot.steps) for slot in self._first_plan.get(record.t + 1, ())]
             if inner != known:
                 raise Violation("I1", f"the rollback to {record.t} changes the steps of round {record.t + 1}")
             return
         before = self._plans.get(record.previous_base, ())
-        accepted = slots_of(before, record) if record.stages else {}
-        past = [slot.first + slot.steps * (k in accepted) for k, slot in enumerate(before)]
-        over = not plan and not self.world.settings.rounds.has(record.t + 1)
-        if not over and [first for first, _ in inner] != (past or [0] * len(plan)):
-            raise Violation("I1", f"after round {record.t} its slots stand at {inner}, not at {past}")
+        if wrong := next_plan_problem(before, plan, record):
+            raise Violation("I1", f"after round {record.t}: {wrong}")
         self._first_plan[record.t + 1] = plan
 
     def _rolled_back(self, record: Rollback, base: str) -> None:
@@ -299,7 +296,8 @@ class Invariants:
             return
         _, key = self._keys[commit.previous_base]
         stepped = commit.verdict == "step"
-        slots = slots_of(self._plans.get(commit.previous_base, ()), commit)
+        plan = self._plans.get(commit.previous_base, ())
+        slots = slots_of(plan, commit)
         if stepped and self.forgives and not self._true(commit, key, slots):
             return
         if stepped:
@@ -314,7 +312,7 @@ class Invariants:
                 else (commit.loss_sums != losses)
             ):
                 raise Violation("I3", f"the losses of step {commit.t} are not those of its batch")
-        self._keys[base] = (commit.t, self.truth.after(key, commit.t, stepped, slots))
+        self._keys[base] = (commit.t, self.truth.after(key, commit.t, stepped, slots, plan))
 
     def _true(self, commit: Commit, key: object, slots: Slots) -> bool:
         """True if the gradients and losses of a step without rounds are those of a single machine."""

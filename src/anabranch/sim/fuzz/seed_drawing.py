@@ -207,7 +207,7 @@ def _with_faults(seed: int, profile: FaultProfile) -> DrawnSeed:
     if settings.policy == "auction":  # it plans for "any" alone; the draw above is for the other seeds
         settings = replace(settings, returns="any")
     if profile.islands:
-        settings = replace(settings, rounds=_rounds(seed, settings.microbatches))
+        settings = replace(settings, rounds=_rounds(seed, settings.microbatches, settings.stages == 1))
     latency = _LATENCIES[0] if planned else rng.choice(_LATENCIES)
     computing_s = PLANNED_TASK_S if planned else rng.choice([0.02, 0.05, 0.1])
     task_s = dict.fromkeys(_COMPUTING, computing_s)
@@ -222,18 +222,16 @@ def _audit_share(seed: int, profile: FaultProfile) -> float:
     return rng.choice(AUDIT_SHARES) if audited else 0.0
 
 
-def _rounds(seed: int, microbatches: int) -> Rounds:
-    """Rounds of a seed."""
+def _rounds(seed: int, microbatches: int, whole: bool) -> Rounds:
+    """Rounds of a seed. whole: True if a machine holds the whole model, so that it may carry state."""
     rng = random.Random(f"rounds {seed}")
     slots = rng.choice([k for k in range(1, microbatches + 1) if microbatches % k == 0])
     drops = rng.random() < ROUNDS_DROP
-    rounds = Rounds(rng.randint(1, 3), rng.choice([2, 5]), slots, drops, rng.choice([0.05, 0.5, 2.0]))
+    start, inner, grace = rng.randint(1, 3), rng.choice([2, 5]), rng.choice([0.05, 0.5, 2.0])
+    carries, merges = whole and rng.random() < 0.5, whole and drops and rng.random() < 0.5
     again = random.Random(f"schedule {seed}")
-    return replace(
-        rounds,
-        first=again.choice([0, 0, 1]),
-        last=again.choice([0, 0, rounds.start + again.randint(1, 4)]),
-    )
+    first, last = again.choice([0, 0, 1]), again.choice([0, 0, start + again.randint(1, 4)])
+    return Rounds(start, inner, slots, drops, grace, carries, merges, first=first, last=last)
 
 
 def _aims(seed: int, profile: FaultProfile, rng: random.Random, first_t: int) -> tuple[FaultTarget, ...]:

@@ -26,7 +26,7 @@ from anabranch.config import (
     WireSection,
 )
 from anabranch.protocol.log.records import Member
-from anabranch.protocol.rounds.plan import Slots
+from anabranch.protocol.rounds.plan import Plan, Slots
 from anabranch.sim.fuzz.seed_drawing import DrawnSeed
 from anabranch.sim.kernel.swarm_world import World
 from anabranch.sim.workers.torch_world import node_member, torch_world
@@ -155,7 +155,7 @@ class Tensors:
         self._records: list[StepRecord] = []
         self._fingerprints = [self._reference.fingerprints()]
 
-    def after(self, key: object, t: int, stepped: bool, slots: Slots) -> object:
+    def after(self, key: object, t: int, stepped: bool, slots: Slots, plan: Plan) -> object:
         return t
 
     def fingerprints(self, key: object, t: int) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import zip_longest
 
 from anabranch.protocol.interface.settings import Settings
-from anabranch.protocol.rounds.plan import Slots
+from anabranch.protocol.rounds.plan import Plan, Slots
 from anabranch.sim.checks.invariants import GroundTruth
 from anabranch.sim.fuzz.seed_drawing import DrawnSeed
 from anabranch.sim.kernel.swarm_world import World
@@ -17,6 +17,7 @@ from anabranch.sim.workers.integer_worker import (
     initial,
     predicted,
     single_machine,
+    slot_states,
 )
 
 
@@ -38,26 +39,29 @@ def build(drawn: DrawnSeed) -> tuple[World, GroundTruth]:
 
 class IntegerWorld:
     """Results of a single machine with integer workers. The key of a state (see `GroundTruth`) is the tuple
-    of all stages' states, and of what the next iteration computes with if it is delayed (else empty)."""
+    of all stages' states, of what the next iteration computes with if it is delayed (else empty), and of what
+    slots carry from the last round."""
 
     def __init__(self, settings: Settings) -> None:
         self._microbatches, self._delay = settings.microbatches, settings.delay
-        self.first: object = tuple(map(initial, range(settings.stages + 1))), ()
+        self.first: object = tuple(map(initial, range(settings.stages + 1))), (), ()
 
-    def after(self, key: object, t: int, stepped: bool, slots: Slots) -> object:
+    def after(self, key: object, t: int, stepped: bool, slots: Slots, plan: Plan) -> object:
         assert isinstance(key, tuple)
-        states, seen = key
+        states, seen, carried = key
         ahead = tuple(map(predicted, states)) if self._delay.has(t + 1) else ()
+        following = slot_states(states, plan, carried)
         if stepped:
-            states = single_machine(t, states, batch_of(t, self._microbatches, slots), seen).states
-        return states, ahead
+            batch = batch_of(t, self._microbatches, slots, carried)
+            states = single_machine(t, states, batch, seen).states
+        return states, ahead, following
 
     def fingerprints(self, key: object, t: int) -> tuple[str, ...]:
         assert isinstance(key, tuple)
-        states, seen = key
+        states, seen, _ = key
         return tuple(fingerprint(t, state, ahead) for state, ahead in zip_longest(states, seen))
 
     def step(self, key: object, t: int, slots: Slots) -> tuple[tuple[str, ...], tuple[float, ...]]:
         assert isinstance(key, tuple)
-        step = single_machine(t, key[0], batch_of(t, self._microbatches, slots), key[1])
+        step = single_machine(t, key[0], batch_of(t, self._microbatches, slots, key[2]), key[1])
         return tuple(map(digest_of, step.gradients)), step.losses

@@ -20,6 +20,7 @@ from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.interface.tasks import (
     AuditUnit,
     CheckState,
+    Forward,
     InitState,
     Payload,
     ProveState,
@@ -36,11 +37,17 @@ from anabranch.sim.kernel.clock import Clock
 from anabranch.sim.kernel.violation import Violation
 
 #: Tasks that may fail in a correct run: a step is taken before the snapshot's turn comes, the state that is
-#: checked is wrong, or the weights of an audited step are gone.
+#: checked is wrong, or the weights of an audited step are gone. (And inner steps from a state of the slot that
+#: the machine does not have.)
 _MAY_FAIL = (AuditUnit, CheckState, ProveState, Snapshot)
 
 #: Checkpoint on disk: stage -> (pieces of the state, fingerprint).
 Checkpoint = dict[int, tuple[tuple[Payload, ...], str]]
+
+
+def _may_fail(task: Task) -> bool:
+    """True if a task may fail in a correct run."""
+    return isinstance(task, _MAY_FAIL) or (isinstance(task, Forward) and task.carried > 0)
 
 
 class TaskExecutor(Protocol):
@@ -366,7 +373,7 @@ class Node:
         assert self.computer is not None
         result = self.computer.run(task, inputs)
         self.task_at = self.world.clock.now
-        if result.error and self.world.strict and not isinstance(task, _MAY_FAIL):
+        if result.error and self.world.strict and not _may_fail(task):
             raise RuntimeError(f"{self.id} could not do {task}: {result.error}")
         seconds = self.world.task_s(self, task)
         finished = ev.Finished(task, structs.replace(result, seconds=seconds))

@@ -25,7 +25,7 @@ from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.interface.tasks import Payload, Result, Task, embed_unit, head_unit, part_bounds
 from anabranch.protocol.log.records import Genesis, Member
 from anabranch.protocol.log.step_parameters import Schedule, StepParameters
-from anabranch.protocol.rounds.plan import Slots, slots_of
+from anabranch.protocol.rounds.plan import Plan, Slots, slots_of
 from anabranch.sim.kernel.founder import populate
 from anabranch.sim.kernel.swarm_world import Model, World
 
@@ -34,8 +34,11 @@ ONE_CLASS = "whole numbers"
 WORDS = 4
 
 Words = tuple[int, ...]
-Batch = tuple[tuple[int, int], ...]
-"""(microbatch, its iteration) each, or (slot, `inner_salt`) in a round."""
+Batch = tuple[tuple[int, int, int, int], ...]
+"""(microbatch, its iteration, 0, 0) each; in a round (slot, `inner_salt`, number that stands for what it
+carries, number of the late contribution that is merged) each, 0 where there is nothing."""
+Carried = tuple[tuple[int, int], ...]
+"""(slot, number that stands for its state after the last round) each."""
 #: Pieces of a snapshot, besides the one that contains its iteration (a choice).
 PIECES = 4
 
@@ -73,6 +76,33 @@ def embedded(state: int, salt: int, index: int) -> int:
 def inner_salt(first: int, steps: int) -> int:
     """Number that stands for the inner steps `first` + 1 to `first` + `steps` of a slot in a round."""
     return mix(9, first, steps)
+
+
+def with_state(x: int, carried: int) -> int:
+    """Input x of a slot at a relay that carries state of the slot (0: it carries none)."""
+    return mix(12, x, carried) if carried else x
+
+
+def slot_state(state: int, x: int) -> int:
+    """Number that stands for what a machine carries of a slot after a round. state: before the round. x:
+    input of the slot, `with_state`."""
+    return mix(11, state, x)
+
+
+def late_contribution(number: int) -> Words:
+    """Stand-in for a contribution that was late. number: `slot_state` after its round; 0: there is none."""
+    return tuple(mix(13, word, number) if number else 0 for word in range(WORDS))
+
+
+def slot_states(states: Sequence[int], plan: Plan, before: Carried) -> Carried:
+    """Numbers of all slots of a round after it. states: before the round. before: those of the round
+    before."""
+    known, found = dict(before), []
+    for slot, each in enumerate(plan):
+        x = embedded(states[0], inner_salt(each.first, each.steps), slot)
+        carried = known.get(slot, 0) if each.carried else 0
+        found.append((slot, slot_state(states[1], with_state(x, carried))))
+    return tuple(found)
 
 
 def activated(state: int, stage: int, x: int) -> int:
@@ -153,8 +183,9 @@ def single_machine(t: int, former: tuple[int, ...], batch: Batch, seen: tuple[in
         sums[stage] = [total + word for total, word in zip(sums[stage], words, strict=True)]
 
     losses = []
-    for index, salt in batch:
-        x = embedded(states[0], salt, index)
+    for index, salt, carried, late in batch:
+        x = with_state(embedded(states[0], salt, index), carried)
+        add(1, late_contribution(late))
         inputs = []
         for stage in range(1, len(states)):
             inputs.append(x)
@@ -170,21 +201,23 @@ def single_machine(t: int, former: tuple[int, ...], batch: Batch, seen: tuple[in
     return Step(gradients, tuple(map(step, former, gradients)), tuple(losses))
 
 
-def batch_of(t: int, microbatches: int, slots: Slots) -> Batch:
-    """Batch of iteration t: (index, t) of each microbatch; in a round (slot, number that stands for its
-    steps).
-
-    slots: slot -> (steps in earlier rounds, steps in this one); empty if t is no round.
-    """
-    if slots:
-        return tuple((slot, inner_salt(*steps)) for slot, steps in sorted(slots.items()))
-    return tuple((index, t) for index in range(microbatches))
+def batch_of(t: int, microbatches: int, slots: Slots, before: Carried = ()) -> Batch:
+    """Batch of iteration t. slots: those that count; empty if t is no round. before: states of the slots
+    after the round before."""
+    if not slots:
+        return tuple((index, t, 0, 0) for index in range(microbatches))
+    known, found = dict(before), []
+    for slot, plan in sorted(slots.items()):
+        carried = known.get(slot, 0) if plan.carried else 0
+        found.append((slot, inner_salt(plan.first, plan.steps), carried, carried if plan.late else 0))
+    return tuple(found)
 
 
 def states_after(t: int, settings: Settings, history: LogReplay | None = None) -> tuple[int, ...]:
     """States of all stages after t steps on a single machine. history: log of a run with rounds, for the
     slots that counted and the rounds that were skipped."""
     states, seen = tuple(map(initial, range(settings.stages + 1))), tuple[int, ...]()
+    carried: Carried = ()
     for each in range(1, t + 1):
         slots: Slots = {}
         ahead = tuple(map(predicted, states)) if settings.delay.has(each + 1) else ()
@@ -193,7 +226,10 @@ def states_after(t: int, settings: Settings, history: LogReplay | None = None) -
             slots = slots_of(history.plans[each], commit)
             if commit.verdict == "skip":
                 continue
-        states = single_machine(each, states, batch_of(each, settings.microbatches, slots), seen).states
+        batch = batch_of(each, settings.microbatches, slots, carried)
+        if history is not None:
+            carried = slot_states(states, history.plans.get(each, ()), carried)
+        states = single_machine(each, states, batch, seen).states
         seen = ahead
     return states
 
@@ -205,6 +241,8 @@ class Begun:
         self.sum: list[int] = [0] * WORDS
         self.graphs: dict[int, int] = {}
         self.store: dict[int, Words] = {}
+        self.slots: dict[int, tuple[int, int]] = {}
+        """Slot -> numbers that stand for what it carries, and for the late contribution that it merges."""
 
     def add(self, words: Words, sign: int) -> None:
         self.sum = [total + sign * word for total, word in zip(self.sum, words, strict=True)]
@@ -232,6 +270,8 @@ class IntegerWorker:
         self._gradients: dict[int, Words] = {}
         self._before: dict[int, int] = {}
         self._audited: list[int] = [0] * WORDS
+        self._slots: dict[tuple[int, int], int] = {}
+        """(Slot, round) -> number that stands for what this machine carries of it after the round."""
 
     def run(self, task: Task, inputs: tuple[Payload, ...] = ()) -> Result:
         return hashed(task, inputs, self._run(task, inputs))
@@ -272,6 +312,10 @@ class IntegerWorker:
                 return Result(outputs=(embedded(weights, salt, index),))
             case tasks.Forward(_, index, train, keep):
                 x = _number(inputs[0])
+                if task.steps:
+                    if task.carried and (index, task.carried) not in self._slots:
+                        return Result(error=f"no state of slot {index} after round {task.carried} is here")
+                    x = self._begin_slot(task, work, weights, x)
                 if train and keep:
                     work.graphs[index] = x
                 return Result(outputs=(activated(weights, self.stage, x),))
@@ -313,6 +357,15 @@ class IntegerWorker:
             case _:
                 return self._state_task(task, inputs)
 
+    def _begin_slot(self, task: tasks.Forward, work: Begun, weights: int, x: int) -> int:
+        """Input of a slot with what this machine carries of it; what it will carry is kept."""
+        number = self._slots.get((task.index, task.carried), 0) if task.carried else 0
+        work.slots[task.index] = number, number if task.late else 0
+        x = with_state(x, number)
+        if task.t == self.t + 1:
+            self._slots[task.index, task.t] = slot_state(weights, x)
+        return x
+
     def _head(self, task: tasks.Head, x: int) -> Result:
         weights = self._weights(task)
         loss = loss_of(weights, x)
@@ -326,7 +379,7 @@ class IntegerWorker:
         if index not in work.graphs:
             return Result(error=f"no forward of microbatch {index} is held")
         x = work.graphs.pop(index)
-        work.store[index] = contribution(weights, self.stage, x, dy)
+        work.store[index] = self._contribution(work, index, x, dy, weights)
         return Result(outputs=(input_gradient(weights, self.stage, x, dy),))
 
     def _weight_gradient(self, task: tasks.WeightGradient, inputs: tuple[Payload, ...]) -> Result:
@@ -341,11 +394,22 @@ class IntegerWorker:
             return Result(error=f"no weight gradient of unit {unit} is waiting")
         return Result()
 
+    def _contribution(self, work: Begun, index: int, x: int, dy: int, weights: int) -> Words:
+        """Contribution of a microbatch, or of a slot with the late one that is merged. x: as computed
+        with."""
+        words = contribution(weights, self.stage, x, dy)
+        late = late_contribution(work.slots.get(index, (0, 0))[1])
+        return tuple(word + other for word, other in zip(words, late, strict=True))
+
     def _recount(self, task: tasks.Recount, inputs: tuple[Payload, ...]) -> Result:
-        boundary = tuple(map(_number, inputs))
+        boundary, work = tuple(map(_number, inputs)), self._work(task.t)
+        if self.stage and task.unit in work.slots:
+            x, weights = with_state(boundary[0], work.slots[task.unit][0]), self._weights(task)
+            work.add(self._contribution(work, task.unit, x, boundary[1], weights), task.sign)
+            return Result()
         if self._embeds(task.unit):
             boundary = (task.t, task.unit // 2, *boundary)
-        self._work(task.t).add(contribution(self._weights(task), self.stage, *boundary), task.sign)
+        work.add(contribution(self._weights(task), self.stage, *boundary), task.sign)
         return Result()
 
     def _audit_unit(self, t: int, first: bool, x: int, dy: int) -> Result:
@@ -404,6 +468,7 @@ class IntegerWorker:
                     return Result(error=f"not the state after step {t}")
                 self.t, (self.state, self.ahead) = t, loaded
                 self._gradients.clear()
+                self._slots.clear()
                 self._begun = Begun(), Begun()
             case tasks.InitState():
                 self.t, self.state, self.ahead = 0, initial(self.stage), None

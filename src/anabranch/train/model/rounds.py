@@ -16,7 +16,12 @@ def rounds_of(run: RunConfig) -> Rounds:
     if not part.slots:
         return NO_ROUNDS
     start = max(1, int(run.run.steps * part.start))
-    rounds = Rounds(start, part.steps, part.slots, part.late == "drop", part.grace, part.first_steps)
+    carries = part.unsent != "drop" or part.first_moment == "keep"
+    late = part.late
+    rounds = Rounds(
+        start, part.steps, part.slots, late != "wait", part.grace, carries, late == "carry", 1 + part.overlap,
+        part.first_steps,
+    )  # fmt: skip
     if not part.end:
         return rounds
     return replace(rounds, last=rounds.iterations(max(start + 1, int(run.run.steps * (1.0 - part.end)))))

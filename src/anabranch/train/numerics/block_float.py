@@ -16,7 +16,7 @@ from anabranch.train.numerics.exact import UNIT_EXPONENT
 #: Values of a block, which share a scale.
 BLOCK = 64
 #: Name in the run file -> bits of a value, sign included; 0: not rounded.
-BITS = {"exact": 0, "fp16": 16, "int8": 8, "int4": 4}
+BITS = {"exact": 0, "fp16": 16, "int8": 8, "int4": 4, "int2": 2}
 
 
 def rounded(values: Tensor, bits: int) -> Tensor:

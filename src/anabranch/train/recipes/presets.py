@@ -27,6 +27,7 @@ class Preset:
 _WHOLE = {"pipeline.stages": 0, "pipeline.blocks_per_stage": []}
 _DILOCO = {
     **_WHOLE,
+    "round.first_moment": "keep",
     "round.slots": 8,
     "round.steps": 500,
     "round.start": 0.27,  # 24,000 of 88,000 steps
@@ -45,17 +46,72 @@ PRESETS = {
     ),
     "diloco": Preset(
         "Douillard et al., \"DiLoCo\", arXiv 2311.08105",
-        "8 islands of one machine each, 500 inner AdamW steps a round, outer Nesterov momentum 0.9 with rate "
-        "0.7, after 27 % of the steps taken together",
-        "inner moments begin afresh each round (the paper keeps them); quick machines take more inner steps",
+        "8 islands of one machine each that keep their moments, 500 inner AdamW steps a round, outer Nesterov "
+        "momentum 0.9 with rate 0.7, after 27 % of the steps taken together",
+        "quick machines take more inner steps; moments begin afresh where a slot goes to another machine",
         _DILOCO,
     ),
     "opendiloco": Preset(
         "Jaghouar, Ong, Hagemann, \"OpenDiLoCo\", arXiv 2407.07852",
         "as diloco, with 4 islands and contributions in fp16",
-        "inner moments begin afresh each round (the paper keeps them); quick machines take more inner steps; "
-        "the mean travels in fp32",
+        "quick machines take more inner steps; moments begin afresh where a slot goes to another machine; the "
+        "mean travels in fp32",
         {**_DILOCO, "round.slots": 4, "round.contributions": "fp16"},
+    ),
+    "streaming-diloco": Preset(
+        "Douillard et al., \"Streaming DiLoCo with overlapping communication\", arXiv 2501.18512",
+        "as diloco; the model is in 3 fragments of blocks far apart, each agreed on every 99 inner steps, one "
+        "every 33; islands go on for 5 steps with their own weights before they take half of a result; "
+        "contributions of 4 bits",
+        "the 4 bits are integers with a scale for each 64 values (the paper's are floats), and results have 8; "
+        "the 5 steps are those of the paper's rule, but machines do not compute them while they exchange",
+        {
+            **_DILOCO,
+            "round.steps": 33,
+            "round.fragments": 3,
+            "round.overlap": 5,
+            "round.mix": 0.5,
+            "round.outer_lr": 0.4,
+            "round.unsent": "local",
+            "round.contributions": "int4",
+            "round.results": "int8",
+        },
+    ),
+    "sparse": Preset(
+        "Sarfi, Thérien, Lidin, Belilovsky, \"SparseLoCo\", arXiv 2508.15706",
+        "8 islands that keep their moments, 30 inner steps a round; of each 4,096 changes the 64 largest are "
+        "sent in 2 bits, the rest is fed back with decay 0.95; the mean is applied with rate 1",
+        "2 bits are sign and zero times a power of two for each 64 values; results are exact, as their sum is",
+        {
+            **_DILOCO,
+            "round.steps": 30,
+            "round.outer_lr": 1.0,
+            "round.outer_momentum": 0.0,
+            "round.select": "largest",
+            "round.select_share": 0.015625,
+            "round.unsent": "feedback",
+            "round.unsent_decay": 0.95,
+            "round.contributions": "int2",
+            "round.late": "drop",
+        },
+    ),
+    "gaia": Preset(
+        "Hsieh et al., \"Gaia\", NSDI 2017",
+        "4 islands that send the changes of at least 1 % of a weight after each step, falling with the root of "
+        "the number of rounds, and keep the others in their own weights",
+        "an island is one machine; the mean of changes is applied, not their sum; every round is a barrier, so "
+        "the selective barrier and the mirror clock have nothing to bound",
+        {
+            **_DILOCO,
+            "round.slots": 4,
+            "round.steps": 1,
+            "round.start": 0.01,
+            "round.outer_lr": 1.0,
+            "round.outer_momentum": 0.0,
+            "round.select": "significant",
+            "round.threshold": 0.01,
+            "round.unsent": "local",
+        },
     ),
     "anabranch": Preset(
         "this project (docs/explanation/islands.md)",

@@ -17,8 +17,10 @@ import torch
 from torch import Tensor
 
 from anabranch.config import RunConfig
+from anabranch.protocol.log.records import Slot
 from anabranch.protocol.rounds.plan import Slots
 from anabranch.train.adapters.lora import LoraModel, run_model
+from anabranch.train.islands.slot_state import SlotStates
 from anabranch.train.model.interface import DTYPES
 from anabranch.train.model.linear import PlainWeights
 from anabranch.train.model.partition import partition
@@ -30,7 +32,15 @@ from anabranch.train.numerics.numerics_class import device_of
 from anabranch.train.numerics.step_scalars import bias_corrections, clip_factor, global_norm, learning_rate
 from anabranch.train.stage.cuts import Cuts
 from anabranch.train.stage.delayed import ahead_of, moved, snapshot_form
-from anabranch.train.stage.inner_steps import begin_rounds, contribution, end_rounds, outer_step, slot_tokens
+from anabranch.train.stage.inner_steps import (
+    Contribution,
+    begin_rounds,
+    contribution,
+    end_rounds,
+    outer_step,
+    slot_tokens,
+    taken,
+)
 from anabranch.train.stage.muon import muon_names, take_step
 from anabranch.train.stage.optimizer import StepScalars
 from anabranch.train.stage.run_objects import (
@@ -125,6 +135,9 @@ class Reference:
         self._ends = next(spec.stage for spec in self.specs if spec.ends)
         self.slots: Slots = {}
         """Slots of the next round that are counted, set before `share`; unused in synchronous iterations."""
+        self.late: Slots = {}
+        """Slots of the next round whose contribution is merged in the one after it, set before `share`."""
+        self._slot_states = SlotStates()
         self._stage_of = {name: s for s, state in enumerate(self.states) for name in state.layout.names}
         self._accumulators = [
             make_accumulator(run, self.model, state.layout, self._device) for state in self.states
@@ -155,6 +168,10 @@ class Reference:
         """All weights and moments by "weights/NAME", "exp_avg/NAME", "exp_avg_sq/NAME" (views)."""
         return {name: tensor for state in self.states for name, tensor in state.tensors().items()}
 
+    def is_round(self, t: int) -> bool:
+        """True if iteration t is a round of islands."""
+        return self._rounds.has(t)
+
     def batch(self, t: int, order: Callable[[int], Iterable[int]]) -> Iterable[int]:
         """Order in which the microbatches of iteration t are added: order(t), or in a round the numbers of
         its slots that count."""
@@ -171,6 +188,11 @@ class Reference:
             if found:
                 share.overflows[index] = found
         return share
+
+    def remember_late(self, t: int, slots: Iterable[int]) -> None:
+        """Compute what these slots carry from round t, in which they were late, to the next one."""
+        for slot in slots:
+            self._contribution_of(t, slot, self.late[slot])
 
     def witnesses(self, t: int, index: int) -> frozenset[Witness]:
         """All overflows of microbatch `index` of t; none if there is no such microbatch.
@@ -231,14 +253,14 @@ class Reference:
         squares: dict[str, float] = {}
         for state, gradient in zip(self.states, gradients, strict=True):
             squares.update(exact.squares(state.layout, gradient))
-        steps = sum(count for _, count in self.slots.values())
+        steps = sum(slot.weight for slot in self.slots.values())
         rate, factor = run.round.outer_lr, 1.0 / steps
         digests = tuple(
             exact.digest(state.layout, gradient)
             for state, gradient in zip(self.states, gradients, strict=True)
         )
         for state, gradient in zip(self.states, gradients, strict=True):
-            outer_step(run, state, gradient, rate, factor)
+            outer_step(run, state, gradient, rate, factor, share.t)
             self._stepped(state, share.t, None, None)
         self._refresh()
         tokens = steps * inner_microbatches(run) * run.batch.rows * run.batch.sequence
@@ -333,13 +355,27 @@ class Reference:
         """Add the contribution of a slot to round t; returns its loss sum (nats) and its overflows, after
         which the sums are void."""
         found: set[Witness] = set()
-        loss_sum, (first, steps) = 0.0, self.slots[slot]
+        loss_sum = 0.0
         with _noting(found, 1):
-            tokens = slot_tokens(self._batches, self._run, slot, first, steps).to(self._device)
-            change, loss_sum = contribution(self._run, self.model, self.states[1], t, steps, tokens)
-            for name, view in self.states[1].layout.views(change):
+            made = self._contribution_of(t, slot, self.slots[slot])
+            loss_sum = made.loss
+            for name, view in self.states[1].layout.views(made.change):
                 self._accumulators[1].add(name, view, most=self._rounds.slots)
         return loss_sum, frozenset(found)
+
+    def _contribution_of(self, t: int, slot: int, plan: Slot) -> Contribution:
+        """Contribution of a slot to round t; what it carries is kept."""
+        carried = self._slot_states.find(slot, plan.carried) if plan.carried else None
+        if plan.carried and carried is None:
+            raise ValueError(f"slot {slot} carries state from round {plan.carried}, which was not replayed")
+        steps = taken(self._run, plan.steps)
+        tokens = slot_tokens(self._batches, self._run, slot, plan.first, steps).to(self._device)
+        made = contribution(
+            self._run, self.model, self.states[1], t, plan.steps, tokens, carried, plan.late > 0
+        )
+        if made.state is not None:
+            self._slot_states.keep(slot, made.state)
+        return made
 
     def _refresh(self) -> None:
         """Make the autograd leaves views of the next iteration's weights, and set the units of its sums."""

@@ -1,21 +1,26 @@
 """Rounds of an island: inner optimizer steps, the contribution that they give, the outer step.
 
 A contribution is a pure function of the run file, the state at the beginning of the round, the round, the
-slot, and the slot's counters: whoever fills the slot computes the same bits (within a numerics class). The
-inner optimizer is AdamW. It begins each round without a first moment, and with the second moment that the
-synchronous steps left in the state. The outer optimizer is SGD with Nesterov momentum (Douillard et al.,
+slot, the slot's counters, and what the slot carries from the round before, which is such a function, too
+(`train.islands.slot_state`): whoever computes it finds the same bits (within a numerics class). The inner
+optimizer is AdamW. Unless the run carries moments, it begins each round without a first moment, and with the
+second moment that the synchronous steps left in the state. The outer optimizer is SGD with Nesterov momentum (Douillard et al.,
 "DiLoCo", arXiv 2311.08105); its momentum takes the place of the first moment in the state.
 """
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from anabranch.config import RunConfig
+from anabranch.train.islands.fragments import fragment_bounds, turn
+from anabranch.train.islands.selection import selected
+from anabranch.train.islands.slot_state import Moments, SlotState
 from anabranch.train.model.interface import DTYPES, Model
 from anabranch.train.model.linear import PlainWeights
 from anabranch.train.model.rounds import inner_microbatches, rounds_of
@@ -26,6 +31,12 @@ from anabranch.train.stage.optimizer import StepScalars, adamw
 from anabranch.train.stage.run_objects import Batches, working_weights
 from anabranch.train.stage.stage import model_loss
 from anabranch.train.stage.state import StageState
+
+
+def taken(run: RunConfig, steps: int) -> int:
+    """Inner steps whose tokens a slot with `steps` inner steps gets: those, and those that it begins of the
+    next round while its contribution is on the line."""
+    return steps + run.round.overlap
 
 
 def slot_tokens(batches: Batches, run: RunConfig, slot: int, first: int, steps: int) -> Tensor:
@@ -44,47 +55,125 @@ def slot_tokens(batches: Batches, run: RunConfig, slot: int, first: int, steps: 
     return torch.from_numpy(np.concatenate(rows).astype(np.int32))
 
 
-def contribution(
-    run: RunConfig, model: Model, state: StageState, t: int, steps: int, tokens: Tensor
-) -> tuple[Tensor, float]:
-    """(contribution to round t, loss sum in nats) of a slot that takes `steps` inner steps on `tokens`.
+class Contribution(NamedTuple):
+    """Contribution of a slot to a round: flat, in the state's layout; loss sum of its inner steps (nats);
+    state that its machine carries to the next round, if the run carries any."""
 
-    The contribution is flat, in the state's layout: steps · (weights before - weights after), rounded as the
-    run file says. Raises Overflow.
+    change: Tensor
+    loss: float
+    state: SlotState | None = None
+
+
+def contribution(
+    run: RunConfig,
+    model: Model,
+    state: StageState,
+    t: int,
+    steps: int,
+    tokens: Tensor,
+    carried: SlotState | None = None,
+    late: bool = False,
+) -> Contribution:
+    """Contribution to round t of a slot that takes `steps` inner steps on `tokens`.
+
+    It is steps · (weights before - weights after), of which some values are sent, rounded as the run file
+    says. carried: state of the slot after the round before; None if it begins anew. late: True if that
+    round's contribution was late, and is added to this one. Raises Overflow.
     """
-    rounds, rows = rounds_of(run), run.batch.rows
-    local = StageState(
-        state.layout,
-        state.weights.clone(),
-        torch.zeros_like(state.weights),
-        state.exp_avg_sq.clone(),
-        adam_step=state.adam_step,
+    rounds, part = rounds_of(run), run.round
+    island = _Island(run, model, state, t, carried)
+    of_step = tokens.view(steps + part.overlap, inner_microbatches(run), run.batch.rows, -1)
+    begun, total = (part.overlap, carried.ahead_loss) if carried is not None else (0, 0.0)
+    for step in range(begun, steps):
+        # Slots of all speeds follow the schedule from the round's first to its last optimizer step.
+        at = rounds.progress(t - 1) + -(-(step + 1) * rounds.length(t) // steps)
+        total += island.step(of_step[step], learning_rate(run, at))
+    change = torch.sub(state.weights, island.local.weights)
+    if carried is not None and carried.unsent is not None and part.unsent == "feedback":
+        change.add_(carried.unsent, alpha=part.unsent_decay)
+    exact.check_finite("contribution", change)
+    chosen = selected(part, state.layout, change, state.weights, t - rounds.start)
+    weighted = change.mul(float(steps))
+    sent = rounded(weighted if chosen is None else weighted.mul_(chosen), BITS[part.contributions])
+    whole = sent
+    if late and carried is not None and carried.sent is not None:
+        whole = sent + carried.sent
+    if not rounds.keeps:
+        return Contribution(whole, total)
+    ahead = math.fsum(island.step(each, learning_rate(run, rounds.progress(t))) for each in of_step[steps:])
+    if part.overlap:
+        change = torch.sub(state.weights, island.local.weights)
+    unsent = change.sub_(sent, alpha=1.0 / steps) if part.unsent != "drop" else None
+    kept = SlotState(
+        t,
+        sent if rounds.merges else None,
+        unsent,
+        island.local.weights if part.mix else None,
+        island.moments if part.first_moment == "keep" else None,
+        ahead,
     )
-    if estimated := run.round.first_moment == "estimate":
-        local.exp_avg.copy_(state.exp_avg).mul_(_adam_scale(run, state)).div_(_outer_scale(run, t))
-    gradient = torch.zeros_like(local.weights)
-    of_step = tokens.view(steps, inner_microbatches(run), rows, -1)
-    total = 0.0
-    for step, microbatches in enumerate(of_step):
-        gradient.zero_()
+    return Contribution(whole, total, kept)
+
+
+class _Island:
+    """Weights and moments of an island during its inner steps of round t."""
+
+    def __init__(
+        self, run: RunConfig, model: Model, state: StageState, t: int, carried: SlotState | None
+    ) -> None:
+        self._run, self._model = run, model
+        own = carried.moments if carried is not None else None
+        weights = _first_weights(run, state, carried)
+        first = torch.zeros_like(state.weights) if own is None else own.first.clone()
+        second = (state.exp_avg_sq if own is None else own.second).clone()
+        self.local = StageState(state.layout, weights, first, second, adam_step=state.adam_step)
+        self._first_steps = 0 if own is None else own.first_steps
+        self._second_steps = state.adam_step if own is None else own.second_steps
+        if run.round.first_moment == "estimate":
+            self._first_steps = state.adam_step
+            self.local.exp_avg.copy_(state.exp_avg).mul_(_adam_scale(run, state)).div_(_outer_scale(run, t))
+        self._gradient = torch.zeros_like(weights)
+
+    @property
+    def moments(self) -> Moments:
+        local = self.local
+        return Moments(local.exp_avg, local.exp_avg_sq, self._first_steps, self._second_steps)
+
+    def step(self, microbatches: Tensor, rate: float) -> float:
+        """Take an inner step with a learning rate on token ids (microbatches, rows, sequence + 1); returns
+        their loss sum (nats)."""
+        run, local, total = self._run, self.local, 0.0
+        self._gradient.zero_()
         leaves = {
             name: weight.detach().requires_grad_()
             for name, weight in working_weights(local, DTYPES[run.compute.dtype]).items()
         }
         for ids in microbatches.long():
-            total += add_gradient(model, local, leaves, ids, gradient, 1.0 / microbatches[..., 1:].numel())
-        norm = global_norm(exact.squares(local.layout, gradient).values())
-        # Slots of all speeds follow the schedule from the round's first to its last optimizer step.
-        at = rounds.progress(t - 1) + -(-(step + 1) * rounds.length(t) // steps)
-        first, second = bias_corrections(run.optimizer, state.adam_step + step + 1)
-        if not estimated:
-            first, _ = bias_corrections(run.optimizer, step + 1)
+            scale = 1.0 / microbatches[..., 1:].numel()
+            total += add_gradient(self._model, local, leaves, ids, self._gradient, scale)
+        norm = global_norm(exact.squares(local.layout, self._gradient).values())
+        self._first_steps, self._second_steps = self._first_steps + 1, self._second_steps + 1
+        first, _ = bias_corrections(run.optimizer, self._first_steps)
+        _, second = bias_corrections(run.optimizer, self._second_steps)
         factor = clip_factor(norm, run.optimizer.clip)
-        scalars = StepScalars(learning_rate(run, at), factor, first, second)
-        adamw(local, gradient, scalars, run.optimizer)
-    change = torch.sub(state.weights, local.weights).mul_(float(steps))
-    exact.check_finite("contribution", change)
-    return rounded(change, BITS[run.round.contributions]), total
+        adamw(local, self._gradient, StepScalars(rate, factor, first, second), run.optimizer)
+        return total
+
+
+def _first_weights(run: RunConfig, state: StageState, carried: SlotState | None) -> Tensor:
+    """Weights with which an island begins its inner steps (flat): those that all agreed on, or its own, as
+    far as they differ by what it did not send yet. The fragment of the round before is mixed."""
+    part, weights = run.round, state.weights.clone()
+    if carried is None or carried.unsent is None or part.unsent != "local":
+        return weights
+    weights.sub_(carried.unsent)
+    if part.fragments > 1 or part.overlap:
+        fragment = turn(carried.t - rounds_of(run).start, part.fragments)
+        for begin, end in fragment_bounds(state.layout, part.fragments, fragment):
+            weights[begin:end] = state.weights[begin:end]
+            if carried.weights is not None:
+                weights[begin:end].lerp_(carried.weights[begin:end], part.mix)
+    return weights
 
 
 def add_gradient(
@@ -151,11 +240,17 @@ def _outer_scale(run: RunConfig, t: int) -> float:
     return math.fsum(rates) / (1.0 - run.round.outer_momentum)
 
 
-def outer_step(run: RunConfig, state: StageState, total: Tensor, learning_rate: float, factor: float) -> None:
-    """Take an outer step in place: g = factor · total; b = μb + g; w = w - learning_rate · (g + μb).
+def outer_step(
+    run: RunConfig, state: StageState, total: Tensor, learning_rate: float, factor: float, t: int = 0
+) -> None:
+    """Take the outer step of round t in place: g = factor · total; b = μb + g; w = w - learning_rate · (g +
+    μb). With fragments only the one whose turn it is moves.
 
     total: summed contributions (flat). factor: 1 / all inner steps. b is kept in place of the first moment.
     """
-    mean, momentum = total.mul(factor), run.round.outer_momentum
-    state.exp_avg.mul_(momentum).add_(mean)
-    state.weights.sub_(mean.add_(state.exp_avg.mul(momentum)).mul_(learning_rate))
+    momentum, fragments = run.round.outer_momentum, run.round.fragments
+    fragment = turn(t - rounds_of(run).start, fragments)
+    for begin, end in fragment_bounds(state.layout, fragments, fragment):
+        mean, b = total[begin:end].mul(factor), state.exp_avg[begin:end]
+        b.mul_(momentum).add_(mean)
+        state.weights[begin:end].sub_(mean.add_(b.mul(momentum)).mul_(learning_rate))

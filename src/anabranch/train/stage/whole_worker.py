@@ -18,11 +18,19 @@ from torch import Tensor
 from anabranch.protocol.interface import tasks
 from anabranch.protocol.interface.rounds import Rounds
 from anabranch.protocol.interface.tasks import Result
+from anabranch.train.islands.slot_state import SlotStates
 from anabranch.train.model.rounds import inner_microbatches, rounds_of
 from anabranch.train.model.sizes import token_bytes
 from anabranch.train.numerics import exact
 from anabranch.train.numerics.block_float import BITS, aligned_bounds, rounded_sums
-from anabranch.train.stage.inner_steps import begin_rounds, contribution, end_rounds, outer_step, slot_tokens
+from anabranch.train.stage.inner_steps import (
+    begin_rounds,
+    contribution,
+    end_rounds,
+    outer_step,
+    slot_tokens,
+    taken,
+)
 from anabranch.train.stage.optimizer import StepScalars
 from anabranch.train.stage.state import StageState
 from anabranch.train.stage.whole_model import WholeModel
@@ -63,7 +71,8 @@ class TokenSource(_SumsOfRounds):
     def _embed(self, task: tasks.Embed, inputs: Sequence[Tensor]) -> Result:
         if task.steps:
             assert self._batches is not None
-            tokens = slot_tokens(self._batches, self._run, task.index, task.first, task.steps)
+            steps = taken(self._run, task.steps)
+            tokens = slot_tokens(self._batches, self._run, task.index, task.first, steps)
             return outputs(packed_ids(tokens, self.model.config.vocab_size))
         ids, targets = self._ids(task.t, task.index)
         return outputs(packed_ids(torch.cat((ids, targets[:, -1:]), 1), self.model.config.vocab_size))
@@ -99,13 +108,14 @@ class WholeWorker(_SumsOfRounds):
     def _make_stage(self) -> WholeModel:
         self._contributions: dict[int, Tensor] = {}
         """Slot -> its contribution to the open round."""
+        self._slot_states = SlotStates()
         return WholeModel(self.model, self.spec, self._weights, self._make_accumulator())
 
     # --- microbatches and slots -----------------------------------------------------------------
 
     def _forward(self, task: tasks.Forward, inputs: Sequence[Tensor]) -> Result:
         if task.steps:
-            loss = self._take_inner_steps(task.t, task.index, task.steps, inputs[0])
+            loss = self._take_inner_steps(task, inputs[0])
         else:
             ids, targets = self._tokens(inputs[0])
             if not task.train:
@@ -116,12 +126,19 @@ class WholeWorker(_SumsOfRounds):
                     self._stage.discard(task.index)
         return outputs(torch.tensor([loss], dtype=torch.float64))
 
-    def _take_inner_steps(self, t: int, slot: int, steps: int, tokens: Tensor) -> float:
-        rows = steps * inner_microbatches(self._run) * self._run.batch.rows
+    def _take_inner_steps(self, task: tasks.Forward, tokens: Tensor) -> float:
+        carried = self._slot_states.find(task.index, task.carried) if task.carried else None
+        if task.carried and carried is None:
+            raise Refused(f"no state of slot {task.index} after round {task.carried} is here")
+        rows = taken(self._run, task.steps) * inner_microbatches(self._run) * self._run.batch.rows
         ids = self._checked(tokens, rows)
-        change, loss = contribution(self._run, self.model, self.state, t, steps, ids)
-        self._contributions[slot] = change
-        return loss
+        made = contribution(
+            self._run, self.model, self.state, task.t, task.steps, ids, carried, task.late > 0
+        )
+        self._contributions[task.index] = made.change
+        if made.state is not None:
+            self._slot_states.keep(task.index, made.state)
+        return made.loss
 
     def _input_gradient(self, task: tasks.InputGradient, inputs: Sequence[Tensor]) -> Result:
         if self._rounds.has(task.t):
@@ -177,7 +194,7 @@ class WholeWorker(_SumsOfRounds):
 
     def _take_step(self, t: int, gradient: Tensor, scalars: StepScalars) -> None:
         if self._rounds.has(t):
-            outer_step(self._run, self.state, gradient, scalars.learning_rate, scalars.clip_factor)
+            outer_step(self._run, self.state, gradient, scalars.learning_rate, scalars.clip_factor, t)
         else:
             super()._take_step(t, gradient, scalars)
         self._passed(t)
@@ -189,6 +206,10 @@ class WholeWorker(_SumsOfRounds):
             begin_rounds(self._run, self.state)
         elif self._rounds.has(t) and t == self._rounds.last:
             end_rounds(self._run, self.state)
+
+    def _begin_from(self, state: StageState) -> Result:
+        self._slot_states.clear()  # they may be of rounds that the log made void
+        return super()._begin_from(state)
 
     def _install(self, state: StageState) -> None:
         self._contributions.clear()

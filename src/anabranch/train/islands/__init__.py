@@ -1,0 +1,7 @@
+"""Islands' part of a round that is a pure function of vectors: what a slot carries to the next round, which
+values of a change are sent, fragments.
+
+Not here: inner and outer steps (`train.stage.inner_steps`), plans of rounds (`protocol.rounds`).
+
+Imported by: train.reference, train.stage.
+"""

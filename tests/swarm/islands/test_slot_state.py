@@ -1,0 +1,142 @@
+"""Rounds whose slots carry state: what was not sent, moments, fragments, late contributions. Whatever happens
+to the machine that carries it, the log tells one process how to compute the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import msgspec
+import pytest
+from torch import Tensor
+
+from anabranch.config import RunConfig
+from anabranch.protocol.interface import events as ev
+from anabranch.protocol.interface.tasks import Forward
+from anabranch.protocol.rounds.plan import counted
+from anabranch.sim.kernel.simulated_peer import Node
+from anabranch.sim.kernel.swarm_world import World
+from anabranch.train.model.rounds import iterations
+from anabranch.train.stage.whole_worker import WholeWorker
+from swarm.islands.test_rounds import check_replayed, island_run, returning, strike, world_of
+
+FEEDBACK = {"select": "largest", "select_share": 0.02, "unsent": "feedback", "contributions": "int2"}
+GAIA = {"select": "significant", "threshold": 0.5, "unsent": "local"}
+STREAMING = {"fragments": 2, "overlap": 1, "mix": 0.5, "unsent": "local", "first_moment": "keep"}
+MOMENTS = {"first_moment": "keep"}
+SYSTEMS = {"sparse": FEEDBACK, "gaia": GAIA, "streaming": STREAMING, "moments": MOMENTS}
+
+
+def run_of(system: str, **changes: object) -> RunConfig:
+    return island_run(**{**SYSTEMS[system], **changes})
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+@pytest.mark.parametrize("late", ["drop", "wait"])
+def test_rounds_with_state_are_replayed_by_one_process(system: str, late: str) -> None:
+    run = run_of(system, late=late)
+    world = world_of(run)
+    world.run(until_s=2000)
+    check_replayed(run, world)
+    plans = world.history().plans
+    assert [{slot.carried for slot in plans[t]} for t in (3, 4, 5, 6)] == [{0}, {3}, {4}, {5}]
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+@pytest.mark.parametrize("trouble", [strike, returning])
+@pytest.mark.parametrize("late", ["drop", "wait"])
+def test_a_slot_whose_machine_dies_begins_anew(
+    system: str, trouble: Callable[[World, int], list[str]], late: str
+) -> None:
+    run = run_of(system, late=late)
+    world = world_of(run)
+    struck = trouble(world, 5)
+    world.run(until_s=4000)
+    check_replayed(run, world)
+    history = world.history()
+    [lost] = [slot for slot, each in enumerate(history.plans[5]) if each.peer == struck[0]]
+    assert history.plans[5][lost].carried == 4 and lost not in counted(history.commits[4].stages[1].owners)
+    assert history.plans[6][lost].carried == 0
+    assert all(slot.carried == 5 for k, slot in enumerate(history.plans[6]) if k != lost)
+
+
+def slowed(world: World, t: int, factor: float) -> list[str]:
+    """Slow a relay down for round t; returns the list that will name it."""
+    slow: list[str] = []
+
+    def watch(node: Node, event: ev.Event) -> None:
+        if node.id == "r1.1" and node.peer.committed == t - 1 and not slow:
+            slow.append(node.id)
+            node.slowness *= factor
+        elif node.id == "r1.1" and node.peer.committed == t and slow == [node.id]:
+            slow.append("again quick")
+            node.slowness /= factor
+
+    world.bookkeepers.append(watch)
+    return slow
+
+
+@pytest.mark.parametrize("system", [*SYSTEMS, ""])
+def test_a_late_contribution_counts_in_the_next_round(system: str) -> None:
+    run = island_run(**SYSTEMS.get(system, {}), late="carry")
+    world = world_of(run)
+    slow = slowed(world, 4, 12.0)
+    world.run(until_s=4000)
+    check_replayed(run, world)
+    history = world.history()
+    [late] = [k for k, slot in enumerate(history.plans[5]) if slot.late]
+    assert slow and history.plans[4][late].peer == history.plans[5][late].peer == slow[0]
+    assert late not in counted(history.commits[3].stages[1].owners)
+    assert late in counted(history.commits[4].stages[1].owners)
+    assert history.plans[5][late].late == history.plans[4][late].steps
+    assert history.plans[6][late].done == history.plans[5][late].first + history.plans[5][late].steps
+    weight = sum(slot.weight for slot in history.plans[5])
+    inner = run.batch.microbatches // run.round.slots * run.batch.rows * run.batch.sequence
+    assert history.commits[4].tokens == weight * inner
+
+
+def test_a_residual_that_survives_its_reset_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that goes on with what it carried although the log says that its slot begins anew."""
+    run = run_of("sparse")
+    world = world_of(run)
+    struck = slowed(world, 4, 12.0)
+    take = WholeWorker._take_inner_steps
+
+    def survives(self: WholeWorker, task: Forward, tokens: Tensor) -> float:
+        held = self._slot_states.find(task.index, task.t - 1)
+        return take(self, msgspec.structs.replace(task, carried=held.t if held else 0), tokens)
+
+    monkeypatch.setattr(WholeWorker, "_take_inner_steps", survives)
+    world.run(until_s=4000)
+    assert struck
+    with pytest.raises(AssertionError):
+        check_replayed(run, world)
+
+
+@pytest.mark.parametrize("late", ["drop", "wait"])
+def test_a_round_whose_machines_all_left_is_skipped(late: str) -> None:
+    """Nobody else has what they carried: the next round begins anew, and its batches come again."""
+    run = island_run(slots=2, start=0.07, **SYSTEMS["sparse"], late=late)
+    run = replace(run, run=replace(run.run, steps=32))
+    world = world_of(run, relays=3)
+    struck: list[str] = []
+    at: list[int] = []
+
+    def watch(node: Node, event: ev.Event) -> None:
+        if struck or not 4 <= node.peer.committed < 9:
+            return
+        plan = world.history().plans[node.peer.committed + 1]
+        if all(slot.carried for slot in plan):
+            at.append(node.peer.committed + 1)
+            struck.extend(slot.peer for slot in plan)
+            for peer in struck:
+                world.clock.after(0.05, partial(world.crash, peer))
+
+    world.bookkeepers.append(watch)
+    world.run(until_s=4000)
+    [t], history, plans = at, world.history(), world.history().plans
+    assert len(struck) == 2 and history.t == iterations(run)
+    assert [commit.t for commit in history.commits if commit.verdict == "skip"] == [t]
+    assert [slot.first for slot in plans[t + 1]] == [slot.first for slot in plans[t]]
+    assert {slot.carried for slot in plans[t + 1]} == {0}
