@@ -40,6 +40,7 @@ from anabranch.train.stage.inner_steps import (
     add_gradient,
     begin_rounds,
     contribution,
+    end_rounds,
     outer_step,
     slot_tokens,
 )
@@ -80,6 +81,8 @@ class Trainer:
         """Take iteration t: a step or a round."""
         if self.rounds.has(t):
             self._round(t)
+            if t == self.rounds.last:
+                end_rounds(self.run, self.state)
         else:
             self._step(t)
             if t == self.rounds.start:
@@ -98,18 +101,19 @@ class Trainer:
         for index in range(run.batch.microbatches):
             scale = 1.0 / self.batches.tokens_per_iteration
             add_gradient(self.model, state, leaves, self._ids(t, index), gradient, scale)
-        norm = global_norm(exact.squares(state.layout, gradient).values())
-        factor, corrections = clip_factor(norm, run.optimizer.clip), bias_corrections(run.optimizer, t)
-        adamw(state, gradient, StepScalars(learning_rate(run, t), factor, *corrections), run.optimizer)
+        norm, at = global_norm(exact.squares(state.layout, gradient).values()), self.rounds.progress(t)
+        corrections = bias_corrections(run.optimizer, state.adam_step + 1)
+        factor = clip_factor(norm, run.optimizer.clip)
+        adamw(state, gradient, StepScalars(learning_rate(run, at), factor, *corrections), run.optimizer)
 
     def _round(self, t: int) -> None:
         run, rounds, total = self.run, self.rounds, torch.zeros_like(self.state.weights)
         for slot in range(rounds.slots):
-            first = (t - rounds.start - 1) * rounds.inner
-            tokens = slot_tokens(self.batches, run, slot, first, rounds.inner).long()
-            total += contribution(run, self.model, self.state, t, rounds.inner, tokens)[0]
-        bits, factor = BITS[run.round.results], 1.0 / (rounds.slots * rounds.inner)
-        outer_step(run, self.state, rounded(total, bits), run.round.outer_lr, factor)
+            first, steps = rounds.progress(t - 1) - rounds.start, rounds.length(t)
+            tokens = slot_tokens(self.batches, run, slot, first, steps).long()
+            total += contribution(run, self.model, self.state, t, steps, tokens).change
+        bits, factor = BITS[run.round.results], 1.0 / (rounds.slots * rounds.length(t))
+        outer_step(run, self.state, rounded(total, bits), run.round.outer_lr, factor, t)
 
     def held_out(self, windows: int) -> float:
         """Mean loss (nats per token) of the held-out windows."""

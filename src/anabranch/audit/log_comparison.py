@@ -168,7 +168,7 @@ class Comparison:
         self.counts["batches"].word(commit.manifest, self.inputs.batches.manifest_hash(t), f"step {t}")
         compare = partial(self._scalar, where=f"step {t}")
         compare("tokens", commit.tokens, self.inputs.batches.tokens_per_iteration)
-        compare("learning rate", commit.learning_rate, learning_rate(run, t))
+        compare("learning rate", commit.learning_rate, learning_rate(run, rounds_of(run).progress(t)))
         corrections = bias_corrections(run.optimizer, max(1, commit.adam_step))
         compare("first bias correction", commit.bias_correction1, corrections[0])
         compare("second bias correction", commit.bias_correction2, corrections[1])

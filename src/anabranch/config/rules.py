@@ -324,7 +324,11 @@ def _round_problem(config: RunConfig) -> str:
         return "round.slots needs pipeline.stages = 0: an island is a machine that holds the whole model"
     if config.run.reduction != "exact":
         return 'round.slots needs run.reduction = "exact"'
+    if config.round.start + config.round.end >= 1.0:
+        return "round.start and round.end leave no step to the rounds: set them to less than 1 together"
     part = config.round
+    if part.first_steps and part.overlap:
+        return "round.first_steps does not work with round.overlap: set one of them to 0"
     if part.fragments > 1 or part.overlap:
         which = "round.fragments" if part.fragments > 1 else "round.overlap"
         if (part.unsent, part.first_moment) != ("local", "keep"):

@@ -244,6 +244,11 @@ class RoundSection:
     run.steps."""
     start: Fraction = 0.25
     """Share of run.steps that is synchronous before the first round (at least one step)."""
+    first_steps: Natural = 0
+    """Inner steps of the first round, which double from round to round up to `steps`. 0 = all rounds have
+    `steps`."""
+    end: Fraction = 0.0
+    """Share of run.steps that is synchronous again at the end, after the last round."""
     outer_lr: Positive = 0.7
     """Factor of the islands' mean change in an outer step."""
     outer_momentum: Decay = 0.9

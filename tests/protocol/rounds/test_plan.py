@@ -22,6 +22,18 @@ def test_iterations_and_optimizer_steps() -> None:
     assert [t for t in range(1, 8) if Rounds().passes(t, 3)] == [3, 6]
 
 
+@given(st.integers(1, 5), st.integers(1, 20), st.integers(0, 20), st.integers(0, 9))
+def test_lengths_of_rounds_add_up(start: int, inner: int, first: int, rounds: int) -> None:
+    """Short rounds first, synchronous steps after the last round: progress and iterations are inverse."""
+    one = Rounds(start, inner, 4, first=min(first, inner), last=start + rounds if rounds else 0)
+    done = [one.progress(t) for t in range(25)]
+    for t in range(1, 25):
+        assert done[t] - done[t - 1] == (one.length(t) if one.has(t) else 1)
+        assert one.has(t) == (t > start and (not rounds or t <= start + rounds))
+    for steps in range(1, done[-1]):
+        assert one.iterations(steps) == next(t for t in range(25) if done[t] >= steps)
+
+
 @given(RATES, st.lists(RATES, min_size=1, max_size=6), st.randoms(use_true_random=False))
 def test_a_slot_counts_exactly_the_steps_that_were_accepted(first, later, random) -> None:  # type: ignore[no-untyped-def]
     plan = next_plan(even_plan(ROUNDS), {}, ROUNDS, first)

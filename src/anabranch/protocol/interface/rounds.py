@@ -22,7 +22,9 @@ class Rounds:
     slots: most islands at one time. drops: True if a round ends without its late slots, which have `grace`
     times the time after which three quarters of the slots were ready. carries: True if a machine carries
     state of its slot from round to round. merges: True if the contribution of a late slot is merged in the
-    next round. least: fewest inner steps of a slot in a round.
+    next round. least: fewest inner steps of a slot in a round. first: optimizer steps of the first round,
+    which double from round to round up to `inner` (0: all rounds have `inner`). last: last round, after which
+    iterations are synchronous again (0: rounds until the end).
     """
 
     start: int = 0
@@ -33,14 +35,33 @@ class Rounds:
     carries: bool = False
     merges: bool = False
     least: int = 1
+    first: int = 0
+    last: int = 0
 
     def has(self, t: int) -> bool:
         """True if iteration t is a round."""
-        return self.inner > 0 and t > self.start
+        return self.inner > 0 and t > self.start and not 0 < self.last < t
+
+    def length(self, t: int) -> int:
+        """Optimizer steps that round t stands for."""
+        doublings = min(max(0, t - self.start - 1), self.inner.bit_length())
+        return min(self.inner, self.first << doublings) if self.first else self.inner
+
+    def _short(self) -> list[int]:
+        """Lengths of the first rounds, which have fewer than `inner` steps."""
+        lengths, steps = list[int](), self.first
+        while 0 < steps < self.inner:
+            lengths.append(steps)
+            steps *= 2
+        return lengths
 
     def progress(self, t: int) -> int:
         """Optimizer steps up to the end of iteration t."""
-        return self.start + (t - self.start) * self.inner if self.has(t) else t
+        if not self.inner or t <= self.start:
+            return t
+        rounds = (min(t, self.last) if self.last else t) - self.start
+        short = self._short()[:rounds]
+        return t - rounds + sum(short) + (rounds - len(short)) * self.inner
 
     def passes(self, t: int, every: int) -> bool:
         """True if iteration t reaches a multiple of `every` optimizer steps, or passes one; also for t =
@@ -61,7 +82,12 @@ class Rounds:
         """Iterations of a run of `steps` optimizer steps, the last round counted whole."""
         if not self.inner or steps <= self.start:
             return steps
-        return self.start - (self.start - steps) // self.inner
+        left, rounds = steps - self.start, 0
+        for length in self._short():
+            if left > 0:
+                left, rounds = left - length, rounds + 1
+        end = self.start + rounds - min(0, -left // self.inner)
+        return end if not 0 < self.last < end else self.last + steps - self.progress(self.last)
 
 
 #: A run without rounds.

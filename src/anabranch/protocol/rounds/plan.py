@@ -25,9 +25,9 @@ Slots = Mapping[int, Slot]
 
 
 def even_plan(rounds: Rounds) -> Plan:
-    """Plan of a first round, before any speed is known: every slot takes `rounds.inner` steps and is bound to
-    no peer."""
-    return (Slot(0, rounds.inner),) * rounds.slots
+    """Plan of a first round, before any speed is known: every slot takes as many steps and is bound to no
+    peer."""
+    return (Slot(0, rounds.length(rounds.start + 1)),) * rounds.slots
 
 
 def active(plan: Sequence[Slot]) -> tuple[int, ...]:
@@ -72,13 +72,14 @@ def next_plan(
     inner steps per second.
 
     Every peer gets one slot, the quickest first if there are more peers than slots; a peer keeps its slot. On
-    average a slot takes `rounds.inner` steps, in proportion to its peer's speed, so that all end together.
+    average a slot takes `rounds.length(t + 1)` steps, in proportion to its peer's speed, so that all end together.
     What a machine carries of its slot is dropped if the slot goes to another machine, or did not count and is
     not merged.
     """
+    inner = rounds.length(t + 1)
     firsts = [slot.first + slot.steps if k in accepted else slot.done for k, slot in enumerate(plan)]
     if not rates:
-        return tuple(Slot(first, rounds.inner) for first in firsts)
+        return tuple(Slot(first, inner) for first in firsts)
     usual = sorted(rates.values())[(len(rates) - 1) // 2]
     rates = {peer: min(rate, MOST_RATE * usual) for peer, rate in rates.items()}
     carriers = {slot.peer for slot in plan} if rounds.keeps else set()
@@ -91,7 +92,7 @@ def next_plan(
             places[peer] = next(free)
     total = sum(rates[peer] for peer in chosen)
     share = {peer: rates[peer] / total if total > 0.0 else 1.0 / len(chosen) for peer in chosen}
-    steps = {peer: max(rounds.least, round(rounds.inner * len(chosen) * share[peer])) for peer in chosen}
+    steps = {peer: max(rounds.least, round(inner * len(chosen) * share[peer])) for peer in chosen}
     holder = {k: peer for peer, k in places.items()}
 
     def slot(k: int, first: int) -> Slot:

@@ -48,7 +48,8 @@ class RoundPart:
     """Rounds of islands, as in a run file; needs model.stages = 0.
 
     slots: most islands (0: no rounds), which divide model.microbatches. steps: inner steps of a round. start:
-    synchronous iterations before the first round. contributions, results: rounding of what an island sends
+    synchronous iterations before the first round. first_steps: inner steps of the first round, doubled from
+    round to round up to `steps` (0: all rounds have `steps`). contributions, results: rounding of what an island sends
     and gets. late: late slots are left out ("drop") or waited for; grace: time that they have, as a share of
     the time until three quarters are ready.
     """
@@ -56,6 +57,7 @@ class RoundPart:
     slots: Annotated[int, Range(0, 4096)] = 0
     steps: Annotated[int, Range(1, 100_000)] = 20
     start: Annotated[int, Range(1, 100_000)] = 1
+    first_steps: Annotated[int, Range(0, 100_000)] = 0
     contributions: Annotated[str, OneOf(*CONTRIBUTION_BYTES)] = "int4"
     results: Annotated[str, OneOf(*RESULT_BYTES)] = "int8"
     late: Annotated[str, OneOf("drop", "wait")] = "drop"

@@ -245,7 +245,9 @@ def _rounds(seed: int, microbatches: int, whole: bool) -> Rounds:
     drops = rng.random() < ROUNDS_DROP
     start, inner, grace = rng.randint(1, 3), rng.choice([2, 5]), rng.choice([0.05, 0.5, 2.0])
     carries, merges = whole and rng.random() < 0.5, whole and drops and rng.random() < 0.5
-    return Rounds(start, inner, slots, drops, grace, carries, merges)
+    again = random.Random(f"schedule {seed}")
+    first, last = again.choice([0, 0, 1]), again.choice([0, 0, start + again.randint(1, 4)])
+    return Rounds(start, inner, slots, drops, grace, carries, merges, first=first, last=last)
 
 
 def _aims(seed: int, profile: FaultProfile, rng: random.Random, first_t: int) -> tuple[FaultTarget, ...]:

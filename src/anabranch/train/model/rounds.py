@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from anabranch.config import RunConfig
 from anabranch.protocol.interface.delay import LEAST_START, NO_DELAY, Delay
 from anabranch.protocol.interface.rounds import NO_ROUNDS, Rounds
@@ -16,9 +18,13 @@ def rounds_of(run: RunConfig) -> Rounds:
     start = max(1, int(run.run.steps * part.start))
     carries = part.unsent != "drop" or part.first_moment == "keep"
     late = part.late
-    return Rounds(
-        start, part.steps, part.slots, late != "wait", part.grace, carries, late == "carry", 1 + part.overlap
-    )
+    rounds = Rounds(
+        start, part.steps, part.slots, late != "wait", part.grace, carries, late == "carry", 1 + part.overlap,
+        part.first_steps,
+    )  # fmt: skip
+    if not part.end:
+        return rounds
+    return replace(rounds, last=rounds.iterations(max(start + 1, int(run.run.steps * (1.0 - part.end)))))
 
 
 def delay_of(run: RunConfig) -> Delay:

@@ -36,6 +36,7 @@ from anabranch.train.stage.inner_steps import (
     Contribution,
     begin_rounds,
     contribution,
+    end_rounds,
     outer_step,
     slot_tokens,
     taken,
@@ -217,7 +218,7 @@ class Reference:
             squares.update(exact.squares(state.layout, gradient))
         norm = global_norm(squares.values())
         factor = clip_factor(norm, run.optimizer.clip)
-        rate = learning_rate(run, share.t)
+        rate = learning_rate(run, self._rounds.progress(share.t))
         corrections = bias_corrections(run.optimizer, self.states[0].adam_step + 1)
         scalars = StepScalars(rate, factor, *corrections)
         stages = zip(self.states, gradients, self._aheads, self.specs, strict=True)
@@ -237,10 +238,12 @@ class Reference:
 
     def _stepped(self, state: StageState, t: int, ahead: Ahead | None, taken: StepScalars | None) -> None:
         """Note that iteration t has passed, with a step of scalars `taken` or without one (None); it may have
-        been the last before the rounds. ahead: `ahead_of` the state before it."""
+        been the last before the rounds, or the last round. ahead: `ahead_of` the state before it."""
         moved(self._delay, state, t, ahead, taken)
         if t == self._rounds.start:
             begin_rounds(self._run, state)
+        elif self._rounds.has(t) and t == self._rounds.last:
+            end_rounds(self._run, state)
 
     def _outer_step(self, share: Share) -> StepRecord:
         """Take the outer step of round share.t."""
@@ -258,7 +261,7 @@ class Reference:
         )
         for state, gradient in zip(self.states, gradients, strict=True):
             outer_step(run, state, gradient, rate, factor, share.t)
-            state.t = share.t
+            self._stepped(state, share.t, None, None)
         self._refresh()
         tokens = steps * inner_microbatches(run) * run.batch.rows * run.batch.sequence
         loss, norm = math.fsum(share.losses.values()) / tokens, global_norm(squares.values())

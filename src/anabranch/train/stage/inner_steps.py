@@ -86,7 +86,7 @@ def contribution(
     begun, total = (part.overlap, carried.ahead_loss) if carried is not None else (0, 0.0)
     for step in range(begun, steps):
         # Slots of all speeds follow the schedule from the round's first to its last optimizer step.
-        at = rounds.progress(t - 1) + -(-(step + 1) * rounds.inner // steps)
+        at = rounds.progress(t - 1) + -(-(step + 1) * rounds.length(t) // steps)
         total += island.step(of_step[step], learning_rate(run, at))
     change = torch.sub(state.weights, island.local.weights)
     if carried is not None and carried.unsent is not None and part.unsent == "feedback":
@@ -215,6 +215,16 @@ def begin_rounds(run: RunConfig, state: StageState) -> None:
         state.exp_avg.zero_()
 
 
+def end_rounds(run: RunConfig, state: StageState) -> None:
+    """Put Adam's first moment in place of the outer momentum, after the last round, skipped or not: zero, or
+    as a further round would have estimated it."""
+    if run.round.first_moment == "estimate":
+        scale = _outer_scale(run, rounds_of(run).last + 1)
+        state.exp_avg.mul_(_adam_scale(run, state)).div_(scale)
+    else:
+        state.exp_avg.zero_()
+
+
 def _adam_scale(run: RunConfig, state: StageState) -> Tensor:
     """Adam's first moment divided by the direction of its step: c₁ · (√v/√c₂ + ε), flat."""
     first, second = bias_corrections(run.optimizer, max(1, state.adam_step))
@@ -224,8 +234,9 @@ def _adam_scale(run: RunConfig, state: StageState) -> Tensor:
 def _outer_scale(run: RunConfig, t: int) -> float:
     """Outer momentum before round t divided by the direction of an inner step: the learning rates of a round
     of optimizer steps / (1 - outer momentum), as if the direction had always been the same."""
-    last = rounds_of(run).progress(t - 1)
-    rates = (learning_rate(run, at) for at in range(max(1, last - run.round.steps + 1), last + 1))
+    rounds = rounds_of(run)
+    last, length = rounds.progress(t - 1), rounds.length(t - 1 if rounds.has(t - 1) else t)
+    rates = (learning_rate(run, at) for at in range(max(1, last - length + 1), last + 1))
     return math.fsum(rates) / (1.0 - run.round.outer_momentum)
 
 

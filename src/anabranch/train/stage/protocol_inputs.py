@@ -161,11 +161,11 @@ def schedule_of(
     """Scalars of each step as pure functions of the run file. manifest_hash: t -> hash of its batch; None
     without the corpus."""
 
+    rounds = rounds_of(run)
+
     def step(t: int, adam_step: int, norm: float) -> StepParameters:
-        corrections = bias_corrections(run.optimizer, adam_step)
-        return StepParameters(
-            clip_factor(norm, run.optimizer.clip), learning_rate(run, t), corrections[0], corrections[1]
-        )
+        rate, corrections = learning_rate(run, rounds.progress(t)), bias_corrections(run.optimizer, adam_step)
+        return StepParameters(clip_factor(norm, run.optimizer.clip), rate, corrections[0], corrections[1])
 
     def outer(steps: int) -> StepParameters:
         return StepParameters(1.0 / steps, run.round.outer_lr, 1.0, 1.0)

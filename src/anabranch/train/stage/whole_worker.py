@@ -23,7 +23,14 @@ from anabranch.train.model.rounds import inner_microbatches, rounds_of
 from anabranch.train.model.sizes import token_bytes
 from anabranch.train.numerics import exact
 from anabranch.train.numerics.block_float import BITS, aligned_bounds, rounded_sums
-from anabranch.train.stage.inner_steps import begin_rounds, contribution, outer_step, slot_tokens, taken
+from anabranch.train.stage.inner_steps import (
+    begin_rounds,
+    contribution,
+    end_rounds,
+    outer_step,
+    slot_tokens,
+    taken,
+)
 from anabranch.train.stage.optimizer import StepScalars
 from anabranch.train.stage.state import StageState
 from anabranch.train.stage.whole_model import WholeModel
@@ -190,12 +197,15 @@ class WholeWorker(_SumsOfRounds):
             outer_step(self._run, self.state, gradient, scalars.learning_rate, scalars.clip_factor, t)
         else:
             super()._take_step(t, gradient, scalars)
-            self._begin_rounds(t)
+        self._passed(t)
 
-    def _begin_rounds(self, t: int) -> None:
-        """Change the state for the first round if t is the last synchronous iteration, skipped or not."""
+    def _passed(self, t: int) -> None:
+        """Change the state for what follows if t, skipped or not, is the last iteration before the rounds, or
+        the last round."""
         if t == self._rounds.start:
             begin_rounds(self._run, self.state)
+        elif self._rounds.has(t) and t == self._rounds.last:
+            end_rounds(self._run, self.state)
 
     def _begin_from(self, state: StageState) -> Result:
         self._slot_states.clear()  # they may be of rounds that the log made void
@@ -207,7 +217,7 @@ class WholeWorker(_SumsOfRounds):
 
     def _skip(self, task: tasks.Skip, inputs: Sequence[Tensor]) -> Result:
         self._expect_next(task.t)
-        self._begin_rounds(task.t)
+        self._passed(task.t)
         result = super()._skip(task, inputs)
         self._contributions.clear()
         return result
