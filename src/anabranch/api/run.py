@@ -332,18 +332,21 @@ def free_path(run: RunConfig) -> Path:
     return path
 
 
-def verify(path: str | Path, jobs: int = 1, independent: bool = False) -> Report:
+def verify(
+    path: str | Path, jobs: int = 1, independent: bool = False, rounds: tuple[int, int] | None = None
+) -> Report:
     """Recompute every step of a run in a single process, and compare all values with its log and checkpoints.
 
     jobs: processes that share each step; the result does not depend on it. independent: also train one
-    unsplit torch module with torch's AdamW in fp64, and compare. `holds` of the result says whether the run
+    unsplit torch module with torch's AdamW in fp64, and compare. rounds: first and last iteration of the log
+    to recompute, from the last checkpoint before them; None: all. `holds` of the result says whether the run
     keeps its promise, `lines()` has the details. Configures torch as the run does. Raises UserError for what
     is missing or unreadable.
     """
     directory = prepared(path)
     from anabranch.audit.verify import verify as replay
 
-    return replay(directory.path, jobs, independent)
+    return replay(directory.path, jobs, independent, rounds)
 
 
 def prepared(path: str | Path) -> RunDirectory:

@@ -65,9 +65,10 @@ def replay(
     stepper: Stepper,
     observers: Sequence[Observer],
     advance: Callable[[float], None] = lambda amount: None,
+    last: int = 1 << 62,
 ) -> None:
-    """Replay the log: take or skip every iteration as it does, beginning at the initial state; call
-    `advance(1)` after each."""
+    """Replay the log: take or skip every iteration as it does, beginning at the state of the stepper's
+    reference, up to iteration `last`; call `advance(1)` after each."""
     reference = stepper.reference
 
     def arrive(t: int) -> None:
@@ -78,8 +79,10 @@ def replay(
         for observer in observers:
             observer.reached(t, reference)
 
-    arrive(0)
+    arrive(begun := reference.t)
     for commit in history.commits:
+        if not begun < commit.t <= last:
+            continue
         plan, following = history.plans.get(commit.t, ()), history.plans.get(commit.t + 1, ())
         reference.slots, reference.late = slots_of(plan, commit), late_slots(plan, following)
         if commit.verdict == "skip":

@@ -25,18 +25,21 @@ from anabranch.audit.parallel_replay import parallel_stepper
 from anabranch.audit.replay import SequentialStepper, Stepper, replay
 from anabranch.audit.run_inputs import Inputs, compare_with_genesis, open_inputs
 from anabranch.audit.verification_report import Distance, Report
-from anabranch.errors import UserError
+from anabranch.errors import UserError, os_errors_named
 from anabranch.observe.console.progress import progress
 from anabranch.protocol.rounds.plan import plan_problem
 from anabranch.train.model.rounds import rounds_of
 from anabranch.train.numerics.numerics_class import numerics_class
 
 
-def verify(run_dir: Path, jobs: int = 1, independent: bool = False) -> Report:
+def verify(
+    run_dir: Path, jobs: int = 1, independent: bool = False, rounds: tuple[int, int] | None = None
+) -> Report:
     """Recompute every step of a run, and compare the results with its log and checkpoints.
 
-    `jobs` processes share the work; the result does not depend on their number. Raises UserError for anything
-    missing or unreadable.
+    `jobs` processes share the work; the result does not depend on their number. rounds: first and last
+    iteration of the log to recompute, from the last checkpoint before them; None: all. Raises UserError for
+    anything missing or unreadable.
     """
     inputs = open_inputs(run_dir)
     log = read_log(inputs.directory.log)
@@ -47,15 +50,21 @@ def verify(run_dir: Path, jobs: int = 1, independent: bool = False) -> Report:
     same_class = set(log.classes or (log.genesis.numerics_class,)) <= {own_class}
     checkpoints, problems, notes = usable_checkpoints(inputs, log)
     exact = same_class and run.run.reduction == "exact"
+    begin, end = _span(log, checkpoints, exact and not independent, rounds)
+    if rounds is not None:
+        checkpoints = [t for t in checkpoints if begin <= t <= end]
+        notes = [_span_note(begin, end), *notes]
 
     comparison = Comparison(inputs, log, checkpoints, exact, same_class, keep_saved=independent)
     recorded = RecordedValues(checkpoints, history.t)
     with (
-        _stepper(inputs, own_class, jobs) as stepper,
-        progress("taking every step again", len(history.commits), unit="steps") as advance,
+        _stepper(inputs, own_class, jobs if begin == 0 else 1) as stepper,
+        progress("taking every step again", end - begin, unit="steps") as advance,
     ):
+        if begin:
+            stepper.reference.restore(_snapshots(inputs, begin))
         # In exact mode series and tensors are compared bit by bit: no distance is left to judge.
-        replay(history, stepper, [comparison] if exact else [comparison, recorded], advance)
+        replay(history, stepper, [comparison] if exact else [comparison, recorded], advance, end)
 
     found, bounds, used = comparison.distances, dict[Label, float](), 0
     if not exact:
@@ -67,8 +76,8 @@ def verify(run_dir: Path, jobs: int = 1, independent: bool = False) -> Report:
             bounds, used = _bounds(inputs, log, checkpoints, found, ours, jobs)
     return Report(
         run_id=log.genesis.run,
-        steps=len(history.commits),
-        skipped=sum(commit.verdict == "skip" for commit in history.commits),
+        steps=end - begin,
+        skipped=sum(commit.verdict == "skip" for commit in history.commits if begin < commit.t <= end),
         microbatches=run.batch.microbatches,
         reduction=run.run.reduction,
         dtype=run.compute.dtype,
@@ -86,6 +95,40 @@ def verify(run_dir: Path, jobs: int = 1, independent: bool = False) -> Report:
         problems=[*_problems(inputs, log), *problems, *comparison.problems],
         notes=[*notes, *_notes(log, checkpoints)],
     )
+
+
+def _span(
+    log: LoggedRun, checkpoints: Sequence[int], possible: bool, rounds: tuple[int, int] | None
+) -> tuple[int, int]:
+    """(iteration after whose state the replay begins, last iteration that it takes). Raises UserError if the
+    log does not have the wanted `rounds`, or a part of the run cannot be judged alone (not `possible`)."""
+    history = log.history
+    if rounds is None:
+        return 0, history.t
+    first, last = rounds
+    if not 1 <= first <= last <= history.t:
+        raise UserError(f"--rounds {first}:{last}: the log has iterations 1 to {history.t}")
+    if not possible:
+        raise UserError(
+            "--rounds needs a run with exact sums on machines of this one's numerics class, and works without "
+            "--independent: leave --rounds out"
+        )
+    carries = {t for t, plan in history.plans.items() if any(slot.carried for slot in plan)}
+    usable = [t for t in checkpoints if t < first and t + 1 not in carries]
+    return max(usable, default=0), last
+
+
+def _span_note(begin: int, end: int) -> str:
+    where = f"the checkpoint of step {begin}, which is the log's" if begin else "the initial state"
+    return f"only iterations {begin + 1} to {end} were taken again, from {where}"
+
+
+def _snapshots(inputs: Inputs, t: int) -> list[bytes]:
+    """Files of a checkpoint, by stage."""
+    directory, stages = inputs.directory, inputs.directory.manifest(t).stages
+    paths = [directory.checkpoint_path(t) / Path(stages[stage].name).name for stage in sorted(stages)]
+    with os_errors_named(f"cannot read the checkpoint of step {t}"):
+        return [path.read_bytes() for path in paths]
 
 
 def _check_replayable(inputs: Inputs, log: LoggedRun) -> None:

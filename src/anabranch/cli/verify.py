@@ -5,6 +5,7 @@ examples:
   anabranch verify runs/tiny
   anabranch verify runs/tiny --jobs 2       two processes share each step; the result is the same
   anabranch verify runs/tiny --independent  compare with torch's own modules and optimizer too, in fp64
+  anabranch verify runs/tiny --rounds 40:42 steps or rounds 40 to 42 only, from the checkpoint before them
   anabranch verify runs/tiny --json         the result for a program (docs/reference/formats.md)
   anabranch verify runs/tiny --proof runs/tiny/proofs/step-000002-stage-1-0a1b2c3d4e5f6071.json
 
@@ -33,8 +34,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--jobs", type=int, default=1, metavar="N", help="processes that share each step")
     independent = "also train one unsplit torch module with torch's AdamW in fp64, and compare"
     add("--independent", action="store_true", help=independent)
+    part = "take only iterations A to B of the log again, from the last checkpoint before them"
+    add("--rounds", type=_span, metavar="A:B", help=part)
     add("--proof", type=Path, metavar="FILE", help="check a proof that a relay's work is false")
     add_json(parser)
+
+
+def _span(text: str) -> tuple[int, int]:
+    first, _, last = text.partition(":")
+    try:
+        return int(first), int(last or first)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not A:B, two numbers of iterations") from None
 
 
 def run(args: argparse.Namespace) -> int:
@@ -43,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     check_range("--jobs", args.jobs, Range(1))
     if args.proof is not None:
         return _check_proof(args)
-    report = verify(args.run_dir, args.jobs, args.independent)
+    report = verify(args.run_dir, args.jobs, args.independent, args.rounds)
     text = "\n".join(report.lines())
     print(json.dumps(report.as_dict(), allow_nan=False) if args.json else plain_lines(text))
     return 0 if report.holds else 1

@@ -44,6 +44,27 @@ PRESETS = {
         "the data node that sent them",
         settings={"routing.policy": "gwtf", "routing.return": "own"},
     ),
+    "swarm": Preset(
+        "Ryabinin et al., \"SWARM Parallelism\", arXiv 2301.11913",
+        "one pipeline of stages, wired at random by the speed of the next stage's machines; activations and "
+        "their gradients in 8 bits; a stage reduces when it has accumulated the target batch",
+        "steps are synchronous (the paper's update is delayed by one); the batch is met exactly, each "
+        "microbatch counted once",
+        {
+            "routing.policy": "swarm",
+            "wire.activations": "int8",
+            "wire.gradients": "int8",
+            "wire.block": 4096,
+        },
+    ),
+    "dedloc": Preset(
+        "Diskin et al., \"Distributed Deep Learning in Open Collaborations\", arXiv 2106.10207",
+        "machines that hold the whole model take as many microbatches of one large batch as they can, then "
+        "all reduce; a machine that fell behind fetches the state",
+        "one reduce over all machines, spread by measured links, takes the place of Moshpit groups and of the "
+        "linear program for shares; the batch is met exactly; AdamW takes the place of LAMB",
+        {**_WHOLE, "batch.microbatches": 256, "fleet.spread": "links"},
+    ),
     "diloco": Preset(
         "Douillard et al., \"DiLoCo\", arXiv 2311.08105",
         "8 islands of one machine each that keep their moments, 500 inner AdamW steps a round, outer Nesterov "

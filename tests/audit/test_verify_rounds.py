@@ -1,0 +1,63 @@
+"""`verify` of a part of a run, and of rounds whose slots carry state by several processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from anabranch.audit.verify import verify
+from anabranch.checkpoint.directory import RunDirectory
+from anabranch.cli.main import main
+from anabranch.errors import UserError
+from anabranch.protocol.log.records import Commit
+from support.audited_runs import change_step, copy_of, make_run, small_run
+
+ISLANDS: dict[str, Any] = {
+    "pipeline__stages": 0, "fleet__relays_per_stage": (2,), "batch__microbatches": 4, "steps": 10,
+    "round__slots": 2, "round__steps": 2, "round__start": 0.2, "checkpoint__every": 2,
+}  # fmt: skip
+SPARSE = {"round__select": "largest", "round__unsent": "feedback", "round__late": "carry"}
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    """Two synchronous steps, then four rounds of two inner steps."""
+    return make_run(tmp_path_factory.mktemp("rounds"), small_run(**ISLANDS), (2,))
+
+
+def test_a_range_begins_at_the_checkpoint_before_it(
+    plain: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begun = max(t for t in plain.checkpoints() if t < 5)
+    report = verify(plain.path, rounds=(5, 6))
+    assert report.holds and report.steps == 6 - begun and begun > 0
+    assert main(["verify", str(plain.path), "--rounds", "5:6"]) == 0
+    assert f"only iterations {begun + 1} to 6 were taken again" in capsys.readouterr().out
+
+
+def test_a_range_names_the_first_record_that_differs(plain: RunDirectory, tmp_path: Path) -> None:
+    copy = copy_of(plain, tmp_path)
+
+    def spoil(commit: Commit) -> Commit:
+        return msgspec.structs.replace(commit, loss_sums=(commit.loss_sums[0] + 1.0, *commit.loss_sums[1:]))
+
+    change_step(copy, 5, spoil)
+    report = verify(copy.path, rounds=(5, 6))
+    assert not report.holds and "step 5" in report.first
+    assert verify(copy.path, rounds=(3, 4)).holds
+
+
+def test_a_range_that_is_not_there_is_refused(plain: RunDirectory) -> None:
+    with pytest.raises(UserError, match="has iterations 1 to 6"):
+        verify(plain.path, rounds=(5, 9))
+
+
+@pytest.mark.slow
+def test_what_slots_carry_is_replayed_by_two_processes_and_from_where_it_begins(tmp_path: Path) -> None:
+    run = make_run(tmp_path, small_run(**ISLANDS, **SPARSE), (2,))
+    assert verify(run.path, jobs=2).holds
+    report = verify(run.path, rounds=(6, 6))
+    assert report.holds and report.steps == 4  # from the checkpoint before the first round
