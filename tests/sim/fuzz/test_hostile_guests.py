@@ -33,6 +33,21 @@ def test_guests_are_survived(seed: int) -> None:
 
 
 @pytest.mark.parametrize(
+    "seed",
+    [
+        5211106,  # the only replica that was no standby lied, and both standbys were removed on its word
+        5300156,  # receipts of a reduce that the coordinator summed were refused, and the stage was removed
+        5211933,  # two liars of five replicas reported the same overflow, and the step was skipped
+        5300593,  # the first auditor moved to another stage, and nobody audited the false step
+        5212131,  # a relay that moved away and back was removed for work that it had to drop
+        5212158,  # a guest that withheld its inputs held an auditor up until the liar's audit had expired
+    ],
+)
+def test_seeds_that_once_failed(seed: int) -> None:
+    assert not run_seed(seed, "hostile").violation
+
+
+@pytest.mark.parametrize(
     ("seed", "deed"),
     [
         (24, "wrong digest"),  # the liar is one of two

@@ -37,6 +37,9 @@ from anabranch.protocol.reduce.work_receipt import refused_sums
 
 #: Finding that the leader notes for an audit whose auditor did not report in time.
 EXPIRED = "expired"
+#: Steps after which the second auditor is asked although the first has not reported: it may be held up by a
+#: peer that withholds another contribution. A choice: half of the steps that the weights are kept for.
+LATE_STEPS = AUDIT_STEPS // 2
 VERDICTS = ("same", "different", "withheld", "unable")
 #: Seconds for which the run's end waits for an audit: two auditors that each ask two sources in vain.
 PATIENCE_S = 4 * WAIT_S
@@ -46,7 +49,8 @@ PATIENCE_S = 4 * WAIT_S
 class Case:
     """Audit of one contribution, as the leader follows it. receipt: as it came with PREPARED. due_at: time
     (s) until which the end of the run waits for it. over: True once no more reports are awaited. incarnation:
-    process number of the audited peer when the step was committed. verdicts: by auditor."""
+    process number of the audited peer when the step was committed. verdicts: by auditor. second: True once
+    the second auditor was asked. gone: True once the audited peer left its stage."""
 
     drawn: Drawn
     receipt: bytes
@@ -54,6 +58,8 @@ class Case:
     over: bool = False
     incarnation: int = -1
     verdicts: dict[str, str] = field(default_factory=dict)
+    second: bool = False
+    gone: bool = False
 
 
 @dataclass(eq=False)
@@ -159,6 +165,9 @@ class AuditCases:
             return
         for key in [key for key in self._cases if key[0] <= record.t - AUDIT_STEPS]:
             self._expired(self._cases.pop(key))
+        for case in self._cases.values():
+            if not case.over and not case.verdicts and case.drawn.t <= record.t - LATE_STEPS:
+                self._ask_second(case, (case.drawn.subject,))
         for each in drawn(record, base, self.ctx.run.settings.audit_share):
             prepared = led.prepared.get(each.stage, {}) if led is not None and led.t == each.t else {}
             receipt = prepared[each.subject].receipt if each.subject in prepared else b""
@@ -208,7 +217,7 @@ class AuditCases:
         if case is None or case.over or (case.drawn.base, case.drawn.stage) != (message.base, message.stage):
             return None
         asked = case.drawn.auditors[:AUDITORS]
-        if peer not in asked or (peer != asked[0] and asked[0] not in case.verdicts):
+        if peer not in asked or (peer != asked[0] and not case.second):
             return "an audit that it was not drawn for"
         if peer in case.verdicts or message.verdict not in VERDICTS:
             return None
@@ -221,6 +230,34 @@ class AuditCases:
         self._decide(case, peer, message)
         return None
 
+    def removed(self, peer: str) -> None:
+        """Go on without a peer that left or moved to another stage, where it drops what it kept. The second
+        auditor is asked in place of the first; a difference that the second one does not check any more voids
+        the step; and an audited peer can hand nothing over any more, even if it comes back."""
+        for case in self._cases.values():
+            asked = case.drawn.auditors[:AUDITORS]
+            if peer == case.drawn.subject:
+                case.gone = True
+            if case.over or peer not in asked or peer in case.verdicts:
+                continue
+            if peer == asked[0]:
+                case.verdicts[peer] = "unable"
+                self._ask_second(case, (case.drawn.subject,))
+            elif asked[0] in case.verdicts:
+                self._expired(case)
+
+    def _ask_second(self, case: Case, sources: tuple[str, ...]) -> bool:
+        """Order the second auditor of a contribution; False if there is none within reach."""
+        each, asked = case.drawn, case.drawn.auditors[:AUDITORS]
+        if len(asked) < AUDITORS or not self.ctx.reachable(asked[1]):
+            return False
+        if case.second:
+            return True
+        case.second = True
+        order = Audit(each.t, each.base, each.stage, each.subject, sources)
+        self.ctx.outbox.send(asked[1], order)
+        return True
+
     def _decide(self, case: Case, peer: str, message: Audited) -> None:
         each, verdicts = case.drawn, case.verdicts
         asked = each.auditors[:AUDITORS]
@@ -229,22 +266,32 @@ class AuditCases:
             if message.verdict == "same":
                 case.over = True
                 return
-            if len(asked) > 1 and self.ctx.reachable(asked[1]):
-                sources = (peer, each.subject) if message.verdict == "different" else (each.subject,)
-                order = Audit(each.t, each.base, each.stage, each.subject, sources)
-                self.ctx.outbox.send(asked[1], order)
+            sources = (peer, each.subject) if message.verdict == "different" else (each.subject,)
+            if len(asked) < AUDITORS or asked[1] not in verdicts:
+                if not self._ask_second(case, sources):
+                    self._alone(case, peer, message, about)
                 return
-            case.over = True
-            if message.verdict == "withheld" and not self._stayed(case):
-                return  # it died, and its neighbours do not have all of it any more
-            if message.verdict == "unable":
-                return
-            text = f"{peer[:8]} finds {about} {message.verdict} ({message.what})"
-            self.ctx.outbox.note("note", text=f"{text}, and no third replica can tell: lend one")
-            self._return(text, each.t)
-            return
+        elif asked[0] not in verdicts and message.verdict != "same":
+            return  # the first one, which is late, is heard before anything follows
+        self._by_two(case, peer, message, about)
+
+    def _alone(self, case: Case, peer: str, message: Audited, about: str) -> None:
+        """End an audit with the report of the first auditor, as there is no second one."""
         case.over = True
-        found = verdicts[asked[0]], message.verdict
+        if message.verdict == "withheld" and not self._stayed(case):
+            return  # it died, and its neighbours do not have all of it any more
+        if message.verdict == "unable":
+            return
+        text = f"{peer[:8]} finds {about} {message.verdict} ({message.what})"
+        self.ctx.outbox.note("note", text=f"{text}, and no third replica can tell: lend one")
+        self._return(text, case.drawn.t)
+
+    def _by_two(self, case: Case, peer: str, message: Audited, about: str) -> None:
+        """End an audit with the reports of two auditors; the last is `message`, of `peer`."""
+        each, verdicts = case.drawn, case.verdicts
+        asked = each.auditors[:AUDITORS]
+        case.over = True
+        found = verdicts.get(asked[0], "unable"), verdicts.get(asked[-1], "unable")
         if found == ("different", "different"):
             self._convict(each.subject, f"two replicas computed {about} again: {message.what}", each.t)
         elif found == ("different", "same"):
@@ -274,6 +321,7 @@ class AuditCases:
         member = self.ctx.run.membership.members.get(case.drawn.subject)
         return (
             member is not None
+            and not case.gone
             and (member.incarnation, member.stage) == (case.incarnation, case.drawn.stage)
             and self.ctx.reachable(member.id)
         )

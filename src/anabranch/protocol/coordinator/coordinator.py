@@ -191,6 +191,7 @@ class Coordinator:
         """Drop the reports of a removed member. A reduce in which it took part may be unable to end and is
         then ordered anew."""
         self.catalog.removed(peer)
+        self.audits.removed(peer)
         self.stage_recovery.removed(peer)
         self.admission.parted.removed(peer)
         self.admission.absent.removed(peer)

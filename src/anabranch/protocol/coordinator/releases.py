@@ -115,9 +115,16 @@ class Releases:
 
     def _majority(self, stage: int, live: list[str], applied: Mapping[str, str]) -> str | None:
         """Fingerprint that more than half of the stage's electorate reported; None if there is none yet."""
-        jury = self.admission.absent.jury(live)
-        votes = Counter(applied[peer] for peer in jury if peer in applied)
-        return next((fingerprint for fingerprint, count in votes.items() if 2 * count > len(jury)), None)
+        absent = self.admission.absent
+        working, heard = absent.jury(live), set(live) - absent.silent()
+        # Standbys get the gradient later, so they are not waited for, unless the others cannot decide: one
+        # that works alone is outvoted by them, and no one word decides.
+        for jury in (working if len(working) > 1 else heard, heard):
+            votes = Counter(applied[peer] for peer in jury if peer in applied)
+            for fingerprint, count in votes.items():
+                if 2 * count > len(jury):
+                    return fingerprint
+        return None
 
     def disputed(self) -> tuple[int, list[str]] | None:
         """Disputed stage, and its replicas: all have reported, and no fingerprint has a majority. None if

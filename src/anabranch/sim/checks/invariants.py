@@ -217,7 +217,9 @@ class Invariants:
                 self._progress.rebase(base, record.t)
                 self.t = record.t
                 self._bases = [each for each in self._bases if each[0] <= record.t]
-                self._rolled_back(record, base)
+                false = any(t == record.t and former not in self._keys for t, former in self._bases)
+                if not false:  # else the step to which the run returns is false itself
+                    self._rolled_back(record, base)
         self._log_read = len(self.world.log)
 
     @property

@@ -15,7 +15,10 @@ from dataclasses import dataclass, replace
 
 from msgspec import structs
 
+from anabranch.protocol.audit.auditor import AUDITORS
+from anabranch.protocol.interface import tasks
 from anabranch.protocol.log.records import Commit, Member, Members, decode_entry
+from anabranch.protocol.reduce.hierarchy import FLAT
 from anabranch.sim.fuzz.guest_deeds import DEEDS, EVERY_S, Guest, GuestRole, cells
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import World
@@ -187,9 +190,30 @@ class HostileGuests:
         """Raise Violation if a guest whose misconduct is proven is a member at the end of a seed (G3)."""
         for guest in self.guests:
             proven = guest.role in guest.deed.proven and guest.name in self._first_t
-            proven = proven and (not guest.deed.audited or self.world.settings.audit_share == 1.0)
+            if guest.deed.audited:
+                proven = proven and self.world.settings.audit_share == 1.0 and self._counted(guest)
             if proven and guest.name not in self._out:
                 raise Violation("G3", f"{guest.name} still has its seat: {guest.deed.name}")
+
+    def _counted(self, guest: Guest) -> bool:
+        """True if a step in which the guest lied counts one of its contributions, and two honest replicas
+        that could audit it still serve the stage. What a replica that owns no unit computes falsely is in no
+        sum; sums of cells are not audited; one auditor alone convicts nobody (the log goes back)."""
+        flat = FLAT * self.world.settings.neighbours
+        stage_of = self.world.leading().peer.ctx.run.membership.stage_of
+        for line in self.world.log:
+            record = decode_entry(line).record
+            if isinstance(record, Commit) and ("false work", record.t) in guest.told:
+                for number, stage in enumerate(record.stages):
+                    stayed = [p for p in stage.members if stage_of(p) == number and p not in self.world.liars]
+                    if len(stayed) < AUDITORS:
+                        continue
+                    if guest.lie is tasks.SumPart and len(stage.members) > flat:
+                        continue
+                    receipts = dict(zip(stage.members, stage.receipts, strict=False))
+                    if receipts.get(guest.name):
+                        return True
+        return False
 
     def _in_time(self) -> None:
         silence_s = self.world.clock.now - self._committed_at
