@@ -13,8 +13,9 @@ microbatch must go forward and back. The bound is the least T that satisfies all
 and control cost nothing.
 
 A replica can contribute while it is alive. If it crashes, its results are taken to be lost with its sum, and
-only the time from when it can have the state again counts. That is so for every policy here, but it is no
-law: a policy that hands the sum of a doomed replica over in time could go below this figure under churn.
+only the time from when it can have the state again counts. That is no law: a replica that crashes after its
+stage has reduced has lost nothing (a few simulated iterations are quicker than this figure), and a policy
+that hands the sum of a doomed replica over in time could go below it under churn.
 
 The sum "slowest stage's computing + round trip + reduce" is larger and no bound: the round trip of the first
 microbatch overlaps with the computing of others.
