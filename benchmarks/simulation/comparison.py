@@ -413,10 +413,10 @@ def comparison(seeds: int) -> None:
     ]
     about = (
         "Each goal in the setting where ours is worst. *goal in bounds*: an iteration that meets the goal "
-        "takes so many times the clairvoyant bound. Without churn that is a law: a goal below 1 cannot be met "
-        "with this placement at these bytes, by any routing. With churn it is a yardstick: it takes the sum "
-        "of a crashed replica to be lost, which is not so after its stage has reduced. *ours in bounds*: what "
-        "an iteration takes now."
+        "takes so many times the clairvoyant bound. Without churn that is a law: a goal below 1 cannot be "
+        "met with this placement at these bytes, by any routing. With churn it is a yardstick: it takes the "
+        "sum of a crashed replica to be lost, which is not so after its stage has reduced. *ours in bounds*: "
+        "what an iteration takes now."
     )
     asks = f"### What the goals ask\n\n{about}\n\n{table(head, asked)}"
     parts = [COMMON_WORDS, asks, beside_the_paper(found), fallen(found), tables(found, {})]
@@ -550,7 +550,7 @@ def unstable(seeds: int) -> None:
         made = {row: [len(outcome_of(each, s).rows) for s in range(count)] for row, each in cells.items()}
         rows = [_unstable_row(setting, row, made[row]) for row in UNSTABLE_ROWS]
         head = ["system", "steps made", "s per step", "slowest step s", "ours over it"]
-        parts.append(f"**{precision}** ({count} seeds)\n\n{table(head, rows)}")
+        parts.append(f"**{precision}** (seeds run: {count})\n\n{table(head, rows)}")
         name, held = "progress in every iteration", all(steps == ITERATIONS for steps in made[OURS])
         goals.append(
             harness.goal(f"{precision.lower()}: {name}", "all iterations of all runs", rows[0][1], held)
