@@ -13,8 +13,9 @@ microbatch must go forward and back. The bound is the least T that satisfies all
 and control cost nothing.
 
 A replica can contribute while it is alive. If it crashes, its results are taken to be lost with its sum, and
-only the time from when it can have the state again counts. That is so for every policy here, but it is no
-law: a policy that hands the sum of a doomed replica over in time could go below this figure under churn.
+only the time from when it can have the state again counts. That is no law: a replica that crashes after its
+stage has reduced has lost nothing (a few simulated iterations are quicker than this figure), and a policy
+that hands the sum of a doomed replica over in time could go below it under churn.
 
 Where two iterations are in flight the reach, the reduce and the round trip of one are hidden behind the
 other. `overlapped_s` is the bound then: the computing of the slowest stage, or the time that the lines of a
