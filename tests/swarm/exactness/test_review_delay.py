@@ -8,13 +8,14 @@ from anabranch.protocol.interface import events as ev
 from anabranch.protocol.interface import tasks
 from anabranch.protocol.interface.delay import Delay
 from anabranch.protocol.interface.settings import Settings
-from anabranch.protocol.log.records import Control
+from anabranch.protocol.log.records import Control, Member, Members
+from anabranch.protocol.membership.view import Membership
 from anabranch.sim.checks.invariants import Invariants
 from anabranch.sim.fuzz.world_builder import IntegerWorld
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import World
 from anabranch.sim.kernel.violation import Violation
-from anabranch.sim.workers.integer_worker import Machine, counting_world, wrong_states
+from anabranch.sim.workers.integer_worker import Machine, counting_world, member_of, wrong_states
 from support.swarms.fault_points import Fault
 from support.swarms.voters import records
 
@@ -120,3 +121,23 @@ def test_a_replica_that_needs_a_state_begins_the_second_iteration_again() -> Non
     found = fall_behind(world, 5, busy=False)
     world.run(300.0)
     assert len(found) == 2 and world.history().t == STEPS and not wrong_states(world)
+
+
+def test_the_second_iteration_keeps_its_split_when_the_first_loses_all_data_nodes() -> None:
+    """b serves from 6 on, a is the only data node of 5 and dies, c comes for 5."""
+
+    def member(name: str, stage: int) -> Member:
+        return member_of(Machine(name, stage))
+
+    membership = Membership()
+    served = {"a": 1, "b": 6, "r": 1}
+    membership.enter([member("a", 0), member("b", 0), member("r", 1)], served, 1)
+    membership.open(5, 1)
+    membership.open(6, 1, delayed=True)
+    membership.apply(Members(number=2, removed={"a": "dead"}))
+    assert set(membership.assignment(6, range(4)).holder.values()) == {"b"}
+    membership.apply(Members(number=3, joined=(member("c", 0),), active_from={"c": 5}))
+    membership.open(5, 1)
+    membership.open(6, 1, delayed=True)
+    assert membership.is_reopened(5) and set(membership.assignment(5, range(4)).holder.values()) == {"c"}
+    assert set(membership.assignment(6, range(4)).holder.values()) == {"b"}  # which has begun all of them
