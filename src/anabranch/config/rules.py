@@ -99,21 +99,21 @@ def check_fleet_holds(config: RunConfig, activation_bytes: int) -> None:
 
     activation_bytes: one microbatch's activation between two stages, as it is sent. For each microbatch a
     node keeps four tensors of that size: the activation it received and the one it sent, and the gradients of
-    both. A stage's replicas share the batch.
+    both. A stage's replicas share the batch, or two batches where two iterations are in flight.
     """
     budget = config.fleet.boundary_budget_bytes
-    microbatches = config.batch.microbatches
+    microbatches, tensors = config.batch.microbatches, 4 * (1 + config.iteration.delay)
     for stage, replicas in enumerate((config.fleet.data_nodes, *relays_by_stage(config))):
         share = math.ceil(microbatches / replicas)
-        needed = share * 4 * activation_bytes
+        needed = share * tensors * activation_bytes
         if needed > budget:
             raise ConfigError(
                 f"the fleet cannot hold the batch: at stage {stage} each of {replicas} "
                 f"{'relays' if stage else 'data nodes'} keeps the boundaries of {share} of {microbatches} "
-                f"microbatches until the step is released, {share} x 4 tensors x "
+                f"microbatches until the step is released, {share} x {tensors} tensors x "
                 f"{_bytes(activation_bytes)} = {_bytes(needed)}, but fleet.boundary_budget_bytes is "
                 f"{_bytes(budget)}; raise it to {needed}"
-                + _alternative(stage, microbatches, budget // (4 * activation_bytes))
+                + _alternative(stage, microbatches, budget // (tensors * activation_bytes))
             )
 
 

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from anabranch.config import ConfigError, IterationSection, RunConfig, check_fleet_holds, with_changes
 from anabranch.protocol.interface import events as ev
 from anabranch.protocol.interface import tasks
 from anabranch.protocol.interface.delay import Delay
 from anabranch.protocol.interface.settings import Settings
-from anabranch.protocol.log.records import Control
+from anabranch.protocol.log.records import Control, Member, Members
+from anabranch.protocol.membership.view import Membership
 from anabranch.sim.checks.invariants import Invariants
 from anabranch.sim.fuzz.world_builder import IntegerWorld
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import World
 from anabranch.sim.kernel.violation import Violation
-from anabranch.sim.workers.integer_worker import Machine, counting_world, wrong_states
+from anabranch.sim.workers.integer_worker import Machine, counting_world, member_of, wrong_states
+from anabranch.train.reference.reference import Reference, Share
 from support.swarms.fault_points import Fault
+from support.swarms.small_swarm import MadeUpBatches, Overflowing, small_model, small_run
+from support.swarms.training_world import training_world
 from support.swarms.voters import records
 
 STEPS, START = 10, 2
@@ -120,3 +127,56 @@ def test_a_replica_that_needs_a_state_begins_the_second_iteration_again() -> Non
     found = fall_behind(world, 5, busy=False)
     world.run(300.0)
     assert len(found) == 2 and world.history().t == STEPS and not wrong_states(world)
+
+
+def test_the_second_iteration_keeps_its_split_when_the_first_loses_all_data_nodes() -> None:
+    """b serves from 6 on, a is the only data node of 5 and dies, c comes for 5."""
+
+    def member(name: str, stage: int) -> Member:
+        return member_of(Machine(name, stage))
+
+    membership = Membership()
+    served = {"a": 1, "b": 6, "r": 1}
+    membership.enter([member("a", 0), member("b", 0), member("r", 1)], served, 1)
+    membership.open(5, 1)
+    membership.open(6, 1, delayed=True)
+    membership.apply(Members(number=2, removed={"a": "dead"}))
+    assert set(membership.assignment(6, range(4)).holder.values()) == {"b"}
+    membership.apply(Members(number=3, joined=(member("c", 0),), active_from={"c": 5}))
+    membership.open(5, 1)
+    membership.open(6, 1, delayed=True)
+    assert membership.is_reopened(5) and set(membership.assignment(5, range(4)).holder.values()) == {"c"}
+    assert set(membership.assignment(6, range(4)).holder.values()) == {"b"}  # which has begun all of them
+
+
+def test_the_fleet_holds_the_boundaries_of_two_iterations() -> None:
+    changes = {"batch.microbatches": 8, "fleet.relays": 8, "fleet.data_nodes": 2}
+    run = with_changes(RunConfig(), {**changes, "fleet.boundary_budget_bytes": 4 * 4 * 1000})
+    check_fleet_holds(run, activation_bytes=1000)
+    run = with_changes(run, {"iteration.delay": 1})
+    with pytest.raises(ConfigError, match="4 x 8 tensors"):
+        check_fleet_holds(run, activation_bytes=1000)
+    check_fleet_holds(with_changes(run, {"fleet.boundary_budget_bytes": 4 * 8 * 1000}), activation_bytes=1000)
+
+
+def test_two_skipped_steps_in_flight_at_once_leave_no_trace() -> None:
+    """An overflow in each of two iterations: the prediction repeats the last step that was taken (I3)."""
+    run = small_run(minimum=2, steps=5, evaluate_every=0)
+    run = replace(run, iteration=IterationSection(delay=1, delay_from=START / 5))
+    model, batches = small_model(run), MadeUpBatches(run)
+    world, reference = (
+        training_world(run, model, batches, [2, 2], 2, 0, capacity=2),
+        Reference(run, model, batches),
+    )
+    make, bad = world.make_computer, {(t, index) for t in (3, 4) for index in (3, 4)}
+    world.make_computer = lambda stage: Overflowing(make(stage), bad) if stage == 1 else make(stage)
+    world.run(until_s=300)
+    assert [commit.verdict for commit in world.history().commits] == ["step"] * 2 + ["skip"] * 2 + ["step"]
+    for commit in world.history().commits:
+        if commit.verdict == "skip":
+            reference.skip(Share(commit.t, []))
+            continue
+        record = reference.step(reference.share(commit.t, range(6)))
+        assert tuple(stage.digest for stage in commit.stages) == record.digests, commit.t
+    for node in world.nodes.values():
+        assert node.peer.replica.fingerprint == reference.fingerprints()[node.peer.ctx.run.stage]

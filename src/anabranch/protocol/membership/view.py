@@ -169,6 +169,9 @@ class Membership:
         self.number = number
 
     def _open(self, t: int, delayed: bool) -> None:
+        if self.opening_t == t + 1:  # t lost all data nodes, and the iteration after it, in flight, has some
+            self.former = Opening(t, tuple(self._active(0, t)))
+            return
         before = Opening(self.opening_t, tuple(self.opening), tuple(self.handed_on))
         self.former = before if delayed and before.t == t - 1 else None
         self.opening_t, self.opening, self.handed_on = t, list(self._active(0, t)), []

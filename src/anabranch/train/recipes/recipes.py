@@ -138,11 +138,11 @@ def batch_tokens(batch: BatchSection) -> int:
 def boundary_bytes(run: RunConfig, model: ModelConfig) -> int:
     """Bytes of activations and gradients received at stage boundaries, and kept until the step, at the node
     with the largest share of the microbatches (see `config.check_fleet_holds`)."""
-    width = _WIDTHS[run.compute.dtype]
+    width, tensors = _WIDTHS[run.compute.dtype], 4 * (1 + run.iteration.delay)
     share = math.ceil(run.batch.microbatches / min(run.fleet.data_nodes, *relays_by_stage(run)))
     if run.pipeline.whole:  # token ids, and answers of a few bytes
         return share * 4 * run.batch.rows * (run.batch.sequence + 1) * 4
-    return share * 4 * max(cut_bytes(model, run.wire, run.batch.rows * run.batch.sequence, width))
+    return share * tensors * max(cut_bytes(model, run.wire, run.batch.rows * run.batch.sequence, width))
 
 
 def cut_line(run: RunConfig, model: ModelConfig) -> str:
