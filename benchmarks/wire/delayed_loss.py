@@ -136,7 +136,9 @@ def report(outcomes: list[Outcome], steps: int, dry: bool) -> None:
         )
         if variant != SYNCHRONOUS and ratios:
             half = 2 * statistics.stdev(ratios) / len(ratios) ** 0.5 if len(ratios) > 2 else 0.0
-            name = f"loss over synchronous steps, {variant}, each at its best rate"
+            tried = len({outcome.job.rate for outcome in outcomes})
+            how = f"each at the best of {tried} rates" if tried > 1 else "at the one rate that was tried"
+            name = f"loss over synchronous steps, {variant}, {how}, {len(ratios)} seeds"
             goals.append(harness.at_most(name, LIMIT, statistics.mean(ratios), "{:.4f}", half))
     head = [
         "steps",

@@ -32,6 +32,9 @@ QUICK = {
     "a late slot merged": 28,
     "an old incarnation reduces": 201,
     "a joiner serving before its fingerprint is checked": 1,
+    "backward on other weights": 0,
+    "weights predicted at one end": 0,
+    "claims of two iterations": 1,
 }
 
 
