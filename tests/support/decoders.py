@@ -139,51 +139,6 @@ def _receipt(stage: int = 1) -> Receipt:
 
 
 def _receipts(data: bytes) -> None:
-    """A signed receipt from a peer: opened, and compared with itself and with what should be in it. One byte
-    in the first place says whether the bytes are signed here, so that what is behind the signature is
-    reached too."""
-    signer = IdentitySigner(OWNER)
-    if data[:1] == b"\x01":
-        body = data[1:]
-        data = b"0" + msgspec.msgpack.encode(SignedReceipt(body, OWNER.sign(RECEIPT_PURPOSE + body)))
-    receipt = opened(data[1:], signer)
-    if receipt is None:
-        return
-    attempt = Attempt(Fence(1, 1, 1, "base", 1), 1, AttemptId(1, 1), (OWNER.peer_id,), (0,), ())
-    mismatch(receipt, OWNER.peer_id, attempt, "r", 1)
-    broken_seal(receipt, signer)
-    contradictions([receipt, _receipt(0), _receipt(2)], signer)
-
-
-def _receipt_seeds() -> tuple[bytes, ...]:
-    bodies = [msgspec.msgpack.encode(_receipt(stage)) for stage in (0, 1, 2)]
-    whole = signed(_receipt(), IdentitySigner(OWNER))
-    return (b"\x00" + whole, *(b"\x01" + body for body in bodies))
-
-
-def _scaled(data: bytes) -> None:
-    """Sums packed with a power of two for each block; the first two bytes say of how many values."""
-    count = int.from_bytes(data[:2], "big")
-    scaled_packing.unpack(np.frombuffer(data[2:], dtype=np.uint8), count)
-
-
-def _scaled_seeds() -> tuple[bytes, ...]:
-    values = np.zeros(300, dtype=np.int64)
-    values[5], values[100], values[200], values[-1] = 3 << 9, -(100 << 20), -(1 << 14), 1 << 62
-    some = (values, values[:7])
-    return tuple(len(each).to_bytes(2, "big") + scaled_packing.pack(each).tobytes() for each in some)
-
-
-def _receipt(stage: int = 1) -> Receipt:
-    """Receipt of a relay (or a data node, stage 0) with one of each part that receipts have."""
-    came = Transfer("h", "d0", 0, bytes(64))
-    units = (UnitReceipt(0, came, came, "a", "b"),) if stage else ()
-    ends = () if stage else (EndReceipt(1, came),)
-    total = SumReceipt(0, ((1, came),), "o")
-    return Receipt("r", "base", 1, stage, OWNER.peer_id, 1, 1, units, ("p",), (total,), (came,), ends)
-
-
-def _receipts(data: bytes) -> None:
     """Receipt of a peer: signed here (first byte 1), so that what is behind the signature is reached too, or
     by itself."""
     signer, signed_bytes = IdentitySigner(OWNER), data[1:]

@@ -110,9 +110,9 @@ class Reports:
         return None
 
     def _needed(self, stage: int, t: int) -> int:
-        """Number of replicas that must find an overflow before the step is skipped: more than half of those of
-        the stage that can be reached, so that a few liars that agree skip nothing. (No other replica embeds a data node's part of the batch:
-        `take_unanswered`.)"""
+        """Number of replicas that must find an overflow before the step is skipped: more than half of
+        those of the stage that can be reached, so that a few liars that agree skip nothing. (No other replica
+        embeds a data node's part of the batch: `take_unanswered`.)"""
         ctx = self.ctx
         able = [p for p in ctx.run.membership.live(stage, t) if p == ctx.me or ctx.reachable(p)]
         return len(able) // 2 + 1

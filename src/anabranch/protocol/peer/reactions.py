@@ -168,6 +168,7 @@ class LogReactions:
         if any(removal.stage == ctx.run.stage for removal in change.removals):
             self.iterations.replica.all_reduce.look_ahead()
         self.joining.members_changed(record)
+        self.shared.states.members_changed()
         self.iterations.vouch()
         self._update_links(record)
         self._serve_newcomers(record)

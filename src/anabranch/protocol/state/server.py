@@ -12,6 +12,8 @@ from anabranch.protocol.state.download import State
 
 #: States of one stage kept while peers download them, besides the pinned ones. Plain choice.
 RECENT_KEPT = 2
+#: Requests kept of peers that this peer does not know as members yet. Plain choice: more join at once seldom.
+EARLY_KEPT = 64
 
 Key = tuple[int, int]
 """(stage, iteration)"""
@@ -36,12 +38,37 @@ class StateServer:
         self._waiting: dict[Key, set[str]] = {}
         self._taking: set[Key] = set()
         self._ahead: dict[int, set[str]] = {}
+        self._early: dict[str, FetchState] = {}
+        """Last request of each peer that may not have the state, as far as this peer knows now."""
 
     def find(self, stage: int, t: int) -> State | None:
         key = stage, t
         return self.frozen.get(key) or self.pinned.get(key) or self._recent.get(key)
 
+    def _needs(self, peer: str, stage: int) -> bool:
+        """True if `peer` may have states of `stage`: it was given that stage, is a data node (checkpoints) or
+        the leader, or serves another stage, so that it can be told to keep copies. Strangers, observers and
+        newcomers of other stages have no need of them."""
+        membership, settings = self.ctx.run.membership, self.ctx.run.settings
+        given = membership.stage_of(peer)
+        if given is None:
+            return peer == self.ctx.log.leader
+        own = (given, settings.frozen_number(given))
+        keeps = settings.snapshot_every > 0 and peer in membership.active_from
+        return stage in own or given == 0 or keeps
+
+    def members_changed(self) -> None:
+        """Answer requests that came before the log entry that made their senders members."""
+        early, self._early = self._early, {}
+        for peer, message in early.items():
+            self.on_fetch_state(peer, message)
+
     def on_fetch_state(self, peer: str, message: FetchState) -> None:
+        """Offer a state to a peer that needs it; a request of any other is kept until the members change."""
+        if not self._needs(peer, message.stage):
+            if len(self._early) < EARLY_KEPT or peer in self._early:
+                self._early[peer] = message
+            return
         stage, mine = message.stage, self._state_t()
         t = message.t if message.t >= 0 else mine
         state = self.find(stage, t)
@@ -134,10 +161,14 @@ class StateServer:
         """Answer `peer` that the state it asked for is not here."""
         self.ctx.outbox.send(peer, StateOffer(stage, t, "", 0))
 
-    def on_fetch_piece(self, peer: str, message: FetchPiece) -> None:
+    def on_fetch_piece(self, peer: str, message: FetchPiece) -> str | None:
+        """Send a piece of a state; returns the reason if it is refused."""
+        if not self._needs(peer, message.stage):
+            return f"a state of stage {message.stage}, for which it has no need"
         state = self.find(message.stage, message.t)
         if state is None or message.piece >= len(state.pieces):
             self._lack(peer, message.stage, message.t)
-            return
+            return None
         piece = Piece(message.stage, message.t, message.piece)
         self.ctx.outbox.send(peer, piece, state.pieces[message.piece])
+        return None
