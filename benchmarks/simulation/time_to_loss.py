@@ -141,8 +141,8 @@ def write(args: Namespace, found: Found) -> None:
     columns = ["", "rate", "seed", "tokens, million", "time, million tokens of one", "loss", "× alone"]
     text = (
         f"{args.model}, computed in bf16; {MACHINES} islands of {ISLAND_ROWS * SEQUENCE} tokens an inner "
-        f"step against one machine with {ALONE_ROWS * SEQUENCE} a step; equal islands, none late. In rounds the "
-        f"fleet has {faster:.1f} times the throughput of the machine (`islands`). *× alone*: time of the "
+        f"step against one machine with {ALONE_ROWS * SEQUENCE} a step; equal islands, none late. In rounds "
+        f"the fleet has {faster:.1f} times the throughput of the machine (`islands`). *× alone*: time of the "
         "machine alone to this loss over that of the fleet; – where no two of its runs enclose the loss.\n\n"
         f"{table(columns, rows)}"
     )
