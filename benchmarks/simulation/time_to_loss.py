@@ -22,6 +22,7 @@ import sys
 import time
 from argparse import Namespace
 from dataclasses import replace
+from itertools import pairwise
 
 from anabranch.config import PipelineSection, RoundSection, with_changes
 from anabranch.data.corpus import materialise, open_corpus
@@ -32,8 +33,8 @@ from benchmarks.harness import Goal, at_least, table
 from benchmarks.simulation.sync_methods import Trainer
 
 SEQUENCE, HELD_OUT_ROWS = 128, 512
-#: Rows of a batch of the machine alone, and of an island. Alone, 4 rows gave 2.609 and 2.591 nats (rates 0.005
-#: and 0.0025) after 1.5 million tokens, 48 rows 2.741 (rate 0.007); others were not tried.
+#: Rows of a batch of the machine alone, and of an island. Alone, 4 rows gave 2.609 and 2.591 nats (rates
+#: 0.005 and 0.0025) after 1.5 million tokens, 48 rows 2.741 (rate 0.007); others were not tried.
 ALONE_ROWS, ISLAND_ROWS = 4, 2
 MACHINES = 24
 _MEAN = RoundSection(
@@ -100,7 +101,7 @@ def ratio(loss: float, took: float, alone: list[tuple[float, float]]) -> float |
     """Tokens that the machine alone needs for a loss, over `took`; None outside its runs. alone: (tokens,
     loss) of each of its runs."""
     curve = sorted(alone)
-    for (few, high), (many, low) in zip(curve, curve[1:], strict=False):
+    for (few, high), (many, low) in pairwise(curve):
         if low <= loss <= high and high > low:
             share = (high - loss) / (high - low)
             return math.exp(math.log(few) + share * math.log(many / few)) / took
@@ -128,19 +129,26 @@ def write(args: Namespace, found: Found) -> None:
                     best = max(best, gain or 0.0)
                     rows.append(
                         [
-                            name, f"{rate:g}", str(seed), f"{tokens / 1e6:.2f}", f"{took / 1e6:.3f}",
-                            f"{one['loss']:.3f}", f"{gain:.2f}" if gain else "–",
+                            name,
+                            f"{rate:g}",
+                            str(seed),
+                            f"{tokens / 1e6:.2f}",
+                            f"{took / 1e6:.3f}",
+                            f"{one['loss']:.3f}",
+                            f"{gain:.2f}" if gain else "–",
                         ]
-                    )  # fmt: skip
-    columns = ["", "rate", "seed", "tokens, million", "time, million tokens of one", "held-out loss", "× alone"]
+                    )
+    columns = ["", "rate", "seed", "tokens, million", "time, million tokens of one", "loss", "× alone"]
     text = (
-        f"{args.model}, computed in bf16; {MACHINES} islands of {ISLAND_ROWS * SEQUENCE} tokens an inner step "
-        f"against one machine with {ALONE_ROWS * SEQUENCE} a step; equal islands, none late. In rounds the "
-        f"fleet has {faster:.1f} times the throughput of the machine (`islands`). *× alone*: time of the "
+        f"{args.model}, computed in bf16; {MACHINES} islands of {ISLAND_ROWS * SEQUENCE} tokens an inner "
+        f"step against one machine with {ALONE_ROWS * SEQUENCE} a step; equal islands, none late. In rounds "
+        f"the fleet has {faster:.1f} times the throughput of the machine (`islands`). *× alone*: time of the "
         "machine alone to this loss over that of the fleet; – where no two of its runs enclose the loss.\n\n"
         f"{table(columns, rows)}"
     )
-    goals: list[Goal] = [at_least("time to a loss, × the best machine alone (best row)", 10.0, best, "{:.2f}")]
+    goals: list[Goal] = [
+        at_least("time to a loss, × the best machine alone (best row)", 10.0, best, "{:.2f}")
+    ]
     harness.write("time-to-loss", "Time to a loss: islands against the best machine alone", text,
                   goals=goals, data=found, dry=args.dry)  # fmt: skip
 

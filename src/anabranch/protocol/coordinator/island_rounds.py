@@ -122,7 +122,8 @@ class IslandRounds:
 
     def _longest_s(self, current: Round) -> float:
         """Seconds that the slots of a round should take, also of a first one, whose slots anybody fills."""
-        live, inner = self.ctx.run.membership.live(1, current.t), self.ctx.run.settings.rounds.length(current.t)
+        live = self.ctx.run.membership.live(1, current.t)
+        inner = self.ctx.run.settings.rounds.length(current.t)
         return self.expected_s(current) or self._most(inner / self._rate(peer) for peer in live)
 
     @staticmethod

@@ -72,8 +72,8 @@ def next_plan(
     inner steps per second.
 
     Every peer gets one slot, the quickest first if there are more peers than slots; a peer keeps its slot. On
-    average a slot takes `rounds.length(t + 1)` steps, in proportion to its peer's speed, so that all end together.
-    What a machine carries of its slot is dropped if the slot goes to another machine, or did not count and is
+    average a slot takes `rounds.length(t + 1)` steps, in proportion to its peer's speed, so that all end
+    together. What a machine carries of its slot is dropped if the slot goes to another machine, or did not count and is
     not merged.
     """
     inner = rounds.length(t + 1)

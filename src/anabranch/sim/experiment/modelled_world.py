@@ -343,7 +343,7 @@ def _rounds(scenario: Scenario) -> Rounds:
     part = scenario.round
     if not part.slots:
         return NO_ROUNDS
-    return Rounds(part.start, part.steps, part.slots, part.late == "drop", part.grace, part.first_steps)
+    return Rounds(part.start, part.steps, part.slots, part.late == "drop", part.grace, first=part.first_steps)
 
 
 def _round_bytes(scenario: Scenario) -> tuple[float, float]:
