@@ -30,6 +30,9 @@ QUICK = {
     "units of the state before": 127,
     "a slot repeats its batches": 0,
     "a late slot merged": 28,
+    "state of a slot survives its reset": 1,
+    "a contribution merged once more": 0,
+    "a late contribution forgotten": 198,
     "an old incarnation reduces": 201,
     "a joiner serving before its fingerprint is checked": 1,
 }

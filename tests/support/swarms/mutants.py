@@ -36,7 +36,15 @@ from anabranch.protocol.coordinator.round import Round
 from anabranch.protocol.coordinator.vouchers import Vouchers
 from anabranch.protocol.fleet.admission import Admission
 from anabranch.protocol.interface.events import NEVER_EXPIRES_S, LinkUp, VerifiedCredential
-from anabranch.protocol.interface.tasks import Payload, Result, WeightGradient, embed_unit, head_unit
+from anabranch.protocol.interface.tasks import (
+    Forward,
+    Payload,
+    Result,
+    Task,
+    WeightGradient,
+    embed_unit,
+    head_unit,
+)
 from anabranch.protocol.log.records import Commit, Members
 from anabranch.protocol.membership.view import Membership
 from anabranch.protocol.peer import iterations
@@ -61,6 +69,7 @@ from anabranch.sim.fuzz import tensor_world
 from anabranch.sim.fuzz.runner import run_seed
 from anabranch.sim.kernel.simulated_peer import Disk
 from anabranch.sim.metrics.trial_result import Outcome
+from anabranch.sim.workers.integer_worker import Begun, IntegerWorker
 from anabranch.train.model.sizes import ModelConfig
 from anabranch.train.stage import worker
 from anabranch.train.stage.cuts import GRADIENT, Cuts, Place, _Crossing
@@ -590,7 +599,109 @@ def late_slot_merged(patch: Patch) -> None:
     patch.setattr(AllReduce, "_recount", kept)
 
 
+def state_survives_its_reset(patch: Patch) -> None:
+    """A machine goes on with what it carries of a slot that begins anew."""
+    begin = IntegerWorker._begin_slot
+
+    def kept(self: IntegerWorker, task: Forward, work: Begun, weights: int, x: int) -> int:
+        if not task.carried and (task.index, task.t - 1) in self._slots:
+            task = msgspec.structs.replace(task, carried=task.t - 1)
+        return begin(self, task, work, weights, x)
+
+    patch.setattr(IntegerWorker, "_begin_slot", kept)
+
+
+def late_merged_unlogged(patch: Patch) -> None:
+    """A machine adds its contribution to the round before once more, without a word of it in the plan."""
+    begin = IntegerWorker._begin_slot
+
+    def added(self: IntegerWorker, task: Forward, work: Begun, weights: int, x: int) -> int:
+        y = begin(self, task, work, weights, x)
+        if task.carried and not task.late:
+            work.slots[task.index] = (work.slots[task.index][0],) * 2
+        return y
+
+    patch.setattr(IntegerWorker, "_begin_slot", added)
+
+
+def late_forgotten(patch: Patch) -> None:
+    """A machine leaves out the late contribution that the plan merges."""
+    begin = IntegerWorker._begin_slot
+
+    def without(self: IntegerWorker, task: Forward, work: Begun, weights: int, x: int) -> int:
+        return begin(self, msgspec.structs.replace(task, late=0), work, weights, x)
+
+    patch.setattr(IntegerWorker, "_begin_slot", without)
+
+
+def late_merged_twice(patch: Patch) -> None:
+    """A late contribution is merged in the next round, and in the one after it."""
+    plan = island_rounds.next_plan
+
+    def again(now, *rest):  # type: ignore[no-untyped-def]
+        following = plan(now, *rest)
+        return tuple(
+            msgspec.structs.replace(slot, late=was.late) if was.late and slot.carried else slot
+            for was, slot in zip(now, following, strict=True)
+        )
+
+    patch.setattr(island_rounds, "next_plan", again)
+
+
+def late_batches_skipped(patch: Patch) -> None:
+    """A late contribution that came to nothing leaves a gap: its batches do not come again."""
+    plan = island_rounds.next_plan
+
+    def skips(now, accepted, *rest):  # type: ignore[no-untyped-def]
+        following = plan(now, accepted, *rest)
+        return tuple(
+            msgspec.structs.replace(slot, first=slot.first + was.late * (k not in accepted))
+            for k, (was, slot) in enumerate(zip(now, following, strict=True))
+        )
+
+    patch.setattr(island_rounds, "next_plan", skips)
+
+
+def carried_by_another(patch: Patch) -> None:
+    """The plan says of every machine with a slot that it carries the slot's state."""
+    plan = island_rounds.next_plan
+
+    def everybody(now, accepted, rounds, rates, t=0):  # type: ignore[no-untyped-def]
+        following = plan(now, accepted, rounds, rates, t)
+        return tuple(
+            msgspec.structs.replace(slot, carried=t) if slot.peer and t > rounds.start else slot
+            for slot in following
+        )
+
+    patch.setattr(island_rounds, "next_plan", everybody)
+
+
+def stale_outer_state(patch: Patch) -> None:
+    """A machine takes inner steps from the state before the last outer step."""
+    go_on, weights = IntegerWorker._go_on, IntegerWorker._weights
+    before: dict[int, int] = {}
+
+    def noted(self: IntegerWorker, t: int, state: int) -> None:
+        before[id(self)] = self.state
+        go_on(self, t, state)
+
+    def stale(self: IntegerWorker, task: Task) -> int:
+        if self.stage and isinstance(task, Forward) and task.steps and task.t == 5:
+            return before.get(id(self), self.state)
+        return weights(self, task)
+
+    patch.setattr(IntegerWorker, "_go_on", noted)
+    patch.setattr(IntegerWorker, "_weights", stale)
+
+
 MUTANTS: dict[str, Mutant] = {
+    "state of a slot survives its reset": Mutant(state_survives_its_reset, "islands", ("I3",)),
+    "a contribution merged once more": Mutant(late_merged_unlogged, "islands", ("I3",)),
+    "a late contribution forgotten": Mutant(late_forgotten, "islands", ("I3",)),
+    "a late contribution merged twice": Mutant(late_merged_twice, "islands", ("I1",)),
+    "batches of a late contribution skipped": Mutant(late_batches_skipped, "islands", ("I1",)),
+    "state of a slot at another machine": Mutant(carried_by_another, "islands", ("I1", "I4")),
+    "a stale outer state": Mutant(stale_outer_state, "islands", ("I3",)),
     "a codec at one end only": Mutant(codec_at_one_end_only, "churn20", ("I3",)),
     "draws by attempt": Mutant(draws_by_attempt, "churn20", ("I3",)),
     "units of the state before": Mutant(units_of_the_state_before, "churn20", ("I3",)),
