@@ -67,8 +67,8 @@ DEFAULTS: dict[str, object] = {
 POPULATION = 12
 #: Steps of the run: more than any experiment reaches, since its end is a matter of time.
 STEPS = 1_000_000
-#: Rounds of a preset: at most so many inner steps, from so many synchronous ones on, by so many islands. Plain
-#: choices, so that two cores take a round in seconds, and faults hit rounds.
+#: Rounds of a preset: at most so many inner steps, from so many synchronous ones on, by so many islands.
+#: Plain choices, so that two cores take a round in seconds, and faults hit rounds.
 ROUND_STEPS, ROUNDS_FROM, MOST_ISLANDS = 8, 4, 4
 #: Ports for the founder, below the kernel's ephemeral ones, so that its port is still free when it returns.
 PORTS = range(20_000, 32_000)

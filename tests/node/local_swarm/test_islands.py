@@ -13,7 +13,6 @@ from anabranch.observe.events import PeerJoined, Step
 from anabranch.protocol.rounds.plan import counted
 from support.local_swarms import check_exact, created, history_of, small_run, swarm_of
 
-
 #: Settings of rounds beside those of every run here, by preset: the rules of the preset, in small.
 SYSTEMS: dict[str, dict[str, object]] = {
     "anabranch": {},

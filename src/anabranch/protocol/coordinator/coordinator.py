@@ -35,13 +35,13 @@ from anabranch.protocol.fleet.snapshot_catalog import RestorePoint, SnapshotCata
 from anabranch.protocol.fleet.stage_recovery import StageRecovery
 from anabranch.protocol.fleet.standbys import Standbys
 from anabranch.protocol.log.records import (
+    STRANDED,
     AnyRecord,
     Closing,
     Commit,
     Control,
     Genesis,
     Members,
-    STRANDED,
     Rollback,
     Voters,
 )

@@ -15,8 +15,8 @@ from anabranch.protocol.log.records import Commit, Slot, StageCommit
 #: Members that copy their state before a round: as many as a download has sources at one time.
 KEEPERS = 4
 
-#: A machine that carries state of a slot keeps it unless another is so many times as quick. Plain choice: more
-#: than measured speeds differ from round to round.
+#: A machine that carries state of a slot keeps it unless another is so many times as quick. Plain choice:
+#: more than measured speeds differ from round to round.
 STAYS = 1.25
 
 Plan = tuple[Slot, ...]
