@@ -32,7 +32,11 @@ QUICK = {
     "a late slot merged": 28,
     "state of a slot survives its reset": 1,
     "a contribution merged once more": 0,
-    "a late contribution forgotten": 198,
+    "a late contribution forgotten": 232,
+    "a late contribution merged twice": 232,
+    "batches of a late contribution skipped": 189,
+    "state of a slot at another machine": 1,
+    "a stale outer state": 0,
     "an old incarnation reduces": 201,
     "a joiner serving before its fingerprint is checked": 1,
 }
