@@ -73,7 +73,8 @@ def test_nothing_is_lost_by_feedback() -> None:
     found = rounds(run, state, 6)
     moved = sum(each.change for each in found) / 4
     assert torch.allclose(before - state.weights, moved, rtol=0, atol=1e-12)
-    rests = [float(each.state.unsent.norm()) for each in found if each.state and each.state.unsent is not None]
+    states = [each.state for each in found if each.state is not None]
+    rests = [float(each.unsent.norm()) for each in states if each.unsent is not None]
     assert len(rests) == 6 and rests[-1] < 6 * rests[0]
 
 
@@ -117,4 +118,5 @@ def test_selections() -> None:
     first = values[:CHUNK].abs()
     assert first[mask[:CHUNK]].min() >= first[~mask[:CHUNK]].max()
     weights = torch.tensor([1.0, -2.0, 0.0, 4.0])
-    assert significant(torch.tensor([0.1, 0.1, 0.0, -0.4]), weights, 0.1).tolist() == [True, False, True, True]
+    chosen = significant(torch.tensor([0.1, 0.1, 0.0, -0.4]), weights, 0.1)
+    assert chosen.tolist() == [True, False, True, True]
