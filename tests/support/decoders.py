@@ -45,10 +45,8 @@ from anabranch.node.lifecycle.training_machine import run_of
 from anabranch.observe.events import KINDS, Note, Suspected, decode_event, encode_event
 from anabranch.protocol import messages as msg
 from anabranch.protocol.audit.receipts import (
-    RECEIPT_PURPOSE,
     EndReceipt,
     Receipt,
-    SignedReceipt,
     SumReceipt,
     Transfer,
     UnitReceipt,
@@ -69,7 +67,7 @@ from anabranch.protocol.log.records import (
     Rollback,
     encode_entry,
 )
-from anabranch.protocol.messages import Attempt, Fence
+from anabranch.protocol.messages import Attempt
 from anabranch.protocol.messages.commit import AttemptId
 from anabranch.sim.cluster.churn_trace import parse_trace
 from anabranch.sim.cluster.scenario import load_scenario

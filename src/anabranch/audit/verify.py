@@ -48,13 +48,10 @@ def verify(
     own_class = numerics_class(run.compute, run.batch.rows, run.batch.sequence)[0]
     # A run without a step has no owners; its numerics class is that of its founder.
     same_class = set(log.classes or (log.genesis.numerics_class,)) <= {own_class}
-    checkpoints, problems, notes = usable_checkpoints(inputs, log)
+    usable, problems, notes = usable_checkpoints(inputs, log)
     exact = same_class and run.run.reduction == "exact"
-    begin, end = _span(log, checkpoints, exact and not independent, rounds)
-    if rounds is not None:
-        checkpoints = [t for t in checkpoints if begin <= t <= end]
-        notes = [_span_note(begin, end), *notes]
-
+    begin, end = _span(log, usable, exact and not independent, rounds)
+    checkpoints = [t for t in usable if begin <= t <= end]
     comparison = Comparison(inputs, log, checkpoints, exact, same_class, keep_saved=independent)
     recorded = RecordedValues(checkpoints, history.t)
     with (
@@ -93,7 +90,7 @@ def verify(
         permutations=used,
         independent=_independent(inputs, log, checkpoints, comparison.saved) if independent else None,
         problems=[*_problems(inputs, log), *problems, *comparison.problems],
-        notes=[*notes, *_notes(log, checkpoints)],
+        notes=[*_span_notes(begin, end, rounds), *notes, *_notes(log, usable)],
     )
 
 
@@ -110,17 +107,19 @@ def _span(
         raise UserError(f"--rounds {first}:{last}: the log has iterations 1 to {history.t}")
     if not possible:
         raise UserError(
-            "--rounds needs a run with exact sums on machines of this one's numerics class, and works without "
-            "--independent: leave --rounds out"
+            "--rounds needs a run with exact sums on machines of this one's numerics class, and works without"
+            " --independent: leave --rounds out"
         )
     carries = {t for t, plan in history.plans.items() if any(slot.carried for slot in plan)}
     usable = [t for t in checkpoints if t < first and t + 1 not in carries]
     return max(usable, default=0), last
 
 
-def _span_note(begin: int, end: int) -> str:
+def _span_notes(begin: int, end: int, rounds: tuple[int, int] | None) -> list[str]:
+    if rounds is None:
+        return []
     where = f"the checkpoint of step {begin}, which is the log's" if begin else "the initial state"
-    return f"only iterations {begin + 1} to {end} were taken again, from {where}"
+    return [f"only iterations {begin + 1} to {end} were taken again, from {where}"]
 
 
 def _snapshots(inputs: Inputs, t: int) -> list[bytes]:

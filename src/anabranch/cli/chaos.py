@@ -5,6 +5,7 @@ examples:
   anabranch chaos                                 12 relays over 4 stages, ten minutes, 20 faults per minute
   anabranch chaos --minutes 1 --calm-minutes 0    a short trial, without runs to compare it with
   anabranch chaos run.toml --population 8         the model, stages and data nodes of a run file
+  anabranch chaos --preset diloco --minutes 5     islands, in rounds of few steps
   anabranch chaos --hostile                       a third of the faults are hostile guests
   anabranch chaos --wan wan10                     links as between ten regions (Linux, root, /dev/net/tun)
   anabranch chaos --json                          the result for a program (docs/reference/formats.md)
@@ -35,6 +36,7 @@ from anabranch.cli.support.arguments import add_json, add_new_run_dir, check_ran
 from anabranch.cli.support.outputs import handled_signals
 from anabranch.config import Range
 from anabranch.errors import UserError
+from anabranch.train.recipes.presets import PRESETS
 
 if TYPE_CHECKING:
     from anabranch.checkpoint.directory import RunDirectory
@@ -65,6 +67,9 @@ DEFAULTS: dict[str, object] = {
 POPULATION = 12
 #: Steps of the run: more than any experiment reaches, since its end is a matter of time.
 STEPS = 1_000_000
+#: Rounds of a preset: at most so many inner steps, from so many synchronous ones on, by so many islands.
+#: Plain choices, so that two cores take a round in seconds, and faults hit rounds.
+ROUND_STEPS, ROUNDS_FROM, MOST_ISLANDS = 8, 4, 4
 #: Ports for the founder, below the kernel's ephemeral ones, so that its port is still free when it returns.
 PORTS = range(20_000, 32_000)
 PORT_TRIES = 100
@@ -80,6 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--population", type=int, metavar="N", help=f"relays (default: the run file's, or {POPULATION})")
     add("--faults-per-minute", type=float, default=20.0, metavar="F", help="mean rate of faults")
     add("--freeze", type=float, default=0.2, metavar="SHARE", help="share of SIGSTOP faults")
+    add("--preset", choices=PRESETS, help="settings of a published system; its rounds are shortened")
     guests = "make a third of the faults hostile guests, which join with a ticket of their own"
     add("--hostile", action="store_true", help=guests)
     add("--minutes", type=float, default=10.0, metavar="M", help="length of the run with faults")
@@ -106,15 +112,19 @@ def run(args: argparse.Namespace) -> int:
     return 1 if result.problems else 0
 
 
-def configured(run_file: Path | None, population: int | None) -> RunConfig:
+def configured(run_file: Path | None, population: int | None, preset: str = "") -> RunConfig:
     """Configuration of the experiment: a run file's, or the default one, with steps that never run out, a
     fixed port, and a first iteration that waits for all relays.
 
-    population: number of relays (None: the run file's, or POPULATION). Raises UserError.
+    population: number of relays (None: the run file's, the preset's, or POPULATION). preset: system whose
+    settings the run has, with rounds of at most ROUND_STEPS steps from the ROUNDS_FROM-th step on. Raises
+    UserError.
     """
     from anabranch.config import RunConfig, load_run_file, relays_by_stage, with_changes
 
     config = load_run_file(run_file) if run_file else with_changes(RunConfig(), DEFAULTS)
+    if preset:
+        config = _with_preset(config, preset)
     changes: dict[str, object] = {"run.steps": STEPS}
     # A founder that returns listens on the same port, so that tickets stay valid.
     changes["network.port"] = config.network.port or free_port(config.network.host)
@@ -122,9 +132,24 @@ def configured(run_file: Path | None, population: int | None) -> RunConfig:
     minimum = config.fleet.minimum
     if population is not None or run_file is None:
         minimum = 1
-        changes |= {"fleet.relays": population or POPULATION, "fleet.relays_per_stage": []}
+        usual = config.round.slots + 1 if config.round.slots else POPULATION
+        changes |= {"fleet.relays": population or usual, "fleet.relays_per_stage": []}
     config = with_changes(config, changes | {"fleet.minimum": minimum})
     return with_changes(config, {"fleet.minimum": max(minimum, min(relays_by_stage(config)))})
+
+
+def _with_preset(config: RunConfig, name: str) -> RunConfig:
+    from anabranch.config import with_changes
+    from anabranch.train.recipes.presets import with_preset
+
+    config = with_preset(config, name)
+    if not config.round.slots:
+        return config
+    steps = min(config.round.steps, ROUND_STEPS)
+    short = {"round.steps": steps, "round.overlap": min(config.round.overlap, steps // 2)}
+    if config.round.slots > MOST_ISLANDS:
+        short |= {"round.slots": MOST_ISLANDS}
+    return with_changes(config, short | {"round.start": ROUNDS_FROM / STEPS})
 
 
 def free_port(host: str) -> int:
@@ -147,12 +172,12 @@ def _experiment(args: argparse.Namespace) -> Result:
     from anabranch.node.chaos.fault_schedule import draw_schedule, with_guests
     from anabranch.node.chaos.guest_host import DEEDS
     from anabranch.node.chaos.report import Result, Settings
-    from anabranch.node.chaos.step_comparison import same_steps
+    from anabranch.node.chaos.step_comparison import same_steps, tokens_of
     from anabranch.node.chaos.timed_run import timed_run
     from anabranch.node.local_swarm.supervisor import Supervisor
     from anabranch.observe.wording import duration
 
-    config = configured(args.run_file, args.population)
+    config = configured(args.run_file, args.population, args.preset or "")
     path = args.run_dir or free_path(Path("runs") / config.run.name)
     calm_minutes = args.calm_minutes
     if calm_minutes is None:
@@ -183,7 +208,9 @@ def _experiment(args: argparse.Namespace) -> Result:
 
         def timed(run_directory: RunDirectory, minutes: float, faults: list[PlannedFault]) -> RunRecord:
             say(f"{duration(60 * minutes)} " + (f"with {len(faults)} faults" if faults else "without faults"))
-            return timed_run(run_directory, config, supervisor, faults, 60 * minutes, say, places)
+            record = timed_run(run_directory, config, supervisor, faults, 60 * minutes, say, places)
+            record.tokens = tokens_of(run_directory, record.began_t, record.ended_t)
+            return record
 
         say(f"run directory: {path}")
         directory = create(config, path, say)
@@ -192,7 +219,9 @@ def _experiment(args: argparse.Namespace) -> Result:
         record = timed(directory, args.minutes, schedule)
         calm += [timed(each, calm_minutes, []) for each in calm_directories[1:]]
     metrics = _metrics(record, directory, settings.population + settings.data_nodes)
-    same = all(same_steps(directory, other) for other in calm_directories) if calm_directories else None
+    same: bool | None = None
+    if calm_directories and not config.round.slots:  # which machine takes how many inner steps is its speed's
+        same = all(same_steps(directory, other) for other in calm_directories)
     return Result(settings, record, metrics, _verdict(directory), calm, same)
 
 

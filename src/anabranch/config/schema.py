@@ -265,8 +265,8 @@ class RoundSection:
     """Change from which a value is "significant", as a share of its weight; it falls with the root of the
     number of rounds."""
     unsent: Annotated[str, OneOf("drop", "feedback", "local")] = "drop"
-    """Treatment of values that are not sent, rounding included: "drop" forgets them, "feedback" adds them to the next
-    change (error feedback), "local" leaves them in the island's own weights."""
+    """Treatment of values that are not sent, rounding included: "drop" forgets them, "feedback" adds them to
+    the next change (error feedback), "local" leaves them in the island's own weights."""
     unsent_decay: Fraction = 1.0
     """Factor of what was not sent before "feedback" adds it."""
     fragments: Count = 1

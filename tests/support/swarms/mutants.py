@@ -37,6 +37,7 @@ from anabranch.protocol.coordinator.vouchers import Vouchers
 from anabranch.protocol.fleet.admission import Admission
 from anabranch.protocol.interface.events import NEVER_EXPIRES_S, LinkUp, VerifiedCredential
 from anabranch.protocol.interface.tasks import (
+    Forward,
     InputGradient,
     Payload,
     Result,
@@ -69,7 +70,7 @@ from anabranch.sim.fuzz import tensor_world
 from anabranch.sim.fuzz.runner import run_seed
 from anabranch.sim.kernel.simulated_peer import Disk
 from anabranch.sim.metrics.trial_result import Outcome
-from anabranch.sim.workers.integer_worker import IntegerWorker
+from anabranch.sim.workers.integer_worker import Begun, IntegerWorker
 from anabranch.train.model.sizes import ModelConfig
 from anabranch.train.stage import worker
 from anabranch.train.stage.cuts import GRADIENT, Cuts, Place, _Crossing
@@ -100,6 +101,7 @@ def settle_anyhow(patch: Patch) -> None:
         return settle(cover, {**claims, first: set(claims.get(first, ())) | (cover - claimed)}, members)
 
     patch.setattr(reducing, "missing", lambda cover, claims: set() if any(claims.values()) else {0})
+
     def losses(self: ReduceAttempts, current: Round, heads: msg.Attempt) -> tuple[float, ...]:
         owners = [
             heads.members[heads.owners[head_unit(i)]] for i in range(self.ctx.run.settings.microbatches)
@@ -144,9 +146,7 @@ def acknowledged_twice(patch: Patch) -> None:
     """A gradient that comes a second time is taken a second time."""
     arrived = Sender.on_backward
 
-    def on_backward(
-        self: Sender, peer: str, index: int, payload: Payload | None
-    ) -> tuple[bool, str | None]:
+    def on_backward(self: Sender, peer: str, index: int, payload: Payload | None) -> tuple[bool, str | None]:
         item = self.items.get(index)
         if item is not None:
             item.returned = False
@@ -637,10 +637,112 @@ def claims_of_two_iterations(patch: Patch) -> None:
     believe(patch)
 
 
+def state_survives_its_reset(patch: Patch) -> None:
+    """A machine goes on with what it carries of a slot that begins anew."""
+    begin = IntegerWorker._begin_slot
+
+    def kept(self: IntegerWorker, task: Forward, work: Begun, weights: int, x: int) -> int:
+        if not task.carried and (task.index, task.t - 1) in self._slots:
+            task = msgspec.structs.replace(task, carried=task.t - 1)
+        return begin(self, task, work, weights, x)
+
+    patch.setattr(IntegerWorker, "_begin_slot", kept)
+
+
+def late_merged_unlogged(patch: Patch) -> None:
+    """A machine adds its contribution to the round before once more, without a word of it in the plan."""
+    begin = IntegerWorker._begin_slot
+
+    def added(self: IntegerWorker, task: Forward, work: Begun, weights: int, x: int) -> int:
+        y = begin(self, task, work, weights, x)
+        if task.carried and not task.late:
+            work.slots[task.index] = (work.slots[task.index][0],) * 2
+        return y
+
+    patch.setattr(IntegerWorker, "_begin_slot", added)
+
+
+def late_forgotten(patch: Patch) -> None:
+    """A machine leaves out the late contribution that the plan merges."""
+    begin = IntegerWorker._begin_slot
+
+    def without(self: IntegerWorker, task: Forward, work: Begun, weights: int, x: int) -> int:
+        return begin(self, msgspec.structs.replace(task, late=0), work, weights, x)
+
+    patch.setattr(IntegerWorker, "_begin_slot", without)
+
+
+def late_merged_twice(patch: Patch) -> None:
+    """A late contribution is merged in the next round, and in the one after it."""
+    plan = island_rounds.next_plan
+
+    def again(now, *rest):  # type: ignore[no-untyped-def]
+        following = plan(now, *rest)
+        return tuple(
+            msgspec.structs.replace(slot, late=was.late) if was.late and slot.carried else slot
+            for was, slot in zip(now, following, strict=True)
+        )
+
+    patch.setattr(island_rounds, "next_plan", again)
+
+
+def late_batches_skipped(patch: Patch) -> None:
+    """A late contribution that came to nothing leaves a gap: its batches do not come again."""
+    plan = island_rounds.next_plan
+
+    def skips(now, accepted, *rest):  # type: ignore[no-untyped-def]
+        following = plan(now, accepted, *rest)
+        return tuple(
+            msgspec.structs.replace(slot, first=slot.first + was.late * (k not in accepted))
+            for k, (was, slot) in enumerate(zip(now, following, strict=True))
+        )
+
+    patch.setattr(island_rounds, "next_plan", skips)
+
+
+def carried_by_another(patch: Patch) -> None:
+    """The plan says of every machine with a slot that it carries the slot's state."""
+    plan = island_rounds.next_plan
+
+    def everybody(now, accepted, rounds, rates, t=0):  # type: ignore[no-untyped-def]
+        following = plan(now, accepted, rounds, rates, t)
+        return tuple(
+            msgspec.structs.replace(slot, carried=t) if slot.peer and t > rounds.start else slot
+            for slot in following
+        )
+
+    patch.setattr(island_rounds, "next_plan", everybody)
+
+
+def stale_outer_state(patch: Patch) -> None:
+    """A machine takes inner steps from the state before the last outer step."""
+    go_on, weights = IntegerWorker._go_on, IntegerWorker._weights
+    before: dict[int, int] = {}
+
+    def noted(self: IntegerWorker, t: int, state: int) -> None:
+        before[id(self)] = self.state
+        go_on(self, t, state)
+
+    def stale(self: IntegerWorker, task: Task) -> int:
+        if self.stage and isinstance(task, Forward) and task.steps and task.t == 5:
+            return before.get(id(self), self.state)
+        return weights(self, task)
+
+    patch.setattr(IntegerWorker, "_go_on", noted)
+    patch.setattr(IntegerWorker, "_weights", stale)
+
+
 MUTANTS: dict[str, Mutant] = {
     "backward on other weights": Mutant(backward_on_other_weights, "delayed", ("I3",)),
     "weights predicted at one end": Mutant(predicted_at_one_end_only, "delayed", ("I3",)),
     "claims of two iterations": Mutant(claims_of_two_iterations, "delayed", ("I1", "I3", "I4")),
+    "state of a slot survives its reset": Mutant(state_survives_its_reset, "islands", ("I3",)),
+    "a contribution merged once more": Mutant(late_merged_unlogged, "islands", ("I3",)),
+    "a late contribution forgotten": Mutant(late_forgotten, "islands", ("I3",)),
+    "a late contribution merged twice": Mutant(late_merged_twice, "islands", ("I1",)),
+    "batches of a late contribution skipped": Mutant(late_batches_skipped, "islands", ("I1",)),
+    "state of a slot at another machine": Mutant(carried_by_another, "islands", ("I1", "I4")),
+    "a stale outer state": Mutant(stale_outer_state, "islands", ("I3",)),
     "a codec at one end only": Mutant(codec_at_one_end_only, "churn20", ("I3",)),
     "draws by attempt": Mutant(draws_by_attempt, "churn20", ("I3",)),
     "units of the state before": Mutant(units_of_the_state_before, "churn20", ("I3",)),
@@ -663,7 +765,9 @@ MUTANTS: dict[str, Mutant] = {
     "late work done": Mutant(late_work_done, "churn20", ("I1", "I3", "I7")),
     "a repair slot used by admission": Mutant(repair_slot_for_admission, "calm", ("I5",)),
     "a joiner serving before its fingerprint is checked": Mutant(
-        joiner_unchecked, "churn20", ("I2", "I3", "I7")  # I7: its worker refuses a step that does not follow
+        joiner_unchecked,
+        "churn20",
+        ("I2", "I3", "I7"),  # I7: its worker refuses a step that does not follow
     ),
     "claims of the removed": Mutant(removed_still_claims, "churn20", ("I1", "I3")),
     "no redo": Mutant(no_redo, "churn20", ("I4",)),

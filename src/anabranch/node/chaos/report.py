@@ -77,8 +77,12 @@ class Result:
 
     @property
     def kept(self) -> float | None:
-        """Throughput as a share of that without faults; None if that was not measured."""
+        """Throughput as a share of that without faults: in tokens, or in steps where these are not known;
+        None if it was not measured."""
         metrics, calm = self.metrics, self.calm_steps_per_s
+        seconds = sum(record.seconds for record in self.calm)
+        if (tokens := sum(record.tokens for record in self.calm)) and self.record.tokens:
+            return self.record.tokens / self.record.seconds / (tokens / seconds)
         return metrics.steps / metrics.seconds / calm if calm and metrics.seconds else None
 
     def as_dict(self) -> dict[str, Any]:

@@ -65,6 +65,8 @@ class RunRecord:
     began_t: int = 0
     ended: float = 0.0
     ended_t: int = 0
+    tokens: int = 0
+    """Target tokens of the steps committed meanwhile (0: not known)."""
     after_last: int = 0
     """Steps committed since the last fault."""
     replaced_s: list[tuple[DeliveredFault, float]] = field(default_factory=list)

@@ -14,6 +14,12 @@ def same_steps(one: RunDirectory, other: RunDirectory) -> bool:
     return all(first[t] == second[t] for t in first.keys() & second.keys())
 
 
+def tokens_of(directory: RunDirectory, after: int, last: int) -> int:
+    """Target tokens of a run's steps after iteration `after`, up to iteration `last`."""
+    lines = directory.log.read_bytes().rpartition(b"\n")[0].splitlines()
+    return sum(commit.tokens for commit in fold(lines).commits if after < commit.t <= last)
+
+
 def _values(commit: Commit) -> object:
     """Values of a committed step, without the names of the peers that computed it."""
     stages = [(stage.fingerprint_before, stage.digest, stage.squares) for stage in commit.stages]

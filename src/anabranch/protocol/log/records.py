@@ -120,9 +120,9 @@ STRANDED = "state of slots"
 
 
 class Witness(msgspec.Struct, frozen=True):
-    """Overflow that made an iteration a skipped step: who computed which microbatch (`index`) and tensor. With
-    tensor `STRANDED`: a round none of whose slots can be filled any more; peer is the leader, and index the
-    first of these slots."""
+    """Overflow that made an iteration a skipped step: who computed which microbatch (`index`) and tensor.
+    With tensor `STRANDED`: a round none of whose slots can be filled any more; peer is the leader, and index
+    the first of these slots."""
 
     peer: str
     stage: int

@@ -15,8 +15,8 @@ from anabranch.protocol.log.records import Commit, Slot, StageCommit
 #: Members that copy their state before a round: as many as a download has sources at one time.
 KEEPERS = 4
 
-#: A machine that carries state of a slot keeps it unless another is so many times as quick. Plain choice: more
-#: than measured speeds differ from round to round.
+#: A machine that carries state of a slot keeps it unless another is so many times as quick. Plain choice:
+#: more than measured speeds differ from round to round.
 STAYS = 1.25
 
 Plan = tuple[Slot, ...]
@@ -73,8 +73,8 @@ def next_plan(
 
     Every peer gets one slot, the quickest first if there are more peers than slots; a peer keeps its slot. On
     average a slot takes `rounds.length(t + 1)` steps, in proportion to its peer's speed, so that all end
-    together. What a machine carries of its slot is dropped if the slot goes to another machine, or did not count and is
-    not merged.
+    together. What a machine carries of its slot is dropped if the slot goes to another machine, or did not
+    count and is not merged.
     """
     inner = rounds.length(t + 1)
     firsts = [slot.first + slot.steps if k in accepted else slot.done for k, slot in enumerate(plan)]

@@ -37,8 +37,8 @@ from anabranch.sim.kernel.clock import Clock
 from anabranch.sim.kernel.violation import Violation
 
 #: Tasks that may fail in a correct run: a step is taken before the snapshot's turn comes, the state that is
-#: checked is wrong, or the weights of an audited step are gone. (And inner steps from a state of the slot that
-#: the machine does not have.)
+#: checked is wrong, or the weights of an audited step are gone. (And inner steps from a state of the slot
+#: that the machine does not have.)
 _MAY_FAIL = (AuditUnit, CheckState, ProveState, Snapshot)
 
 #: Checkpoint on disk: stage -> (pieces of the state, fingerprint).

@@ -61,30 +61,30 @@ PRESETS = {
         "Diskin et al., \"Distributed Deep Learning in Open Collaborations\", arXiv 2106.10207",
         "machines that hold the whole model take as many microbatches of one large batch as they can, then "
         "all reduce; a machine that fell behind fetches the state",
-        "one reduce over all machines, spread by measured links, takes the place of Moshpit groups and of the "
-        "linear program for shares; the batch is met exactly; AdamW takes the place of LAMB",
+        "one reduce over all machines, spread by measured links, takes the place of Moshpit groups and of "
+        "the linear program for shares; the batch is met exactly; AdamW takes the place of LAMB",
         {**_WHOLE, "batch.microbatches": 256, "fleet.spread": "links"},
     ),
     "diloco": Preset(
         "Douillard et al., \"DiLoCo\", arXiv 2311.08105",
-        "8 islands of one machine each that keep their moments, 500 inner AdamW steps a round, outer Nesterov "
-        "momentum 0.9 with rate 0.7, after 27 % of the steps taken together",
+        "8 islands of one machine each that keep their moments, 500 inner AdamW steps a round, outer "
+        "Nesterov momentum 0.9 with rate 0.7, after 27 % of the steps taken together",
         "quick machines take more inner steps; moments begin afresh where a slot goes to another machine",
         _DILOCO,
     ),
     "opendiloco": Preset(
         "Jaghouar, Ong, Hagemann, \"OpenDiLoCo\", arXiv 2407.07852",
         "as diloco, with 4 islands and contributions in fp16",
-        "quick machines take more inner steps; moments begin afresh where a slot goes to another machine; the "
-        "mean travels in fp32",
+        "quick machines take more inner steps; moments begin afresh where a slot goes to another machine; "
+        "the mean travels in fp32",
         {**_DILOCO, "round.slots": 4, "round.contributions": "fp16"},
     ),
     "streaming-diloco": Preset(
         "Douillard et al., \"Streaming DiLoCo with overlapping communication\", arXiv 2501.18512",
-        "as diloco; the model is in 3 fragments of blocks far apart, each agreed on every 99 inner steps, one "
-        "every 33; islands go on for 5 steps with their own weights before they take half of a result; "
+        "as diloco; the model is in 3 fragments of blocks far apart, each agreed on every 99 inner steps, "
+        "one every 33; islands go on for 5 steps with their own weights before they take half of a result; "
         "contributions of 4 bits",
-        "the 4 bits are integers with a scale for each 64 values (the paper's are floats), and results have 8; "
+        "the 4 bits are integers with a scale for each 64 values (the paper's are floats), results have 8; "
         "the 5 steps are those of the paper's rule, but machines do not compute them while they exchange",
         {
             **_DILOCO,
@@ -102,7 +102,7 @@ PRESETS = {
         "Sarfi, Thérien, Lidin, Belilovsky, \"SparseLoCo\", arXiv 2508.15706",
         "8 islands that keep their moments, 30 inner steps a round; of each 4,096 changes the 64 largest are "
         "sent in 2 bits, the rest is fed back with decay 0.95; the mean is applied with rate 1",
-        "2 bits are sign and zero times a power of two for each 64 values; results are exact, as their sum is",
+        "2 bits are sign and zero times a power of two for each 64 values; results are exact",
         {
             **_DILOCO,
             "round.steps": 30,
@@ -118,10 +118,10 @@ PRESETS = {
     ),
     "gaia": Preset(
         "Hsieh et al., \"Gaia\", NSDI 2017",
-        "4 islands that send the changes of at least 1 % of a weight after each step, falling with the root of "
-        "the number of rounds, and keep the others in their own weights",
-        "an island is one machine; the mean of changes is applied, not their sum; every round is a barrier, so "
-        "the selective barrier and the mirror clock have nothing to bound",
+        "4 islands that send the changes of at least 1 % of a weight after each step, falling with the root "
+        "of the number of rounds, and keep the others in their own weights",
+        "an island is one machine; the mean of changes is applied, not their sum; every round is a barrier, "
+        "so the selective barrier and the mirror clock have nothing to bound",
         {
             **_DILOCO,
             "round.slots": 4,

@@ -4,8 +4,8 @@ A contribution is a pure function of the run file, the state at the beginning of
 slot, the slot's counters, and what the slot carries from the round before, which is such a function, too
 (`train.islands.slot_state`): whoever computes it finds the same bits (within a numerics class). The inner
 optimizer is AdamW. Unless the run carries moments, it begins each round without a first moment, and with the
-second moment that the synchronous steps left in the state. The outer optimizer is SGD with Nesterov momentum (Douillard et al.,
-"DiLoCo", arXiv 2311.08105); its momentum takes the place of the first moment in the state.
+second moment that the synchronous steps left in the state. The outer optimizer is SGD with Nesterov momentum
+(Douillard et al., "DiLoCo", arXiv 2311.08105); its momentum takes the place of the first moment in the state.
 """
 
 from __future__ import annotations
