@@ -1,5 +1,5 @@
-"""What is sent of an island's change and what is carried: the properties that define `sparse`, `gaia` and
-`streaming-diloco`."""
+"""Selection of what an island sends, and what its slot carries: the properties that define `sparse`, `gaia`
+and `streaming-diloco`."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_nothing_is_lost_by_feedback() -> None:
 
 
 def test_an_island_goes_on_from_what_it_did_not_send() -> None:
-    """One island with `unsent = "local"` takes the steps of a machine alone, however little it sends."""
+    """A single island with `unsent = "local"` takes the steps of a machine alone, however little it sends."""
     alone = run_of(first_moment="keep", unsent="local")
     little = run_of(first_moment="keep", unsent="local", select="significant", threshold=0.3)
     one, other = state_of(alone), state_of(little)
