@@ -48,6 +48,12 @@ def test_a_leader_that_sums_all_parts_of_two_stages_keeps_its_bounds() -> None:
     assert not run_seed(3200158, "partition").violation
 
 
+def test_a_data_node_that_came_later_takes_over_from_the_only_one() -> None:
+    """Before the first step a stage is lost, so that a second data node serves in the same iteration, which
+    was split before it came; then the first one crashes (I4, R2)."""
+    assert not run_seed(331, "islands").violation
+
+
 def test_a_seed_with_tensors() -> None:
     outcome = run_seed(131)
     assert outcome.torch

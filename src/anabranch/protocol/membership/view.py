@@ -126,9 +126,7 @@ class Membership:
         that serve next. stages: number of relay stages. delayed: True if the iteration before it is in
         flight, too.
         """
-        if t == self.opening_t or (self.former is not None and t == self.former.t):
-            return
-        if all(self._active(stage, t) for stage in range(stages + 1)):
+        if not self.is_split(t) and all(self._active(stage, t) for stage in range(stages + 1)):
             self._change(("open", t), lambda: self._open(t, delayed))
 
     def rolled_back(self, t: int) -> None:
@@ -344,6 +342,10 @@ class Membership:
         for peer, remaining in self.handed(t):
             assignment.remove(peer, remaining)
         return assignment
+
+    def is_split(self, t: int) -> bool:
+        """True if it is fixed which data node begins which microbatches of iteration t."""
+        return t == self.opening_t or (self.former is not None and t == self.former.t)
 
     def is_reopened(self, t: int) -> bool:
         """True if iteration t, in flight, lost all data nodes that it was opened with."""

@@ -99,6 +99,8 @@ class LogReactions:
             case Control():
                 stop_reason, again = lead.end_reason if lead is not None else self._stopped(), self._goes_on
         self._log.split_next_batch()
+        for iteration in self.iterations.in_flight:
+            iteration.split_again()
         if self.shared.coordination.coordinator is not None:
             self.shared.coordination.coordinator.chosen(applied.record, applied.base)
         if applied.wrong:

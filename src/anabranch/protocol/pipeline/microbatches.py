@@ -30,6 +30,7 @@ from anabranch.protocol.interface.tasks import (
 )
 from anabranch.protocol.interface.tasks import Forward as ForwardTask
 from anabranch.protocol.log.records import Slot
+from anabranch.protocol.membership.assignment import Assignment
 from anabranch.protocol.messages import (
     Ask,
     Backward,
@@ -522,10 +523,27 @@ class Iteration:
                 continue
             for assignment in self.assignments:
                 for index in assignment.remove(peer, remaining):
-                    if self._delayed and not self._trains(index):
-                        self._taken[index] = (*self._taken.get(index, ()), peer)
-                    elif assignment.holder[index] == self.ctx.me and index not in self.sender.items:
-                        self.repairs.find(index, (self.ctx.me,), self._trains(index), (peer,))
+                    self._take(assignment, index, peer)
+
+    def split_again(self) -> None:
+        """Follow the new split of an iteration that lost all data nodes that it was opened with while this
+        peer had it in flight: take over the microbatches that are assigned to this data node now."""
+        membership = self.ctx.run.membership
+        if not (membership.is_reopened(self.t) and membership.is_split(self.t)):
+            return
+        for part, before in enumerate(self.assignments):
+            now = membership.assignment(self.t, sorted(before.holder))
+            self.assignments[part] = now
+            for index, peer in before.holder.items():
+                if now.holder[index] != peer:
+                    self._take(now, index, peer)
+
+    def _take(self, assignment: Assignment, index: int, peer: str) -> None:
+        """Search microbatch `index`, which the removed data node `peer` had, if this one has it now."""
+        if self._delayed and not self._trains(index):
+            self._taken[index] = (*self._taken.get(index, ()), peer)
+        elif assignment.holder[index] == self.ctx.me and index not in self.sender.items:
+            self.repairs.find(index, (self.ctx.me,), self._trains(index), (peer,))
 
     # --- time --------------------------------------------------------------------------------
 
