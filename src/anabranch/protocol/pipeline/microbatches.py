@@ -30,7 +30,6 @@ from anabranch.protocol.interface.tasks import (
 )
 from anabranch.protocol.interface.tasks import Forward as ForwardTask
 from anabranch.protocol.log.records import Slot
-from anabranch.protocol.membership.assignment import Assignment
 from anabranch.protocol.messages import (
     Ask,
     Backward,
@@ -523,7 +522,7 @@ class Iteration:
                 continue
             for assignment in self.assignments:
                 for index in assignment.remove(peer, remaining):
-                    self._take(assignment, index, peer)
+                    self._take(assignment.holder, index, peer)
 
     def split_again(self) -> None:
         """Follow the new split of an iteration that lost all data nodes that it was opened with while this
@@ -536,13 +535,14 @@ class Iteration:
             self.assignments[part] = now
             for index, peer in before.holder.items():
                 if now.holder[index] != peer:
-                    self._take(now, index, peer)
+                    self._take(now.holder, index, peer)
 
-    def _take(self, assignment: Assignment, index: int, peer: str) -> None:
-        """Search microbatch `index`, which the removed data node `peer` had, if this one has it now."""
+    def _take(self, holder: Mapping[int, str], index: int, peer: str) -> None:
+        """Search microbatch `index`, which the removed data node `peer` had, if this one has it now. holder:
+        microbatch -> data node that has it now."""
         if self._delayed and not self._trains(index):
             self._taken[index] = (*self._taken.get(index, ()), peer)
-        elif assignment.holder[index] == self.ctx.me and index not in self.sender.items:
+        elif holder[index] == self.ctx.me and index not in self.sender.items:
             self.repairs.find(index, (self.ctx.me,), self._trains(index), (peer,))
 
     # --- time --------------------------------------------------------------------------------
