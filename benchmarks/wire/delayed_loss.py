@@ -11,6 +11,7 @@ kept in build/ until it is deleted; `--kept` writes what there is. Writes the re
 from __future__ import annotations
 
 import statistics
+import sys
 from dataclasses import replace
 
 from anabranch.train.numerics.numerics_class import configure
@@ -33,6 +34,7 @@ from anabranch.data.corpus import materialise, open_corpus  # noqa: E402
 from anabranch.train.model.sizes import model_config  # noqa: E402
 from anabranch.train.reference.reference import Reference  # noqa: E402
 from benchmarks import harness  # noqa: E402
+from benchmarks.wire.loss import Job  # noqa: E402
 
 STEPS, WINDOWS = 1200, 64
 #: Points of a curve of held-out loss.
@@ -46,17 +48,6 @@ VARIANTS = {
 FOLDER = harness.CACHE / "delayed-loss"
 #: Largest loss of delayed steps over that of synchronous ones.
 LIMIT = 1.015
-
-
-class Job(msgspec.Struct, frozen=True):
-    variant: str
-    rate: float
-    seed: int
-    steps: int
-
-    @property
-    def name(self) -> str:
-        return f"{self.variant}-{self.rate:g}-{self.seed}-{self.steps}".replace(" ", "_")
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -113,6 +104,8 @@ def best_rate(outcomes: list[Outcome], variant: str, first: int) -> float:
 
 
 def report(outcomes: list[Outcome], steps: int, dry: bool) -> None:
+    if not outcomes:
+        sys.exit(f"no run of {steps} steps is kept in {FOLDER}; run without --kept")
     first = min(outcome.job.seed for outcome in outcomes)
     loss = {(o.job.variant, o.job.rate, o.job.seed): o.loss for o in outcomes}
     variants = [v for v in VARIANTS if any(key[0] == v and key[2] == first for key in loss)]

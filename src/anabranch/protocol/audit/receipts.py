@@ -83,14 +83,13 @@ class SignedReceipt(msgspec.Struct, array_like=True, frozen=True):
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder, _body_decoder = msgspec.msgpack.Decoder(SignedReceipt), msgspec.msgpack.Decoder(Receipt)
-#: Beginning of what a receipt's signature is over.
-RECEIPT_PURPOSE = b"anabranch receipt|"
+_PURPOSE = b"anabranch receipt|"
 
 
 def signed(receipt: Receipt, signer: Signer) -> bytes:
     """Encode a receipt and sign it."""
     body = _encoder.encode(receipt)
-    return _encoder.encode(SignedReceipt(body, signer.sign(RECEIPT_PURPOSE + body)))
+    return _encoder.encode(SignedReceipt(body, signer.sign(_PURPOSE + body)))
 
 
 def opened(data: bytes, signer: Signer) -> Receipt | None:
@@ -100,7 +99,7 @@ def opened(data: bytes, signer: Signer) -> Receipt | None:
         receipt = _body_decoder.decode(envelope.body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    good = signer.verify(receipt.peer, RECEIPT_PURPOSE + envelope.body, envelope.signature)
+    good = signer.verify(receipt.peer, _PURPOSE + envelope.body, envelope.signature)
     return receipt if good else None
 
 

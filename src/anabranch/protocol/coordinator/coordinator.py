@@ -411,7 +411,8 @@ class Coordinator:
             return current.t if ready_t == self.t else active_from
         cover = settings.cover(stage)
         left = len(missing(cover, current.claims.get(stage, {}))) / len(cover)
-        left += settings.delay.has(current.t + 1)  # the newcomer serves in the next one, in flight, too
+        if settings.delay.has(current.t + 1):
+            left += 1.0  # the newcomer serves in the next iteration, in flight, too
         if left < LEAST_LEFT or left * self.reducing.step_s < settings.newcomer_s:
             return active_from
         return current.t if ready_t == self.t else None

@@ -58,7 +58,7 @@ class HopCandidates:
         plan = self.ctx.run.plan(self.t) if self.ctx.run.stage == 0 else ()
         if item.train and plan and (holder := plan[item.index].peer):
             if plan[item.index].carried:
-                return self._carrier(holder), math.inf
+                return self._only(holder), math.inf
             return self._of_slot(item, holder, {slot.peer for slot in plan})
         peers = [peer for peer in self.peers() if self.ctx.reachable(peer)] or self._strangers()
         peers, all_at = self._preferred(item, peers)
@@ -93,7 +93,7 @@ class HopCandidates:
             first = [peer for peer in able if peer not in holders and peer not in new]
         return (able, math.inf) if ctx.clock.now >= all_at else (first, all_at)
 
-    def _carrier(self, holder: str) -> list[str]:
+    def _only(self, holder: str) -> list[str]:
         """Peers that may fill a slot whose state the peer `holder` carries: that one, if it is linked."""
         ctx = self.ctx
         if holder in ctx.run.membership.live(ctx.run.next_stage(), self.t):

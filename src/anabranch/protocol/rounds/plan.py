@@ -82,8 +82,8 @@ def next_plan(
         return tuple(Slot(first, inner) for first in firsts)
     usual = sorted(rates.values())[(len(rates) - 1) // 2]
     rates = {peer: min(rate, MOST_RATE * usual) for peer, rate in rates.items()}
-    carriers = {slot.peer for slot in plan} if rounds.keeps else set()
-    preferred = {peer: rate * (STAYS if peer in carriers else 1.0) for peer, rate in rates.items()}
+    former = {slot.peer for slot in plan} if rounds.keeps else set()
+    preferred = {peer: rate * (STAYS if peer in former else 1.0) for peer, rate in rates.items()}
     chosen = sorted(rates, key=lambda peer: (-preferred[peer], peer))[: rounds.slots]
     places = {slot.peer: k for k, slot in enumerate(plan) if slot.peer in chosen}
     free = iter(k for k in range(rounds.slots) if k not in places.values())
