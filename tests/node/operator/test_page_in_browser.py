@@ -40,6 +40,13 @@ MOVE = """(value) => {
     scrubber.value = value;
     scrubber.dispatchEvent(new Event('input'));
 }"""
+#: Keeps all that a screen reader is told, in ``heard``: the region itself holds the newest words alone.
+LISTEN = """document.addEventListener('DOMContentLoaded', () => {
+    window.heard = [];
+    const region = document.querySelector('#spoken');
+    new MutationObserver(() => window.heard.push(region.textContent)).observe(
+        region, { childList: true, characterData: true, subtree: true });
+})"""
 #: More than are taken until the swarm is stopped, however slow the browser is.
 STEPS = 100_000
 
@@ -64,6 +71,7 @@ class Page:
         self.context = browser.new_context(offline=offline)
         self.page = self.context.new_page()
         self.wrong: list[str] = []
+        self.page.add_init_script(LISTEN)
         self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
         self.page.on("console", lambda said: self.wrong.append(said.text) if said.type != "log" else None)
         self.page.on("request", lambda request: self.requested(request.url, address))
@@ -137,7 +145,7 @@ def killed_by_button(mine: Page, seen: Page, owner: SwarmOwner, name: str) -> fl
     killed = time.monotonic()
     seen.until(row_says(name, "gone"))
     seen.until(story_says(f"{name} is gone from stage {name[6]}"))
-    seen.until(f"() => document.querySelector('#spoken').textContent.includes('{name}')")
+    seen.until(f"() => window.heard.some((words) => words.includes('{name}'))")
     return time.monotonic() - killed
 
 

@@ -4,7 +4,7 @@ import { PRESENT } from "./record.js";
 import { lookOf, SOURCES } from "./theme.js";
 import { byId, byName, clock, lasting, make, put, short, some, whole } from "./words.js";
 
-const ROWS_MAX = 200, LINES_MAX = 250;
+const ROWS_MAX = 200, LINES_MAX = 250, SPOKEN_MAX = 5;
 const SUBJECTS = { crew: "peers", trouble: "trouble", repair: "repairs", progress: "progress", note: "notes" };
 
 // Replace the rows that changed.
@@ -92,7 +92,7 @@ function audits({ right, wrong }) {
 export class Story {
   constructor() {
     this.off = new Set();
-    this.spoken = Infinity; // events before the page was opened are not read aloud
+    this.read = Infinity; // lines of the story that were read aloud; those before the page was opened are not
     this.list = byId("story-lines");
     const chips = byId("story-subjects");
     for (const [subject, word] of Object.entries(SUBJECTS)) {
@@ -115,14 +115,22 @@ export class Story {
       const line = recording.lists.story[i];
       if (!this.off.has(line[1]) && (!words || line[3].toLowerCase().includes(words))) lines.push(line);
     }
-    const newest = recording.lists.story[recording.count("story") - 1];
-    if (following && newest && newest[0] > this.spoken && ["trouble", "repair"].includes(newest[1])) speak(newest[3]);
-    if (newest) this.spoken = this.spoken === Infinity ? newest[0] : Math.max(this.spoken, newest[0]);
+    this.readAloud(recording, following);
     const first = lines.length ? `${lines[0][0]} ${lines[0][3]} ${lines.length}` : "none";
     if (first === this.first) return;
     this.first = first;
     this.list.replaceChildren(...(lines.length ? lines.map((line) => this.line(line, recording)) :
       [make("li", { class: "empty" }, "no such events so far")]));
+  }
+
+  // Screen readers get every failure and repair since the last look, not only the newest: of two lines that
+  // arrive together both are read.
+  readAloud(recording, following) {
+    const count = recording.count("story");
+    const fresh = following ? recording.lists.story.slice(Math.min(this.read, count), count) : [];
+    const serious = fresh.filter(([, subject]) => ["trouble", "repair"].includes(subject));
+    if (serious.length) speak(serious.slice(-SPOKEN_MAX).map((line) => line[3]).join(". "));
+    this.read = this.read === Infinity ? count : Math.max(this.read, count);
   }
 
   line([time, subject, , text], recording) {
