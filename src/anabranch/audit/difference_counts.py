@@ -28,7 +28,7 @@ class DifferenceCount:
     firsts: list[str] = field(default_factory=list, repr=False)
 
     def number(self, ours: float, theirs: float, where: str) -> None:
-        """Compare the 64 bits of two floats."""
+        """Compare the 64 bits of two floats, and add the result to the counts. where: place of the value."""
         first, second = struct.unpack("<2Q", struct.pack("<2d", ours, theirs))
         bits = (first ^ second).bit_count()
         self._count(1, int(bits > 0), bits, where)

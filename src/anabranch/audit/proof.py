@@ -102,9 +102,9 @@ class _Logged:
 
 def verify_proof(run_dir: Path, path: Path, signer: Signer) -> ProofResult:
     """Check a proof file against log, corpus and run file of a run directory. signer: checks signatures (its
-    `verify` is used).
+    `verify` is used). A file about no contribution of this log gives a result with an `unknown`.
 
-    Raises UserError for anything missing or unreadable, and for a file that the log does not bear out.
+    Raises UserError for anything missing or unreadable, and if run directory and log are of different runs.
     """
     proof = read_proof(path)
     inputs = open_inputs(run_dir)
@@ -144,8 +144,8 @@ def verify_proof(run_dir: Path, path: Path, signer: Signer) -> ProofResult:
 
 
 def _logged(inputs: Inputs, proof: ProofFile) -> _Logged | None:
-    """Place of the contribution in the log, where steps count that were rolled back later; None if the log
-    does not have it."""
+    """Place of the contribution in the log, which may be in a step that was rolled back later; None if the
+    log does not have it. Raises UserError if the log is damaged."""
     path = inputs.directory.log
     lines, _ = log_lines(path)
     try:
@@ -165,7 +165,8 @@ def _logged(inputs: Inputs, proof: ProofFile) -> _Logged | None:
 
 
 def _mismatch(proof: ProofFile, receipt: Receipt, hashed: str, logged: _Logged | None) -> str:
-    """Reason in words why the proof file is about no contribution of this log; "" if it is about one."""
+    """Reason in words why the proof file is about no contribution of this log; "" if it is about one. hashed:
+    hash of the receipt."""
     about = receipt.run, receipt.t, receipt.stage, receipt.peer
     if about != (proof.run_id, proof.step, proof.stage, proof.subject):
         return "its receipt is about another run, step, stage or peer than the file says"
@@ -187,7 +188,8 @@ def _mismatch(proof: ProofFile, receipt: Receipt, hashed: str, logged: _Logged |
 
 
 def _broken_part_seal(receipt: Receipt, signer: Signer) -> str | None:
-    """First input of a sum whose seal is not its sender's signature, or None."""
+    """Words for the first input of a sum whose seal is not its sender's signature; None if all seals are
+    right."""
     for total in receipt.sums:
         name = part_name(receipt.term, receipt.number, total.part)
         for _, came in total.inputs:
@@ -198,7 +200,8 @@ def _broken_part_seal(receipt: Receipt, signer: Signer) -> str | None:
 
 
 def _not_replayable(inputs: Inputs, logged: _Logged) -> str:
-    """Reason in words why the step cannot be recomputed here to the last bit; "" if it can."""
+    """Reason in words why the step cannot be recomputed here to the last bit; "" if it can. Raises UserError
+    if the run directory is not that of the log."""
     genesis, run = logged.before.genesis, inputs.run
     assert genesis is not None, "_mismatch requires it"
     if problems := compare_with_genesis(inputs, genesis):
@@ -235,8 +238,8 @@ def _state_before(inputs: Inputs, logged: _Logged) -> Reference:
 
 
 def _compare(result: ProofResult, receipt: Receipt, logged: _Logged, work: ReplayedWork) -> None:
-    """Compare every statement of the receipt with the recomputed work. A result is judged only if its inputs
-    are right."""
+    """Compare every statement of the receipt with the recomputed work, and enter the outcomes in `result`. An
+    output is judged only if its inputs are right."""
     for unit in receipt.units:
         _compare_unit(result, unit, work)
     if receipt.units and not result.unknown:
@@ -248,8 +251,8 @@ def _compare(result: ProofResult, receipt: Receipt, logged: _Logged, work: Repla
 
 
 def _compare_sum(result: ProofResult, total: SumReceipt, logged: _Logged, work: ReplayedWork) -> None:
-    """Compare a part of the gradient that the accused peer added up, if its inputs from the owners of units
-    are right."""
+    """Compare a part of the gradient sum that the accused peer added up, and enter the outcome in `result`:
+    unknown if its inputs from the owners of units are not right."""
     came = {position: transfer.hash for position, transfer in total.inputs}
     right = {position: work.parts[position][total.part] for position in set(logged.part.owners)}
     if came == right and not work.overflows:

@@ -123,7 +123,7 @@ def _span_notes(begin: int, end: int, rounds: tuple[int, int] | None) -> list[st
 
 
 def _snapshots(inputs: Inputs, t: int) -> list[bytes]:
-    """Files of a checkpoint, by stage."""
+    """Contents of a checkpoint's files, in the order of stages. Raises UserError if one cannot be read."""
     directory, stages = inputs.directory, inputs.directory.manifest(t).stages
     paths = [directory.checkpoint_path(t) / Path(stages[stage].name).name for stage in sorted(stages)]
     with os_errors_named(f"cannot read the checkpoint of step {t}"):
@@ -178,8 +178,8 @@ def _bounds(
 def _independent(
     inputs: Inputs, log: LoggedRun, checkpoints: Sequence[int], saved: Vectors
 ) -> list[Distance]:
-    """Distances between the run and the independent implementation in fp64, beside those between this one
-    and itself in the run's precision.
+    """Distances between the run and the independent implementation in fp64. `usual` of each: the distance of
+    the independent implementation in the run's precision from itself in fp64.
 
     Bounded only if the run used fp64 with float sums: exact sums round each contribution, fp32 rounds
     everything.

@@ -98,7 +98,8 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: str | Path) -> RunDirectory:
-        """Open a run directory. Raises UserError if it is not one, or has another version."""
+        """Open a run directory. Raises UserError if it is not one, has another version, or holds a link or
+        special file."""
         directory = cls(path)
         try:
             if not directory._version_file.is_file():
@@ -240,7 +241,8 @@ class RunDirectory:
         return old
 
     def manifest(self, t: int) -> CheckpointManifest:
-        """Manifest of the checkpoint of step t. Raises UserError if it cannot be read."""
+        """Manifest of the checkpoint of step t. Raises UserError if it is missing, damaged, or of another
+        version."""
         path = self.checkpoint_path(t) / "manifest.json"
         try:
             data = path.read_bytes()

@@ -81,9 +81,8 @@ NOT_COUNTED = -100
 
 class Windows:
     """Sequences of a part of a corpus, numbered from 0: windows of its stream, or rows of whole documents.
-
-    tokens, mask (None: all count), ends (positions behind the documents; None: windows of the stream).
-    """
+    mask: not 0 where a token counts as a target; None: all count. ends: positions behind the documents; None:
+    windows of the stream. sequence: targets in each."""
 
     def __init__(
         self,
@@ -101,7 +100,7 @@ class Windows:
         """True if every target counts."""
 
     def ids(self, number: int) -> Ids:
-        """Token ids of a sequence, shape (sequence + 1,)."""
+        """Token ids of a sequence, shape (sequence + 1,), filled up with separators."""
         begin, end = self._bounds(number)
         found = self._tokens[begin:end].astype(np.int64)
         missing = self._sequence + 1 - len(found)
@@ -123,7 +122,7 @@ class Windows:
 
 def packed_rows(ends: Sequence[int] | npt.NDArray[np.int64], room: int) -> npt.NDArray[np.int64]:
     """Begin and end (rows, 2) of stretches of whole documents of at most `room` tokens, in order. A longer
-    document is cut into stretches that share a token, as windows do."""
+    document is cut into stretches that share a token, as windows do. Stretches of one token are left out."""
     rows: list[tuple[int, int]] = []
     begin = last = 0
     for end in map(int, ends):
@@ -141,8 +140,8 @@ def packed_rows(ends: Sequence[int] | npt.NDArray[np.int64], room: int) -> npt.N
 
 
 def spread(weights: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """(source, number of its turn in the cycle) of each of sum(weights) samples: smooth weighted round
-    robin."""
+    """Order of a mixture's sources in a cycle of sum(weights) samples, by smooth weighted round robin: for
+    each sample (source, number of samples that this source had before in the cycle)."""
     credit, taken, order = [0] * len(weights), [0] * len(weights), []
     for _ in range(sum(weights)):
         credit = [had + weight for had, weight in zip(credit, weights, strict=True)]
@@ -211,7 +210,8 @@ class Batches:
         return self.tokens_per_iteration / max(1, self._counted(t))
 
     def window_weight(self, window: int) -> float:
-        """The same factor of held-out microbatch `window`."""
+        """Factor of the losses of held-out microbatch `window`: all its positions over those whose target
+        counts."""
         if self._held_out.all_count:
             return 1.0
         targets = self.evaluation_window(window)[1]
@@ -261,7 +261,8 @@ class Batches:
         return int(self._corpus.token_bytes[targets[targets != NOT_COUNTED]].sum())
 
     def manifest_hash(self, t: int) -> str:
-        """BLAKE3 (hex) of every row of iteration `t`: its window and its sequence + 1 tokens."""
+        """BLAKE3 (hex) of every row of iteration `t`: its window's number, its sequence + 1 tokens, and, in a
+        corpus where some targets do not count, which of them do."""
         hasher = blake3(b"anabranch batch manifest 1")
         for index in range(self._batch.microbatches):
             for window in self.window_numbers(t, index):
@@ -287,7 +288,8 @@ class Batches:
 
     @staticmethod
     def _cut(chosen: list[tuple[Windows, int]]) -> tuple[Ids, Ids]:
-        """(inputs, targets) of some sequences."""
+        """(inputs, targets) of the sequences `chosen`, given as (windows, number there); each int64
+        (len(chosen), sequence), contiguous, with -100 for targets that do not count."""
         rows = np.stack([windows.ids(number) for windows, number in chosen])
         inputs, targets = np.ascontiguousarray(rows[:, :-1]), np.ascontiguousarray(rows[:, 1:])
         for row, (windows, number) in enumerate(chosen):

@@ -165,7 +165,8 @@ def _tell_all(tell: Callable[[str], None], documents: Documents) -> None:
 
 
 def _from_cache(section: DataSection, directory: Path, cache: CorpusCache, key: str) -> Corpus | None:
-    """Corpus from the cache, with this section as its source; None if the cache has none that is whole."""
+    """Corpus that the cache has under `key`, put into `directory` with this section as its source; None if
+    there is none. A damaged one is deleted from the cache."""
     names = (*corpus_files(section), MANIFEST)
     if not cache.take(key, names, directory):
         return None
@@ -238,7 +239,8 @@ def _components(section: DataSection, tokens: Sequence[int]) -> list[Component]:
 
 
 def _source(section: DataSection) -> dict[str, Any]:
-    """Source of the text, for the manifest."""
+    """Settings of the text's source, for the manifest; for the standard library with the version of
+    Python."""
     python = {"python": platform.python_version()} if section.source == "stdlib" else {}
     return {**asdict(section), **python}
 
@@ -297,7 +299,8 @@ def _check_file(path: Path, file: CorpusFile) -> None:
 
 
 class _PartWriter:
-    """Tokenizes documents in groups and appends their ids to a file."""
+    """Writer of the files of one part of a corpus: tokenizes documents in groups, and appends their ids and,
+    if these files are given, masks and ends."""
 
     def __init__(
         self,
@@ -350,7 +353,8 @@ class _PartWriter:
 
 
     def _ids_of(self, document: Document, encoded: Iterator[list[int]]) -> tuple[list[int], list[bool]]:
-        """Ids of a document with the separator behind it, and which of them count."""
+        """Ids of a document with the separator behind it, and for each whether it counts. encoded: ids of the
+        pieces of this document and the following ones; takes those of this one."""
         ids: list[int] = []
         counts: list[bool] = []
         for piece in document.pieces or (Piece(document.text, counts=True),):

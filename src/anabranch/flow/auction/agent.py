@@ -265,8 +265,8 @@ class AuctionAgent:
         return self._letters(now)
 
     def _withdraw_orphans(self, now: float) -> None:
-        """Withdraw units from next hops while more are placed there than this node has, because previous hops
-        hand it fewer by now; at a relay after a delay."""
+        """Withdraw units from next hops while more are placed there than this node has, because its demand
+        fell or previous hops took units back; at a relay after a delay."""
         market = self._market
         if market.surplus >= 0:
             self._orphan_at = math.inf

@@ -144,9 +144,8 @@ def _by_level(link: OutLink) -> tuple[float, str]:
 
 
 class Searches:
-    """Part of one node in the searches for free paths of units that found none, the newest of each source (a
-    data node with such units). bound: greatest `Search.bound` of any source; all
-    sources refuse units above this price."""
+    """Part of one node in the searches for free paths: the newest search of each source (data node with
+    excess units). bound: greatest `Search.bound` of any source; all sources refuse units above this price."""
 
     def __init__(self, name: str, market: Market, is_data: bool) -> None:
         self._name = name
@@ -156,7 +155,8 @@ class Searches:
         self.bound = 0.0
 
     def launch(self, number: int, bound: float) -> None:
-        """Start a search of which this node is the source. bound: this node's price."""
+        """Start a search of which this node is the source. bound: this node's price, or the refusal price
+        that it announces."""
         self.bound = max(self.bound, bound)
         explorer = Explorer(self._market, Search(self._name, number, self.bound), self._is_data)
         self._explorers[self._name] = explorer
@@ -180,7 +180,8 @@ class Searches:
         return any(explorer.done and not explorer.open for explorer in others)
 
     def read(self, link: Link, searches: tuple[Search, ...], findings: tuple[Finding, ...]) -> None:
-        """Handle each request and answer that the other end of `link` sent, once."""
+        """Handle each request and answer that the other end of `link` sent, once; `bound` rises to that of
+        the requests."""
         if (searches, findings) == link.read:
             return
         link.read = (searches, findings)

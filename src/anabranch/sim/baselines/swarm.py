@@ -276,7 +276,8 @@ class Swarm(Pipelines):
         self._call(microbatch, sender, self.fleet.hosts[call.receiver].stage)
 
     def _call_again(self, microbatch: Microbatch, relay: str) -> None:
-        """Have the forward of a relay made again at another replica: it was lost while it sent the result."""
+        """Have the forward of `relay`, which was lost while it sent the result, computed again at another
+        replica."""
         self._calls.pop(microbatch, None)
         self.recorder.add("recoveries")
         stage, at = self.fleet.hosts[relay].stage, len(microbatch.path) - 1
@@ -347,7 +348,8 @@ class Swarm(Pipelines):
     # --- churn ---------------------------------------------------------------------------------
 
     def lost(self, relay: str) -> None:
-        """Fail the calls to a lost relay, and recompute elsewhere the gradients that were lost with it."""
+        """Give up the reduce under way, fail the calls to a lost relay, and recompute elsewhere the gradients
+        that were lost with it."""
         self.reducing += 1  # the reduce restarts without it
         for microbatch in list(self.attempts):
             if not microbatch.over and not microbatch.returned:
