@@ -187,7 +187,8 @@ class HostileGuests:
         return all(steps >= t + STEPS_UNDER_ATTACK for t in self._first_t.values())
 
     def check_end(self) -> None:
-        """Raise Violation if a guest whose misconduct is proven is a member at the end of a seed (G3)."""
+        """Raise Violation if a guest whose misconduct is proven is a member at the end of a seed (G3); one
+        that computes falsely only if all work is audited."""
         for guest in self.guests:
             proven = guest.role in guest.deed.proven and guest.name in self._first_t
             if guest.deed.audited:

@@ -92,7 +92,7 @@ class Environment(ABC):
 
     @abstractmethod
     def end_circuits(self, carrier: str) -> None:
-        """Break the links that a process carried, which has ended."""
+        """Break the links that the process `carrier`, which has ended, forwarded."""
 
     @abstractmethod
     def hang_up(self, node: Node, peer: str, reason: str) -> None:
@@ -130,10 +130,8 @@ class Link:
         """Sender -> arrival of its last message, for messages without (`_small`) and with a payload."""
 
     def arrival(self, sender: str, bulk: bool, planned: float) -> float:
-        """Arrival time of a message that is due at `planned`.
-
-        Messages of one sender without payload arrive in order, and so do those with a payload (`bulk`).
-        """
+        """Arrival time of a message that is due at `planned`, which the link remembers. Messages of one
+        sender without payload arrive in order, and so do those with a payload (`bulk`)."""
         lane = self._bulky if bulk else self._small
         at = lane.get(sender, 0.0)
         if planned > at:
@@ -224,7 +222,8 @@ class Node:
         return self.peer.ctx.run.stage
 
     def handle(self, event: ev.Event) -> None:
-        """Pass an event to the protocol, carry out its effects, and call the observers."""
+        """Pass an event to the protocol, carry out its effects, and call the observers. Events of a frozen
+        process are queued, those of an ended one are dropped."""
         if not self.alive or self.stopped is not None:
             return
         if self._backlog is not None:
@@ -275,7 +274,8 @@ class Node:
             self.handle(ev.Wake())
 
     def _written(self, number: int) -> None:
-        """Complete the disk writes up to `number`; a crash loses those that are not complete."""
+        """Complete the disk writes up to `number` and report it to the protocol; a crash loses those that are
+        not complete."""
         while self._unwritten and self._unwritten[0].number <= number and self.alive:
             self.disk.do(self._unwritten.pop(0))
         self.handle(ev.Persisted(number))
@@ -296,7 +296,8 @@ class Node:
             self.handle(ev.LinkDown(peer, reason))
 
     def end(self, reason: str, ok: bool) -> None:
-        """Exit the process. reason: for the story. ok: True if it ends without an error."""
+        """Exit the process and close its links. reason: for the story. ok: True if it ends without an
+        error."""
         self.stopped = (reason, ok)
         for peer in sorted(self.links):
             self.world.hang_up(self, peer, "the process ended")
@@ -353,7 +354,8 @@ class Node:
                 self.end(reason, ok)
 
     def _read_checkpoint(self, asked_t: int, stage: int) -> None:
-        """Read a stage's state from the checkpoint of iteration `asked_t` (negative: the newest one)."""
+        """Read a stage's state from the checkpoint of iteration `asked_t` (negative: the newest one) and hand
+        it to the protocol; no pieces if there is none."""
         t = asked_t if asked_t >= 0 else max(self.world.checkpoints, default=-1)
         pieces, fingerprint = self.world.checkpoints.get(t, {}).get(stage, ((), ""))
         self.handle(ev.CheckpointRead(asked_t, t, stage, fingerprint, pieces))

@@ -183,8 +183,8 @@ def crash_and_repair(
 
 
 def _solved_anew(left: Instance, crashed: list[str], flow: Flow, oracle: bool) -> Repair:
-    """Repair by a policy that sends no messages: its flow is computed anew on `left`, the instance without
-    the crashed relays."""
+    """Result of a repair after which the flow is `flow` on `left`, the instance without the crashed relays;
+    without messages and seconds. oracle: True to compute the optimum on `left` as well."""
     return Repair(
         crashed=crashed,
         flow=flow.value,
