@@ -122,10 +122,8 @@ def permutations(
     advance: Callable[[float], None],
 ) -> Generator[Vectors, None, None]:
     """Results of the permutations 1, 2, ... in order; up to `jobs` are replayed at the same time. `advance`
-    is called with the number of iterations that were replayed since its last call.
-
-    Each is replayed by one process: a float sum that processes share would depend on their number.
-    """
+    is called with the number of iterations that were replayed since its last call. Each is replayed by one
+    process: a float sum that processes share would depend on their number."""
     if jobs == 1:
         for number in range(1, PERMUTATIONS + 1):
             yield replay_permutation(inputs, history, checkpoints, number, advance)

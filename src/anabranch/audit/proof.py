@@ -44,9 +44,9 @@ PROOF_RESULT_VERSION = 1
 
 @dataclass
 class ProofResult:
-    """Outcome of checking a proof file. false: sentences on statements of the receipt that the recomputed
-    work contradicts. unknown: sentences on what could not be judged. right: number of statements that are
-    right."""
+    """Outcome of checking a proof file: proved if a statement of the receipt is false, else not proved if one
+    could not be judged, else refuted. false, unknown: sentences on such statements. right: number of
+    statements that agree with the recomputed work."""
 
     proof: ProofFile
     false: list[str] = field(default_factory=list)
@@ -91,8 +91,8 @@ class ProofResult:
 
 @dataclass(frozen=True)
 class _Logged:
-    """Place of a contribution in the commit log. before: history up to the entry before the commit. position:
-    rank of the accused peer among the members of its stage."""
+    """Place of a contribution in the commit log. part: the stage's entry in the commit. before: history up to
+    the entry before the commit. position: index of the accused peer among the members of its stage."""
 
     commit: Commit
     part: StageCommit
@@ -102,10 +102,8 @@ class _Logged:
 
 def verify_proof(run_dir: Path, path: Path, signer: Signer) -> ProofResult:
     """Check a proof file against log, corpus and run file of a run directory. signer: checks signatures (its
-    `verify` is used). A file about no contribution of this log gives a result with an `unknown`.
-
-    Raises UserError for anything missing or unreadable, and if run directory and log are of different runs.
-    """
+    `verify` is used). A file about no contribution of this log gives a result with an `unknown`. Raises
+    UserError for anything missing or unreadable, and if run directory and log are of different runs."""
     proof = read_proof(path)
     inputs = open_inputs(run_dir)
     data = proof.receipt_bytes

@@ -15,7 +15,7 @@ Order = Callable[[int], Iterable[int]]
 
 
 class Stepper(Protocol):
-    """Computation of the steps of a replay, by one process or several."""
+    """Interface to take or skip the next iteration of a replay, computed by one process or several."""
 
     reference: Reference
 
@@ -25,7 +25,7 @@ class Stepper(Protocol):
 
 
 class SequentialStepper:
-    """Stepper of a single process."""
+    """Stepper that computes in this process alone. order: see `Order`."""
 
     def __init__(self, reference: Reference, order: Order) -> None:
         self.reference = reference

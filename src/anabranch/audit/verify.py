@@ -131,7 +131,8 @@ def _snapshots(inputs: Inputs, t: int) -> list[bytes]:
 
 
 def _check_replayable(inputs: Inputs, log: LoggedRun) -> None:
-    """Raise UserError if run file and log do not allow a replay."""
+    """Raise UserError if run file and log do not allow a replay: no step, missing steps, other numbers of
+    stages or microbatches, or rounds that the run file does not have."""
     history, run = log.history, inputs.run
     if not history.commits:
         raise UserError(f"{inputs.directory.log}: no step of this run was committed yet: nothing to verify")
@@ -179,11 +180,8 @@ def _independent(
     inputs: Inputs, log: LoggedRun, checkpoints: Sequence[int], saved: Vectors
 ) -> list[Distance]:
     """Distances between the run and the independent implementation in fp64. `usual` of each: the distance of
-    the independent implementation in the run's precision from itself in fp64.
-
-    Bounded only if the run used fp64 with float sums: exact sums round each contribution, fp32 rounds
-    everything.
-    """
+    the independent implementation in the run's precision from itself in fp64. Bounded only if the run used
+    fp64 with float sums: exact sums round each contribution, fp32 rounds everything."""
     history, run = log.history, inputs.run
     dtype, steps = run.compute.dtype, len(history.commits)
     with progress("training the independent implementation", steps, unit="steps") as advance:

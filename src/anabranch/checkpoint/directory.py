@@ -192,11 +192,9 @@ class RunDirectory:
     def write_checkpoint(
         self, t: int, base: str, run_id: str, stages: Mapping[int, tuple[Iterable[Piece], str]]
     ) -> Path:
-        """Write the state after step t atomically; returns its folder.
-
-        `stages` maps a stage to (pieces of its snapshot in order, fingerprint). An existing checkpoint of t
-        is replaced. Raises UserError if it cannot be written.
-        """
+        """Write the state after step t atomically; returns its folder. base: hash of the log record that led
+        to the state. stages: stage -> (pieces of its snapshot in order, fingerprint). An existing checkpoint
+        of t is replaced. Raises UserError if it cannot be written."""
         final = self.checkpoint_path(t)
         temporary = self.checkpoints_path / f"{_UNFINISHED}{final.name}"
         replaced = self.checkpoints_path / f"{_UNFINISHED}replaced-{final.name}"

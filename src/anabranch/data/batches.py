@@ -47,7 +47,7 @@ Ids = npt.NDArray[np.int64]
 
 
 class Permutation:
-    """A keyed permutation of range(size)."""
+    """Permutation of range(size) that a key determines; computed, not stored."""
 
     def __init__(self, size: int, key: bytes) -> None:
         self.size = size
@@ -204,14 +204,15 @@ class Batches:
         return self._cut([self._train(number) for number in self.window_numbers(t, index)])
 
     def weight(self, t: int) -> float:
-        """Factor of the losses of iteration t: all its positions over those whose target counts."""
+        """Factor of the losses of iteration t: number of all its positions divided by that of positions whose
+        target counts."""
         if self._all_count:
             return 1.0
         return self.tokens_per_iteration / max(1, self._counted(t))
 
     def window_weight(self, window: int) -> float:
-        """Factor of the losses of held-out microbatch `window`: all its positions over those whose target
-        counts."""
+        """Factor of the losses of held-out microbatch `window`: number of all its positions divided by that
+        of positions whose target counts."""
         if self._held_out.all_count:
             return 1.0
         targets = self.evaluation_window(window)[1]
@@ -225,7 +226,7 @@ class Batches:
 
     def window_numbers(self, t: int, index: int) -> list[int]:
         """For each row of microbatch `index` of iteration `t` the number of its corpus window, after the
-        epoch's permutation; the windows of a mixture's sources follow one another."""
+        epoch's permutation. The windows of a mixture are numbered one source after the other."""
         if t < 1 or not 0 <= index < self._batch.microbatches:
             raise IndexError(f"there is no microbatch {index} in iteration {t}")
         first = (t - 1) * self._rows_per_iteration + index * self._batch.rows

@@ -128,12 +128,10 @@ def materialise(
     tell: Callable[[str], None] = lambda text: None,
     cache: CorpusCache | None = None,
 ) -> Corpus:
-    """Write the corpus that `section` describes into `directory`, or open it if it already exists.
-
-    cache: of tokenized corpora; None to tokenize in any case. tell: gets sentences about files that were left
-    out or are not UTF-8. Raises ConfigError if the source cannot be read, has fewer than 20 documents or too
-    little text for the vocabulary, or if the directory holds a corpus of other settings.
-    """
+    """Write the corpus that `section` describes into `directory`, or open it if it already exists. progress:
+    see `Progress`. tell: gets sentences about files that were left out or are not UTF-8. cache: of tokenized
+    corpora; None to tokenize in any case. Raises ConfigError if the source cannot be read, has fewer than 20
+    documents or too little text for the vocabulary, or if the directory holds a corpus of other settings."""
     if (directory / MANIFEST).is_file():
         return _open_same(section, directory)
     report = progress or (lambda activity, done, total: None)
@@ -227,8 +225,8 @@ def _tokenized(section: DataSection, directory: Path, documents: Documents, repo
 
 
 def _components(section: DataSection, tokens: Sequence[int]) -> list[Component]:
-    """Sources of a mixture. tokens: of each for training, as far as there were some. Raises ConfigError for
-    a source without text."""
+    """Sources of a mixture. tokens: training tokens of each, in order; the last ones are missing if they had
+    no text. Raises ConfigError for a source without text."""
     found = []
     for number, name in enumerate(section.mixture):
         count = tokens[number] if number < len(tokens) else 0

@@ -104,7 +104,7 @@ class TextTokenizer:
         return [encoding.ids for encoding in encodings]
 
     def marker(self, text: str) -> int | None:
-        """Id of the token that is spelled `text`, if there is one."""
+        """Id of the token that is spelled `text`; None if there is none."""
         number: int | None = self._tokenizer.token_to_id(text)
         return number
 

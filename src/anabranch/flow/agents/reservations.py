@@ -221,11 +221,9 @@ class Reservations:
     def confirm(self, peer: str, side: Side, units: Iterable[UnitId]) -> list[Send]:
         """Answer the periodic confirmation of neighbour (peer, side), and let `moved` notify the sources
         again, since a `Stale` may have been lost. units: those that the neighbour shares with this node.
-
         Units that this node lacks are answered with `Stale` or `Release`. A node keeps its place as long as
         any node before it does. So a unit that the previous node lacks cannot stand, and freeing its place is
-        safe however late the confirmation arrives.
-        """
+        safe however late the confirmation arrives."""
         for place in self._through.values():
             place.reported = False  # `Stale` may have been lost: send it again
         known = set(self.coming_from(peer) if side is Side.PREVIOUS else self.towards(peer))

@@ -43,8 +43,8 @@ class Excess:
         return again
 
     def _apply_result(self) -> bool:
-        """Set the refusal price by the finished search: refuse excess units if there is no free path, none if
-        there is one. True if the price changed."""
+        """Set the refusal price by the finished search: refuse excess units if it found no free path, and no
+        unit if it found one. True if the price changed."""
         market, searches = self._market, self._searches
         own = searches.own
         if own is None or not own.done:

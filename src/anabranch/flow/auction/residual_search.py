@@ -22,7 +22,8 @@ WIDTH_MAX = 1 << 20
 
 
 class Explorer:
-    """Part of one node in the newest search of one source. open: True if a free path was found."""
+    """State of one node's part in the newest search (for free capacity) of one source. open: True if a free
+    path was found."""
 
     def __init__(self, market: Market, search: Search, is_data: bool) -> None:
         self.search = search

@@ -11,7 +11,8 @@ from anabranch.flow.agents.reservations import Release, Reserve, Reserved, Stale
 
 
 class Advertise(Message, frozen=True):
-    """Offer to the previous stage. costs: sink -> least cost of a free unit. version: grows with each."""
+    """Offer to the previous stage. costs: sink -> least cost of a free unit. version: grows with each new
+    offer."""
 
     version: int
     costs: dict[str, float]
@@ -94,7 +95,7 @@ class Cancel(Message, frozen=True):
 
 
 class CostNow(Message, frozen=True):
-    """Notice to the previous node of new costs of units from the sender to their sink."""
+    """Notice to the previous node. links: (unit, its new cost from the sender to its sink)."""
 
     links: tuple[tuple[UnitId, float], ...]
 

@@ -49,7 +49,7 @@ class Refused(Message, frozen=True):
 
 
 class Drop(Message, frozen=True):
-    """Withdrawal of a unit by the previous hop: the receiver forgets the unit of hand-over `step`."""
+    """Message to the next hop: the unit of hand-over `step` is withdrawn, and the receiver forgets it."""
 
     unit: UnitId
     step: int

@@ -152,8 +152,8 @@ class Baseline(ABC):
 
     @abstractmethod
     def begin(self) -> None:
-        """Start the microbatches of iteration self.t + 1: at the start of the run, after each commit, and by
-        some systems again after a crash. `committed` raises self.t."""
+        """Start the microbatches of iteration self.t + 1, the one after the last committed: at the start of
+        the run, after each commit, and by some systems again after a crash."""
 
     @abstractmethod
     def lost(self, relay: str) -> None:

@@ -61,7 +61,7 @@ class MachinePart:
 
 
 def single(machines: Sequence[MachinePart]) -> list[MachinePart]:
-    """Replace each group by groups of one machine; the machines of a named group get names of their own."""
+    """The same machines as groups of one; those of a named group of several get numbered names."""
     found = []
     for part in machines:
         for number in range(part.count):

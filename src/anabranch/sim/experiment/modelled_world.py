@@ -219,7 +219,7 @@ class ModelledWorld(World):
         return self._sized[1]
 
     def payload_bytes(self, sender: Node, message: msg.AnyMessage) -> float:
-        """Size of the tensor that a message's payload stands for, as `sender` sends it now."""
+        """Size (bytes) of the tensor that a message's payload stands for, as `sender` sends it now."""
         work, stage = self.work, sender.peer.ctx.run.stage
         part, rounds = self.fleet.scenario.round, self.settings.rounds
         if isinstance(message, msg.FencedMessage) and rounds.has(message.fence.t):
@@ -247,7 +247,8 @@ class ModelledWorld(World):
         return float(work.activation_bytes)
 
     def _tokens_bytes(self, sender: Node, message: msg.Forward | msg.Backward) -> float:
-        """Size of a microbatch's or slot's token ids from a data node; losses and answers are a few bytes."""
+        """Size (bytes) of a microbatch's or slot's token ids from a data node; losses and answers are a few
+        bytes."""
         if sender.peer.ctx.run.stage or isinstance(message, msg.Backward):
             return 8.0
         plan = sender.peer.ctx.run.plan(message.fence.t)

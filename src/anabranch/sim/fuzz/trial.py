@@ -50,11 +50,8 @@ ELECT_AGAIN_S = 0.5
 
 
 class SeedTrial:
-    """Trial of one seed; `run` may be called once.
-
-    story: (virtual time, text) of faults and other actions; notes of the peers are in `world.notes`. steps:
-    last committed iteration.
-    """
+    """Trial of one seed; `run` may be called once. story: (virtual time, text) of faults and other actions;
+    notes of the peers are in `world.notes`. steps: last committed iteration."""
 
     def __init__(self, drawn: DrawnSeed) -> None:
         self.drawn = drawn

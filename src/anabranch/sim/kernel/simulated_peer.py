@@ -96,7 +96,7 @@ class Environment(ABC):
 
     @abstractmethod
     def hang_up(self, node: Node, peer: str, reason: str) -> None:
-        """Close a link after everything that was sent before has arrived."""
+        """Close the link of a node to `peer` after everything that was sent before has arrived."""
 
     @abstractmethod
     def replace(self, node: Node, peer: str, link: Link) -> None:
@@ -108,17 +108,14 @@ class Environment(ABC):
 
 
 class Link:
-    """Connection between two simulated processes.
-
-    cut_by: the process that died, if its messages in flight may still arrive. quiet_at: virtual time at which
-    the last message arrives. dialled_by: peer that made it. via: carrier that forwards its messages ("":
-    none).
-    """
+    """Connection between two simulated processes. cut_by: the process that died, if its messages in flight
+    may still arrive. quiet_at: virtual time at which the last message arrives. dialled_by: peer that made it.
+    via: carrier that forwards its messages ("": none)."""
 
     __slots__ = ("_bulky", "_small", "cut_by", "dialled_by", "ends", "nodes", "open", "quiet_at", "via")
 
     def __init__(self, one: Node, other: Node, via: str = "") -> None:
-        """Link that `one` dialled."""
+        """Link that `one` dialled to `other`, through the carrier `via` if one is named."""
         self.dialled_by, self.via = one.id, via
         self.ends = frozenset((one.id, other.id))
         self.nodes = {one.id: one, other.id: other}

@@ -122,11 +122,9 @@ class World(Environment):
         return node
 
     def add(self, member: Member, leader: str, at: float = 0.0, slowness: float = 1.0) -> Node:
-        """Add a peer that joins at time `at`.
-
-        `member.stage` is the stage that the peer asks for (-1: any). A peer of the same name has the disk of
-        its former process, unless `member.disk` names another one.
-        """
+        """Add a peer that joins at time `at` by dialling `leader`. `member.stage` is the stage that the peer
+        asks for (-1: any). A peer of the same name has the disk of its former process, unless `member.disk`
+        names another one."""
         former = self.nodes.get(member.id)
         disk = former.disk if former is not None and former.disk.nonce == member.disk else Disk(member.disk)
         kept = disk.kept(self.seed_of(member))
@@ -246,7 +244,8 @@ class World(Environment):
         return open_now and listens and blocked <= self.clock.now
 
     def _carrier_to(self, node: Node, peer: str, carriers: Collection[str]) -> str:
-        """First of these carriers that reaches `peer`, which must have dialled it ("": none)."""
+        """First of these carriers that the node reaches now and to which `peer` has a link that it dialled
+        itself ("": none)."""
         other, now = self.nodes.get(peer), self.clock.now
         for carrier in carriers:
             link = None if other is None or not other.running else other.links.get(carrier)
@@ -343,11 +342,8 @@ class World(Environment):
     # --- faults --------------------------------------------------------------------------------
 
     def crash(self, peer: str) -> None:
-        """Kill a process (SIGKILL) and reset its links.
-
-        On each link the seed draws whether all messages in flight from the process are lost, or arrive before
-        the reset.
-        """
+        """Kill a process (SIGKILL) and reset its links. On each link the seed draws whether all messages in
+        flight from the process are lost, or arrive before the reset."""
         node = self.nodes[peer]
         node.alive = False
         for other, link in sorted(node.links.items()):

@@ -80,11 +80,8 @@ class LowerBound:
 
     def _lines_s(self, stage: int, hosts: Sequence[Host], count: int) -> tuple[float, float]:
         """Least seconds in which the lines of a stage's replicas send, and receive, their part of an
-        iteration.
-
-        Each microbatch comes and goes twice: an activation and its gradient. The result of a reduce among
-        `count` replicas is needed by all; helpers of other stages may sum and send results.
-        """
+        iteration. Each microbatch comes and goes twice: an activation and its gradient. The result of a
+        reduce among `count` replicas is needed by all; helpers of other stages may sum and send results."""
         work = self._work
         cuts = self._microbatches * (work.activation_bytes + work.gradient_bytes)
         elements, others = work.parameters(stage), count - 1

@@ -304,7 +304,7 @@ class Traffic:
         self._unsettle(lane)
 
     def drop(self, one: str, other: str) -> dict[str, int]:
-        """Drop the connection of two hosts; returns sender -> number of payloads lost."""
+        """Drop the connection of two hosts; returns sender -> number of payloads lost, which never arrive."""
         lost = {}
         for pair in ((one, other), (other, one)):
             self._paced.pop(pair, None)

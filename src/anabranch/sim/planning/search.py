@@ -170,7 +170,8 @@ def _as_part(scenario: Scenario, host: Host) -> MachinePart:
 
 
 def _cuts(scenario: Scenario, stages: Sequence[int]) -> Iterator[Scenario]:
-    """Scenarios for each number of stages and each possible microbatch size, all with the same batch."""
+    """Scenarios for each number of stages and each possible microbatch size, all with the same batch, and
+    with machines assigned by `_placed`."""
     model = scenario.model
     rows_in_all = model.rows * model.microbatches
     for number in stages:
