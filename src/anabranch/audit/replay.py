@@ -67,8 +67,8 @@ def replay(
     advance: Callable[[float], None] = lambda amount: None,
     last: int = 1 << 62,
 ) -> None:
-    """Replay the log from the state of the stepper's reference up to iteration `last`: take or skip every
-    iteration as the log does, show it to the observers, and call `advance(1)`."""
+    """Replay the log from the state of the stepper's reference up to iteration `last`: take, skip and
+    evaluate as the log does, show every iteration to the observers, and call `advance(1)` after it."""
     reference = stepper.reference
 
     def arrive(t: int) -> None:

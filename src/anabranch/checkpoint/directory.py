@@ -119,7 +119,7 @@ class RunDirectory:
         return directory
 
     def _check_files(self) -> None:
-        """Raise UserError if an entry is neither a file nor a folder.
+        """Raise UserError if an entry is a link to a file, or neither a file nor a folder.
 
         A directory may come from somebody else. Reading a FIFO in it would never end, and a symbolic link
         would let it name any file of this machine to be read, appended to or replaced. A folder that its

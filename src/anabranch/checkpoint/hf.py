@@ -295,7 +295,7 @@ def _shape(path: Path, config: dict[str, Any], architecture: str) -> ModelConfig
 
 def _rope(path: Path, config: dict[str, Any]) -> tuple[float, float]:
     """Base and factor of the rotary embedding, from `rope_parameters` (transformers 5) or `rope_theta` and
-    `rope_scaling` (transformers 4). Raises ConfigError for other kinds than "default" and "llama3"."""
+    `rope_scaling` (transformers 4). Raises ConfigError for kinds and parameters that the models here lack."""
     new = dict(config.get("rope_parameters") or {})
     section = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"  # the former counts
     parameters = dict(config.get(section) or {})

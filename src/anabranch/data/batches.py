@@ -169,7 +169,7 @@ class Batches:
 
     def __init__(self, corpus: Corpus, batch: BatchSection, seed: int) -> None:
         """Raises ConfigError if the training part has fewer windows than one iteration has rows, or the
-        held-out part has none."""
+        held-out part or a source of a mixture has none."""
         self._corpus = corpus
         self._batch = batch
         self._rows_per_iteration = batch.microbatches * batch.rows

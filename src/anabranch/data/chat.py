@@ -45,7 +45,8 @@ def pieces_of(record: Mapping[str, Any], field: str, template: str, name: str) -
 
 
 def _turns(record: Mapping[str, Any], field: str, name: str) -> Iterator[tuple[str, str]]:
-    """(role, text) of each turn of the conversation in a record. Raises ConfigError if there is none."""
+    """(role, text) of each turn of the conversation in a record. Raises ConfigError if there is none, or a
+    message of it has no known role or no text."""
     of_messages = next((key for key in (field, *MESSAGES) if isinstance(record.get(key), list)), None)
     if of_messages is not None:
         for message in record[of_messages]:

@@ -145,7 +145,8 @@ class Market:
     # -- events ------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to bid, with an epsilon set from the known prices of next hops."""
+        """Begin to bid, with an epsilon set from the known prices of next hops; at a relay, set the price and
+        tell it to previous hops."""
         self.ready = True
         self.level = self.ranking.best_two()[1]
         if self.level < math.inf:

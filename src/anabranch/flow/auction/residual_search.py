@@ -52,7 +52,8 @@ class Explorer:
         self.explore()
 
     def reached(self, link: Link) -> None:
-        """Handle the request to search that the other end of `link` sent."""
+        """Handle the request to search that the other end of `link` sent: search on from here, or answer at
+        once if the result is known or another link waits for it."""
         if link.side is Side.PREVIOUS:
             self._at_entry = True
         else:
@@ -92,7 +93,7 @@ class Explorer:
 
     def explore(self) -> None:
         """Pass the search on to neighbours to which a unit could go, a few at a time: few requests suffice
-        where a path exists."""
+        where a path exists. Answer the links that asked once the result is known."""
         if self.open or not self._engaged:
             return
         market = self._market

@@ -132,7 +132,7 @@ class Pipelines(Baseline):
         self.clear_memories()
 
     def admit(self, microbatch: Microbatch) -> None:
-        """Begin a microbatch at its data node."""
+        """Begin an attempt at its data node: compute the embedding, then `onward`."""
         self.attempts.append(microbatch)
         microbatch.path = [microbatch.source]
         self._compute(microbatch, microbatch.source, TaskPriority.FORWARD, (tasks.Embed,), self.onward)

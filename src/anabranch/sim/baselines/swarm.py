@@ -205,8 +205,9 @@ class Swarm(Pipelines):
         self._call(microbatch, sender, self.fleet.hosts[sender].stage + 1)
 
     def _call(self, microbatch: Microbatch, sender: str, stage: int) -> None:
-        """Send the input of a stage from `sender` to one of its peers; after the last stage to the
-        microbatch's data node. If no peer can be called, it is tried again after a second."""
+        """Call a peer of a stage: send it the stage's input from `sender`. A call to a lost peer fails, and
+        another one times out after `deadline_s`. If no peer can be called, it is tried again after a second.
+        After the last stage: send to the microbatch's data node."""
         if stage > self.stages:
             self.forward_to(microbatch, sender, microbatch.source)
             return

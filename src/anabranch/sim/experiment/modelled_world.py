@@ -191,8 +191,8 @@ class ModelledWorld(World):
         return 8.0 * size / self._link(sender, receiver).rate_bps
 
     def send(self, sender: Node, peer: str, message: msg.AnyMessage, payload: Payload | None) -> None:
-        """Send a message over the link to `peer`, if it is open; a payload shares bandwidth (`traffic`).
-        Nothing is encoded: only `simtest` checks that every message can be decoded."""
+        """Count a message and send it over the link to `peer`, if that is open; a payload shares bandwidth
+        (`traffic`). Nothing is encoded: only `simtest` checks that every message can be decoded."""
         link = sender.links.get(peer)
         if link is None or not link.open:
             return

@@ -263,7 +263,8 @@ def _ping(guest: Guest) -> None:
 
 
 def _compute_falsely(guest: Guest) -> None:
-    """Deed: give false activations, gradients, parts of a sum or sums, while two honest auditors serve."""
+    """Deed: put a `LyingWorker` in place of the guest's worker. It gives false results of one kind of task
+    (`Guest.lie`) while enough honest replicas serve (`_has_a_say`)."""
     node, world = guest.node, guest.world
     if node.computer is None or isinstance(node.computer, LyingWorker):
         return

@@ -49,7 +49,8 @@ class Optimum(msgspec.Struct, frozen=True, kw_only=True):
 
 class Repair(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Measurement of a repair after a crash of relays. nodes_touched: number of nodes that sent anything but
-    confirmations. graph_distance_*: hops from each of them to the nearest crashed relay."""
+    confirmations. graph_distance_*: median and greatest number of hops from these to the nearest crashed
+    relay."""
 
     crashed: list[str]
     flow: int
