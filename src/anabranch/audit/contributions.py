@@ -45,12 +45,12 @@ class Source:
 
 @dataclass
 class Contribution:
-    """Recorded work of one source, or of several added up. A unit is a microbatch at one stage. units: number
-    of units in committed steps, by stage. tokens: tokens of these microbatches; at stage 0, where a
-    microbatch has two units, only the head's count. steps: number of steps in which units counted. signed:
-    units in signed receipts whose hashes the commit has. audited: units that an auditor computed again and
-    found the same. verdicts: number of findings, those about void commits included. revoked: reason, "" if
-    none."""
+    """Recorded work of one source, or of several added up. A unit is a microbatch at one stage. units: stage
+    -> number of units in committed steps. tokens: target tokens of these microbatches; at stage 0, where a
+    microbatch has two units, only the head's count. steps: iterations in which units counted. signed: units
+    whose owner's receipt has its hash in the commit. audited: units that an auditor computed again and found
+    the same. verdicts: verdict -> number of findings, those about void commits included. revoked: reason, ""
+    if none."""
 
     sources: list[Source]
     units: Counter[int] = field(default_factory=Counter)
@@ -91,8 +91,9 @@ class Contribution:
 
 @dataclass
 class Ledger:
-    """Contributions to a run. steps: committed steps that count. rolled_back: commits made void. stage_units:
-    units of each stage in the steps that count. rows: by peer and stage."""
+    """Contributions to a run. steps: commits that count, skipped iterations included. skipped: those
+    iterations. rolled_back: commits made void. stage_units: stage -> units in the commits that count. rows:
+    one for each source."""
 
     run: str
     steps: int
@@ -111,13 +112,14 @@ class Ledger:
         return _summed(self.rows, lambda source: source.ticket)
 
     def shares(self, contribution: Contribution) -> dict[int, float]:
-        """Share (0 to 1) that a contribution has in the units of each stage, by stage."""
+        """Share (0 to 1) that a contribution has in the units of each stage, by stage; stages where it has
+        none are left out."""
         units = sorted(contribution.units.items())
         return {stage: count / self.stage_units[stage] for stage, count in units if count}
 
 
 def _summed(rows: Iterable[Contribution], key: Callable[[Source], object]) -> list[Contribution]:
-    """Sum of the contributions with equal `key`, most units first."""
+    """Sums of the contributions whose sources have an equal `key(source)`, most units first."""
     sums: dict[object, Contribution] = {}
     for row in rows:
         sums.setdefault(key(row.sources[0]), Contribution([])).add(row)
@@ -141,7 +143,7 @@ class _LogReader:
     """Reader of a commit log: collects the commits that count, the members and the revocations."""
 
     def __init__(self, lines: Iterable[bytes]) -> None:
-        """Raises LogError at the first line that does not follow the one before."""
+        """Read the whole log. Raises LogError at the first line that does not follow the one before."""
         self.genesis: Genesis | None = None
         self.counted: list[_Counted] = []
         self.rolled_back = 0
@@ -212,7 +214,8 @@ class _Rows:
                 self._units[key] = source, self._units.get(key, (source, 0))[1] + 1
 
     def audits(self, audits: Sequence[Audit]) -> None:
-        """Enter the findings of audits, and who was convicted by them."""
+        """Enter the findings of audits. A revoked peer is convicted if `ACCUSERS` auditors found its work in
+        one commit wrong or withheld."""
         accusers: dict[tuple[str, str], set[str]] = {}
         passed = set()
         for audit in audits:
@@ -230,7 +233,8 @@ class _Rows:
             row.convicted = source.peer in wrong and source.peer in self._read.revoked
 
     def revocations(self) -> None:
-        """Enter the reasons of revocations; a revoked peer without work has a row, too."""
+        """Enter the reasons why peers or their tickets were revoked; a revoked peer without work gets a row,
+        too."""
         revoked = self._read.revoked
         for member in self._read.members.values():
             if member.id in revoked and not any(source.peer == member.id for source in self.by_source):

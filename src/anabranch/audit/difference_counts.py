@@ -17,8 +17,9 @@ _INTEGERS = {4: torch.int32, 8: torch.int64}
 
 @dataclass
 class DifferenceCount:
-    """Number of compared values of one kind, and of those that differ. `first` is the place of the first
-    difference; it is also appended to `firsts`, a list that several counts share to keep their order."""
+    """Counts of compared values of one kind, of those that differ, and of differing bits. `first`: place of
+    the first difference. It is also appended to `firsts`, a list that the counts of all kinds share, to know
+    the first difference of all."""
 
     compared: int = 0
     differ: int = 0
@@ -28,13 +29,14 @@ class DifferenceCount:
     firsts: list[str] = field(default_factory=list, repr=False)
 
     def number(self, ours: float, theirs: float, where: str) -> None:
-        """Compare the 64 bits of two floats."""
+        """Compare the 64 bits of two floats, and add the result to the counts. where: place of the value."""
         first, second = struct.unpack("<2Q", struct.pack("<2d", ours, theirs))
         bits = (first ^ second).bit_count()
         self._count(1, int(bits > 0), bits, where)
 
     def numbers(self, ours: Sequence[float], theirs: Sequence[float], where: str, item: str) -> None:
-        """Compare two sequences of floats; a value that only one of them has differs."""
+        """Compare two sequences of floats; a value that only one of them has differs. The place of a value is
+        `where`, `item` and its index."""
         for index, (a, b) in enumerate(zip(ours, theirs, strict=False)):
             self.number(a, b, f"{where}, {item} {index}")
         shorter, longer = sorted((len(ours), len(theirs)))
@@ -42,7 +44,8 @@ class DifferenceCount:
             self._count(1, 1, 0, f"{where}, {item} {index}")
 
     def word(self, ours: object, theirs: object, where: str) -> None:
-        """Compare two hashes or counters for equality."""
+        """Compare two hashes or counters for equality, and add the result to the counts. where: place of the
+        value."""
         self._count(1, int(ours != theirs), 0, where)
 
     def tensor(self, ours: Tensor, theirs: Tensor, where: str) -> None:

@@ -45,8 +45,8 @@ Arrays = dict[Label, npt.NDArray[Any]]
 
 
 def fixed_bounds(dtype: str, labels: Iterable[Label]) -> dict[Label, float]:
-    """Bounds of the labels (of tensors and series) whose bound is constant; the other bounds must be
-    measured."""
+    """Bounds of the labels (of tensors and series) whose bound is constant: in fp64, up to step `FP64_STEPS`.
+    The other bounds must be measured."""
     return {(t, name): FP64_BOUND for t, name in labels if dtype == "fp64" and t <= FP64_STEPS}
 
 
@@ -106,7 +106,8 @@ def replay_permutation(
     number: int,
     advance: Callable[[float], None] = lambda amount: None,
 ) -> Vectors:
-    """Tensors and series of a replay that adds the microbatches in permutation `number` of their order."""
+    """Tensors at the checkpoints and series of a replay that adds the microbatches in permutation `number` of
+    their order; it calls `advance(1)` after each iteration."""
     recorded = RecordedValues(checkpoints, history.t)
     stepper = SequentialStepper(inputs.reference(), permuted(number, inputs.run.batch.microbatches))
     replay(history, stepper, [recorded], advance)
@@ -120,10 +121,9 @@ def permutations(
     jobs: int,
     advance: Callable[[float], None],
 ) -> Generator[Vectors, None, None]:
-    """Results of the permutations 1, 2, ... in order; up to `jobs` are replayed at the same time.
-
-    Each is replayed by one process: a float sum that processes share would depend on their number.
-    """
+    """Results of the permutations 1, 2, ... in order; up to `jobs` are replayed at the same time. `advance`
+    is called with the number of iterations that were replayed since its last call. Each is replayed by one
+    process: a float sum that processes share would depend on their number."""
     if jobs == 1:
         for number in range(1, PERMUTATIONS + 1):
             yield replay_permutation(inputs, history, checkpoints, number, advance)
@@ -145,9 +145,9 @@ def permutations(
 def measured_bounds(
     found: Mapping[Label, float], ours: Vectors, permutations: Iterator[Vectors]
 ) -> tuple[dict[Label, float], int]:
-    """Bound of every label in `found`, and the number of permutations that were replayed to measure the
-    bounds. found: distances of the run. No further permutation is replayed once each distance is within its
-    bound."""
+    """(bound of every label in `found`, number of permutations used). A bound is `SLACK` times the largest
+    distance of a permutation's result from `ours`. found: label -> distance of the run. ours: result in the
+    usual order. permutations: results in other orders, drawn until each distance is within its bound."""
     largest = dict.fromkeys(found, 0.0)
     used = 0
     while any(found[label] > SLACK * largest[label] for label in found):

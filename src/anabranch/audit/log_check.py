@@ -52,7 +52,9 @@ class LoggedRun:
 
 
 def read_log(path: Path) -> LoggedRun:
-    """Read and check a log. Raises UserError naming the line if a line before the last cannot be read."""
+    """Read and check a log; contradictions in its contents become its `problems`. Raises UserError if the log
+    is empty, does not begin with a genesis record, or a whole line cannot be read or breaks the hash
+    chain."""
     lines, torn_bytes = log_lines(path)
     checker = _LogChecker()
     position = Position()
@@ -79,8 +81,8 @@ def read_log(path: Path) -> LoggedRun:
 
 
 def log_lines(path: Path) -> tuple[list[bytes], int]:
-    """Whole lines of a log file, and the length in bytes of an incomplete last line, which a crash cut off
-    (0: there is none)."""
+    """Entries of a log file as lines, and the length in bytes of an incomplete last one, which a crash cut
+    off (0: there is none). Raises UserError if the file cannot be read."""
     with os_errors_named(f"cannot read the commit log {path}", "verify runs where the log is kept"):
         data = path.read_bytes()
     *lines, rest = data.split(b"\n")
@@ -235,13 +237,13 @@ class _LogChecker:
             self._expect(len(same) == 1, "the slots of its stages differ")
 
     def _check_stranded(self, t: int, slots: Plan) -> None:
-        """Check that nobody could fill any slot of a round that was skipped for that."""
+        """Check round t, which the log skipped for want of machines: nobody could fill any of its `slots`."""
         left = [slot.carried and not self._membership.is_live(slot.peer, 1, t - 1) for slot in slots]
         stranded = slots and all(left[k] for k in active(slots))
         self._expect(bool(stranded), "is skipped for want of machines, but its slots could be filled")
 
     def _check_plan(self, commit: Commit) -> None:
-        """Check that the counter of each slot of the next round follows from this one."""
+        """Check that the slots that `commit` plans for the next round follow from the plan of this one."""
         plan = () if isinstance(commit.slots, UnsetType) else commit.slots
         wrong = next_plan_problem(self._plan, plan, commit)
         self._expect(not wrong, f"the next round is another one: {wrong}")
@@ -249,15 +251,16 @@ class _LogChecker:
         self._plan = self._plans[commit.t] = plan
 
     def _check_evaluation(self, evaluation: Evaluation, t: int) -> None:
-        """Check that an evaluation in the log is of the state before its record: the replay evaluates no
-        other state."""
+        """Check that a logged evaluation is of the state after step t, the one before its record: the replay
+        evaluates no other state."""
         self._expect(evaluation.t == t, f"holds an evaluation of step {evaluation.t}, not {t}")
         self._expect(bool(evaluation.loss_sums), "holds an evaluation of no window")
 
     def _check_owners(
         self, t: int, stage: int, entry: StageCommit, microbatches: int, slots: Plan = ()
     ) -> None:
-        """Check that every unit has exactly one owner, an active member of the stage (I1)."""
+        """Check that every unit has exactly one owner, an active member of the stage (I1); in a round, units
+        of a slot that does not count have none. Adds the owners' numerics classes to `owners[t]`."""
         where, self._where = self._where, f"{self._where}, stage {stage}"
         members, units = entry.members, full_cover(stage, microbatches)
         self._expect(len(entry.owners) == len(units), f"{len(entry.owners)} owners for {len(units)} units")
@@ -285,7 +288,8 @@ class _LogChecker:
         self._where = where
 
     def _class_of(self, peer: str, stage: int, t: int) -> str | None:
-        """Numerics class of `peer` if it was an active member of the stage at iteration t, else None."""
+        """Numerics class of `peer` if it was an active member of the stage at iteration t, one removed since
+        the last step included; else None."""
         if self._membership.is_live(peer, stage, t):
             return self._membership.members[peer].numerics_class
         member, since = self._leaving.get(peer, (None, 0))

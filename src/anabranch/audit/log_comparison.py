@@ -178,7 +178,8 @@ class Comparison:
             compare("clip factor", commit.clip_factor, clip_factor(norm, run.optimizer.clip))
 
     def _round_schedule(self, commit: Commit) -> None:
-        """As `_schedule`, of a round."""
+        """Compare the values of a round's commit that need no replay: hash of its plan, tokens, outer
+        learning rate, norm and weight."""
         run, t, history = self.inputs.run, commit.t, self.log.history
         self.counts["batches"].word(commit.manifest, plan_hash(history.plans.get(t, ())), f"round {t}")
         compare = partial(self._scalar, where=f"round {t}")
@@ -222,8 +223,8 @@ class Comparison:
                     self.saved[t, name] = tensor
 
     def _stage(self, t: int, stage: int, layout: Layout, dtype: torch.dtype) -> StageState | None:
-        """Read a stage's state from the checkpoint of step t; None if it is missing. Wrong hashes are added
-        to the problems."""
+        """Read a stage's state from the checkpoint of step t; None if it is missing. A missing stage and
+        wrong hashes are added to the problems. Raises UserError if the file cannot be read."""
         directory, where = self.inputs.directory, f"checkpoint of step {t}, stage {stage}"
         entry = directory.manifest(t).stages.get(stage)
         if entry is None:
@@ -251,7 +252,8 @@ class Comparison:
 
 
 def usable_checkpoints(inputs: Inputs, log: LoggedRun) -> tuple[list[int], list[str], list[str]]:
-    """(steps of the checkpoints on the log's current branch, problems, notes)."""
+    """(steps of the checkpoints on the log's current branch, problems of others, notes on those of steps that
+    were rolled back)."""
     usable, problems, notes = [], [], []
     for t in inputs.directory.checkpoints():
         manifest = inputs.directory.manifest(t)

@@ -57,10 +57,9 @@ class ParallelStepper:
 
 @contextmanager
 def parallel_stepper(inputs: Inputs, own_class: str, jobs: int) -> Iterator[ParallelStepper]:
-    """Start `jobs` - 1 worker processes beside this one; they end with the block.
-
-    Raises UserError if a worker ends unexpectedly or is of another numerics class.
-    """
+    """Context manager of a replay by this process and `jobs` - 1 worker processes, which end with the block.
+    own_class: this process's numerics class. Raises UserError if a worker ends unexpectedly or is of
+    another."""
     context = multiprocessing.get_context("spawn")
     pipes, processes = [], []
     try:
@@ -92,7 +91,8 @@ def _receive(pipe: Connection) -> Any:
 
 
 def _work(run_dir: str, rank: int, jobs: int, pipe: Connection) -> None:
-    """Main function of a worker process; it returns when the pipe closes."""
+    """Main function of a worker process: send its numerics class, then do the orders "share", "step" and
+    "skip" of the first process until the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C is for the first process, whose end closes the pipe
     inputs = open_inputs(Path(run_dir))
     batch = inputs.run.batch
@@ -115,15 +115,15 @@ def _work(run_dir: str, rank: int, jobs: int, pipe: Connection) -> None:
 
 
 def _own(reference: Reference, t: int, microbatches: range, rank: int, jobs: int) -> list[int]:
-    """Microbatches of iteration t, or slots of a round, of one of several processes. A slot is always of the
-    same process, which has what it carries."""
+    """Microbatches of iteration t, or slots of a round, that process `rank` of `jobs` computes. A slot is
+    always of the same process, which has the state that it carries from round to round."""
     if reference.is_round(t):
         return _of_rank(reference.slots, rank, jobs)
     return list(reference.batch(t, lambda t: microbatches))[rank::jobs]
 
 
 def _of_rank(slots: Slots, rank: int, jobs: int) -> list[int]:
-    """Slots of one of several processes."""
+    """Slots that process `rank` of `jobs` computes."""
     return [slot for slot in sorted(slots) if slot % jobs == rank]
 
 
@@ -132,7 +132,7 @@ def _packed(share: Share) -> PackedShare:
 
 
 def _unpacked(t: int, packed: PackedShare, reference: Reference) -> Share:
-    """Sum of another process's share of iteration `t`, as received, unpacked on the device of `reference`."""
+    """Share of iteration `t` as another process sent it, with its sums on the device of `reference`."""
     sums, losses, overflows = packed
     device = reference.states[0].weights.device
     return Share(t, [torch.from_numpy(part).to(device) for part in sums], losses, overflows)

@@ -44,9 +44,9 @@ PROOF_RESULT_VERSION = 1
 
 @dataclass
 class ProofResult:
-    """Outcome of checking a proof file. false: sentences on statements of the receipt that the recomputed
-    work contradicts. unknown: sentences on what could not be judged. right: number of statements that are
-    right."""
+    """Outcome of checking a proof file: proved if a statement of the receipt is false, else not proved if one
+    could not be judged, else refuted. false, unknown: sentences on such statements. right: number of
+    statements that agree with the recomputed work."""
 
     proof: ProofFile
     false: list[str] = field(default_factory=list)
@@ -91,8 +91,8 @@ class ProofResult:
 
 @dataclass(frozen=True)
 class _Logged:
-    """Place of a contribution in the commit log. before: history up to the entry before the commit. position:
-    rank of the accused peer among the members of its stage."""
+    """Place of a contribution in the commit log. part: the stage's entry in the commit. before: history up to
+    the entry before the commit. position: index of the accused peer among the members of its stage."""
 
     commit: Commit
     part: StageCommit
@@ -102,10 +102,8 @@ class _Logged:
 
 def verify_proof(run_dir: Path, path: Path, signer: Signer) -> ProofResult:
     """Check a proof file against log, corpus and run file of a run directory. signer: checks signatures (its
-    `verify` is used).
-
-    Raises UserError for anything missing or unreadable, and for a file that the log does not bear out.
-    """
+    `verify` is used). A file about no contribution of this log gives a result with an `unknown`. Raises
+    UserError for anything missing or unreadable, and if run directory and log are of different runs."""
     proof = read_proof(path)
     inputs = open_inputs(run_dir)
     data = proof.receipt_bytes
@@ -144,8 +142,8 @@ def verify_proof(run_dir: Path, path: Path, signer: Signer) -> ProofResult:
 
 
 def _logged(inputs: Inputs, proof: ProofFile) -> _Logged | None:
-    """Place of the contribution in the log, where steps count that were rolled back later; None if the log
-    does not have it."""
+    """Place of the contribution in the log, which may be in a step that was rolled back later; None if the
+    log does not have it. Raises UserError if the log is damaged."""
     path = inputs.directory.log
     lines, _ = log_lines(path)
     try:
@@ -165,7 +163,8 @@ def _logged(inputs: Inputs, proof: ProofFile) -> _Logged | None:
 
 
 def _mismatch(proof: ProofFile, receipt: Receipt, hashed: str, logged: _Logged | None) -> str:
-    """Reason in words why the proof file is about no contribution of this log; "" if it is about one."""
+    """Reason in words why the proof file is about no contribution of this log; "" if it is about one. hashed:
+    hash of the receipt."""
     about = receipt.run, receipt.t, receipt.stage, receipt.peer
     if about != (proof.run_id, proof.step, proof.stage, proof.subject):
         return "its receipt is about another run, step, stage or peer than the file says"
@@ -187,7 +186,8 @@ def _mismatch(proof: ProofFile, receipt: Receipt, hashed: str, logged: _Logged |
 
 
 def _broken_part_seal(receipt: Receipt, signer: Signer) -> str | None:
-    """First input of a sum whose seal is not its sender's signature, or None."""
+    """Words for the first input of a sum whose seal is not its sender's signature; None if all seals are
+    right."""
     for total in receipt.sums:
         name = part_name(receipt.term, receipt.number, total.part)
         for _, came in total.inputs:
@@ -198,7 +198,8 @@ def _broken_part_seal(receipt: Receipt, signer: Signer) -> str | None:
 
 
 def _not_replayable(inputs: Inputs, logged: _Logged) -> str:
-    """Reason in words why the step cannot be recomputed here to the last bit; "" if it can."""
+    """Reason in words why the step cannot be recomputed here to the last bit; "" if it can. Raises UserError
+    if the run directory is not that of the log."""
     genesis, run = logged.before.genesis, inputs.run
     assert genesis is not None, "_mismatch requires it"
     if problems := compare_with_genesis(inputs, genesis):
@@ -213,7 +214,7 @@ def _not_replayable(inputs: Inputs, logged: _Logged) -> str:
 
 def _state_before(inputs: Inputs, logged: _Logged) -> Reference:
     """Reference model in the state before the step, replayed from the nearest checkpoint on its branch of the
-    log."""
+    log, or from the initial state."""
     directory, before = inputs.directory, logged.before
     start, reference = 0, inputs.reference()
     for t in reversed(directory.checkpoints()):
@@ -235,8 +236,8 @@ def _state_before(inputs: Inputs, logged: _Logged) -> Reference:
 
 
 def _compare(result: ProofResult, receipt: Receipt, logged: _Logged, work: ReplayedWork) -> None:
-    """Compare every statement of the receipt with the recomputed work. A result is judged only if its inputs
-    are right."""
+    """Compare every statement of the receipt with the recomputed work, and enter the outcomes in `result`. An
+    output is judged only if its inputs are right."""
     for unit in receipt.units:
         _compare_unit(result, unit, work)
     if receipt.units and not result.unknown:
@@ -248,8 +249,8 @@ def _compare(result: ProofResult, receipt: Receipt, logged: _Logged, work: Repla
 
 
 def _compare_sum(result: ProofResult, total: SumReceipt, logged: _Logged, work: ReplayedWork) -> None:
-    """Compare a part of the gradient that the accused peer added up, if its inputs from the owners of units
-    are right."""
+    """Compare a part of the gradient sum that the accused peer added up, and enter the outcome in `result`:
+    unknown if its inputs from the owners of units are not right."""
     came = {position: transfer.hash for position, transfer in total.inputs}
     right = {position: work.parts[position][total.part] for position in set(logged.part.owners)}
     if came == right and not work.overflows:

@@ -15,7 +15,7 @@ Order = Callable[[int], Iterable[int]]
 
 
 class Stepper(Protocol):
-    """Computation of the steps of a replay, by one process or several."""
+    """Interface to take or skip the next iteration of a replay, computed by one process or several."""
 
     reference: Reference
 
@@ -25,7 +25,7 @@ class Stepper(Protocol):
 
 
 class SequentialStepper:
-    """Stepper of a single process."""
+    """Stepper that computes in this process alone. order: see `Order`."""
 
     def __init__(self, reference: Reference, order: Order) -> None:
         self.reference = reference
@@ -67,8 +67,8 @@ def replay(
     advance: Callable[[float], None] = lambda amount: None,
     last: int = 1 << 62,
 ) -> None:
-    """Replay the log: take or skip every iteration as it does, beginning at the state of the stepper's
-    reference, up to iteration `last`; call `advance(1)` after each."""
+    """Replay the log from the state of the stepper's reference up to iteration `last`: take, skip and
+    evaluate as the log does, show every iteration to the observers, and call `advance(1)` after it."""
     reference = stepper.reference
 
     def arrive(t: int) -> None:

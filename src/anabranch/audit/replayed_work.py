@@ -44,7 +44,7 @@ class ReplayedWork:
 
 
 class StepReplay:
-    """All stages of a model in the state before a step."""
+    """All stages of a model in the state before a step, to recompute the work of that step."""
 
     def __init__(self, inputs: Inputs, reference: Reference) -> None:
         run = inputs.run
@@ -81,7 +81,8 @@ class StepReplay:
         return found
 
     def _unit(self, t: int, stage: int, index: int, found: ReplayedWork) -> None:
-        """Take one microbatch through all stages, and add its weight gradients at `stage`."""
+        """Take one microbatch through all stages, add its weight gradients at `stage`, and enter its hashes,
+        or the tensor that overflowed, in `found`."""
         batch = self._inputs.run.batch
         ids, targets = token_ids(self._inputs.batches, batch.microbatches, t, index, self._device)
         relays = range(1, len(self._stages))
@@ -107,14 +108,15 @@ class StepReplay:
 
 
 class _Crossing:
-    """Payloads of one microbatch at every cut."""
+    """Passage of one microbatch across every cut: keeps the hash of each payload."""
 
     def __init__(self, cuts: Cuts, t: int, index: int, device: torch.device) -> None:
         self._cuts, self._t, self._index, self._device = cuts, t, index, device
         self._hashes: dict[tuple[str, int], str] = {}
 
     def pass_on(self, kind: str, cut: int, values: Tensor) -> Tensor:
-        """Tensor that the stage on the other side of a cut receives."""
+        """Tensor that the stage on the other side of a cut receives: `values` encoded and decoded. kind:
+        ACTIVATION or GRADIENT. cut: number of the stage before it."""
         payload = self._cuts.encode(kind, values, self._cuts.place(self._t, self._index, cut)).cpu()
         self._hashes[kind, cut] = payload_hash(payload)
         return self._cuts.decode(kind, payload, self._device)

@@ -37,8 +37,8 @@ DETERMINING_KEYS = (
 @dataclass(frozen=True)
 class Inputs:
     """Everything that a replay starts from. `initial`: imported tensors, or None if the seed gives the
-    initial weights. `frozen`: weights that a run of adapters leaves as they are, with the hashes in the run
-    file; None in other runs."""
+    initial weights. `frozen`: weights that a run of adapters does not train, checked against the hashes in
+    the run file; None in other runs."""
 
     directory: RunDirectory
     run: RunConfig
@@ -74,7 +74,8 @@ def open_inputs(run_dir: Path) -> Inputs:
 
 
 def compare_with_genesis(inputs: Inputs, genesis: Genesis) -> list[str]:
-    """Differences between the run directory and the log's genesis record, as sentences."""
+    """Differences between the run directory and the log's genesis record that change numbers (settings,
+    corpus, tokenizer), as sentences."""
     problems = []
     ours, logged = _keys(render_run_file(inputs.run)), _keys(genesis.config)
     # Runs of earlier releases lack the keys that came later, whose defaults are what they did.

@@ -198,6 +198,6 @@ def _distance_lines(title: str, distances: Sequence[Distance]) -> list[str]:
 
 
 def shortened(problems: Sequence[str], most: int = 5) -> list[str]:
-    """First `most` of the sentences, and the number of those left out."""
+    """First `most` of the sentences, and a last one with the number of those left out, if there are any."""
     more = len(problems) - most
     return [*problems[:most], *([f"... and {more} more"] if more > 0 else [])]

@@ -123,7 +123,7 @@ def _span_notes(begin: int, end: int, rounds: tuple[int, int] | None) -> list[st
 
 
 def _snapshots(inputs: Inputs, t: int) -> list[bytes]:
-    """Files of a checkpoint, by stage."""
+    """Contents of a checkpoint's files, in the order of stages. Raises UserError if one cannot be read."""
     directory, stages = inputs.directory, inputs.directory.manifest(t).stages
     paths = [directory.checkpoint_path(t) / Path(stages[stage].name).name for stage in sorted(stages)]
     with os_errors_named(f"cannot read the checkpoint of step {t}"):
@@ -131,7 +131,8 @@ def _snapshots(inputs: Inputs, t: int) -> list[bytes]:
 
 
 def _check_replayable(inputs: Inputs, log: LoggedRun) -> None:
-    """Raise UserError if run file and log do not allow a replay."""
+    """Raise UserError if run file and log do not allow a replay: no step, missing steps, other numbers of
+    stages or microbatches, or rounds that the run file does not have."""
     history, run = log.history, inputs.run
     if not history.commits:
         raise UserError(f"{inputs.directory.log}: no step of this run was committed yet: nothing to verify")
@@ -178,12 +179,9 @@ def _bounds(
 def _independent(
     inputs: Inputs, log: LoggedRun, checkpoints: Sequence[int], saved: Vectors
 ) -> list[Distance]:
-    """Distances between the run and the independent implementation in fp64, beside those between this one
-    and itself in the run's precision.
-
-    Bounded only if the run used fp64 with float sums: exact sums round each contribution, fp32 rounds
-    everything.
-    """
+    """Distances between the run and the independent implementation in fp64. `usual` of each: the distance of
+    the independent implementation in the run's precision from itself in fp64. Bounded only if the run used
+    fp64 with float sums: exact sums round each contribution, fp32 rounds everything."""
     history, run = log.history, inputs.run
     dtype, steps = run.compute.dtype, len(history.commits)
     with progress("training the independent implementation", steps, unit="steps") as advance:

@@ -98,7 +98,8 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: str | Path) -> RunDirectory:
-        """Open a run directory. Raises UserError if it is not one, or has another version."""
+        """Open a run directory. Raises UserError if it is not one, has another version, or holds a link or
+        special file."""
         directory = cls(path)
         try:
             if not directory._version_file.is_file():
@@ -118,7 +119,7 @@ class RunDirectory:
         return directory
 
     def _check_files(self) -> None:
-        """Raise UserError if an entry is neither a file nor a folder.
+        """Raise UserError if an entry is a link to a file, or neither a file nor a folder.
 
         A directory may come from somebody else. Reading a FIFO in it would never end, and a symbolic link
         would let it name any file of this machine to be read, appended to or replaced. A folder that its
@@ -191,11 +192,9 @@ class RunDirectory:
     def write_checkpoint(
         self, t: int, base: str, run_id: str, stages: Mapping[int, tuple[Iterable[Piece], str]]
     ) -> Path:
-        """Write the state after step t atomically; returns its folder.
-
-        `stages` maps a stage to (pieces of its snapshot in order, fingerprint). An existing checkpoint of t
-        is replaced. Raises UserError if it cannot be written.
-        """
+        """Write the state after step t atomically; returns its folder. base: hash of the log record that led
+        to the state. stages: stage -> (pieces of its snapshot in order, fingerprint). An existing checkpoint
+        of t is replaced. Raises UserError if it cannot be written."""
         final = self.checkpoint_path(t)
         temporary = self.checkpoints_path / f"{_UNFINISHED}{final.name}"
         replaced = self.checkpoints_path / f"{_UNFINISHED}replaced-{final.name}"
@@ -240,7 +239,8 @@ class RunDirectory:
         return old
 
     def manifest(self, t: int) -> CheckpointManifest:
-        """Manifest of the checkpoint of step t. Raises UserError if it cannot be read."""
+        """Manifest of the checkpoint of step t. Raises UserError if it is missing, damaged, or of another
+        version."""
         path = self.checkpoint_path(t) / "manifest.json"
         try:
             data = path.read_bytes()

@@ -121,9 +121,10 @@ def export_hf(weights: Mapping[str, Tensor], model: ModelConfig, tokenizer_json:
     """Write a folder that `AutoModelForCausalLM` and `AutoTokenizer` load.
 
     `weights` are all tensors of the model by name, in any floating dtype, which is kept. A subspace model is
-    written as the dense model with the same logits (`train.model.dense_equivalent`). `out` must not exist
-    or must be empty; it is written atomically. Raises UserError if it is in use, ConfigError if the tokenizer
-    cannot be read, ValueError if a tensor is missing, unknown or of another shape.
+    written as the dense model with the same logits (`train.model.dense_equivalent`). `out` must not exist or
+    must be empty; it is written atomically. Raises UserError if it is in use or `CLASSES` lacks the
+    architecture, ConfigError if the tokenizer cannot be read, ValueError if a tensor is missing, unknown or
+    of another shape.
     """
     check_unused(out)
     if model.architecture not in CLASSES:
@@ -262,7 +263,8 @@ def _model_config(path: Path, config: dict[str, Any]) -> ModelConfig:
 
 
 def _shape(path: Path, config: dict[str, Any], architecture: str) -> ModelConfig:
-    """Model shape of a `config.json`. KeyError for a missing key, TypeError or ValueError for a bad value."""
+    """Model shape of a `config.json`. Raises KeyError for a missing key, TypeError or ValueError for a bad
+    value, ConfigError for one that the models here cannot have. path: named in messages."""
     values: dict[str, Any] = SHAPE_DEFAULTS[architecture] | config
     types = get_type_hints(ModelConfig)
     if architecture == "gpt":
@@ -293,7 +295,7 @@ def _shape(path: Path, config: dict[str, Any], architecture: str) -> ModelConfig
 
 def _rope(path: Path, config: dict[str, Any]) -> tuple[float, float]:
     """Base and factor of the rotary embedding, from `rope_parameters` (transformers 5) or `rope_theta` and
-    `rope_scaling` (transformers 4). Other kinds than "default" and "llama3" are refused."""
+    `rope_scaling` (transformers 4). Raises ConfigError for kinds and parameters that the models here lack."""
     new = dict(config.get("rope_parameters") or {})
     section = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"  # the former counts
     parameters = dict(config.get(section) or {})
@@ -315,7 +317,7 @@ def _rope(path: Path, config: dict[str, Any]) -> tuple[float, float]:
 
 
 def dropout_of(folder: Path) -> dict[str, float]:
-    """Dropout shares by key of a folder's config.json, those above 0: a run trains without them."""
+    """Dropout probabilities above 0 in a folder's config.json, by key. A run trains without dropout."""
     config = _read_json(folder / "config.json")
     if config.get("model_type") == "gpt2":
         found = {key: config.get(key, GPT2_DROPOUT) for key in DROPOUT["gpt"]}

@@ -56,8 +56,8 @@ class ProofFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 def write_proof(run_dir: Path, run_id: str, finding: Mapping[str, Any]) -> Path | None:
-    """Write the fields of an `audit` note with verdict "different"; returns the file, None if there are
-    PROOFS_MAX already. Raises OSError."""
+    """Write a finding (the fields of an `audit` note with verdict "different") to a new proof file. Returns
+    its path, or None if there are PROOFS_MAX files already. Raises OSError."""
     folder = run_dir / FOLDER
     folder.mkdir(exist_ok=True)
     if sum(1 for _ in folder.iterdir()) >= PROOFS_MAX:
@@ -77,7 +77,7 @@ def write_proof(run_dir: Path, run_id: str, finding: Mapping[str, Any]) -> Path 
 
 
 def read_proof(path: Path) -> ProofFile:
-    """Contents of a proof file. Raises UserError naming the file if it is none."""
+    """Contents of a proof file. Raises UserError naming the file if it is missing, too large or none."""
     if not path.is_file():
         raise UserError(f"{path}: no such file; proofs are in the folder {FOLDER} of the run directory")
     if path.stat().st_size > SIZE_MAX:

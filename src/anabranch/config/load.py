@@ -136,8 +136,9 @@ def _nearest(word: str, valid: Mapping[str, Any]) -> str:
 
 
 def _typed(value: Any, hint: Any, label: str) -> Any:
-    """`value` as the type of its field: an integer becomes a float where one is wanted, a list a tuple.
-    `label` begins the message. Raises ConfigError for another type and for infinite numbers."""
+    """`value` as the type of its field: an integer becomes a float where one is wanted, a list a tuple. hint:
+    annotation of the field. `label` begins the message. Raises ConfigError for another type and for infinite
+    numbers."""
     if type(None) in typing.get_args(hint):  # every optional field is `X | None`
         hint = next(choice for choice in typing.get_args(hint) if choice is not type(None))
     if typing.get_origin(hint) is tuple and str in typing.get_args(hint):

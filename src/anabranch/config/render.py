@@ -35,7 +35,7 @@ def render_run_file(config: RunConfig) -> str:
 
 
 def _toml(value: Any) -> str:
-    """Value as JSON, which is TOML but for the character DEL, which JSON leaves bare."""
+    """Value as TOML: JSON with the character DEL escaped, which JSON allows bare and TOML does not."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 

@@ -118,7 +118,8 @@ def check_fleet_holds(config: RunConfig, activation_bytes: int) -> None:
 
 
 def _alternative(stage: int, microbatches: int, fitting: int) -> str:
-    """Other remedies, where the budget of a node holds the boundaries of `fitting` microbatches."""
+    """Words for other remedies, as the end of a message. fitting: microbatches whose boundaries the budget of
+    a node holds."""
     if fitting == 0:
         return " or lower batch.rows"
     key = "replicas of that stage (fleet.relays)" if stage else "fleet.data_nodes"

@@ -47,7 +47,7 @@ Ids = npt.NDArray[np.int64]
 
 
 class Permutation:
-    """A keyed permutation of range(size)."""
+    """Permutation of range(size) that a key determines; computed, not stored."""
 
     def __init__(self, size: int, key: bytes) -> None:
         self.size = size
@@ -81,9 +81,8 @@ NOT_COUNTED = -100
 
 class Windows:
     """Sequences of a part of a corpus, numbered from 0: windows of its stream, or rows of whole documents.
-
-    tokens, mask (None: all count), ends (positions behind the documents; None: windows of the stream).
-    """
+    mask: not 0 where a token counts as a target; None: all count. ends: positions behind the documents; None:
+    windows of the stream. sequence: targets in each."""
 
     def __init__(
         self,
@@ -101,7 +100,7 @@ class Windows:
         """True if every target counts."""
 
     def ids(self, number: int) -> Ids:
-        """Token ids of a sequence, shape (sequence + 1,)."""
+        """Token ids of a sequence, shape (sequence + 1,), filled up with separators."""
         begin, end = self._bounds(number)
         found = self._tokens[begin:end].astype(np.int64)
         missing = self._sequence + 1 - len(found)
@@ -123,7 +122,7 @@ class Windows:
 
 def packed_rows(ends: Sequence[int] | npt.NDArray[np.int64], room: int) -> npt.NDArray[np.int64]:
     """Begin and end (rows, 2) of stretches of whole documents of at most `room` tokens, in order. A longer
-    document is cut into stretches that share a token, as windows do."""
+    document is cut into stretches that share a token, as windows do. Stretches of one token are left out."""
     rows: list[tuple[int, int]] = []
     begin = last = 0
     for end in map(int, ends):
@@ -141,8 +140,8 @@ def packed_rows(ends: Sequence[int] | npt.NDArray[np.int64], room: int) -> npt.N
 
 
 def spread(weights: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """(source, number of its turn in the cycle) of each of sum(weights) samples: smooth weighted round
-    robin."""
+    """Order of a mixture's sources in a cycle of sum(weights) samples, by smooth weighted round robin: for
+    each sample (source, number of samples that this source had before in the cycle)."""
     credit, taken, order = [0] * len(weights), [0] * len(weights), []
     for _ in range(sum(weights)):
         credit = [had + weight for had, weight in zip(credit, weights, strict=True)]
@@ -170,7 +169,7 @@ class Batches:
 
     def __init__(self, corpus: Corpus, batch: BatchSection, seed: int) -> None:
         """Raises ConfigError if the training part has fewer windows than one iteration has rows, or the
-        held-out part has none."""
+        held-out part or a source of a mixture has none."""
         self._corpus = corpus
         self._batch = batch
         self._rows_per_iteration = batch.microbatches * batch.rows
@@ -205,13 +204,15 @@ class Batches:
         return self._cut([self._train(number) for number in self.window_numbers(t, index)])
 
     def weight(self, t: int) -> float:
-        """Factor of the losses of iteration t: all its positions over those whose target counts."""
+        """Factor of the losses of iteration t: number of all its positions divided by that of positions whose
+        target counts."""
         if self._all_count:
             return 1.0
         return self.tokens_per_iteration / max(1, self._counted(t))
 
     def window_weight(self, window: int) -> float:
-        """The same factor of held-out microbatch `window`."""
+        """Factor of the losses of held-out microbatch `window`: number of all its positions divided by that
+        of positions whose target counts."""
         if self._held_out.all_count:
             return 1.0
         targets = self.evaluation_window(window)[1]
@@ -225,7 +226,7 @@ class Batches:
 
     def window_numbers(self, t: int, index: int) -> list[int]:
         """For each row of microbatch `index` of iteration `t` the number of its corpus window, after the
-        epoch's permutation; the windows of a mixture's sources follow one another."""
+        epoch's permutation. The windows of a mixture are numbered one source after the other."""
         if t < 1 or not 0 <= index < self._batch.microbatches:
             raise IndexError(f"there is no microbatch {index} in iteration {t}")
         first = (t - 1) * self._rows_per_iteration + index * self._batch.rows
@@ -261,7 +262,8 @@ class Batches:
         return int(self._corpus.token_bytes[targets[targets != NOT_COUNTED]].sum())
 
     def manifest_hash(self, t: int) -> str:
-        """BLAKE3 (hex) of every row of iteration `t`: its window and its sequence + 1 tokens."""
+        """BLAKE3 (hex) of every row of iteration `t`: its window's number, its sequence + 1 tokens, and, in a
+        corpus where some targets do not count, which of them do."""
         hasher = blake3(b"anabranch batch manifest 1")
         for index in range(self._batch.microbatches):
             for window in self.window_numbers(t, index):
@@ -287,7 +289,8 @@ class Batches:
 
     @staticmethod
     def _cut(chosen: list[tuple[Windows, int]]) -> tuple[Ids, Ids]:
-        """(inputs, targets) of some sequences."""
+        """(inputs, targets) of the sequences `chosen`, given as (windows, number there); each int64
+        (len(chosen), sequence), contiguous, with -100 for targets that do not count."""
         rows = np.stack([windows.ids(number) for windows, number in chosen])
         inputs, targets = np.ascontiguousarray(rows[:, :-1]), np.ascontiguousarray(rows[:, 1:])
         for row, (windows, number) in enumerate(chosen):

@@ -34,10 +34,9 @@ class Piece:
 
 
 def pieces_of(record: Mapping[str, Any], field: str, template: str, name: str) -> tuple[Piece, ...]:
-    """Pieces of the conversation in a record. field: of the messages. name: of the record, for messages.
-
-    Raises ConfigError for a record that is none, or in which nothing would be trained on.
-    """
+    """Pieces of the conversation in a record. field: key of its messages. template: "plain" or "chatml".
+    name: of the record, for error messages. Raises ConfigError if the record holds no conversation, or nobody
+    answers in it."""
     turns = list(_turns(record, field, name))
     if not any(role == "assistant" for role, _ in turns):
         raise ConfigError(f"{name}: nobody answers in this conversation; remove it")
@@ -46,7 +45,8 @@ def pieces_of(record: Mapping[str, Any], field: str, template: str, name: str) -
 
 
 def _turns(record: Mapping[str, Any], field: str, name: str) -> Iterator[tuple[str, str]]:
-    """(role, text) of each turn."""
+    """(role, text) of each turn of the conversation in a record. Raises ConfigError if there is none, or a
+    message of it has no known role or no text."""
     of_messages = next((key for key in (field, *MESSAGES) if isinstance(record.get(key), list)), None)
     if of_messages is not None:
         for message in record[of_messages]:

@@ -128,12 +128,10 @@ def materialise(
     tell: Callable[[str], None] = lambda text: None,
     cache: CorpusCache | None = None,
 ) -> Corpus:
-    """Write the corpus that `section` describes into `directory`, or open it if it already exists.
-
-    cache: of tokenized corpora; None to tokenize in any case. tell: gets sentences about files that were left
-    out or are not UTF-8. Raises ConfigError if the source cannot be read, has fewer than 20 documents or too
-    little text for the vocabulary, or if the directory holds a corpus of other settings.
-    """
+    """Write the corpus that `section` describes into `directory`, or open it if it already exists. progress:
+    see `Progress`. tell: gets sentences about files that were left out or are not UTF-8. cache: of tokenized
+    corpora; None to tokenize in any case. Raises ConfigError if the source cannot be read, has fewer than 20
+    documents or too little text for the vocabulary, or if the directory holds a corpus of other settings."""
     if (directory / MANIFEST).is_file():
         return _open_same(section, directory)
     report = progress or (lambda activity, done, total: None)
@@ -165,7 +163,8 @@ def _tell_all(tell: Callable[[str], None], documents: Documents) -> None:
 
 
 def _from_cache(section: DataSection, directory: Path, cache: CorpusCache, key: str) -> Corpus | None:
-    """Corpus from the cache, with this section as its source; None if the cache has none that is whole."""
+    """Corpus that the cache has under `key`, put into `directory` with this section as its source; None if
+    there is none. A damaged one is deleted from the cache."""
     names = (*corpus_files(section), MANIFEST)
     if not cache.take(key, names, directory):
         return None
@@ -226,8 +225,8 @@ def _tokenized(section: DataSection, directory: Path, documents: Documents, repo
 
 
 def _components(section: DataSection, tokens: Sequence[int]) -> list[Component]:
-    """Sources of a mixture. tokens: of each for training, as far as there were some. Raises ConfigError for
-    a source without text."""
+    """Sources of a mixture. tokens: training tokens of each, in order; the last ones are missing if they had
+    no text. Raises ConfigError for a source without text."""
     found = []
     for number, name in enumerate(section.mixture):
         count = tokens[number] if number < len(tokens) else 0
@@ -238,7 +237,8 @@ def _components(section: DataSection, tokens: Sequence[int]) -> list[Component]:
 
 
 def _source(section: DataSection) -> dict[str, Any]:
-    """Source of the text, for the manifest."""
+    """Settings of the text's source, for the manifest; for the standard library with the version of
+    Python."""
     python = {"python": platform.python_version()} if section.source == "stdlib" else {}
     return {**asdict(section), **python}
 
@@ -297,7 +297,8 @@ def _check_file(path: Path, file: CorpusFile) -> None:
 
 
 class _PartWriter:
-    """Tokenizes documents in groups and appends their ids to a file."""
+    """Writer of the files of one part of a corpus: tokenizes documents in groups, and appends their ids and,
+    if these files are given, masks and ends."""
 
     def __init__(
         self,
@@ -350,7 +351,8 @@ class _PartWriter:
 
 
     def _ids_of(self, document: Document, encoded: Iterator[list[int]]) -> tuple[list[int], list[bool]]:
-        """Ids of a document with the separator behind it, and which of them count."""
+        """Ids of a document with the separator behind it, and for each whether it counts. encoded: ids of the
+        pieces of this document and the following ones; takes those of this one."""
         ids: list[int] = []
         counts: list[bool] = []
         for piece in document.pieces or (Piece(document.text, counts=True),):

@@ -35,7 +35,8 @@ class CorpusCache:
         self.folder = folder
 
     def take(self, key: str, names: Sequence[str], directory: Path) -> bool:
-        """Put the files `names` of a kept corpus into `directory`; False if it is not there."""
+        """Link or copy the files `names` of a kept corpus into `directory`, and mark it as just used. False
+        if one of them is missing; then none is left in `directory`."""
         kept = self.folder / key
         try:
             for name in names:
@@ -48,7 +49,8 @@ class CorpusCache:
         return True
 
     def put(self, key: str, names: Sequence[str], directory: Path) -> None:
-        """Keep the files `names` of a corpus; forget the corpora that were used longest ago."""
+        """Keep the files `names` of the corpus in `directory` under `key`; delete all but the `KEPT` corpora
+        used last."""
         unfinished = self.folder / f".{key}.{os.getpid()}.unfinished"
         with contextlib.suppress(OSError):
             self.forget(key)
@@ -73,8 +75,8 @@ def default_cache() -> CorpusCache | None:
 
 
 def content_key(section: DataSection, documents: Documents, report: Callable[[str, int, int], None]) -> str:
-    """Hash of the documents' text and of everything else that determines the tokens. Raises ConfigError if
-    the text or the tokenizer cannot be read."""
+    """Hash of the documents' text and of everything else that determines the tokens. report: called with the
+    progress. Raises ConfigError if the text or the tokenizer cannot be read."""
     digest = blake3()
     trained = section.tokenizer in ("auto", "bpe")
     settings = [section.tokenizer, section.vocab_size if trained else 0, tokenizers.__version__]

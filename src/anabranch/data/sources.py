@@ -335,7 +335,8 @@ def _hub(section: DataSection) -> Documents:
 
 
 def _columns(section: DataSection, names: list[str]) -> list[str]:
-    """Columns of a table that are read."""
+    """Columns that are read of a table with the columns `names`: the text, or all that may hold a
+    conversation."""
     wanted = (section.text_field, *FIELDS) if section.format == "chat" else (section.text_field,)
     return [name for name in dict.fromkeys(wanted) if name in names]
 

@@ -57,7 +57,8 @@ class TextTokenizer:
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises ConfigError if the file is missing, is not a tokenizer, or has no separator."""
+        """Load the file `path`. Raises ConfigError if it is missing, is not a tokenizer, has no separator, or
+        has ids beyond `VOCABULARY_MAX`."""
         self._path = path
         try:
             data = path.read_bytes()
@@ -103,7 +104,7 @@ class TextTokenizer:
         return [encoding.ids for encoding in encodings]
 
     def marker(self, text: str) -> int | None:
-        """Id of the token that is spelled `text`, if there is one."""
+        """Id of the token that is spelled `text`; None if there is none."""
         number: int | None = self._tokenizer.token_to_id(text)
         return number
 
@@ -177,7 +178,7 @@ def _byte_level(model: models.BPE) -> Tokenizer:
 
 
 def _front(texts: Iterable[str], characters: int) -> Iterator[str]:
-    """First texts of `texts`, together `characters` long; the last one is cut."""
+    """Texts from the front, together at most `characters` long; the last one is cut."""
     for text in texts:
         yield text[:characters]
         characters -= len(text)
@@ -186,7 +187,7 @@ def _front(texts: Iterable[str], characters: int) -> Iterator[str]:
 
 
 def _byte_characters() -> list[str]:
-    """Printable character with which byte-level tokenizers write each byte 0..255 (as GPT-2 does). Printable
+    """Characters with which byte-level tokenizers write the bytes 0..255 (as GPT-2 does), in order. Printable
     Latin-1 bytes stand for themselves; the others are numbered from U+0100 on."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = itertools.count(0x100)
@@ -194,8 +195,8 @@ def _byte_characters() -> list[str]:
 
 
 def _spelt_bytes(token: str) -> int:
-    """UTF-8 bytes of a token that is written as in SentencePiece (▁ is a space, <0x0A> a byte) or WordPiece
-    (##ing)."""
+    """Number of UTF-8 bytes of a token that is written as in SentencePiece (▁ is a space, <0x0A> a byte) or
+    WordPiece (##ing)."""
     if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
         return 1
     return len(token.removeprefix("##").replace("▁", " ").encode())

@@ -98,7 +98,8 @@ class Setup:
 
 
 class PeerUp(msgspec.Struct, frozen=True):
-    """Event: a neighbour has become reachable. cost: d_ij of the link to it, forward (0 for `Side.SAME`)."""
+    """Event: a neighbour has become reachable. cost: d_ij (s) of the link to it, forward (0 for
+    `Side.SAME`)."""
 
     peer: str
     side: Side

@@ -18,27 +18,27 @@ from anabranch.flow.agents.interface import Held, Message, Send, Setup, Side, Un
 
 
 class Reserve(Message, frozen=True):
-    """Request to reserve a place for `unit`, which arrives by the working unit `link`."""
+    """Message to the next hop: reserve a place for `unit`, which arrives there by the working unit `link`."""
 
     unit: UnitId
     link: UnitId
 
 
 class Reserved(Message, frozen=True):
-    """Confirmation that places are reserved from the writer to the end of the path."""
+    """Message to the previous hop: places for `unit` are reserved from the sender to the end of the path."""
 
     unit: UnitId
 
 
 class Stale(Message, frozen=True):
-    """Notice, passed on to the source, that these units' reserved paths are out of date: the source must give
-    the units up."""
+    """Message to the previous hop, passed on to the source: these units' reserved paths are out of date, and
+    the source must give the units up."""
 
     units: tuple[UnitId, ...]
 
 
 class Release(Message, frozen=True):
-    """Notice, passed on along the path, that these units are given up and their places free."""
+    """Message to the next hop, passed on along the path: these units are given up and their places free."""
 
     units: tuple[UnitId, ...]
 
@@ -185,7 +185,8 @@ class Reservations:
         return sends
 
     def lost(self, peer: str, side: Side) -> list[Send]:
-        """Free the places of units whose path passes the lost neighbour `peer`."""
+        """Free the places of units whose path goes through the lost neighbour (peer, side), and notify their
+        other neighbours (`Stale`, `Release`)."""
         sends: list[Send] = []
         for unit, place in list(self._through.items()):
             if side is Side.NEXT and place.next == peer:
@@ -218,13 +219,11 @@ class Reservations:
         return tuple(unit for unit, place in self._through.items() if place.previous == peer)
 
     def confirm(self, peer: str, side: Side, units: Iterable[UnitId]) -> list[Send]:
-        """Answer the periodic confirmation of neighbour (peer, side). units: those that it shares with this
-        node.
-
+        """Answer the periodic confirmation of neighbour (peer, side), and let `moved` notify the sources
+        again, since a `Stale` may have been lost. units: those that the neighbour shares with this node.
         Units that this node lacks are answered with `Stale` or `Release`. A node keeps its place as long as
         any node before it does. So a unit that the previous node lacks cannot stand, and freeing its place is
-        safe however late the confirmation arrives.
-        """
+        safe however late the confirmation arrives."""
         for place in self._through.values():
             place.reported = False  # `Stale` may have been lost: send it again
         known = set(self.coming_from(peer) if side is Side.PREVIOUS else self.towards(peer))

@@ -105,10 +105,8 @@ class AuctionAgent:
             self._act_soon(now)
 
     def _note_change(self, count: int, now: float, here: bool = False) -> None:
-        """Note external change number `count` of the swarm, after which prices may fall again.
-
-        here: True if the change is at this node.
-        """
+        """Note external change number `count` of the swarm: repairs and searches may follow soon, and the
+        reserved paths follow the working flow sooner. here: True if the change is at this node."""
         self._changes.note(count, now)
         if self._excess is not None:
             self._excess.changed()
@@ -265,8 +263,8 @@ class AuctionAgent:
         return self._letters(now)
 
     def _withdraw_orphans(self, now: float) -> None:
-        """Withdraw units from next hops while more are placed there than this node has, because previous hops
-        hand it fewer by now; at a relay after a delay."""
+        """Withdraw units from next hops while more are placed there than this node has, because its demand
+        fell or previous hops took units back; at a relay after a delay."""
         market = self._market
         if market.surplus >= 0:
             self._orphan_at = math.inf

@@ -27,8 +27,6 @@ class Changes:
 
     @property
     def unceasing(self) -> bool:
-        """True during churn: for longer than `QUIET_S`, changes have followed one another within `QUIET_S`.
-
-        Also true before the start.
-        """
+        """True if the newest series of changes, each less than `QUIET_S` (s) after the one before, lasted for
+        `QUIET_S` or longer (churn). Also true before the start."""
         return self.last_at >= self._series_at + QUIET_S

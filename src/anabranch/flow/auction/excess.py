@@ -26,7 +26,8 @@ class Excess:
         self._evened = 0
 
     def changed(self) -> None:
-        """Let the next search for free capacity begin soon, after an external change."""
+        """After an external change: let the next search for free capacity begin soon (during churn only if it
+        was not put off already), and let the refusal price be announced again."""
         unceasing = self._changes.unceasing
         least = timing.SEARCH_MAX_EPSILONS if unceasing else timing.SEARCH_EPSILONS
         if not unceasing or self._step < least:
@@ -42,8 +43,8 @@ class Excess:
         return again
 
     def _apply_result(self) -> bool:
-        """Set the refusal price by the finished search: refuse excess units if there is no free path, none if
-        there is one. True if the price changed."""
+        """Set the refusal price by the finished search: refuse excess units if it found no free path, and no
+        unit if it found one. True if the price changed."""
         market, searches = self._market, self._searches
         own = searches.own
         if own is None or not own.done:
@@ -61,7 +62,7 @@ class Excess:
 
     def _search_at_level(self) -> None:
         """Begin a search if the price has risen by one step since the last search or the last external
-        change."""
+        change; not while the last search goes on, or if it found no free path."""
         market, own = self._market, self._searches.own
         if not market.ready or market.level == math.inf or (own is not None and not own.open):
             return
@@ -74,10 +75,9 @@ class Excess:
             self._search(market.level)
 
     def tell_dearest(self) -> None:
-        """At rest without excess units: announce the cost of this source's most expensive unit.
-
-        Other sources then refuse no unit that costs less.
-        """
+        """At rest: announce the cost of this source's most expensive unit, if it has no excess units and the
+        search of another source found this node without a free path. Other sources then refuse no unit that
+        costs less."""
         market, searches = self._market, self._searches
         own = searches.own
         if market.surplus > 0 or own is None or not own.open:
@@ -87,7 +87,8 @@ class Excess:
             self._tell_bound(own.search.bound)
 
     def _tell_bound(self, known: float) -> None:
-        """Announce the refusal price to the other sources by another search, if it exceeds `known`."""
+        """Announce the refusal price to the other sources by another search, if it exceeds `known`, the price
+        of the last search; at most `EVEN` times after an external change."""
         searches = self._searches
         if searches.are_many and self._evened < timing.EVEN and searches.bound > known + self._market.epsilon:
             self._evened += 1

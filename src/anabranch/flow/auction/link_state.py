@@ -86,8 +86,9 @@ class Link:
         return letter.seq == self._seen
 
     def _envelope(self, now: float, stir: int) -> _Envelope:
-        """Fields of the next `Letter` that do not depend on its direction. stir: number of external changes
-        known here."""
+        """Fields of the next `Letter` that do not depend on its direction. Gives a changed state the next
+        version, and sets whether and when this end repeats the letter. stir: number of external changes known
+        here."""
         asking, answers = self.asks, self.owes
         if self._dirty:
             self._seq += 1

@@ -145,7 +145,8 @@ class Market:
     # -- events ------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to bid, with an epsilon set from the known prices of next hops."""
+        """Begin to bid, with an epsilon set from the known prices of next hops; at a relay, set the price and
+        tell it to previous hops."""
         self.ready = True
         self.level = self.ranking.best_two()[1]
         if self.level < math.inf:
@@ -314,7 +315,8 @@ class Market:
             self.tell_fall()
 
     def _return_dear_units(self) -> None:
-        """Hand back units whose cost exceeds their bid; their places at next hops wait for other units."""
+        """At a relay: hand back units whose cost exceeds their bid; their places at next hops wait for other
+        units. At a source: take units that cost more than `limit` back from their next hops."""
         slack = TOLERANCE * self.epsilon
         while self.users and (self._is_data or self.senders):
             dear = max(self.users, key=lambda user: (user.level, user.peer))

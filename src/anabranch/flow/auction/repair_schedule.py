@@ -33,7 +33,8 @@ class RepairSchedule:
         self._more = 0
 
     def moved(self, now: float) -> None:
-        """Put the next repair off until the rest has passed again, as units have moved in the market."""
+        """Put the next repair off until the rest has passed again, as units have moved in the market. After
+        the longest rest, only a few repairs follow, at a constant pace and if they would change anything."""
         self._lull_s = max(self._lull_s, (now - self._changes.last_at) * timing.LULL_SHARE)
         if self._lull_s <= timing.LULL_MAX_S:
             self.at = now + self._lull_s

@@ -22,7 +22,8 @@ WIDTH_MAX = 1 << 20
 
 
 class Explorer:
-    """Part of one node in the newest search of one source. open: True if a free path was found."""
+    """State of one node's part in the newest search (for free capacity) of one source. open: True if a free
+    path was found."""
 
     def __init__(self, market: Market, search: Search, is_data: bool) -> None:
         self.search = search
@@ -51,7 +52,8 @@ class Explorer:
         self.explore()
 
     def reached(self, link: Link) -> None:
-        """Handle the request to search that the other end of `link` sent."""
+        """Handle the request to search that the other end of `link` sent: search on from here, or answer at
+        once if the result is known or another link waits for it."""
         if link.side is Side.PREVIOUS:
             self._at_entry = True
         else:
@@ -91,7 +93,7 @@ class Explorer:
 
     def explore(self) -> None:
         """Pass the search on to neighbours to which a unit could go, a few at a time: few requests suffice
-        where a path exists."""
+        where a path exists. Answer the links that asked once the result is known."""
         if self.open or not self._engaged:
             return
         market = self._market
@@ -144,9 +146,8 @@ def _by_level(link: OutLink) -> tuple[float, str]:
 
 
 class Searches:
-    """Part of one node in the searches for free paths of units that found none, the newest of each source (a
-    data node with such units). bound: greatest `Search.bound` of any source; all
-    sources refuse units above this price."""
+    """Part of one node in the searches for free paths: the newest search of each source (data node with
+    excess units). bound: greatest `Search.bound` of any source; all sources refuse units above this price."""
 
     def __init__(self, name: str, market: Market, is_data: bool) -> None:
         self._name = name
@@ -156,7 +157,8 @@ class Searches:
         self.bound = 0.0
 
     def launch(self, number: int, bound: float) -> None:
-        """Start a search of which this node is the source. bound: this node's price."""
+        """Start a search of which this node is the source. bound: this node's price, or the refusal price
+        that it announces."""
         self.bound = max(self.bound, bound)
         explorer = Explorer(self._market, Search(self._name, number, self.bound), self._is_data)
         self._explorers[self._name] = explorer
@@ -180,7 +182,8 @@ class Searches:
         return any(explorer.done and not explorer.open for explorer in others)
 
     def read(self, link: Link, searches: tuple[Search, ...], findings: tuple[Finding, ...]) -> None:
-        """Handle each request and answer that the other end of `link` sent, once."""
+        """Handle each request and answer that the other end of `link` sent, once; `bound` rises to that of
+        the requests."""
         if (searches, findings) == link.read:
             return
         link.read = (searches, findings)

@@ -91,7 +91,8 @@ class StandingFlow:
     # -- events ------------------------------------------------------------------------------------------
 
     def wanted(self, link: InLink, wants: Iterable[UnitId]) -> None:
-        """Replace the units that the previous hop of `link` wants to pass through this node by `wants`."""
+        """Replace the units that the previous hop of `link` wants to pass through this node by `wants`.
+        Places of units that nobody wants any more are given up; new units wait for a place."""
         fresh = dict.fromkeys(wants)
         gone = [unit for unit in link.wants if unit not in fresh]
         added = [unit for unit in fresh if unit not in link.wants]
@@ -252,7 +253,8 @@ class StandingFlow:
             self._want(unit, link)
 
     def _follow(self, now: float) -> None:
-        """Move units whose next hop has fewer working units than standing ones, or cannot keep them."""
+        """Move units whose next hop has fewer working units than standing ones, or cannot keep them; give up
+        those beyond the capacity or demand."""
         excess = Counter({link: len(units) - link.units for link, units in self._units_on.items()})
         over = len(self._places) - (self._market.demand if self._setup.is_data else self._market.capacity)
         for unit, place in list(self._places.items()):
@@ -334,7 +336,8 @@ class StandingFlow:
         link.unwant(unit)
 
     def _no_longer_wanted(self, unit: UnitId, link: InLink) -> None:
-        """Take the previous hop over `link` off the unit; give the place up when no previous hop wants it."""
+        """Note that the previous hop over `link` no longer wants `unit`; give up its place when no previous
+        hop does."""
         queued = self._queue.get(unit)
         if queued is not None:
             queued.pop(link, None)

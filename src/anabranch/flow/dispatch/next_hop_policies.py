@@ -57,7 +57,7 @@ class Choice(NamedTuple):
 
 
 class Policy:
-    """Base of the dispatch policies: chooses the next hops of one sender's microbatches, without state."""
+    """Base of the dispatch policies: chooses the next hops of one sender's microbatches."""
 
     def choose(
         self, index: int, candidates: Sequence[Candidate], waited_s: float = 0.0, now: float = 0.0
@@ -74,13 +74,13 @@ class Policy:
         raise NotImplementedError
 
     def opened(self, peers: Collection[str]) -> None:
-        """Begin an iteration, in which `peers` serve the next stage."""
+        """Called when an iteration begins, in which `peers` serve the next stage."""
 
     def returned(self, index: int) -> None:
-        """Note that the gradient of microbatch `index` came back."""
+        """Called when the gradient of microbatch `index` has come back."""
 
     def lost(self, peer: str, now: float) -> None:
-        """Note that the link to `peer` broke, or that `peer` is suspected to have failed."""
+        """Called when the link to `peer` broke, or `peer` is suspected to have failed."""
 
 
 class Greedy(Policy):
@@ -164,11 +164,8 @@ class Static(Policy):
 
 
 class Planned(Greedy):
-    """Policy `gwtf`: of the free peers, the one that has received the smallest share of its planned
-    microbatches.
-
-    If all free peers have as many as planned: as `greedy`.
-    """
+    """Policy `gwtf`: of the free peers below their plan, the one with the smallest share of its planned
+    microbatches outstanding. If no free peer is below its plan: as `greedy`."""
 
     def choose(
         self, index: int, candidates: Sequence[Candidate], waited_s: float = 0.0, now: float = 0.0

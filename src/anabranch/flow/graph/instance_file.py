@@ -115,7 +115,8 @@ def _links(file: _InstanceFile, stage_of: dict[str, int]) -> dict[tuple[str, str
 
 
 def _cost(place: str, link: _Link, compute_s: tuple[float, float], activation_bytes: float | None) -> float:
-    """Cost of a link: as given, or from measurements. compute_s: of the nodes at its ends."""
+    """Cost of a link: as given, or from measurements. place: of the link in the file, for messages.
+    compute_s: seconds per microbatch of the nodes at its ends. Raises InstanceError."""
     measured = (link.latency_s, link.bandwidth_bps, link.latency_back_s, link.bandwidth_back_bps)
     if link.cost is not None:
         if measured != (None,) * len(measured):

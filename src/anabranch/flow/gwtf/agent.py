@@ -118,7 +118,8 @@ class GwtfAgent:
         return []
 
     def _remove_peer(self, peer: str, side: Side) -> list[Send]:
-        """Remove a lost neighbour, and the units shared with it."""
+        """Remove a lost neighbour, with its units, its offer and the request to it; returns the messages that
+        free reserved paths."""
         negotiation, units = self._negotiation, self._units
         pending = negotiation.pending
         if pending is not None and (pending.peer, pending.side) == (peer, side):

@@ -11,14 +11,16 @@ from anabranch.flow.agents.reservations import Release, Reserve, Reserved, Stale
 
 
 class Advertise(Message, frozen=True):
-    """Offer to the previous stage. costs: sink -> least cost of a free unit. version: grows with each."""
+    """Offer to the previous stage. costs: sink -> least cost of a free unit. version: grows with each new
+    offer."""
 
     version: int
     costs: dict[str, float]
 
 
 class RequestFlow(Message, frozen=True):
-    """Request for one unit to `sink`, which was advertised at `cost`. link: name of the new unit."""
+    """Request to a node of the next stage for one unit to `sink`, which it advertised at `cost`. link: name
+    of the new unit."""
 
     link: UnitId
     sink: str
@@ -44,10 +46,8 @@ class RequestChange(Message, frozen=True):
 
 
 class RequestRedirect(Message, frozen=True):
-    """Request to replace the receiver, a node of the same stage, on a path.
-
-    costs_in, costs_out: costs of the sender's links to previous and next hops.
-    """
+    """Request to replace the receiver, a node of the same stage, on a path. number: id of the request,
+    repeated by the `Answer`. costs_in, costs_out: previous or next hop -> cost of the sender's link to it."""
 
     number: UnitId
     costs_in: dict[str, float]
@@ -76,7 +76,7 @@ class Answer(Message, frozen=True):
 
 class Moved(Message, frozen=True):
     """Notice that the sender has replaced another node at one end of unit `link`. told: cost from the sender
-    to the sink."""
+    to the sink; 0 in a notice to the next node."""
 
     link: UnitId
     told: float
@@ -95,7 +95,7 @@ class Cancel(Message, frozen=True):
 
 
 class CostNow(Message, frozen=True):
-    """Notice to the previous node of new costs of units from the sender to their sink."""
+    """Notice to the previous node. links: (unit, its new cost from the sender to its sink)."""
 
     links: tuple[tuple[UnitId, float], ...]
 

@@ -56,7 +56,8 @@ class Negotiation:
     # -- requests ----------------------------------------------------------------------------------------
 
     def request(self) -> list[Send]:
-        """Make the next request: for a unit of flow, or else a change or redirect with a random node."""
+        """Make the next request: for a unit of flow, or else a change or redirect with a random node of the
+        same stage. No request is made if nothing is wanted, or nothing changed for `REST_ROUNDS`."""
         units = self._units
         wanted = units.next_request()
         if wanted is not None:
@@ -261,6 +262,6 @@ class Negotiation:
         return True
 
     def _cool(self) -> None:
-        """Lower the temperature, after a change was accepted at this node or the peer."""
+        """Lower the temperature and note the change, after one was accepted at this node or the peer."""
         self.temperature *= T_FACTOR
         self._units.changed = self._units.round

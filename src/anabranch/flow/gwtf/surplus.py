@@ -27,7 +27,7 @@ def cancel(units: Units, out: Unit) -> Send:
 
 
 def shed_excess(setup: Setup, units: Units, reservations: Reservations) -> list[Send]:
-    """Give up the most expensive units beyond capacity or demand."""
+    """Give up units beyond capacity or demand: those without a partner first, then the most expensive."""
     units.restart()
     sends: list[Send] = []
     dearest = sorted(units.outs.values(), key=lambda out: (out.partner is not None, -units.cost_to_sink(out)))
@@ -44,7 +44,8 @@ def shed_excess(setup: Setup, units: Units, reservations: Reservations) -> list[
 
 
 def drop_unjoined(units: Units) -> list[Send]:
-    """Push back inflows and cancel outflows of a relay that had no partner for too long."""
+    """Push back inflows and cancel outflows of a relay that had no partner for too long. After a cancelled
+    outflow the relay requests no spare unit for a back-off, which doubles."""
     sends: list[Send] = []
     for unit in list(units.ins.values()):
         if unit.partner is None and units.round - unit.round > PATIENCE_IN:

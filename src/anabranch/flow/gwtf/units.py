@@ -143,7 +143,8 @@ class Units:
             others[unit.partner].round = self.round
 
     def next_request(self) -> tuple[float, str, str, float] | None:
-        """Cheapest offered unit that this node may request: (cost, peer, sink, advertised cost)."""
+        """Cheapest offered unit that this node may request: (cost, peer, sink, advertised cost); None if
+        there is none."""
         if self._setup.is_data:
             if len(self.outs) >= self.demand:
                 return None

@@ -32,14 +32,16 @@ class Try(Message, frozen=True):
 
 
 class Done(Message, frozen=True):
-    """Confirmation that the unit of hand-over `step` has a whole path from the sender to a data node."""
+    """Confirmation to the previous hop: the unit of hand-over `step` has a whole path from the sender to a
+    data node."""
 
     unit: UnitId
     step: int
 
 
 class Refused(Message, frozen=True):
-    """Refusal of the unit of hand-over `step`: no way on. used: number of hand-overs of the unit so far."""
+    """Refusal to the previous hop: no way on for the unit of hand-over `step`. used: number of hand-overs of
+    the unit so far."""
 
     unit: UnitId
     step: int
@@ -47,7 +49,7 @@ class Refused(Message, frozen=True):
 
 
 class Drop(Message, frozen=True):
-    """Withdrawal of a unit by the previous hop: the receiver forgets the unit of hand-over `step`."""
+    """Message to the next hop: the unit of hand-over `step` is withdrawn, and the receiver forgets it."""
 
     unit: UnitId
     step: int
@@ -68,7 +70,7 @@ class LeastCost:
         return sorted(costs, key=lambda peer: (costs[peer], peer))
 
     def used(self, peer: str, cost: float) -> None:
-        """Note that a unit was handed over to `peer`."""
+        """Called when a unit was handed over to `peer` over a link of this cost."""
 
 
 class VirtualTime(LeastCost):
@@ -221,7 +223,9 @@ class WiringAgent:
         return [Send(peer, Side.NEXT, Try(unit, walk.out_step))]
 
     def _give_back(self, unit: UnitId) -> list[Send]:
-        """Remove a unit and refuse it to the previous node, which tries another next hop."""
+        """Remove a unit, notify its next hop, and refuse it to the previous node, which tries another. At its
+        data node no further unit starts until next hops or demand change, unless this one had a whole path
+        before."""
         walk = self._walks.pop(unit)
         sends = []
         if walk.next is not None and walk.next in self._next:

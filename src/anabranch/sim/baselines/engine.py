@@ -59,10 +59,9 @@ class Worker:
         then: Callback,
         members: int = 1,
     ) -> float:
-        """Queue tasks of microbatch `index` to be computed in one go; returns their seconds.
-
-        :param members: replicas in the reduce that the tasks belong to.
-        """
+        """Queue tasks of microbatch `index` to be computed in one go; returns their seconds, other processes
+        of the machine disregarded. then: runs at the end, unless the process crashed. members: replicas in
+        the reduce that the tasks belong to."""
         machine, stage = self.host.machine, self.host.stage
         seconds = sum(machine.seconds(stage, kind, members) for kind in kinds)
         seconds *= self.system.fleet.slowness(self.host.id)
@@ -77,7 +76,7 @@ class Worker:
         return len(self._queue)
 
     def forget(self) -> None:
-        """Drop all queued tasks."""
+        """Drop all queued tasks; one that is being computed goes on."""
         self._queue.clear()
 
     def crash(self) -> None:
@@ -153,8 +152,8 @@ class Baseline(ABC):
 
     @abstractmethod
     def begin(self) -> None:
-        """Start the microbatches of iteration self.t + 1: at the start of the run, after each commit, and by
-        some systems again after a crash. `committed` raises self.t."""
+        """Start the microbatches of iteration self.t + 1, the one after the last committed: at the start of
+        the run, after each commit, and by some systems again after a crash."""
 
     @abstractmethod
     def lost(self, relay: str) -> None:
@@ -173,12 +172,9 @@ class Baseline(ABC):
         return self.outcome
 
     def committed(self, members: dict[int, list[str]], useful_s: float, counted_twice: int) -> None:
-        """Record the step and begin the next iteration.
-
-        :param members: stage -> replicas that took the step.
-        :param useful_s: seconds computed in this iteration whose results entered the step.
-        :param counted_twice: contributions that a sum contains more than once.
-        """
+        """Record step self.t + 1, let joined relays serve, and begin the next iteration. members: stage ->
+        replicas that took the step. useful_s: seconds computed in this iteration whose results entered the
+        step. counted_twice: contributions that a sum contains more than once."""
         self.t += 1
         recorder, sending_s = self.recorder, self.sending.seconds
         recorder.add("twice", counted_twice)
@@ -200,7 +196,7 @@ class Baseline(ABC):
 
     def computed(self, host: Host, seconds: float, for_step: bool) -> None:
         """Add seconds for which a host has computed to the metrics. for_step: True for tasks of the optimizer
-        step, which are not counted as compute of microbatches."""
+        step, which count as busy time of a relay, not as compute of microbatches."""
         if not for_step:
             self.recorder.add("computed_s", seconds)
             self._computed_in[host.id] += seconds

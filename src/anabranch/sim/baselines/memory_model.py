@@ -18,12 +18,14 @@ Occupant = TypeVar("Occupant")
 
 
 def slots(capacity: int, recompute: float) -> int:
-    """Number of slots of a relay as in the protocol; beyond `capacity` only inputs are kept."""
+    """Number of slots of a relay as in the protocol. recompute: further slots, in which only inputs are kept,
+    as a multiple of `capacity`."""
     return capacity + int(capacity * recompute)
 
 
 def input_slots(work: Workload, stage: int, capacity: int, recompute: float) -> int:
-    """Number of slots that fit into the memory of `capacity` activations if only inputs are kept."""
+    """Number of slots that fit into the memory of `slots(capacity, recompute)` if only inputs are kept, and
+    one microbatch at a time has activations."""
     kept, alone = work.kept_bytes(stage), work.input_bytes
     return 1 + (capacity * kept + int(capacity * recompute) * alone) // alone
 
@@ -44,12 +46,8 @@ class RelayMemory(Generic[Occupant]):
     _waiting: dict[Occupant, tuple[bool, int, Callable[[], None]]] = field(default_factory=dict)
 
     def enter(self, occupant: Occupant, index: int, then: Callable[[], None], repairs: bool = False) -> None:
-        """Let a microbatch occupy a slot as soon as there is one, and then run `then`; at once if one is
-        free.
-
-        :param index: rank of the microbatch among those that wait.
-        :param repairs: True if the microbatch is sent again after the loss of a relay.
-        """
+        """Let a microbatch occupy a slot as soon as one is free, and then run `then`. index: rank of the
+        microbatch among those that wait. repairs: True if it is sent again after the loss of a relay."""
         self._waiting[occupant] = (not repairs, index, then)
         self._admit()
 

@@ -110,8 +110,8 @@ class Pipelines(Baseline):
     # --- forward and backward ------------------------------------------------------------------
 
     def admit_batch(self, sources: Iterable[str]) -> None:
-        """Begin microbatch k at the k-th data node of `sources`, once that node has heard of the
-        iteration."""
+        """Give up the batch before, and begin microbatch k at the k-th data node of `sources`, once that node
+        has heard of the iteration."""
         self.abandon_batch()
         batch = self._batch
         for index, source in enumerate(sources):
@@ -132,7 +132,7 @@ class Pipelines(Baseline):
         self.clear_memories()
 
     def admit(self, microbatch: Microbatch) -> None:
-        """Begin a microbatch at its data node."""
+        """Begin an attempt at its data node: compute the embedding, then `onward`."""
         self.attempts.append(microbatch)
         microbatch.path = [microbatch.source]
         self._compute(microbatch, microbatch.source, TaskPriority.FORWARD, (tasks.Embed,), self.onward)
@@ -164,7 +164,8 @@ class Pipelines(Baseline):
         self.send(sender, receiver, size, BACKWARD, lambda: self.gradient_arrived(microbatch, receiver))
 
     def gradient_arrived(self, microbatch: Microbatch, host: str) -> None:
-        """Compute the backward at a node, after another forward if its activations were not kept."""
+        """Handle a gradient that arrives at a node. A relay computes the backward, after another forward if
+        its activations were not kept; at a data node the microbatch has returned."""
         if microbatch.over:
             return
         if self.fleet.hosts[host].stage == 0:

@@ -205,8 +205,9 @@ class Swarm(Pipelines):
         self._call(microbatch, sender, self.fleet.hosts[sender].stage + 1)
 
     def _call(self, microbatch: Microbatch, sender: str, stage: int) -> None:
-        """Send the input of a stage from `sender` to one of its peers; after the last stage to the
-        microbatch's data node. If no peer can be called, it is tried again after a second."""
+        """Call a peer of a stage: send it the stage's input from `sender`. A call to a lost peer fails, and
+        another one times out after `deadline_s`. If no peer can be called, it is tried again after a second.
+        After the last stage: send to the microbatch's data node."""
         if stage > self.stages:
             self.forward_to(microbatch, sender, microbatch.source)
             return
@@ -276,7 +277,8 @@ class Swarm(Pipelines):
         self._call(microbatch, sender, self.fleet.hosts[call.receiver].stage)
 
     def _call_again(self, microbatch: Microbatch, relay: str) -> None:
-        """Have the forward of a relay made again at another replica: it was lost while it sent the result."""
+        """Have the forward of `relay`, which was lost while it sent the result, computed again at another
+        replica."""
         self._calls.pop(microbatch, None)
         self.recorder.add("recoveries")
         stage, at = self.fleet.hosts[relay].stage, len(microbatch.path) - 1
@@ -347,7 +349,8 @@ class Swarm(Pipelines):
     # --- churn ---------------------------------------------------------------------------------
 
     def lost(self, relay: str) -> None:
-        """Fail the calls to a lost relay, and recompute elsewhere the gradients that were lost with it."""
+        """Give up the reduce under way, fail the calls to a lost relay, and recompute elsewhere the gradients
+        that were lost with it."""
         self.reducing += 1  # the reduce restarts without it
         for microbatch in list(self.attempts):
             if not microbatch.over and not microbatch.returned:

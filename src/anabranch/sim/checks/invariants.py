@@ -46,7 +46,7 @@ class GroundTruth(Protocol):
         ...
 
     def fingerprints(self, key: object, t: int) -> tuple[str, ...]:
-        """Fingerprints of all stages after iteration t."""
+        """Fingerprints of all stages in the state `key`, which is that after iteration t."""
         ...
 
     def step(self, key: object, t: int, slots: Slots) -> tuple[tuple[str, ...], tuple[float, ...]]:
@@ -293,7 +293,8 @@ class Invariants:
             raise Violation("I4", f"step {commit.t} is committed when of stage {stage} {who} is PREPARED")
 
     def _equal(self, commit: Commit, base: str) -> None:
-        """Check I3: committed gradients and losses equal those of a single machine."""
+        """Check I3: committed gradients and losses equal those of a single machine. Records which state
+        follows; with `forgives` a false step raises nothing, and no state is recorded for it."""
         if self.truth is None or commit.previous_base not in self._keys:
             return
         _, key = self._keys[commit.previous_base]

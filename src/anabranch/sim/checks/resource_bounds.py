@@ -51,7 +51,8 @@ def check_bounds(node: Node) -> None:
 
 
 def _check_iteration(node: Node, iteration: Iteration, exist: int) -> None:
-    """Check the microbatches and slots of one open iteration. exist: number of its microbatches."""
+    """Check the microbatches and slots of one open iteration. exist: number of its microbatches and
+    evaluation windows."""
     if (received := len(iteration.units)) > exist:
         _at_most(node, "microbatches received", received, exist)
     if (to_send := len(iteration.sender.items)) > exist:
@@ -102,10 +103,8 @@ def check_plan(node: Node, peer: str) -> None:
 
 
 def cycle(world: World) -> list[str] | None:
-    """Microbatches that wait for each other in a cycle (a deadlock), or None.
-
-    A microbatch at peer P waits for a slot at Q, whose slots are held by microbatches that may wait in turn.
-    """
+    """Descriptions of microbatches that wait for each other in a cycle (a deadlock), or None. A microbatch at
+    peer P waits for a slot at Q, whose slots are held by microbatches that may wait in turn."""
     edges: dict[tuple[str, int, int], list[tuple[str, int, int]]] = {}
     for node in world.nodes.values():
         for iteration in node.peer.iterations.in_flight if node.running else ():

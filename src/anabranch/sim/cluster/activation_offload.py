@@ -22,10 +22,9 @@ class OffloadedActivations:
         self._iteration: dict[str, int] = {}
 
     def copy_s(self, host: str, stage: int, resident: int, link_bytes_per_s: float, task: Task) -> float:
-        """Seconds of the copies between host and device memory that a task needs.
-
-        :param resident: microbatches whose activations fit into the device memory of the host.
-        """
+        """Seconds of the copies between host and device memory that a task needs; notes that its microbatch
+        begins or ends. resident: microbatches whose activations fit into the device memory. link_bytes_per_s:
+        of the copies."""
         if not isinstance(task, tasks.Forward | tasks.InputGradient | tasks.Discard):
             return 0.0
         held = self._held[host]

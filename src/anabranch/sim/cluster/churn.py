@@ -16,7 +16,8 @@ from anabranch.sim.kernel.clock import Clock
 
 
 def crashes(seed: int, t: int, relays: Iterable[str], probability: float) -> list[tuple[float, str]]:
-    """Crashes of iteration t as (elapsed share of the iteration, relay), in order of time."""
+    """Crashes of iteration t as (elapsed share of the iteration, relay), in order of time; `seed` draws them,
+    with `probability` for each relay."""
     rng = random.Random(f"churn {seed} {t}")
     drawn = [(rng.random(), rng.random(), relay) for relay in sorted(relays)]
     return sorted((share, relay) for chance, share, relay in drawn if chance < probability)

@@ -240,10 +240,7 @@ class Workload:
 
     def step_load(self, stage: int, task: type[tasks.Task], members: int = 1) -> TaskLoad:
         """Load of a task of the optimizer step: bytes of the sums, gradients, weights and moments that it
-        reads and writes.
-
-        :param members: replicas in the stage's reduce.
-        """
+        reads and writes. members: replicas in the stage's reduce."""
         elements = self.parameters(stage)
         predicted = (STATE_BYTES + AHEAD_BYTES) * self.delayed
         per_element: dict[type[tasks.Task], float] = {
@@ -309,8 +306,8 @@ class Machine:
         return sum(self.seconds(stage, task) for task in (*first, tasks.WeightGradient))
 
     def capacity(self, stage: int) -> int:
-        """Number of microbatches whose activations fit into memory at a stage, beside weights, moments,
-        gradient sums and reduced gradient. 0 if these alone do not fit."""
+        """Number of microbatches whose activations (at stage 0: inputs) fit into memory at a stage, beside
+        weights, moments, gradient sums and reduced gradient. 0 if these alone do not fit."""
         work = self.work
         second = SECOND_BYTES * work.delayed
         state = work.parameters(stage) * (work.state_bytes + SUM_BYTES + GRADIENT_BYTES + second)

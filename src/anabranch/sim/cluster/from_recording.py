@@ -57,7 +57,8 @@ class RecordedRun:
 
 
 class _EventsByPeer:
-    """Events of a log that a scenario is made from, by peer. removed: times of removal."""
+    """Events of a log that a scenario is made from, by peer. removed: times (s) of removal; of the last
+    message before it, if the peer was suspected shortly before."""
 
     def __init__(self, events: Iterable[Event | Unknown]) -> None:
         self.joined: dict[str, list[PeerJoined]] = defaultdict(list)

@@ -61,7 +61,7 @@ class MachinePart:
 
 
 def single(machines: Sequence[MachinePart]) -> list[MachinePart]:
-    """Replace each group by groups of one machine; the machines of a named group get names of their own."""
+    """The same machines as groups of one; those of a named group of several get numbered names."""
     found = []
     for part in machines:
         for number in range(part.count):
@@ -97,7 +97,8 @@ def problem(machines: Sequence[MachinePart], stages: int) -> str:
 
 
 def staged(machines: Sequence[MachinePart], stages: int) -> list[tuple[int, MachinePart]]:
-    """(stage, machine) pairs, data nodes (stage 0) first. Relays without a stage go to the smallest one."""
+    """(stage, machine) pairs, data nodes (stage 0) first. Relays without a stage go to the stage with the
+    fewest relays."""
     each = single(machines)
     relays = [part for part in each if part.role == "relay"]
     count = dict.fromkeys(range(1, stages + 1), 0)

@@ -370,13 +370,9 @@ class Fleet:
 def fleet_of(
     scenario: Scenario, regions: Regions, seed: int, assigned: Mapping[str, int] = NO_ASSIGNMENT
 ) -> Fleet:
-    """Fleet of a scenario for a seed.
-
-    Relays without a given stage are assigned in turn. The seed draws regions (as evenly as possible),
-    devices, speeds and capacities that the scenario does not give. Raises UserError for an unknown region.
-
-    :param assigned: relay -> stage, instead of the stage in turn.
-    """
+    """Fleet of a scenario for a seed. Relays without a given stage are assigned in turn. The seed draws
+    regions (as evenly as possible), devices, speeds and capacities that the scenario does not give. assigned:
+    relay -> stage, instead of the stage in turn. Raises UserError for an unknown region."""
     rng, part, stages = random.Random(f"fleet {seed}"), scenario.fleet, scenario.model.relay_stages
     named = staged(scenario.machines, stages)
     drawn: list[tuple[int, MachinePart | None]] = [(1 + n % stages, None) for n in range(part.relays)]

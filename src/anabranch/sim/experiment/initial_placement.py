@@ -37,7 +37,8 @@ def placed(scenario: Scenario, regions: Regions, seed: int) -> Fleet:
 
 
 def assigned_by_links(fleet: Fleet, seed: int) -> Mapping[str, int]:
-    """Stage of each relay as the run's leader assigns it. Raises TimeoutError if the run does not begin."""
+    """Stage of each relay as the run's leader assigns it in a simulated run, up to its first iteration.
+    Raises TimeoutError if the run does not begin."""
     asking = {host.id: _asking(host) for host in fleet.hosts.values()}
     settings = replace(settings_of(fleet, "greedy"), deal="links", min_replicas=_least_replicas(fleet))
     world = ModelledWorld(replace(fleet, hosts=asking, drift=Drift()), settings, seed)

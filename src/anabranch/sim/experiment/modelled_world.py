@@ -191,7 +191,8 @@ class ModelledWorld(World):
         return 8.0 * size / self._link(sender, receiver).rate_bps
 
     def send(self, sender: Node, peer: str, message: msg.AnyMessage, payload: Payload | None) -> None:
-        """Send without encoding: only `simtest` checks that every message can be decoded."""
+        """Count a message and send it over the link to `peer`, if that is open; a payload shares bandwidth
+        (`traffic`). Nothing is encoded: only `simtest` checks that every message can be decoded."""
         link = sender.links.get(peer)
         if link is None or not link.open:
             return
@@ -218,7 +219,7 @@ class ModelledWorld(World):
         return self._sized[1]
 
     def payload_bytes(self, sender: Node, message: msg.AnyMessage) -> float:
-        """Size of the tensor that a message's payload stands for, as `sender` sends it now."""
+        """Size (bytes) of the tensor that a message's payload stands for, as `sender` sends it now."""
         work, stage = self.work, sender.peer.ctx.run.stage
         part, rounds = self.fleet.scenario.round, self.settings.rounds
         if isinstance(message, msg.FencedMessage) and rounds.has(message.fence.t):
@@ -246,7 +247,8 @@ class ModelledWorld(World):
         return float(work.activation_bytes)
 
     def _tokens_bytes(self, sender: Node, message: msg.Forward | msg.Backward) -> float:
-        """Size of a microbatch's or slot's token ids from a data node; losses and answers are a few bytes."""
+        """Size (bytes) of a microbatch's or slot's token ids from a data node; losses and answers are a few
+        bytes."""
         if sender.peer.ctx.run.stage or isinstance(message, msg.Backward):
             return 8.0
         plan = sender.peer.ctx.run.plan(message.fence.t)

@@ -26,8 +26,8 @@ STRANGER = "stranger"
 
 
 def garbage(swarm: SwarmUnderTest, victim: Node) -> tuple[str, float] | None:
-    """Send messages that no honest peer sends, from the victim or from a process that has a ticket but is no
-    member."""
+    """Fault: send a neighbour messages that no honest peer sends, from the victim or from a process that has
+    a ticket but is no member. None without a neighbour."""
     target = swarm.neighbour(victim)
     if target is None:
         return None
@@ -52,7 +52,8 @@ def flood(swarm: SwarmUnderTest, victim: Node) -> tuple[str, float] | None:
 
 
 def replay(swarm: SwarmUnderTest, victim: Node) -> tuple[str, float] | None:
-    """Deliver the last messages that the victim has received to the victim once more."""
+    """Fault: deliver the last messages that the victim has received to the victim once more. None if there
+    are none."""
     heard = [event for event in swarm.heard.get(victim.id, ()) if event.peer in victim.links][-REPLAY:]
     if not heard:
         return None
@@ -62,8 +63,8 @@ def replay(swarm: SwarmUnderTest, victim: Node) -> tuple[str, float] | None:
 
 
 def _stranger(swarm: SwarmUnderTest, target: Node) -> str:
-    """Connect a process that has a ticket but is no member to the peer `target`; answers to the process are
-    lost."""
+    """Connect a process that has a ticket but is no member to the peer `target`, and return its name; answers
+    to the process are lost."""
     world = swarm.world
     if STRANGER not in world.nodes:
         peer = Peer(STRANGER, 1, world.genesis.leader, world.settings)

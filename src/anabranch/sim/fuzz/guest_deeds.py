@@ -50,8 +50,8 @@ class GuestRole(Enum):
 
 
 class Guest:
-    """Hostile guest of a seed: a process that lies. deed: its hostile act. told: subjects of the lies told so
-    far, each of which is told once."""
+    """Hostile guest of a seed: a process that lies. deed: its hostile act. told: keys of the lies told so
+    far; a lie with a key (`say`) is told once."""
 
     def __init__(self, world: World, name: str, deed: Deed, role: GuestRole, rng: Random) -> None:
         self.world, self.name, self.deed, self.role, self.rng = world, name, deed, role, rng
@@ -206,8 +206,8 @@ def _tell_ready(guest: Guest) -> None:
 
 
 def _apart(guest: Guest, message: msg.AnyMessage) -> msg.AnyMessage | None:
-    """Deed: claim that one honest replica of the stage cannot be reached, and send it no part of a sum, so
-    that reduces are stuck."""
+    """Deed: claim that one honest replica of the stage cannot be reached, and send nobody parts of a sum or
+    PREPARED, so that reduces are stuck."""
     if isinstance(message, msg.ReducePart | msg.ReducedPart | msg.Prepared):
         return None
     if isinstance(message, msg.Claim | msg.Ready):
@@ -263,7 +263,8 @@ def _ping(guest: Guest) -> None:
 
 
 def _compute_falsely(guest: Guest) -> None:
-    """Deed: give false activations, gradients, parts of a sum or sums, while two honest auditors serve."""
+    """Deed: put a `LyingWorker` in place of the guest's worker. It gives false results of one kind of task
+    (`Guest.lie`) while enough honest replicas serve (`_has_a_say`)."""
     node, world = guest.node, guest.world
     if node.computer is None or isinstance(node.computer, LyingWorker):
         return
@@ -279,7 +280,8 @@ def _compute_falsely(guest: Guest) -> None:
 
 
 def _keep_receipt(guest: Guest, message: msg.AnyMessage) -> msg.AnyMessage | None:
-    """Deed: compute falsely, and die before the step's receipt is sent."""
+    """Deed: keep back the PREPARED, with its receipt, of a step in which the guest computed falsely, and die
+    `DIES_S` later."""
     lied = ("false work", message.fence.t) in guest.told if isinstance(message, msg.Prepared) else False
     if not lied or "gone" in guest.told:
         return None if lied else message

@@ -82,7 +82,7 @@ def draw_guests(
 
 class HostileGuests:
     """Hostile guests of one seed, and the demands on a run with them. begun(kind, node, text): called when a
-    guest does its deed for the first time. pace_s: greatest virtual seconds of a step by demand G1."""
+    guest does its deed for the first time. pace_s: greatest virtual seconds of a step under attack."""
 
     def __init__(
         self,
@@ -187,7 +187,8 @@ class HostileGuests:
         return all(steps >= t + STEPS_UNDER_ATTACK for t in self._first_t.values())
 
     def check_end(self) -> None:
-        """Raise Violation if a guest whose misconduct is proven is a member at the end of a seed (G3)."""
+        """Raise Violation if a guest whose misconduct is proven is a member at the end of a seed (G3); one
+        that computes falsely only if all work is audited."""
         for guest in self.guests:
             proven = guest.role in guest.deed.proven and guest.name in self._first_t
             if guest.deed.audited:
@@ -198,7 +199,8 @@ class HostileGuests:
     def _counted(self, guest: Guest) -> bool:
         """True if a step in which the guest lied counts one of its contributions, and two honest replicas
         that could audit it still serve the stage. What a replica that owns no unit computes falsely is in no
-        sum; sums of cells are not audited; one auditor alone convicts nobody (the log goes back)."""
+        sum; sums of cells (groups of a large stage) are not audited; one auditor alone convicts nobody (the
+        log goes back)."""
         flat = FLAT * self.world.settings.neighbours
         stage_of = self.world.leading().peer.ctx.run.membership.stage_of
         for line in self.world.log:

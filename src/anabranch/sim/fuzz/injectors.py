@@ -99,8 +99,8 @@ def cut(swarm: SwarmUnderTest, victim: Node) -> Injected:
 
 
 def partition(swarm: SwarmUnderTest, victim: Node) -> Injected:
-    """Fault: lose all messages between the victim with some other peers (never another leader) and all the
-    rest."""
+    """Fault: cut the victim and some other peers (never another leader) off from all the rest. Their links
+    break, or messages over them are lost."""
     world, seconds = swarm.world, swarm.rng.choice(_LASTING_S)
     names = sorted(node.id for node in world.nodes.values() if node.running)
     leader = world.leading().id

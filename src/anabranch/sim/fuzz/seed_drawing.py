@@ -136,8 +136,8 @@ class DrawnSeed:
 
 
 def profile_of(seed: int) -> str:
-    """Name of the fault profile of a seed if the user gives none: the profiles take turns. (A seed of
-    `hostile` whose turn it is has faulty bytes and no guests, so runs of all profiles stay as they were.)"""
+    """Name of the fault profile of a seed if the user gives none: the profiles take turns. A seed that has
+    `hostile` by turn draws faulty bytes and no guests."""
     names = tuple(PROFILES)
     return names[seed % len(names)]
 
@@ -230,7 +230,7 @@ def _audit_share(seed: int, profile: FaultProfile) -> float:
 
 
 def _delay(seed: int, profile: FaultProfile, torch: bool, audit_share: float) -> Delay:
-    """Delay of a seed; none in most seeds."""
+    """Delay of a seed, with which two iterations are in flight; `NO_DELAY` in most seeds."""
     rng = random.Random(f"delay {seed}")
     delayed = rng.random() < DELAYED or profile.delayed
     if not delayed or profile.islands or audit_share:

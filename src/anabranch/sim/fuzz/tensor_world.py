@@ -112,12 +112,13 @@ def small_run(
 
 
 def wire_of(seed: int) -> WireSection:
-    """Codecs of a seed, from draws of their own: all else in a seed stays as it was."""
+    """Codecs of a seed with tensors, drawn apart from all else in the seed."""
     return random.Random(f"wire {seed}").choice(WIRES)
 
 
 def subspace_of(seed: int) -> int:
-    """Width of the residual stream of a seed at the cuts, from a draw of its own."""
+    """Width of the residual stream at the cuts of a seed with tensors (0: full width), drawn apart from all
+    else in the seed."""
     return random.Random(f"subspace {seed}").choice(SUBSPACES)
 
 

@@ -50,11 +50,8 @@ ELECT_AGAIN_S = 0.5
 
 
 class SeedTrial:
-    """Trial of one seed; `run` may be called once.
-
-    story: (virtual time, text) of faults and other actions; notes of the peers are in `world.notes`. steps:
-    last committed iteration.
-    """
+    """Trial of one seed; `run` may be called once. story: (virtual time, text) of faults and other actions;
+    notes of the peers are in `world.notes`. steps: last committed iteration."""
 
     def __init__(self, drawn: DrawnSeed) -> None:
         self.drawn = drawn
@@ -166,7 +163,8 @@ class SeedTrial:
             self._churn()
 
     def _churn(self) -> None:
-        """Crash each relay with the profile's probability during this iteration."""
+        """Plan the crash of each relay within a second, with the profile's probability; a relay that cannot
+        be lost then is spared."""
         rng = self.swarm.rng
         for name in sorted(self.world.nodes):
             if rng.random() < self.drawn.profile.churn:
@@ -192,10 +190,8 @@ class SeedTrial:
         return Role.RELAY if node.stage else Role.DATA
 
     def strike(self, kind: str, node: Node, aimed: str = "") -> bool:
-        """Inject a fault into this peer now; False if that is not possible.
-
-        :param aimed: phase in which the fault was planned ("": none).
-        """
+        """Inject a fault into this peer now; False if that is not possible. aimed: phase in which the fault
+        was planned ("": none)."""
         phase = phase_for(node, self.invariants.t, aimed)
         done = INJECTORS[kind](self.swarm, node)
         if done is None:
@@ -229,10 +225,8 @@ class SeedTrial:
     # --- elections and restarts ----------------------------------------------------------------
 
     def cause_election(self, relay_wins: bool) -> bool:
-        """Cause an election by freezing the leader; returns False if that is not possible now.
-
-        :param relay_wins: True to let a relay win, by restarting the leader and freezing the data nodes.
-        """
+        """Cause an election by freezing the leader; False if that is not possible now. relay_wins: True to
+        let a relay win, by restarting the leader and freezing the data nodes."""
         world, leader = self.world, self.world.leading()
         several = len(leader.peer.ctx.log.voters) > 1
         if not several or leader.frozen or not can_be_lost(world, leader, self.invariants.t):
@@ -285,7 +279,8 @@ class _PendingFault:
 
     def attempt(self, trial: SeedTrial, node: Node) -> bool:
         """Inject the fault, after its delay, into a peer that has just handled an event, if that peer fits.
-        Returns True if the fault is given up, because it found no victim in time."""
+        Returns True if the fault is given up, because it found no victim in time. For the phase DOWNLOAD a
+        machine joins at the first attempt."""
         now = trial.world.clock.now
         if self._since is None:
             self._since, self._since_t = now, trial.steps

@@ -72,9 +72,7 @@ class NetworkFaults:
         return times
 
     def dialled_at(self, one: str, other: str, now: float, trip_s: float) -> float:
-        """Time at which a connection dialled now is established; infinite: the dial times out before.
-
-        :param trip_s: seconds to connect without faults.
-        """
+        """Time at which a connection dialled now is established; infinite: the dial times out before. trip_s:
+        seconds to connect without faults."""
         at = max(self.open_at(one, other, now), self.open_at(other, one, now)) + trip_s
         return at if at - now <= max(DIAL_S, trip_s) else math.inf

@@ -92,11 +92,11 @@ class Environment(ABC):
 
     @abstractmethod
     def end_circuits(self, carrier: str) -> None:
-        """Break the links that a process carried, which has ended."""
+        """Break the links that the process `carrier`, which has ended, forwarded."""
 
     @abstractmethod
     def hang_up(self, node: Node, peer: str, reason: str) -> None:
-        """Close a link after everything that was sent before has arrived."""
+        """Close the link of a node to `peer` after everything that was sent before has arrived."""
 
     @abstractmethod
     def replace(self, node: Node, peer: str, link: Link) -> None:
@@ -108,17 +108,14 @@ class Environment(ABC):
 
 
 class Link:
-    """Connection between two simulated processes.
-
-    cut_by: the process that died, if its messages in flight may still arrive. quiet_at: virtual time at which
-    the last message arrives. dialled_by: peer that made it. via: carrier that forwards its messages ("":
-    none).
-    """
+    """Connection between two simulated processes. cut_by: the process that died, if its messages in flight
+    may still arrive. quiet_at: virtual time at which the last message arrives. dialled_by: peer that made it.
+    via: carrier that forwards its messages ("": none)."""
 
     __slots__ = ("_bulky", "_small", "cut_by", "dialled_by", "ends", "nodes", "open", "quiet_at", "via")
 
     def __init__(self, one: Node, other: Node, via: str = "") -> None:
-        """Link that `one` dialled."""
+        """Link that `one` dialled to `other`, through the carrier `via` if one is named."""
         self.dialled_by, self.via = one.id, via
         self.ends = frozenset((one.id, other.id))
         self.nodes = {one.id: one, other.id: other}
@@ -130,10 +127,8 @@ class Link:
         """Sender -> arrival of its last message, for messages without (`_small`) and with a payload."""
 
     def arrival(self, sender: str, bulk: bool, planned: float) -> float:
-        """Arrival time of a message that is due at `planned`.
-
-        Messages of one sender without payload arrive in order, and so do those with a payload (`bulk`).
-        """
+        """Arrival time of a message that is due at `planned`, which the link remembers. Messages of one
+        sender without payload arrive in order, and so do those with a payload (`bulk`)."""
         lane = self._bulky if bulk else self._small
         at = lane.get(sender, 0.0)
         if planned > at:
@@ -224,7 +219,8 @@ class Node:
         return self.peer.ctx.run.stage
 
     def handle(self, event: ev.Event) -> None:
-        """Pass an event to the protocol, carry out its effects, and call the observers."""
+        """Pass an event to the protocol, carry out its effects, and call the observers. Events of a frozen
+        process are queued, those of an ended one are dropped."""
         if not self.alive or self.stopped is not None:
             return
         if self._backlog is not None:
@@ -275,7 +271,8 @@ class Node:
             self.handle(ev.Wake())
 
     def _written(self, number: int) -> None:
-        """Complete the disk writes up to `number`; a crash loses those that are not complete."""
+        """Complete the disk writes up to `number` and report it to the protocol; a crash loses those that are
+        not complete."""
         while self._unwritten and self._unwritten[0].number <= number and self.alive:
             self.disk.do(self._unwritten.pop(0))
         self.handle(ev.Persisted(number))
@@ -296,7 +293,8 @@ class Node:
             self.handle(ev.LinkDown(peer, reason))
 
     def end(self, reason: str, ok: bool) -> None:
-        """Exit the process. reason: for the story. ok: True if it ends without an error."""
+        """Exit the process and close its links. reason: for the story. ok: True if it ends without an
+        error."""
         self.stopped = (reason, ok)
         for peer in sorted(self.links):
             self.world.hang_up(self, peer, "the process ended")
@@ -353,7 +351,8 @@ class Node:
                 self.end(reason, ok)
 
     def _read_checkpoint(self, asked_t: int, stage: int) -> None:
-        """Read a stage's state from the checkpoint of iteration `asked_t` (negative: the newest one)."""
+        """Read a stage's state from the checkpoint of iteration `asked_t` (negative: the newest one) and hand
+        it to the protocol; no pieces if there is none."""
         t = asked_t if asked_t >= 0 else max(self.world.checkpoints, default=-1)
         pieces, fingerprint = self.world.checkpoints.get(t, {}).get(stage, ((), ""))
         self.handle(ev.CheckpointRead(asked_t, t, stage, fingerprint, pieces))

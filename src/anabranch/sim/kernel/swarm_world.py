@@ -122,11 +122,9 @@ class World(Environment):
         return node
 
     def add(self, member: Member, leader: str, at: float = 0.0, slowness: float = 1.0) -> Node:
-        """Add a peer that joins at time `at`.
-
-        `member.stage` is the stage that the peer asks for (-1: any). A peer of the same name has the disk of
-        its former process, unless `member.disk` names another one.
-        """
+        """Add a peer that joins at time `at` by dialling `leader`. `member.stage` is the stage that the peer
+        asks for (-1: any). A peer of the same name has the disk of its former process, unless `member.disk`
+        names another one."""
         former = self.nodes.get(member.id)
         disk = former.disk if former is not None and former.disk.nonce == member.disk else Disk(member.disk)
         kept = disk.kept(self.seed_of(member))
@@ -227,7 +225,9 @@ class World(Environment):
             self.clock.at(time, action)
 
     def dial(self, node: Node, peer: str, address: str = "") -> None:
-        """Connect a node to a peer as soon as possible. The node always gets a LinkUp or LinkDown event."""
+        """Dial a peer: directly, or through a carrier that `address` names if nobody answers directly. The
+        node gets a LinkUp or LinkDown event, unless it has ended or has another open link to the peer by
+        then."""
         if ways := [way.rpartition("/")[2] for way in carrier_ways(address)]:
             address = direct_addresses(address)
             helps = not self._answers(node, peer, address) and self._carrier_to(node, peer, ways)
@@ -244,7 +244,8 @@ class World(Environment):
         return open_now and listens and blocked <= self.clock.now
 
     def _carrier_to(self, node: Node, peer: str, carriers: Collection[str]) -> str:
-        """First of these carriers that reaches `peer`, which must have dialled it ("": none)."""
+        """First of these carriers that the node reaches now and to which `peer` has a link that it dialled
+        itself ("": none)."""
         other, now = self.nodes.get(peer), self.clock.now
         for carrier in carriers:
             link = None if other is None or not other.running else other.links.get(carrier)
@@ -257,8 +258,8 @@ class World(Environment):
         return ""
 
     def _dial_via(self, node: Node, peer: str, carriers: Sequence[str]) -> None:
-        """Connect a node to a peer through the first of these carriers that has a link to it a little
-        later."""
+        """Connect a node to a peer through the first of these carriers to which the peer has a link by then.
+        The node gets a LinkDown event if there is none, or the peer refuses."""
         ready_s = 2 * (self._setup_s(node.id, carriers[0]) + self._setup_s(carriers[0], peer))
 
         def ready() -> None:
@@ -279,7 +280,7 @@ class World(Environment):
         self.clock.after(ready_s, ready)
 
     def end_circuits(self, carrier: str) -> None:
-        """Break the links that a process carried, which has ended."""
+        """Break the links that the process `carrier`, which has ended, forwarded."""
         for link in self._carried.pop(carrier, []):
             if link.open:
                 self._break(link, "the carrier is gone")
@@ -341,11 +342,8 @@ class World(Environment):
     # --- faults --------------------------------------------------------------------------------
 
     def crash(self, peer: str) -> None:
-        """Kill a process (SIGKILL) and reset its links.
-
-        On each link the seed draws whether all messages in flight from the process are lost, or arrive before
-        the reset.
-        """
+        """Kill a process (SIGKILL) and reset its links. On each link the seed draws whether all messages in
+        flight from the process are lost, or arrive before the reset."""
         node = self.nodes[peer]
         node.alive = False
         for other, link in sorted(node.links.items()):
@@ -363,10 +361,8 @@ class World(Environment):
         self.end_circuits(peer)
 
     def cut(self, one: str, other: str, seconds: float = 0.0) -> bool:
-        """Break the link of two peers and lose what is in flight; dialling fails for `seconds`.
-
-        :return: False if there is no link.
-        """
+        """Break the link of two peers and lose what is in flight; dialling fails for `seconds`. Returns False
+        if there is no open link."""
         link = self.nodes[one].links.get(other)
         self._blocked[frozenset((one, other))] = self.clock.now + seconds
         if link is None or not link.open:
@@ -414,10 +410,8 @@ class World(Environment):
     def disorder(
         self, duplicated: float, shaken_s: float, seconds: float, peers: Collection[str] | None = None
     ) -> None:
-        """Duplicate and reorder messages for a while (see `LinkDisorder`).
-
-        :param peers: only on links of these peers (None: on all links).
-        """
+        """Duplicate and reorder messages for a while (see `LinkDisorder`). peers: only on links of these
+        peers (None: on all links)."""
         disorder = LinkDisorder(duplicated, shaken_s, None if peers is None else frozenset(peers))
         self.trouble.disorders.append(disorder)
         self.clock.after(seconds, lambda: self.trouble.disorders.remove(disorder))
@@ -441,10 +435,9 @@ class World(Environment):
     # --- running -------------------------------------------------------------------------------
 
     def run(self, until_s: float = 10_000.0, max_events: int = 5_000_000) -> None:
-        """Run until every live peer has stopped, or has no link to a founder that has stopped.
-
-        :raises TimeoutError: the limits are reached first; the message names what is missing.
-        """
+        """Run until every live peer has stopped, or has no link to a founder that has stopped. Raises
+        TimeoutError, which names what is missing, if `until_s` (virtual seconds) or `max_events` is reached
+        first."""
         for _ in range(max_events):
             if self._over():
                 return

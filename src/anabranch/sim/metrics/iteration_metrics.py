@@ -27,18 +27,16 @@ STUDENT_MANY = 2.1
 
 
 class Row(msgspec.Struct):
-    """Metrics of one simulated iteration; all seconds are virtual.
-
-    seconds: from the previous step to this one. bound_s: lower bound with the relays that were alive
-    (`LowerBound.overlapped_s` where two iterations are in flight). spared:
-    crashes that were drawn but did not happen, because the relay was the last of its stage. recoveries:
-    microbatches sent again. computed_s, wasted_s: compute seconds of all nodes, and those whose result
-    entered no step; died_s: wasted seconds that were lost with a crashed process. busy_s, alive_s: seconds of
-    computing and of being alive, summed over the relays. communicating_s: seconds in which a relay had a
-    payload in flight (mean). twice: contributions that a gradient contains more than once. messages, kinds:
-    control messages, in all and by kind. phases: see `phase_breakdown`; phases and kinds are empty for
-    baselines.
-    """
+    """Metrics of one simulated iteration; all seconds are virtual. seconds: from the previous step to this
+    one. bound_s: lower bound with the relays that were alive (`LowerBound.overlapped_s` where two iterations
+    are in flight; NaN in rounds). spared: crashes that were drawn but did not happen, because the relay was
+    the last of its stage. recoveries: microbatches sent again. computed_s, wasted_s: compute seconds of all
+    nodes, and those whose result entered no step; died_s: wasted seconds that were lost with a crashed
+    process. busy_s, alive_s: seconds of computing and of being alive, summed over the relays.
+    communicating_s: seconds in which a relay had a payload in flight (mean). twice: contributions that a
+    gradient contains more than once. messages, kinds: control messages, in all and by kind. phases: see
+    `phase_breakdown`; phases and kinds are empty for baselines. microbatches: number that count (0: the
+    batch)."""
 
     t: int
     seconds: float
@@ -123,13 +121,9 @@ class MetricsRecorder:
         phases: Mapping[str, float] | None = None,
         kinds: Mapping[str, int] | None = None,
     ) -> Row:
-        """Make and return the row of iteration t, which ends now.
-
-        :param members: stage -> replicas whose sums entered the step.
-        :param totals: totals that the caller counts itself, by name.
-        :param phases: seconds of each phase.
-        :param kinds: control messages since the beginning of the run, by kind.
-        """
+        """Make and return the row of iteration t, which ends now. members: stage -> replicas whose sums
+        entered the step. totals: totals that the caller counts itself, by name. phases: seconds of each
+        phase. kinds: control messages since the beginning of the run, by kind."""
         now, seconds = self.clock.now, self.clock.now - self._begun_at
         self.totals.update(totals or {})
         for relay, at in self._down_at.items():
@@ -242,7 +236,7 @@ def summary(outcomes: Sequence[Outcome], fleet: Fleet) -> Summary:
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """Mean and confidence interval from one value per seed (Student's t)."""
+    """Mean and confidence interval from one value per seed (Student's t); NaN without values."""
     if not values:
         return Estimate(math.nan, 0.0)
     mean, degrees = statistics.mean(values), len(values) - 1

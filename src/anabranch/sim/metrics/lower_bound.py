@@ -54,11 +54,9 @@ class LowerBound:
         self._reduce_s = [_reduce_s(fleet, hosts) for hosts in self._hosts]
 
     def bound_s(self, available: Mapping[str, float], members: Mapping[int, int]) -> float:
-        """Lower bound on one iteration in seconds.
-
-        :param available: relay -> share of the iteration in which it can contribute (missing: 1).
-        :param members: stage -> number of replicas in its reduce (missing: all); one alone needs no reduce.
-        """
+        """Lower bound on one iteration in seconds. available: relay -> share of the iteration in which it can
+        contribute (missing: 1). members: stage -> number of replicas in its reduce (missing: all); one alone
+        needs no reduce."""
         least = 0.0
         for stage, hosts in enumerate(self._hosts):
             shares = [available.get(host.id, 1.0) for host in hosts]
@@ -82,11 +80,8 @@ class LowerBound:
 
     def _lines_s(self, stage: int, hosts: Sequence[Host], count: int) -> tuple[float, float]:
         """Least seconds in which the lines of a stage's replicas send, and receive, their part of an
-        iteration.
-
-        Each microbatch comes and goes twice: an activation and its gradient. The result of a reduce among
-        `count` replicas is needed by all; helpers of other stages may sum and send results.
-        """
+        iteration. Each microbatch comes and goes twice: an activation and its gradient. The result of a
+        reduce among `count` replicas is needed by all; helpers of other stages may sum and send results."""
         work = self._work
         cuts = self._microbatches * (work.activation_bytes + work.gradient_bytes)
         elements, others = work.parameters(stage), count - 1
@@ -143,7 +138,8 @@ def _quickest_paths(fleet: Fleet) -> tuple[list[float], float]:
 
 
 def download_s(fleet: Fleet, relay: str) -> float:
-    """Least seconds in which a relay downloads its state, from all other replicas of its stage at once."""
+    """Least seconds in which a relay downloads its state, from all other replicas of its stage at once; 0 if
+    there are none."""
     host = fleet.hosts[relay]
     links = [fleet.link(other.id, relay) for other in fleet.stage(host.stage) if other is not host]
     if not links:

@@ -63,10 +63,7 @@ class PhaseRecorder:
 
     def end(self, now: float, relays: int) -> dict[str, float]:
         """Seconds of each phase of the iteration that ends at `now`, and seconds per relay of each kind of
-        task.
-
-        :param relays: number of relays.
-        """
+        task; the next iteration begins. relays: number of relays."""
         ends = [self._begun_at]
         for at in (self._filled_at, self._forwarded_at, self._settled_at, now):
             ends.append(min(now, max(ends[-1], at)))

@@ -115,7 +115,8 @@ class _Paced:
 
     def offer(self, bits: float, now: float) -> None:
         """Note bits offered by the sender. Within each round trip that begins with an offer they add up, and
-        the greatest total so far limits the measured amount (`rate_bps`)."""
+        the greatest total so far limits the measured amount (`rate_bps`). First measures, if the last
+        measurement is a round trip old."""
         if now - self._looked_at >= self.trip_s:
             self.measure(now)
         if now - self._since > self.trip_s:
@@ -279,7 +280,7 @@ class Traffic:
         arrived: Callable[[], None],
         priority: int = 0,
     ) -> None:
-        """Send a payload; `arrived` is called when its last byte arrives."""
+        """Send a payload; `arrived` is called when its last byte arrives. priority: 0 goes first."""
         self._order += 1
         payload = _Payload(priority, self._order, 8.0 * size_bytes, arrived)
         lane = self._lanes.get((sender, receiver))
@@ -303,7 +304,7 @@ class Traffic:
         self._unsettle(lane)
 
     def drop(self, one: str, other: str) -> dict[str, int]:
-        """Drop the connection of two hosts; returns sender -> number of payloads lost."""
+        """Drop the connection of two hosts; returns sender -> number of payloads lost, which never arrive."""
         lost = {}
         for pair in ((one, other), (other, one)):
             self._paced.pop(pair, None)
@@ -350,7 +351,8 @@ class Traffic:
             self.clock.after(paced.trip_s, partial(self._learn, ends, paced))
 
     def _end(self, lane: _Lane) -> None:
-        """Remove an empty lane; lanes that shared a line with it become faster."""
+        """Remove a lane with the payloads that are left on it; lanes that shared a line with it become
+        faster."""
         wires = lane.up, lane.down
         others = [other for wire in wires if wire.is_narrow() for other in wire.lanes if other is not lane]
         del self._lanes[lane.sender, lane.receiver]

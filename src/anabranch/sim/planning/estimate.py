@@ -102,12 +102,9 @@ class _StageCosts:
 
 
 class Estimates:
-    """Estimates for assignments of relays to stages in one fleet, cached by group of machines.
-
-    Identical machines share the name of the first one, so that equal groups are computed once.
-
-    :param hosts: further hosts, one for each (machine, stage) pair that an assignment may contain.
-    """
+    """Estimates for assignments of relays to stages in one fleet, cached by group of machines. Identical
+    machines share the name of the first one, so that equal groups are computed once. hosts: further hosts,
+    one for each (machine, stage) pair that an assignment may contain."""
 
     def __init__(self, fleet: Fleet, hosts: Iterable[Host] = ()) -> None:
         self._fleet, self._work = fleet, fleet.scenario.work
@@ -193,11 +190,8 @@ class Estimates:
 
     def _slots_s(self, stage: _StageCosts, away_s: float, coming_s: float) -> float:
         """Seconds until the last microbatch of a stage is done, if each is sent to the free slot that
-        finishes it first.
-
-        :param away_s: seconds from sending a microbatch on until the arrival of its gradient.
-        :param coming_s: least seconds in which the batch arrives.
-        """
+        finishes it first. away_s: seconds from sending a microbatch on until the arrival of its gradient.
+        coming_s: least seconds in which the batch arrives."""
         rates = []
         for kind, seconds in zip(stage.kinds, stage.each_s, strict=True):
             held_s = away_s + kind.weight_gradient_s + seconds - kind.pass_s
@@ -239,11 +233,8 @@ def _offload_and_recompute_s(kind: _MachineCosts, share: int) -> float:
 
 
 def _shared_s(each_s: Sequence[float], most: Sequence[float], microbatches: int) -> float:
-    """Seconds until all microbatches are computed, if the machines of a stage share them by speed.
-
-    :param each_s: seconds of a microbatch at each machine.
-    :param most: greatest number of microbatches that each machine takes.
-    """
+    """Seconds until all microbatches are computed, if the machines of a stage share them by speed. each_s:
+    seconds of a microbatch at each machine. most: greatest number of microbatches that each machine takes."""
     left, speed = float(microbatches), sum(1.0 / seconds for seconds in each_s)
     longest_s, pairs = 0.0, zip(most, each_s, strict=True)
     for whole_s, seconds in sorted((many * seconds, seconds) for many, seconds in pairs):

@@ -77,11 +77,8 @@ def plans(
     stages: Sequence[int] = (),
     progress: Callable[[str], None] = lambda text: None,
 ) -> list[Plan]:
-    """All plans, sorted by estimate. Raises UserError if the model does not fit the fleet.
-
-    :param stages: numbers of stages to consider (empty: all).
-    :param progress: called with progress messages.
-    """
+    """All plans, sorted by estimate. stages: numbers of stages to consider (empty: all). progress: called
+    with progress messages. Raises UserError if the model does not fit the fleet."""
     fleet = named_fleet(scenario, regions)
     size = scenario.model.size
     most = min(named_size(size).blocks, sum(part.role == "relay" for part in fleet.machines))
@@ -111,11 +108,8 @@ def _estimated_s(plan: Plan) -> float:
 
 
 def _improved(found: Sequence[Plan], regions: Regions, progress: Callable[[str], None]) -> list[Plan]:
-    """Plans with better assignments, made from the most promising of `found`: with all machines, and without
-    harmful ones.
-
-    :param found: plans sorted by estimate.
-    """
+    """Plans with better assignments, made from the most promising of `found` (plans sorted by estimate): with
+    all machines, and without harmful ones."""
     first = {id(plan) for plan in _best_of_each_depth(found, len(found), 1)}
     fewer = {id(plan): without(plan, regions) if id(plan) in first else plan for plan in found}
     promising = sorted(found, key=lambda plan: _estimated_s(fewer[id(plan)]))
@@ -176,7 +170,8 @@ def _as_part(scenario: Scenario, host: Host) -> MachinePart:
 
 
 def _cuts(scenario: Scenario, stages: Sequence[int]) -> Iterator[Scenario]:
-    """Scenarios for each number of stages and each possible microbatch size, all with the same batch."""
+    """Scenarios for each number of stages and each possible microbatch size, all with the same batch, and
+    with machines assigned by `_placed`."""
     model = scenario.model
     rows_in_all = model.rows * model.microbatches
     for number in stages:
@@ -287,8 +282,8 @@ def _judged(plan: Plan, assignment: Deal, regions: Regions) -> Plan:
 
 
 def simulated(plan: Plan, regions: Regions, iterations: int, seed: int = 0) -> Plan:
-    """Copy of the plan with the result of its simulation. Up to two iterations are warm-up, in which speeds
-    and links are unknown."""
+    """Copy of the plan with the result of its simulation under policy `auction`. Up to two iterations are
+    warm-up, in which speeds and links are unknown."""
     run = replace(plan.scenario.run, iterations=iterations, warm_up=min(2, iterations - 1))
     scenario = replace(plan.scenario, run=run)
     outcome = simulate(scenario, regions, "auction", seed)

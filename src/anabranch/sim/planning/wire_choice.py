@@ -40,8 +40,8 @@ def weighed(
 
 
 def chosen(found: Sequence[Plan]) -> Plan:
-    """The first of the plans that none after it beats by more than WORTH. Raises UserError if no simulation
-    ended well."""
+    """Best of the plans: a later one is taken if it is quicker than the best one before it by more than
+    WORTH. Plans whose simulation failed are left out. Raises UserError if all failed."""
     good = [plan for plan in found if plan.simulated is None or not plan.simulated.failures]
     if not good:
         raise UserError("every simulation of the plan failed; leave --wire out to see why")

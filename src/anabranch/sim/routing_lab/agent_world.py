@@ -132,7 +132,7 @@ class FlowWorld:
 
     def run(self, until: float, *, stop_when_quiet: bool = True) -> bool:
         """Run until virtual time `until` (s); with `stop_when_quiet` at most until nothing is left to do.
-        Returns True if that is so (`quiet`)."""
+        Returns True if nothing is (`quiet`)."""
         heap, busy, pop = self._heap, self._busy, heapq.heappop
         while heap and heap[0][0] <= until:
             if stop_when_quiet and not busy and not self.in_flight:

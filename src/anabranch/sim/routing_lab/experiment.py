@@ -49,7 +49,8 @@ class Optimum(msgspec.Struct, frozen=True, kw_only=True):
 
 class Repair(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Measurement of a repair after a crash of relays. nodes_touched: number of nodes that sent anything but
-    confirmations. graph_distance_*: hops from each of them to the nearest crashed relay."""
+    confirmations. graph_distance_*: median and greatest number of hops from these to the nearest crashed
+    relay."""
 
     crashed: list[str]
     flow: int
@@ -183,8 +184,8 @@ def crash_and_repair(
 
 
 def _solved_anew(left: Instance, crashed: list[str], flow: Flow, oracle: bool) -> Repair:
-    """Repair by a policy that sends no messages: its flow is computed anew on `left`, the instance without
-    the crashed relays."""
+    """Result of a repair after which the flow is `flow` on `left`, the instance without the crashed relays;
+    without messages and seconds. oracle: True to compute the optimum on `left` as well."""
     return Repair(
         crashed=crashed,
         flow=flow.value,
