@@ -33,8 +33,8 @@ from benchmarks.harness import Goal, at_least, table
 from benchmarks.simulation.sync_methods import Trainer
 
 SEQUENCE, HELD_OUT_ROWS = 128, 512
-#: Rows of a batch of the machine alone, and of an island. Alone, 4 rows gave 2.609 and 2.591 nats (rates
-#: 0.005 and 0.0025) after 1.5 million tokens, 48 rows 2.741 (rate 0.007); others were not tried.
+#: Rows of a batch of the machine alone, and of an island. Alone, 4 rows gave 2.609 and 2.591 nats (in
+#: bf16, rates 0.005 and 0.0025) after 1.5 million tokens, 48 rows 2.741 (rate 0.007); others were not tried.
 ALONE_ROWS, ISLAND_ROWS = 4, 2
 MACHINES = 24
 _MEAN = RoundSection(
@@ -48,7 +48,7 @@ ROWS: dict[str, RoundSection | None] = {
     "islands, Nesterov 0.7": replace(_MEAN, outer_momentum=0.7, first_moment="zero"),
 }
 #: Tokens of the runs of the machine alone, and of the fleet.
-ALONE_TOKENS = (60_000, 120_000, 240_000, 480_000, 960_000, 1_920_000)
+ALONE_TOKENS = (240_000, 480_000, 960_000, 1_920_000, 3_840_000, 7_680_000)
 FLEET_TOKENS = (1_200_000, 4_000_000, 16_000_000)
 Run = tuple[str, int, float, int]
 """Row, tokens, learning rate, seed."""
@@ -58,13 +58,14 @@ def train(run: Run, model: str) -> dict[str, float]:
     """Loss, tokens of the beginning and of the rounds, and CPU seconds of a run, from the cache if it was
     taken before."""
     name, tokens, rate, seed = run
-    path = harness.CACHE / "time-to-loss" / f"{model}-{name.replace(' ', '-')}-{tokens}-{rate:g}-{seed}.json"
+    label = f"{model}-fp32-{name.replace(' ', '-')}-{tokens}-{rate:g}-{seed}"
+    path = harness.CACHE / "time-to-loss" / f"{label}.json"
     if path.exists():
         return dict(json.loads(path.read_text()))
     rounds = ROWS[name]
     slots, rows = (rounds.slots, ISLAND_ROWS) if rounds else (1, ALONE_ROWS)
     steps = max(1, round(tokens / (slots * rows * SEQUENCE)))
-    changes = {"compute.device": "cpu", "compute.dtype": "bf16", "run.steps": steps, "run.seed": seed}
+    changes = {"compute.device": "cpu", "compute.dtype": "fp32", "run.steps": steps, "run.seed": seed}
     changes |= {"batch.microbatches": slots, "batch.rows": rows, "batch.sequence": SEQUENCE}
     changes |= {"optimizer.lr": rate, "optimizer.schedule": "linear", "optimizer.min_lr_ratio": 0.02}
     config = with_changes(
@@ -140,7 +141,7 @@ def write(args: Namespace, found: Found) -> None:
                     )
     columns = ["", "rate", "seed", "tokens, million", "time, million tokens of one", "loss", "× alone"]
     text = (
-        f"{args.model}, computed in bf16; {MACHINES} islands of {ISLAND_ROWS * SEQUENCE} tokens an inner "
+        f"{args.model}, computed in fp32; {MACHINES} islands of {ISLAND_ROWS * SEQUENCE} tokens an inner "
         f"step against one machine with {ALONE_ROWS * SEQUENCE} a step; equal islands, none late. In rounds "
         f"the fleet has {faster:.1f} times the throughput of the machine (`islands`). *× alone*: time of the "
         "machine alone to this loss over that of the fleet; – where no two of its runs enclose the loss.\n\n"
