@@ -35,7 +35,7 @@ class LeaderView:
         return self._proven
 
     def line(self, term: int) -> None:
-        """Note that a committed log entry of `term` was applied here, which proves that term's leader."""
+        """Note that this peer applied a committed log entry of `term`, which proves that term's leader."""
         self._proven = max(self._proven, term)
 
     def admitted(self, term: int) -> None:
@@ -44,12 +44,13 @@ class LeaderView:
         self.ctx.log.reach_term(term)
 
     def elected(self, leader: str, term: int) -> None:
-        """Follow the leader that this peer's own Raft node knows."""
+        """Follow the leader that this peer's own Raft node knows, unless the log proves a later term."""
         if term >= self._proven:
             self._follow(leader, term)
 
     def claims(self, voter: str, term: int) -> str | None:
-        """Consider the claim of `voter` to lead in `term`; returns the reason if the claim is refused."""
+        """Follow `voter`, which claims to lead in `term`, if the claim is to be believed. Returns the reason
+        if it is refused: a term too far ahead."""
         ctx = self.ctx
         if term > max(ctx.log.term, self._proven) + TERMS_AHEAD:
             return f"nobody is in term {term}"

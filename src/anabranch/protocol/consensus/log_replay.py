@@ -67,7 +67,7 @@ class LogReplay:
         return self.bases.get(self.t, "")
 
     def plan(self, t: int, slots: Plan | UnsetType) -> None:
-        """Take the plan of round t; plans of later rounds are void."""
+        """Store the plan of round t (UNSET: none) and drop those of later rounds."""
         self.plans = {k: plan for k, plan in self.plans.items() if k < t}
         if slots is not UNSET:
             self.plans[t] = slots

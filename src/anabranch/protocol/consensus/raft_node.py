@@ -119,13 +119,13 @@ class Voter(Timer):
         return log.start.index > index or log.hash_before(index) == previous
 
     def transfer_leadership(self, to: str) -> None:
-        """Transfer leadership to voter `to`. Without effect if this peer does not lead."""
+        """Begin to transfer leadership to voter `to`. Without effect if this peer does not lead."""
         self.raft.transfer_leadership(self.ctx.clock.now, to)
         self._settle()
 
     def transfer_leadership_to(self, peer: str) -> bool:
-        """Transfer leadership to `peer`; False if `peer` cannot lead now, because it lacks a part of the log
-        or its present process is not in the log yet."""
+        """Begin to transfer leadership to `peer`; False if `peer` cannot lead now, because it lacks a part of
+        the log or its present process is not in the log yet."""
         raft = self.raft
         for voter in self.heirs():
             known = peer_of(voter) == peer and self.ctx.knows_process(peer)
@@ -135,8 +135,8 @@ class Voter(Timer):
         return False
 
     def heirs(self, going: Collection[str] = ()) -> list[str]:
-        """Other reachable voters to which leadership can be offered. going: peers that are leaving the
-        run."""
+        """Ids of the other reachable voters, to which leadership can be offered. going: peers that are
+        leaving the run."""
         voters, ctx = self.raft.log.voters, self.ctx
         others = [voter for voter in voters if voter != self.raft.me and peer_of(voter) not in going]
         return [voter for voter in others if ctx.reachable(peer_of(voter))]

@@ -31,10 +31,10 @@ def size(serving: int, most: int) -> int:
 
 
 def wanted(kept: Sequence[str], candidates: Collection[Candidate], count: int) -> list[str]:
-    """Peers that should vote: the present voters in `kept`, then up to `count` of the `candidates`, data
-    nodes before relays, and relays of stages without a voter before others. The founder is always included,
-    if need be in place of the last of `kept` (never of the first). No other peer is added if that would make
-    the number even."""
+    """Ids of the peers that should vote: the present voters `kept`, filled up to `count` from the
+    `candidates`, data nodes before relays, and relays of stages without a voter before others. The founder is
+    always included, if need be in place of the last of `kept` (never of the first). No other peer is added if
+    that would make the number even."""
     chosen = list(kept)
     returned = [c.voter for c in candidates if c.founder and c.voter not in kept]
     if returned:

@@ -48,7 +48,7 @@ class OwnTime:
         self._awaited_own = -math.inf
 
     def take(self, clock: float) -> float:
-        """Convert the driver's time `clock` of an event to this peer's own time."""
+        """Advance to the driver's time `clock` of an event; returns this peer's own time of it."""
         if clock < self._last:
             self._ahead -= self._last - clock
         else:

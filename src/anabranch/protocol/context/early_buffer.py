@@ -32,8 +32,8 @@ class EarlyBuffer:
 
     def keep(self, peer: str, message: FencedMessage, payload: object, ahead: int) -> str | None:
         """Store a message about an iteration that is not open yet; returns the reason if it is refused.
-        ahead: number of iterations after the last committed one. A message that is slightly too far ahead is
-        dropped without refusal: its sender repeats it."""
+        ahead: number of iterations after the last committed one. A message that is slightly too far ahead, or
+        a part of an older reduce attempt, is dropped without refusal."""
         if ahead > FAR_AHEAD:
             return f"about an iteration {ahead} ahead of the last commit"
         if ahead > EARLY_AHEAD:

@@ -62,7 +62,8 @@ class LinkTable:
         self.suspects.discard(peer)
 
     def drop(self, peer: str) -> AdaptiveTimeout | None:
-        """Remove a link and its measurements; returns the peer's adaptive silence timeout."""
+        """Remove the link to `peer` and what is known of it; if a carrier forwarded it, count a broken
+        circuit. Returns the peer's adaptive silence timeout; None if there was no link."""
         self.suspects.discard(peer)
         self.epochs.pop(peer, None)
         self._timed.pop(peer, None)

@@ -49,12 +49,14 @@ class Outbox:
         self.effects.append(effect)
 
     def note(self, kind: str, **fields: Any) -> None:
-        """Write a line of the event log."""
+        """Ask the driver to write an event of this kind to the event log, unless it does not use that
+        kind."""
         if kind not in self.unheard:
             self.effects.append(Note(kind, fields))
 
     def refuse(self, peer: str, message: str, reason: str) -> None:
-        """Count a refused message of `peer`, and note it unless the peer floods."""
+        """Count a refused message of `peer`, and note it in the event log unless the peer floods. message:
+        its kind."""
         count = self.rate_limits.count(peer, message)
         if self.rate_limits.is_noted(count):
             self.note("refused", subject=peer, reason=f"{message}: {reason}", count=count)

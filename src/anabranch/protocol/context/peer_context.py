@@ -56,8 +56,8 @@ class PeerContext:
         self.costs.activation_bytes = settings.activation_bytes
 
     def fence(self, t: int, base: str) -> Fence:
-        """Fence for a message of this peer about iteration `t` on `base`: says to which epoch, process,
-        history and stage the message belongs."""
+        """Fence for a message of this peer about iteration `t` on `base`, with its epoch, incarnation and
+        stage."""
         return Fence(self.run.settings.epoch, self.incarnation, t, base, self.run.stage)
 
     def start_next(self) -> bool:

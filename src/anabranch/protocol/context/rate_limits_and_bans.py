@@ -37,8 +37,8 @@ ALL_NOTED = 32
 
 
 class Kind(Enum):
-    """Rate-limited quantities besides messages. Their limits are far above the need of honest peers in the
-    fuzzed runs."""
+    """Rate-limited quantities besides messages: refused messages, event-log lines. The values are their
+    allowances, far above the need of honest peers in the fuzzed runs."""
 
     REFUSAL = Allowance(256.0, 2.0)
     LINES = Allowance(8192.0, 256.0)
@@ -50,7 +50,7 @@ BUCKETS_KEPT = (len(Kind) + len(ALLOWANCES) + 1) * PEERS_KEPT
 
 @dataclass(slots=True)
 class TokenBucket:
-    """Tokens in a token bucket at time `at` (s)."""
+    """Token bucket with `left` tokens at time `at` (s)."""
 
     left: float
     at: float
@@ -81,8 +81,9 @@ class _Ban:
 
 
 class RateLimits:
-    """Token buckets, counts of refused messages, and bans, by peer, ticket and address block. seated(peer):
-    True if the peer is a member, which is charged alone."""
+    """Token buckets, counts of refused messages, and bans, by peer, ticket and address block.
+    seated(peer): True if the peer is a member; members are charged alone, strangers together with their
+    ticket and block."""
 
     def __init__(self, seated: Callable[[str], bool] = lambda peer: False) -> None:
         self._seated = seated
@@ -146,7 +147,7 @@ class RateLimits:
         return bucket
 
     def count(self, peer: str, message: str) -> int:
-        """Count a refused message of the kind of `message`; returns how many of that kind were refused so
+        """Count a refused message of kind `message`; returns how many of that kind `peer` had refused so
         far."""
         if peer not in self._counts and len(self._counts) >= PEERS_KEPT:
             self._counts.pop(next(iter(self._counts)))

@@ -42,7 +42,7 @@ class Revocations:
         return None
 
     def refused(self, members: Iterable[Member]) -> dict[str, str]:
-        """Those of the given members that may not take part, by id, with the reason."""
+        """Those of the given members that may not take part: id -> reason."""
         if not self._reasons:
             return {}
         found = {member.id: self.refusal(member.id, member.ticket) for member in members}

@@ -119,8 +119,8 @@ class RunView:
     # --- rounds --------------------------------------------------------------------------------
 
     def plan_round(self, t: int, plan: Plan | UnsetType) -> str:
-        """Take the plan of iteration t from the log; plans of later rounds are void. Returns the reason why
-        no honest leader plans so, "" if one might; then the plan is not taken."""
+        """Store the plan of iteration t from the log (UNSET: it has none) and drop those of later rounds.
+        Returns "", or the reason why no honest leader would log this plan, which is then not stored."""
         slots = () if isinstance(plan, UnsetType) else plan
         self._plans = {k: v for k, v in self._plans.items() if t - PLANS_KEPT < k < t}
         wrong = plan_problem(self.settings.rounds, t, slots)
@@ -138,17 +138,17 @@ class RunView:
 
     @property
     def in_rounds(self) -> bool:
-        """True if a round is planned."""
+        """True once the log has planned a round."""
         return bool(self._plans)
 
     def batch(self, t: int) -> tuple[int, ...]:
-        """Microbatches of iteration t, or slots of a round."""
+        """Indices of the microbatches of iteration t; of its slots that take part, if it is a round."""
         if self.settings.rounds.has(t):
             return active(self.plan(t))
         return tuple(range(self.settings.microbatches))
 
     def cover(self, stage: int, t: int) -> frozenset[int]:
-        """Units that iteration t counts at a stage, late slots included."""
+        """Units that iteration t counts at a stage if no slot is late."""
         if self.settings.rounds.has(t):
             return units_of(stage, self.batch(t))
         return self.settings.cover(stage)
@@ -232,7 +232,8 @@ class StandbyView:
         """Term and number of the last announcement."""
 
     def announced(self, term: int, message: Spared) -> str | None:
-        """Handle an announcement of standbys by the leader of `term`; returns the reason if it is refused."""
+        """Store the standbys that the leader of `term` announced, unless a later announcement is known;
+        returns the reason if it is refused."""
         waits = message.waits
         if len(waits) > SEARCHED or not all(0.0 <= wait_s <= MOST_S for wait_s in waits.values()):
             return "replicas that nobody spares so"

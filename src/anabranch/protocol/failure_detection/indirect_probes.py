@@ -31,7 +31,7 @@ SILENCE_MAX_S = 1e6
 class ProbeReport(NamedTuple):
     """Statements of other members, the witnesses, about a silent peer. heard_s: seconds since any witness
     last heard the peer; infinite if none did. answers: witness -> its answer in words ("": none yet).
-    silences_s: for each witness with a link to the peer, seconds for which it has not heard it."""
+    silences_s: for each witness that has a link to the peer and did not hear it, its silence in seconds."""
 
     heard_s: float
     answers: dict[str, str]

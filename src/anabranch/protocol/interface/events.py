@@ -60,7 +60,8 @@ class LinkUp(Event, frozen=True):
 
 
 class PathChanged(Event, frozen=True):
-    """Path that iroh uses to a peer from now on. path: "relay", or the peer's UDP address."""
+    """Path that iroh (a peer-to-peer transport) uses to a peer from now on. path: "relay", or the peer's UDP
+    address."""
 
     peer: str
     path: str
@@ -79,7 +80,7 @@ class Garbled(LinkDown, frozen=True):
 
 
 class Finished(Event, frozen=True):
-    """Completion of the task that the worker was running, one at a time, with its result."""
+    """Completion of the task that the worker was running, with its result; a worker runs one at a time."""
 
     task: Task
     result: Result
@@ -136,7 +137,7 @@ class CheckpointFailed(Event, frozen=True):
 
 
 class CheckpointWritten(Event, frozen=True):
-    """Answer to WriteCheckpoint."""
+    """Answer to WriteCheckpoint: the checkpoint after iteration t is on disk."""
 
     t: int
 
@@ -152,7 +153,7 @@ class EventsRead(Event, frozen=True):
 
 class DialledBack(Event, frozen=True):
     """Answer to DialBack. addresses: those that were tried. reached: those of them that answered with the key
-    of `peer`, joined by commas. reason: words of the failures."""
+    of `peer`, joined by commas. reason: why the others failed."""
 
     peer: str
     addresses: str
@@ -217,7 +218,8 @@ class ReadEvents(Effect, frozen=True):
 
 
 class Showed(Effect, frozen=True):
-    """Show `data`, the bytes of the event log from `position` on, to an observer."""
+    """At an observer: hand `data`, bytes of the run's event log from `position` on, to the program that
+    shows it."""
 
     position: int
     data: bytes
@@ -244,8 +246,8 @@ class Describe(Effect, frozen=True):
 
 
 class Admitted(Effect, frozen=True):
-    """Tell the driver that this peer was admitted to `stage`. certificate: proof of that for other
-    members."""
+    """Notice to the driver that this peer was admitted to `stage`. certificate: proof of the admission for
+    other members."""
 
     stage: int
     certificate: bytes

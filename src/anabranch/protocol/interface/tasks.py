@@ -162,8 +162,8 @@ class Assemble(Task, frozen=True):
 
 
 class Apply(Task, frozen=True):
-    """Optimizer step t with the values in the log, which are never recomputed locally. Clears accumulator,
-    graphs and stored values.
+    """Optimizer step t with the values in the log, which are never recomputed locally. The worker then drops
+    its gradient sum, graphs and stored values.
 
     inputs: () for the gradient assembled last, or (whole flat reduced gradient,) fetched from a peer ->
     Result.fingerprint of the state after it. digest: the assembled gradient must have it ("": any); otherwise
@@ -195,14 +195,15 @@ class AuditUnit(MicrobatchTask, frozen=True):
 
 
 class AuditSum(Task, frozen=True):
-    """Sum of the audited units, cut into `parts` as by Freeze -> outputs. The sum is dropped."""
+    """Sum of the units that AuditUnit computed, cut into `parts` as by Freeze -> outputs. The worker then
+    drops it."""
 
     parts: int
 
 
 class Skip(Task, frozen=True):
-    """Skipped step t: weights, moments and Adam's counter stay, work of t is cleared. Result.fingerprint of
-    the (unchanged) state."""
+    """End of a skipped step t: weights, moments and Adam's counter stay as they are, work of t is dropped.
+    Result.fingerprint of the (unchanged) state."""
 
 
 class ReadGradient(Task, frozen=True):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def split_indices(count: int, data_nodes: Sequence[str]) -> dict[str, range]:
-    """Split of `count` positions into contiguous ranges, one per data node in the order of ids; their sizes
+    """Contiguous ranges that together are 0 to `count` - 1: data node -> range, in the order of ids; sizes
     differ by at most one."""
     nodes = sorted(data_nodes)
     if not nodes:

@@ -130,8 +130,9 @@ def _ends(shares: Shares) -> list[tuple[str, float]]:
 
 @dataclass(frozen=True)
 class _Stage:
-    """Times of the replicas of one stage. busy_s: for each replica the longer of its compute seconds and the
-    seconds on its access line."""
+    """Times of one stage in an iteration. busy_s: seconds of the replica that is busy longest, in computing
+    or on its access line. reduce_s: of the gradient reduce. slots: microbatches that working replicas can
+    hold."""
 
     shares: Shares
     busy_s: float
@@ -255,8 +256,8 @@ class CostModel:
         return found
 
     def with_mean(self, spared: Collection[str], deal: Deal) -> float:
-        """Estimated iteration time with the standbys `spared`, plus the mean time of all stages (s). The mean
-        tells choices apart that do not change the slowest stage."""
+        """Estimated iteration time (s) with the standbys `spared`, plus the mean over stages of work and
+        reduce. The mean tells choices apart that do not change the slowest stage."""
         groups = zip([0, *self._blocks], self._layers(deal)[:-1], strict=True)
         alone_s = [self._alone_s(blocks, group, _working(group, spared)) for blocks, group in groups if group]
         return self.without(spared, deal) + sum(alone_s) / len(alone_s)
@@ -370,7 +371,7 @@ def cost_model_of(
     members: Sequence[Member], settings: Settings, ways: LinkMeasurements, spares: bool
 ) -> CostModel | None:
     """Cost model for the members of a run; None while no link is measured. ways: link measurements that
-    members reported."""
+    members reported. spares: True if replicas may be standbys."""
     link = ways.between({member.id: member.region for member in members})
     if link is None:
         return None

@@ -69,7 +69,8 @@ class Election:
 
     def stand(self) -> None:
         """Begin a pre-vote: ask the other voters whether they would vote for this one, without raising the
-        term. So a voter that is cut off cannot raise the others' term."""
+        term, so that a voter that is cut off cannot raise the others' term. The only voter of a log leads at
+        once."""
         state = self._state
         if state.is_only_voter():
             self._failures = 0
@@ -103,7 +104,7 @@ class Election:
 
     def on_vote(self, message: Vote) -> None:
         """Count a vote for this voter. A majority turns a pre-candidate into a candidate, and a candidate
-        into the leader."""
+        into the leader; a refusal from a later term makes this voter a follower."""
         state = self._state
         if not message.granted and message.term > state.term:
             self._step_down(message.term, "")
@@ -144,8 +145,8 @@ class Election:
         return (message.last_term, message.length) >= (log.last_term, log.length)
 
     def grant(self, message: AskVote) -> bool:
-        """Vote for the candidate that sent `message`; False if this voter has voted for another one in this
-        term."""
+        """Vote for the candidate that sent `message`, if this voter has not voted for another one in this
+        term; returns whether it did."""
         state = self._state
         if state.vote not in ("", message.sender):
             return False

@@ -52,8 +52,7 @@ class Persistence:
         self._lengths = deque((number, min(lines, length)) for number, lines in self._lengths)
 
     def send(self, message: RaftMessage, after_log: bool) -> None:
-        """Send a message once the term and vote are on disk. after_log: True if the log must be on disk,
-        too."""
+        """Queue a message to be sent once the term and vote are on disk; with `after_log` the log, too."""
         self._outbox.append((message, after_log))
 
     def flush(self, term: int, vote: str, log: RaftLog) -> list[Effect]:

@@ -182,7 +182,8 @@ class Raft(VoterState):
     # --- requests to the leader ----------------------------------------------------------------
 
     def propose(self, record: AnyRecord, now: float) -> Entry:
-        """Append a record to the log as the leader. Raises LogError if this voter may not."""
+        """Append a record to the log as the leader and send it to the other voters; returns its entry. Raises
+        LogError if this voter may not."""
         self._advance(now)
         if self.role is not Role.LEADER or self.transferring:
             raise LogError("only the leader proposes, and not while it transfers leadership")
@@ -200,8 +201,7 @@ class Raft(VoterState):
 
     def read(self, now: float) -> int:
         """Ask the other voters to confirm that this voter still leads. Returns a ticket: the effect
-        ReadConfirmed with the same ticket is the confirmation. Raises LogError if this voter does not
-        lead."""
+        ReadConfirmed with the same ticket is the confirmation. Raises LogError unless this voter leads."""
         self._advance(now)
         if self.role is not Role.LEADER:
             raise LogError("only the leader answers for the log")

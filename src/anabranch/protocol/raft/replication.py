@@ -25,7 +25,8 @@ class Replication:
         self._step_down = step_down
 
     def begin(self) -> None:
-        """Start to lead: track the logs of all other voters and append a NoOp record."""
+        """Start to lead: track the logs of all other voters, append a NoOp record (unless the log is empty),
+        and send the first broadcast."""
         state = self._state
         others = (set(state.log.voters) | state.learners) - {state.me}
         self.progress.reads = []

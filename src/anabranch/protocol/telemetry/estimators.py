@@ -81,7 +81,7 @@ class Samples:
             self._follow_change()
 
     def replace(self, value: float, weight: float) -> None:
-        """Replace the newest sample by `value`."""
+        """Replace the newest sample and its weight."""
         self._values[-1] = value
         self._allow(weight)
         if self._weights is not None:
@@ -232,8 +232,8 @@ class StableEstimate:
     """Hysteresis filter of a moving estimate: decides when the published value follows it.
 
     The published value changes only after IN_A_ROW estimates in a row that lie on one side of it by more than
-    the share MARGIN of it and by more than `floor`. For WINDOW estimates after the first value and after each
-    change a quarter of MARGIN is enough, to correct a value published while the quantity still moved.
+    the share MARGIN of it and by more than `floor`. For WINDOW estimates after the first value, and after
+    each change by more than MARGIN, a quarter of MARGIN is enough: the quantity may still have been moving.
     """
 
     __slots__ = ("_beyond", "_floor", "_unsettled", "published")
@@ -245,7 +245,7 @@ class StableEstimate:
         self._beyond = 0  # number of estimates in a row above (or, negative, below) the published value
 
     def offer(self, estimate: float) -> float | None:
-        """Add an estimate. Returns the value to publish; None before the first plausible estimate."""
+        """Add an estimate. Returns the value published after it; None before the first plausible estimate."""
         if not plausible(estimate):
             return self.published
         if self.published is None:

@@ -86,7 +86,7 @@ class LinkMeasurements:
 
     def between(self, regions: Mapping[str, str]) -> Callable[[str, str], LinkEstimate] | None:
         """Make the function (sender, receiver) -> estimate of the link, for the peers in `regions` (peer ->
-        region); None: no link is measured at all."""
+        region); None while not one latency or not one bandwidth between them is measured."""
         latencies, rates = (
             {
                 (sender, receiver): value

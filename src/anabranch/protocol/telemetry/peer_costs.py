@@ -86,7 +86,7 @@ class Neighbour:
         return self.forward_s + self.backward_s + weights_s
 
     def hand(self, size_bytes: int, now: float) -> float:
-        """Note that a payload is sent to the neighbour. Returns the estimated bytes still in transit to it,
+        """Note that a payload is sent to the neighbour. Returns the estimated bytes now in transit to it,
         this payload included."""
         bps = max(self.link.out_bps(size_bytes) or LEAST_BPS, CRAWL_BPS)
         left_bytes = self._queued_bytes - bps * (now - self._queued_at) / 8.0
@@ -170,15 +170,15 @@ class PeerCosts:
             neighbour.avoided_until = t + AVOIDED_FACTOR**neighbour.unclaimed
 
     def returned(self, peer: str, usual_s: float) -> None:
-        """Note that `peer` sent a microbatch's gradient back. usual_s: usual time (s) between sending a
-        microbatch and its gradient in this iteration."""
+        """Note that `peer` sent a microbatch's gradient back, which ends its series of missed iterations.
+        usual_s: usual time (s) in this iteration from sending a microbatch to its gradient; stored."""
         self.usual_s = usual_s
         if peer in self.neighbours:
             self.neighbours[peer].missed = 0
 
     def avoided(self, peer: str, t: int) -> bool:
-        """True if `peer` gets no microbatches of iteration t while others can take them, because it kept
-        earlier ones too long."""
+        """True if `peer` gets no microbatches of iteration t while others can take them, because of earlier
+        ones that it kept too long (`missed`) or did not claim (`withheld`)."""
         known = self.neighbours.get(peer)
         return known is not None and t < known.avoided_until
 
@@ -269,8 +269,8 @@ class PeerCosts:
         return sum(known) / len(known) if known else 0.0
 
     def pass_s(self, peer: str, me: str) -> float:
-        """Compute seconds of a pass at `peer`, mean of forward and backward; 0: not known. me: id of this
-        peer."""
+        """Compute seconds of a pass at `peer`, mean of forward and backward; 0 unless a neighbour reported
+        both. me: id of this peer, whose measured ones count."""
         if peer == me:
             return self._own_pass_s()
         known = self.neighbours.get(peer)
