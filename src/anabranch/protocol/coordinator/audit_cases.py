@@ -87,7 +87,8 @@ class AuditCases:
     # --- receipts of the open iteration --------------------------------------------------------
 
     def refused(self, peer: str, message: Prepared, attempt: Attempt, current: Round) -> str | None:
-        """Check the receipt of a PREPARED report and keep it; returns the reason if it is refused."""
+        """Check the receipt of a PREPARED report, and keep it in `current`; returns the reason if it is
+        refused."""
         if not self.on or peer not in attempt.members:
             return None
         run, receipt = self.ctx.run, opened(message.receipt, self.ctx.signer)
@@ -159,8 +160,9 @@ class AuditCases:
     # --- audits --------------------------------------------------------------------------------
 
     def committed(self, record: Commit, base: str, led: Round | None) -> None:
-        """Open a case for each audit that is drawn from the commit `record`. base: hash of its log entry.
-        led: the coordinator's round of that step, if this peer led it."""
+        """Open a case for each audit that is drawn from the commit `record`, close those that are too old,
+        and ask second auditors where the first is late. base: hash of the commit's log entry. led: the
+        coordinator's round of that step, if this peer led it."""
         if not self.on:
             return
         for key in [key for key in self._cases if key[0] <= record.t - AUDIT_STEPS]:
@@ -329,7 +331,7 @@ class AuditCases:
     # --- consequences --------------------------------------------------------------------------
 
     def _return(self, reason: str, t: int) -> None:
-        """Order a return of the log to a state before iteration t."""
+        """Note that the log has to go back to a state before iteration t (`returns`)."""
         self.returns_before = min(self.returns_before, t) if self.returns else t
         self.returns = self.returns or reason
 

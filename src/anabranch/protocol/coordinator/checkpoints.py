@@ -64,7 +64,8 @@ class Checkpoints:
             self._collect(Collection(self.tip.t, self.tip.base))
 
     def _collect(self, checkpoint: Collection) -> None:
-        """Download every stage's state from replicas that applied the last step."""
+        """Download every stage's state from replicas that applied the last step, and have the driver write
+        them once all have arrived."""
         self._open = checkpoint
 
         def fetched(state: State) -> None:

@@ -26,7 +26,8 @@ class CarrierList:
         """Listed carrier without a link -> time (s) at which it is given up."""
 
     def offered(self, peer: str, address: str) -> str | None:
-        """Take the offer of a carrier, which it repeats; returns the reason if it is refused."""
+        """Note the offer of a carrier, which it repeats, for the next record; returns the reason if it is
+        refused."""
         known = self._ctx.run.carriers
         try:
             parsed = parse_addresses(address)

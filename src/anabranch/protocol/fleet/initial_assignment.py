@@ -59,7 +59,7 @@ class InitialAssignment:
             self._reported[peer] = frozenset(other for other, (_, bps) in links.items() if plausible(bps))
 
     def removed(self, peer: str) -> None:
-        """Drop the link report of a peer that was removed or moved."""
+        """Drop the link report of a peer that was removed or moved, and that a moved one was ready."""
         self._reported.pop(peer, None)
         if peer in self._moved:  # it may have reported again that it was ready at its old stage
             self.admission.ready.pop(peer, None)

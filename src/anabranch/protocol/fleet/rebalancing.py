@@ -175,7 +175,8 @@ class Rebalancing:
         return peer == ctx.me or ctx.log.keeps_log(peer) or not ctx.reachable(peer)
 
     def _saved_s(self, t: int, now: float, away: float, after: float) -> float:
-        """Seconds saved in all later iterations, per microbatch of one iteration.
+        """Seconds that moves save in all later iterations, less those lost while the relays move, per
+        microbatch of one iteration.
 
         :param now: lowest stage rate at present, in microbatches per second.
         :param away: lowest stage rate while the moving relays do not work.

@@ -59,8 +59,8 @@ class RestorePoint:
 
 
 def rollback(run: RunView, point: RestorePoint, reason: str) -> Rollback:
-    """Record that returns to a restore point. The next round is as it was planned, but for anybody. Its plan
-    must be known."""
+    """Record that returns the run to a restore point. The next round is as it was planned, but for anybody;
+    raises ValueError if its plan is not known."""
     if not run.can_open(point.t + 1):
         raise ValueError(f"the plan of round {point.t + 1} is not known")
     slots = freed(run.plan(point.t + 1)) or UNSET
@@ -69,8 +69,8 @@ def rollback(run: RunView, point: RestorePoint, reason: str) -> Rollback:
 
 class SnapshotCatalog:
     """Catalog of restore points, of peers that hold their states ("holders"), and of ordered copies.
-    complete_t: iteration of the latest complete point (-1: none). gradients: reports of gradients that peers
-    hold."""
+    complete_t: iteration of the latest complete point (-1: none). doubtful_from: returns the first iteration
+    that is void or has an open audit (infinite: none)."""
 
     def __init__(self, ctx: PeerContext, doubtful_from: Callable[[], float] = lambda: math.inf) -> None:
         self.ctx = ctx
@@ -135,7 +135,8 @@ class SnapshotCatalog:
             self._changed = True
 
     def written(self, t: int) -> None:
-        """Note that the leader's run directory has a checkpoint of iteration t, and perhaps no older one."""
+        """Note that the leader's run directory has a checkpoint of iteration t now, and no older one; in
+        audited runs the one before it is kept."""
         self._changed = True
         former = max((k for k, point in self.points.items() if point.on_disk and k < t), default=-1)
         for point in self.points.values():
@@ -144,8 +145,7 @@ class SnapshotCatalog:
             self.points.setdefault(t, self._recent[t]).on_disk = True
 
     def on_holds(self, peer: str, message: Holds) -> str | None:
-        """Enter a peer's report of the states and gradients that it holds; returns the reason if it is
-        refused."""
+        """Enter a peer's report of the snapshots that it holds; returns the reason if it is refused."""
         if message.number <= self._reported.get(peer, 0):
             return None
         stages = [held.stage for held in message.states]
@@ -201,7 +201,8 @@ class SnapshotCatalog:
         return [p for p in peers if (p, stage, t) not in self._spoilt] if self._spoilt else peers
 
     def has(self, t: int, stage: int, among: Among = _anybody) -> bool:
-        """True if some peer that satisfies `among` has the stage's state after iteration t."""
+        """True if some peer that satisfies `among` has the stage's state after iteration t, or every peer can
+        make it from the seed."""
         point = self.points.get(t)
         return point is not None and (point.initial or any(map(among, self._holding(point, stage))))
 

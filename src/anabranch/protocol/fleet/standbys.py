@@ -43,8 +43,8 @@ def searchable(ctx: PeerContext) -> bool:
 def by_chance(
     relays: Sequence[str], t: int, before: Mapping[str, float], rng: CounterRng
 ) -> Mapping[str, float]:
-    """Random standbys of iteration t, drawn anew every other iteration, for tests (`spare = "always"`).
-    before: those of the last draw."""
+    """Random standbys (peer -> seconds that a sender waits before it uses it) of iteration t, drawn anew
+    every other iteration, for tests (`spare = "always"`). before: those of the last draw."""
     if t % 2:
         return before
     return {peer: float(1 + rng.below(8)) for peer in relays if rng.below(3) == 0}

@@ -77,8 +77,8 @@ class Stragglers:
         return frozenset({*self._without, *silent, *late, *going})
 
     def present(self, stage: int, t: int) -> list[str]:
-        """Members of a stage that take part in its reduce of iteration t; the others are recorded as left
-        out."""
+        """Members of a stage that take part in its reduce of iteration t: all, or those not silent if at
+        least min(2, live) of them are left. The others are then recorded as left out."""
         live = self.ctx.run.membership.live(stage, t)
         silent = self.silent() if stage else frozenset(self._without)
         if not silent:

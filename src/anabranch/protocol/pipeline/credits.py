@@ -116,7 +116,7 @@ class SlotLedger:
         return True
 
     def use(self, peer: str) -> list[str]:
-        """Count a new microbatch of `peer`, which may now get another credit."""
+        """Count a new microbatch of `peer`, which by that may get another credit that it asked for."""
         self.uses.add(peer, 1)
         if not self.asks:
             return []

@@ -37,7 +37,8 @@ class HopCandidates:
         """Last time at which a microbatch was sent to a replica that is no standby."""
 
     def took(self, peer: str) -> None:
-        """Note that a microbatch is sent to `peer`, by one of its credits."""
+        """Note that a microbatch is sent to `peer`. Standbys become eligible some time after the last one
+        sent to another replica."""
         if peer not in self.ctx.standby_view.waits:
             self._served_at = self.ctx.clock.now
 
@@ -94,7 +95,8 @@ class HopCandidates:
         return (able, math.inf) if ctx.clock.now >= all_at else (first, all_at)
 
     def _only(self, holder: str) -> list[str]:
-        """Peers that may fill a slot whose state the peer `holder` carries: that one, if it is linked."""
+        """Peers that may fill a slot whose state the peer `holder` carries: that one, if it is reachable;
+        else none, and it is dialled."""
         ctx = self.ctx
         if holder in ctx.run.membership.live(ctx.run.next_stage(), self.t):
             ctx.dialer.reach(holder)
@@ -102,7 +104,8 @@ class HopCandidates:
         return []
 
     def _preferred(self, item: OutgoingMicrobatch, peers: list[str]) -> tuple[list[str], float]:
-        """Those of `peers` that are preferred for a microbatch, and the time from which all are eligible."""
+        """Those of `peers` that are preferred for a microbatch, and the time (s) from which all are eligible
+        (infinite: now)."""
         costs, refused_by = self.ctx.costs, item.refused_by
         preferred = [p for p in peers if p not in refused_by and not costs.avoided(p, self.t)]
         if not preferred or len(preferred) == len(peers):
@@ -111,7 +114,8 @@ class HopCandidates:
         return (peers, math.inf) if self.ctx.clock.now >= all_at else (preferred, all_at)
 
     def _waits_since(self, item: OutgoingMicrobatch) -> float:
-        """Time since which a microbatch waits for a replica that is preferred, or no standby."""
+        """Time (s) since which a microbatch waits for a replica that is preferred, or no standby; set at
+        first use."""
         if item.waits_since == math.inf:
             item.waits_since = self.ctx.clock.now
         return item.waits_since

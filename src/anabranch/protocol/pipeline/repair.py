@@ -126,7 +126,8 @@ class Repairs:
     # --- lost peers and lost claims ------------------------------------------------------------
 
     def link_up(self, peer: str) -> None:
-        """Ask `peer`, whose link is (back) up, for the microbatches searched at it."""
+        """Ask `peer`, whose link is (back) up, for the microbatches searched at it, and send what can be sent
+        now."""
         if self._is_beyond(peer):
             return
         for item in self._sender.items.values():
@@ -142,8 +143,8 @@ class Repairs:
         self.peer_lost(peer, reason)
 
     def peer_lost(self, peer: str, reason: str) -> None:
-        """Send the microbatches whose gradient `peer` owes to another replica: its link broke, or its silence
-        makes it suspect."""
+        """Send the microbatches whose gradient `peer` owes to another replica, and search no longer at
+        `peer`: its link broke, or its silence makes it suspect."""
         if not self._is_beyond(peer):
             self._lost(peer, reason)
 
@@ -159,8 +160,8 @@ class Repairs:
         self._sender.pump()
 
     def _is_beyond(self, peer: str) -> bool:
-        """True if `peer` serves no next stage of this peer in a large swarm, so that nothing need be done for
-        its link. In a small swarm every link event is an occasion to send."""
+        """True if the swarm is large and `peer` serves another stage than the next one, so that nothing need
+        be done for its link. In a small swarm every link event is an occasion to send."""
         ctx = self.ctx
         return ctx.run.near.crowded and ctx.run.membership.stage_of(peer) not in (None, ctx.run.next_stage())
 

@@ -32,7 +32,7 @@ class Sender:
 
     prepare(index): computes the activation; data nodes embed only once there is a credit. None on relays,
     where `provide` brings the activation when its forward pass is done. planned: returns next hop -> units of
-    the planned flow that go to it.
+    the planned flow that go to it. seals: signer of sent activations; None: they are not sealed.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Sender:
 
     def submit(self, index: int, payload: Payload | None, path: tuple[str, ...], train: bool) -> None:
         """Add a microbatch to send on, unless it is known, and send what can be sent. payload: its
-        activation."""
+        activation. path: peers that computed it."""
         if index not in self.items:
             self.items[index] = OutgoingMicrobatch(index, train, path, payload)
             self.pump()
@@ -89,8 +89,9 @@ class Sender:
         self.pump()
 
     def on_backward(self, peer: str, index: int, payload: Payload | None) -> tuple[bool, str | None]:
-        """Take the gradient of microbatch `index`. Return True if it is the first one for this microbatch,
-        and the reason if it is refused, else None."""
+        """Enter the gradient of microbatch `index` that `peer` sent back, and learn the usual time until
+        gradients. Returns True if it is the first one for this microbatch, and the reason if it is refused,
+        else None."""
         item = self.items.get(index)
         if item is None and index in self._called_back:
             return False, None
@@ -296,8 +297,8 @@ class Sender:
         return self._last_transmission
 
     def patience_s(self, item: OutgoingMicrobatch) -> float:
-        """Seconds from sending a microbatch, or from the last inquiry, to the next inquiry; each doubles
-        them, up to 64-fold."""
+        """Seconds from sending a microbatch, or from the last inquiry after it, to the next inquiry: the wait
+        doubles with each inquiry, up to 64-fold."""
         return max(PROBE_FLOOR_S, PROBE_FACTOR * self._usual_s) * 2.0 ** min(item.probes, 6)
 
     def ask_after(self, item: OutgoingMicrobatch, peer: str) -> None:
@@ -306,7 +307,8 @@ class Sender:
 
     def overdue_at(self, item: OutgoingMicrobatch) -> float:
         """Time (s) from which a peer has kept a microbatch for far longer than usual; infinite if the usual
-        time is not known yet, or for a slot of a round. Doubled each time that the microbatch was overdue."""
+        time is not known yet, or for a slot of a round. The allowed time doubles each time that the
+        microbatch was overdue."""
         usual_s = max(self._usual_s, self.ctx.costs.usual_s)
         if not usual_s or (self.ctx.run.plan(self.t) and item.train):  # the leader says which slots are late
             return math.inf

@@ -9,7 +9,7 @@ from anabranch.protocol.pipeline.incoming import IncomingMicrobatch, ReturnedGra
 
 
 class UpstreamReplies:
-    """Replies about the incoming microbatches of iteration t."""
+    """Replies to upstream peers about the incoming microbatches of iteration t."""
 
     def __init__(self, ctx: PeerContext, t: int, base: str, seals: Seals) -> None:
         self.ctx = ctx

@@ -88,7 +88,8 @@ class PartialSums:
 
 
 class _Examination:
-    """Check that one member's parts alone make a gradient of the stage: of the right size, and in range."""
+    """Check that one member's parts alone make a gradient of the stage, of the right size and in range;
+    otherwise the member is entered in `unusable`."""
 
     def __init__(self, sums: PartialSums, position: int, stage: int) -> None:
         self._sums, self._position, self._stage = sums, position, stage

@@ -24,8 +24,8 @@ from anabranch.protocol.reduce.partial_sums import collectors, contributors
 
 
 class WorkReceipt:
-    """Receipt of this replica's work in one attempt, in the making. Without audit, notes are ignored and
-    seals are empty.
+    """Receipt of this replica's work in one attempt, in the making. In runs without audit, calls have no
+    effect and seals are empty.
 
     sum_inputs: part that this replica summed -> the members' parts, for an auditor.
     """

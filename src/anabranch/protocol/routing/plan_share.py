@@ -29,7 +29,7 @@ class PlanShare:
 
     def demand(self) -> int:
         """Demand of this data node, in microbatches that it has in flight at once: its part of the batch, or
-        of the capacity of the narrowest stage if that is less."""
+        of the capacity of the narrowest stage if that is less. 0 if it serves no longer."""
         ctx = self._ctx
         members, live = ctx.run.membership.members, ctx.run.membership.live
         working, data_nodes = ctx.standby_view.working, live(0, ALL_TIMES)

@@ -123,7 +123,8 @@ class Download:
 
     def _ask(self) -> None:
         """Ask idle sources what they offer, so that up to AT_ONCE sources are busy. Only one is asked while
-        any iteration is acceptable, since its offer fixes the iteration."""
+        any iteration is acceptable, since its offer fixes the iteration. If nobody is busy or can be asked,
+        change to another offer, or fail."""
         if self.over:
             return
         busy = sum(s.status in (SourceStatus.ASKED, SourceStatus.PULLED) for s in self.sources.values())

@@ -64,7 +64,9 @@ class StateServer:
             self.on_fetch_state(peer, message)
 
     def on_fetch_state(self, peer: str, message: FetchState) -> None:
-        """Offer a state to a peer that needs it; a request of any other is kept until the members change."""
+        """Answer a request for a state: offer it (at once, or when it is copied or read from disk), or say
+        that it is not here. The request of a peer that has no need of it, as far as known, is kept until the
+        members change."""
         if not self._needs(peer, message.stage):
             if len(self._early) < EARLY_KEPT or peer in self._early:
                 self._early[peer] = message
@@ -117,7 +119,7 @@ class StateServer:
         self.ctx.tasks.submit(TaskPriority.STEP, Snapshot(t), (), taken)
 
     def keep_ahead(self) -> None:
-        """Copy the current state and keep it for joiners: this replica will compute without a pause."""
+        """Copy the current state and keep the copy for joiners: this replica will compute without a pause."""
         self.snapshot(self._keep)
 
     def checkpoint_read(self, asked_t: int, state: State | None, stage: int) -> None:
