@@ -90,9 +90,10 @@ class _Job:
     peers that may have the pieces, besides those that sent them to the subject. asked: sources of the present
     piece that were not asked yet; the first one is being asked. silent: sources that did not answer.
     linked_by: time by which a source that is being dialled must be linked; infinite if none is. apart: True
-    if a source was out of reach. again: True while pieces are fetched again that their senders gave falsely.
-    checks: computations to come. got: all pieces so far. wanted: pieces of the present computation that are
-    still missing. due_at: time when the next source is asked."""
+    if a source was out of reach. data: the signed receipt. senders: piece -> peer that sent it to the
+    subject. again: True while pieces are fetched again that their senders gave falsely. checks: computations
+    to come. got: all pieces so far. wanted: pieces of the present computation that are still missing. due_at:
+    time when the next source is asked."""
 
     drawn: Drawn
     sources: tuple[str, ...]
@@ -133,8 +134,9 @@ class Auditor(Timer):
         self._job: _Job | None = None
 
     def committed(self, t: int, audited: Sequence[Drawn]) -> bool:
-        """Note the audits that were drawn for step t, just before the step is applied. Returns True if this
-        replica must keep its weights, to audit with them."""
+        """Note the audits that were drawn for step t, just before the step is applied, and begin those of
+        which this replica is the first auditor. Returns True if it must keep its weights, to audit with
+        them."""
         ctx, keeps = self._ctx, False
         if not ctx.run.stage:
             return False

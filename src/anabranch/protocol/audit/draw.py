@@ -14,9 +14,9 @@ from anabranch.protocol.log.records import Commit
 
 @dataclass(frozen=True)
 class Drawn:
-    """Contribution of the replica `subject` to step t at `stage`, drawn for an audit. position: rank of the
-    subject among the members of the reduce. auditors: the other members, in the order in which they are asked
-    to audit."""
+    """Contribution of the replica `subject` to step t at `stage`, drawn for an audit. base: hash of the
+    step's log entry. position: rank of the subject among the members of the reduce. receipt: hash of its
+    receipt. auditors: the other members, in the order in which they are asked to audit."""
 
     t: int
     base: str

@@ -51,7 +51,8 @@ class KeptWork:
         self._committed = -1
 
     def on_fetch(self, peer: str, message: FetchWork) -> str | None:
-        """Send the requester a piece of a contribution; returns the reason if the request is refused."""
+        """Send the requester a piece of a contribution, or that this peer does not have it; a request about a
+        later step waits for its commit. Returns the reason if the request is refused."""
         ctx, item = self._ctx, message.item
         if ctx.run.membership.stage_of(peer) != message.stage:
             return "the work of another stage"

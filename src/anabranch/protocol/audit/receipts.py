@@ -104,7 +104,8 @@ def opened(data: bytes, signer: Signer) -> Receipt | None:
 
 
 def receipt_hash(data: bytes) -> str:
-    """Hash (32 hex characters) of a signed receipt, by which the commit log refers to it."""
+    """Hash (32 hex characters) of a signed receipt, by which the commit log refers to it; "" for no
+    receipt."""
     return hashlib.sha256(data).hexdigest()[:32] if data else ""
 
 

@@ -51,7 +51,8 @@ class Seals:
             self.received[kind, index] = Received(sender, stage, seal)
 
     def check(self, kind: str, index: int, payload_hash: str) -> str | None:
-        """Check the seal of a received payload that has this hash; returns the reason if it is not valid."""
+        """Check the seal of a received payload that has this hash; returns the reason if it is not valid. The
+        sender is then marked as a forger, which gets no more work from this peer."""
         came = self.received.get((kind, index))
         if not self.on or came is None:
             return None

@@ -95,8 +95,8 @@ class IslandRounds:
         return rate / self._of_inner_step
 
     def next(self, current: Round, accepted: Mapping[int, str]) -> Plan:
-        """Plan of the iteration after `current`; () if that is no round. accepted: slot that counts in it ->
-        peer that filled it.
+        """Plan of the iteration after `current`; () if that is no round. accepted: slot that counts in
+        `current` -> peer that filled it.
 
         Slots go to members that get the result of `current` with its reduce. A member that still lacks an
         earlier state would begin late, and its slot would hold up the others.
@@ -166,7 +166,8 @@ class IslandRounds:
         return frozenset(k for k in slots if current.slots[k].carried and self._left(current, k))
 
     def stranded(self, current: Round) -> Witness | None:
-        """Witness of a round that can never end, since nobody can fill any of its slots; None if it can."""
+        """Witness of a round that can never end, since nobody can fill any of its slots; None if it can
+        end."""
         slots = active(current.slots)
         if not slots or len(self._hopeless(current, self._ready(current))) < len(slots):
             return None

@@ -36,8 +36,8 @@ class FounderRequests:
         return self._own is not None or bool(self._revocations)
 
     def wish(self, action: str, steps: int = 0, target: str = "", reason: str = "") -> None:
-        """Start a request. It is repeated to the leader until it is in the log; except for revocations it is
-        given up after WISH_S seconds."""
+        """Start a request, to be repeated to the leader until it is in the log. A revocation is never given
+        up; any other request is after WISH_S seconds, and when a later one replaces it."""
         wish = Wish(action, steps, target=target, reason=reason)
         if action != REVOKE:
             self._own, self._until = wish, self._ctx.clock.now + WISH_S

@@ -65,7 +65,8 @@ class ReduceAttempts:
         """(peer, iteration) in which a peer reported another gradient than most of its stage."""
 
     def attempt(self, current: Round) -> None:
-        """Order a reduce at each stage if all units of the stage are claimed."""
+        """Order a reduce at each stage whose units are all claimed, where none is in progress that can
+        end."""
         if current.t > self.ctx.run.steps:
             return
         version, silent = self.ctx.run.membership.version, self.admission.absent.silent()
@@ -295,7 +296,8 @@ class ReduceAttempts:
         return self.ctx.costs.reduce_s(max(sizes))
 
     def stalled(self, current: Round) -> None:
-        """Act if no report came for too long: ask for missing units, and order stuck reduces again."""
+        """Act if no report came for too long: ask all members for missing units and reports, and order stuck
+        reduces again."""
         if self.ctx.clock.now < current.progress_at + self.patience_s(current):
             return
         current.spread = self.ctx.rng.uniform(0.75, 1.0)

@@ -260,7 +260,9 @@ class CatchUp(Timer):
     # --- rollback and change of stage ----------------------------------------------------------
 
     def roll_back(self, record: Rollback, base: str) -> None:
-        """Return to the state after record.t: by this peer's own snapshot if it has one."""
+        """Return to the state after record.t: by this peer's own snapshot, or the seed (t = 0), else by
+        fetching it. Before this peer has built its stage only the state to reach is noted. base: hash of the
+        record's log entry."""
         t, stage = record.t, self._ctx.run.stage
         wanted = record.fingerprints[stage]
         self.announce(t, base, wanted)

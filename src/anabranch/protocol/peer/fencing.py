@@ -117,8 +117,8 @@ class MessageGate:
         self._ban(peer, f"{reason} (the last: {name})")
 
     def _ban(self, peer: str, reason: str) -> None:
-        """Close the link to a peer that is linked, and accept none from it for a while. Nothing is done about
-        other peers."""
+        """Close the link to a peer, and accept none from it for a while. Nothing is done if it is not linked
+        any more."""
         ctx, links = self._ctx, self.links
         if links.observes(peer) or peer in ctx.links.up:
             ctx.outbox.note("refused", subject=peer, reason=f"the connection: {reason}", count=1)

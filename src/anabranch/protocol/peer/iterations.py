@@ -136,12 +136,12 @@ class Iterations(Timer):
         self.current.settle()
 
     def close(self) -> None:
-        """End the open iterations without a step."""
+        """End the open iterations without taking their steps."""
         self.current = self.ahead = None
 
     def committed(self, record: Commit, base: str) -> None:
-        """Take a committed step: draw its audits and keep what they need, then apply it. base: hash of its
-        log entry."""
+        """Handle a committed step: draw its audits, keep what they need, and have the replica apply it. base:
+        hash of its log entry."""
         settings = self._ctx.run.settings
         if settings.audits and record.verdict == "step":
             audited = drawn(record, base, settings.audit_share)

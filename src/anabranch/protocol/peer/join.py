@@ -156,8 +156,8 @@ class JoinProcess(Timer):
         self._ctx.outbox.note("note", text=text)
 
     def on_about(self, message: About) -> None:
-        """Take in the description of the run, and measure this machine for it; stop this peer if the run
-        speaks another protocol version."""
+        """Store the description of the run, and have the driver measure this machine for it; stop this peer
+        if the run speaks another protocol version."""
         genesis = message.genesis
         self.doors.update(message.doors)
         if self.step is not Step.ENQUIRED:
@@ -175,7 +175,8 @@ class JoinProcess(Timer):
         self._ctx.outbox.emit(Describe(genesis))
 
     def described(self, event: Described) -> None:
-        """Ask to be admitted with this machine's measurements."""
+        """Use the run's settings that the driver found, and ask to be admitted with this machine's
+        measurements."""
         if self.step is not Step.DESCRIBING:
             return
         self._ctx.use_settings(event.settings)

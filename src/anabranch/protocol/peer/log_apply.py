@@ -52,7 +52,8 @@ class MembersChanged:
 
 @dataclass(frozen=True)
 class RolledBack:
-    """The run returns to the state after an earlier iteration. void_bases: hashes of the entries undone."""
+    """The run returns to the state after an earlier iteration. base: hash of the rollback's entry.
+    void_bases: all bases known before, on which messages are void."""
 
     record: Rollback
     base: str
@@ -98,8 +99,8 @@ class LogApplication:
         self._ctx, self._progress, self._summary = shared.ctx, shared.progress, shared.summary
 
     def apply(self, line: bytes) -> AppliedEntry:
-        """Apply the next committed log line to progress, members and course. Raises AlreadyApplied if it was
-        applied before, LogError if it does not follow the last applied line."""
+        """Apply the next committed log line to the state that follows from the log. Raises AlreadyApplied if
+        it was applied before, LogError if it does not follow the last applied line."""
         ctx = self._ctx
         entry, position = follow(self._progress.position, line)
         record, base = entry.record, entry_hash(line)

@@ -205,12 +205,12 @@ class Peer:
 
     @property
     def lead(self) -> Coordinator | None:
-        """Coordinator, while this peer leads the log."""
+        """Coordinator while this peer leads the log; else None."""
         return self.shared.coordination.coordinator
 
     @property
     def iteration(self) -> Iteration | None:
-        """Open iteration."""
+        """Open iteration whose step is next; None between two."""
         return self.iterations.current
 
     @property

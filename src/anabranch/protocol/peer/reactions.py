@@ -49,8 +49,8 @@ class LogReactions:
     # --- lines ---------------------------------------------------------------------------------
 
     def chosen(self, line: bytes) -> None:
-        """Take in a line that the voters committed, once this peer follows the log. A leader announces it
-        before it is applied, since applying it may end this peer."""
+        """Handle a line that the voters committed: apply it once this peer follows the log. A leader
+        announces it before it is applied, since applying it may end this peer."""
         self.leadership.missed(line)
         if not self.shared.entry.done:
             return

@@ -53,8 +53,9 @@ class Progress:
         return self.bases[-1]
 
     def start(self, position: Position, base: str, t: int, former: str = "") -> None:
-        """Begin to follow the log at `position`, where `t` is the last committed iteration. former: base of
-        iteration t, if that was delayed one step less than the next."""
+        """Begin to follow the log at `position`, where `t` is the last committed iteration and `base` the
+        hash of its entry. former: if iteration t + 1 is delayed, its base: the hash of the entry of t - 1;
+        else ""."""
         self.position = position
         if former:
             self.bases.append(former)
@@ -72,7 +73,8 @@ class Progress:
 
     def base_of(self, t: int, delayed: bool) -> str:
         """Base of iteration t, which every message about it carries: the entry by which the run reached the
-        state that it is opened on, or a later one if the run was rolled back since."""
+        state that it is opened on, or a later one if the run was rolled back since. delayed: True if t is
+        delayed."""
         return self._base_of.get(t - 1 - delayed) or self._base_of[min(self._base_of)]
 
 
