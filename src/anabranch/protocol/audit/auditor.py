@@ -173,7 +173,7 @@ class Auditor(Timer):
             self._overdue(self._job)
 
     def _due_at(self, job: _Job) -> float:
-        """Time when the next source is asked: at once if the present one was removed from the run."""
+        """Time (s) at which the next source is asked: at once if the present one was removed from the run."""
         fetches = job.due_at < math.inf and bool(job.asked)
         gone = fetches and job.asked[0] not in self._ctx.run.membership.members
         return self._ctx.clock.now if gone else job.due_at
@@ -289,7 +289,8 @@ class Auditor(Timer):
         self._ctx.tasks.submit(TaskPriority.BACKGROUND, check.task, inputs, then)
 
     def _computed(self, job: _Job, check: _Check, result: Result) -> None:
-        """Compare the result of a computation with the hashes in the receipt."""
+        """Compare the result of a computation with the hashes in the receipt: report a difference, fetch
+        false inputs again, or go on to the next computation."""
         if job is not self._job:
             return
         count = len(check.items)

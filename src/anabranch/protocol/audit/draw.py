@@ -34,8 +34,8 @@ def _number(*parts: object) -> int:
 
 
 def drawn(record: Commit, base: str, share: float) -> list[Drawn]:
-    """Contributions to a step that are audited, drawn at random. base: hash of the commit's log entry, which
-    seeds the draw. share: probability that a contribution is drawn."""
+    """Contributions of relays to a step that are audited, drawn at random. base: hash of the commit's log
+    entry, which seeds the draw. share: probability that a contribution is drawn."""
     found = []
     for stage, commit in enumerate(record.stages[1:], start=1):  # data nodes only give receipts
         for position, receipt in enumerate(commit.receipts):

@@ -225,8 +225,9 @@ def _compare(
     kind: str,
     name: str,
 ) -> None:
-    """Enter who contradicts itself into `found`: what `receiver` states as received is not what the receipt
-    of `owner` states as sent."""
+    """Judge a payload that `receiver` received otherwise than the receipt of `owner` says: enter `receiver`
+    into `found` (peer -> reason) if the sender never made the seal that it states, or `owner` if that sealed
+    another part."""
     text = seal_text(receiver.run, receiver.base, came.stage, kind, name, came.hash)
     if not signer.verify(came.sender, text, came.seal):
         found.setdefault(receiver.peer, f"its receipt has a seal that the sender of {kind} {name} never made")

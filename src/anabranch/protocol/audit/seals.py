@@ -32,8 +32,8 @@ class Received:
 
 
 class Seals:
-    """Seals of one iteration at this peer, by kind of payload and microbatch. Empty in a run without
-    audits."""
+    """Seals that this peer made and received in one iteration, by kind of payload and microbatch. Empty in a
+    run without audits."""
 
     def __init__(self, ctx: PeerContext, base: str) -> None:
         self._ctx = ctx

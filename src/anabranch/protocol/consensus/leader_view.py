@@ -39,7 +39,7 @@ class LeaderView:
         self._proven = max(self._proven, term)
 
     def admitted(self, term: int) -> None:
-        """Note that the leader of `term` admitted this peer to the run."""
+        """Take `term` as proven: its leader admitted this peer to the run."""
         self._proven = term
         self.ctx.log.reach_term(term)
 

@@ -48,9 +48,9 @@ def peer_of(voter: str) -> str:
 
 class Voter(Timer):
     """Raft node of one peer, which may be a voter, a learner, or keep no log. on_chosen(line): callback for
-    each committed entry, in log order. on_became: callback for a new role or leader. may_lead: True if this
-    peer is able to coordinate the run. yields: True if this peer should lead only while no other voter takes
-    the lead."""
+    each committed entry, in log order. on_became: callback for a new role or leader. may_lead(): True if this
+    peer is able to coordinate the run. yields(): True if it should lead only while no other voter takes the
+    lead."""
 
     def __init__(
         self,

@@ -52,7 +52,7 @@ class RunCourse:
                 self.held = min(self.held, t)
 
     def opens(self, t: int) -> bool:
-        """True if the pause lets iteration `t` be opened."""
+        """True if no pause keeps iteration `t` from being opened."""
         return self.held < 0 or t <= self.held
 
 

@@ -77,7 +77,8 @@ class WorkQueue:
         heapq.heappush(self._heap, _Job(group, int(rank), task.t, index, number, task, inputs, timed))
 
     def _group(self, rank: TaskPriority, t: int) -> tuple[int, int]:
-        """Part of a task's order that comes before its rank."""
+        """Sort key of a task that comes before its rank: the iteration (after steps, before background work)
+        where the queue orders by iteration; else the same for all."""
         if not self._by_iteration or rank is TaskPriority.STEP:
             return 0, 0
         return (2, 0) if rank is TaskPriority.BACKGROUND else (1, t)

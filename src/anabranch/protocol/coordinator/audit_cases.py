@@ -249,7 +249,8 @@ class AuditCases:
                 self._expired(case)
 
     def _ask_second(self, case: Case, sources: tuple[str, ...]) -> bool:
-        """Order the second auditor of a contribution; False if there is none within reach."""
+        """Order the second auditor to audit a contribution, unless it was ordered before; False if none is
+        within reach. sources: peers from which it may fetch the inputs."""
         each, asked = case.drawn, case.drawn.auditors[:AUDITORS]
         if len(asked) < AUDITORS or not self.ctx.reachable(asked[1]):
             return False
@@ -278,7 +279,8 @@ class AuditCases:
         self._by_two(case, peer, message, about)
 
     def _alone(self, case: Case, peer: str, message: Audited, about: str) -> None:
-        """End an audit with the report of the first auditor, as there is no second one."""
+        """End an audit with the report of the first auditor, as there is no second one: a difference, or work
+        withheld by a peer that is still there, voids the step and convicts nobody."""
         case.over = True
         if message.verdict == "withheld" and not self._stayed(case):
             return  # it died, and its neighbours do not have all of it any more
@@ -289,7 +291,9 @@ class AuditCases:
         self._return(text, case.drawn.t)
 
     def _by_two(self, case: Case, peer: str, message: Audited, about: str) -> None:
-        """End an audit with the reports of two auditors; the last is `message`, of `peer`."""
+        """End an audit with the reports of two auditors; the last is `message`, of `peer`. If both found a
+        difference the audited peer is convicted; if only the first did, that auditor is removed; a doubt
+        voids the step."""
         each, verdicts = case.drawn, case.verdicts
         asked = each.auditors[:AUDITORS]
         case.over = True

@@ -64,7 +64,8 @@ class IslandRounds:
                 self._warn(current, counted(record.stages[1].owners))
 
     def _warn(self, current: Round, accepted: tuple[int, ...]) -> None:
-        """Note slots that overflowed in several rounds running: their batches wait for ever."""
+        """Write to the event log which slots overflowed in several rounds running: their batches wait for
+        ever."""
         reported = {index for stage, index in current.witnesses if stage}
         for slot in active(current.slots):
             over = slot in reported and slot not in accepted

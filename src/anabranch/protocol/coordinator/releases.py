@@ -114,7 +114,9 @@ class Releases:
         return membership.live(stage, self.tip.t) or membership.live(stage, self.tip.t + 1)
 
     def _majority(self, stage: int, live: list[str], applied: Mapping[str, str]) -> str | None:
-        """Fingerprint that more than half of the stage's electorate reported; None if there is none yet."""
+        """Fingerprint that more than half of a stage's electorate `live` reported, not counting silent
+        members, nor standbys if others can decide; None if there is none yet. applied: peer -> reported
+        fingerprint."""
         absent = self.admission.absent
         working, heard = absent.jury(live), set(live) - absent.silent()
         # Standbys get the gradient later, so they are not waited for, unless the others cannot decide: one

@@ -21,7 +21,8 @@ Compared = tuple[AttemptId, int, int, bool, frozenset[str]]
 
 @dataclass
 class Round:
-    """Reports and decisions about the open iteration `t`, at the coordinator. Most fields are by stage."""
+    """Reports and decisions about the open iteration `t`, at the coordinator. Most fields are by stage:
+    claims (replica -> units), attempts, prepared (member -> report), retries (number of repeated reduces)."""
 
     t: int
     base: str

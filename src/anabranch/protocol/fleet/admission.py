@@ -41,7 +41,7 @@ DIAL_AGAIN_S = 0.1
 
 
 def _later(stage: int, t: int) -> None:
-    """Answer for a coordinator that gives none: no joiner may serve yet."""
+    """Default for `begins` of `Admission.change`: no joiner may serve yet."""
 
 
 @dataclass(frozen=True)

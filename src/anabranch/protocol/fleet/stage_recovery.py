@@ -104,7 +104,7 @@ class StageRecovery:
 
     def _look(self, t: int) -> None:
         """Update the sets of lost stages and of stages with one replica. If every stage is served and no
-        replica is behind, they stay the same until the membership changes."""
+        replica is behind, this is not repeated until the next commit or change of members."""
         membership, all_served = self.ctx.run.membership, True
         for stage in range(self.ctx.run.settings.stages + 1):
             live = membership.count(stage, t + 1)

@@ -34,7 +34,7 @@ class VerifiedCredential(msgspec.Struct, frozen=True):
 
 
 class Event(msgspec.Struct, frozen=True):
-    """Base of all events."""
+    """Base of all events, which the driver reports to the protocol."""
 
 
 class Started(Event, frozen=True):
@@ -50,8 +50,9 @@ class Received(Event, frozen=True):
 
 
 class LinkUp(Event, frozen=True):
-    """Authenticated link. credential: what the peer showed when it dialled; None if this side dialled. via:
-    id of the carrier that forwards its bytes, or "iroh" ("": none)."""
+    """New authenticated link to process `incarnation` of a peer. credential: what the peer showed when it
+    dialled; None if this side dialled. via: id of the carrier that forwards its bytes, or "iroh" ("":
+    none)."""
 
     peer: str
     incarnation: int
@@ -182,7 +183,7 @@ class Wished(Event, frozen=True):
 
 
 class Effect(msgspec.Struct, frozen=True):
-    """Base of all effects."""
+    """Base of all effects, which the protocol asks of the driver."""
 
 
 class Send(Effect, frozen=True):

@@ -51,8 +51,8 @@ class _TaskOfIteration(msgspec.Struct, frozen=True):
 
 
 class Task(_TaskOfIteration, frozen=True, kw_only=True):
-    """Base of all tasks. t: iteration to which the work belongs. hashed: True if Result.hashes is to have the
-    hash of each input, then of each output."""
+    """Base of all tasks of a peer's worker. t: iteration to which the work belongs. hashed: True if
+    Result.hashes is to have the hash of each input, then of each output."""
 
     hashed: bool = False
 

@@ -45,8 +45,8 @@ class Audited(Message, frozen=True, tag=89):
     hash of the step's log entry. receipt: the subject's.
 
     verdict: "same", "different" (what: the first thing that differs; found, claimed: its hash as computed
-    again and in the receipt), "withheld" (the subject did not hand over what it computed with) or "unable"
-    (the auditor was too late).
+    again and in the receipt), "withheld" (no source handed over what the subject computed with) or "unable"
+    (the auditor came too late, failed, or could not reach a source).
     """
 
     t: Count

@@ -104,8 +104,8 @@ def _own(kept: SavedVoterState, me: str) -> SavedVoterState:
 def _taken_up(
     history: LogReplay, genesis: Genesis, member: Member, saved: SavedCheckpoint | None
 ) -> list[AnyRecord]:
-    """First records of a founder that resumes a run: removal of all former members, and rollback of the steps
-    after the checkpoint `saved`."""
+    """First records of a founder that resumes a run: removal of all former members, rollback of the steps
+    after the checkpoint `saved`, end of a pause, and its own admission."""
     number = history.membership.number
     records: list[AnyRecord] = []
     gone = dict.fromkeys(history.membership.members, "the run was taken up again")

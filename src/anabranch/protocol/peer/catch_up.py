@@ -203,7 +203,8 @@ class CatchUp(Timer):
         self._ctx.tasks.submit(TaskPriority.STEP, LoadState(state.t), state.pieces, loaded)
 
     def _begin_anew(self, base: str) -> None:
-        """Load the stage's initial state, made from the seed."""
+        """Load the stage's initial state, made from the seed, and continue from it. base: hash of its log
+        entry."""
         self._entry.advance(Step.LOADING)
         initial = self.initial
         self._ctx.tasks.submit(

@@ -99,7 +99,8 @@ class Iterations(Timer):
             self._on_opened(iteration)
 
     def _opens(self, t: int) -> bool:
-        """True if iteration t may be opened here, as far as the steps before it are concerned."""
+        """True if iteration t may be opened, its turn apart: no committed step waits to be applied, the run
+        is neither over nor paused, this peer serves in it, and every stage has a replica."""
         ctx, run = self._ctx, self._ctx.run
         if t < 1 or self._exit.stopped or self.replica.pending:
             return False

@@ -252,7 +252,8 @@ class JoinProcess(Timer):
     # --- reports -------------------------------------------------------------------------------
 
     def _has_state(self) -> None:
-        """Report that the state is loaded, and apply the steps after it."""
+        """Report that the state is loaded, apply the steps after it, and open the next iteration if it may
+        be."""
         self.report()
         self._report_applied()
         self._iterations.replica.advance()

@@ -21,7 +21,7 @@ CREDENTIALS_KEPT = 4096
 
 
 class LinkEvents(Timer):
-    """Reactions to link events.
+    """Reactions of one peer to link events.
 
     credentials: by peer, the one that it showed last. A link that this side dialled shows none, and takes
     none away.

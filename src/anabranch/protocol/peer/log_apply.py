@@ -92,8 +92,8 @@ def note_record(outbox: Outbox, run: RunView, record: AnyRecord, base: str, plan
 
 
 class LogApplication:
-    """Writer of the state that follows from the log: progress, summary, course, members, voters, step
-    journal."""
+    """Writer of the state that follows from the log: progress, summary, pause and length of the run, members,
+    voters, revocations, carriers, plans of rounds."""
 
     def __init__(self, shared: SharedParts) -> None:
         self._ctx, self._progress, self._summary = shared.ctx, shared.progress, shared.summary
@@ -116,8 +116,8 @@ class LogApplication:
         return AppliedEntry(entry.term, record, base, change, wrong)
 
     def split_next_batch(self) -> None:
-        """Fix which data node begins which microbatches of the next iteration (R2), once all parts have
-        reacted to the entry."""
+        """Fix which data node begins which microbatches of the next iteration, and of a delayed one after it
+        (R2), once all parts have reacted to the entry."""
         run = self._ctx.run
         t, delay = self._progress.committed + 1, run.settings.delay
         run.membership.open(t, run.settings.stages, delay.has(t))

@@ -50,7 +50,7 @@ from anabranch.protocol.state.snapshots import Snapshots
 
 
 def no_certificate(member: Member, credential: ev.VerifiedCredential | None) -> bytes:
-    """Certificate for drivers without connections, which need none."""
+    """Empty certificate, for drivers without connections, which need none."""
     return b""
 
 
