@@ -222,7 +222,7 @@ class Peer:
 
     def handle(self, event: ev.Event, now: float) -> list[ev.Effect]:
         """Handle one event at the driver's time `now` (s); return the effects that the driver has to carry
-        out."""
+        out, none once this peer has stopped."""
         self.ctx.clock.advance(self._time.take(now))
         if self.exit.stopped:
             return []

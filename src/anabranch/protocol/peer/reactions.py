@@ -29,9 +29,10 @@ from anabranch.protocol.pipeline.microbatches import Iteration
 
 @dataclass(eq=False)
 class LogReactions:
-    """Order in which the parts react to a log entry: the coordinator last, before the next iteration opens.
+    """Reactions of a peer's parts to each log entry, in a fixed order: the coordinator last, before the next
+    iteration opens.
 
-    take_early: receives the kept messages of an iteration.
+    take_early(iteration): receives the kept messages of an iteration.
     """
 
     shared: SharedParts

@@ -64,7 +64,7 @@ class Progress:
             self._base_of[t - 1] = former
 
     def rebase(self, base: str, t: int) -> None:
-        """Add the hash `base` of an entry after which `t` is the last committed iteration."""
+        """Note that the entry with hash `base` made `t` the last committed iteration."""
         self.bases.append(base)
         known = {before: each for before, each in self._base_of.items() if t - BASES_KEPT < before < t}
         # After a rollback (or a start) nothing before it counts: iterations have another base from here on.

@@ -63,7 +63,8 @@ class Grant:
         return self.total - self.received - self.returned
 
     def told(self, fence: Fence, others: int = 0) -> Slots:
-        """Report of this grant to its peer. others: microbatches of other senders being computed here."""
+        """Make the report of this grant to its peer, and store the load that it states. others: microbatches
+        of other senders being computed here."""
         self.told_others = others
         return Slots(fence, self.total, self.received, self.released, self.returned, self.standing, others)
 
@@ -173,7 +174,7 @@ class SlotLedger:
         return notified
 
     def ask(self, peer: str, index: int, repair: bool) -> list[str]:
-        """Take a request of `peer` for a credit for microbatch `index`. A peer that asks again is among the
+        """Handle a request of `peer` for a credit for microbatch `index`. A peer that asks again is among the
         returned ones, since it may not know its credits."""
         notified: list[str] = []
         if peer not in self.grants:

@@ -140,8 +140,8 @@ class Sender:
     # --- credits -------------------------------------------------------------------------------
 
     def on_slots(self, peer: str, slots: Slots) -> None:
-        """Take the credits that `peer` reports. If it began to serve during this iteration, call microbatches
-        back from other peers for it."""
+        """Store the credits that `peer` reports, and send what can be sent. If it began to serve during this
+        iteration, call microbatches back from other peers for it."""
         comes = peer not in self.credits and peer not in self._initial_peers
         self.credits.setdefault(peer, Credit()).told(slots)
         self.pump()

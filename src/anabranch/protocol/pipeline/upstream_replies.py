@@ -53,7 +53,8 @@ class UpstreamReplies:
         return self.ctx.clock.now - back.at < self.ctx.costs.most_s(unit.upstream, back.ahead_bytes)
 
     def on_want(self, unit: IncomingMicrobatch | None, peer: str, message: Want) -> None:
-        """Answer a peer that asks for a microbatch; `unit` is None if it is not here."""
+        """Answer a peer that asks for a microbatch: Lack if it is not here (`unit` is None), else Have; then
+        that peer becomes its upstream peer."""
         if unit is None:
             self.lack(peer, message.index, message.way, refused=False)
             return

@@ -199,8 +199,8 @@ class CostModel:
         return {member.id: member.stage for member in self._members.values() if member.stage}
 
     def seconds(self, deal: Mapping[str, int]) -> float:
-        """Estimated iteration time (s) of the assignment `deal` (relay -> stage); infinite if a stage is
-        empty."""
+        """Estimated iteration time (s) of the assignment `deal` (relay -> stage), with standbys where they
+        are allowed and pay; infinite if a stage is empty."""
         all_work_s = self.without((), deal)
         return min(all_work_s, self.without(self._choice(deal), deal)) if self._spares else all_work_s
 

@@ -76,7 +76,8 @@ class Raft(VoterState):
         self._flush()
 
     def persisted(self, number: int, now: float) -> None:
-        """Note that the write `number` and all before it are on disk."""
+        """Note that the write `number` and all before it are on disk: send the messages that waited for them,
+        and commit what a majority has."""
         self._advance(now)
         self.effects += self.persistence.persisted(number)
         if self.role is Role.LEADER:

@@ -368,8 +368,8 @@ class AllReduce:
         self._on_prepared()
 
     def _unsealed(self, peer: str, message: str) -> None:
-        """Note that `peer` sent a part without its own seal: it gets no more work from this replica, and the
-        leader is told by the next claim. message: name of the message's type."""
+        """Note that `peer` sent a part without its own seal: it gets no more work from this replica, and a
+        claim sent at once tells the leader. message: name of the message's type."""
         self.ctx.outbox.refuse(peer, message, "without the seal of its sender")
         self.ctx.links.forged(peer)
         if self.iteration is not None:

@@ -156,7 +156,8 @@ class ReduceHelper:
             self.ctx.tasks.submit(TaskPriority.STEP, task, inputs, then)
 
     def _assembled(self, help: _Help, result: Result) -> None:
-        """Note the result of a reduce whose parts were all summed here."""
+        """Store the result of a reduce whose parts were all summed here; if it is no gradient, have the
+        members' contributions examined."""
         if result.digest and not result.error and not result.overflow:
             help.result = result.digest, result.squares
             return
@@ -183,8 +184,8 @@ class ReduceHelper:
         )
 
     def _unsealed(self, help: _Help, part: int, hashes: tuple[str, ...]) -> bool:
-        """Note members whose part does not have their own seal, where runs are audited; True if there is
-        one."""
+        """Enter members whose part does not have their own seal as unusable, where runs are audited; True if
+        there is one."""
         message, found = help.message, False
         for position, payload_hash in zip(contributors(message), hashes[:-1], strict=False):
             peer, seal = message.members[position], help.came.get((part, position), b"")

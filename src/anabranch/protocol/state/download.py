@@ -258,7 +258,8 @@ class Download:
             self._complete(self._chosen)
 
     def _complete(self, offer: StateOffer) -> None:
-        """Check the hashes of an offer whose pieces have all arrived, and deliver the state."""
+        """Check the hashes of an offer whose pieces have all arrived, and deliver the state, or fetch wrong
+        pieces from others."""
         for source in self.sources.values():
             source.due = math.inf
             source.asked.clear()
