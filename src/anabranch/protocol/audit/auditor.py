@@ -55,8 +55,7 @@ class _Check:
 
 
 def _checks(t: int, receipt: Receipt) -> Iterator[_Check]:
-    """Computations that together repeat a contribution: its units, their sum, the parts of the gradient that
-    it added up."""
+    """Computations that together repeat a contribution: its units, their sum, the parts that it added up."""
     for unit in receipt.units:
         yield _check_of_unit(t, unit, first=unit is receipt.units[0])
     if receipt.units:
@@ -135,8 +134,7 @@ class Auditor(Timer):
 
     def committed(self, t: int, audited: Sequence[Drawn]) -> bool:
         """Note the audits that were drawn for step t, just before the step is applied, and begin those of
-        which this replica is the first auditor. Returns True if it must keep its weights, to audit with
-        them."""
+        which this replica is the first auditor. Returns True if it must keep its weights."""
         ctx, keeps = self._ctx, False
         if not ctx.run.stage:
             return False
@@ -269,8 +267,7 @@ class Auditor(Timer):
     # --- computing again -----------------------------------------------------------------------
 
     def _next_check(self, job: _Job) -> None:
-        """Fetch the inputs of the next computation; after the last computation, report the result of the
-        audit."""
+        """Fetch the inputs of the next computation; after the last one, report the result of the audit."""
         if not job.checks:
             self._report(job, "same")
             return

@@ -22,8 +22,7 @@ def seal_text(run: str, base: str, stage: int, kind: str, name: str, payload_has
 
 @dataclass(frozen=True)
 class Received:
-    """Payload that came from `sender`, which serves `stage`, with its seal. hash: hash of the payload, ""
-    until computed."""
+    """Payload that came from `sender`, which serves `stage`, with its seal. hash: "" until computed."""
 
     sender: str
     stage: int
@@ -45,7 +44,7 @@ class Seals:
         self._seals: dict[tuple[str, int], bytes] = {}
 
     def arrived(self, kind: str, index: int, sender: str, stage: int, seal: bytes) -> None:
-        """Note the sender and the seal of an arrived payload. The seal is checked once the payload's hash is
+        """Note sender and seal of an arrived payload. The seal is checked once the payload's hash is
         known."""
         if self.on:
             self.received[kind, index] = Received(sender, stage, seal)
@@ -86,7 +85,7 @@ class Seals:
     # --- parts of a reduce ---------------------------------------------------------------------
 
     def seal_part(self, kind: str, name: str, payload_hash: str) -> bytes:
-        """This peer's signature for a part of its gradient sum, or for a part that it reduced. name:
+        """This peer's signature for a part of its gradient sum, or a part that it reduced. name:
         `part_name`."""
         return self._sign(kind, name, payload_hash) if self.on else b""
 

@@ -49,8 +49,7 @@ def peer_of(voter: str) -> str:
 class Voter(Timer):
     """Raft node of one peer, which may be a voter, a learner, or keep no log. on_chosen(line): callback for
     each committed entry, in log order. on_became: callback for a new role or leader. may_lead(): True if this
-    peer is able to coordinate the run. yields(): True if it should lead only while no other voter takes the
-    lead."""
+    peer is able to coordinate the run. yields(): True if any other voter should rather lead."""
 
     def __init__(
         self,
@@ -97,12 +96,10 @@ class Voter(Timer):
 
     @property
     def term(self) -> int:
-        """Present Raft term."""
         return self.raft.term
 
     def append(self, record: AnyRecord) -> None:
-        """Propose a log record. Raises LogError if this peer may not, for example because it does not
-        lead."""
+        """Propose a log record. Raises LogError if this peer may not, for example if it does not lead."""
         self.raft.propose(record, self.ctx.clock.now)
         self._settle()
 
@@ -135,8 +132,8 @@ class Voter(Timer):
         return False
 
     def heirs(self, going: Collection[str] = ()) -> list[str]:
-        """Ids of the other reachable voters, to which leadership can be offered. going: peers that are
-        leaving the run."""
+        """Ids of other reachable voters, to which leadership can be offered. going: peers that are
+        leaving."""
         voters, ctx = self.raft.log.voters, self.ctx
         others = [voter for voter in voters if voter != self.raft.me and peer_of(voter) not in going]
         return [voter for voter in others if ctx.reachable(peer_of(voter))]
@@ -180,7 +177,7 @@ class Voter(Timer):
         self.leaving = True
 
     def persisted(self, number: int) -> None:
-        """Note that the write `number` is on disk."""
+        """Note that the write `number` is on disk, and send what waited for it."""
         self._look()
         self.raft.persisted(number, self.ctx.clock.now)
         self._settle()

@@ -70,8 +70,7 @@ def next_voters(
 
 
 def heard(ctx: PeerContext, voter: Voter) -> set[str]:
-    """Voters and learners that are reachable and answered this leader within the last two heartbeat
-    intervals."""
+    """Voters and learners that are reachable and answered this leader in the last two heartbeat intervals."""
     raft, recently = voter.raft, ctx.clock.now - 2.0 * ctx.run.settings.heartbeat_s
     known = {*raft.log.voters, *raft.learners}
     return {name for name in known if ctx.reachable(peer_of(name)) and raft.heard_at(name) >= recently}

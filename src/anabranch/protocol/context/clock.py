@@ -10,8 +10,7 @@ ROUNDING_S = 1e-6
 
 
 class Clock:
-    """Time (s, monotonic; see `OwnTime`) of the event that the peer is handling; `Peer.handle` advances
-    it."""
+    """Time (s, monotonic; see `OwnTime`) of the event being handled; `Peer.handle` advances it."""
 
     def __init__(self) -> None:
         self.now = 0.0

@@ -52,8 +52,7 @@ class Dialer:
         return min(at for at, _ in self._dials.values()) if self._dials else float("inf")
 
     def reach(self, peer: str) -> None:
-        """Dial a member or fellow voter with a known address, unless it is linked or a dial is in
-        progress."""
+        """Dial a member or fellow voter with a known address, unless it is linked or being dialled."""
         if peer == self.me or peer in self.links.up or peer in self._dials:
             return
         if address := self.addresses(peer):
@@ -69,8 +68,7 @@ class Dialer:
         self._dials.pop(peer, None)
 
     def tick(self) -> None:
-        """Make the attempts that are due; those to peers that are linked meanwhile, or have no address, are
-        dropped."""
+        """Make the attempts that are due; drop those to peers that are linked now, or have no address."""
         for peer, (at, _) in list(self._dials.items()):
             if self.clock.now < at:
                 continue

@@ -47,8 +47,7 @@ class LinkTable:
         self._users: list[Callable[[], Collection[str]]] = []
 
     def opened(self, peer: str, incarnation: int, via: str = "") -> None:
-        """Record which process (incarnation) of `peer` a new link leads to, and through which carrier ("":
-        none)."""
+        """Record to which process of `peer` a new link leads, and through which carrier ("": none)."""
         self.incarnations[peer] = incarnation
         if via:
             self.carriers[peer] = via
@@ -76,8 +75,7 @@ class LinkTable:
         self.up.pop(peer)
 
     def forged(self, peer: str) -> None:
-        """Record that the linked process of `peer` forged a payload: sent it without a valid seal
-        (signature)."""
+        """Record that the linked process of `peer` sent a payload without a valid seal (signature)."""
         self.forgers.add((peer, self.incarnations.get(peer, 0)))
 
     def is_forger(self, peer: str) -> bool:
@@ -94,8 +92,8 @@ class LinkTable:
         return self._timed.setdefault(peer, set())
 
     def register_user(self, partners: Callable[[], Collection[str]]) -> None:
-        """Register a component of this peer that exchanges work with other peers; `partners()` returns these
-        peers."""
+        """Register a component of this peer that exchanges work with other peers: `partners()` returns
+        them."""
         self._users.append(partners)
 
     def in_use(self) -> set[str]:

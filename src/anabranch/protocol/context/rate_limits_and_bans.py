@@ -109,8 +109,7 @@ class RateLimits:
             self._came_with.pop(next(iter(self._came_with)))
 
     def _shared(self, peer: str) -> tuple[str, ...]:
-        """Names of the ticket and address block to which a stranger is charged besides its own key; none for
-        a member."""
+        """Names of ticket and address block to which a stranger is charged, too; none for a member."""
         found = self._came_with.get(peer, ())
         return () if not found or self._seated(peer) else found
 
@@ -147,8 +146,7 @@ class RateLimits:
         return bucket
 
     def count(self, peer: str, message: str) -> int:
-        """Count a refused message of kind `message`; returns how many of that kind `peer` had refused so
-        far."""
+        """Count a refused message of kind `message`; returns how many of that kind `peer` had refused."""
         if peer not in self._counts and len(self._counts) >= PEERS_KEPT:
             self._counts.pop(next(iter(self._counts)))
         mine = self._counts.setdefault(peer, {})

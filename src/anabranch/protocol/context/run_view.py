@@ -90,7 +90,7 @@ class RunView:
         self.use_settings(settings)
 
     def use_settings(self, settings: Settings) -> None:
-        """Replace the settings of the run."""
+        """Replace the settings of the run, and with them routing policy and overlay."""
         self.settings = settings
         self.policy = make_policy(settings.policy, CounterRng(*self._policy_seed))
         self.near = Overlay(self._me, lambda: self.membership, settings.neighbours, settings.stages)
@@ -177,8 +177,7 @@ class RunView:
         return waits and len(self.membership.members) <= SEARCHED
 
     def next_stage(self) -> int:
-        """Stage after this peer's stage on a microbatch's path; after the last stage comes stage 0 (the
-        head)."""
+        """Stage after this peer's on a microbatch's path; after the last stage comes stage 0 (the head)."""
         return (self.stage + 1) % (self.settings.stages + 1)
 
     def previous_stage(self) -> int:
@@ -212,7 +211,7 @@ class LogView:
         self.leads = term
 
     def elect(self, voters: tuple[str, ...]) -> None:
-        """Replace the set of voters."""
+        """Replace the log's voters. voters: their ids (`peer/disk`)."""
         self.voters = voters
         self.voting_peers = frozenset(voter.partition("/")[0] for voter in voters)
 

@@ -89,7 +89,7 @@ class WorkQueue:
         return seconds
 
     def next(self) -> tuple[Task, tuple[Payload, ...]] | None:
-        """Mark the most urgent waiting task as running and return it; None if the worker is busy or none
+        """Mark the most urgent waiting task as running and return it; None: the worker is busy or none
         waits."""
         if self.running is not None or not self._heap:
             return None

@@ -87,8 +87,8 @@ class AuditCases:
     # --- receipts of the open iteration --------------------------------------------------------
 
     def refused(self, peer: str, message: Prepared, attempt: Attempt, current: Round) -> str | None:
-        """Check the receipt of a PREPARED report, and keep it in `current`; returns the reason if it is
-        refused."""
+        """Check the receipt of a PREPARED report and keep it in `current`; returns why it is refused, or
+        None."""
         if not self.on or peer not in attempt.members:
             return None
         run, receipt = self.ctx.run, opened(message.receipt, self.ctx.signer)
@@ -187,8 +187,7 @@ class AuditCases:
         return self.returns != had
 
     def awaited_until(self) -> float:
-        """Time (s) until which reports about the audits of the last steps are awaited; -inf if no audit is
-        open."""
+        """Time (s) until which reports about audits of the last steps are awaited; -inf: no audit is open."""
         members = self.ctx.run.membership.members
         due = [c.due_at for c in self._cases.values() if not c.over and c.drawn.auditors[0] in members]
         return max(due, default=-math.inf)

@@ -52,8 +52,7 @@ class Broadcast:
                 self.ctx.outbox.send(peer, message)
 
     def changes_at(self) -> float:
-        """Earliest time (s) at which a membership change may be logged: now, or in a large swarm in the next
-        window."""
+        """Earliest time (s) to log a membership change: now, or in a large swarm in the next window."""
         if not self.ctx.run.near.crowded:
             return self.ctx.clock.now
         period_s = EVERY_HEARTBEATS * self.ctx.run.settings.heartbeat_s

@@ -20,8 +20,7 @@ LAST_CHECKPOINT = (1.0, 8.0, 6)
 
 @dataclass
 class Collection:
-    """Checkpoint of iteration `t` in progress: a download for each stage, and the states that have
-    arrived."""
+    """Checkpoint of iteration `t` in progress: a download for each stage, and the states that are here."""
 
     t: int
     base: str

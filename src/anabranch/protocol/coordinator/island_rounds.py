@@ -47,13 +47,12 @@ class IslandRounds:
 
     @property
     def _of_inner_step(self) -> int:
-        """Microbatches of an inner step."""
+        """Number of microbatches of an inner step."""
         settings = self.ctx.run.settings
         return settings.microbatches // max(1, settings.rounds.slots)
 
     def committed(self, record: Commit, current: Round | None) -> None:
-        """Note whose work counted in a step, and how much. current: this leader's record of it, if it has
-        one."""
+        """Note whose work counted in a step, and how much. current: this leader's round of it, or None."""
         if not self.ctx.run.settings.rounds.inner:
             return
         self._units = {}
@@ -64,7 +63,7 @@ class IslandRounds:
                 self._warn(current, counted(record.stages[1].owners))
 
     def _warn(self, current: Round, accepted: tuple[int, ...]) -> None:
-        """Write to the event log which slots overflowed in several rounds running: their batches wait for
+        """Note in the event log slots that overflowed in several rounds running: their batches wait for
         ever."""
         reported = {index for stage, index in current.witnesses if stage}
         for slot in active(current.slots):
@@ -167,8 +166,7 @@ class IslandRounds:
         return frozenset(k for k in slots if current.slots[k].carried and self._left(current, k))
 
     def stranded(self, current: Round) -> Witness | None:
-        """Witness of a round that can never end, since nobody can fill any of its slots; None if it can
-        end."""
+        """Witness of a round that can never end, since nobody can fill any of its slots; else None."""
         slots = active(current.slots)
         if not slots or len(self._hopeless(current, self._ready(current))) < len(slots):
             return None

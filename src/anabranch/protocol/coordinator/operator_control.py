@@ -45,8 +45,7 @@ class FounderRequests:
             self._revocations[target] = wish
 
     def repeat(self) -> None:
-        """Send the pending requests to the leader again; give a pause, continuation or limit up after WISH_S
-        seconds."""
+        """Send the pending requests to the leader again; give all but revocations up after WISH_S seconds."""
         ctx = self._ctx
         for wish in self._revocations.values():
             ctx.outbox.send(ctx.log.leader, wish)
@@ -116,8 +115,7 @@ class RevocationRequests:
         self._asked[wish.target] = wish
 
     def record(self) -> Revoke | None:
-        """Next `Revoke` record to log, or None. The founder is told of a request for which nothing has to be
-        logged."""
+        """Next `Revoke` record to log, or None. The founder is told of requests that need no record."""
         ctx = self._ctx
         while self._asked:
             target = next(iter(self._asked))

@@ -22,8 +22,7 @@ from anabranch.protocol.rounds.plan import filled
 
 @dataclass(eq=False)
 class Proposals:
-    """Builder of the next log record about the open iteration, from members' reports, reduces and
-    releases."""
+    """Builder of the next log record about the open iteration from reports, reduces and releases."""
 
     ctx: PeerContext
     log: Voter

@@ -30,7 +30,7 @@ DISSENTS = 2
 
 
 def attempt_units(attempt: Attempt) -> frozenset[int]:
-    """Units that an attempt counts."""
+    """Units that an attempt counts: those that have an owner."""
     return frozenset(unit for unit, owner in enumerate(attempt.owners) if owner >= 0)
 
 
@@ -65,8 +65,7 @@ class ReduceAttempts:
         """(peer, iteration) in which a peer reported another gradient than most of its stage."""
 
     def attempt(self, current: Round) -> None:
-        """Order a reduce at each stage whose units are all claimed, where none is in progress that can
-        end."""
+        """Order a reduce at each stage whose units are all claimed, if none that can end is in progress."""
         if current.t > self.ctx.run.steps:
             return
         version, silent = self.ctx.run.membership.version, self.admission.absent.silent()
@@ -258,7 +257,7 @@ class ReduceAttempts:
         prepared: Mapping[str, Prepared],
         result: tuple[str, Mapping[str, float]] | None,
     ) -> None:
-        """Remove the members of a witnessed reduce whose reported result differs from the one that this peer
+        """Expel members of a witnessed reduce whose reported result differs from the one that this peer
         computed."""
         if result is None:
             return
@@ -296,8 +295,7 @@ class ReduceAttempts:
         return self.ctx.costs.reduce_s(max(sizes))
 
     def stalled(self, current: Round) -> None:
-        """Act if no report came for too long: ask all members for missing units and reports, and order stuck
-        reduces again."""
+        """If no report came for too long, ask all members for missing units and order stuck reduces again."""
         if self.ctx.clock.now < current.progress_at + self.patience_s(current):
             return
         current.spread = self.ctx.rng.uniform(0.75, 1.0)

@@ -76,7 +76,7 @@ class Round:
     """Stage -> (inputs, result) of the last comparison of PREPARED reports."""
 
     def counts(self, stage: int) -> frozenset[int]:
-        """Units of a round that count at a stage."""
+        """Units of the round that count at a stage: those of slots that were not dropped."""
         return units_of(stage, (slot for slot in active(self.slots) if slot not in self.dropped))
 
     def give_up(self, stage: int) -> dict[str, Prepared]:

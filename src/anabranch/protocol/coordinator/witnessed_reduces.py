@@ -49,8 +49,7 @@ class WitnessedReduces:
         """Stage -> iteration up to which it is reduced in this way."""
 
     def failed(self, stage: int, t: int) -> None:
-        """Have the stage reduced in this way for WITNESSED_FOR iterations, because a reduce failed in
-        iteration t."""
+        """Have the stage's reduces witnessed for WITNESSED_FOR iterations, as one failed in iteration t."""
         self._until[stage] = t + WITNESSED_FOR
 
     def plan(self, stage: int, t: int, members: Sequence[str], owners: Collection[int]) -> ReducePlan | None:

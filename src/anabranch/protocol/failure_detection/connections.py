@@ -192,7 +192,7 @@ class Connections:
         return reason
 
     def _alone(self, peer: str) -> bool:
-        """True if this peer may itself be cut off: it hears no other member than `peer`, though there are
+        """True if this peer may itself be cut off: it hears no member but perhaps `peer`, though there are
         some."""
         ctx, watched = self.ctx, self._listening()
         members = ctx.run.membership.members.keys()
@@ -213,7 +213,7 @@ class Connections:
     # --- links ---------------------------------------------------------------------------------
 
     def link_up(self, peer: str) -> None:
-        """Begin to watch a new link to `peer`."""
+        """Begin to watch a new link to `peer`, with the timeout learnt before; cancel planned dials."""
         ctx = self.ctx
         silence = self._known.pop(peer, None) or AdaptiveTimeout(ctx.clock.now, ctx.run.settings.heartbeat_s)
         silence.last_heard = ctx.clock.now
@@ -277,8 +277,7 @@ class Connections:
     # --- dialling ------------------------------------------------------------------------------
 
     def connect(self) -> None:
-        """Dial the members with which this peer wants a link but has none, if this peer is the one to
-        dial."""
+        """Dial the members with which this peer wants a link but has none, if it is the one to dial."""
         ctx = self.ctx
         if ctx.me not in ctx.run.membership.members:
             return
@@ -354,8 +353,7 @@ class Connections:
             self.ctx.dialer.plan(peer)
 
     def forget(self, peer: str) -> None:
-        """Drop everything about `peer`, no longer a member: planned dials, its timeout, and what others said
-        about it."""
+        """Drop what is known of `peer`, no longer a member: planned dials, timeout, others' statements."""
         self.ctx.dialer.cancel(peer)
         self._known.pop(peer, None)
         if self._listened is not None:

@@ -188,8 +188,8 @@ class Admission:
         return self.ctx.run.revoked.refusal(peer, credential.ticket)
 
     def _over_quota(self, peer: str, credential: VerifiedCredential) -> str | None:
-        """Reason why a ticket lets no further peer in, because other peers have all its seats; None: a seat
-        is left."""
+        """Reason why a ticket lets no further peer in: other peers have all its seats; None: a seat is
+        left."""
         if not credential.ticket or not credential.quota:
             return None
         known = {**self._coming, **self.ctx.run.membership.members, **self._joining}
@@ -263,8 +263,7 @@ class Admission:
     # --- out -----------------------------------------------------------------------------------
 
     def leave(self, peer: str, reason: str) -> None:
-        """Note that a member asked to leave the run (`let_go`); a joiner that is not a member yet is
-        dropped."""
+        """Note that a member asked to leave (`let_go`); a joiner that is not a member yet is dropped."""
         if peer in self.ctx.run.membership.members:
             self._leaving.setdefault(peer, (reason, self.ctx.clock.now + VOTE_S))
         else:
@@ -425,8 +424,8 @@ class Admission:
         return peer in serving and set(others) <= {peer, *self._removals, *self._going}
 
     def _dial(self, peer: str, again: bool = True) -> None:
-        """Dial a lost member, at its own address first. One without an address is to come back by itself
-        first."""
+        """Dial a lost member, at its own address first; first wait for one without an address to come
+        back."""
         dialer, address = self.ctx.dialer, self.ctx.run.membership.members[peer].address
         if again or address:
             address = dialer.addresses(peer, again)

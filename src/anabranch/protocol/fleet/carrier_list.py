@@ -16,8 +16,7 @@ _TEXT_BYTES = 512
 
 
 class CarrierList:
-    """Dedicated carriers that this coordinator knows. Members are no dedicated carriers: they carry
-    anyway."""
+    """Dedicated carriers that this coordinator knows. Members are none: they carry anyway."""
 
     def __init__(self, ctx: PeerContext) -> None:
         self._ctx = ctx
@@ -26,7 +25,7 @@ class CarrierList:
         """Listed carrier without a link -> time (s) at which it is given up."""
 
     def offered(self, peer: str, address: str) -> str | None:
-        """Note the offer of a carrier, which it repeats, for the next record; returns the reason if it is
+        """Note a carrier's offer, which it repeats, for the next record; returns the reason if it is
         refused."""
         known = self._ctx.run.carriers
         try:

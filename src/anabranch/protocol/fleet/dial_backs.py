@@ -22,8 +22,8 @@ class DialBacks:
         """Peer -> (addresses that were tried, those that answered)."""
 
     def ask(self, peer: str, address: str) -> None:
-        """Have the driver try the direct addresses of a peer, unless they are being tried, or UNDER_WAY
-        others are."""
+        """Have the driver try a peer's direct addresses, unless they, or UNDER_WAY others, are being
+        tried."""
         direct = direct_addresses(address)
         try:
             parse_addresses(direct)

@@ -52,8 +52,8 @@ class InitialAssignment:
         self._moved: frozenset[str] = frozenset()
 
     def told(self, peer: str, links: Mapping[str, tuple[float, float]]) -> None:
-        """Enter a ready member's report about its links: receiver -> (round trip in s, bits per second sent
-        to it)."""
+        """Enter a ready member's report of its links: receiver -> (round trip in s, bits per second to
+        it)."""
         if self.ctx.run.deals and links and peer in self.ctx.run.membership.members:
             self.admission.ways.told(peer, links)
             self._reported[peer] = frozenset(other for other, (_, bps) in links.items() if plausible(bps))
@@ -133,8 +133,7 @@ class InitialAssignment:
         return best
 
     def _drawn(self, before: Deal, movable: Sequence[str], count: int) -> Iterator[Deal]:
-        """Yield `count` random assignments to begin the search from: the movable relays permuted over their
-        stages."""
+        """Yield `count` random assignments to search from: the movable relays permuted over their stages."""
         stages = [before[peer] for peer in movable]
         for _ in range(count):
             self.ctx.rng.shuffle(stages)

@@ -166,8 +166,7 @@ class SnapshotCatalog:
             self._changed = True
 
     def link_down(self, peer: str) -> None:
-        """Drop the report of a peer whose link broke, if it is no member; it reports again once it is
-        linked."""
+        """Drop the report of a peer that is no member, as its link broke; once linked it reports again."""
         if peer not in self.ctx.run.membership.members:
             self._forget(peer)
 
@@ -273,7 +272,7 @@ class SnapshotCatalog:
         return not refuses and self.ctx.reachable(peer)
 
     def _tell(self, point: RestorePoint, stage: int, peer: str, holders: list[str]) -> None:
-        """Send a keeper its order to copy a state; once more after ORDER_AGAIN_S. holders: sources to copy
+        """Send a keeper its order to copy a state; again after ORDER_AGAIN_S. holders: sources to copy
         from."""
         said_at = point.ordered.get((stage, peer), -math.inf)
         if self.ctx.clock.now >= said_at + ORDER_AGAIN_S:

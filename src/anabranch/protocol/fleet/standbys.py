@@ -51,8 +51,7 @@ def by_chance(
 
 
 class Standbys:
-    """Choice and announcement of standbys by the coordinator. ways: link measurements that members
-    reported."""
+    """Choice and announcement of standbys by the coordinator. ways: measurements of members' links."""
 
     def __init__(self, ctx: PeerContext, ways: LinkMeasurements) -> None:
         self.ctx = ctx
@@ -71,7 +70,7 @@ class Standbys:
             self._looked = None
 
     def removed(self, peer: str) -> None:
-        """Drop what is known of a former member."""
+        """Forget that a former member reported its links."""
         self._heard.discard(peer)
 
     def look(self, t: int, released: bool) -> None:

@@ -120,8 +120,7 @@ class Stragglers:
         self._waited(peer)
 
     def _waited(self, peer: str) -> None:
-        """Note that the steps no longer wait for `peer`, and compute for how long they will not wait for it
-        again."""
+        """Note that steps no longer wait for `peer`, and compute for how long they will not do so again."""
         since = self._awaited.pop(peer, None)
         if since is not None:
             self._not_before[peer] = self.ctx.clock.now + (self.ctx.clock.now - since) / WAITING_SHARE

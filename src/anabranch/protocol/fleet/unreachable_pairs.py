@@ -79,8 +79,7 @@ class UnreachablePairs:
         return max(1, membership.opening_t - membership.active_from.get(peer, membership.opening_t) + 1)
 
     def _apart_from(self, peer: str, members: Sequence[str], gone: Collection[str]) -> list[str]:
-        """Members that report `peer` as unreachable or that `peer` reports as unreachable, without those in
-        `gone`."""
+        """Members that `peer` reports as unreachable, or that report `peer` so, without those in `gone`."""
         if peer in gone:
             return []
         apart = self._apart

@@ -14,8 +14,7 @@ LEAST_START = 2
 
 @dataclass(frozen=True)
 class Delay:
-    """Choice of the delayed iterations: those after iteration `start` (0: none); the others are
-    synchronous."""
+    """Choice of the delayed iterations: those after `start` (0: none); the others are synchronous."""
 
     start: int = 0
 

@@ -51,8 +51,7 @@ class Received(Event, frozen=True):
 
 class LinkUp(Event, frozen=True):
     """New authenticated link to process `incarnation` of a peer. credential: what the peer showed when it
-    dialled; None if this side dialled. via: id of the carrier that forwards its bytes, or "iroh" ("":
-    none)."""
+    dialled; None if this side dialled. via: id of the carrier that forwards it, or "iroh" ("": none)."""
 
     peer: str
     incarnation: int
@@ -61,8 +60,7 @@ class LinkUp(Event, frozen=True):
 
 
 class PathChanged(Event, frozen=True):
-    """Path that iroh (a peer-to-peer transport) uses to a peer from now on. path: "relay", or the peer's UDP
-    address."""
+    """New path of iroh (a peer-to-peer transport) to a peer. path: "relay", or the peer's UDP address."""
 
     peer: str
     path: str
@@ -219,8 +217,7 @@ class ReadEvents(Effect, frozen=True):
 
 
 class Showed(Effect, frozen=True):
-    """At an observer: hand `data`, bytes of the run's event log from `position` on, to the program that
-    shows it."""
+    """At an observer: hand on `data`, bytes of the event log from `position` on, to be shown."""
 
     position: int
     data: bytes

@@ -64,8 +64,7 @@ class Rounds:
         return t - rounds + sum(short) + (rounds - len(short)) * self.inner
 
     def passes(self, t: int, every: int) -> bool:
-        """True if iteration t reaches a multiple of `every` optimizer steps, or passes one; also for t =
-        0."""
+        """True if iteration t reaches or passes a multiple of `every` optimizer steps, or is 0."""
         return self.progress(t) // every > self.progress(t - 1) // every if t else True
 
     @property

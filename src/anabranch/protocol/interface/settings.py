@@ -127,7 +127,7 @@ class Settings:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Blocks of stages 1 to S."""
+        """Number of model blocks of each of the stages 1 to S."""
         return self.blocks or (1,) * self.stages
 
     def frozen_hash(self, stage: int) -> str:

@@ -128,8 +128,7 @@ class Recount(Task, frozen=True):
 
 
 class Discard(MicrobatchTask, frozen=True):
-    """Removal of graph and stored values of microbatch `index`; nothing is added (it was refused or taken
-    back)."""
+    """Removal of graph and values of microbatch `index`, refused or taken back; nothing is added."""
 
 
 class Freeze(Task, frozen=True):
@@ -195,8 +194,7 @@ class AuditUnit(MicrobatchTask, frozen=True):
 
 
 class AuditSum(Task, frozen=True):
-    """Sum of the units that AuditUnit computed, cut into `parts` as by Freeze -> outputs. The worker then
-    drops it."""
+    """Sum of the units that AuditUnit computed, cut into `parts` as by Freeze -> outputs; then dropped."""
 
     parts: int
 

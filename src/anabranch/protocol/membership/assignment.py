@@ -31,7 +31,7 @@ class Assignment:
                 self.holder[indices[position]] = node
 
     def remove(self, node: str, remaining: Sequence[str]) -> list[int]:
-        """Assign the microbatch indices of a removed data node `node` to the `remaining` ones; returns these
+        """Assign the microbatches of removed data node `node` to the `remaining` ones; returns their
         indices."""
         orphans = sorted(index for index, holder in self.holder.items() if holder == node)
         for heir, positions in split_indices(len(orphans), remaining).items():

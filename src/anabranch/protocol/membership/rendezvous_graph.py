@@ -25,8 +25,7 @@ def _id_hash(peer: str) -> int:
 
 
 def pair_scores(rows: Sequence[str], columns: Sequence[str]) -> NDArray[np.uint64]:
-    """Score of every pair of peers, shape (rows, columns): SplitMix64 of the hashes of both ids.
-    Symmetric."""
+    """Score of every pair of peers, shape (rows, columns): SplitMix64 of both ids' hashes. Symmetric."""
     left, right = (np.array([_id_hash(peer) for peer in peers], dtype=np.uint64) for peers in (rows, columns))
     mixed = left[:, None] ^ right[None, :]
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):

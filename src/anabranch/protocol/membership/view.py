@@ -105,7 +105,7 @@ class Membership:
     # --- changes -------------------------------------------------------------------------------
 
     def apply(self, record: Members) -> None:
-        """Apply one record of the log to the membership."""
+        """Apply a Members record of the log: removals, then admissions, then who serves from when."""
         before = self._seen_of((*record.removed, *[member.id for member in record.joined]))
         self._change(("apply", record), lambda: self._apply(record))
         self._remember(before)
@@ -213,7 +213,7 @@ class Membership:
         self._changed({self.members[peer].stage for peer in active_from if peer in self.members})
 
     def _hand_on(self, peer: str) -> None:
-        """Note that a data node of the open iteration was removed, and which data nodes take its microbatches
+        """Note that a data node of the open iteration was removed, and which ones take its microbatches
         over."""
         opening = Opening(self.opening_t, tuple(self.opening), tuple(self.handed_on)).without(peer)
         self.handed_on = list(opening.handed_on)

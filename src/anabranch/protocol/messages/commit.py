@@ -119,8 +119,7 @@ class Release(FencedMessage, frozen=True, tag=26):
 
 
 class Announce(Message, frozen=True, tag=27):
-    """Committed log entries in order, encoded: from the leader to all members, or from any peer in reply to
-    FetchLog."""
+    """Committed log entries in order, encoded: from the leader to all members, or in reply to FetchLog."""
 
     entries: tuple[bytes, ...]
 

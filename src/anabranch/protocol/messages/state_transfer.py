@@ -91,8 +91,7 @@ class Holds(Message, frozen=True, tag=71):
 
 
 class Complete(Message, frozen=True, tag=72):
-    """Leader's notice that enough peers hold every stage's state after iteration t; older snapshots may be
-    dropped."""
+    """Leader's notice that enough peers hold all states after iteration t: older snapshots may be dropped."""
 
     t: Count
 

@@ -101,8 +101,7 @@ class CatchUp(Timer):
             self._pull(-1, live or [ctx.log.leader])
 
     def fell_behind(self, step: int) -> None:
-        """Fetch the state after iteration `step`, whose reduced gradient no peer has any more, or a later
-        state."""
+        """Fetch the state after iteration `step` (no peer has its gradient any more), or a later state."""
         self._least_t = step
         self.begin()
 
@@ -203,8 +202,7 @@ class CatchUp(Timer):
         self._ctx.tasks.submit(TaskPriority.STEP, LoadState(state.t), state.pieces, loaded)
 
     def _begin_anew(self, base: str) -> None:
-        """Load the stage's initial state, made from the seed, and continue from it. base: hash of its log
-        entry."""
+        """Load the stage's initial state, made from the seed, and continue from it. base: of that state."""
         self._entry.advance(Step.LOADING)
         initial = self.initial
         self._ctx.tasks.submit(

@@ -175,8 +175,7 @@ class JoinProcess(Timer):
         self._ctx.outbox.emit(Describe(genesis))
 
     def described(self, event: Described) -> None:
-        """Use the run's settings that the driver found, and ask to be admitted with this machine's
-        measurements."""
+        """Use the run's settings, and ask to be admitted with this machine's measurements."""
         if self.step is not Step.DESCRIBING:
             return
         self._ctx.use_settings(event.settings)
@@ -252,8 +251,7 @@ class JoinProcess(Timer):
     # --- reports -------------------------------------------------------------------------------
 
     def _has_state(self) -> None:
-        """Report that the state is loaded, apply the steps after it, and open the next iteration if it may
-        be."""
+        """Report that the state is loaded, apply the steps after it, and open the next iteration."""
         self.report()
         self._report_applied()
         self._iterations.replica.advance()
@@ -264,8 +262,8 @@ class JoinProcess(Timer):
             self.report()
 
     def report(self) -> None:
-        """Report to the leader that the state is loaded, with its proof; repeated until the log lets this
-        peer serve."""
+        """Report the loaded state to the leader, with a proof; repeated until the log lets this peer
+        serve."""
         ctx, replica = self._ctx, self._iterations.replica
         if ctx.me in ctx.run.membership.active_from:
             self._entry.repeat_at = math.inf

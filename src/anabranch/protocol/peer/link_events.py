@@ -153,8 +153,7 @@ class LinkEvents(Timer):
     # --- time ----------------------------------------------------------------------------------
 
     def listens(self) -> bool:
-        """True if a link may have been silent for so long that `tick` has to look, although its deadline is
-        later."""
+        """True if a link may have been silent for so long that `tick` has to look before its deadline."""
         return self.connections.listens_up(self._progress.position.index)
 
     def deadline(self) -> float:

@@ -42,8 +42,7 @@ class Removal:
 
 @dataclass(frozen=True)
 class MembersChanged:
-    """Members joined, left, or begin to serve. own_stage: stage that this peer is moved to (None: not
-    moved)."""
+    """Members joined, left, or begin to serve. own_stage: stage to which this peer is moved, or None."""
 
     record: Members
     removals: tuple[Removal, ...]

@@ -240,7 +240,7 @@ class Coordination(Timer):
         self.coordinator = coordinator
 
     def resign(self) -> None:
-        """Give up the lead of the log."""
+        """Give up the lead of the log: drop the coordinator; the leader is not known then."""
         self._ctx.log.take_lead(0)
         self._ctx.log.follow_leader("")
         self._become(LeadRole.FOLLOWER)

@@ -181,8 +181,7 @@ class Leadership:
         return True
 
     def welcome(self, member: Member) -> None:
-        """Send an admitted peer the members, log position and settings of the run; nothing unless this peer
-        leads."""
+        """Send an admitted peer the run's members, log position and state; nothing unless this peer leads."""
         lead, ctx, run = self._coordination.coordinator, self._ctx, self._ctx.run
         if lead is None or member.id == ctx.me:
             return

@@ -67,7 +67,7 @@ class CreditReports:
                 self.tell([peer])
 
     def link_down(self, peer: str) -> None:
-        """Revoke the unused credits of a peer whose link broke."""
+        """Revoke the unused credits of a peer whose link broke, and report those that others get."""
         self.tell(self.ledger.unlink(peer))
 
     def ask(self, peer: str, index: int, repair: bool) -> None:
@@ -93,8 +93,8 @@ class CreditReports:
         self.tell(self.ledger.release(peer))
 
     def forget(self, peer: str) -> None:
-        """Free the unused credits of a removed peer and drop its grant; report the credits that others get by
-        it."""
+        """Free the unused credits of a removed peer, drop its grant, and report the credits that others
+        get."""
         self.tell(self.ledger.forget(peer))
 
     def _is_next(self, peer: str) -> bool:

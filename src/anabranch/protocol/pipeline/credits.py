@@ -135,8 +135,8 @@ class SlotLedger:
 
         Its own credits (`Grant.own`) are always allowed. Beyond them a peer may hold one unused credit, plus
         one for each that it has used, while all peers together hold less than a quarter of the capacity
-        unused beyond their own. So a quarter of the capacity circulates even if the peers with advance grants
-        use none.
+        unused beyond their own. So a quarter of the capacity circulates even if peers with advance grants use
+        none.
         """
         grant = self.grants[peer]
         if grant.unused < grant.own:
@@ -276,8 +276,7 @@ class SlotLedger:
         self.pool += slots
 
     def _reuse(self, grant: Grant, peer: str) -> list[str]:
-        """Give a freed credit of `peer` back to it if it lacks a guaranteed one, else to the waiting
-        requests."""
+        """Give a freed credit of `peer` back to it if it lacks a guaranteed one, else to waiting requests."""
         if grant.lacks and not (grant.unused and self._next() is not None):
             grant.total += 1
             return [peer]

@@ -114,8 +114,8 @@ class HopCandidates:
         return (peers, math.inf) if self.ctx.clock.now >= all_at else (preferred, all_at)
 
     def _waits_since(self, item: OutgoingMicrobatch) -> float:
-        """Time (s) since which a microbatch waits for a replica that is preferred, or no standby; set at
-        first use."""
+        """Time (s) since which a microbatch waits for a preferred replica, or no standby; set at first
+        use."""
         if item.waits_since == math.inf:
             item.waits_since = self.ctx.clock.now
         return item.waits_since

@@ -85,8 +85,7 @@ class Repairs:
             item.lost, item.further = (*peers, *item.lost)[:LOST_MAX], True
 
     def on_have(self, peer: str, index: int, transmission: int) -> None:
-        """End the search numbered `transmission`: `peer` has the microbatch, and its gradient is awaited from
-        there."""
+        """End the search numbered `transmission`: `peer` has the microbatch, and is to send its gradient."""
         item = self._sender.items.get(index)
         if item is not None and item.leg is OutgoingState.FINDING and item.transmission == transmission:
             item.peer, item.leg, item.sent_at = peer, OutgoingState.SENT, self.ctx.clock.now
@@ -126,8 +125,7 @@ class Repairs:
     # --- lost peers and lost claims ------------------------------------------------------------
 
     def link_up(self, peer: str) -> None:
-        """Ask `peer`, whose link is (back) up, for the microbatches searched at it, and send what can be sent
-        now."""
+        """Ask `peer`, whose link is (back) up, for microbatches searched at it, and send what can be sent."""
         if self._is_beyond(peer):
             return
         for item in self._sender.items.values():
@@ -209,8 +207,7 @@ class Repairs:
         return True
 
     def reject(self, index: int, reason: str) -> None:
-        """Refuse a gradient of microbatch `index` that cannot be used, and send the microbatch to be computed
-        again."""
+        """Refuse a useless gradient of microbatch `index`, and send the microbatch to be computed again."""
         item = self._sender.items[index]
         self.ctx.outbox.refuse(item.peer or "", "Backward", reason)
         item.returned = False

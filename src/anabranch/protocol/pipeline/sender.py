@@ -74,8 +74,7 @@ class Sender:
             self.pump()
 
     def admit(self, indices: Iterable[int], trains: Callable[[int], bool]) -> None:
-        """Add the microbatches `indices`, which this data node begins; trains(index): False in an
-        evaluation."""
+        """Add microbatches that this data node begins, and send. trains(index): False in an evaluation."""
         for index in indices:
             self.items[index] = OutgoingMicrobatch(index, trains(index), (self.ctx.me,), None)
         self.pump()
@@ -244,8 +243,7 @@ class Sender:
                 self._transmit(item, choice.peer)
 
     def _use_slot(self, item: OutgoingMicrobatch, peer: str) -> None:
-        """Use a credit of `peer` for `item`. If another microbatch requested the credit, that one asks
-        again."""
+        """Use a credit of `peer` for `item`. If another microbatch requested it, that one asks again."""
         self.credits[peer].used += 1
         self.hops.took(peer)
         ask = (peer, item.repair)
@@ -265,8 +263,7 @@ class Sender:
             self.ctx.outbox.send(peer, Ask(self._fence(), item.index, item.repair))
 
     def _waited_s(self, item: OutgoingMicrobatch, candidates: list[Candidate]) -> float:
-        """Seconds for which the microbatch has waited although a candidate had a free credit; 0 until one
-        has."""
+        """Seconds for which the microbatch has waited although a candidate had a free credit; 0: none had."""
         if item.sendable_since == math.inf and any(candidate.free for candidate in candidates):
             item.sendable_since = self.ctx.clock.now
         return max(0.0, self.ctx.clock.now - item.sendable_since)
@@ -292,7 +289,7 @@ class Sender:
         self.ctx.outbox.send(peer, message, item.payload)
 
     def new_transmission(self) -> int:
-        """Number of a new transmission or search."""
+        """Next number for a transmission or a search, each used once in the iteration."""
         self._last_transmission += 1
         return self._last_transmission
 
@@ -331,8 +328,7 @@ class Sender:
             self.pump()
 
     def deadline(self) -> float:
-        """Earliest time at which a microbatch is due: held back long enough, or to be inquired after
-        (`repair`)."""
+        """Earliest time (s) at which a microbatch was held back long enough, or is to be inquired after."""
         if self._due_at is None:
             self._due_at = min(map(self._due, self.items.values()), default=math.inf)
         return self._due_at

@@ -32,8 +32,7 @@ class UpstreamReplies:
 
     def adopt(self, unit: IncomingMicrobatch, upstream: str, message: Forward | Want) -> None:
         """Make `upstream` the upstream peer of a microbatch, and send it the gradient if that is ready. A
-        former upstream peer that waits for the gradient gets it too: the microbatch may have come over two
-        paths."""
+        former upstream peer that waits for it gets it too: the microbatch may have come over two paths."""
         waits = unit.upstream != upstream and unit.gradient_needed and not unit.returned
         if waits and self.ctx.run.membership.is_live(unit.upstream, self.ctx.run.previous_stage(), self.t):
             unit.others[unit.upstream] = unit.transmission

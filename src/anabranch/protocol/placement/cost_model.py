@@ -131,8 +131,7 @@ def _ends(shares: Shares) -> list[tuple[str, float]]:
 @dataclass(frozen=True)
 class _Stage:
     """Times of one stage in an iteration. busy_s: seconds of the replica that is busy longest, in computing
-    or on its access line. reduce_s: of the gradient reduce. slots: microbatches that working replicas can
-    hold."""
+    or on its access line. reduce_s: of the gradient reduce. slots: of the working replicas."""
 
     shares: Shares
     busy_s: float
@@ -190,7 +189,6 @@ class CostModel:
 
     @property
     def stages(self) -> int:
-        """Number of relay stages."""
         return len(self._blocks)
 
     @property
@@ -321,7 +319,7 @@ class CostModel:
         return self._stages[key]
 
     def _late_bits(self, blocks: int, group: Group, working: Group) -> float:
-        """Bits of the reduced gradient that each working replica sends to the stage's standbys after the
+        """Bits of reduced gradient that each working replica sends to the stage's standbys after the
         commit."""
         if len(working) < 2:
             return 0.0

@@ -37,8 +37,8 @@ class Election:
     # --- timer ---------------------------------------------------------------------------------
 
     def reset_timer(self) -> None:
-        """Restart the election timer with a random delay; the range doubles with each election that nobody
-        won."""
+        """Restart the election timer with a random delay; its range doubles with each election without
+        winner."""
         state = self._state
         patience_s = state.timeout.patience_s * 2.0 ** min(self._failures, DOUBLINGS)
         spread = self._dice.uniform(1.0, 2.0) + (not state.campaigns)
@@ -85,7 +85,7 @@ class Election:
         self._request_votes(state.term + 1, trial=True, forced=False)
 
     def campaign(self, forced: bool = False) -> None:
-        """Become a candidate: raise the term and request votes. forced: True if voters are to ignore a live
+        """Become a candidate: raise the term and request votes. forced: voters are to ignore a live
         leader."""
         state = self._state
         self.reset_timer()
@@ -125,8 +125,7 @@ class Election:
     # --- voter ---------------------------------------------------------------------------------
 
     def on_request(self, message: AskVote) -> None:
-        """Answer another voter's request for a vote or a pre-vote. An answer to a pre-vote does not bind this
-        voter."""
+        """Answer another voter's request for a vote or a pre-vote; only a vote binds this voter."""
         state = self._state
         if (state.role is Role.LEADER or self.leader_alive()) and not message.forced:
             granted = False

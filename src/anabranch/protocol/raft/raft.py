@@ -211,8 +211,7 @@ class Raft(VoterState):
         return ticket
 
     def transfer_leadership(self, now: float, to: str) -> None:
-        """Transfer leadership to voter `to`. Meanwhile, for one election timeout at most, nothing is
-        proposed."""
+        """Transfer leadership to voter `to`; until then, or for one election timeout, nothing is proposed."""
         self._advance(now)
         self.replication.transfer(to)
         self._flush()

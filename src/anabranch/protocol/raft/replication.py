@@ -36,7 +36,7 @@ class Replication:
         self.broadcast()
 
     def end(self) -> None:
-        """Stop to lead, as the voter steps down."""
+        """Stop leading, as the voter steps down: forget others' progress, reads, learners and a transfer."""
         self.progress.of, self.progress.reads = {}, []
         self._state.transferring = False
         self._state.learners.clear()

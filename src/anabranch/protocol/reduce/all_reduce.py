@@ -125,8 +125,7 @@ class AllReduce:
         return None
 
     def forget_attempts(self, term: int) -> None:
-        """Forget reduce attempts that were ordered in a log term above `term`: their sender was not the
-        leader."""
+        """Forget reduce attempts ordered in a log term above `term`: their sender was not the leader."""
         if self._announced is not None and self._announced.attempt.term > term:
             self._announced = self.reduce = self.prepared = None
 
@@ -338,8 +337,7 @@ class AllReduce:
         self._assemble(reduce)
 
     def _assemble(self, reduce: ReduceAttempt) -> None:
-        """Join the reduced parts to the whole gradient once all are here; `_assembled` checks and reports
-        it."""
+        """Join the reduced parts to a gradient once all are here; `_assembled` checks and reports it."""
         if reduce.assembled or len(reduce.reduced) < reduce.count:
             return
         reduce.assembled = True
@@ -406,8 +404,7 @@ class AllReduce:
             self.ctx.outbox.send(self.ctx.log.leader, self.prepared)
 
     def repeat_parts(self, peer: str) -> None:
-        """Send a member or helper whose link is back the parts that it may have missed, own and reduced
-        ones."""
+        """Send a member or helper whose link is back the own and reduced parts that it may have missed."""
         reduce = self.reduce
         if reduce is None or not reduce.parts or peer == self.ctx.me:
             return

@@ -55,7 +55,7 @@ class ReduceAttempt:
 
     @property
     def count(self) -> int:
-        """Number of parts."""
+        """Number of parts into which the gradient is cut."""
         return len(self.collectors)
 
     @property

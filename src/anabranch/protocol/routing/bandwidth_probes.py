@@ -198,8 +198,7 @@ class BandwidthProbes:
         return not self._line_known
 
     def _tell(self) -> bool:
-        """Report this peer's link rates to the leader if enough links are measured or tried; True once
-        reported."""
+        """Report this peer's link rates to the leader if enough are measured or tried; True once reported."""
         ctx = self.ctx
         tried = self._tried and not self._trying and (len(self._tried) >= LINE_TRIALS or not self._untried())
         if tried or ctx.costs.links_measured >= LINE_TRIALS:

@@ -40,8 +40,7 @@ class PlanShare:
         return len(split_indices(min([ctx.run.settings.microbatches, *room]), data_nodes)[ctx.me])
 
     def changed_places(self) -> int | None:
-        """Places of this relay if an input of their calculation has changed since the last call, else
-        None."""
+        """Places of this relay if an input of that number has changed since the last call, else None."""
         run, costs, spared = self._ctx.run, self._ctx.costs, self._ctx.standby_view.waits
         version = run.membership.version_of(run.stage)
         seen = (run.settings, run.membership, version, costs.changes, spared)

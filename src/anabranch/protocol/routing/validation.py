@@ -110,8 +110,7 @@ def _implausible(value: object) -> str | None:
 
 
 class DataNodes:
-    """Check of data nodes' names in letters, with a bounded number of names that the log does not have
-    yet."""
+    """Check of data nodes' names in letters; a bounded number may not be in the log yet."""
 
     def __init__(self) -> None:
         self._strangers: set[str] = set()

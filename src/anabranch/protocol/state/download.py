@@ -36,8 +36,7 @@ Pieces = tuple[Payload, ...]
 
 @dataclass(frozen=True)
 class State:
-    """Serialised state (weights, moments, counters) of a stage after iteration t, as pieces with the hash of
-    each."""
+    """Serialised state (weights, moments, counters) of a stage after iteration t: pieces and their hashes."""
 
     stage: int
     t: int
@@ -318,8 +317,7 @@ class Download:
     # --- links and time ------------------------------------------------------------------------
 
     def link_down(self, peer: str) -> None:
-        """Shorten the wait for a source whose link broke, so that other sources are asked soon (or the same
-        again)."""
+        """Shorten the wait for a source whose link broke, so that another (or the same) is asked soon."""
         source = self.sources.get(peer)
         if source is not None and source.due < math.inf:
             source.due = min(source.due, self.ctx.clock.now + ANSWER_S / 10.0)

@@ -123,8 +123,7 @@ class StateServer:
         self.snapshot(self._keep)
 
     def checkpoint_read(self, asked_t: int, state: State | None, stage: int) -> None:
-        """Offer a state that was read from disk (None: it could not be read) to the peers that wait for
-        it."""
+        """Offer a state read from disk (None: it could not be read) to the peers that wait for it."""
         if state is not None:
             self._keep(state)
         for peer in sorted(self._waiting.pop((stage, asked_t), set())):
@@ -140,8 +139,7 @@ class StateServer:
         self.abandon(t)
 
     def abandon(self, t: int) -> None:
-        """Answer the peers that wait for states after t that there are none, because the worker's tasks were
-        dropped."""
+        """Tell peers that wait for states after t that there are none, as the worker's tasks were dropped."""
         void = [key for key in self._waiting if key[1] > t]
         for stage, later in void:
             for peer in sorted(self._waiting.pop((stage, later))):
@@ -164,7 +162,7 @@ class StateServer:
         self.ctx.outbox.send(peer, StateOffer(stage, t, "", 0))
 
     def on_fetch_piece(self, peer: str, message: FetchPiece) -> str | None:
-        """Send a piece of a state; returns the reason if it is refused."""
+        """Send a piece of a state, or say that the state is not here; returns why it is refused, or None."""
         if not self._needs(peer, message.stage):
             return f"a state of stage {message.stage}, for which it has no need"
         state = self.find(message.stage, message.t)

@@ -304,8 +304,7 @@ class LinkCost:
         return link_cost(compute_s, (latency_s, latency_s), (out, reported or out), activation_bytes)
 
     def line_s(self, activation_bytes: float) -> float:
-        """Seconds to transfer an activation in the slower direction of the link, latency not included; 0: not
-        known."""
+        """Seconds to transfer an activation in the link's slower direction, without latency; 0: not known."""
         known = (self.out_bps(activation_bytes), _known(self.back_bps))
         return max((8.0 * activation_bytes / bps for bps in known if bps), default=0.0)
 

@@ -67,8 +67,7 @@ class Neighbour:
             self._measured_bytes = None
 
     def measured(self, activation_bytes: int) -> None:
-        """Note a new measurement of the link; `hop_s` and `line_s` are computed anew when they are next
-        read."""
+        """Note a new measurement of the link; `hop_s` and `line_s` are computed anew when next read."""
         self._measured_bytes = activation_bytes
 
     @property
@@ -128,8 +127,7 @@ class PeerCosts:
     neighbours: dict[str, Neighbour] = field(default_factory=dict)
     changes: int = 0
     usual_s: float = 0.0
-    """Usual time (s) from the sending of a microbatch to its gradient, in the latest iteration; 0: not
-    known."""
+    """Usual time (s) from sending a microbatch to its gradient, in the latest iteration; 0: not known."""
     _bandwidths: Samples = field(default_factory=Samples)
     """Bandwidths (bits per second) of all links together."""
     _forwards: Samples = field(default_factory=Samples)
@@ -239,8 +237,7 @@ class PeerCosts:
     # --- estimates -----------------------------------------------------------------------------
 
     def hand(self, peer: str, now: float) -> float:
-        """Note that an activation or gradient is sent to `peer`. Returns the estimated bytes in transit to
-        it."""
+        """Note that an activation or gradient is sent to `peer`; returns estimated bytes in transit to it."""
         return self.of(peer).hand(self.activation_bytes, now)
 
     def most_s(self, peer: str, ahead_bytes: float) -> float:
@@ -304,6 +301,6 @@ class PeerCosts:
         return sum(link.out.last > -math.inf and link.latency.round_trip_s() is not None for link in links)
 
     def bandwidth_known(self) -> bool:
-        """True if this peer can estimate the transfer time of an activation (always, if an activation has no
+        """True if this peer can estimate the transfer time of an activation (always, if that has no
         bytes)."""
         return not self.activation_bytes or self._bandwidths.median() is not None
