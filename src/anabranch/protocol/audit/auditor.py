@@ -312,7 +312,8 @@ class Auditor(Timer):
             self._next_check(job)
 
     def _overflowed(self, job: _Job, check: _Check, found: Result, result: Result) -> None:
-        """Report that the computation overflowed, unless its inputs were false."""
+        """Report that the computation overflowed (`found`), unless its inputs were false. result: hashes of
+        the inputs."""
         if job is not self._job:
             return
         if result.hashes == check.expected[: len(check.items)]:

@@ -44,8 +44,7 @@ class Seals:
         self._seals: dict[tuple[str, int], bytes] = {}
 
     def arrived(self, kind: str, index: int, sender: str, stage: int, seal: bytes) -> None:
-        """Note sender and seal of an arrived payload. The seal is checked once the payload's hash is
-        known."""
+        """Note sender and seal of an arrived payload; the seal is checked once the hash is known."""
         if self.on:
             self.received[kind, index] = Received(sender, stage, seal)
 
@@ -85,8 +84,7 @@ class Seals:
     # --- parts of a reduce ---------------------------------------------------------------------
 
     def seal_part(self, kind: str, name: str, payload_hash: str) -> bytes:
-        """This peer's signature for a part of its gradient sum, or a part that it reduced. name:
-        `part_name`."""
+        """This peer's signature for a part of its sum, or a part that it reduced. name: `part_name`."""
         return self._sign(kind, name, payload_hash) if self.on else b""
 
     def part_is_sealed(self, kind: str, sender: str, name: str, payload_hash: str, seal: bytes) -> bool:

@@ -132,8 +132,7 @@ class Voter(Timer):
         return False
 
     def heirs(self, going: Collection[str] = ()) -> list[str]:
-        """Ids of other reachable voters, to which leadership can be offered. going: peers that are
-        leaving."""
+        """Ids of other reachable voters, which can be offered leadership. going: peers that leave."""
         voters, ctx = self.raft.log.voters, self.ctx
         others = [voter for voter in voters if voter != self.raft.me and peer_of(voter) not in going]
         return [voter for voter in others if ctx.reachable(peer_of(voter))]
@@ -210,8 +209,7 @@ class Voter(Timer):
             self.ctx.dialer.reach(peer_of(voter))
 
     def leads_well(self) -> bool:
-        """True if this peer should lead if it is elected: it is able to, and there is no voter that should
-        rather lead."""
+        """True if this peer should lead if elected: it is able to, and no other voter should rather."""
         if not self._may_lead():
             return False
         return not self._yields() or not (self.raft.transferring or self._to_be_offered())

@@ -92,8 +92,7 @@ class LinkTable:
         return self._timed.setdefault(peer, set())
 
     def register_user(self, partners: Callable[[], Collection[str]]) -> None:
-        """Register a component of this peer that exchanges work with other peers: `partners()` returns
-        them."""
+        """Register a component that exchanges work with other peers: `partners()` returns them."""
         self._users.append(partners)
 
     def in_use(self) -> set[str]:

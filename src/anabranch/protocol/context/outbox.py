@@ -17,8 +17,7 @@ from anabranch.protocol.messages import Message
 
 @dataclass(eq=False)
 class Outbox:
-    """Collector of the effects (messages and requests to the driver) that a peer's parts ask for, in
-    order."""
+    """Collector of the effects (messages, requests to the driver) that a peer's parts ask for, in order."""
 
     me: str
     clock: Clock

@@ -65,7 +65,8 @@ class WorkQueue:
     def submit(
         self, rank: TaskPriority, task: Task, inputs: tuple[Payload, ...], then: Then, index: int = 0
     ) -> None:
-        """Queue a task. `then` is called with its result, unless its iteration is dropped before."""
+        """Queue a task. `then` is called with its result, unless its iteration is dropped before. index:
+        order among tasks of one rank and iteration."""
 
         def timed(result: Result) -> None:
             kind = type(task).__name__
@@ -89,8 +90,7 @@ class WorkQueue:
         return seconds
 
     def next(self) -> tuple[Task, tuple[Payload, ...]] | None:
-        """Mark the most urgent waiting task as running and return it; None: the worker is busy or none
-        waits."""
+        """Mark the most urgent waiting task as running and return it; None: busy, or none waits."""
         if self.running is not None or not self._heap:
             return None
         self.running = heapq.heappop(self._heap)

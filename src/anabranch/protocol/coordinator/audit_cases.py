@@ -87,8 +87,7 @@ class AuditCases:
     # --- receipts of the open iteration --------------------------------------------------------
 
     def refused(self, peer: str, message: Prepared, attempt: Attempt, current: Round) -> str | None:
-        """Check the receipt of a PREPARED report and keep it in `current`; returns why it is refused, or
-        None."""
+        """Check the receipt of a PREPARED report and keep it in `current`; returns why it is refused."""
         if not self.on or peer not in attempt.members:
             return None
         run, receipt = self.ctx.run, opened(message.receipt, self.ctx.signer)

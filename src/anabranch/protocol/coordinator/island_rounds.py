@@ -63,8 +63,8 @@ class IslandRounds:
                 self._warn(current, counted(record.stages[1].owners))
 
     def _warn(self, current: Round, accepted: tuple[int, ...]) -> None:
-        """Note in the event log slots that overflowed in several rounds running: their batches wait for
-        ever."""
+        """Note in the event log slots that overflowed in several rounds running: their batches wait for ever.
+        accepted: slots that counted in this round."""
         reported = {index for stage, index in current.witnesses if stage}
         for slot in active(current.slots):
             over = slot in reported and slot not in accepted
@@ -161,7 +161,7 @@ class IslandRounds:
         self.ctx.outbox.note("waiting", reason=f"round {current.t} goes on without late slots {names}")
 
     def _hopeless(self, current: Round, ready: Iterable[int]) -> frozenset[int]:
-        """Slots that nobody can fill: their machine left, and with it what it carried of them."""
+        """Slots, but those `ready`, that nobody can fill: their machine left with what it carried."""
         slots = frozenset(active(current.slots)) - frozenset(ready) - current.dropped
         return frozenset(k for k in slots if current.slots[k].carried and self._left(current, k))
 

@@ -78,7 +78,7 @@ class ReduceAttempts:
         """Order a stage's reduce, unless the reduce in progress can still end or some units are not claimed.
 
         A reduce that lost a member stays valid until another can be ordered, for it ends if the lost member
-        had sent everything.
+        had sent everything. look: inputs of the decision.
         """
         members = self.admission.absent.present(stage, current.t)
         attempt = current.attempts.get(stage)
@@ -160,7 +160,7 @@ class ReduceAttempts:
         self, current: Round, stage: int, members: set[str], claims: Mapping[str, frozenset[int]]
     ) -> None:
         """Have the units of absent members computed again by other replicas: the peers that sent those units
-        are asked to (R6)."""
+        are asked to (R6). members: those present, with their `claims`."""
         membership, redone = self.ctx.run.membership, current.redone.setdefault(stage, set())
         away = self.admission.absent.without(current.t) - members
         away.intersection_update(membership.live(stage, current.t))
@@ -268,7 +268,7 @@ class ReduceAttempts:
                 self.admission.expel(peer, f"{what} of its stage's parts")
 
     def _losses(self, current: Round, heads: Attempt) -> tuple[float, ...]:
-        """Loss sum of each microbatch, from the owner of its head unit (`coverage`)."""
+        """Loss sum of each microbatch, from the owner of its head unit. heads: the attempt at stage 0."""
         count = len(current.slots) or self.ctx.run.settings.microbatches
         owners = [heads.owners[head_unit(index)] for index in range(count)]
         return tuple(

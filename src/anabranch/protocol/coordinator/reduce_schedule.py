@@ -130,10 +130,11 @@ def spread(
     """Plan of a spread reduce, or EVEN if that is not clearly quicker. Parts are assigned one by one, each to
     the peer with which the whole reduce takes least time.
 
-    size_bytes: sums and reduced gradient. way: function (sender, receiver) -> estimate of the link. even_s:
-    measured seconds of an even reduce of these members, a lower bound of its estimate. working: positions of
-    the members that have sums to send, and share the parts in an even reduce; empty: all. of_sums: share of
-    the bytes that are sums. down: True if lines may be quicker down than up.
+    helpers: peers that may sum parts besides `members`. size_bytes: sums and reduced gradient. way: function
+    (sender, receiver) -> estimate of the link. even_s: measured seconds of an even reduce of these members, a
+    lower bound of its estimate. working: positions of the members that have sums to send, and share the parts
+    in an even reduce; empty: all. of_sums: share of the bytes that are sums. down: True if lines may be
+    quicker down than up.
     """
     everybody, way = [*members, *helpers], cache(way)
     senders = tuple(working) or tuple(range(len(members)))

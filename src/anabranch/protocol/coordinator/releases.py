@@ -75,8 +75,7 @@ class Releases:
             self.stage_recovery.caught_up(peer)
 
     def has_last(self, peer: str) -> bool:
-        """True if `peer` certainly has the state after the last step: it reported that, or work of the
-        next."""
+        """True if `peer` certainly has the state after the last step: it reported it, or later work."""
         stage = self.ctx.run.membership.stage_of(peer)
         if stage is None:
             return False
@@ -84,8 +83,8 @@ class Releases:
         return peer in self.applied.get(stage, {}) or peer in claims
 
     def release(self) -> None:
-        """Release the last step if two replicas of every stage (or its only one) applied it with equal
-        states."""
+        """Release the last step if two replicas of every stage, or its only one, agree on the state after
+        it."""
         if self.last:
             return
         agreed = []
@@ -128,8 +127,7 @@ class Releases:
         return None
 
     def disputed(self) -> tuple[int, list[str]] | None:
-        """Disputed stage and its replicas: all have reported, no fingerprint has a majority. None: no
-        dispute."""
+        """Disputed stage and its replicas: all reported, no fingerprint has a majority. None: no dispute."""
         if self.last:
             return None
         for stage in range(self.ctx.run.settings.stages + 1):

@@ -29,8 +29,7 @@ class Reports:
     cases: AuditCases
 
     def on_claim(self, peer: str, message: Claim) -> str | None:
-        """Enter a replica's cumulative claim (units that its sum contains); returns why it is refused, or
-        None."""
+        """Enter a replica's cumulative claim (units in its sum); returns why it is refused, or None."""
         current = self.tip.current(peer, message.stage, message.fence.t, message.fence.base)
         if current is None:
             return None

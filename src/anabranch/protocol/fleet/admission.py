@@ -188,8 +188,7 @@ class Admission:
         return self.ctx.run.revoked.refusal(peer, credential.ticket)
 
     def _over_quota(self, peer: str, credential: VerifiedCredential) -> str | None:
-        """Reason why a ticket lets no further peer in: other peers have all its seats; None: a seat is
-        left."""
+        """Reason why a ticket lets no peer in: others have all its seats; None: a seat is left."""
         if not credential.ticket or not credential.quota:
             return None
         known = {**self._coming, **self.ctx.run.membership.members, **self._joining}
@@ -424,8 +423,8 @@ class Admission:
         return peer in serving and set(others) <= {peer, *self._removals, *self._going}
 
     def _dial(self, peer: str, again: bool = True) -> None:
-        """Dial a lost member, at its own address first; first wait for one without an address to come
-        back."""
+        """Dial a lost member: the first time (`again` False) at its own address, if it has one, later also
+        through carriers."""
         dialer, address = self.ctx.dialer, self.ctx.run.membership.members[peer].address
         if again or address:
             address = dialer.addresses(peer, again)

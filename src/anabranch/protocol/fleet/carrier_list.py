@@ -25,8 +25,8 @@ class CarrierList:
         """Listed carrier without a link -> time (s) at which it is given up."""
 
     def offered(self, peer: str, address: str) -> str | None:
-        """Note a carrier's offer, which it repeats, for the next record; returns the reason if it is
-        refused."""
+        """Note a carrier's offer, which it repeats, for the next record; returns why it is refused, or
+        None."""
         known = self._ctx.run.carriers
         try:
             parsed = parse_addresses(address)

@@ -22,8 +22,7 @@ class DialBacks:
         """Peer -> (addresses that were tried, those that answered)."""
 
     def ask(self, peer: str, address: str) -> None:
-        """Have the driver try a peer's direct addresses, unless they, or UNDER_WAY others, are being
-        tried."""
+        """Have the driver try a peer's direct addresses, unless these or UNDER_WAY others are under way."""
         direct = direct_addresses(address)
         try:
             parse_addresses(direct)

@@ -121,7 +121,7 @@ class InitialAssignment:
         return self._record(before, deal)
 
     def _best(self, model: CostModel, before: Deal, movable: Collection[str]) -> Deal:
-        """Best assignment that the search finds from the present one and from random ones."""
+        """Best assignment that the search finds from the present one (`before`) and from random ones."""
         ctx, best = self.ctx, before
         count = len(ctx.run.membership.members)
         tried = min(max(LOOKS // count**2, TRIED[0]), TRIED[1])

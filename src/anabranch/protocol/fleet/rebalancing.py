@@ -155,7 +155,7 @@ class Rebalancing:
         self, t: int, relays: Collection[Member], slowest: int, moved: dict[str, int]
     ) -> Iterator[Member]:
         """Candidates for a move to the slowest stage: up to TRIED relays of each stage that can spare one,
-        from its slowest relay to its fastest."""
+        from its slowest to its fastest, without those that the plan has `moved`."""
         for stage in range(1, self.ctx.run.settings.stages + 1):
             here = [member for member in relays if member.stage == stage]
             if stage == slowest or min(len(here), self.ctx.run.membership.count(stage, t + 1)) <= KEEPS:

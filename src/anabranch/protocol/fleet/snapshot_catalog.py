@@ -272,8 +272,7 @@ class SnapshotCatalog:
         return not refuses and self.ctx.reachable(peer)
 
     def _tell(self, point: RestorePoint, stage: int, peer: str, holders: list[str]) -> None:
-        """Send a keeper its order to copy a state; again after ORDER_AGAIN_S. holders: sources to copy
-        from."""
+        """Send a keeper its order to copy a state; again after ORDER_AGAIN_S. holders: its sources."""
         said_at = point.ordered.get((stage, peer), -math.inf)
         if self.ctx.clock.now >= said_at + ORDER_AGAIN_S:
             point.ordered[stage, peer] = said_at = self.ctx.clock.now

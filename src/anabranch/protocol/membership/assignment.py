@@ -31,8 +31,7 @@ class Assignment:
                 self.holder[indices[position]] = node
 
     def remove(self, node: str, remaining: Sequence[str]) -> list[int]:
-        """Assign the microbatches of removed data node `node` to the `remaining` ones; returns their
-        indices."""
+        """Assign the microbatches of removed data node `node` to `remaining` ones; returns their indices."""
         orphans = sorted(index for index, holder in self.holder.items() if holder == node)
         for heir, positions in split_indices(len(orphans), remaining).items():
             for position in positions:

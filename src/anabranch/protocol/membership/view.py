@@ -359,8 +359,7 @@ class Membership:
 
     def dials(self, me: str, other: str) -> bool:
         """True if `me` has to dial `other` to make the link between them: the member that joined later dials
-        the earlier one, unless the later one can be reached better: it alone has an address, or a direct
-        one."""
+        the earlier one, unless the later one is easier to reach: it alone has an address, or a direct one."""
         mine, theirs = self.members.get(me), self.members.get(other)
         if mine is not None and theirs is not None and mine.address != theirs.address:
             own, others = _reach(mine.address), _reach(theirs.address)

@@ -116,8 +116,7 @@ class MessageGate:
         self._ban(peer, f"{reason} (the last: {name})")
 
     def _ban(self, peer: str, reason: str) -> None:
-        """Close the link to a peer, and accept none from it for a while. Nothing is done if it is not
-        linked."""
+        """Close the link to a peer, and accept none from it for a while; nothing if it is not linked."""
         ctx, links = self._ctx, self.links
         if links.observes(peer) or peer in ctx.links.up:
             ctx.outbox.note("refused", subject=peer, reason=f"the connection: {reason}", count=1)
@@ -184,7 +183,7 @@ class MessageGate:
         return refusal or self._handlers[row.type](peer, message, payload)
 
     def _wrong_sender(self, row: Row, peer: str, stage: int, message: msg.Message) -> str | None:
-        """Reason why a member of `stage` may not send a message about the open iteration."""
+        """Reason why a member of `stage` may not send a message of this `row` about the open iteration."""
         run, sender = self._ctx.run, row.sender
         if sender is Sender.NEXT_STAGE:
             return None if stage == run.next_stage() else f"stage {stage} does not follow mine"

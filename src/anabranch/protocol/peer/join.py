@@ -262,7 +262,7 @@ class JoinProcess(Timer):
             self.report()
 
     def report(self) -> None:
-        """Report the loaded state to the leader, with a proof; repeated until the log lets this peer
+        """Report the loaded state and its proof to the leader; repeated until the log lets this peer
         serve."""
         ctx, replica = self._ctx, self._iterations.replica
         if ctx.me in ctx.run.membership.active_from:

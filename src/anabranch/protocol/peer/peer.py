@@ -261,7 +261,7 @@ class Peer:
 
     def _go_on(self, woken: bool) -> None:
         """Call the timers if one is due, and carry out the consequences. After most events there is neither,
-        and the deadline is worked out only once."""
+        and the deadline is worked out only once. woken: True after a Wake."""
         self._due = None if woken or self._busy() else self._deadline()
         if self._due is None or self.ctx.clock.now >= self._due:
             self._due = None

@@ -93,8 +93,7 @@ class CreditReports:
         self.tell(self.ledger.release(peer))
 
     def forget(self, peer: str) -> None:
-        """Free the unused credits of a removed peer, drop its grant, and report the credits that others
-        get."""
+        """Free a removed peer's unused credits, drop its grant, and report the credits that others get."""
         self.tell(self.ledger.forget(peer))
 
     def _is_next(self, peer: str) -> bool:

@@ -174,8 +174,8 @@ class SlotLedger:
         return notified
 
     def ask(self, peer: str, index: int, repair: bool) -> list[str]:
-        """Handle a request of `peer` for a credit for microbatch `index`. A peer that asks again is among the
-        returned ones, since it may not know its credits."""
+        """Handle a request of `peer` for a credit for microbatch `index`. repair: True if it is sent again
+        after a loss. A peer that asks again is among the returned ones: it may not know its credits."""
         notified: list[str] = []
         if peer not in self.grants:
             self.grants[peer] = Grant(0, 0)

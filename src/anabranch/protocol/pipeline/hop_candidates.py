@@ -74,11 +74,11 @@ class HopCandidates:
     def _of_slot(
         self, item: OutgoingMicrobatch, holder: str, holders: Collection[str]
     ) -> tuple[list[str], float]:
-        """Answer of `open_to` for a slot of a round, which is planned for the peer `holder`.
-
-        If that peer left, peers without a slot of their own are eligible at once, and all others once the
-        slot has waited for long. In a round that drops late slots newcomers count as such others: they would
-        begin the next round late. There a planned peer that is linked stays the only one."""
+        """Answer of `open_to` for a slot of a round, which is planned for the peer `holder`. holders:
+        planned peers of all slots. If `holder` left, peers without a slot of their own are eligible at
+        once, and all others once the slot has waited for long. In a round that drops late slots newcomers
+        count as such others: they would begin the next round late. There a planned peer that is linked
+        stays the only one."""
         ctx, drops = self.ctx, self.ctx.run.settings.rounds.drops
         live = ctx.run.membership.live(ctx.run.next_stage(), self.t)
         all_at = self._waits_since(item) + max(SLOT_WAITS_S, SLOT_WAITS * ctx.costs.usual_s)
@@ -114,8 +114,8 @@ class HopCandidates:
         return (peers, math.inf) if self.ctx.clock.now >= all_at else (preferred, all_at)
 
     def _waits_since(self, item: OutgoingMicrobatch) -> float:
-        """Time (s) since which a microbatch waits for a preferred replica, or no standby; set at first
-        use."""
+        """Time (s) since which a microbatch waits for a preferred replica or no standby; set when first
+        used."""
         if item.waits_since == math.inf:
             item.waits_since = self.ctx.clock.now
         return item.waits_since

@@ -68,7 +68,7 @@ class Sender:
 
     def submit(self, index: int, payload: Payload | None, path: tuple[str, ...], train: bool) -> None:
         """Add a microbatch to send on, unless it is known, and send what can be sent. payload: its
-        activation. path: peers that computed it."""
+        activation. path: peers that computed it. train: False in an evaluation."""
         if index not in self.items:
             self.items[index] = OutgoingMicrobatch(index, train, path, payload)
             self.pump()

@@ -261,8 +261,7 @@ class CostModel:
         return self.without(spared, deal) + sum(alone_s) / len(alone_s)
 
     def costs_s(self, peer: str, spared: Collection[str], deal: Mapping[str, int]) -> float:
-        """Seconds by which the reduce of the stage of standby `peer` gets longer if that peer gets
-        microbatches."""
+        """Seconds by which its stage's reduce gets longer if `peer`, one of the standbys `spared`, works."""
         group = self._layers(deal)[deal[peer]]
         blocks, working = self._blocks[deal[peer] - 1], _working(group, spared)
         more = tuple(sorted({*working, peer}))
@@ -319,7 +318,7 @@ class CostModel:
         return self._stages[key]
 
     def _late_bits(self, blocks: int, group: Group, working: Group) -> float:
-        """Bits of reduced gradient that each working replica sends to the stage's standbys after the
+        """Bits of reduced gradient that each working replica sends to its stage's standbys after the
         commit."""
         if len(working) < 2:
             return 0.0

@@ -37,8 +37,8 @@ class Election:
     # --- timer ---------------------------------------------------------------------------------
 
     def reset_timer(self) -> None:
-        """Restart the election timer with a random delay; its range doubles with each election without
-        winner."""
+        """Restart the election timer with a random delay, from a range that doubles after each vain
+        election."""
         state = self._state
         patience_s = state.timeout.patience_s * 2.0 ** min(self._failures, DOUBLINGS)
         spread = self._dice.uniform(1.0, 2.0) + (not state.campaigns)
@@ -85,8 +85,7 @@ class Election:
         self._request_votes(state.term + 1, trial=True, forced=False)
 
     def campaign(self, forced: bool = False) -> None:
-        """Become a candidate: raise the term and request votes. forced: voters are to ignore a live
-        leader."""
+        """Become a candidate: raise the term, request votes. forced: voters are to ignore a live leader."""
         state = self._state
         self.reset_timer()
         self._asked_at = state.now

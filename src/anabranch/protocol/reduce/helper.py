@@ -183,8 +183,7 @@ class ReduceHelper:
         )
 
     def _unsealed(self, help: _Help, part: int, hashes: tuple[str, ...]) -> bool:
-        """Enter members whose part lacks their own seal as unusable, in audited runs; True if there is
-        one."""
+        """Enter members whose part lacks their own seal as unusable, in audited runs; True if any."""
         message, found = help.message, False
         for position, payload_hash in zip(contributors(message), hashes[:-1], strict=False):
             peer, seal = message.members[position], help.came.get((part, position), b"")

@@ -75,8 +75,7 @@ class WorkReceipt:
     # --- receiving -----------------------------------------------------------------------------
 
     def came(self, kind: str, part: int, sender: str, seal: bytes) -> None:
-        """Note the seal of a part that came, not of a second one. kind: PART (of a member's sum) or
-        REDUCED."""
+        """Note the seal of a part that came (the first one). kind: PART (of a member's sum) or REDUCED."""
         if self.on:
             self._came.setdefault((kind, part, sender), seal)
 

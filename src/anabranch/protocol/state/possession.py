@@ -32,7 +32,7 @@ class PossessionProof:
         self._asked = NO_STATE
 
     def get(self) -> str | None:
-        """Proof of the present state; None: it is being computed; "" for the initial one, which anyone can
+        """Proof of the present state; None: being computed; "": of the initial state, which anyone can
         make."""
         present = self._present()
         if present[0] <= 0:

@@ -123,7 +123,8 @@ class StateServer:
         self.snapshot(self._keep)
 
     def checkpoint_read(self, asked_t: int, state: State | None, stage: int) -> None:
-        """Offer a state read from disk (None: it could not be read) to the peers that wait for it."""
+        """Offer a state read from disk (None: it could not be read) to the peers that wait for it. asked_t:
+        iteration that they asked for (-1: the newest)."""
         if state is not None:
             self._keep(state)
         for peer in sorted(self._waiting.pop((stage, asked_t), set())):

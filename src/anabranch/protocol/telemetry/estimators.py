@@ -321,7 +321,7 @@ class LinkCost:
         theirs_s: float | None = None,
         like_bps: float | None = None,
     ) -> float:
-        """Link cost d_ij (s) that is published to the flow agents: `seconds` after the hysteresis filter."""
+        """Link cost d_ij (s) for the flow agents: `seconds` of the same, after the hysteresis filter."""
         cost_s = self.seconds(activation_bytes, mine_s, theirs_s, like_bps)
         return self._published.offer(cost_s) or cost_s
 

@@ -121,8 +121,8 @@ def _estimator(
     """Make the function (sender, receiver) -> measured value of the link, or else an estimate from measured
     links.
 
-    table: (sender, receiver) -> measured value. same_region: function that picks, from all measured values,
-    the estimate for two peers of one region in which no link is measured.
+    table: (sender, receiver) -> measured value. regions: peer -> region. same_region: function that picks,
+    from all measured values, the estimate for two peers of one region in which no link is measured.
     """
     usual = median(table.values())
     table = {pair: min(max(value, usual / FAR), usual * FAR) for pair, value in table.items()}

@@ -301,6 +301,5 @@ class PeerCosts:
         return sum(link.out.last > -math.inf and link.latency.round_trip_s() is not None for link in links)
 
     def bandwidth_known(self) -> bool:
-        """True if this peer can estimate the transfer time of an activation (always, if that has no
-        bytes)."""
+        """True if this peer can estimate an activation's transfer time (always, if that has no bytes)."""
         return not self.activation_bytes or self._bandwidths.median() is not None
