@@ -148,7 +148,8 @@ class Auditor(Timer):
         return keeps
 
     def on_audit(self, message: Audit) -> str | None:
-        """Begin an audit that the leader orders; returns the reason if it is refused."""
+        """Queue an audit that the leader orders; returns the reason if it is refused: not drawn, or too
+        old."""
         each = self._drawn.get((message.t, message.subject))
         if each is None or each.base != message.base or message.stage != self._ctx.run.stage:
             return "an audit of work for which nothing is kept here"

@@ -64,7 +64,7 @@ class Seals:
         return None
 
     def made(self, kind: str, index: int, payload_hash: str) -> None:
-        """Note the hash of a payload that this peer computed."""
+        """Note the hash of a payload that this peer computed, for its seal and the receipt."""
         self.computed[kind, index] = payload_hash
         self._seals.pop((kind, index), None)
 

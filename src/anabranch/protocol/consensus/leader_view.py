@@ -17,7 +17,7 @@ class LeaderView:
 
     A voter learns the leader from its own Raft node. Other peers believe a voter's claim to lead in a term
     not far beyond the known one. Since a leader first appends an entry of its own term, a claim without such
-    an entry after PROOF_S gives way to that of another voter in a lower term, and is not believed again.
+    an entry after PROOF_S gives way to that of another voter in no higher term, and is not believed again.
     """
 
     def __init__(self, ctx: PeerContext, changed: Callable[[], None]) -> None:

@@ -151,7 +151,8 @@ class Voter(Timer):
         self._settle()
 
     def receive(self, peer: str, message: RaftMessage) -> str | None:
-        """Handle a Raft message of `peer`; returns the reason if it is refused."""
+        """Handle a Raft message of `peer`; returns the reason if it is refused: it speaks for another peer,
+        is not of a voter or learner, or of an implausible term or another epoch."""
         raft = self.raft
         if peer_of(message.sender) != peer:
             return "it speaks for another peer"

@@ -101,7 +101,8 @@ class RateLimits:
         return self._counts
 
     def came_with(self, peer: str, *shared: str) -> None:
-        """Note the ticket that `peer` showed and the address block that it came from ("": none)."""
+        """Note the ticket that `peer` showed and the address block that it came from ("": none); as a
+        stranger it is charged and banned together with them."""
         self._came_with.pop(peer, None)
         if names := tuple([name for name in shared if name]):
             self._came_with[peer] = names

@@ -212,7 +212,8 @@ class AuditCases:
         self.returns, self.settled, self._checked = "", False, ()
 
     def on_audited(self, peer: str, message: Audited) -> str | None:
-        """Handle the report of an auditor; returns the reason if it is refused."""
+        """Handle the report of an auditor: note it in the event log, and decide what follows (the second
+        auditor, a conviction, a return of the log). Returns the reason if it is refused."""
         case = self._cases.get((message.t, message.subject))
         if case is None or case.over or (case.drawn.base, case.drawn.stage) != (message.base, message.stage):
             return None

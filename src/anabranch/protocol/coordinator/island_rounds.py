@@ -52,7 +52,8 @@ class IslandRounds:
         return settings.microbatches // max(1, settings.rounds.slots)
 
     def committed(self, record: Commit, current: Round | None) -> None:
-        """Note whose work counted in a step, and how much. current: this leader's round of it, or None."""
+        """Note whose work counted in a step, and how much, so that `on_applied` can measure speeds. current:
+        this leader's round of it, or None."""
         if not self.ctx.run.settings.rounds.inner:
             return
         self._units = {}

@@ -76,7 +76,7 @@ class Connections:
         """Earliest time (s) at which this peer asks other members about the silent `peer` (again)."""
         return self.indirect_probes.asked_at(peer) + DOUBT * silence.patience_s
 
-    def listens_up(self, next_index: int) -> bool:
+    def silence_due(self, next_index: int) -> bool:
         """True if a watched link may have been silent for the share DOUBT of its timeout, so that `tick` has
         to look. next_index: length of this peer's log, stored for pings."""
         self._next_index = next_index

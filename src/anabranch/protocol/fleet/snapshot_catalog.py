@@ -127,7 +127,8 @@ class SnapshotCatalog:
             self.points[0].initial, self.points[0].on_disk = True, False
 
     def released(self, t: int, fingerprints: tuple[str, ...], adam_step: int) -> None:
-        """Note that enough replicas of every stage have applied step t, with these state fingerprints."""
+        """Note that enough replicas of every stage have applied step t, with these state fingerprints; if
+        snapshots are due, t becomes a restore point."""
         self._recent[t] = RestorePoint(t, fingerprints, adam_step)
         self._recent.pop(t - RECENT_KEPT, None)
         if self.ctx.run.settings.snapshots_at(t) and t not in self.points:

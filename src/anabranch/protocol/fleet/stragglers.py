@@ -114,7 +114,7 @@ class Stragglers:
         return peer in self.present(stage, membership.opening_t)
 
     def back(self, peer: str) -> None:
-        """Note that `peer`, which was left out, takes part in the open iteration again."""
+        """Note that `peer` takes part in the open iteration again, or has reported to this new leader."""
         self._without.pop(peer, None)
         self._unheard.discard(peer)
         self._waited(peer)

@@ -152,9 +152,9 @@ class LinkEvents(Timer):
 
     # --- time ----------------------------------------------------------------------------------
 
-    def listens(self) -> bool:
+    def silence_due(self) -> bool:
         """True if a link may have been silent for so long that `tick` has to look before its deadline."""
-        return self.connections.listens_up(self._progress.position.index)
+        return self.connections.silence_due(self._progress.position.index)
 
     def deadline(self) -> float:
         return self.connections.deadline()

@@ -273,7 +273,7 @@ class Peer:
     def _busy(self) -> bool:
         """True if a part may have something to do before its deadline."""
         always = self.exit.stopped or self.lead is not None or self.leaving.reason is not None
-        return always or self.links.listens()
+        return always or self.links.silence_due()
 
     def _settle(self) -> bool:
         """Carry out the consequences of an event: messages to this peer itself, the coordinator's decisions,

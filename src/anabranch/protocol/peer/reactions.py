@@ -177,7 +177,8 @@ class LogReactions:
         self._serve_newcomers(record)
 
     def _removed(self, removal: Removal) -> None:
-        """React to the removal of another member, or of its former process."""
+        """Repair the work of another member that was removed, and end its flow links; unless the same record
+        admits its new process, close its link, too."""
         ctx, peer = self._ctx, removal.peer
         for iteration in self.iterations.in_flight if removal.stage >= 0 else ():
             iteration.peer_removed(peer, removal.stage, removal.reason)

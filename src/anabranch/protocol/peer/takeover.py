@@ -89,7 +89,8 @@ class Leadership:
         return self._returns and self._ctx.run.settings.snapshot_every > 0
 
     def _became(self, became: RoleChanged) -> None:
-        """React to a change of this voter's Raft role, or of the leader."""
+        """Follow a change of this voter's Raft role, or of the leader: take the lead, give it up, or believe
+        the new leader."""
         ctx = self._ctx
         if became.role is Role.LEADER:
             self._won(became.term)
@@ -222,7 +223,8 @@ class Leadership:
         self._on_disk = max(0, on_disk - 1)
 
     def missed(self, line: bytes) -> None:
-        """Note a line that was committed while the founder was away, up to the line at which it is admitted.
+        """Write a line that was committed while the founder was away to the event log, up to its own
+        admission.
 
         If this process is elected instead, the first line of its own term proves that it has the whole
         committed log: it resumes the run.

@@ -32,7 +32,7 @@ class Progress:
         return 0 if self.probing else self.match_index
 
     def accepted(self, length: int) -> None:
-        """Note that the follower's first `length` entries agree and are durable."""
+        """Note that the follower's first `length` entries agree and are durable, which ends probing."""
         self.match_index = length if self.probing else max(self.match_index, length)
         self.probing, self.beyond_reach, self.step_back = False, False, 1
 
