@@ -158,7 +158,8 @@ def mismatch(receipt: Receipt, peer: str, attempt: Attempt, run: str, stages: in
 
 
 def broken_seal(receipt: Receipt, signer: Signer) -> str | None:
-    """First received payload in a receipt whose seal is not its sender's signature; None: all are valid."""
+    """First activation or gradient in a receipt whose seal is not its sender's signature; None: all are
+    valid."""
     for unit in receipt.units:
         for kind, came in ((ACTIVATION, unit.activation_in), (GRADIENT, unit.gradient_in)):
             text = seal_text(receipt.run, receipt.base, came.stage, kind, str(unit.unit), came.hash)
@@ -168,9 +169,9 @@ def broken_seal(receipt: Receipt, signer: Signer) -> str | None:
 
 
 def contradictions(receipts: Sequence[Receipt], signer: Signer) -> dict[str, str]:
-    """Peers that contradict themselves in the receipts of one step -> what they signed twice. A peer
-    contradicts itself if it sealed another part of its sum than its receipt states, or states a seal that the
-    sender never made for a payload that differs from its owner's."""
+    """Peers that contradict themselves in the receipts of one step -> reason. A peer contradicts itself if it
+    sealed another part of its sum than its receipt states, or states a seal that the sender never made for a
+    payload that differs from its owner's."""
     found: dict[str, str] = {}
     by_unit = {(r.stage, unit.unit): (r, unit) for r in receipts for unit in r.units}
     by_peer = {(r.stage, r.peer): r for r in receipts}

@@ -81,7 +81,7 @@ def target(ctx: PeerContext, voter: Voter, leaving: Collection[str] = ()) -> lis
     should vote no longer.
 
     An even number of voters tolerates no more losses than the odd number below it, so one is left out: of two
-    voters the one that is not the founder.
+    voters the other one, if the founder leads.
     """
     membership, raft = ctx.run.membership, voter.raft
     members = membership.members

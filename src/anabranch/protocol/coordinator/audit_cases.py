@@ -120,8 +120,8 @@ class AuditCases:
         return all(attempt.members[position] in prepared for position in set(attempt.owners) - {-1})
 
     def summing(self, stage: int, members: Sequence[str], owners: tuple[int, ...]) -> tuple[int, ...]:
-        """Positions of the members that sum one part each, in a reduce without cells: with audits only the
-        owners of units, whose receipts are in the commit; () without audits, where all members sum."""
+        """Positions of the members that sum one part each: in audited runs (but for stage 0 and large stages)
+        only the owners of units, whose receipts are in the commit; () otherwise, if all members sum."""
         able = tuple(sorted(set(owners) - {-1}))
         flat = len(members) <= FLAT * self.ctx.run.settings.neighbours
         return able if self.on and stage and flat and len(able) <= PARTS else ()
@@ -322,7 +322,8 @@ class AuditCases:
             self._return(f"no second replica answered if {about} is false", each.t)
 
     def _stayed(self, case: Case) -> bool:
-        """True if the audited peer still runs the process that did the work, at the same stage."""
+        """True if the audited peer is reachable and still runs, at the same stage, the process that did the
+        work."""
         member = self.ctx.run.membership.members.get(case.drawn.subject)
         return (
             member is not None

@@ -89,7 +89,7 @@ class IslandRounds:
             self._rates[peer] = units / seconds
 
     def _rate(self, peer: str) -> float:
-        """Inner steps per second of a member; 1 if nothing is known."""
+        """Inner steps per second of a member; of one microbatch per second if nothing is known."""
         member = self.ctx.run.membership.members[peer]
         measured_s = (member.forward_s + member.backward_s) * sum(self.ctx.run.settings.counts)
         rate = self._rates.get(peer) or (1.0 / measured_s if plausible(measured_s) else 1.0)

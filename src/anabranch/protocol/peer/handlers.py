@@ -208,7 +208,8 @@ class MessageHandlers:
         """Handle a message to the leader while this peer has no coordinator; return the reason if it is
         refused.
 
-        A sender that takes a voter for the leader is told who leads, and repeats its message there.
+        A joiner or carrier is told who leads, and asks there. A founder that is back takes reports from
+        voters, and the leader's answers to its requests.
         """
         log = self._ctx.log
         if isinstance(message, msg.Report) and self.leadership.founder and log.keeps_log(peer):

@@ -199,7 +199,7 @@ class Sender:
 
     def pump(self) -> None:
         """Send the waiting microbatches whose next hop has a credit for them, repairs first, then in index
-        order; ask for credits for the others."""
+        order (last those whose gradient is back already); ask for credits for the others."""
         self._due_at = None
         waiting = sorted(
             (item for item in self.items.values() if item.leg is OutgoingState.WAITING),
