@@ -82,7 +82,7 @@ class Rebalancing:
         return Members(self.ctx.run.membership.number + 1, removed=reasons, joined=moved)
 
     def _has_departed(self) -> bool:
-        """True if a relay that served in the previous iteration is gone or has restarted."""
+        """True if a relay of the previous iteration is gone or has restarted; stores the present relays."""
         members = self.ctx.run.membership.members
         before = self._incarnations
         self._incarnations = {p: m.incarnation for p, m in members.items() if m.stage}

@@ -187,7 +187,8 @@ class SnapshotCatalog:
         self._changed = True
 
     def holders(self, t: int, stage: int) -> list[str]:
-        """Members that hold the stage's state after iteration t: replicas of the stage and keepers."""
+        """Members that hold the stage's state after iteration t: replicas, keepers, and the leader if it has
+        a checkpoint."""
         point = self.points.get(t)
         if point is None or stage >= len(point.fingerprints):
             return []

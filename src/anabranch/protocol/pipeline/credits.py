@@ -276,7 +276,8 @@ class SlotLedger:
         self.pool += slots
 
     def _reuse(self, grant: Grant, peer: str) -> list[str]:
-        """Give a freed credit of `peer` back to it if it lacks a guaranteed one, else to waiting requests."""
+        """Give a freed credit of `peer` back to it if it lacks a guaranteed one, else to waiting requests; to
+        these also if `peer` has unused credits."""
         if grant.lacks and not (grant.unused and self._next() is not None):
             grant.total += 1
             return [peer]
