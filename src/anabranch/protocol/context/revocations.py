@@ -8,7 +8,7 @@ from anabranch.protocol.log.records import AnyRecord, Member, Revoke
 
 
 class Revocations:
-    """Ids of revoked peers and keys of revoked tickets, with the owner's reasons. None is ever lifted."""
+    """Ids of revoked peers and keys of revoked tickets, with the reasons. None is ever lifted."""
 
     def __init__(self) -> None:
         self._reasons: dict[str, str] = {}

@@ -65,8 +65,8 @@ class Case:
 @dataclass(eq=False)
 class AuditCases:
     """Receipts and audits of the last steps, at the leader. returns: reason to go back to a snapshot, "" if
-    there is none. returns_before: first iteration that is void then. settled: True if the peer that caused
-    the return is out of the run."""
+    there is none. returns_before: first iteration that is void then. settled: True if a peer was convicted
+    for it, and so leaves the run."""
 
     ctx: PeerContext
     admission: Admission
@@ -138,8 +138,8 @@ class AuditCases:
         return tuple(map(receipt_hash, receipts))
 
     def consistent(self, current: Round) -> bool:
-        """True if the receipts of all stages agree with each other. If not, peers that contradict themselves
-        are convicted, and the log goes back to a state before the iteration."""
+        """True if all stages' receipts agree and the log need not go back. If not, peers that contradict
+        themselves are convicted, and the log goes back to a state before the iteration."""
         if not self.on or self._checked == self._state(current):
             return not self.returns
         self._checked = self._state(current)
@@ -203,8 +203,8 @@ class AuditCases:
         return case.receipt if case is not None else b""
 
     def rolled_back(self, t: int) -> None:
-        """Drop all cases, as the log went back to the state after step t. Auditors drop theirs too, so the
-        open cases of steps that stay are noted as expired."""
+        """Drop all cases and any return, as the log went back to the state after step t. Auditors drop their
+        audits too, so the open cases of steps that stay are noted as expired."""
         for case in self._cases.values():
             if case.drawn.t <= t:
                 self._expired(case)
@@ -290,9 +290,9 @@ class AuditCases:
         self._return(text, case.drawn.t)
 
     def _by_two(self, case: Case, peer: str, message: Audited, about: str) -> None:
-        """End an audit with the reports of two auditors; the last is `message`, of `peer`. If both found a
-        difference the audited peer is convicted; if only the first did, that auditor is removed; a doubt
-        voids the step."""
+        """End an audit with the reports of two auditors; the last is `message`, of `peer`. Both found a
+        difference: the audited peer is convicted. Only the first did: that auditor is removed. Both lack what
+        the peer withholds: it is removed, and the step void. A doubt voids the step too."""
         each, verdicts = case.drawn, case.verdicts
         asked = each.auditors[:AUDITORS]
         case.over = True

@@ -27,7 +27,7 @@ class Broadcast:
         self._announce_at = math.inf
 
     def chosen(self, line: bytes) -> None:
-        """Announce a committed log entry now, or with the next batch of them."""
+        """Announce a committed log entry now; in a large swarm, membership changes with the next batch."""
         self._unannounced.append(line)
         record = decode_entry(line).record if self.ctx.run.near.crowded else None
         if isinstance(record, Members):

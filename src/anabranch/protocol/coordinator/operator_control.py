@@ -105,7 +105,7 @@ def _last_begun(ctx: PeerContext, t: int, opened: bool) -> int:
 
 
 class RevocationRequests:
-    """Revocations that the founder requested from this coordinator and that are not logged yet."""
+    """Revocations requested by the founder or after a conviction, and not logged yet."""
 
     def __init__(self, ctx: PeerContext) -> None:
         self._ctx = ctx

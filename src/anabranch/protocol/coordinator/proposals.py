@@ -89,7 +89,7 @@ class Proposals:
         return self._record(current, adam_step, norm, current.counted_losses, tuple(stages), evaluation)
 
     def _skip(self, current: Round, witness: Witness) -> Commit:
-        """Record of a skipped step, because a gradient overflowed; `witness` is the report of that."""
+        """Record of a skipped step; `witness` tells why (an overflow, or slots that nobody can fill)."""
         return self._record(current, self.tip.adam_step, 0.0, (), (), None, witness)
 
     def _record(
@@ -102,7 +102,7 @@ class Proposals:
         evaluation: Evaluation | None,
         witness: Witness | None = None,
     ) -> Commit:
-        """Record of a step; of a skipped step if there is a witness of an overflow."""
+        """Record of a step; of a skipped step if there is a witness."""
         tokens, step = self.schedule.tokens, self.schedule.step(current.t, max(1, adam_step), norm)
         accepted = filled(stages[1]) if current.slots and stages else {}
         if current.slots:

@@ -318,7 +318,7 @@ class ReduceAttempts:
             self.ctx.outbox.send(peer, Missing(self.ctx.fence(current.t, current.base), lacking))
 
     def _reduce_again(self, current: Round, attempt: Attempt) -> None:
-        """Order a stuck reduce again, without the members that block it."""
+        """Give a stuck reduce up, to be ordered again, and remove or expel the members that block it."""
         stage = attempt.stage
         if attempt.sums:  # reduced without helpers for a while
             self.spreading.failed(stage, current.t)

@@ -33,7 +33,7 @@ EVEN_FOR = 50
 @dataclass(frozen=True)
 class ReducePlan:
     """Plan of a stage's reduce. helpers: peers that sum parts besides the members. sums: for each part the
-    peer that sums it, as a position in members + helpers. Both are empty for an even reduce."""
+    peer that sums it, as a position in members + helpers. Both are empty if every member sums one part."""
 
     helpers: tuple[str, ...] = ()
     sums: tuple[int, ...] = ()

@@ -88,8 +88,8 @@ class Reports:
         return None
 
     def on_overflow(self, peer: str, message: Overflow) -> str | None:
-        """Enter a report that a tensor is not finite or out of range; once enough replicas report it, the
-        step is skipped for it. Returns why the report is refused, or None."""
+        """Enter a report that a tensor is not finite or out of range; once enough replicas or the coordinator
+        itself report it, the step is skipped. Returns why the report is refused, or None."""
         settings = self.ctx.run.settings
         if message.index >= settings.microbatches + settings.windows:
             return f"no microbatch {message.index} in iteration {message.fence.t}"

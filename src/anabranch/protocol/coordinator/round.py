@@ -45,7 +45,7 @@ class Round:
     suppliers: dict[tuple[int, int, str], str] = field(default_factory=dict)
     """(stage, microbatch, peer that reported its overflow) -> peer that it got the last input from."""
     witness: Witness | None = None
-    """Overflow that enough replicas found, for which the step is skipped."""
+    """Overflow that enough replicas found, or end of a stranded round: the step is skipped for it."""
     progress_at: float = 0.0
     worked_s: float = 0.0
     """Seconds from the opening until the units of a first stage were all claimed."""

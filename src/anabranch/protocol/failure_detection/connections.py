@@ -277,7 +277,7 @@ class Connections:
     # --- dialling ------------------------------------------------------------------------------
 
     def connect(self) -> None:
-        """Dial the members with which this peer wants a link but has none, if it is the one to dial."""
+        """Dial carriers, and the members that this peer wants a link with, lacks, and is the one to dial."""
         ctx = self.ctx
         if ctx.me not in ctx.run.membership.members:
             return

@@ -52,8 +52,8 @@ class UnreachablePairs:
         """Members to remove, with reasons, when the reduce of `members` is stuck after `tries` attempts:
         first the member that cannot reach the replica with the longest service, then the one with fewest
         microbatches. So newcomers that claim not to reach an old replica are removed before it. The
-        coordinator itself is never removed. Without such reports: `unprepared`. held: member -> its
-        microbatches. prepared: members that reported PREPARED."""
+        coordinator itself is never removed. Without such reports, after TRIES: `unprepared`. held: member ->
+        its microbatches. prepared: members that reported PREPARED."""
         gone: dict[str, str] = {}
         while tries >= TRIES_APART:
             apart = {peer: self._apart_from(peer, members, gone) for peer in members}

@@ -347,7 +347,7 @@ class Membership:
         return t == self.opening_t or (self.former is not None and t == self.former.t)
 
     def is_reopened(self, t: int) -> bool:
-        """True if iteration t, in flight, lost all data nodes that it was opened with."""
+        """True if iteration t, in flight, or the one after it lost all data nodes that it was opened with."""
         return self.reopened_t - 1 <= t <= self.reopened_t
 
     def handed(self, t: int) -> Sequence[tuple[str, tuple[str, ...]]]:

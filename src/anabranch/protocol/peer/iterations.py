@@ -141,8 +141,8 @@ class Iterations(Timer):
         self.current = self.ahead = None
 
     def committed(self, record: Commit, base: str) -> None:
-        """Handle a committed step: draw its audits, keep what they need, and have the replica apply it. base:
-        hash of its log entry."""
+        """Handle a committed step: draw its audits, keep what they need, stop sharing work with relays that
+        it shows false, and have the replica apply it. base: hash of its log entry."""
         settings = self._ctx.run.settings
         if settings.audits and record.verdict == "step":
             audited = drawn(record, base, settings.audit_share)

@@ -252,8 +252,8 @@ class Peer:
         return heartbeat and self._due is not None and self.ctx.clock.now < self._due
 
     def _only_answered(self, letters: int) -> bool:
-        """True if an event had no effect but at most one message. letters: number of routing messages sent
-        (`router.told`) before the event."""
+        """True if an event had no effect but at most one message. letters: number of events that the flow
+        agent had got (`router.told`) before this one."""
         outbox = self.ctx.outbox
         effects = outbox.effects
         answered = not effects or (len(effects) == 1 and isinstance(effects[0], ev.Send))

@@ -54,7 +54,7 @@ class Leadership:
         self._iterations, self._links, self._joining = iterations, links, joining
         self._certify, self.founder = certify, founder
         self._take_up: Callable[[Sequence[bytes]], None] | None = None
-        """Resumes the run from the directory; None if this peer is not the founder, or leads already."""
+        """Resumes the run from the directory; None but for a founder that returned to other voters."""
         self._on_disk, self._caught_up = 0, False
         self._before: list[bytes] = []
         self._plan: Plan = ()

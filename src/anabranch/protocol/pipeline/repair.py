@@ -141,8 +141,8 @@ class Repairs:
         self.peer_lost(peer, reason)
 
     def peer_lost(self, peer: str, reason: str) -> None:
-        """Send the microbatches whose gradient `peer` owes to another replica, and search no longer at
-        `peer`: its link broke, or its silence makes it suspect."""
+        """Send the microbatches whose gradient `peer` owes, or whose claim the leader misses, to another
+        replica, and search no longer at `peer`: its link broke, or its silence makes it suspect."""
         if not self._is_beyond(peer):
             self._lost(peer, reason)
 

@@ -177,7 +177,7 @@ class Raft(VoterState):
         return known is not None and known.beyond_reach
 
     def heard_at(self, voter: str) -> float:
-        """Time when this leader last heard a voter (s); -inf: never."""
+        """Time (s) when a voter last answered this leader, or was first sent the log; -inf: neither."""
         return self.replication.heard_at(voter)
 
     # --- requests to the leader ----------------------------------------------------------------

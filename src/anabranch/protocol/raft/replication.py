@@ -56,7 +56,7 @@ class Replication:
         return self._state.has_quorum({v for v in self._state.log.voters if self.heard_at(v) >= since})
 
     def heard_at(self, voter: str) -> float:
-        """Time when `voter` last answered this leader (s); -inf: never."""
+        """Time (s) when `voter` last answered this leader, or was first sent the log; -inf: neither."""
         if voter == self._state.me:
             return self._state.now
         known = self.progress.of.get(voter)

@@ -134,7 +134,7 @@ class StateServer:
                 self._lack(peer, stage, asked_t)
 
     def rolled_back(self, t: int) -> None:
-        """Drop the states of iterations after t, because the run was rolled back to t."""
+        """Drop states of iterations after t, and requests for them, because the run was rolled back to t."""
         self.pinned = {key: state for key, state in self.pinned.items() if key[1] <= t}
         self._recent = {key: state for key, state in self._recent.items() if key[1] <= t}
         self.abandon(t)
