@@ -55,8 +55,7 @@ class _Check:
 
 
 def _checks(t: int, receipt: Receipt) -> Iterator[_Check]:
-    """Computations that together repeat a contribution: its units, their sum, the parts of the gradient that
-    it added up."""
+    """Computations that together repeat a contribution: its units, their sum, the parts that it added up."""
     for unit in receipt.units:
         yield _check_of_unit(t, unit, first=unit is receipt.units[0])
     if receipt.units:
@@ -90,9 +89,10 @@ class _Job:
     peers that may have the pieces, besides those that sent them to the subject. asked: sources of the present
     piece that were not asked yet; the first one is being asked. silent: sources that did not answer.
     linked_by: time by which a source that is being dialled must be linked; infinite if none is. apart: True
-    if a source was out of reach. again: True while pieces are fetched again that their senders gave falsely.
-    checks: computations to come. got: all pieces so far. wanted: pieces of the present computation that are
-    still missing. due_at: time when the next source is asked."""
+    if a source was out of reach. data: the signed receipt. senders: piece -> peer that sent it to the
+    subject. again: True while pieces are fetched again that their senders gave falsely. checks: computations
+    to come. got: all pieces so far. wanted: pieces of the present computation that are still missing. due_at:
+    time when the next source is asked."""
 
     drawn: Drawn
     sources: tuple[str, ...]
@@ -133,8 +133,8 @@ class Auditor(Timer):
         self._job: _Job | None = None
 
     def committed(self, t: int, audited: Sequence[Drawn]) -> bool:
-        """Note the audits that were drawn for step t, just before the step is applied. Returns True if this
-        replica must keep its weights, to audit with them."""
+        """Note the audits that were drawn for step t, just before the step is applied, and begin those of
+        which this replica is the first auditor. Returns True if it must keep its weights."""
         ctx, keeps = self._ctx, False
         if not ctx.run.stage:
             return False
@@ -148,7 +148,8 @@ class Auditor(Timer):
         return keeps
 
     def on_audit(self, message: Audit) -> str | None:
-        """Begin an audit that the leader orders; returns the reason if it is refused."""
+        """Queue an audit that the leader orders; returns the reason if it is refused: not drawn, or too
+        old."""
         each = self._drawn.get((message.t, message.subject))
         if each is None or each.base != message.base or message.stage != self._ctx.run.stage:
             return "an audit of work for which nothing is kept here"
@@ -171,7 +172,7 @@ class Auditor(Timer):
             self._overdue(self._job)
 
     def _due_at(self, job: _Job) -> float:
-        """Time when the next source is asked: at once if the present one was removed from the run."""
+        """Time (s) at which the next source is asked: at once if the present one was removed from the run."""
         fetches = job.due_at < math.inf and bool(job.asked)
         gone = fetches and job.asked[0] not in self._ctx.run.membership.members
         return self._ctx.clock.now if gone else job.due_at
@@ -267,8 +268,7 @@ class Auditor(Timer):
     # --- computing again -----------------------------------------------------------------------
 
     def _next_check(self, job: _Job) -> None:
-        """Fetch the inputs of the next computation; after the last computation, report the result of the
-        audit."""
+        """Fetch the inputs of the next computation; after the last one, report the result of the audit."""
         if not job.checks:
             self._report(job, "same")
             return
@@ -287,7 +287,8 @@ class Auditor(Timer):
         self._ctx.tasks.submit(TaskPriority.BACKGROUND, check.task, inputs, then)
 
     def _computed(self, job: _Job, check: _Check, result: Result) -> None:
-        """Compare the result of a computation with the hashes in the receipt."""
+        """Compare the result of a computation with the hashes in the receipt: report a difference, fetch
+        false inputs again, or go on to the next computation."""
         if job is not self._job:
             return
         count = len(check.items)
@@ -312,7 +313,8 @@ class Auditor(Timer):
             self._next_check(job)
 
     def _overflowed(self, job: _Job, check: _Check, found: Result, result: Result) -> None:
-        """Report that the computation overflowed, unless its inputs were false."""
+        """Report that the computation overflowed (`found`), unless its inputs were false. result: hashes of
+        the inputs."""
         if job is not self._job:
             return
         if result.hashes == check.expected[: len(check.items)]:

@@ -14,9 +14,9 @@ from anabranch.protocol.log.records import Commit
 
 @dataclass(frozen=True)
 class Drawn:
-    """Contribution of the replica `subject` to step t at `stage`, drawn for an audit. position: rank of the
-    subject among the members of the reduce. auditors: the other members, in the order in which they are asked
-    to audit."""
+    """Contribution of the replica `subject` to step t at `stage`, drawn for an audit. base: hash of the
+    step's log entry. position: rank of the subject among the members of the reduce. receipt: hash of its
+    receipt. auditors: the other members, in the order in which they are asked to audit."""
 
     t: int
     base: str
@@ -34,8 +34,8 @@ def _number(*parts: object) -> int:
 
 
 def drawn(record: Commit, base: str, share: float) -> list[Drawn]:
-    """Contributions to a step that are audited, drawn at random. base: hash of the commit's log entry, which
-    seeds the draw. share: probability that a contribution is drawn."""
+    """Contributions of relays to a step that are audited, drawn at random. base: hash of the commit's log
+    entry, which seeds the draw. share: probability that a contribution is drawn."""
     found = []
     for stage, commit in enumerate(record.stages[1:], start=1):  # data nodes only give receipts
         for position, receipt in enumerate(commit.receipts):

@@ -28,8 +28,7 @@ class KeptWork:
         """Peer -> its newest request about a later step."""
 
     def keep(self, t: int, subject: str, receipt: bytes, items: Mapping[WorkItem, Payload]) -> None:
-        """Store a contribution to step t, or pieces of it (then `receipt` is b""); drop those to old
-        steps."""
+        """Store a contribution to step t, or pieces of it (`receipt` b""); drop those to old steps."""
         self._kept = {key: kept for key, kept in self._kept.items() if key[0] > t - AUDIT_STEPS}
         former, pieces = self._kept.get((t, subject), (b"", {}))
         self._kept[t, subject] = receipt or former, {**pieces, **items}
@@ -51,7 +50,8 @@ class KeptWork:
         self._committed = -1
 
     def on_fetch(self, peer: str, message: FetchWork) -> str | None:
-        """Send the requester a piece of a contribution; returns the reason if the request is refused."""
+        """Send the requester a piece of a contribution, or that this peer does not have it; a request about a
+        later step waits for its commit. Returns the reason if the request is refused."""
         ctx, item = self._ctx, message.item
         if ctx.run.membership.stage_of(peer) != message.stage:
             return "the work of another stage"

@@ -16,8 +16,7 @@ from anabranch.protocol.messages.common import Count, Hash, Id, Index, Seal, Sta
 
 
 class Transfer(msgspec.Struct, array_like=True, frozen=True):
-    """Payload that a relay received: its hash, sender and seal (the sender's signature), and the stage that
-    the sender served."""
+    """Payload that a peer received: its hash, its sender and the sender's seal (signature) and stage."""
 
     hash: Hash
     sender: Id
@@ -26,8 +25,7 @@ class Transfer(msgspec.Struct, array_like=True, frozen=True):
 
 
 class UnitReceipt(msgspec.Struct, array_like=True, frozen=True):
-    """Receipt for one microbatch: hashes of the activation and the gradient received, and of those sent
-    on."""
+    """Receipt for one microbatch: hashes of the activation and gradient received, and of those sent on."""
 
     unit: Index
     activation_in: Transfer
@@ -104,13 +102,12 @@ def opened(data: bytes, signer: Signer) -> Receipt | None:
 
 
 def receipt_hash(data: bytes) -> str:
-    """Hash (32 hex characters) of a signed receipt, by which the commit log refers to it."""
+    """Hash (32 hex characters) of a signed receipt, by which the log refers to it; "" for no receipt."""
     return hashlib.sha256(data).hexdigest()[:32] if data else ""
 
 
 def unit_receipts(seals: Seals, units: Collection[int]) -> tuple[UnitReceipt, ...]:
-    """Receipts of the microbatches `units`, all of which this relay computed. seals: what it received and
-    sent."""
+    """Receipts of the microbatches `units`, which this relay computed. seals: what it received and sent."""
     came = partial(_came, seals)
     return tuple(
         UnitReceipt(
@@ -130,8 +127,7 @@ def _came(seals: Seals, kind: str, index: int) -> Transfer:
 
 
 def end_receipts(seals: Seals, units: Collection[int]) -> tuple[EndReceipt, ...]:
-    """Receipts of the units `units` of stage 0, all of which this data node computed. seals: what it
-    received."""
+    """Receipts of the units `units` of stage 0, which this data node computed. seals: what it received."""
     return tuple(EndReceipt(unit, _came(seals, *end_of(unit))) for unit in sorted(units))
 
 
@@ -162,7 +158,7 @@ def mismatch(receipt: Receipt, peer: str, attempt: Attempt, run: str, stages: in
 
 
 def broken_seal(receipt: Receipt, signer: Signer) -> str | None:
-    """First received payload in a receipt whose seal is not the signature of its sender; None if all are
+    """First activation or gradient in a receipt whose seal is not its sender's signature; None: all are
     valid."""
     for unit in receipt.units:
         for kind, came in ((ACTIVATION, unit.activation_in), (GRADIENT, unit.gradient_in)):
@@ -173,9 +169,9 @@ def broken_seal(receipt: Receipt, signer: Signer) -> str | None:
 
 
 def contradictions(receipts: Sequence[Receipt], signer: Signer) -> dict[str, str]:
-    """Peers that contradict themselves in the receipts of one step -> what they signed twice. A peer
-    contradicts itself if it sealed another part of its sum than its receipt states, or states a seal that the
-    sender never made for a payload that differs from its owner's."""
+    """Peers that contradict themselves in the receipts of one step -> reason. A peer contradicts itself if it
+    sealed another part of its sum than its receipt states, or states a seal that the sender never made for a
+    payload that differs from its owner's."""
     found: dict[str, str] = {}
     by_unit = {(r.stage, unit.unit): (r, unit) for r in receipts for unit in r.units}
     by_peer = {(r.stage, r.peer): r for r in receipts}
@@ -224,8 +220,9 @@ def _compare(
     kind: str,
     name: str,
 ) -> None:
-    """Enter who contradicts itself into `found`: what `receiver` states as received is not what the receipt
-    of `owner` states as sent."""
+    """Judge a payload that `receiver` received otherwise than the receipt of `owner` says: enter `receiver`
+    into `found` (peer -> reason) if the sender never made the seal that it states, or `owner` if that sealed
+    another part."""
     text = seal_text(receiver.run, receiver.base, came.stage, kind, name, came.hash)
     if not signer.verify(came.sender, text, came.seal):
         found.setdefault(receiver.peer, f"its receipt has a seal that the sender of {kind} {name} never made")

@@ -22,8 +22,7 @@ def seal_text(run: str, base: str, stage: int, kind: str, name: str, payload_has
 
 @dataclass(frozen=True)
 class Received:
-    """Payload that came from `sender`, which serves `stage`, with its seal. hash: hash of the payload, ""
-    until computed."""
+    """Payload that came from `sender`, which serves `stage`, with its seal. hash: "" until computed."""
 
     sender: str
     stage: int
@@ -32,8 +31,8 @@ class Received:
 
 
 class Seals:
-    """Seals of one iteration at this peer, by kind of payload and microbatch. Empty in a run without
-    audits."""
+    """Seals that this peer made and received in one iteration, by kind of payload and microbatch. Empty in a
+    run without audits."""
 
     def __init__(self, ctx: PeerContext, base: str) -> None:
         self._ctx = ctx
@@ -45,13 +44,13 @@ class Seals:
         self._seals: dict[tuple[str, int], bytes] = {}
 
     def arrived(self, kind: str, index: int, sender: str, stage: int, seal: bytes) -> None:
-        """Note the sender and the seal of an arrived payload. The seal is checked once the payload's hash is
-        known."""
+        """Note sender and seal of an arrived payload; the seal is checked once the hash is known."""
         if self.on:
             self.received[kind, index] = Received(sender, stage, seal)
 
     def check(self, kind: str, index: int, payload_hash: str) -> str | None:
-        """Check the seal of a received payload that has this hash; returns the reason if it is not valid."""
+        """Check the seal of a received payload that has this hash; returns the reason if it is not valid. The
+        sender is then marked as a forger, which gets no more work from this peer."""
         came = self.received.get((kind, index))
         if not self.on or came is None:
             return None
@@ -65,7 +64,7 @@ class Seals:
         return None
 
     def made(self, kind: str, index: int, payload_hash: str) -> None:
-        """Note the hash of a payload that this peer computed."""
+        """Note the hash of a payload that this peer computed, for its seal and the receipt."""
         self.computed[kind, index] = payload_hash
         self._seals.pop((kind, index), None)
 
@@ -85,8 +84,7 @@ class Seals:
     # --- parts of a reduce ---------------------------------------------------------------------
 
     def seal_part(self, kind: str, name: str, payload_hash: str) -> bytes:
-        """This peer's signature for a part of its gradient sum, or for a part that it reduced. name:
-        `part_name`."""
+        """This peer's signature for a part of its sum, or a part that it reduced. name: `part_name`."""
         return self._sign(kind, name, payload_hash) if self.on else b""
 
     def part_is_sealed(self, kind: str, sender: str, name: str, payload_hash: str, seal: bytes) -> bool:

@@ -17,7 +17,7 @@ class LeaderView:
 
     A voter learns the leader from its own Raft node. Other peers believe a voter's claim to lead in a term
     not far beyond the known one. Since a leader first appends an entry of its own term, a claim without such
-    an entry after PROOF_S gives way to that of another voter in a lower term, and is not believed again.
+    an entry after PROOF_S gives way to that of another voter in no higher term, and is not believed again.
     """
 
     def __init__(self, ctx: PeerContext, changed: Callable[[], None]) -> None:
@@ -35,21 +35,22 @@ class LeaderView:
         return self._proven
 
     def line(self, term: int) -> None:
-        """Note that a committed log entry of `term` was applied here, which proves that term's leader."""
+        """Note that this peer applied a committed log entry of `term`, which proves that term's leader."""
         self._proven = max(self._proven, term)
 
     def admitted(self, term: int) -> None:
-        """Note that the leader of `term` admitted this peer to the run."""
+        """Take `term` as proven: its leader admitted this peer to the run."""
         self._proven = term
         self.ctx.log.reach_term(term)
 
     def elected(self, leader: str, term: int) -> None:
-        """Follow the leader that this peer's own Raft node knows."""
+        """Follow the leader that this peer's own Raft node knows, unless the log proves a later term."""
         if term >= self._proven:
             self._follow(leader, term)
 
     def claims(self, voter: str, term: int) -> str | None:
-        """Consider the claim of `voter` to lead in `term`; returns the reason if the claim is refused."""
+        """Follow `voter`, which claims to lead in `term`, if the claim is to be believed. Returns the reason
+        if it is refused: a term too far ahead."""
         ctx = self.ctx
         if term > max(ctx.log.term, self._proven) + TERMS_AHEAD:
             return f"nobody is in term {term}"

@@ -67,14 +67,13 @@ class LogReplay:
         return self.bases.get(self.t, "")
 
     def plan(self, t: int, slots: Plan | UnsetType) -> None:
-        """Take the plan of round t; plans of later rounds are void."""
+        """Store the plan of round t (UNSET: none) and drop those of later rounds."""
         self.plans = {k: plan for k, plan in self.plans.items() if k < t}
         if slots is not UNSET:
             self.plans[t] = slots
 
     def leads_to(self, t: int, base: str) -> bool:
-        """True if a state with this base, for example that of a checkpoint, is the state after iteration
-        t."""
+        """True if a state with this base (for example a checkpoint's) is the state after iteration t."""
         return base in self.records.get(t, ())
 
     @property
@@ -84,8 +83,7 @@ class LogReplay:
 
 
 def fold(lines: Iterable[bytes]) -> LogReplay:
-    """Replay the lines of a whole log. Raises LogError at the first entry that does not follow the one
-    before."""
+    """Replay the lines of a whole log. Raises LogError at an entry that does not follow the one before."""
     history = LogReplay()
     for line in lines:
         entry, history.position = follow(history.position, line)

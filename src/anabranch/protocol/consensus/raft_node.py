@@ -48,9 +48,8 @@ def peer_of(voter: str) -> str:
 
 class Voter(Timer):
     """Raft node of one peer, which may be a voter, a learner, or keep no log. on_chosen(line): callback for
-    each committed entry, in log order. on_became: callback for a new role or leader. may_lead: True if this
-    peer is able to coordinate the run. yields: True if this peer should lead only while no other voter takes
-    the lead."""
+    each committed entry, in log order. on_became: callback for a new role or leader. may_lead(): True if this
+    peer is able to coordinate the run. yields(): True if any other voter should rather lead."""
 
     def __init__(
         self,
@@ -97,12 +96,10 @@ class Voter(Timer):
 
     @property
     def term(self) -> int:
-        """Present Raft term."""
         return self.raft.term
 
     def append(self, record: AnyRecord) -> None:
-        """Propose a log record. Raises LogError if this peer may not, for example because it does not
-        lead."""
+        """Propose a log record. Raises LogError if this peer may not, for example if it does not lead."""
         self.raft.propose(record, self.ctx.clock.now)
         self._settle()
 
@@ -119,13 +116,13 @@ class Voter(Timer):
         return log.start.index > index or log.hash_before(index) == previous
 
     def transfer_leadership(self, to: str) -> None:
-        """Transfer leadership to voter `to`. Without effect if this peer does not lead."""
+        """Begin to transfer leadership to voter `to`. Without effect if this peer does not lead."""
         self.raft.transfer_leadership(self.ctx.clock.now, to)
         self._settle()
 
     def transfer_leadership_to(self, peer: str) -> bool:
-        """Transfer leadership to `peer`; False if `peer` cannot lead now, because it lacks a part of the log
-        or its present process is not in the log yet."""
+        """Begin to transfer leadership to `peer`; False if `peer` cannot lead now, because it lacks a part of
+        the log or its present process is not in the log yet."""
         raft = self.raft
         for voter in self.heirs():
             known = peer_of(voter) == peer and self.ctx.knows_process(peer)
@@ -135,8 +132,7 @@ class Voter(Timer):
         return False
 
     def heirs(self, going: Collection[str] = ()) -> list[str]:
-        """Other reachable voters to which leadership can be offered. going: peers that are leaving the
-        run."""
+        """Ids of other reachable voters, which can be offered leadership. going: peers that leave."""
         voters, ctx = self.raft.log.voters, self.ctx
         others = [voter for voter in voters if voter != self.raft.me and peer_of(voter) not in going]
         return [voter for voter in others if ctx.reachable(peer_of(voter))]
@@ -155,7 +151,8 @@ class Voter(Timer):
         self._settle()
 
     def receive(self, peer: str, message: RaftMessage) -> str | None:
-        """Handle a Raft message of `peer`; returns the reason if it is refused."""
+        """Handle a Raft message of `peer`; returns the reason if it is refused: it speaks for another peer,
+        is not of a voter or learner, or of an implausible term or another epoch."""
         raft = self.raft
         if peer_of(message.sender) != peer:
             return "it speaks for another peer"
@@ -180,7 +177,7 @@ class Voter(Timer):
         self.leaving = True
 
     def persisted(self, number: int) -> None:
-        """Note that the write `number` is on disk."""
+        """Note that the write `number` is on disk, and send what waited for it."""
         self._look()
         self.raft.persisted(number, self.ctx.clock.now)
         self._settle()
@@ -213,8 +210,7 @@ class Voter(Timer):
             self.ctx.dialer.reach(peer_of(voter))
 
     def leads_well(self) -> bool:
-        """True if this peer should lead if it is elected: it is able to, and there is no voter that should
-        rather lead."""
+        """True if this peer should lead if elected: it is able to, and no other voter should rather."""
         if not self._may_lead():
             return False
         return not self._yields() or not (self.raft.transferring or self._to_be_offered())

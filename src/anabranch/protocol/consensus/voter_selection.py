@@ -31,10 +31,10 @@ def size(serving: int, most: int) -> int:
 
 
 def wanted(kept: Sequence[str], candidates: Collection[Candidate], count: int) -> list[str]:
-    """Peers that should vote: the present voters in `kept`, then up to `count` of the `candidates`, data
-    nodes before relays, and relays of stages without a voter before others. The founder is always included,
-    if need be in place of the last of `kept` (never of the first). No other peer is added if that would make
-    the number even."""
+    """Ids of the peers that should vote: the present voters `kept`, filled up to `count` from the
+    `candidates`, data nodes before relays, and relays of stages without a voter before others. The founder is
+    always included, if need be in place of the last of `kept` (never of the first). No other peer is added if
+    that would make the number even."""
     chosen = list(kept)
     returned = [c.voter for c in candidates if c.founder and c.voter not in kept]
     if returned:
@@ -70,8 +70,7 @@ def next_voters(
 
 
 def heard(ctx: PeerContext, voter: Voter) -> set[str]:
-    """Voters and learners that are reachable and answered this leader within the last two heartbeat
-    intervals."""
+    """Voters and learners that are reachable and answered this leader in the last two heartbeat intervals."""
     raft, recently = voter.raft, ctx.clock.now - 2.0 * ctx.run.settings.heartbeat_s
     known = {*raft.log.voters, *raft.learners}
     return {name for name in known if ctx.reachable(peer_of(name)) and raft.heard_at(name) >= recently}
@@ -82,7 +81,7 @@ def target(ctx: PeerContext, voter: Voter, leaving: Collection[str] = ()) -> lis
     should vote no longer.
 
     An even number of voters tolerates no more losses than the odd number below it, so one is left out: of two
-    voters the one that is not the founder.
+    voters the other one, if the founder leads.
     """
     membership, raft = ctx.run.membership, voter.raft
     members = membership.members

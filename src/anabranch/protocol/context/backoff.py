@@ -12,8 +12,8 @@ DOUBLINGS_MAX = 30
 
 
 class Backoff:
-    """Back-off: a sequence of waits that double from `first_s` to `most_s` seconds, with jitter. Argument
-    tries: greatest number of tries (None: without limit); attribute tries: number of tries so far."""
+    """Back-off: a sequence of waits (s) that double from `first_s` to `most_s`, with jitter. Constructor
+    argument `tries`: greatest number of tries (None: no limit); attribute `tries`: number of tries so far."""
 
     def __init__(self, rng: CounterRng, first_s: float, most_s: float, tries: int | None = None) -> None:
         self._rng = rng

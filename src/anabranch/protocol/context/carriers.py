@@ -35,8 +35,9 @@ class CarrierChoice:
     costs: PeerCosts
 
     def listed(self) -> Mapping[str, str]:
-        """Address of each dedicated carrier, if this peer keeps links with them because others reach it only
-        so: those of the log, and those that its own addresses name."""
+        """Dedicated carriers (peer -> address) with which this peer keeps links, because others reach it only
+        through them: those of the log, and those that its own addresses name. Empty if it has a direct
+        address."""
         member = self.run.membership.members.get(self.me)
         if member is None or direct_addresses(member.address):
             return {}
@@ -44,9 +45,9 @@ class CarrierChoice:
         return {**own, **self.run.carriers}
 
     def ways(self, peer: str) -> list[str]:
-        """Addresses of `peer` through carriers, in the order in which they are to be tried: those whose
-        circuits to `peer` broke less often first. Then dedicated carriers first, the log's leader last, the
-        others by the measured cost of the link to them."""
+        """Addresses of `peer` through carriers, at most TRIED, in the order to try them: by the number of
+        circuits to `peer` that broke, then dedicated carriers first and the log's leader last, then by the
+        measured cost of the link to the carrier. Suspected carriers are left out."""
         candidates = dict(self.run.carriers)
         for other in self._linked_members(peer):
             if address := direct_addresses(self.run.membership.members[other].address):

@@ -10,8 +10,7 @@ ROUNDING_S = 1e-6
 
 
 class Clock:
-    """Time (s, monotonic; see `OwnTime`) of the event that the peer is handling; `Peer.handle` advances
-    it."""
+    """Time (s, monotonic; see `OwnTime`) of the event being handled; `Peer.handle` advances it."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -48,7 +47,7 @@ class OwnTime:
         self._awaited_own = -math.inf
 
     def take(self, clock: float) -> float:
-        """Convert the driver's time `clock` of an event to this peer's own time."""
+        """Advance to the driver's time `clock` of an event; returns this peer's own time of it."""
         if clock < self._last:
             self._ahead -= self._last - clock
         else:

@@ -12,8 +12,8 @@ FADES, FADED = 0.75, 0.5
 
 @dataclass
 class CreditUsage:
-    """Recent use of credits, by upstream peer. of: number of credits that each upstream peer used for new
-    microbatches, decaying with each iteration."""
+    """Recent use of credits. of: upstream peer -> number of credits that it used for new microbatches,
+    decaying with each iteration."""
 
     of: dict[str, float] = field(default_factory=dict)
 

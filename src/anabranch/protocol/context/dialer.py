@@ -41,7 +41,7 @@ class Dialer:
 
     @property
     def dialled(self) -> Iterable[str]:
-        """Peers to which a dial is in progress."""
+        """Peers to which a dial is in progress, or planned."""
         return self._dials
 
     def use_fellows(self, addresses: Mapping[str, str]) -> None:
@@ -52,7 +52,7 @@ class Dialer:
         return min(at for at, _ in self._dials.values()) if self._dials else float("inf")
 
     def reach(self, peer: str) -> None:
-        """Dial a member or fellow voter, unless it is linked or a dial is in progress."""
+        """Dial a member or fellow voter with a known address, unless it is linked or being dialled."""
         if peer == self.me or peer in self.links.up or peer in self._dials:
             return
         if address := self.addresses(peer):
@@ -68,7 +68,7 @@ class Dialer:
         self._dials.pop(peer, None)
 
     def tick(self) -> None:
-        """Make the attempts that are due."""
+        """Make the attempts that are due; drop those to peers that are linked now, or have no address."""
         for peer, (at, _) in list(self._dials.items()):
             if self.clock.now < at:
                 continue

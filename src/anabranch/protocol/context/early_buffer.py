@@ -31,9 +31,9 @@ class EarlyBuffer:
         return len(self._kept)
 
     def keep(self, peer: str, message: FencedMessage, payload: object, ahead: int) -> str | None:
-        """Store a message about an iteration that is not open yet; returns the reason if it is refused.
-        ahead: number of iterations after the last committed one. A message that is slightly too far ahead is
-        dropped without refusal: its sender repeats it."""
+        """Store a message about an iteration that is not open yet; returns the reason if it is refused:
+        beyond FAR_AHEAD, or its sender's budget. ahead: number of iterations after the last committed one.
+        One beyond EARLY_AHEAD, or a part of an older reduce attempt, is dropped without refusal."""
         if ahead > FAR_AHEAD:
             return f"about an iteration {ahead} ahead of the last commit"
         if ahead > EARLY_AHEAD:

@@ -47,8 +47,7 @@ class LinkTable:
         self._users: list[Callable[[], Collection[str]]] = []
 
     def opened(self, peer: str, incarnation: int, via: str = "") -> None:
-        """Record which process (incarnation) of `peer` a new link leads to, and through which carrier ("":
-        none)."""
+        """Record to which process of `peer` a new link leads, and through which carrier ("": none)."""
         self.incarnations[peer] = incarnation
         if via:
             self.carriers[peer] = via
@@ -62,7 +61,8 @@ class LinkTable:
         self.suspects.discard(peer)
 
     def drop(self, peer: str) -> AdaptiveTimeout | None:
-        """Remove a link and its measurements; returns the peer's adaptive silence timeout."""
+        """Remove the link to `peer` and what is known of it; if a carrier forwarded it, count a broken
+        circuit. Returns the peer's adaptive silence timeout; None if there was no link."""
         self.suspects.discard(peer)
         self.epochs.pop(peer, None)
         self._timed.pop(peer, None)
@@ -75,8 +75,7 @@ class LinkTable:
         self.up.pop(peer)
 
     def forged(self, peer: str) -> None:
-        """Record that the linked process of `peer` forged a payload: sent it without a valid seal
-        (signature)."""
+        """Record that the linked process of `peer` sent a payload without a valid seal (signature)."""
         self.forgers.add((peer, self.incarnations.get(peer, 0)))
 
     def is_forger(self, peer: str) -> bool:
@@ -93,8 +92,7 @@ class LinkTable:
         return self._timed.setdefault(peer, set())
 
     def register_user(self, partners: Callable[[], Collection[str]]) -> None:
-        """Register a component of this peer that exchanges work with other peers; `partners()` returns these
-        peers."""
+        """Register a component that exchanges work with other peers: `partners()` returns them."""
         self._users.append(partners)
 
     def in_use(self) -> set[str]:

@@ -17,8 +17,7 @@ from anabranch.protocol.messages import Message
 
 @dataclass(eq=False)
 class Outbox:
-    """Collector of the effects (messages and requests to the driver) that the parts of a peer ask for, in
-    order."""
+    """Collector of the effects (messages, requests to the driver) that a peer's parts ask for, in order."""
 
     me: str
     clock: Clock
@@ -49,12 +48,12 @@ class Outbox:
         self.effects.append(effect)
 
     def note(self, kind: str, **fields: Any) -> None:
-        """Write a line of the event log."""
+        """Ask the driver to write an event to the event log, unless it does not use that kind."""
         if kind not in self.unheard:
             self.effects.append(Note(kind, fields))
 
     def refuse(self, peer: str, message: str, reason: str) -> None:
-        """Count a refused message of `peer`, and note it unless the peer floods."""
+        """Count a refused message of kind `message`, and note it in the event log unless the peer floods."""
         count = self.rate_limits.count(peer, message)
         if self.rate_limits.is_noted(count):
             self.note("refused", subject=peer, reason=f"{message}: {reason}", count=count)

@@ -56,8 +56,7 @@ class PeerContext:
         self.costs.activation_bytes = settings.activation_bytes
 
     def fence(self, t: int, base: str) -> Fence:
-        """Fence for a message of this peer about iteration `t` on `base`: says to which epoch, process,
-        history and stage the message belongs."""
+        """Fence of a message about iteration `t` on `base`: with this peer's epoch, incarnation, stage."""
         return Fence(self.run.settings.epoch, self.incarnation, t, base, self.run.stage)
 
     def start_next(self) -> bool:

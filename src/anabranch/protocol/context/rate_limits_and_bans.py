@@ -37,8 +37,8 @@ ALL_NOTED = 32
 
 
 class Kind(Enum):
-    """Rate-limited quantities besides messages. Their limits are far above the need of honest peers in the
-    fuzzed runs."""
+    """Rate-limited quantities besides messages: refused messages, event-log lines. The values are their
+    allowances, far above the need of honest peers in the fuzzed runs."""
 
     REFUSAL = Allowance(256.0, 2.0)
     LINES = Allowance(8192.0, 256.0)
@@ -50,7 +50,7 @@ BUCKETS_KEPT = (len(Kind) + len(ALLOWANCES) + 1) * PEERS_KEPT
 
 @dataclass(slots=True)
 class TokenBucket:
-    """Tokens in a token bucket at time `at` (s)."""
+    """Token bucket with `left` tokens at time `at` (s)."""
 
     left: float
     at: float
@@ -81,8 +81,9 @@ class _Ban:
 
 
 class RateLimits:
-    """Token buckets, counts of refused messages, and bans, by peer, ticket and address block. seated(peer):
-    True if the peer is a member, which is charged alone."""
+    """Token buckets, counts of refused messages, and bans, by peer, ticket and address block.
+    seated(peer): True if the peer is a member; members are charged alone, strangers together with their
+    ticket and block."""
 
     def __init__(self, seated: Callable[[str], bool] = lambda peer: False) -> None:
         self._seated = seated
@@ -100,7 +101,8 @@ class RateLimits:
         return self._counts
 
     def came_with(self, peer: str, *shared: str) -> None:
-        """Note the ticket that `peer` showed and the address block that it came from ("": none)."""
+        """Note the ticket that `peer` showed and the address block that it came from ("": none); as a
+        stranger it is charged and banned together with them."""
         self._came_with.pop(peer, None)
         if names := tuple([name for name in shared if name]):
             self._came_with[peer] = names
@@ -108,8 +110,7 @@ class RateLimits:
             self._came_with.pop(next(iter(self._came_with)))
 
     def _shared(self, peer: str) -> tuple[str, ...]:
-        """Names of the ticket and address block to which a stranger is charged besides its own key; none for
-        a member."""
+        """Names of ticket and address block to which a stranger is charged, too; none for a member."""
         found = self._came_with.get(peer, ())
         return () if not found or self._seated(peer) else found
 
@@ -146,8 +147,7 @@ class RateLimits:
         return bucket
 
     def count(self, peer: str, message: str) -> int:
-        """Count a refused message of the kind of `message`; returns how many of that kind were refused so
-        far."""
+        """Count a refused message of kind `message`; returns how many of that kind `peer` had refused."""
         if peer not in self._counts and len(self._counts) >= PEERS_KEPT:
             self._counts.pop(next(iter(self._counts)))
         mine = self._counts.setdefault(peer, {})

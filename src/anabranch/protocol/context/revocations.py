@@ -8,8 +8,7 @@ from anabranch.protocol.log.records import AnyRecord, Member, Revoke
 
 
 class Revocations:
-    """Ids of revoked peers and keys of revoked tickets, each with the owner's reason. A revocation is never
-    lifted."""
+    """Ids of revoked peers and keys of revoked tickets, with the reasons. None is ever lifted."""
 
     def __init__(self) -> None:
         self._reasons: dict[str, str] = {}
@@ -42,7 +41,7 @@ class Revocations:
         return None
 
     def refused(self, members: Iterable[Member]) -> dict[str, str]:
-        """Those of the given members that may not take part, by id, with the reason."""
+        """Those of the given members that may not take part: id -> reason."""
         if not self._reasons:
             return {}
         found = {member.id: self.refusal(member.id, member.ticket) for member in members}

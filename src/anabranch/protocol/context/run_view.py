@@ -52,7 +52,7 @@ class RunCourse:
                 self.held = min(self.held, t)
 
     def opens(self, t: int) -> bool:
-        """True if the pause lets iteration `t` be opened."""
+        """True if no pause keeps iteration `t` from being opened."""
         return self.held < 0 or t <= self.held
 
 
@@ -90,7 +90,7 @@ class RunView:
         self.use_settings(settings)
 
     def use_settings(self, settings: Settings) -> None:
-        """Replace the settings of the run."""
+        """Replace the settings of the run, and with them routing policy and overlay."""
         self.settings = settings
         self.policy = make_policy(settings.policy, CounterRng(*self._policy_seed))
         self.near = Overlay(self._me, lambda: self.membership, settings.neighbours, settings.stages)
@@ -119,8 +119,8 @@ class RunView:
     # --- rounds --------------------------------------------------------------------------------
 
     def plan_round(self, t: int, plan: Plan | UnsetType) -> str:
-        """Take the plan of iteration t from the log; plans of later rounds are void. Returns the reason why
-        no honest leader plans so, "" if one might; then the plan is not taken."""
+        """Store the plan of iteration t from the log (UNSET: it has none) and drop those of later rounds.
+        Returns "", or the reason why no honest leader would log this plan, which is then not stored."""
         slots = () if isinstance(plan, UnsetType) else plan
         self._plans = {k: v for k, v in self._plans.items() if t - PLANS_KEPT < k < t}
         wrong = plan_problem(self.settings.rounds, t, slots)
@@ -138,17 +138,17 @@ class RunView:
 
     @property
     def in_rounds(self) -> bool:
-        """True if a round is planned."""
+        """True once the log has planned a round."""
         return bool(self._plans)
 
     def batch(self, t: int) -> tuple[int, ...]:
-        """Microbatches of iteration t, or slots of a round."""
+        """Indices of the microbatches of iteration t; of its slots that take part, if it is a round."""
         if self.settings.rounds.has(t):
             return active(self.plan(t))
         return tuple(range(self.settings.microbatches))
 
     def cover(self, stage: int, t: int) -> frozenset[int]:
-        """Units that iteration t counts at a stage, late slots included."""
+        """Units that iteration t counts at a stage if no slot is late."""
         if self.settings.rounds.has(t):
             return units_of(stage, self.batch(t))
         return self.settings.cover(stage)
@@ -177,8 +177,7 @@ class RunView:
         return waits and len(self.membership.members) <= SEARCHED
 
     def next_stage(self) -> int:
-        """Stage after this peer's stage on a microbatch's path; after the last stage comes stage 0 (the
-        head)."""
+        """Stage after this peer's on a microbatch's path; after the last stage comes stage 0 (the head)."""
         return (self.stage + 1) % (self.settings.stages + 1)
 
     def previous_stage(self) -> int:
@@ -212,7 +211,7 @@ class LogView:
         self.leads = term
 
     def elect(self, voters: tuple[str, ...]) -> None:
-        """Replace the set of voters."""
+        """Replace the log's voters. voters: their ids (`peer/disk`)."""
         self.voters = voters
         self.voting_peers = frozenset(voter.partition("/")[0] for voter in voters)
 
@@ -232,7 +231,8 @@ class StandbyView:
         """Term and number of the last announcement."""
 
     def announced(self, term: int, message: Spared) -> str | None:
-        """Handle an announcement of standbys by the leader of `term`; returns the reason if it is refused."""
+        """Store the standbys that the leader of `term` announced, unless a later announcement is known;
+        returns the reason if it is refused."""
         waits = message.waits
         if len(waits) > SEARCHED or not all(0.0 <= wait_s <= MOST_S for wait_s in waits.values()):
             return "replicas that nobody spares so"

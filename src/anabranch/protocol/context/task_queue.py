@@ -47,8 +47,8 @@ class _Job:
 
 
 class WorkQueue:
-    """Tasks of the peer's worker: the waiting ones and the running one. seconds: compute seconds by kind of
-    task since the last `take_seconds`."""
+    """Queue of the tasks of the peer's worker: the waiting ones and the running one. seconds: kind of task ->
+    compute seconds since the last `take_seconds`."""
 
     def __init__(self) -> None:
         self._by_iteration = False
@@ -58,14 +58,15 @@ class WorkQueue:
         self.seconds: dict[str, float] = {}
 
     def put_iterations_first(self, by_iteration: bool) -> None:
-        """Order tasks by iteration before rank, where two are in flight. To be called before the first
-        task."""
+        """Set whether tasks are ordered by iteration before rank, where two iterations are in flight. To be
+        called before the first task."""
         self._by_iteration = by_iteration
 
     def submit(
         self, rank: TaskPriority, task: Task, inputs: tuple[Payload, ...], then: Then, index: int = 0
     ) -> None:
-        """Queue a task. `then` is called with its result, unless its iteration is dropped before."""
+        """Queue a task. `then` is called with its result, unless its iteration is dropped before. index:
+        order among tasks of one rank and iteration."""
 
         def timed(result: Result) -> None:
             kind = type(task).__name__
@@ -77,7 +78,8 @@ class WorkQueue:
         heapq.heappush(self._heap, _Job(group, int(rank), task.t, index, number, task, inputs, timed))
 
     def _group(self, rank: TaskPriority, t: int) -> tuple[int, int]:
-        """Part of the order that stands above the rank."""
+        """Sort key of a task that comes before its rank: the iteration (after steps, before background work)
+        where the queue orders by iteration; else the same for all."""
         if not self._by_iteration or rank is TaskPriority.STEP:
             return 0, 0
         return (2, 0) if rank is TaskPriority.BACKGROUND else (1, t)
@@ -88,8 +90,7 @@ class WorkQueue:
         return seconds
 
     def next(self) -> tuple[Task, tuple[Payload, ...]] | None:
-        """Mark the most urgent waiting task as running and return it; None if the worker is busy or none
-        waits."""
+        """Mark the most urgent waiting task as running and return it; None: busy, or none waits."""
         if self.running is not None or not self._heap:
             return None
         self.running = heapq.heappop(self._heap)
@@ -104,7 +105,7 @@ class WorkQueue:
         return job.then
 
     def waits(self, kinds: tuple[type[Task], ...]) -> list[tuple[TaskPriority, Task]]:
-        """Waiting tasks of the given kinds, last in the queue first."""
+        """Waiting tasks of the given kinds with their priorities, last in the queue first."""
         jobs = sorted((job for job in self._heap if isinstance(job.task, kinds)), reverse=True)
         return [(TaskPriority(job.rank), job.task) for job in jobs]
 
@@ -114,11 +115,13 @@ class WorkQueue:
         heapq.heapify(self._heap)
 
     def drop(self, t: int) -> None:
-        """Drop microbatch work of iterations up to `t`; work of the step itself stays."""
+        """Drop microbatch work of iterations up to `t`: waiting tasks, and the result of the running one.
+        Work of steps, and checks in the background, stay."""
         self._forget(lambda job: job.rank not in _OUTLIVING and job.t <= t)
 
     def drop_after(self, t: int) -> None:
-        """Drop all work of iterations after `t`, that of steps too, for a rollback to `t`."""
+        """Drop all work of iterations after `t`, that of steps too, for a rollback to `t`: waiting tasks, and
+        the result of the running one."""
         self._forget(lambda job: job.t > t)
 
     def _forget(self, void: Callable[[_Job], bool]) -> None:

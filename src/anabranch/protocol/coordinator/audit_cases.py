@@ -65,8 +65,8 @@ class Case:
 @dataclass(eq=False)
 class AuditCases:
     """Receipts and audits of the last steps, at the leader. returns: reason to go back to a snapshot, "" if
-    there is none. returns_before: first iteration that is void then. settled: True if the peer that caused
-    the return is out of the run."""
+    there is none. returns_before: first iteration that is void then. settled: True if a peer was convicted
+    for it, and so leaves the run."""
 
     ctx: PeerContext
     admission: Admission
@@ -87,7 +87,7 @@ class AuditCases:
     # --- receipts of the open iteration --------------------------------------------------------
 
     def refused(self, peer: str, message: Prepared, attempt: Attempt, current: Round) -> str | None:
-        """Check the receipt of a PREPARED report and keep it; returns the reason if it is refused."""
+        """Check the receipt of a PREPARED report and keep it in `current`; returns why it is refused."""
         if not self.on or peer not in attempt.members:
             return None
         run, receipt = self.ctx.run, opened(message.receipt, self.ctx.signer)
@@ -120,8 +120,8 @@ class AuditCases:
         return all(attempt.members[position] in prepared for position in set(attempt.owners) - {-1})
 
     def summing(self, stage: int, members: Sequence[str], owners: tuple[int, ...]) -> tuple[int, ...]:
-        """Positions of the members that sum one part each, in a reduce without cells: with audits only the
-        owners of units, whose receipts are in the commit; () without audits, where all members sum."""
+        """Positions of the members that sum one part each: in audited runs (but for stage 0 and large stages)
+        only the owners of units, whose receipts are in the commit; () otherwise, if all members sum."""
         able = tuple(sorted(set(owners) - {-1}))
         flat = len(members) <= FLAT * self.ctx.run.settings.neighbours
         return able if self.on and stage and flat and len(able) <= PARTS else ()
@@ -138,8 +138,8 @@ class AuditCases:
         return tuple(map(receipt_hash, receipts))
 
     def consistent(self, current: Round) -> bool:
-        """True if the receipts of all stages agree with each other. If not, peers that contradict themselves
-        are convicted, and the log goes back to a state before the iteration."""
+        """True if all stages' receipts agree and the log need not go back. If not, peers that contradict
+        themselves are convicted, and the log goes back to a state before the iteration."""
         if not self.on or self._checked == self._state(current):
             return not self.returns
         self._checked = self._state(current)
@@ -159,8 +159,9 @@ class AuditCases:
     # --- audits --------------------------------------------------------------------------------
 
     def committed(self, record: Commit, base: str, led: Round | None) -> None:
-        """Open a case for each audit that is drawn from the commit `record`. base: hash of its log entry.
-        led: the coordinator's round of that step, if this peer led it."""
+        """Open a case for each audit that is drawn from the commit `record`, close those that are too old,
+        and ask second auditors where the first is late. base: hash of the commit's log entry. led: the
+        coordinator's round of that step, if this peer led it."""
         if not self.on:
             return
         for key in [key for key in self._cases if key[0] <= record.t - AUDIT_STEPS]:
@@ -185,8 +186,7 @@ class AuditCases:
         return self.returns != had
 
     def awaited_until(self) -> float:
-        """Time (s) until which reports about the audits of the last steps are awaited; -inf if no audit is
-        open."""
+        """Time (s) until which reports about audits of the last steps are awaited; -inf: no audit is open."""
         members = self.ctx.run.membership.members
         due = [c.due_at for c in self._cases.values() if not c.over and c.drawn.auditors[0] in members]
         return max(due, default=-math.inf)
@@ -203,8 +203,8 @@ class AuditCases:
         return case.receipt if case is not None else b""
 
     def rolled_back(self, t: int) -> None:
-        """Drop all cases, as the log went back to the state after step t. Auditors drop theirs too, so the
-        open cases of steps that stay are noted as expired."""
+        """Drop all cases and any return, as the log went back to the state after step t. Auditors drop their
+        audits too, so the open cases of steps that stay are noted as expired."""
         for case in self._cases.values():
             if case.drawn.t <= t:
                 self._expired(case)
@@ -212,7 +212,8 @@ class AuditCases:
         self.returns, self.settled, self._checked = "", False, ()
 
     def on_audited(self, peer: str, message: Audited) -> str | None:
-        """Handle the report of an auditor; returns the reason if it is refused."""
+        """Handle the report of an auditor: note it in the event log, and decide what follows (the second
+        auditor, a conviction, a return of the log). Returns the reason if it is refused."""
         case = self._cases.get((message.t, message.subject))
         if case is None or case.over or (case.drawn.base, case.drawn.stage) != (message.base, message.stage):
             return None
@@ -247,7 +248,8 @@ class AuditCases:
                 self._expired(case)
 
     def _ask_second(self, case: Case, sources: tuple[str, ...]) -> bool:
-        """Order the second auditor of a contribution; False if there is none within reach."""
+        """Order the second auditor to audit a contribution, unless it was ordered before; False if none is
+        within reach. sources: peers from which it may fetch the inputs."""
         each, asked = case.drawn, case.drawn.auditors[:AUDITORS]
         if len(asked) < AUDITORS or not self.ctx.reachable(asked[1]):
             return False
@@ -276,7 +278,8 @@ class AuditCases:
         self._by_two(case, peer, message, about)
 
     def _alone(self, case: Case, peer: str, message: Audited, about: str) -> None:
-        """End an audit with the report of the first auditor, as there is no second one."""
+        """End an audit with the report of the first auditor, as there is no second one: a difference, or work
+        withheld by a peer that is still there, voids the step and convicts nobody."""
         case.over = True
         if message.verdict == "withheld" and not self._stayed(case):
             return  # it died, and its neighbours do not have all of it any more
@@ -287,7 +290,9 @@ class AuditCases:
         self._return(text, case.drawn.t)
 
     def _by_two(self, case: Case, peer: str, message: Audited, about: str) -> None:
-        """End an audit with the reports of two auditors; the last is `message`, of `peer`."""
+        """End an audit with the reports of two auditors; the last is `message`, of `peer`. Both found a
+        difference: the audited peer is convicted. Only the first did: that auditor is removed. Both lack what
+        the peer withholds: it is removed, and the step void. A doubt voids the step too."""
         each, verdicts = case.drawn, case.verdicts
         asked = each.auditors[:AUDITORS]
         case.over = True
@@ -317,7 +322,8 @@ class AuditCases:
             self._return(f"no second replica answered if {about} is false", each.t)
 
     def _stayed(self, case: Case) -> bool:
-        """True if the audited peer still runs the process that did the work, at the same stage."""
+        """True if the audited peer is reachable and still runs, at the same stage, the process that did the
+        work."""
         member = self.ctx.run.membership.members.get(case.drawn.subject)
         return (
             member is not None
@@ -329,7 +335,7 @@ class AuditCases:
     # --- consequences --------------------------------------------------------------------------
 
     def _return(self, reason: str, t: int) -> None:
-        """Order a return of the log to a state before iteration t."""
+        """Note that the log has to go back to a state before iteration t (`returns`)."""
         self.returns_before = min(self.returns_before, t) if self.returns else t
         self.returns = self.returns or reason
 

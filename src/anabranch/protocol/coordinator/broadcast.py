@@ -27,7 +27,7 @@ class Broadcast:
         self._announce_at = math.inf
 
     def chosen(self, line: bytes) -> None:
-        """Announce a committed log entry now, or with the next batch of them."""
+        """Announce a committed log entry now; in a large swarm, membership changes with the next batch."""
         self._unannounced.append(line)
         record = decode_entry(line).record if self.ctx.run.near.crowded else None
         if isinstance(record, Members):
@@ -52,7 +52,7 @@ class Broadcast:
                 self.ctx.outbox.send(peer, message)
 
     def changes_at(self) -> float:
-        """Earliest time (s) at which a membership change may be logged."""
+        """Earliest time (s) to log a membership change: now, or in a large swarm in the next window."""
         if not self.ctx.run.near.crowded:
             return self.ctx.clock.now
         period_s = EVERY_HEARTBEATS * self.ctx.run.settings.heartbeat_s

@@ -20,8 +20,7 @@ LAST_CHECKPOINT = (1.0, 8.0, 6)
 
 @dataclass
 class Collection:
-    """Checkpoint of iteration `t` in progress: a download for each stage, and the states that have
-    arrived."""
+    """Checkpoint of iteration `t` in progress: a download for each stage, and the states that are here."""
 
     t: int
     base: str
@@ -64,7 +63,8 @@ class Checkpoints:
             self._collect(Collection(self.tip.t, self.tip.base))
 
     def _collect(self, checkpoint: Collection) -> None:
-        """Download every stage's state from replicas that applied the last step."""
+        """Download every stage's state from replicas that applied the last step, and have the driver write
+        them once all have arrived."""
         self._open = checkpoint
 
         def fetched(state: State) -> None:

@@ -31,8 +31,8 @@ class Disputes:
         self._noted = ""
 
     def decide(self, dispute: tuple[int, list[str]] | None) -> Rollback | None:
-        """Record that ends a dispute; None if there is no dispute or nothing to go back to. dispute: stage,
-        and its replicas with different states after the last step."""
+        """Record that ends a dispute; None if there is no dispute, nothing to go back to, or it is not due
+        yet. dispute: stage, and its replicas with different states after the last step."""
         if dispute is None:
             return None
         stage, peers = dispute

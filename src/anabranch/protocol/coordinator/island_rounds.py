@@ -47,13 +47,13 @@ class IslandRounds:
 
     @property
     def _of_inner_step(self) -> int:
-        """Microbatches of an inner step."""
+        """Number of microbatches of an inner step."""
         settings = self.ctx.run.settings
         return settings.microbatches // max(1, settings.rounds.slots)
 
     def committed(self, record: Commit, current: Round | None) -> None:
-        """Note whose work counted in a step, and how much. current: this leader's record of it, if it has
-        one."""
+        """Note whose work counted in a step, and how much, so that `on_applied` can measure speeds. current:
+        this leader's round of it, or None."""
         if not self.ctx.run.settings.rounds.inner:
             return
         self._units = {}
@@ -64,7 +64,8 @@ class IslandRounds:
                 self._warn(current, counted(record.stages[1].owners))
 
     def _warn(self, current: Round, accepted: tuple[int, ...]) -> None:
-        """Note slots that overflowed in several rounds running: their batches wait for ever."""
+        """Note in the event log slots that overflowed in several rounds running: their batches wait for ever.
+        accepted: slots that counted in this round."""
         reported = {index for stage, index in current.witnesses if stage}
         for slot in active(current.slots):
             over = slot in reported and slot not in accepted
@@ -88,15 +89,15 @@ class IslandRounds:
             self._rates[peer] = units / seconds
 
     def _rate(self, peer: str) -> float:
-        """Inner steps per second of a member; 1 if nothing is known."""
+        """Inner steps per second of a member; of one microbatch per second if nothing is known."""
         member = self.ctx.run.membership.members[peer]
         measured_s = (member.forward_s + member.backward_s) * sum(self.ctx.run.settings.counts)
         rate = self._rates.get(peer) or (1.0 / measured_s if plausible(measured_s) else 1.0)
         return rate / self._of_inner_step
 
     def next(self, current: Round, accepted: Mapping[int, str]) -> Plan:
-        """Plan of the iteration after `current`; () if that is no round. accepted: slot that counts in it ->
-        peer that filled it.
+        """Plan of the iteration after `current`; () if that is no round. accepted: slot that counts in
+        `current` -> peer that filled it.
 
         Slots go to members that get the result of `current` with its reduce. A member that still lacks an
         earlier state would begin late, and its slot would hold up the others.
@@ -161,12 +162,12 @@ class IslandRounds:
         self.ctx.outbox.note("waiting", reason=f"round {current.t} goes on without late slots {names}")
 
     def _hopeless(self, current: Round, ready: Iterable[int]) -> frozenset[int]:
-        """Slots that nobody can fill: their machine left, and with it what it carried of them."""
+        """Slots, but those `ready`, that nobody can fill: their machine left with what it carried."""
         slots = frozenset(active(current.slots)) - frozenset(ready) - current.dropped
         return frozenset(k for k in slots if current.slots[k].carried and self._left(current, k))
 
     def stranded(self, current: Round) -> Witness | None:
-        """Witness of a round that can never end, since nobody can fill any of its slots; None if it can."""
+        """Witness of a round that can never end, since nobody can fill any of its slots; else None."""
         slots = active(current.slots)
         if not slots or len(self._hopeless(current, self._ready(current))) < len(slots):
             return None

@@ -36,8 +36,8 @@ class FounderRequests:
         return self._own is not None or bool(self._revocations)
 
     def wish(self, action: str, steps: int = 0, target: str = "", reason: str = "") -> None:
-        """Start a request. It is repeated to the leader until it is in the log; except for revocations it is
-        given up after WISH_S seconds."""
+        """Start a request (arguments as in `Wish`), to be repeated to the leader until it is in the log. A
+        revocation is never given up; others are after WISH_S seconds, and when a later one replaces them."""
         wish = Wish(action, steps, target=target, reason=reason)
         if action != REVOKE:
             self._own, self._until = wish, self._ctx.clock.now + WISH_S
@@ -45,8 +45,7 @@ class FounderRequests:
             self._revocations[target] = wish
 
     def repeat(self) -> None:
-        """Send the pending requests to the leader again; give a pause, continuation or limit up after WISH_S
-        seconds."""
+        """Send the pending requests to the leader again; give all but revocations up after WISH_S seconds."""
         ctx = self._ctx
         for wish in self._revocations.values():
             ctx.outbox.send(ctx.log.leader, wish)
@@ -106,7 +105,7 @@ def _last_begun(ctx: PeerContext, t: int, opened: bool) -> int:
 
 
 class RevocationRequests:
-    """Revocations that the founder requested from this coordinator and that are not logged yet."""
+    """Revocations requested by the founder or after a conviction, and not logged yet."""
 
     def __init__(self, ctx: PeerContext) -> None:
         self._ctx = ctx
@@ -116,8 +115,7 @@ class RevocationRequests:
         self._asked[wish.target] = wish
 
     def record(self) -> Revoke | None:
-        """Next `Revoke` record to log, or None. The founder is told of a request for which nothing has to be
-        logged."""
+        """Next `Revoke` record to log, or None. The founder is told of requests that need no record."""
         ctx = self._ctx
         while self._asked:
             target = next(iter(self._asked))

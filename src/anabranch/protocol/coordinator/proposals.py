@@ -22,8 +22,7 @@ from anabranch.protocol.rounds.plan import filled
 
 @dataclass(eq=False)
 class Proposals:
-    """Builder of the next log record about the open iteration, from members' reports, reduces and
-    releases."""
+    """Builder of the next log record about the open iteration from reports, reduces and releases."""
 
     ctx: PeerContext
     log: Voter
@@ -70,7 +69,7 @@ class Proposals:
         return Evaluation(t=current.t - 1, loss_sums=sums, tokens=len(windows) * self.schedule.window_tokens)
 
     def _commit(self, current: Round, prepared: list[Prepared], evaluation: Evaluation | None) -> Commit:
-        """Record of the optimizer step after iteration `current`. prepared: one report per stage."""
+        """Record of the optimizer step of iteration `current`. prepared: one report per stage."""
         stages = []
         for stage, message in enumerate(prepared):
             attempt = current.attempts[stage]
@@ -90,7 +89,7 @@ class Proposals:
         return self._record(current, adam_step, norm, current.counted_losses, tuple(stages), evaluation)
 
     def _skip(self, current: Round, witness: Witness) -> Commit:
-        """Record of a skipped step, because a gradient overflowed; `witness` is the report of that."""
+        """Record of a skipped step; `witness` tells why (an overflow, or slots that nobody can fill)."""
         return self._record(current, self.tip.adam_step, 0.0, (), (), None, witness)
 
     def _record(
@@ -103,7 +102,7 @@ class Proposals:
         evaluation: Evaluation | None,
         witness: Witness | None = None,
     ) -> Commit:
-        """Record of a step; of a skipped step if there is a witness of an overflow."""
+        """Record of a step; of a skipped step if there is a witness."""
         tokens, step = self.schedule.tokens, self.schedule.step(current.t, max(1, adam_step), norm)
         accepted = filled(stages[1]) if current.slots and stages else {}
         if current.slots:

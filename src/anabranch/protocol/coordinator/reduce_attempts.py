@@ -30,7 +30,7 @@ DISSENTS = 2
 
 
 def attempt_units(attempt: Attempt) -> frozenset[int]:
-    """Units that an attempt counts."""
+    """Units that an attempt counts: those that have an owner."""
     return frozenset(unit for unit, owner in enumerate(attempt.owners) if owner >= 0)
 
 
@@ -65,7 +65,7 @@ class ReduceAttempts:
         """(peer, iteration) in which a peer reported another gradient than most of its stage."""
 
     def attempt(self, current: Round) -> None:
-        """Order a reduce at each stage if all units of the stage are claimed."""
+        """Order a reduce at each stage whose units are all claimed, if none that can end is in progress."""
         if current.t > self.ctx.run.steps:
             return
         version, silent = self.ctx.run.membership.version, self.admission.absent.silent()
@@ -78,7 +78,7 @@ class ReduceAttempts:
         """Order a stage's reduce, unless the reduce in progress can still end or some units are not claimed.
 
         A reduce that lost a member stays valid until another can be ordered, for it ends if the lost member
-        had sent everything.
+        had sent everything. look: inputs of the decision.
         """
         members = self.admission.absent.present(stage, current.t)
         attempt = current.attempts.get(stage)
@@ -160,7 +160,7 @@ class ReduceAttempts:
         self, current: Round, stage: int, members: set[str], claims: Mapping[str, frozenset[int]]
     ) -> None:
         """Have the units of absent members computed again by other replicas: the peers that sent those units
-        are asked to (R6)."""
+        are asked to (R6). members: those present, with their `claims`."""
         membership, redone = self.ctx.run.membership, current.redone.setdefault(stage, set())
         away = self.admission.absent.without(current.t) - members
         away.intersection_update(membership.live(stage, current.t))
@@ -257,7 +257,7 @@ class ReduceAttempts:
         prepared: Mapping[str, Prepared],
         result: tuple[str, Mapping[str, float]] | None,
     ) -> None:
-        """Remove the members of a witnessed reduce whose reported result differs from the one that this peer
+        """Expel members of a witnessed reduce whose reported result differs from the one that this peer
         computed."""
         if result is None:
             return
@@ -268,7 +268,7 @@ class ReduceAttempts:
                 self.admission.expel(peer, f"{what} of its stage's parts")
 
     def _losses(self, current: Round, heads: Attempt) -> tuple[float, ...]:
-        """Loss sum of each microbatch, from the owner of its head unit (`coverage`)."""
+        """Loss sum of each microbatch, from the owner of its head unit. heads: the attempt at stage 0."""
         count = len(current.slots) or self.ctx.run.settings.microbatches
         owners = [heads.owners[head_unit(index)] for index in range(count)]
         return tuple(
@@ -295,7 +295,7 @@ class ReduceAttempts:
         return self.ctx.costs.reduce_s(max(sizes))
 
     def stalled(self, current: Round) -> None:
-        """Act if no report came for too long: ask for missing units, and order stuck reduces again."""
+        """If no report came for too long, ask all members for missing units and order stuck reduces again."""
         if self.ctx.clock.now < current.progress_at + self.patience_s(current):
             return
         current.spread = self.ctx.rng.uniform(0.75, 1.0)
@@ -318,7 +318,7 @@ class ReduceAttempts:
             self.ctx.outbox.send(peer, Missing(self.ctx.fence(current.t, current.base), lacking))
 
     def _reduce_again(self, current: Round, attempt: Attempt) -> None:
-        """Order a stuck reduce again, without the members that block it."""
+        """Give a stuck reduce up, to be ordered again, and remove or expel the members that block it."""
         stage = attempt.stage
         if attempt.sums:  # reduced without helpers for a while
             self.spreading.failed(stage, current.t)

@@ -33,7 +33,7 @@ EVEN_FOR = 50
 @dataclass(frozen=True)
 class ReducePlan:
     """Plan of a stage's reduce. helpers: peers that sum parts besides the members. sums: for each part the
-    peer that sums it, as a position in members + helpers. Both are empty for an even reduce."""
+    peer that sums it, as a position in members + helpers. Both are empty if every member sums one part."""
 
     helpers: tuple[str, ...] = ()
     sums: tuple[int, ...] = ()
@@ -55,7 +55,8 @@ class ReduceSchedule:
     def of(
         self, stage: int, t: int, members: Sequence[str], able: frozenset[str], owners: Collection[int]
     ) -> ReducePlan:
-        """Plan the reduce of a stage in the open iteration `t`.
+        """Plan the reduce of a stage in the open iteration `t`: even, unless a spread one is estimated to be
+        quicker.
 
         able: peers that work in this iteration and are not silent; any other may not have opened it, and
         could not store the parts. owners: positions of the members that own units; only these have sums to
@@ -102,12 +103,13 @@ class ReduceSchedule:
         )
 
     def failed(self, stage: int, t: int) -> None:
-        """Record that a spread reduce of iteration `t` failed or its results differed: a helper may be at
-        fault."""
+        """Reduce the stage evenly for EVEN_FOR iterations, because a spread reduce of iteration `t` failed or
+        its results differed: a helper may be at fault."""
         self._even_until[stage] = t + EVEN_FOR
 
     def took(self, stage: int, t: int, members: tuple[str, ...], spread: bool, seconds: float) -> None:
-        """Record the duration of a reduce from its order to its end."""
+        """Record the duration of a reduce from its order to its end. If a spread one took longer than the
+        even one before, the stage is reduced evenly for EVEN_FOR iterations."""
         known, even_s = self._even_s.get(stage, ((), 0.0))
         if not spread:
             self._even_s[stage] = members, seconds
@@ -125,12 +127,14 @@ def spread(
     of_sums: float = OF_SUMS,
     down: bool = False,
 ) -> ReducePlan:
-    """Assign the parts one by one, each to the peer with which the whole reduce takes least time.
+    """Plan of a spread reduce, or EVEN if that is not clearly quicker. Parts are assigned one by one, each to
+    the peer with which the whole reduce takes least time.
 
-    size_bytes: sums and reduced gradient. way: function (sender, receiver) -> estimate of the link. even_s:
-    measured seconds of an even reduce of these members, a lower bound of its estimate. working: positions of
-    the members that have sums to send, and share the parts in an even reduce; empty: all. of_sums: share of
-    the bytes that are sums. down: True if lines may be quicker down than up.
+    helpers: peers that may sum parts besides `members`. size_bytes: sums and reduced gradient. way: function
+    (sender, receiver) -> estimate of the link. even_s: measured seconds of an even reduce of these members, a
+    lower bound of its estimate. working: positions of the members that have sums to send, and share the parts
+    in an even reduce; empty: all. of_sums: share of the bytes that are sums. down: True if lines may be
+    quicker down than up.
     """
     everybody, way = [*members, *helpers], cache(way)
     senders = tuple(working) or tuple(range(len(members)))
@@ -219,8 +223,8 @@ class _Plan:
         return longest
 
     def _loads(self, position: int) -> list[tuple[tuple[object, ...], float, float, float]]:
-        """Loads that one more part summed at `position` would add: (carrier, bits, bits per second, latency
-        in s)."""
+        """Loads that one more part summed at `position` would add: (phase with link or line, bits, bits per
+        second, latency in s)."""
         there, back = self._bits
         middle = self._everybody[position]
         found: list[tuple[tuple[object, ...], float, float, float]] = []

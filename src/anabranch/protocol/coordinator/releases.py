@@ -55,7 +55,7 @@ class Releases:
         self.t = t if fingerprints or t == 0 else t - 1
 
     def committed(self) -> None:
-        """Begin to await reports that a new step was applied."""
+        """Drop the reports about the step before, because a new step was committed."""
         self.applied = {}
 
     def removed(self, peer: str) -> None:
@@ -75,8 +75,7 @@ class Releases:
             self.stage_recovery.caught_up(peer)
 
     def has_last(self, peer: str) -> bool:
-        """True if `peer` certainly has the state after the last step: it reported so, or reported work of the
-        next step."""
+        """True if `peer` certainly has the state after the last step: it reported it, or later work."""
         stage = self.ctx.run.membership.stage_of(peer)
         if stage is None:
             return False
@@ -84,8 +83,8 @@ class Releases:
         return peer in self.applied.get(stage, {}) or peer in claims
 
     def release(self) -> None:
-        """Release the last step if two replicas of every stage (or its only one) applied it and agree on its
-        state."""
+        """Release the last step if two replicas of every stage, or its only one, agree on the state after
+        it."""
         if self.last:
             return
         agreed = []
@@ -114,7 +113,8 @@ class Releases:
         return membership.live(stage, self.tip.t) or membership.live(stage, self.tip.t + 1)
 
     def _majority(self, stage: int, live: list[str], applied: Mapping[str, str]) -> str | None:
-        """Fingerprint that more than half of the stage's electorate reported; None if there is none yet."""
+        """Fingerprint that more than half of a stage's electorate `live` reported, not counting silent
+        members, nor standbys if others can decide; None: there is none yet. applied: peer -> fingerprint."""
         absent = self.admission.absent
         working, heard = absent.jury(live), set(live) - absent.silent()
         # Standbys get the gradient later, so they are not waited for, unless the others cannot decide: one
@@ -127,8 +127,7 @@ class Releases:
         return None
 
     def disputed(self) -> tuple[int, list[str]] | None:
-        """Disputed stage, and its replicas: all have reported, and no fingerprint has a majority. None if
-        there is none."""
+        """Disputed stage and its replicas: all reported, no fingerprint has a majority. None: no dispute."""
         if self.last:
             return None
         for stage in range(self.ctx.run.settings.stages + 1):

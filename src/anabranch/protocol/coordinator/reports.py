@@ -29,8 +29,7 @@ class Reports:
     cases: AuditCases
 
     def on_claim(self, peer: str, message: Claim) -> str | None:
-        """Enter a replica's cumulative claim (all units that its sum contains); returns the reason if it is
-        refused."""
+        """Enter a replica's cumulative claim (units in its sum); returns why it is refused, or None."""
         current = self.tip.current(peer, message.stage, message.fence.t, message.fence.base)
         if current is None:
             return None
@@ -73,8 +72,7 @@ class Reports:
         return None
 
     def on_prepared(self, peer: str, message: Prepared) -> str | None:
-        """Enter a report that a replica has the reduced gradient (PREPARED); return the reason if it is
-        refused."""
+        """Enter a PREPARED report (a replica has the reduced gradient); return why it is refused, or None."""
         current = self.tip.current(peer, message.stage, message.fence.t, message.fence.base)
         attempt = current.attempts.get(message.stage) if current else None
         if current is None or attempt is None or attempt.attempt != message.attempt:
@@ -90,8 +88,8 @@ class Reports:
         return None
 
     def on_overflow(self, peer: str, message: Overflow) -> str | None:
-        """Enter a report that a tensor overflowed (is not finite or out of range); returns the reason if it
-        is refused."""
+        """Enter a report that a tensor is not finite or out of range; once enough replicas or the coordinator
+        itself report it, the step is skipped. Returns why the report is refused, or None."""
         settings = self.ctx.run.settings
         if message.index >= settings.microbatches + settings.windows:
             return f"no microbatch {message.index} in iteration {message.fence.t}"

@@ -21,7 +21,8 @@ Compared = tuple[AttemptId, int, int, bool, frozenset[str]]
 
 @dataclass
 class Round:
-    """Reports and decisions about the open iteration `t`, at the coordinator. Most fields are by stage."""
+    """Reports and decisions about the open iteration `t`, at the coordinator. Most fields are by stage:
+    claims (replica -> units), attempts, prepared (member -> report), retries (number of repeated reduces)."""
 
     t: int
     base: str
@@ -44,7 +45,7 @@ class Round:
     suppliers: dict[tuple[int, int, str], str] = field(default_factory=dict)
     """(stage, microbatch, peer that reported its overflow) -> peer that it got the last input from."""
     witness: Witness | None = None
-    """Overflow that enough replicas found, for which the step is skipped."""
+    """Overflow that enough replicas found, or end of a stranded round: the step is skipped for it."""
     progress_at: float = 0.0
     worked_s: float = 0.0
     """Seconds from the opening until the units of a first stage were all claimed."""
@@ -75,7 +76,7 @@ class Round:
     """Stage -> (inputs, result) of the last comparison of PREPARED reports."""
 
     def counts(self, stage: int) -> frozenset[int]:
-        """Units of a round that count at a stage."""
+        """Units of the round that count at a stage: those of slots that were not dropped."""
         return units_of(stage, (slot for slot in active(self.slots) if slot not in self.dropped))
 
     def give_up(self, stage: int) -> dict[str, Prepared]:

@@ -23,7 +23,8 @@ class Vouchers:
         """(iteration, stage) -> replica -> proof."""
 
     def moved(self, t: int, base: str) -> None:
-        """Note that the log stands at iteration t, whose entry has the hash `base`."""
+        """Note that the log stands at iteration t, whose entry has the hash `base`; drop proofs of much
+        earlier iterations, and of t and later ones (after a rollback)."""
         kept = range(t - VOUCHED_KEPT, t)
         self._bases = {k: known for k, known in self._bases.items() if k in kept} | {t: base}
         self._proofs = {key: proofs for key, proofs in self._proofs.items() if key[0] in kept}

@@ -49,12 +49,12 @@ class WitnessedReduces:
         """Stage -> iteration up to which it is reduced in this way."""
 
     def failed(self, stage: int, t: int) -> None:
-        """Note that a reduce of a stage failed in iteration t."""
+        """Have the stage's reduces witnessed for WITNESSED_FOR iterations, as one failed in iteration t."""
         self._until[stage] = t + WITNESSED_FOR
 
     def plan(self, stage: int, t: int, members: Sequence[str], owners: Collection[int]) -> ReducePlan | None:
-        """Plan of a witnessed reduce in iteration t; None if the stage needs none, or if it is impossible
-        because the stage is too large or this peer does not work in the iteration."""
+        """Plan of a witnessed reduce in iteration t; None if the stage needs none, or if it is impossible as
+        the stage is too large or this peer does not work in it. owners: of units; only they send parts."""
         ctx, settings = self.ctx, self.ctx.run.settings
         if stage not in self._until or len(members) < 2:
             return None

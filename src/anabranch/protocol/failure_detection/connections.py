@@ -45,7 +45,8 @@ class Connections:
         self._pinged_at: dict[str, float] = {}
         """In a large swarm: time of the last ping to each watched peer."""
         self._none_silent_before = math.inf
-        """Earliest time at which a watched link can have been silent for too long."""
+        """Earliest time (s) at which a watched link can have been silent for so long that others are asked
+        about its peer."""
         self._alone_since = math.inf
         """Since when no voter is linked (inf: one is)."""
         self._listened: dict[str, AdaptiveTimeout] | None = None
@@ -75,9 +76,9 @@ class Connections:
         """Earliest time (s) at which this peer asks other members about the silent `peer` (again)."""
         return self.indirect_probes.asked_at(peer) + DOUBT * silence.patience_s
 
-    def listens_up(self, next_index: int) -> bool:
-        """True if the silence timeout of some watched link may have expired. next_index: length of this
-        peer's log, sent with pings."""
+    def silence_due(self, next_index: int) -> bool:
+        """True if a watched link may have been silent for the share DOUBT of its timeout, so that `tick` has
+        to look. next_index: length of this peer's log, stored for pings."""
         self._next_index = next_index
         return self.ctx.clock.now >= self._none_silent_before
 
@@ -105,8 +106,9 @@ class Connections:
         return self.ctx.links.up if self._listened is None else self._listened
 
     def _listen(self) -> Mapping[str, AdaptiveTimeout]:
-        """Choose the watched links: all, or in a large swarm those to neighbours, to peers with which this
-        peer exchanges microbatches, to voters and to peers that are no members. A voter watches all links."""
+        """Choose and store the watched links: all, or in a large swarm those to neighbours, to peers with
+        which this peer exchanges microbatches, to voters and to peers that are no members. A voter watches
+        all links."""
         ctx, before = self.ctx, self._listened
         if ctx.run.near.crowded:
             self._near = self._around()
@@ -172,7 +174,8 @@ class Connections:
         return Overdue(peer, silence_s, patience_s, account, self._alone(peer), linked)
 
     def suspect(self, overdue: Overdue) -> bool:
-        """Mark the silent peer of `overdue` as suspected; False if it was suspected already."""
+        """Mark the silent peer of `overdue` as suspected and note it in the event log; False if it was
+        suspected before."""
         ctx = self.ctx
         if overdue.peer in ctx.links.suspects:
             return False
@@ -181,15 +184,15 @@ class Connections:
         return True
 
     def renew(self, overdue: Overdue) -> str:
-        """Close the link to the peer of `overdue`, which is judged bad, so that a new connection is made;
-        returns the reason."""
+        """Ask the driver to close the link to the peer of `overdue`, which is judged bad, so that a new
+        connection is made; returns the reason."""
         reason = f"the link is bad: {overdue}; connecting anew"
         self.ctx.outbox.note("suspected", subject=overdue.peer, reason=reason, **overdue.numbers())
         self.ctx.outbox.emit(HangUp(overdue.peer, reason))
         return reason
 
     def _alone(self, peer: str) -> bool:
-        """True if this peer may itself be cut off: it hears no other member than `peer`, though there are
+        """True if this peer may itself be cut off: it hears no member but perhaps `peer`, though there are
         some."""
         ctx, watched = self.ctx, self._listening()
         members = ctx.run.membership.members.keys()
@@ -210,7 +213,7 @@ class Connections:
     # --- links ---------------------------------------------------------------------------------
 
     def link_up(self, peer: str) -> None:
-        """Begin to watch a new link to `peer`."""
+        """Begin to watch a new link to `peer`, with the timeout learnt before; cancel planned dials."""
         ctx = self.ctx
         silence = self._known.pop(peer, None) or AdaptiveTimeout(ctx.clock.now, ctx.run.settings.heartbeat_s)
         silence.last_heard = ctx.clock.now
@@ -236,7 +239,8 @@ class Connections:
         return self._known.get(peer)
 
     def heard(self, peer: str) -> bool:
-        """Note that a message of `peer` arrived; True if `peer` was suspected until now."""
+        """Note that a message of `peer` arrived, and end a suspicion; True if `peer` was suspected until now.
+        If all watched links had been silent this peer was cut off, and all silences begin anew."""
         silence = self.ctx.links.up.get(peer)
         if silence is None:
             return False
@@ -273,8 +277,7 @@ class Connections:
     # --- dialling ------------------------------------------------------------------------------
 
     def connect(self) -> None:
-        """Dial the members with which this peer wants a link but has none, if this peer is the one to
-        dial."""
+        """Dial carriers, and the members that this peer wants a link with, lacks, and is the one to dial."""
         ctx = self.ctx
         if ctx.me not in ctx.run.membership.members:
             return
@@ -312,8 +315,8 @@ class Connections:
         return self.ctx.log.voting_peers | {self.ctx.log.leader}
 
     def trim(self) -> None:
-        """Close idle links to members of other stages that are no neighbours; called when an iteration
-        begins."""
+        """Close idle links to members of other stages that are no neighbours, in a large swarm; called when
+        an iteration begins."""
         ctx, members = self.ctx, self.ctx.run.membership.members
         watched = self._listen()
         if watched is ctx.links.up:
@@ -340,8 +343,8 @@ class Connections:
                 ctx.dialer.reach(peer)
 
     def redial(self, peer: str) -> None:
-        """Plan to dial a member whose link broke, if this peer is the one to dial and still wants the
-        link."""
+        """Plan to dial `peer`, whose link broke: a carrier, a fellow voter, or a member with which this peer
+        still wants a link and is the one to dial."""
         membership, near = self.ctx.run.membership, self.ctx.run.near
         mine = peer in membership.members and membership.dials(self.ctx.me, peer)
         wanted = not near.crowded or self._wants(peer)
@@ -350,8 +353,7 @@ class Connections:
             self.ctx.dialer.plan(peer)
 
     def forget(self, peer: str) -> None:
-        """Drop everything about `peer`, no longer a member: planned dials, its timeout, and what others said
-        about it."""
+        """Drop what is known of `peer`, no longer a member: planned dials, timeout, others' statements."""
         self.ctx.dialer.cancel(peer)
         self._known.pop(peer, None)
         if self._listened is not None:

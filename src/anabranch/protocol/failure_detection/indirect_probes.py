@@ -31,7 +31,7 @@ SILENCE_MAX_S = 1e6
 class ProbeReport(NamedTuple):
     """Statements of other members, the witnesses, about a silent peer. heard_s: seconds since any witness
     last heard the peer; infinite if none did. answers: witness -> its answer in words ("": none yet).
-    silences_s: for each witness with a link to the peer, seconds for which it has not heard it."""
+    silences_s: for each witness that has a link to the peer and did not hear it, its silence in seconds."""
 
     heard_s: float
     answers: dict[str, str]
@@ -144,8 +144,7 @@ class IndirectProbes:
         return [witness for witness, (probed, _) in answers if probed is not None and probed.heard]
 
     def asked_at(self, subject: str) -> float:
-        """Time of the last question about `subject` (s); minus infinity: none since a message of it last
-        came."""
+        """Time (s) of the last question about `subject`; -inf: none since a message of it last came."""
         inquiry = self._inquiries.get(subject)
         return -math.inf if inquiry is None else inquiry.asked_at
 
@@ -156,8 +155,7 @@ class IndirectProbes:
     # --- answering -----------------------------------------------------------------------------
 
     def received(self, peer: str, message: Probe | Probed) -> str | None:
-        """Handle a question (`Probe`) or an answer (`Probed`) of `peer`; returns the reason if it is
-        refused."""
+        """Handle a question (`Probe`) or answer (`Probed`) of `peer`; returns the reason if it is refused."""
         ctx = self.ctx
         member = ctx.run.membership.members.get(peer)
         if member is None or ctx.links.incarnations.get(peer, member.incarnation) != member.incarnation:

@@ -41,7 +41,7 @@ DIAL_AGAIN_S = 0.1
 
 
 def _later(stage: int, t: int) -> None:
-    """Answer for a coordinator that gives none: no joiner may serve yet."""
+    """Default for `begins` of `Admission.change`: no joiner may serve yet."""
 
 
 @dataclass(frozen=True)
@@ -111,8 +111,9 @@ class Admission:
     # --- in ------------------------------------------------------------------------------------
 
     def on_join(self, peer: str, request: JoinRequest) -> str | None:
-        """Check a joiner's request. Returns the reason if it is refused; None: the joiner will be
-        admitted."""
+        """Handle a joiner's request: a joiner that may be admitted is named in the next record. Returns the
+        reason if it is refused. A member that asks again gets its Welcome again. A peer that this side
+        dialled has shown no ticket; its link is closed, so that it dials."""
         credential = self._credentials.get(peer)
         if credential is None:
             self._hang_up(peer, "it was dialled from here: it is to dial again, and show its ticket")
@@ -187,8 +188,7 @@ class Admission:
         return self.ctx.run.revoked.refusal(peer, credential.ticket)
 
     def _over_quota(self, peer: str, credential: VerifiedCredential) -> str | None:
-        """Reason why a ticket lets no further peer in, because other peers have all its seats; None: a seat
-        is left."""
+        """Reason why a ticket lets no peer in: others have all its seats; None: a seat is left."""
         if not credential.ticket or not credential.quota:
             return None
         known = {**self._coming, **self.ctx.run.membership.members, **self._joining}
@@ -220,9 +220,10 @@ class Admission:
         return best_stage(joiner, members, blocks, batch_of(settings), link)
 
     def on_ready(self, peer: str, message: Ready, fingerprint: str | None, proof: str | None) -> str | None:
-        """Handle a joiner's report that it has its stage's state after iteration message.t; returns the
-        reason if the report is refused. fingerprint, proof: agreed fingerprint and proof of that state (None:
-        not known yet; the report will be repeated. proof "": none is needed)."""
+        """Handle a joiner's report that it has its stage's state after iteration message.t. It may serve if
+        the state is right and it reaches its fellows; with a wrong state it is removed. Returns the reason if
+        the report is refused. fingerprint, proof: agreed fingerprint and proof of that state (None: not known
+        yet; the report will be repeated. proof "": none is needed)."""
         member = self.ctx.run.membership.members.get(peer)
         if member is not None and member.stage != message.stage:
             return f"its stage is {member.stage}, not {message.stage}"
@@ -261,7 +262,7 @@ class Admission:
     # --- out -----------------------------------------------------------------------------------
 
     def leave(self, peer: str, reason: str) -> None:
-        """Note that a member (or a joiner) asked to leave the run."""
+        """Note that a member asked to leave (`let_go`); a joiner that is not a member yet is dropped."""
         if peer in self.ctx.run.membership.members:
             self._leaving.setdefault(peer, (reason, self.ctx.clock.now + VOTE_S))
         else:
@@ -314,8 +315,9 @@ class Admission:
         return [peer for peer in {**self._removals, **dict.fromkeys(self._going)} if peer in members]
 
     def link_down(self, peer: str, reason: str, refused: bool, patience_s: float) -> None:
-        """Note that the link to a peer broke, or that dialling it failed. refused: True if nothing listens at
-        its address. patience_s: silence timeout of the peer (s)."""
+        """Handle a link to a peer that broke, or a failed dial: a joiner is dropped, a member dialled again,
+        and others asked about it. refused: nothing listens at its address, and the member is removed.
+        patience_s: silence timeout of the peer (s)."""
         member = self.ctx.run.membership.members.get(peer)
         if member is None or peer in self.ctx.links.up:
             self._joining.pop(peer, None)
@@ -421,8 +423,8 @@ class Admission:
         return peer in serving and set(others) <= {peer, *self._removals, *self._going}
 
     def _dial(self, peer: str, again: bool = True) -> None:
-        """Dial a lost member, at its own address first. One without an address is to come back by itself
-        first."""
+        """Dial a lost member: the first time (`again` False) at its own address, if it has one, later also
+        through carriers."""
         dialer, address = self.ctx.dialer, self.ctx.run.membership.members[peer].address
         if again or address:
             address = dialer.addresses(peer, again)
@@ -444,8 +446,9 @@ class Admission:
     # --- the record ----------------------------------------------------------------------------
 
     def change(self, begins: Callable[[int, int], int | None] = _later) -> Members | None:
-        """Next Members record to log, or None. begins(stage, t): iteration from which ready members with the
-        stage's state after t serve; None: not yet."""
+        """Next Members record to log, or None: removals if any are planned, else joiners, else members that
+        begin to serve; its contents are planned no longer. begins(stage, t): iteration from which ready
+        members with the stage's state after t serve; None: not yet."""
         number = self.ctx.run.membership.number + 1
         members = self.ctx.run.membership.members
         removed = {peer: reason for peer, reason in self._removals.items() if peer in members}

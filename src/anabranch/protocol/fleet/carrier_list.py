@@ -16,8 +16,7 @@ _TEXT_BYTES = 512
 
 
 class CarrierList:
-    """Dedicated carriers that this coordinator knows. Members are no dedicated carriers: they carry
-    anyway."""
+    """Dedicated carriers that this coordinator knows. Members are none: they carry anyway."""
 
     def __init__(self, ctx: PeerContext) -> None:
         self._ctx = ctx
@@ -26,7 +25,8 @@ class CarrierList:
         """Listed carrier without a link -> time (s) at which it is given up."""
 
     def offered(self, peer: str, address: str) -> str | None:
-        """Take the offer of a carrier, which it repeats; returns the reason if it is refused."""
+        """Note a carrier's offer, which it repeats, for the next record; returns why it is refused, or
+        None."""
         known = self._ctx.run.carriers
         try:
             parsed = parse_addresses(address)
@@ -43,7 +43,8 @@ class CarrierList:
         return None
 
     def record(self) -> Carriers | None:
-        """Next record to log, or None. Carriers without a link for GONE_S are dropped."""
+        """Next record of the list to log; None: it stays as it is. Carriers that are revoked, or had no link
+        for GONE_S, are dropped."""
         run, up, now = self._ctx.run, self._ctx.links.up, self._ctx.clock.now
         if not run.carriers and not self._offers:
             return None

@@ -22,7 +22,7 @@ class DialBacks:
         """Peer -> (addresses that were tried, those that answered)."""
 
     def ask(self, peer: str, address: str) -> None:
-        """Try the addresses of a peer, unless they are being tried."""
+        """Have the driver try a peer's direct addresses, unless these or UNDER_WAY others are under way."""
         direct = direct_addresses(address)
         try:
             parse_addresses(direct)
@@ -33,7 +33,7 @@ class DialBacks:
             self._ctx.outbox.emit(DialBack(peer, direct))
 
     def answered(self, event: DialledBack) -> None:
-        """Keep a result, and tell the joiner."""
+        """Keep the result of a dial-back, and send it to the joiner."""
         peer = event.peer
         self._under_way.discard(peer)
         self._results.pop(peer, None)

@@ -52,14 +52,14 @@ class InitialAssignment:
         self._moved: frozenset[str] = frozenset()
 
     def told(self, peer: str, links: Mapping[str, tuple[float, float]]) -> None:
-        """Enter a ready member's report about its links: receiver -> (round trip in s, bits per second sent
-        to it)."""
+        """Enter a ready member's report of its links: receiver -> (round trip in s, bits per second to
+        it)."""
         if self.ctx.run.deals and links and peer in self.ctx.run.membership.members:
             self.admission.ways.told(peer, links)
             self._reported[peer] = frozenset(other for other, (_, bps) in links.items() if plausible(bps))
 
     def removed(self, peer: str) -> None:
-        """Drop the link report of a peer that was removed or moved."""
+        """Drop the link report of a peer that was removed or moved, and that a moved one was ready."""
         self._reported.pop(peer, None)
         if peer in self._moved:  # it may have reported again that it was ready at its old stage
             self.admission.ready.pop(peer, None)
@@ -121,7 +121,7 @@ class InitialAssignment:
         return self._record(before, deal)
 
     def _best(self, model: CostModel, before: Deal, movable: Collection[str]) -> Deal:
-        """Best assignment that the search finds from the present one and from random ones."""
+        """Best assignment that the search finds from the present one (`before`) and from random ones."""
         ctx, best = self.ctx, before
         count = len(ctx.run.membership.members)
         tried = min(max(LOOKS // count**2, TRIED[0]), TRIED[1])
@@ -133,8 +133,7 @@ class InitialAssignment:
         return best
 
     def _drawn(self, before: Deal, movable: Sequence[str], count: int) -> Iterator[Deal]:
-        """Yield `count` random assignments to begin the search from: the movable relays permuted over their
-        stages."""
+        """Yield `count` random assignments to search from: the movable relays permuted over their stages."""
         stages = [before[peer] for peer in movable]
         for _ in range(count):
             self.ctx.rng.shuffle(stages)

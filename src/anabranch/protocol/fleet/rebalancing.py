@@ -82,7 +82,7 @@ class Rebalancing:
         return Members(self.ctx.run.membership.number + 1, removed=reasons, joined=moved)
 
     def _has_departed(self) -> bool:
-        """True if a relay that served in the previous iteration is gone or has restarted."""
+        """True if a relay of the previous iteration is gone or has restarted; stores the present relays."""
         members = self.ctx.run.membership.members
         before = self._incarnations
         self._incarnations = {p: m.incarnation for p, m in members.items() if m.stage}
@@ -155,7 +155,7 @@ class Rebalancing:
         self, t: int, relays: Collection[Member], slowest: int, moved: dict[str, int]
     ) -> Iterator[Member]:
         """Candidates for a move to the slowest stage: up to TRIED relays of each stage that can spare one,
-        from its slowest relay to its fastest."""
+        from its slowest to its fastest, without those that the plan has `moved`."""
         for stage in range(1, self.ctx.run.settings.stages + 1):
             here = [member for member in relays if member.stage == stage]
             if stage == slowest or min(len(here), self.ctx.run.membership.count(stage, t + 1)) <= KEEPS:
@@ -175,7 +175,8 @@ class Rebalancing:
         return peer == ctx.me or ctx.log.keeps_log(peer) or not ctx.reachable(peer)
 
     def _saved_s(self, t: int, now: float, away: float, after: float) -> float:
-        """Seconds saved in all later iterations, per microbatch of one iteration.
+        """Seconds that moves save in all later iterations, less those lost while the relays move, per
+        microbatch of one iteration.
 
         :param now: lowest stage rate at present, in microbatches per second.
         :param away: lowest stage rate while the moving relays do not work.

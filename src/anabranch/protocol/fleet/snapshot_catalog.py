@@ -59,8 +59,8 @@ class RestorePoint:
 
 
 def rollback(run: RunView, point: RestorePoint, reason: str) -> Rollback:
-    """Record that returns to a restore point. The next round is as it was planned, but for anybody. Its plan
-    must be known."""
+    """Record that returns the run to a restore point. The next round is as it was planned, but for anybody;
+    raises ValueError if its plan is not known."""
     if not run.can_open(point.t + 1):
         raise ValueError(f"the plan of round {point.t + 1} is not known")
     slots = freed(run.plan(point.t + 1)) or UNSET
@@ -69,8 +69,8 @@ def rollback(run: RunView, point: RestorePoint, reason: str) -> Rollback:
 
 class SnapshotCatalog:
     """Catalog of restore points, of peers that hold their states ("holders"), and of ordered copies.
-    complete_t: iteration of the latest complete point (-1: none). gradients: reports of gradients that peers
-    hold."""
+    complete_t: iteration of the latest complete point (-1: none). doubtful_from: returns the first iteration
+    that is void or has an open audit (infinite: none)."""
 
     def __init__(self, ctx: PeerContext, doubtful_from: Callable[[], float] = lambda: math.inf) -> None:
         self.ctx = ctx
@@ -127,7 +127,8 @@ class SnapshotCatalog:
             self.points[0].initial, self.points[0].on_disk = True, False
 
     def released(self, t: int, fingerprints: tuple[str, ...], adam_step: int) -> None:
-        """Note that enough replicas of every stage have applied step t, with these state fingerprints."""
+        """Note that enough replicas of every stage have applied step t, with these state fingerprints; if
+        snapshots are due, t becomes a restore point."""
         self._recent[t] = RestorePoint(t, fingerprints, adam_step)
         self._recent.pop(t - RECENT_KEPT, None)
         if self.ctx.run.settings.snapshots_at(t) and t not in self.points:
@@ -135,7 +136,8 @@ class SnapshotCatalog:
             self._changed = True
 
     def written(self, t: int) -> None:
-        """Note that the leader's run directory has a checkpoint of iteration t, and perhaps no older one."""
+        """Note that the leader's run directory has a checkpoint of iteration t now, and no older one; in
+        audited runs the one before it is kept."""
         self._changed = True
         former = max((k for k, point in self.points.items() if point.on_disk and k < t), default=-1)
         for point in self.points.values():
@@ -144,8 +146,7 @@ class SnapshotCatalog:
             self.points.setdefault(t, self._recent[t]).on_disk = True
 
     def on_holds(self, peer: str, message: Holds) -> str | None:
-        """Enter a peer's report of the states and gradients that it holds; returns the reason if it is
-        refused."""
+        """Enter a peer's report of the snapshots that it holds; returns the reason if it is refused."""
         if message.number <= self._reported.get(peer, 0):
             return None
         stages = [held.stage for held in message.states]
@@ -166,8 +167,7 @@ class SnapshotCatalog:
             self._changed = True
 
     def link_down(self, peer: str) -> None:
-        """Drop the report of a peer whose link broke, if it is no member; it reports again once it is
-        linked."""
+        """Drop the report of a peer that is no member, as its link broke; once linked it reports again."""
         if peer not in self.ctx.run.membership.members:
             self._forget(peer)
 
@@ -187,7 +187,8 @@ class SnapshotCatalog:
         self._changed = True
 
     def holders(self, t: int, stage: int) -> list[str]:
-        """Members that hold the stage's state after iteration t: replicas of the stage and keepers."""
+        """Members that hold the stage's state after iteration t: replicas, keepers, and the leader if it has
+        a checkpoint."""
         point = self.points.get(t)
         if point is None or stage >= len(point.fingerprints):
             return []
@@ -201,7 +202,8 @@ class SnapshotCatalog:
         return [p for p in peers if (p, stage, t) not in self._spoilt] if self._spoilt else peers
 
     def has(self, t: int, stage: int, among: Among = _anybody) -> bool:
-        """True if some peer that satisfies `among` has the stage's state after iteration t."""
+        """True if some peer that satisfies `among` has the stage's state after iteration t, or every peer can
+        make it from the seed."""
         point = self.points.get(t)
         return point is not None and (point.initial or any(map(among, self._holding(point, stage))))
 
@@ -272,8 +274,7 @@ class SnapshotCatalog:
         return not refuses and self.ctx.reachable(peer)
 
     def _tell(self, point: RestorePoint, stage: int, peer: str, holders: list[str]) -> None:
-        """Send a keeper its order to copy a state; once more after ORDER_AGAIN_S. holders: sources to copy
-        from."""
+        """Send a keeper its order to copy a state; again after ORDER_AGAIN_S. holders: its sources."""
         said_at = point.ordered.get((stage, peer), -math.inf)
         if self.ctx.clock.now >= said_at + ORDER_AGAIN_S:
             point.ordered[stage, peer] = said_at = self.ctx.clock.now

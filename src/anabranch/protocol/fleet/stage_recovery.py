@@ -82,8 +82,8 @@ class StageRecovery:
         self, t: int, quiet: bool, applied: Mapping[int, Collection[str]]
     ) -> Rollback | Members | None:
         """Rollback for a lost stage, or move of a peer to a stage with one replica or none; None: nothing to
-        log. t: last committed iteration. quiet: True if moving a peer now loses no work. applied: stage ->
-        peers that reported step t."""
+        log (always, where no snapshots are kept). t: last committed iteration. quiet: True if moving a peer
+        now loses no work. applied: stage -> peers that reported step t."""
         membership, self._applied = self.ctx.run.membership, applied
         if self.ctx.run.settings.snapshot_every == 0 or not membership.begun:
             return None
@@ -104,7 +104,7 @@ class StageRecovery:
 
     def _look(self, t: int) -> None:
         """Update the sets of lost stages and of stages with one replica. If every stage is served and no
-        replica is behind, they stay the same until the membership changes."""
+        replica is behind, this is not repeated until the next commit or change of members."""
         membership, all_served = self.ctx.run.membership, True
         for stage in range(self.ctx.run.settings.stages + 1):
             live = membership.count(stage, t + 1)

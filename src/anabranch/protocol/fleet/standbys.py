@@ -43,16 +43,15 @@ def searchable(ctx: PeerContext) -> bool:
 def by_chance(
     relays: Sequence[str], t: int, before: Mapping[str, float], rng: CounterRng
 ) -> Mapping[str, float]:
-    """Random standbys of iteration t, drawn anew every other iteration, for tests (`spare = "always"`).
-    before: those of the last draw."""
+    """Random standbys (peer -> seconds that a sender waits before it uses it) of iteration t, drawn anew
+    every other iteration, for tests (`spare = "always"`). before: those of the last draw."""
     if t % 2:
         return before
     return {peer: float(1 + rng.below(8)) for peer in relays if rng.below(3) == 0}
 
 
 class Standbys:
-    """Choice and announcement of standbys by the coordinator. ways: link measurements that members
-    reported."""
+    """Choice and announcement of standbys by the coordinator. ways: measurements of members' links."""
 
     def __init__(self, ctx: PeerContext, ways: LinkMeasurements) -> None:
         self.ctx = ctx
@@ -71,7 +70,7 @@ class Standbys:
             self._looked = None
 
     def removed(self, peer: str) -> None:
-        """Drop what is known of a former member."""
+        """Forget that a former member reported its links."""
         self._heard.discard(peer)
 
     def look(self, t: int, released: bool) -> None:

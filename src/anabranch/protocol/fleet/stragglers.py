@@ -77,8 +77,8 @@ class Stragglers:
         return frozenset({*self._without, *silent, *late, *going})
 
     def present(self, stage: int, t: int) -> list[str]:
-        """Members of a stage that take part in its reduce of iteration t; the others are recorded as left
-        out."""
+        """Members of a stage that take part in its reduce of iteration t: all, or those not silent if at
+        least min(2, live) of them are left. The others are then recorded as left out."""
         live = self.ctx.run.membership.live(stage, t)
         silent = self.silent() if stage else frozenset(self._without)
         if not silent:
@@ -114,14 +114,13 @@ class Stragglers:
         return peer in self.present(stage, membership.opening_t)
 
     def back(self, peer: str) -> None:
-        """Note that `peer`, which was left out, takes part in the open iteration again."""
+        """Note that `peer` takes part in the open iteration again, or has reported to this new leader."""
         self._without.pop(peer, None)
         self._unheard.discard(peer)
         self._waited(peer)
 
     def _waited(self, peer: str) -> None:
-        """Note that the steps no longer wait for `peer`, and compute for how long they will not wait for it
-        again."""
+        """Note that steps no longer wait for `peer`, and compute for how long they will not do so again."""
         since = self._awaited.pop(peer, None)
         if since is not None:
             self._not_before[peer] = self.ctx.clock.now + (self.ctx.clock.now - since) / WAITING_SHARE

@@ -52,8 +52,8 @@ class UnreachablePairs:
         """Members to remove, with reasons, when the reduce of `members` is stuck after `tries` attempts:
         first the member that cannot reach the replica with the longest service, then the one with fewest
         microbatches. So newcomers that claim not to reach an old replica are removed before it. The
-        coordinator itself is never removed. held: member -> number of microbatches. prepared: members that
-        reported PREPARED."""
+        coordinator itself is never removed. Without such reports, after TRIES: `unprepared`. held: member ->
+        its microbatches. prepared: members that reported PREPARED."""
         gone: dict[str, str] = {}
         while tries >= TRIES_APART:
             apart = {peer: self._apart_from(peer, members, gone) for peer in members}
@@ -67,8 +67,8 @@ class UnreachablePairs:
         return gone or (self.unprepared(members, tries, prepared) if tries >= TRIES else {})
 
     def unprepared(self, members: Sequence[str], tries: int, prepared: Collection[str]) -> dict[str, str]:
-        """Member to remove, with the reason, if a reduce is stuck after many attempts and no pair is
-        reported: one that has not reported PREPARED."""
+        """Member to remove (with the reason) if a reduce is stuck after many attempts and no unreachable pair
+        is reported: one that has not reported PREPARED. Empty if all have."""
         slow = [peer for peer in members if peer not in prepared and peer != self.ctx.me]
         why = f"its stage's reduce was tried {tries} times, and it was PREPARED in none"
         return dict.fromkeys(sorted(slow)[-1:], why)
@@ -79,8 +79,7 @@ class UnreachablePairs:
         return max(1, membership.opening_t - membership.active_from.get(peer, membership.opening_t) + 1)
 
     def _apart_from(self, peer: str, members: Sequence[str], gone: Collection[str]) -> list[str]:
-        """Members that report `peer` as unreachable or that `peer` reports as unreachable, without those in
-        `gone`."""
+        """Members that `peer` reports as unreachable, or that report `peer` so, without those in `gone`."""
         if peer in gone:
             return []
         apart = self._apart

@@ -14,7 +14,7 @@ LEAST_START = 2
 
 @dataclass(frozen=True)
 class Delay:
-    """Synchronous iterations 1 to `start`, then delayed ones; start = 0: all are synchronous."""
+    """Choice of the delayed iterations: those after `start` (0: none); the others are synchronous."""
 
     start: int = 0
 

@@ -34,7 +34,7 @@ class VerifiedCredential(msgspec.Struct, frozen=True):
 
 
 class Event(msgspec.Struct, frozen=True):
-    """Base of all events."""
+    """Base of all events, which the driver reports to the protocol."""
 
 
 class Started(Event, frozen=True):
@@ -50,8 +50,8 @@ class Received(Event, frozen=True):
 
 
 class LinkUp(Event, frozen=True):
-    """Authenticated link. credential: what the peer showed when it dialled; None if this side dialled. via:
-    id of the carrier that forwards its bytes, or "iroh" ("": none)."""
+    """New authenticated link to process `incarnation` of a peer. credential: what the peer showed when it
+    dialled; None if this side dialled. via: id of the carrier that forwards it, or "iroh" ("": none)."""
 
     peer: str
     incarnation: int
@@ -60,7 +60,7 @@ class LinkUp(Event, frozen=True):
 
 
 class PathChanged(Event, frozen=True):
-    """Path that iroh uses to a peer from now on. path: "relay", or the peer's UDP address."""
+    """New path of iroh (a peer-to-peer transport) to a peer. path: "relay", or the peer's UDP address."""
 
     peer: str
     path: str
@@ -79,7 +79,7 @@ class Garbled(LinkDown, frozen=True):
 
 
 class Finished(Event, frozen=True):
-    """Completion of the task that the worker was running, one at a time, with its result."""
+    """Completion of the task that the worker was running, with its result; a worker runs one at a time."""
 
     task: Task
     result: Result
@@ -136,7 +136,7 @@ class CheckpointFailed(Event, frozen=True):
 
 
 class CheckpointWritten(Event, frozen=True):
-    """Answer to WriteCheckpoint."""
+    """Answer to WriteCheckpoint: the checkpoint after iteration t is on disk."""
 
     t: int
 
@@ -152,7 +152,7 @@ class EventsRead(Event, frozen=True):
 
 class DialledBack(Event, frozen=True):
     """Answer to DialBack. addresses: those that were tried. reached: those of them that answered with the key
-    of `peer`, joined by commas. reason: words of the failures."""
+    of `peer`, joined by commas. reason: why the others failed."""
 
     peer: str
     addresses: str
@@ -181,7 +181,7 @@ class Wished(Event, frozen=True):
 
 
 class Effect(msgspec.Struct, frozen=True):
-    """Base of all effects."""
+    """Base of all effects, which the protocol asks of the driver."""
 
 
 class Send(Effect, frozen=True):
@@ -217,7 +217,7 @@ class ReadEvents(Effect, frozen=True):
 
 
 class Showed(Effect, frozen=True):
-    """Show `data`, the bytes of the event log from `position` on, to an observer."""
+    """At an observer: hand on `data`, bytes of the event log from `position` on, to be shown."""
 
     position: int
     data: bytes
@@ -244,8 +244,8 @@ class Describe(Effect, frozen=True):
 
 
 class Admitted(Effect, frozen=True):
-    """Tell the driver that this peer was admitted to `stage`. certificate: proof of that for other
-    members."""
+    """Notice to the driver that this peer was admitted to `stage`. certificate: proof of the admission for
+    other members."""
 
     stage: int
     certificate: bytes

@@ -48,7 +48,7 @@ class Rounds:
         return min(self.inner, self.first << doublings) if self.first else self.inner
 
     def _short(self) -> list[int]:
-        """Lengths of the first rounds, which have fewer than `inner` steps."""
+        """Lengths, in optimizer steps, of the first rounds, which have fewer than `inner`."""
         lengths, steps = list[int](), self.first
         while 0 < steps < self.inner:
             lengths.append(steps)
@@ -64,8 +64,7 @@ class Rounds:
         return t - rounds + sum(short) + (rounds - len(short)) * self.inner
 
     def passes(self, t: int, every: int) -> bool:
-        """True if iteration t reaches a multiple of `every` optimizer steps, or passes one; also for t =
-        0."""
+        """True if iteration t reaches or passes a multiple of `every` optimizer steps, or is 0."""
         return self.progress(t) // every > self.progress(t - 1) // every if t else True
 
     @property
@@ -75,11 +74,12 @@ class Rounds:
 
     @property
     def most_steps(self) -> int:
-        """Most inner steps of a slot: half of the machines are at least a MOST_RATE-th as quick as it is."""
+        """Upper bound on the inner steps of a slot in one round: slots share the steps by speed, which counts
+        as at most MOST_RATE times the median."""
         return max(self.least, math.ceil(self.inner * min(self.slots, 2 * MOST_RATE)))
 
     def iterations(self, steps: int) -> int:
-        """Iterations of a run of `steps` optimizer steps, the last round counted whole."""
+        """Number of iterations of a run of `steps` optimizer steps; the last round counts whole."""
         if not self.inner or steps <= self.start:
             return steps
         left, rounds = steps - self.start, 0

@@ -114,19 +114,20 @@ class Settings:
         return self.activation_bytes * inner * self.rounds.most_steps
 
     def slots(self, stage: int, capacity: int) -> int:
-        """Credits that a peer of `stage` can grant if it can keep the activations of `capacity`
-        microbatches."""
+        """Number of credits that a peer of `stage` can grant if it can keep the activations of `capacity`
+        microbatches: more than that if it computes some forwards again (`recompute`)."""
         return capacity + (int(capacity * self.recompute) if stage else 0)
 
     def share(self, t: int, capacity: int) -> int:
-        """Part of a peer's capacity that is iteration t's: all of it, or half where two are in flight."""
+        """Microbatches of a peer's `capacity` that iteration t may use: all, or half where two iterations are
+        in flight at a time."""
         if self.delay.has(t) or self.delay.has(t + 1):
             return max(1, (capacity + t % 2) // 2)
         return capacity
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Blocks of stages 1 to S."""
+        """Number of model blocks of each of the stages 1 to S."""
         return self.blocks or (1,) * self.stages
 
     def frozen_hash(self, stage: int) -> str:
@@ -134,12 +135,13 @@ class Settings:
         return self.frozen[stage] if stage < len(self.frozen) else ""
 
     def frozen_number(self, stage: int) -> int:
-        """Number under which a stage's frozen weights are requested, as a state after iteration 0: beyond
-        those of all stages."""
+        """Number that stands for a stage's frozen weights wherever states are fetched by stage number (as a
+        state after iteration 0); greater than the number of any stage."""
         return self.stages + 1 + stage
 
     def state_bytes_of(self, stage: int) -> float:
-        """Bytes of weights and moments of a whole stage (0: not known); infinite for frozen weights."""
+        """Bytes of weights and moments of a whole stage (0: not known); infinite if `stage` is a number of
+        frozen weights (`frozen_number`)."""
         if stage > self.stages:
             return math.inf
         return self.state_bytes * self._blocks(stage)

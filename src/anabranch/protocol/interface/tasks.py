@@ -51,8 +51,8 @@ class _TaskOfIteration(msgspec.Struct, frozen=True):
 
 
 class Task(_TaskOfIteration, frozen=True, kw_only=True):
-    """Base of all tasks. t: iteration to which the work belongs. hashed: True if Result.hashes is to have the
-    hash of each input, then of each output."""
+    """Base of all tasks of a peer's worker. t: iteration to which the work belongs. hashed: True if
+    Result.hashes is to have the hash of each input, then of each output."""
 
     hashed: bool = False
 
@@ -128,8 +128,7 @@ class Recount(Task, frozen=True):
 
 
 class Discard(MicrobatchTask, frozen=True):
-    """Removal of graph and stored values of microbatch `index`; nothing is added (it was refused or taken
-    back)."""
+    """Removal of graph and values of microbatch `index`, refused or taken back; nothing is added."""
 
 
 class Freeze(Task, frozen=True):
@@ -162,8 +161,8 @@ class Assemble(Task, frozen=True):
 
 
 class Apply(Task, frozen=True):
-    """Optimizer step t with the values in the log, which are never recomputed locally. Clears accumulator,
-    graphs and stored values.
+    """Optimizer step t with the values in the log, which are never recomputed locally. The worker then drops
+    its gradient sum, graphs and stored values.
 
     inputs: () for the gradient assembled last, or (whole flat reduced gradient,) fetched from a peer ->
     Result.fingerprint of the state after it. digest: the assembled gradient must have it ("": any); otherwise
@@ -195,14 +194,14 @@ class AuditUnit(MicrobatchTask, frozen=True):
 
 
 class AuditSum(Task, frozen=True):
-    """Sum of the audited units, cut into `parts` as by Freeze -> outputs. The sum is dropped."""
+    """Sum of the units that AuditUnit computed, cut into `parts` as by Freeze -> outputs; then dropped."""
 
     parts: int
 
 
 class Skip(Task, frozen=True):
-    """Skipped step t: weights, moments and Adam's counter stay, work of t is cleared. Result.fingerprint of
-    the (unchanged) state."""
+    """End of a skipped step t: weights, moments and Adam's counter stay as they are, work of t is dropped.
+    Result.fingerprint of the (unchanged) state."""
 
 
 class ReadGradient(Task, frozen=True):

@@ -16,7 +16,7 @@ class AlreadyApplied(LogError):
 
 
 class Diverged(LogError):
-    """Raised for an entry at the right index after another entry than the last one that was applied."""
+    """Raised for the entry that is next by its index, but does not name the hash of the last applied one."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,9 @@ class Position:
 
 
 def follow(position: Position, line: bytes) -> tuple[Entry, Position]:
-    """Decode the log entry in `line`; returns the entry and the position after it. Raises LogError if it is
-    not the entry at `position`: AlreadyApplied if its index is lower, Diverged if another entry precedes it.
+    """Decode the log entry in `line`; returns the entry and the position after it. Raises LogError if it
+    cannot be read or does not belong at `position`: AlreadyApplied if its index is lower, Diverged if it
+    follows another entry.
     """
     try:
         entry = decode_entry(line)

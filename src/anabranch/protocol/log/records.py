@@ -94,9 +94,10 @@ class Members(Record, frozen=True, tag="members"):
 
 
 class StageCommit(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Part of a Commit about one stage. owners[k]: position in `members` of the replica whose gradient of
-    microbatch k counted; -1 for a slot that does not count in a round. squares: sum of squares of each
-    tensor's gradient. receipts: hash of each member's receipt ("": none), in runs that are audited."""
+    """Part of a Commit about one stage. classes: numerics class of each member. owners[k]: position in
+    `members` of the replica whose gradient of unit k counted; -1 for a slot that does not count in a round.
+    squares: sum of squares of each tensor's gradient. receipts: hash of each member's receipt ("": none), in
+    runs that are audited."""
 
     fingerprint_before: str
     digest: str
@@ -165,7 +166,7 @@ class Closing(Record, frozen=True, tag="closing"):
 
 class Rollback(Record, frozen=True, tag="rollback"):
     """Return to the state after iteration t, which makes later commits void. adam_step: number of optimizer
-    steps in that state. slots: as of a Commit."""
+    steps in that state. fingerprints: of the states of stages 0 to S. slots: as in Commit."""
 
     t: int
     adam_step: int

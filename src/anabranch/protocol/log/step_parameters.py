@@ -18,8 +18,8 @@ class StepParameters:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Functions of the run's configuration that the leader evaluates for each step (not only the learning
-    rate).
+    """Parameters of steps as functions of the run's configuration (not only the learning rate), which the
+    leader evaluates for each step.
 
     manifest(t): hash of the iteration's batch; None on peers without the corpus. step(t, adam_step, norm):
     parameters of the step; adam_step counts the steps taken, including this one. tokens: target tokens per

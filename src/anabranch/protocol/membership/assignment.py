@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def split_indices(count: int, data_nodes: Sequence[str]) -> dict[str, range]:
-    """Split of `count` positions into contiguous ranges, one per data node in the order of ids; their sizes
+    """Contiguous ranges that together are 0 to `count` - 1: data node -> range, in the order of ids; sizes
     differ by at most one."""
     nodes = sorted(data_nodes)
     if not nodes:
@@ -31,8 +31,7 @@ class Assignment:
                 self.holder[indices[position]] = node
 
     def remove(self, node: str, remaining: Sequence[str]) -> list[int]:
-        """Assign the microbatch indices of a removed data node `node` to the `remaining` ones; returns these
-        indices."""
+        """Assign the microbatches of removed data node `node` to `remaining` ones; returns their indices."""
         orphans = sorted(index for index, holder in self.holder.items() if holder == node)
         for heir, positions in split_indices(len(orphans), remaining).items():
             for position in positions:

@@ -31,9 +31,9 @@ def _with(peers: list[str], peer: str) -> list[str]:
 
 
 class Overlay:
-    """Neighbour graph of a run's peers, with caches. me: peer whose neighbours are meant by default.
+    """Neighbour graph of a run's peers, with caches. me: peer whose neighbours are meant where none is named.
     membership: function that returns the current membership. picks: number of peers that a peer picks in each
-    adjacent stage; half as many in its own. stages: number of relay stages."""
+    adjacent stage; it picks half as many in its own. stages: number of relay stages."""
 
     def __init__(self, me: str, membership: Callable[[], Membership], picks: int, stages: int) -> None:
         self.me, self.picks, self.stages = me, picks, stages
@@ -55,7 +55,7 @@ class Overlay:
 
     @property
     def crowded(self) -> bool:
-        """True if the swarm is large: at some stage, a peer has other peers that are not its neighbours."""
+        """True if a stage has so many peers that not all peers of adjacent stages are neighbours."""
         self._current()
         return self._crowded
 
@@ -100,8 +100,7 @@ class Overlay:
         return bool(picked[0, others.index(other)])
 
     def active_neighbours(self, stage: int, own: int, t: int, peer: str = "") -> list[str]:
-        """Neighbours of a peer ("": `me`) of stage `own` that are active at `stage` in iteration t, sorted by
-        id."""
+        """Neighbours of a peer ("": `me`) of stage `own` active at `stage` in iteration t, sorted by id."""
         membership = self._current()
         live = membership.live(stage, t)
         if not self._crowded:

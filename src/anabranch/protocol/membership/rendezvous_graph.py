@@ -25,8 +25,7 @@ def _id_hash(peer: str) -> int:
 
 
 def pair_scores(rows: Sequence[str], columns: Sequence[str]) -> NDArray[np.uint64]:
-    """Score of every pair of peers, shape (rows, columns): SplitMix64 of the hashes of both ids.
-    Symmetric."""
+    """Score of every pair of peers, shape (rows, columns): SplitMix64 of both ids' hashes. Symmetric."""
     left, right = (np.array([_id_hash(peer) for peer in peers], dtype=np.uint64) for peers in (rows, columns))
     mixed = left[:, None] ^ right[None, :]
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
@@ -38,8 +37,8 @@ def pair_scores(rows: Sequence[str], columns: Sequence[str]) -> NDArray[np.uint6
 def highest(
     scores: NDArray[np.uint64], same_region: NDArray[np.bool_] | None, picks: int
 ) -> NDArray[np.bool_]:
-    """Picks of each row: its `picks` columns with the highest scores, one pick in FAR from any region, the
-    others from its own region.
+    """Mask, shaped as `scores`, of the picks of each row: its `picks` columns with the highest scores. One
+    pick in FAR (at least one) is of any region, the others of the row's own if that has as many.
 
     same_region: mask of pairs of one region, shape as `scores`; None: picks ignore regions.
     """
@@ -94,8 +93,8 @@ def neighbour_graph(
 ) -> RendezvousGraph:
     """Neighbour graph of two stages, given as their peers (the same tuple twice: of one stage with itself).
 
-    Two peers are neighbours if either picks the other. regions: regions of the peers of each stage; None:
-    picks ignore regions.
+    Two peers are neighbours if either picks the other; all are, if no stage has more than 2 * `picks`.
+    regions: regions of the peers of each stage; None: picks ignore regions.
     """
     if not first or not second or max(len(first), len(second)) <= 2 * picks:
         return RendezvousGraph(first, second, None)

@@ -22,15 +22,15 @@ _versions = count(1)
 
 @dataclass(frozen=True)
 class Opening:
-    """Data nodes among which the microbatches of iteration t are split, and those removed since, each with
-    the data nodes left then."""
+    """Data nodes among which the microbatches of iteration t were split when it opened. handed_on: those of
+    them removed since, each with the data nodes that were left then."""
 
     t: int
     data_nodes: tuple[str, ...]
     handed_on: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     def without(self, peer: str) -> Opening:
-        """This opening after the removal of a peer, whose microbatches go to the data nodes left."""
+        """Copy of this opening after the removal of `peer`, whose microbatches go to the data nodes left."""
         gone = {former for former, _ in self.handed_on}
         if peer not in self.data_nodes or peer in gone:
             return self
@@ -105,14 +105,14 @@ class Membership:
     # --- changes -------------------------------------------------------------------------------
 
     def apply(self, record: Members) -> None:
-        """Apply one record of the log to the membership."""
+        """Apply a Members record of the log: removals, then admissions, then who serves from when."""
         before = self._seen_of((*record.removed, *[member.id for member in record.joined]))
         self._change(("apply", record), lambda: self._apply(record))
         self._remember(before)
 
     def enter(self, members: Sequence[Member], active_from: Mapping[str, int], number: int) -> None:
-        """Start from the members of another peer's view, in the order of joining, and the number of its
-        latest record."""
+        """Start from another peer's view: its `members` in the order of joining, and the `number` of its
+        latest Members record."""
         before = self._seen_of([member.id for member in members])
         self._change(None, lambda: self._enter(members, active_from, number))
         self._remember(before)
@@ -131,7 +131,7 @@ class Membership:
 
     def rolled_back(self, t: int) -> None:
         """Follow a rollback to the state after iteration t: members that were to become active later serve
-        from t + 1 on."""
+        from t + 1 on, and no iteration is open until the next `open`."""
         self._change(("roll back", t), lambda: self._roll_back(t))
 
     def remember(self, other: Membership) -> None:
@@ -213,7 +213,7 @@ class Membership:
         self._changed({self.members[peer].stage for peer in active_from if peer in self.members})
 
     def _hand_on(self, peer: str) -> None:
-        """Note that a data node of the open iteration was removed, and which data nodes take its microbatches
+        """Note that a data node of the open iteration was removed, and which ones take its microbatches
         over."""
         opening = Opening(self.opening_t, tuple(self.opening), tuple(self.handed_on)).without(peer)
         self.handed_on = list(opening.handed_on)
@@ -253,8 +253,7 @@ class Membership:
     # --- stages --------------------------------------------------------------------------------
 
     def version_of(self, stage: int) -> int:
-        """Value that `version` had at the latest change of the members of a stage, or of which of them
-        serve."""
+        """Value of `version` at the latest change of a stage's members, or of when they serve."""
         return self._versions.get(stage, 0)
 
     def live(self, stage: int, t: int) -> list[str]:
@@ -284,8 +283,8 @@ class Membership:
         return member is not None and member.stage == stage and self.active_from.get(peer, t + 1) <= t
 
     def serving(self, stage: int) -> list[str]:
-        """Active members of `stage` in the open iteration. After a rollback, members that become active later
-        are included."""
+        """Active members of `stage` in the open iteration. If none is open (after a rollback, or the loss of
+        all data nodes), members that become active later are included."""
         return self.live(stage, self.opening_t if self.opening_t or not self.begun else 1 << 40)
 
     def of(self, stage: int) -> Collection[str]:
@@ -304,8 +303,8 @@ class Membership:
     def graph(
         self, stage: int, own: int, t: int, picks: int, edges: Callable[[], RendezvousGraph]
     ) -> RendezvousGraph:
-        """Neighbour graph of the active members of two stages at iteration t: the result of `edges()`,
-        cached."""
+        """Result of `edges()`, which makes the neighbour graph of the active members of stages `stage` and
+        `own` at iteration t, or the one cached for these arguments."""
         key = (stage, own, t, picks)
         found = self._graphs.get(key)
         if found is None:
@@ -348,7 +347,7 @@ class Membership:
         return t == self.opening_t or (self.former is not None and t == self.former.t)
 
     def is_reopened(self, t: int) -> bool:
-        """True if iteration t, in flight, lost all data nodes that it was opened with."""
+        """True if iteration t, in flight, or the one after it lost all data nodes that it was opened with."""
         return self.reopened_t - 1 <= t <= self.reopened_t
 
     def handed(self, t: int) -> Sequence[tuple[str, tuple[str, ...]]]:
@@ -360,8 +359,7 @@ class Membership:
 
     def dials(self, me: str, other: str) -> bool:
         """True if `me` has to dial `other` to make the link between them: the member that joined later dials
-        the earlier one, unless the later one can be reached better: it alone has an address, or a direct
-        one."""
+        the earlier one, unless the later one is easier to reach: it alone has an address, or a direct one."""
         mine, theirs = self.members.get(me), self.members.get(other)
         if mine is not None and theirs is not None and mine.address != theirs.address:
             own, others = _reach(mine.address), _reach(theirs.address)
@@ -371,7 +369,7 @@ class Membership:
 
 
 def _reach(addresses: str) -> int:
-    """Rank of a member's addresses: none, only through others, or a direct one."""
+    """Rank of a member's addresses: 0 if there is none, 1 if all lead through others, 2 with a direct one."""
     if "/" not in addresses:
         return 2 if addresses else 0
     return 2 if direct_addresses(addresses) else 1

@@ -8,9 +8,9 @@ from anabranch.protocol.messages.common import Count, Hash, Id, Message, Receipt
 
 
 class WorkItem(msgspec.Struct, array_like=True, frozen=True):
-    """Name of one thing that belongs to a contribution. kind: "receipt"; "activation" or "gradient", from
-    which microbatch `index` was computed; or "part": part `index` of the sum of the member at `position`,
-    which the audited peer added up."""
+    """Name of one thing that an audit of a contribution needs. kind: "receipt"; "activation" or "gradient",
+    from which microbatch `index` was computed; or "part": part `index` of the gradient of the reduce's member
+    at `position`, which the audited peer received and added up."""
 
     kind: Hash
     index: Count = 0
@@ -18,9 +18,9 @@ class WorkItem(msgspec.Struct, array_like=True, frozen=True):
 
 
 class FetchWork(Message, frozen=True, tag=87):
-    """Request for `item` of the contribution of peer `subject` to step t at `stage`, answered by Work. The
-    receiver is the subject, the leader (for the receipt), or a peer that exchanged the item with the
-    subject."""
+    """Auditor's request for `item` of the contribution of peer `subject` to step t at `stage`, answered by
+    Work. It goes to the subject, to the leader (for the receipt), or to a peer that exchanged the item with
+    the subject."""
 
     t: Count
     stage: StageNumber
@@ -29,8 +29,8 @@ class FetchWork(Message, frozen=True, tag=87):
 
 
 class Work(Message, frozen=True, tag=88):
-    """Reply to FetchWork: the signed receipt, or the tensor named by `item` as payload. held: False if it is
-    not kept here."""
+    """Reply to FetchWork: the signed receipt, or the tensor named by `item` as payload. held: False if the
+    sender of this reply does not have it."""
 
     t: Count
     stage: StageNumber
@@ -45,8 +45,8 @@ class Audited(Message, frozen=True, tag=89):
     hash of the step's log entry. receipt: the subject's.
 
     verdict: "same", "different" (what: the first thing that differs; found, claimed: its hash as computed
-    again and in the receipt), "withheld" (the subject did not hand over what it computed with) or "unable"
-    (the auditor was too late).
+    again and in the receipt), "withheld" (no source handed over what the subject computed with) or "unable"
+    (the auditor came too late, failed, or could not reach a source).
     """
 
     t: Count

@@ -19,8 +19,8 @@ from anabranch.protocol.messages.common import (
 
 
 class Claim(FencedMessage, frozen=True, tag=20):
-    """Claim of a replica to hold the gradients of the microbatches `units`, cumulative over the iteration
-    (R6).
+    """Report of a replica that its gradient sum contains `units` (microbatches; at stage 0 heads and
+    embeddings), cumulative over the iteration (R6).
 
     At stage 0 also loss sums (nats) of microbatches (`losses`) and of evaluation windows, by index, and the
     hash of the batch (`manifest`). apart: members of its stage that the sender cannot reach.
@@ -95,8 +95,8 @@ class Prepared(FencedMessage, frozen=True, tag=24):
 class Applied(FencedMessage, frozen=True, tag=25):
     """Report that the sender applied a commit (fence.base is its hash) and has this state fingerprint (R11).
 
-    timing: seconds of the iteration's parts. links: peer -> (round trip in seconds, bits per second sent
-    there), as measured; 0: not known.
+    timing: part of the iteration -> seconds. links: peer -> (round trip in seconds, bits per second sent to
+    it), as the sender measured; 0: not known.
     """
 
     stage: StageNumber
@@ -114,12 +114,12 @@ class Vouch(FencedMessage, frozen=True, tag=86):
 
 
 class Release(FencedMessage, frozen=True, tag=26):
-    """Permission to drop the activations and gradients kept at stage boundaries for the iteration (R11)."""
+    """Leader's permission to drop the activations and gradients of iteration fence.t that peers keep for
+    repairs (R11)."""
 
 
 class Announce(Message, frozen=True, tag=27):
-    """Committed log entries in order, encoded: from the leader to all members, or from any peer in reply to
-    FetchLog."""
+    """Committed log entries in order, encoded: from the leader to all members, or in reply to FetchLog."""
 
     entries: tuple[bytes, ...]
 
@@ -131,14 +131,15 @@ class FetchLog(Message, frozen=True, tag=28):
 
 
 class Missing(FencedMessage, frozen=True, tag=29):
-    """Units (microbatches; at stage 0 heads and embeddings), by stage, that no replica claims; a peer that
-    sent one on asks its receiver for it (R6). Empty: the receiver repeats its own reports."""
+    """Leader's list of units (microbatches; at stage 0 heads and embeddings), by stage, that no replica
+    claims. A peer that had sent one of them on asks its next hop for it (R6). Empty: the receiver of this
+    message repeats its own reports."""
 
     units: dict[int, tuple[Index, ...]]
 
 
 class Spared(Message, frozen=True, tag=30):
-    """Current standbys: replicas that get no microbatches while others of their stage are present.
+    """Leader's list of standbys: replicas that get no microbatches while others of their stage can take them.
 
     number: running number of this message within the leader's term. waits: standby -> seconds to wait for
     another replica before a microbatch is sent to the standby.

@@ -47,6 +47,7 @@ class Message(msgspec.Struct, array_like=True, frozen=True, tag_field="type"):
 
 
 class FencedMessage(Message, frozen=True):
-    """Base class of messages about one iteration; `table.FenceCheck` says what the receiver compares."""
+    """Base class of messages about one iteration. The receiver compares the fence as the message's row of
+    `table` says, before it handles the message."""
 
     fence: Fence

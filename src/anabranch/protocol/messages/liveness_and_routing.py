@@ -14,8 +14,8 @@ from anabranch.protocol.messages.common import Count, Id, Message
 
 
 class Ping(Message, frozen=True, tag=45):
-    """Heartbeat. next_index: length of the sender's log. leads: term in which the sender leads the log (0: it
-    does not), within `epoch` of the run."""
+    """Heartbeat. number: repeated by the Pong. next_index: length of the sender's log. leads: term in which
+    the sender leads the log (0: it does not), within `epoch` of the run."""
 
     number: Count
     next_index: Count
@@ -39,16 +39,16 @@ class Pong(Message, frozen=True, tag=46):
 
 
 class Route(Message, frozen=True, tag=55):
-    """Message between the routing agents of two peers under policy `auction`. ahead: True if the receiver
-    serves the stage after the sender's."""
+    """Message between the flow agents of two peers under policy `auction`. ahead: True if the receiver serves
+    the stage after the sender's."""
 
     ahead: bool
     letter: Offer | Answer
 
 
 class Bargain(Message, frozen=True, tag=56):
-    """Message between the routing agents of two peers under policy `gwtf`. side: position of the sender's
-    stage as seen from the receiver."""
+    """Message between the flow agents of two peers under policy `gwtf`. side: position of the sender's stage
+    as seen from the receiver (before, after, or the same)."""
 
     side: Side
     letter: GwtfLetter

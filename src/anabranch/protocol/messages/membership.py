@@ -35,8 +35,9 @@ class About(Message, frozen=True, tag=39):
 
 
 class Reached(Message, frozen=True, tag=92):
-    """Result of dialling a joiner back. addresses: those of its addresses that answered with its key, joined
-    by commas ("": none did, so others reach it through a carrier). reason: words of the failures."""
+    """Leader's message to a joiner whose addresses it dialled. addresses: those that answered with the
+    joiner's key, joined by commas ("": none; others reach it through a carrier). reason: why others
+    failed."""
 
     addresses: Text
     reason: Remark
@@ -110,13 +111,14 @@ class Ready(Message, frozen=True, tag=43):
 
 
 class Leave(Message, frozen=True, tag=44):
-    """Notice of an intended departure."""
+    """Notice to the leader that the sender wants to leave the run."""
 
     reason: Remark
 
 
 class Carry(Message, frozen=True, tag=91):
-    """Offer of a dedicated carrier, which listens at `address`, to forward the bytes of members; repeated."""
+    """Offer of a dedicated carrier, which listens at `address`, to forward the bytes of members. Sent to the
+    leader again and again."""
 
     address: Text
 

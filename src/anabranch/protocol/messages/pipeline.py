@@ -124,8 +124,9 @@ class Overflow(FencedMessage, frozen=True, tag=9):
 class Got(FencedMessage, frozen=True, tag=54):
     """Acknowledgement of a whole payload, from which the sender measures the link.
 
-    It acknowledges the Forward of microbatch `index` (with `backward` its Backward), for the first few of an
-    iteration from each peer. Within a stage it acknowledges ReducePart number `index`.
+    It acknowledges the Forward of microbatch `index` (with `backward` its Backward): the first in each
+    direction over a link in some iterations (`pipeline.link_sampling`). Within a stage it acknowledges
+    ReducePart number `index`.
     """
 
     index: Index

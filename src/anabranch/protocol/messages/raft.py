@@ -32,7 +32,8 @@ class Vote(Message, frozen=True, tag=61):
 
 
 class Append(Message, frozen=True, tag=62):
-    """AppendEntries RPC: lines from index `start` on, hash of the entry before them, commit index (`chosen`).
+    """AppendEntries RPC: log lines from index `start` on, hash of the entry before them (`previous`), number
+    of committed entries (`chosen`).
 
     round: running number of the leader's broadcasts.
     """

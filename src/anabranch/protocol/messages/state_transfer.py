@@ -35,7 +35,8 @@ class FetchState(Message, frozen=True, tag=49):
 
 class StateOffer(Message, frozen=True, tag=50):
     """Reply to FetchState: the sender holds the state of `stage` after iteration t, with this fingerprint, in
-    `pieces` pieces (0: it is not held). hashes: of the pieces; empty if only the whole can be verified."""
+    `pieces` pieces (0: the sender does not hold it). hashes: of the pieces; empty if only the whole state can
+    be verified."""
 
     stage: StageNumber
     t: CountOrNone
@@ -72,8 +73,8 @@ class Keep(Message, frozen=True, tag=70):
 
 
 class Held(msgspec.Struct, array_like=True, frozen=True):
-    """State of `stage` after iteration t that a peer holds. fingerprint "": it was ordered and has no
-    room."""
+    """Entry of Holds: the state of `stage` after iteration t that a peer holds. fingerprint "": the leader
+    ordered it, but the peer has no room for it."""
 
     stage: StageNumber
     t: Count
@@ -90,7 +91,7 @@ class Holds(Message, frozen=True, tag=71):
 
 
 class Complete(Message, frozen=True, tag=72):
-    """Notice that enough peers hold every stage's state after iteration t; older snapshots may be dropped."""
+    """Leader's notice that enough peers hold all states after iteration t: older snapshots may be dropped."""
 
     t: Count
 
@@ -121,7 +122,8 @@ class Behind(Message, frozen=True, tag=75):
 
 
 class Spoilt(Message, frozen=True, tag=76):
-    """Report that peer `holder` delivered another state than that of `stage` after iteration t."""
+    """Report to the leader that the bytes which peer `holder` delivered are not the state of `stage` after
+    iteration t."""
 
     stage: StageNumber
     t: Count

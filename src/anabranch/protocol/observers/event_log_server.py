@@ -79,8 +79,8 @@ class EventLogServer:
     def _make_room(self, ticket: str) -> bool:
         """Make room for one more observer with `ticket`; True if there is room. Idle observers are
         disconnected, then one observer of the ticket with the most seats if that is fair. Keys are free: a
-        ticket that takes all seats gives them up to other tickets at once, and to others with the same ticket
-        by turns."""
+        ticket that takes all seats gives them up to other tickets at once, and to others with its ticket by
+        turns."""
         now = self._ctx.clock.now
         for peer, at in list(self.asked_at.items()):
             if now > at + IDLE_S:

@@ -16,7 +16,8 @@ BUCKETS_KEPT = 4096
 
 
 class ReportBudget:
-    """Token buckets by name: "peer ID", "ticket KEY", "voter ID" and "all"."""
+    """Budget of other peers' event-log lines: token buckets (bytes) named "peer ID", "ticket KEY", "voter ID"
+    and "all"."""
 
     def __init__(self) -> None:
         self._buckets: dict[str, TokenBucket] = {}

@@ -21,7 +21,7 @@ BYTES_AT_ONCE, LINES_AT_ONCE, PAUSE_S = 64 << 10, 128, 0.5
 
 
 class ReportBuffer(Timer):
-    """Reports (event-log lines) with their senders, in order of arrival."""
+    """Buffer of reports (event-log lines) that wait for the founder, with senders, in order of arrival."""
 
     def __init__(self, ctx: PeerContext) -> None:
         self.ctx = ctx

@@ -42,10 +42,11 @@ def lead(
 ) -> Peer:
     """Make the peer that founds a run or resumes it.
 
-    kept: the log so far (none: a new run). saved: newest checkpoint (none: the initial state). certify,
-    unheard, signer: as for `Peer`. If the log has other voters, the founder does not lead at once: it asks at
-    their addresses and joins the leader if there is one. If there is none and a majority of the voters is
-    present, it may be elected, and resumes the run from its checkpoint.
+    genesis: first record, if the run is new. kept: the log so far (none: a new run). saved: newest checkpoint
+    (none: the initial state). model_hash: of the model that this machine trains. certify, unheard, signer: as
+    for `Peer`. If the log has other voters, the founder does not lead at once: it asks at their addresses and
+    joins the leader if there is one. If there is none and a majority of the voters is present, it may be
+    elected, and resumes the run from its checkpoint.
     """
     kept = _own(kept or SavedVoterState(), member.id)
     history = fold(kept.lines)
@@ -104,8 +105,8 @@ def _own(kept: SavedVoterState, me: str) -> SavedVoterState:
 def _taken_up(
     history: LogReplay, genesis: Genesis, member: Member, saved: SavedCheckpoint | None
 ) -> list[AnyRecord]:
-    """First records of a founder that resumes a run: removal of all former members, and rollback of the steps
-    after the checkpoint `saved`."""
+    """First records of a founder that resumes a run: removal of all former members, rollback of the steps
+    after the checkpoint `saved`, end of a pause, and its own admission."""
     number = history.membership.number
     records: list[AnyRecord] = []
     gone = dict.fromkeys(history.membership.members, "the run was taken up again")

@@ -101,8 +101,7 @@ class CatchUp(Timer):
             self._pull(-1, live or [ctx.log.leader])
 
     def fell_behind(self, step: int) -> None:
-        """Fetch the state after iteration `step`, whose reduced gradient no peer has any more, or a later
-        state."""
+        """Fetch the state after iteration `step` (no peer has its gradient any more), or a later state."""
         self._least_t = step
         self.begin()
 
@@ -203,7 +202,7 @@ class CatchUp(Timer):
         self._ctx.tasks.submit(TaskPriority.STEP, LoadState(state.t), state.pieces, loaded)
 
     def _begin_anew(self, base: str) -> None:
-        """Load the stage's initial state, made from the seed."""
+        """Load the stage's initial state, made from the seed, and continue from it. base: of that state."""
         self._entry.advance(Step.LOADING)
         initial = self.initial
         self._ctx.tasks.submit(
@@ -260,7 +259,9 @@ class CatchUp(Timer):
     # --- rollback and change of stage ----------------------------------------------------------
 
     def roll_back(self, record: Rollback, base: str) -> None:
-        """Return to the state after record.t: by this peer's own snapshot if it has one."""
+        """Return to the state after record.t: by this peer's own snapshot, or the seed (t = 0), else by
+        fetching it. Before this peer has built its stage only the state to reach is noted. base: hash of the
+        record's log entry."""
         t, stage = record.t, self._ctx.run.stage
         wanted = record.fingerprints[stage]
         self.announce(t, base, wanted)

@@ -92,8 +92,7 @@ class MessageGate:
         return isinstance(message, msg.Announce) and self.sources.believes(peer)
 
     def _former_process(self, peer: str, message: msg.Message) -> str | None:
-        """Reason to refuse a message that a former process of a member sent; None if the process is
-        current."""
+        """Reason to refuse a message of a former process of a member; None if the process is current."""
         assert isinstance(message, msg.FencedMessage)
         member, incarnation = self._ctx.run.membership.members.get(peer), message.fence.incarnation
         if member is not None and incarnation != member.incarnation:
@@ -117,8 +116,7 @@ class MessageGate:
         self._ban(peer, f"{reason} (the last: {name})")
 
     def _ban(self, peer: str, reason: str) -> None:
-        """Close the link to a peer that is linked, and accept none from it for a while. Nothing is done about
-        other peers."""
+        """Close the link to a peer, and accept none from it for a while; nothing if it is not linked."""
         ctx, links = self._ctx, self.links
         if links.observes(peer) or peer in ctx.links.up:
             ctx.outbox.note("refused", subject=peer, reason=f"the connection: {reason}", count=1)
@@ -126,8 +124,7 @@ class MessageGate:
             links.hang_up(peer, reason)
 
     def _past(self, peer: str, message: msg.Message) -> None:
-        """Charge a dropped message about a past iteration to its sender's budget; a sender beyond the budget
-        is banned."""
+        """Charge a dropped message about a past iteration to its sender's budget; ban a sender beyond it."""
         ctx = self._ctx
         if peer != ctx.me and not ctx.rate_limits.charge(peer, PAST, ctx.clock.now):
             self._flooded(peer, message, "too many messages about past iterations")
@@ -186,7 +183,7 @@ class MessageGate:
         return refusal or self._handlers[row.type](peer, message, payload)
 
     def _wrong_sender(self, row: Row, peer: str, stage: int, message: msg.Message) -> str | None:
-        """Reason why a member of `stage` may not send a message about the open iteration."""
+        """Reason why a member of `stage` may not send a message of this `row` about the open iteration."""
         run, sender = self._ctx.run, row.sender
         if sender is Sender.NEXT_STAGE:
             return None if stage == run.next_stage() else f"stage {stage} does not follow mine"
@@ -214,8 +211,7 @@ class MessageGate:
         return self.early.keep(peer, message, payload, max(0, message.fence.t - known))
 
     def take_early(self, iteration: Iteration) -> None:
-        """Receive the kept messages about `iteration`; messages about later ones, or with an unknown base,
-        stay."""
+        """Receive the kept messages about `iteration`; those about later ones, or of unknown base, stay."""
         ctx = self._ctx
         for peer, message, payload in self.early.take():
             fence = message.fence

@@ -164,8 +164,8 @@ class MessageHandlers:
             self.shared.snapshots.complete(message.t)
 
     def _spared(self, peer: str, message: msg.Spared, payload: Payload | None) -> str | None:
-        """Take in the leader's list of standby replicas, to which fewer microbatches are sent from now on;
-        return why it is refused, or None."""
+        """Handle the leader's list of standbys: store it, update the flow's places, and send what can be sent
+        now. Returns why it is refused, or None."""
         refusal = self._ctx.standby_view.announced(self._ctx.log.term, message)
         if refusal is None:
             self.shared.router.members_changed()
@@ -208,7 +208,8 @@ class MessageHandlers:
         """Handle a message to the leader while this peer has no coordinator; return the reason if it is
         refused.
 
-        A sender that takes a voter for the leader is told who leads, and repeats its message there.
+        A joiner or carrier is told who leads, and asks there. A founder that is back takes reports from
+        voters, and the leader's answers to its requests.
         """
         log = self._ctx.log
         if isinstance(message, msg.Report) and self.leadership.founder and log.keeps_log(peer):

@@ -99,7 +99,8 @@ class Iterations(Timer):
             self._on_opened(iteration)
 
     def _opens(self, t: int) -> bool:
-        """True if iteration t may be opened here, as far as the steps before it are concerned."""
+        """True if iteration t may be opened, its turn apart: no committed step waits to be applied, the run
+        is neither over nor paused, this peer serves in it, and every stage has a replica."""
         ctx, run = self._ctx, self._ctx.run
         if t < 1 or self._exit.stopped or self.replica.pending:
             return False
@@ -136,12 +137,12 @@ class Iterations(Timer):
         self.current.settle()
 
     def close(self) -> None:
-        """End the open iterations without a step."""
+        """End the open iterations without taking their steps."""
         self.current = self.ahead = None
 
     def committed(self, record: Commit, base: str) -> None:
-        """Take a committed step: draw its audits and keep what they need, then apply it. base: hash of its
-        log entry."""
+        """Handle a committed step: draw its audits, keep what they need, stop sharing work with relays that
+        it shows false, and have the replica apply it. base: hash of its log entry."""
         settings = self._ctx.run.settings
         if settings.audits and record.verdict == "step":
             audited = drawn(record, base, settings.audit_share)

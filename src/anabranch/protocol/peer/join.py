@@ -156,8 +156,8 @@ class JoinProcess(Timer):
         self._ctx.outbox.note("note", text=text)
 
     def on_about(self, message: About) -> None:
-        """Take in the description of the run, and measure this machine for it; stop this peer if the run
-        speaks another protocol version."""
+        """Store the description of the run, and have the driver measure this machine for it; stop this peer
+        if the run speaks another protocol version."""
         genesis = message.genesis
         self.doors.update(message.doors)
         if self.step is not Step.ENQUIRED:
@@ -175,7 +175,7 @@ class JoinProcess(Timer):
         self._ctx.outbox.emit(Describe(genesis))
 
     def described(self, event: Described) -> None:
-        """Ask to be admitted with this machine's measurements."""
+        """Use the run's settings, and ask to be admitted with this machine's measurements."""
         if self.step is not Step.DESCRIBING:
             return
         self._ctx.use_settings(event.settings)
@@ -251,7 +251,7 @@ class JoinProcess(Timer):
     # --- reports -------------------------------------------------------------------------------
 
     def _has_state(self) -> None:
-        """Report that the state is loaded, and apply the steps after it."""
+        """Report that the state is loaded, apply the steps after it, and open the next iteration."""
         self.report()
         self._report_applied()
         self._iterations.replica.advance()
@@ -262,8 +262,8 @@ class JoinProcess(Timer):
             self.report()
 
     def report(self) -> None:
-        """Report to the leader that the state is loaded, with its proof; repeated until the log lets this
-        peer serve."""
+        """Report the loaded state and its proof to the leader; repeated until the log lets this peer
+        serve."""
         ctx, replica = self._ctx, self._iterations.replica
         if ctx.me in ctx.run.membership.active_from:
             self._entry.repeat_at = math.inf

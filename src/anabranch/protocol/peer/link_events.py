@@ -21,7 +21,7 @@ CREDENTIALS_KEPT = 4096
 
 
 class LinkEvents(Timer):
-    """Reactions to link events.
+    """Reactions of one peer to link events.
 
     credentials: by peer, the one that it showed last. A link that this side dialled shows none, and takes
     none away.
@@ -91,7 +91,8 @@ class LinkEvents(Timer):
 
     def link_down(self, peer: str, reason: str, refused: bool = False) -> None:
         """React to a lost link or a failed dial, and plan to dial `peer` again. refused: True if nothing
-        listens at the address of `peer`; ignored if `peer` has connected meanwhile."""
+        listens at the address of `peer`. Ignored: a refused dial to a peer that has connected meanwhile, and
+        the link of an observer."""
         if refused and peer in self._ctx.links.up:
             return  # `peer` has connected to this peer in the meantime
         if self._event_log_server.gone(peer) or self._only_watches(peer):
@@ -151,9 +152,9 @@ class LinkEvents(Timer):
 
     # --- time ----------------------------------------------------------------------------------
 
-    def listens(self) -> bool:
-        """True if a link may have been silent for longer than its timeout."""
-        return self.connections.listens_up(self._progress.position.index)
+    def silence_due(self) -> bool:
+        """True if a link may have been silent for so long that `tick` has to look before its deadline."""
+        return self.connections.silence_due(self._progress.position.index)
 
     def deadline(self) -> float:
         return self.connections.deadline()

@@ -42,8 +42,7 @@ class Removal:
 
 @dataclass(frozen=True)
 class MembersChanged:
-    """Members joined, left, or begin to serve. own_stage: stage that this peer is moved to (None: not
-    moved)."""
+    """Members joined, left, or begin to serve. own_stage: stage to which this peer is moved, or None."""
 
     record: Members
     removals: tuple[Removal, ...]
@@ -52,7 +51,8 @@ class MembersChanged:
 
 @dataclass(frozen=True)
 class RolledBack:
-    """The run returns to the state after an earlier iteration. void_bases: hashes of the entries undone."""
+    """The run returns to the state after an earlier iteration. base: hash of the rollback's entry.
+    void_bases: all bases known before, on which messages are void."""
 
     record: Rollback
     base: str
@@ -91,15 +91,15 @@ def note_record(outbox: Outbox, run: RunView, record: AnyRecord, base: str, plan
 
 
 class LogApplication:
-    """Writer of the state that follows from the log: progress, summary, course, members, voters, step
-    journal."""
+    """Writer of the state that follows from the log: progress, summary, pause and length of the run, members,
+    voters, revocations, carriers, plans of rounds."""
 
     def __init__(self, shared: SharedParts) -> None:
         self._ctx, self._progress, self._summary = shared.ctx, shared.progress, shared.summary
 
     def apply(self, line: bytes) -> AppliedEntry:
-        """Apply the next committed log line to progress, members and course. Raises AlreadyApplied if it was
-        applied before, LogError if it does not follow the last applied line."""
+        """Apply the next committed log line to the state that follows from the log. Raises AlreadyApplied if
+        it was applied before, LogError if it does not follow the last applied line."""
         ctx = self._ctx
         entry, position = follow(self._progress.position, line)
         record, base = entry.record, entry_hash(line)
@@ -115,8 +115,8 @@ class LogApplication:
         return AppliedEntry(entry.term, record, base, change, wrong)
 
     def split_next_batch(self) -> None:
-        """Fix which data node begins which microbatches of the next iteration (R2), once all parts have
-        reacted to the entry."""
+        """Fix which data node begins which microbatches of the next iteration, and of a delayed one after it
+        (R2), once all parts have reacted to the entry."""
         run = self._ctx.run
         t, delay = self._progress.committed + 1, run.settings.delay
         run.membership.open(t, run.settings.stages, delay.has(t))

@@ -14,7 +14,7 @@ SHORT_S = 5.0
 
 
 class LogSources:
-    """Decides which peers are believed about the log, and tells peers who leads it."""
+    """Judge of which peers are believed about the log; tells peers who leads it."""
 
     def __init__(self, shared: SharedParts, voter: Voter) -> None:
         self._ctx, self._progress, self._exit = shared.ctx, shared.progress, shared.exit
@@ -45,7 +45,9 @@ class LogSources:
         return True
 
     def heard(self, peer: str, message: Ping) -> str | None:
-        """Take in the log length, claim to lead and epoch in a heartbeat; return the reason if it is refused.
+        """Act on the log length, claim to lead and epoch in a heartbeat: ask for log lines that this peer
+        lacks, follow a new leader, or stop this peer if it cannot go on. Returns the reason if the claim is
+        refused.
 
         Only the founder is believed about a new epoch, and only voters about who leads the log.
         """

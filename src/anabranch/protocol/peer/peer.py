@@ -50,7 +50,7 @@ from anabranch.protocol.state.snapshots import Snapshots
 
 
 def no_certificate(member: Member, credential: ev.VerifiedCredential | None) -> bytes:
-    """Certificate for drivers without connections, which need none."""
+    """Empty certificate, for drivers without connections, which need none."""
     return b""
 
 
@@ -205,12 +205,12 @@ class Peer:
 
     @property
     def lead(self) -> Coordinator | None:
-        """Coordinator, while this peer leads the log."""
+        """Coordinator while this peer leads the log; else None."""
         return self.shared.coordination.coordinator
 
     @property
     def iteration(self) -> Iteration | None:
-        """Open iteration."""
+        """Open iteration whose step is next; None between two."""
         return self.iterations.current
 
     @property
@@ -222,7 +222,7 @@ class Peer:
 
     def handle(self, event: ev.Event, now: float) -> list[ev.Effect]:
         """Handle one event at the driver's time `now` (s); return the effects that the driver has to carry
-        out."""
+        out, none once this peer has stopped."""
         self.ctx.clock.advance(self._time.take(now))
         if self.exit.stopped:
             return []
@@ -252,8 +252,8 @@ class Peer:
         return heartbeat and self._due is not None and self.ctx.clock.now < self._due
 
     def _only_answered(self, letters: int) -> bool:
-        """True if an event had no effect but at most one message. letters: number of routing messages sent
-        (`router.told`) before the event."""
+        """True if an event had no effect but at most one message. letters: number of events that the flow
+        agent had got (`router.told`) before this one."""
         outbox = self.ctx.outbox
         effects = outbox.effects
         answered = not effects or (len(effects) == 1 and isinstance(effects[0], ev.Send))
@@ -261,7 +261,7 @@ class Peer:
 
     def _go_on(self, woken: bool) -> None:
         """Call the timers if one is due, and carry out the consequences. After most events there is neither,
-        and the deadline is worked out only once."""
+        and the deadline is worked out only once. woken: True after a Wake."""
         self._due = None if woken or self._busy() else self._deadline()
         if self._due is None or self.ctx.clock.now >= self._due:
             self._due = None
@@ -273,7 +273,7 @@ class Peer:
     def _busy(self) -> bool:
         """True if a part may have something to do before its deadline."""
         always = self.exit.stopped or self.lead is not None or self.leaving.reason is not None
-        return always or self.links.listens()
+        return always or self.links.silence_due()
 
     def _settle(self) -> bool:
         """Carry out the consequences of an event: messages to this peer itself, the coordinator's decisions,

@@ -29,9 +29,10 @@ from anabranch.protocol.pipeline.microbatches import Iteration
 
 @dataclass(eq=False)
 class LogReactions:
-    """Order in which the parts react to a log entry: the coordinator last, before the next iteration opens.
+    """Reactions of a peer's parts to each log entry, in a fixed order: the coordinator last, before the next
+    iteration opens.
 
-    take_early: receives the kept messages of an iteration.
+    take_early(iteration): receives the kept messages of an iteration.
     """
 
     shared: SharedParts
@@ -49,8 +50,8 @@ class LogReactions:
     # --- lines ---------------------------------------------------------------------------------
 
     def chosen(self, line: bytes) -> None:
-        """Take in a line that the voters committed, once this peer follows the log. A leader announces it
-        before it is applied, since applying it may end this peer."""
+        """Handle a line that the voters committed: apply it once this peer follows the log. A leader
+        announces it before it is applied, since applying it may end this peer."""
         self.leadership.missed(line)
         if not self.shared.entry.done:
             return
@@ -176,7 +177,8 @@ class LogReactions:
         self._serve_newcomers(record)
 
     def _removed(self, removal: Removal) -> None:
-        """React to the removal of another member, or of its former process."""
+        """Repair the work of another member that was removed, and end its flow links; unless the same record
+        admits its new process, close its link, too."""
         ctx, peer = self._ctx, removal.peer
         for iteration in self.iterations.in_flight if removal.stage >= 0 else ():
             iteration.peer_removed(peer, removal.stage, removal.reason)

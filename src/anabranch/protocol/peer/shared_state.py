@@ -53,8 +53,9 @@ class Progress:
         return self.bases[-1]
 
     def start(self, position: Position, base: str, t: int, former: str = "") -> None:
-        """Begin to follow the log at `position`, where `t` is the last committed iteration. former: base of
-        iteration t, if that was delayed one step less than the next."""
+        """Begin to follow the log at `position`, where `t` is the last committed iteration and `base` the
+        hash of its entry. former: if iteration t + 1 is delayed, its base: the hash of the entry of t - 1;
+        else ""."""
         self.position = position
         if former:
             self.bases.append(former)
@@ -63,7 +64,7 @@ class Progress:
             self._base_of[t - 1] = former
 
     def rebase(self, base: str, t: int) -> None:
-        """Add the hash `base` of an entry after which `t` is the last committed iteration."""
+        """Note that the entry with hash `base` made `t` the last committed iteration."""
         self.bases.append(base)
         known = {before: each for before, each in self._base_of.items() if t - BASES_KEPT < before < t}
         # After a rollback (or a start) nothing before it counts: iterations have another base from here on.
@@ -72,7 +73,8 @@ class Progress:
 
     def base_of(self, t: int, delayed: bool) -> str:
         """Base of iteration t, which every message about it carries: the entry by which the run reached the
-        state that it is opened on, or a later one if the run was rolled back since."""
+        state that it is opened on, or a later one if the run was rolled back since. delayed: True if t is
+        delayed."""
         return self._base_of.get(t - 1 - delayed) or self._base_of[min(self._base_of)]
 
 
@@ -238,7 +240,7 @@ class Coordination(Timer):
         self.coordinator = coordinator
 
     def resign(self) -> None:
-        """Give up the lead of the log."""
+        """Give up the lead of the log: drop the coordinator; the leader is not known then."""
         self._ctx.log.take_lead(0)
         self._ctx.log.follow_leader("")
         self._become(LeadRole.FOLLOWER)

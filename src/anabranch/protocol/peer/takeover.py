@@ -54,7 +54,7 @@ class Leadership:
         self._iterations, self._links, self._joining = iterations, links, joining
         self._certify, self.founder = certify, founder
         self._take_up: Callable[[Sequence[bytes]], None] | None = None
-        """Resumes the run from the directory; None if this peer is not the founder, or leads already."""
+        """Resumes the run from the directory; None but for a founder that returned to other voters."""
         self._on_disk, self._caught_up = 0, False
         self._before: list[bytes] = []
         self._plan: Plan = ()
@@ -89,7 +89,8 @@ class Leadership:
         return self._returns and self._ctx.run.settings.snapshot_every > 0
 
     def _became(self, became: RoleChanged) -> None:
-        """React to a change of this voter's Raft role, or of the leader."""
+        """Follow a change of this voter's Raft role, or of the leader: take the lead, give it up, or believe
+        the new leader."""
         ctx = self._ctx
         if became.role is Role.LEADER:
             self._won(became.term)
@@ -181,8 +182,7 @@ class Leadership:
         return True
 
     def welcome(self, member: Member) -> None:
-        """Send an admitted peer the members, log position and settings of the run; nothing unless this peer
-        leads."""
+        """Send an admitted peer the run's members, log position and state; nothing unless this peer leads."""
         lead, ctx, run = self._coordination.coordinator, self._ctx, self._ctx.run
         if lead is None or member.id == ctx.me:
             return
@@ -223,7 +223,8 @@ class Leadership:
         self._on_disk = max(0, on_disk - 1)
 
     def missed(self, line: bytes) -> None:
-        """Note a line that was committed while the founder was away, up to the line at which it is admitted.
+        """Write a line that was committed while the founder was away to the event log, up to its own
+        admission.
 
         If this process is elected instead, the first line of its own term proves that it has the whole
         committed log: it resumes the run.

@@ -67,16 +67,16 @@ class CreditReports:
                 self.tell([peer])
 
     def link_down(self, peer: str) -> None:
-        """Revoke the unused credits of a peer whose link broke."""
+        """Revoke the unused credits of a peer whose link broke, and report those that others get."""
         self.tell(self.ledger.unlink(peer))
 
     def ask(self, peer: str, index: int, repair: bool) -> None:
-        """Take the request of `peer` for a credit for microbatch `index`. repair: True if it is sent again
-        after a loss."""
+        """Handle the request of `peer` for a credit for microbatch `index`, and report the credits that
+        changed. repair: True if the microbatch is sent again after a loss."""
         self.tell(self.ledger.ask(peer, index, repair))
 
     def on_return(self, peer: str, message: Return) -> None:
-        """Take back credits that a peer returns."""
+        """Take back the credits that `peer` returns, and report those that others get by it."""
         self.tell(self.ledger.give_back(peer, message.total))
 
     def repeat(self) -> None:
@@ -84,17 +84,16 @@ class CreditReports:
         self.tell(self.ledger.insist())
 
     def use(self, peer: str) -> None:
-        """Count a new microbatch from `peer`."""
+        """Count a new microbatch from `peer`, and report the credits and the load that changed by it."""
         self.tell(self.ledger.use(peer))
         self.load_changed(peer, 1)
 
     def release(self, peer: str) -> None:
-        """Free the credit of a finished microbatch of `peer`."""
+        """Free the credit of a finished microbatch of `peer`, and report whose credits changed."""
         self.tell(self.ledger.release(peer))
 
     def forget(self, peer: str) -> None:
-        """Free the unused credits of a removed peer and drop its grant; report the credits that others get by
-        it."""
+        """Free a removed peer's unused credits, drop its grant, and report the credits that others get."""
         self.tell(self.ledger.forget(peer))
 
     def _is_next(self, peer: str) -> bool:

@@ -63,7 +63,8 @@ class Grant:
         return self.total - self.received - self.returned
 
     def told(self, fence: Fence, others: int = 0) -> Slots:
-        """Report of this grant to its peer. others: microbatches of other senders being computed here."""
+        """Make the report of this grant to its peer, and store the load that it states. others: microbatches
+        of other senders being computed here."""
         self.told_others = others
         return Slots(fence, self.total, self.received, self.released, self.returned, self.standing, others)
 
@@ -116,7 +117,7 @@ class SlotLedger:
         return True
 
     def use(self, peer: str) -> list[str]:
-        """Count a new microbatch of `peer`, which may now get another credit."""
+        """Count a new microbatch of `peer`, which by that may get another credit that it asked for."""
         self.uses.add(peer, 1)
         if not self.asks:
             return []
@@ -134,8 +135,8 @@ class SlotLedger:
 
         Its own credits (`Grant.own`) are always allowed. Beyond them a peer may hold one unused credit, plus
         one for each that it has used, while all peers together hold less than a quarter of the capacity
-        unused beyond their own. So a quarter of the capacity circulates even if the peers with advance grants
-        use none.
+        unused beyond their own. So a quarter of the capacity circulates even if peers with advance grants use
+        none.
         """
         grant = self.grants[peer]
         if grant.unused < grant.own:
@@ -173,8 +174,8 @@ class SlotLedger:
         return notified
 
     def ask(self, peer: str, index: int, repair: bool) -> list[str]:
-        """Take a request of `peer` for a credit for microbatch `index`. A peer that asks again is among the
-        returned ones, since it may not know its credits."""
+        """Handle a request of `peer` for a credit for microbatch `index`. repair: True if it is sent again
+        after a loss. A peer that asks again is among the returned ones: it may not know its credits."""
         notified: list[str] = []
         if peer not in self.grants:
             self.grants[peer] = Grant(0, 0)
@@ -275,8 +276,8 @@ class SlotLedger:
         self.pool += slots
 
     def _reuse(self, grant: Grant, peer: str) -> list[str]:
-        """Give a freed credit of `peer` back to it if it lacks a guaranteed one, else to the waiting
-        requests."""
+        """Give a freed credit of `peer` back to it if it lacks a guaranteed one, else to waiting requests; to
+        these also if `peer` has unused credits."""
         if grant.lacks and not (grant.unused and self._next() is not None):
             grant.total += 1
             return [peer]

@@ -37,7 +37,8 @@ class HopCandidates:
         """Last time at which a microbatch was sent to a replica that is no standby."""
 
     def took(self, peer: str) -> None:
-        """Note that a microbatch is sent to `peer`, by one of its credits."""
+        """Note that a microbatch is sent to `peer`. Standbys become eligible some time after the last one
+        sent to another replica."""
         if peer not in self.ctx.standby_view.waits:
             self._served_at = self.ctx.clock.now
 
@@ -73,11 +74,11 @@ class HopCandidates:
     def _of_slot(
         self, item: OutgoingMicrobatch, holder: str, holders: Collection[str]
     ) -> tuple[list[str], float]:
-        """Answer of `open_to` for a slot of a round, which is planned for the peer `holder`.
-
-        If that peer left, peers without a slot of their own are eligible at once, and all others once the
-        slot has waited for long. In a round that drops late slots newcomers count as such others: they would
-        begin the next round late. There a planned peer that is linked stays the only one."""
+        """Answer of `open_to` for a slot of a round, which is planned for the peer `holder`. holders:
+        planned peers of all slots. If `holder` left, peers without a slot of their own are eligible at
+        once, and all others once the slot has waited for long. In a round that drops late slots newcomers
+        count as such others: they would begin the next round late. There a planned peer that is linked
+        stays the only one."""
         ctx, drops = self.ctx, self.ctx.run.settings.rounds.drops
         live = ctx.run.membership.live(ctx.run.next_stage(), self.t)
         all_at = self._waits_since(item) + max(SLOT_WAITS_S, SLOT_WAITS * ctx.costs.usual_s)
@@ -94,7 +95,8 @@ class HopCandidates:
         return (able, math.inf) if ctx.clock.now >= all_at else (first, all_at)
 
     def _only(self, holder: str) -> list[str]:
-        """Peers that may fill a slot whose state the peer `holder` carries: that one, if it is linked."""
+        """Peers that may fill a slot whose state the peer `holder` carries: that one, if it is reachable;
+        else none, and it is dialled."""
         ctx = self.ctx
         if holder in ctx.run.membership.live(ctx.run.next_stage(), self.t):
             ctx.dialer.reach(holder)
@@ -102,7 +104,8 @@ class HopCandidates:
         return []
 
     def _preferred(self, item: OutgoingMicrobatch, peers: list[str]) -> tuple[list[str], float]:
-        """Those of `peers` that are preferred for a microbatch, and the time from which all are eligible."""
+        """Those of `peers` that are preferred for a microbatch, and the time (s) from which all are eligible
+        (infinite: now)."""
         costs, refused_by = self.ctx.costs, item.refused_by
         preferred = [p for p in peers if p not in refused_by and not costs.avoided(p, self.t)]
         if not preferred or len(preferred) == len(peers):
@@ -111,7 +114,8 @@ class HopCandidates:
         return (peers, math.inf) if self.ctx.clock.now >= all_at else (preferred, all_at)
 
     def _waits_since(self, item: OutgoingMicrobatch) -> float:
-        """Time since which a microbatch waits for a replica that is preferred, or no standby."""
+        """Time (s) since which a microbatch waits for a preferred replica or no standby; set when first
+        used."""
         if item.waits_since == math.inf:
             item.waits_since = self.ctx.clock.now
         return item.waits_since

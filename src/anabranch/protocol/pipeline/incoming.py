@@ -57,8 +57,8 @@ class IncomingMicrobatch:
     sender_of_last: str = ""
 
     def rank(self, usual: TaskPriority) -> TaskPriority:
-        """Priority of a task of this microbatch: `usual`, but lower in an evaluation, and lowest for a
-        training microbatch that is computed again without an upstream peer waiting for its gradient."""
+        """Priority of a task of this microbatch: EVALUATION in an evaluation, REDO (more urgent than that) if
+        no upstream peer waits for its gradient, else `usual`."""
         if not self.train:
             return TaskPriority.EVALUATION
         return usual if self.gradient_needed else TaskPriority.REDO

@@ -25,7 +25,8 @@ class LinkSampling:
 
     def acknowledge(self, peer: str, index: int, backward: bool) -> None:
         """Acknowledge the payload of microbatch `index` from `peer` if it is the link's first in this
-        direction (backward or forward) in a sampled iteration, or its first ever."""
+        direction (backward or forward) in a sampled iteration, or its first ever; never in a run with
+        rounds."""
         if (peer, backward) in self._sampled or self.ctx.run.settings.rounds.inner:
             return  # token ids are too few to tell a line's rate; it is tried before the exchange of a round
         timed = self.ctx.links.timed_directions(peer)

@@ -85,8 +85,7 @@ class Repairs:
             item.lost, item.further = (*peers, *item.lost)[:LOST_MAX], True
 
     def on_have(self, peer: str, index: int, transmission: int) -> None:
-        """End the search numbered `transmission`: `peer` has the microbatch, and its gradient is awaited from
-        there."""
+        """End the search numbered `transmission`: `peer` has the microbatch, and is to send its gradient."""
         item = self._sender.items.get(index)
         if item is not None and item.leg is OutgoingState.FINDING and item.transmission == transmission:
             item.peer, item.leg, item.sent_at = peer, OutgoingState.SENT, self.ctx.clock.now
@@ -126,7 +125,7 @@ class Repairs:
     # --- lost peers and lost claims ------------------------------------------------------------
 
     def link_up(self, peer: str) -> None:
-        """Ask `peer`, whose link is (back) up, for the microbatches searched at it."""
+        """Ask `peer`, whose link is (back) up, for microbatches searched at it, and send what can be sent."""
         if self._is_beyond(peer):
             return
         for item in self._sender.items.values():
@@ -142,8 +141,8 @@ class Repairs:
         self.peer_lost(peer, reason)
 
     def peer_lost(self, peer: str, reason: str) -> None:
-        """Send the microbatches whose gradient `peer` owes to another replica: its link broke, or its silence
-        makes it suspect."""
+        """Send the microbatches whose gradient `peer` owes, or whose claim the leader misses, to another
+        replica, and search no longer at `peer`: its link broke, or its silence makes it suspect."""
         if not self._is_beyond(peer):
             self._lost(peer, reason)
 
@@ -159,8 +158,8 @@ class Repairs:
         self._sender.pump()
 
     def _is_beyond(self, peer: str) -> bool:
-        """True if `peer` serves no next stage of this peer in a large swarm, so that nothing need be done for
-        its link. In a small swarm every link event is an occasion to send."""
+        """True if the swarm is large and `peer` serves another stage than the next one, so that nothing need
+        be done for its link. In a small swarm every link event is an occasion to send."""
         ctx = self.ctx
         return ctx.run.near.crowded and ctx.run.membership.stage_of(peer) not in (None, ctx.run.next_stage())
 
@@ -208,8 +207,7 @@ class Repairs:
         return True
 
     def reject(self, index: int, reason: str) -> None:
-        """Refuse a gradient of microbatch `index` that cannot be used, and send the microbatch to be computed
-        again."""
+        """Refuse a useless gradient of microbatch `index`, and send the microbatch to be computed again."""
         item = self._sender.items[index]
         self.ctx.outbox.refuse(item.peer or "", "Backward", reason)
         item.returned = False

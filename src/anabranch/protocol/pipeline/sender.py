@@ -32,7 +32,7 @@ class Sender:
 
     prepare(index): computes the activation; data nodes embed only once there is a credit. None on relays,
     where `provide` brings the activation when its forward pass is done. planned: returns next hop -> units of
-    the planned flow that go to it.
+    the planned flow that go to it. seals: signer of sent activations; None: they are not sealed.
     """
 
     def __init__(
@@ -68,14 +68,13 @@ class Sender:
 
     def submit(self, index: int, payload: Payload | None, path: tuple[str, ...], train: bool) -> None:
         """Add a microbatch to send on, unless it is known, and send what can be sent. payload: its
-        activation."""
+        activation. path: peers that computed it. train: False in an evaluation."""
         if index not in self.items:
             self.items[index] = OutgoingMicrobatch(index, train, path, payload)
             self.pump()
 
     def admit(self, indices: Iterable[int], trains: Callable[[int], bool]) -> None:
-        """Add the microbatches `indices`, which this data node begins; trains(index): False in an
-        evaluation."""
+        """Add microbatches that this data node begins, and send. trains(index): False in an evaluation."""
         for index in indices:
             self.items[index] = OutgoingMicrobatch(index, trains(index), (self.ctx.me,), None)
         self.pump()
@@ -89,8 +88,9 @@ class Sender:
         self.pump()
 
     def on_backward(self, peer: str, index: int, payload: Payload | None) -> tuple[bool, str | None]:
-        """Take the gradient of microbatch `index`. Return True if it is the first one for this microbatch,
-        and the reason if it is refused, else None."""
+        """Enter the gradient of microbatch `index` that `peer` sent back, and learn the usual time until
+        gradients. Returns True if it is the first one for this microbatch, and the reason if it is refused,
+        else None."""
         item = self.items.get(index)
         if item is None and index in self._called_back:
             return False, None
@@ -139,8 +139,8 @@ class Sender:
     # --- credits -------------------------------------------------------------------------------
 
     def on_slots(self, peer: str, slots: Slots) -> None:
-        """Take the credits that `peer` reports. If it began to serve during this iteration, call microbatches
-        back from other peers for it."""
+        """Store the credits that `peer` reports, and send what can be sent. If it began to serve during this
+        iteration, call microbatches back from other peers for it."""
         comes = peer not in self.credits and peer not in self._initial_peers
         self.credits.setdefault(peer, Credit()).told(slots)
         self.pump()
@@ -199,7 +199,7 @@ class Sender:
 
     def pump(self) -> None:
         """Send the waiting microbatches whose next hop has a credit for them, repairs first, then in index
-        order; ask for credits for the others."""
+        order (last those whose gradient is back already); ask for credits for the others."""
         self._due_at = None
         waiting = sorted(
             (item for item in self.items.values() if item.leg is OutgoingState.WAITING),
@@ -243,8 +243,7 @@ class Sender:
                 self._transmit(item, choice.peer)
 
     def _use_slot(self, item: OutgoingMicrobatch, peer: str) -> None:
-        """Use a credit of `peer` for `item`. If another microbatch requested the credit, that one asks
-        again."""
+        """Use a credit of `peer` for `item`. If another microbatch requested it, that one asks again."""
         self.credits[peer].used += 1
         self.hops.took(peer)
         ask = (peer, item.repair)
@@ -264,8 +263,7 @@ class Sender:
             self.ctx.outbox.send(peer, Ask(self._fence(), item.index, item.repair))
 
     def _waited_s(self, item: OutgoingMicrobatch, candidates: list[Candidate]) -> float:
-        """Seconds for which the microbatch has waited although a candidate had a free credit; 0 until one
-        has."""
+        """Seconds for which the microbatch has waited although a candidate had a free credit; 0: none had."""
         if item.sendable_since == math.inf and any(candidate.free for candidate in candidates):
             item.sendable_since = self.ctx.clock.now
         return max(0.0, self.ctx.clock.now - item.sendable_since)
@@ -291,13 +289,13 @@ class Sender:
         self.ctx.outbox.send(peer, message, item.payload)
 
     def new_transmission(self) -> int:
-        """Number of a new transmission or search."""
+        """Next number for a transmission or a search, each used once in the iteration."""
         self._last_transmission += 1
         return self._last_transmission
 
     def patience_s(self, item: OutgoingMicrobatch) -> float:
-        """Seconds from sending a microbatch, or from the last inquiry, to the next inquiry; each doubles
-        them, up to 64-fold."""
+        """Seconds from sending a microbatch, or from the last inquiry after it, to the next inquiry: the wait
+        doubles with each inquiry, up to 64-fold."""
         return max(PROBE_FLOOR_S, PROBE_FACTOR * self._usual_s) * 2.0 ** min(item.probes, 6)
 
     def ask_after(self, item: OutgoingMicrobatch, peer: str) -> None:
@@ -306,7 +304,8 @@ class Sender:
 
     def overdue_at(self, item: OutgoingMicrobatch) -> float:
         """Time (s) from which a peer has kept a microbatch for far longer than usual; infinite if the usual
-        time is not known yet, or for a slot of a round. Doubled each time that the microbatch was overdue."""
+        time is not known yet, or for a slot of a round. The allowed time doubles each time that the
+        microbatch was overdue."""
         usual_s = max(self._usual_s, self.ctx.costs.usual_s)
         if not usual_s or (self.ctx.run.plan(self.t) and item.train):  # the leader says which slots are late
             return math.inf
@@ -329,8 +328,7 @@ class Sender:
             self.pump()
 
     def deadline(self) -> float:
-        """Earliest time at which a microbatch is due: held back long enough, or to be inquired after
-        (`repair`)."""
+        """Earliest time (s) at which a microbatch was held back long enough, or is to be inquired after."""
         if self._due_at is None:
             self._due_at = min(map(self._due, self.items.values()), default=math.inf)
         return self._due_at

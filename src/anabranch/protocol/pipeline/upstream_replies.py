@@ -9,7 +9,7 @@ from anabranch.protocol.pipeline.incoming import IncomingMicrobatch, ReturnedGra
 
 
 class UpstreamReplies:
-    """Replies about the incoming microbatches of iteration t."""
+    """Replies to upstream peers about the incoming microbatches of iteration t."""
 
     def __init__(self, ctx: PeerContext, t: int, base: str, seals: Seals) -> None:
         self.ctx = ctx
@@ -32,8 +32,7 @@ class UpstreamReplies:
 
     def adopt(self, unit: IncomingMicrobatch, upstream: str, message: Forward | Want) -> None:
         """Make `upstream` the upstream peer of a microbatch, and send it the gradient if that is ready. A
-        former upstream peer that waits for the gradient gets it too: the microbatch may have come over two
-        paths."""
+        former upstream peer that waits for it gets it too: the microbatch may have come over two paths."""
         waits = unit.upstream != upstream and unit.gradient_needed and not unit.returned
         if waits and self.ctx.run.membership.is_live(unit.upstream, self.ctx.run.previous_stage(), self.t):
             unit.others[unit.upstream] = unit.transmission
@@ -53,7 +52,8 @@ class UpstreamReplies:
         return self.ctx.clock.now - back.at < self.ctx.costs.most_s(unit.upstream, back.ahead_bytes)
 
     def on_want(self, unit: IncomingMicrobatch | None, peer: str, message: Want) -> None:
-        """Answer a peer that asks for a microbatch; `unit` is None if it is not here."""
+        """Answer a peer that asks for a microbatch: Lack if it is not here (`unit` is None), else Have; then
+        that peer becomes its upstream peer."""
         if unit is None:
             self.lack(peer, message.index, message.way, refused=False)
             return

@@ -130,8 +130,8 @@ def _ends(shares: Shares) -> list[tuple[str, float]]:
 
 @dataclass(frozen=True)
 class _Stage:
-    """Times of the replicas of one stage. busy_s: for each replica the longer of its compute seconds and the
-    seconds on its access line."""
+    """Times of one stage in an iteration. busy_s: seconds of the replica that is busy longest, in computing
+    or on its access line. reduce_s: of the gradient reduce. slots: of the working replicas."""
 
     shares: Shares
     busy_s: float
@@ -189,7 +189,6 @@ class CostModel:
 
     @property
     def stages(self) -> int:
-        """Number of relay stages."""
         return len(self._blocks)
 
     @property
@@ -198,8 +197,8 @@ class CostModel:
         return {member.id: member.stage for member in self._members.values() if member.stage}
 
     def seconds(self, deal: Mapping[str, int]) -> float:
-        """Estimated iteration time (s) of the assignment `deal` (relay -> stage); infinite if a stage is
-        empty."""
+        """Estimated iteration time (s) of the assignment `deal` (relay -> stage), with standbys where they
+        are allowed and pay; infinite if a stage is empty."""
         all_work_s = self.without((), deal)
         return min(all_work_s, self.without(self._choice(deal), deal)) if self._spares else all_work_s
 
@@ -255,15 +254,14 @@ class CostModel:
         return found
 
     def with_mean(self, spared: Collection[str], deal: Deal) -> float:
-        """Estimated iteration time with the standbys `spared`, plus the mean time of all stages (s). The mean
-        tells choices apart that do not change the slowest stage."""
+        """Estimated iteration time (s) with the standbys `spared`, plus the mean over stages of work and
+        reduce. The mean tells choices apart that do not change the slowest stage."""
         groups = zip([0, *self._blocks], self._layers(deal)[:-1], strict=True)
         alone_s = [self._alone_s(blocks, group, _working(group, spared)) for blocks, group in groups if group]
         return self.without(spared, deal) + sum(alone_s) / len(alone_s)
 
     def costs_s(self, peer: str, spared: Collection[str], deal: Mapping[str, int]) -> float:
-        """Seconds by which the reduce of the stage of standby `peer` gets longer if that peer gets
-        microbatches."""
+        """Seconds by which its stage's reduce gets longer if `peer`, one of the standbys `spared`, works."""
         group = self._layers(deal)[deal[peer]]
         blocks, working = self._blocks[deal[peer] - 1], _working(group, spared)
         more = tuple(sorted({*working, peer}))
@@ -320,7 +318,7 @@ class CostModel:
         return self._stages[key]
 
     def _late_bits(self, blocks: int, group: Group, working: Group) -> float:
-        """Bits of the reduced gradient that each working replica sends to the stage's standbys after the
+        """Bits of reduced gradient that each working replica sends to its stage's standbys after the
         commit."""
         if len(working) < 2:
             return 0.0
@@ -370,7 +368,7 @@ def cost_model_of(
     members: Sequence[Member], settings: Settings, ways: LinkMeasurements, spares: bool
 ) -> CostModel | None:
     """Cost model for the members of a run; None while no link is measured. ways: link measurements that
-    members reported."""
+    members reported. spares: True if replicas may be standbys."""
     link = ways.between({member.id: member.region for member in members})
     if link is None:
         return None

@@ -23,7 +23,8 @@ KEPT_FIRST = 2
 
 
 def neediest_stage(members: Iterable[Member], blocks: Sequence[int]) -> int:
-    """Stage (1 to S) for the next joiner, chosen by the stages' rates in microbatches per second alone.
+    """Stage (1 to S) for the next joiner, links not considered: the one with fewest members if any has fewer
+    than KEPT_FIRST, else (and among equals) the one that passes fewest microbatches per second.
     blocks: number of blocks of each of the stages 1 to S."""
     known = list(members)
     rates, counts = stage_rates(known, blocks), stage_counts(known, blocks)

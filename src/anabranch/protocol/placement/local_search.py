@@ -55,7 +55,8 @@ def bettered(
 
 
 def _changes(deal: Deal, stages: int, movable: Collection[str], keeps: int) -> Iterator[Deal]:
-    """Yield all assignments that differ from `deal` by an exchange of two relays or a move of one."""
+    """Yield all assignments that differ from `deal` by an exchange of two relays or a move of one (arguments:
+    `bettered`)."""
     there, count = sorted(peer for peer in movable if peer in deal), Counter(deal.values())
     for one, other in combinations(there, 2):
         if deal[one] != deal[other]:

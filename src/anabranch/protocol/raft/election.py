@@ -37,8 +37,8 @@ class Election:
     # --- timer ---------------------------------------------------------------------------------
 
     def reset_timer(self) -> None:
-        """Restart the election timer with a random delay; the range doubles with each election that nobody
-        won."""
+        """Restart the election timer with a random delay, from a range that doubles after each vain
+        election."""
         state = self._state
         patience_s = state.timeout.patience_s * 2.0 ** min(self._failures, DOUBLINGS)
         spread = self._dice.uniform(1.0, 2.0) + (not state.campaigns)
@@ -69,7 +69,8 @@ class Election:
 
     def stand(self) -> None:
         """Begin a pre-vote: ask the other voters whether they would vote for this one, without raising the
-        term. So a voter that is cut off cannot raise the others' term."""
+        term, so that a voter that is cut off cannot raise the others' term. The only voter of a log leads at
+        once."""
         state = self._state
         if state.is_only_voter():
             self._failures = 0
@@ -84,8 +85,7 @@ class Election:
         self._request_votes(state.term + 1, trial=True, forced=False)
 
     def campaign(self, forced: bool = False) -> None:
-        """Become a candidate: raise the term and request votes. forced: True if voters are to ignore a live
-        leader."""
+        """Become a candidate: raise the term, request votes. forced: voters are to ignore a live leader."""
         state = self._state
         self.reset_timer()
         self._asked_at = state.now
@@ -103,7 +103,7 @@ class Election:
 
     def on_vote(self, message: Vote) -> None:
         """Count a vote for this voter. A majority turns a pre-candidate into a candidate, and a candidate
-        into the leader."""
+        into the leader; a refusal from a later term makes this voter a follower."""
         state = self._state
         if not message.granted and message.term > state.term:
             self._step_down(message.term, "")
@@ -124,8 +124,7 @@ class Election:
     # --- voter ---------------------------------------------------------------------------------
 
     def on_request(self, message: AskVote) -> None:
-        """Answer another voter's request for a vote or a pre-vote. An answer to a pre-vote does not bind this
-        voter."""
+        """Answer another voter's request for a vote or a pre-vote; only a vote binds this voter."""
         state = self._state
         if (state.role is Role.LEADER or self.leader_alive()) and not message.forced:
             granted = False
@@ -144,8 +143,8 @@ class Election:
         return (message.last_term, message.length) >= (log.last_term, log.length)
 
     def grant(self, message: AskVote) -> bool:
-        """Vote for the candidate that sent `message`; False if this voter has voted for another one in this
-        term."""
+        """Vote for the candidate that sent `message`, if this voter has not voted for another one in this
+        term; returns whether it did."""
         state = self._state
         if state.vote not in ("", message.sender):
             return False

@@ -37,7 +37,7 @@ class LogFollower:
 
     def _reply(self, message: Append, matched: int | None) -> None:
         """Answer an AppendEntries message. matched: number of entries that agree with the leader's log; None:
-        the sent entries do not follow this log."""
+        the sent entries do not follow this log, or the leader's term is over."""
         state = self._state
         matches, length = matched is not None, state.log.length if matched is None else matched
         state.send(Appended(state.me, message.sender, state.term, matches, length, message.round))

@@ -36,7 +36,7 @@ class Persistence:
         self._due = True
 
     def truncated(self, length: int) -> None:
-        """Note that the log was truncated to `length` entries."""
+        """Note that the log was truncated to `length` entries, and plan to write that."""
         self._written = min(self._written, length)
         self._shorten(length)
         self._due = True
@@ -52,13 +52,11 @@ class Persistence:
         self._lengths = deque((number, min(lines, length)) for number, lines in self._lengths)
 
     def send(self, message: RaftMessage, after_log: bool) -> None:
-        """Send a message once the term and vote are on disk. after_log: True if the log must be on disk,
-        too."""
+        """Queue a message to be sent once the term and vote are on disk; with `after_log` the log, too."""
         self._outbox.append((message, after_log))
 
     def flush(self, term: int, vote: str, log: RaftLog) -> list[Effect]:
-        """Effects to carry out now: the write that is due, if any, and the messages that wait for no
-        write."""
+        """Effects to carry out now: the write that is due, if any, and messages that wait for no write."""
         effects: list[Effect] = []
         if self._due or self._written < log.length:
             lines = tuple(log.line(index) for index in range(self._written, log.length))

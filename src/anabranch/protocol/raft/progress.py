@@ -32,7 +32,7 @@ class Progress:
         return 0 if self.probing else self.match_index
 
     def accepted(self, length: int) -> None:
-        """Note that the follower's first `length` entries agree and are durable."""
+        """Note that the follower's first `length` entries agree and are durable, which ends probing."""
         self.match_index = length if self.probing else max(self.match_index, length)
         self.probing, self.beyond_reach, self.step_back = False, False, 1
 
@@ -79,8 +79,7 @@ class ProgressTracker:
         return now - self._sent_at[number] if new else None
 
     def to_send(self, voter: str, log: RaftLog) -> tuple[int, str, tuple[bytes, ...]]:
-        """Next AppendEntries for `voter`: index of the first entry, hash of the entry before it, encoded
-        entries."""
+        """Next AppendEntries for `voter`: index of its first entry, hash of the one before it, entries."""
         known = self.of[voter]
         known.match_index = max(known.match_index, log.start.index)
         previous = log.hash_before(known.match_index)
@@ -95,8 +94,7 @@ class ProgressTracker:
         return known.matched if known is not None else 0
 
     def confirmed_by(self) -> set[str]:
-        """Voters and learners that answered a broadcast of this leader since the first waiting read
-        request."""
+        """Voters and learners that answered a broadcast since the first waiting read request."""
         if not self.reads:
             return set()
         return {voter for voter, known in self.of.items() if known.round >= self.reads[0]}

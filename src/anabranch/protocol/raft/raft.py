@@ -76,7 +76,8 @@ class Raft(VoterState):
         self._flush()
 
     def persisted(self, number: int, now: float) -> None:
-        """Note that the write `number` and all before it are on disk."""
+        """Note that the write `number` and all before it are on disk: send the messages that waited for them,
+        and commit what a majority has."""
         self._advance(now)
         self.effects += self.persistence.persisted(number)
         if self.role is Role.LEADER:
@@ -176,13 +177,14 @@ class Raft(VoterState):
         return known is not None and known.beyond_reach
 
     def heard_at(self, voter: str) -> float:
-        """Time when this leader last heard a voter (s); -inf: never."""
+        """Time (s) when a voter last answered this leader, or was first sent the log; -inf: neither."""
         return self.replication.heard_at(voter)
 
     # --- requests to the leader ----------------------------------------------------------------
 
     def propose(self, record: AnyRecord, now: float) -> Entry:
-        """Append a record to the log as the leader. Raises LogError if this voter may not."""
+        """Append a record to the log as the leader and send it to the other voters; returns its entry. Raises
+        LogError if this voter may not."""
         self._advance(now)
         if self.role is not Role.LEADER or self.transferring:
             raise LogError("only the leader proposes, and not while it transfers leadership")
@@ -200,8 +202,7 @@ class Raft(VoterState):
 
     def read(self, now: float) -> int:
         """Ask the other voters to confirm that this voter still leads. Returns a ticket: the effect
-        ReadConfirmed with the same ticket is the confirmation. Raises LogError if this voter does not
-        lead."""
+        ReadConfirmed with the same ticket is the confirmation. Raises LogError unless this voter leads."""
         self._advance(now)
         if self.role is not Role.LEADER:
             raise LogError("only the leader answers for the log")
@@ -210,8 +211,7 @@ class Raft(VoterState):
         return ticket
 
     def transfer_leadership(self, now: float, to: str) -> None:
-        """Transfer leadership to voter `to`. Meanwhile, for one election timeout at most, nothing is
-        proposed."""
+        """Transfer leadership to voter `to`; until then, or for one election timeout, nothing is proposed."""
         self._advance(now)
         self.replication.transfer(to)
         self._flush()

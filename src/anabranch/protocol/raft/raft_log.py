@@ -49,7 +49,6 @@ class RaftLog:
 
     @property
     def last_term(self) -> int:
-        """Term of the last log entry."""
         return self._terms[-1] if self._terms else self._start_term
 
     @property
@@ -77,7 +76,6 @@ class RaftLog:
         return frozenset(voter for index, ids in self._voters if index >= since for voter in ids)
 
     def term_of(self, index: int) -> int:
-        """Term of the log entry `index`."""
         return self._terms[index - self.start.index]
 
     def line(self, index: int) -> bytes:

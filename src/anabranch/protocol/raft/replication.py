@@ -25,7 +25,8 @@ class Replication:
         self._step_down = step_down
 
     def begin(self) -> None:
-        """Start to lead: track the logs of all other voters and append a NoOp record."""
+        """Start to lead: track the logs of all other voters, append a NoOp record (unless the log is empty),
+        and send the first broadcast."""
         state = self._state
         others = (set(state.log.voters) | state.learners) - {state.me}
         self.progress.reads = []
@@ -35,7 +36,7 @@ class Replication:
         self.broadcast()
 
     def end(self) -> None:
-        """Stop to lead, as the voter steps down."""
+        """Stop leading, as the voter steps down: forget others' progress, reads, learners and a transfer."""
         self.progress.of, self.progress.reads = {}, []
         self._state.transferring = False
         self._state.learners.clear()
@@ -55,7 +56,7 @@ class Replication:
         return self._state.has_quorum({v for v in self._state.log.voters if self.heard_at(v) >= since})
 
     def heard_at(self, voter: str) -> float:
-        """Time when `voter` last answered this leader (s); -inf: never."""
+        """Time (s) when `voter` last answered this leader, or was first sent the log; -inf: neither."""
         if voter == self._state.me:
             return self._state.now
         known = self.progress.of.get(voter)

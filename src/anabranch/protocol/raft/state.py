@@ -54,8 +54,7 @@ class VoterState:
             self.persistence.term_changed()
 
     def change_role(self, role: Role, leader: str) -> None:
-        """Change the voter's role and its known leader. Raises RuntimeError if TRANSITIONS has no such
-        change."""
+        """Change the voter's role and known leader. Raises RuntimeError if TRANSITIONS has no such change."""
         if role is not self.role and role not in TRANSITIONS[self.role]:
             raise RuntimeError(f"a {self.role.value} does not become a {role.value}")
         became = RoleChanged(role, self.term, leader)
@@ -86,7 +85,6 @@ class VoterState:
         return majority(self.log.voters, voters)
 
     def is_only_voter(self) -> bool:
-        """True if this voter is the only voter of the log."""
         return self.log.voters == (self.me,)
 
     def may_stand(self) -> bool:

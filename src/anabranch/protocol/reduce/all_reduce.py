@@ -99,7 +99,8 @@ class AllReduce:
 
     def on_attempt(self, message: Attempt) -> str | None:
         """Check an attempt (R7), and begin it once no weight gradient is being added. Returns the reason if
-        it is refused, else None; an attempt that is no newer than the present one is ignored."""
+        it is refused, else None; an attempt that is no newer than the present one is ignored. If it assigns
+        units to this replica that it does not hold, the replica also repeats its claim."""
         iteration = self.iteration
         assert iteration is not None
         current = self._announced
@@ -124,8 +125,7 @@ class AllReduce:
         return None
 
     def forget_attempts(self, term: int) -> None:
-        """Forget reduce attempts that were ordered in a log term above `term`: their sender was not the
-        leader."""
+        """Forget reduce attempts ordered in a log term above `term`: their sender was not the leader."""
         if self._announced is not None and self._announced.attempt.term > term:
             self._announced = self.reduce = self.prepared = None
 
@@ -167,7 +167,8 @@ class AllReduce:
         self.ctx.tasks.submit(TaskPriority.STEP, freeze, (), lambda result: self._frozen(reduce, result))
 
     def _recount(self, iteration: Iteration, unit: int, sign: int) -> None:
-        """Add (+1) or subtract (-1) the weight gradient of a unit to or from this replica's sum."""
+        """Start the task that adds (+1) or subtracts (-1) the weight gradient of a unit to or from this
+        replica's sum."""
         task = Recount(iteration.t, unit, sign)
         self.ctx.tasks.submit(TaskPriority.STEP, task, iteration.inputs_of(unit), lambda result: None)
 
@@ -315,7 +316,8 @@ class AllReduce:
         self._add_up(reduce)
 
     def _add_up(self, reduce: ReduceAttempt) -> None:
-        """Add up one part over all cells, in cell order: every collector of the part gets the same bits."""
+        """Add up this replica's part over all cells once the sum of every cell is here, in cell order: every
+        collector of the part gets the same bits."""
         cells = range(len(reduce.cells.bounds))
         if reduce.added or len(reduce.sums) < len(cells):
             return
@@ -326,7 +328,8 @@ class AllReduce:
         self.ctx.tasks.submit(TaskPriority.STEP, SumPart(self.iteration.t), inputs, then)
 
     def _summed(self, reduce: ReduceAttempt, part: int, result: Result) -> None:
-        """Send a reduced part to the members that get it at once (not yet to standbys)."""
+        """Store a reduced part that this replica summed, and send it to the members that get it at once (not
+        yet to standbys)."""
         if reduce is not self.reduce or self._failed(reduce, result):
             return
         reduce.reduced[part] = result.outputs[0]
@@ -334,8 +337,7 @@ class AllReduce:
         self._assemble(reduce)
 
     def _assemble(self, reduce: ReduceAttempt) -> None:
-        """Join the reduced parts to the whole gradient once all are here; checked and reported in
-        `_assembled`."""
+        """Join the reduced parts to a gradient once all are here; `_assembled` checks and reports it."""
         if reduce.assembled or len(reduce.reduced) < reduce.count:
             return
         reduce.assembled = True
@@ -364,8 +366,8 @@ class AllReduce:
         self._on_prepared()
 
     def _unsealed(self, peer: str, message: str) -> None:
-        """Note that `peer` sent a part without its own seal: it gets no more work from this replica, and the
-        leader is told by the next claim. message: name of the message's type."""
+        """Note that `peer` sent a part without its own seal: it gets no more work from this replica, and a
+        claim sent at once tells the leader. message: name of the message's type."""
         self.ctx.outbox.refuse(peer, message, "without the seal of its sender")
         self.ctx.links.forged(peer)
         if self.iteration is not None:
@@ -397,13 +399,12 @@ class AllReduce:
     # --- repeating -----------------------------------------------------------------------------
 
     def repeat_prepared(self) -> None:
-        """Send PREPARED to the leader again."""
+        """Send PREPARED to the leader (again), if this replica has the reduced gradient."""
         if self.prepared is not None:
             self.ctx.outbox.send(self.ctx.log.leader, self.prepared)
 
     def repeat_parts(self, peer: str) -> None:
-        """Send a member or helper whose link is back the parts that it may have missed, own and reduced
-        ones."""
+        """Send a member or helper whose link is back the own and reduced parts that it may have missed."""
         reduce = self.reduce
         if reduce is None or not reduce.parts or peer == self.ctx.me:
             return
@@ -433,8 +434,8 @@ class AllReduce:
         return prepared is not None and prepared.fence.t == t and prepared.digest == digest
 
     def audited_items(self, subject: str) -> dict[WorkItem, Payload]:
-        """Parts that the audited replica `subject` added up in the present attempt: every member's, if that
-        is this replica; otherwise those of this replica's sum that went to `subject`."""
+        """Parts (item -> payload) that the audited replica `subject` added up in the present attempt: every
+        member's, if that is this replica; otherwise those of this replica's sum that went to `subject`."""
         reduce = self.reduce
         if reduce is None:
             return {}

@@ -19,7 +19,7 @@ from anabranch.protocol.reduce.work_receipt import WorkReceipt
 
 @dataclass
 class ReduceAttempt:
-    """Attempt at this replica.
+    """State of a reduce attempt at this replica.
 
     message: the leader's order. receipt: this replica's receipt. position: index of this replica among the
     members. cells: division of the members into cells. parts: parts of its own sum. summing: sums in
@@ -55,7 +55,7 @@ class ReduceAttempt:
 
     @property
     def count(self) -> int:
-        """Number of parts."""
+        """Number of parts into which the gradient is cut."""
         return len(self.collectors)
 
     @property

@@ -88,6 +88,5 @@ def plausible(squares: Mapping[str, float]) -> bool:
 
 
 def global_norm(squares: Iterable[Mapping[str, float]]) -> float:
-    """2-norm of the gradient from sums of squares per stage and tensor, correctly rounded for any
-    partition."""
+    """2-norm of the gradient from sums of squares per stage and tensor, the same for any partition."""
     return math.sqrt(math.fsum(value for stage in squares for value in stage.values()))

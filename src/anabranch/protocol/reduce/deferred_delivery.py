@@ -22,8 +22,8 @@ PARTS_FACTOR = 3.0
 
 
 class DeferredDelivery:
-    """Time at which one replica delivers its reduced parts to standbys. at: latest time (s), also without the
-    commit; infinity if nothing is to be delivered."""
+    """Timing of one replica's delivery of its reduced parts to standbys. at: latest time (s), also without
+    the commit; infinity if nothing is to be delivered."""
 
     def __init__(self, ctx: PeerContext) -> None:
         self.ctx = ctx

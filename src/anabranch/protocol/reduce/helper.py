@@ -58,8 +58,7 @@ class ReduceHelper:
         self._early.clear()
 
     def forget_attempts(self, term: int) -> None:
-        """Forget reduce attempts that were ordered in a log term above `term`: their sender was not the
-        leader."""
+        """Forget reduce attempts ordered in a log term above `term`: their sender was not the leader."""
         self._helps = {s: help for s, help in self._helps.items() if help.message.attempt.term <= term}
 
     @property
@@ -156,7 +155,8 @@ class ReduceHelper:
             self.ctx.tasks.submit(TaskPriority.STEP, task, inputs, then)
 
     def _assembled(self, help: _Help, result: Result) -> None:
-        """Note the result of a reduce whose parts were all summed here."""
+        """Store the result of a reduce whose parts were all summed here; if it is no gradient, have the
+        members' contributions examined."""
         if result.digest and not result.error and not result.overflow:
             help.result = result.digest, result.squares
             return
@@ -183,8 +183,7 @@ class ReduceHelper:
         )
 
     def _unsealed(self, help: _Help, part: int, hashes: tuple[str, ...]) -> bool:
-        """Note members whose part does not have their own seal, where runs are audited; True if there is
-        one."""
+        """Enter members whose part lacks their own seal as unusable, in audited runs; True if any."""
         message, found = help.message, False
         for position, payload_hash in zip(contributors(message), hashes[:-1], strict=False):
             peer, seal = message.members[position], help.came.get((part, position), b"")

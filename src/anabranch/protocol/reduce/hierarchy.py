@@ -70,6 +70,7 @@ def in_order(members: list[str], known: Mapping[str, Member], picks: int) -> lis
 
 @lru_cache(256)
 def cells_of(members: int, flat: int) -> ReduceCells:
-    """Cells of a stage of `members` members; up to `flat` members form one cell."""
+    """Cells of a stage of `members` members: one for up to `flat` members, else about sqrt(members) of about
+    the same size."""
     count = 1 if members <= flat else max(2, round(math.sqrt(members)))
     return ReduceCells(tuple(part_bounds(members, count)))

@@ -88,14 +88,15 @@ class PartialSums:
 
 
 class _Examination:
-    """Check that one member's parts alone make a gradient of the stage: of the right size, and in range."""
+    """Check that one member's parts alone make a gradient of the stage, of the right size and in range;
+    otherwise the member is entered in `unusable`."""
 
     def __init__(self, sums: PartialSums, position: int, stage: int) -> None:
         self._sums, self._position, self._stage = sums, position, stage
         self._rounded: list[Payload] = []
 
     def begin(self, parts: list[Payload]) -> None:
-        """Check the parts, in order."""
+        """Start the check of the member's parts, in order."""
         for payload in parts:
             then = partial(self._summed, len(parts))
             self._sums.ctx.tasks.submit(TaskPriority.STEP, self._sums.task, (payload,), then)
@@ -129,8 +130,7 @@ class ReduceAccount(NamedTuple):
 
 
 def witnessed(message: Attempt, peer: str) -> bool:
-    """True if `peer` sums all parts of an attempt, so that it knows who sent its contribution, and the
-    result."""
+    """True if `peer` sums all parts of an attempt, and so knows who sent its contribution, and the result."""
     return bool(message.sums) and set(collectors(message)) == {peer}
 
 
@@ -141,8 +141,7 @@ def collectors(message: Attempt) -> tuple[str, ...]:
 
 
 def contributors(message: Attempt) -> tuple[int, ...]:
-    """Positions of the members that own a unit, in order. The other members send no parts and only receive
-    the result."""
+    """Positions, in order, of the members that own a unit. The others only receive the result."""
     return tuple(sorted(set(message.owners) - {-1}))
 
 

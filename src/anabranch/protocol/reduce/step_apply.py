@@ -23,8 +23,8 @@ PENDING_MAX = 64
 
 
 class StepApply(Timer):
-    """Steps of the log applied to the state of one stage at one peer. t: iteration of the step applied last,
-    -1 without a state.
+    """Applier of the log's committed steps, in order, to the state of one stage at one peer. t: iteration of
+    the step applied last, -1 without a state.
 
     pending: iteration -> committed step and hash of its log entry, not applied yet. on_applied: called with
     t, base and fingerprint after each step. on_behind: called with the step that cannot be applied, if a
@@ -54,7 +54,7 @@ class StepApply(Timer):
         return t in self.pending
 
     def commit(self, record: Commit, base: str) -> None:
-        """Take a committed step, which is applied in its turn; one that is applied already is ignored. base:
+        """Store a committed step, which is applied in its turn; one that is applied already is ignored. base:
         hash of its log entry. Beyond PENDING_MAX pending steps the oldest are dropped."""
         if record.t > self.t:
             self.pending[record.t] = (record, base)

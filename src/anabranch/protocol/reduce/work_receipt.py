@@ -24,8 +24,8 @@ from anabranch.protocol.reduce.partial_sums import collectors, contributors
 
 
 class WorkReceipt:
-    """Receipt of this replica's work in one attempt, in the making. Without audit, notes are ignored and
-    seals are empty.
+    """Receipt of this replica's work in one attempt, in the making. In runs without audit, calls have no
+    effect and seals are empty.
 
     sum_inputs: part that this replica summed -> the members' parts, for an auditor.
     """
@@ -75,14 +75,12 @@ class WorkReceipt:
     # --- receiving -----------------------------------------------------------------------------
 
     def came(self, kind: str, part: int, sender: str, seal: bytes) -> None:
-        """Note the seal of a part that came. kind: PART (of a member's sum) or REDUCED. A second one is
-        ignored."""
+        """Note the seal of a part that came (the first one). kind: PART (of a member's sum) or REDUCED."""
         if self.on:
             self._came.setdefault((kind, part, sender), seal)
 
     def _transfer(self, kind: str, part: int, sender: str, payload_hash: str) -> Transfer | None:
-        """Entry of the receipt for a part that came from `sender`, with its seal; None if the seal is
-        wrong."""
+        """Receipt's entry for a part that came from `sender`, with its seal; None if the seal is wrong."""
         own = sender == self._ctx.me
         seal = self._seal(kind, part, payload_hash) if own else self._came.get((kind, part, sender), b"")
         if not own and not self._seals.part_is_sealed(kind, sender, self._name(part), payload_hash, seal):
@@ -139,8 +137,7 @@ class WorkReceipt:
 
 def refused_sums(receipt: Receipt, attempt: Attempt, flat: int) -> str | None:
     """Reason to refuse what a receipt says about the parts of an attempt, or None: each member cuts its sum
-    into all parts, adds up its own parts, and gets every part. flat: largest number of members that are one
-    cell."""
+    into all parts, adds up its own parts, and gets every part. flat: most members that are one cell."""
     members, one = attempt.members, len(set(attempt.sums)) == 1  # then all members are a single cell
     cells = cells_of(len(members), len(members) if one else flat)
     whole, senders = len(cells.bounds) == 1, contributors(attempt)

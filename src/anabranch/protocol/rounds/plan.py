@@ -25,13 +25,13 @@ Slots = Mapping[int, Slot]
 
 
 def even_plan(rounds: Rounds) -> Plan:
-    """Plan of a first round, before any speed is known: every slot takes as many steps and is bound to no
-    peer."""
+    """Plan of a first round, before any speed is known: every slot has the same number of inner steps and may
+    be filled by any peer."""
     return (Slot(0, rounds.length(rounds.start + 1)),) * rounds.slots
 
 
 def active(plan: Sequence[Slot]) -> tuple[int, ...]:
-    """Slots that take part in a round."""
+    """Numbers of the slots that take part in a round."""
     return tuple(slot for slot, each in enumerate(plan) if each.steps)
 
 
@@ -43,19 +43,21 @@ def units_of(stage: int, slots: Iterable[int]) -> frozenset[int]:
 
 
 def counted(owners: Sequence[int]) -> tuple[int, ...]:
-    """Slots that count in a round, from the owner of each unit at a relay stage (-1: it does not count)."""
+    """Numbers of the slots that count in a round, from the owner of each unit at a relay stage (-1: it does
+    not count)."""
     return tuple(slot for slot, owner in enumerate(owners) if owner >= 0)
 
 
 def slots_of(plan: Plan, commit: Commit) -> dict[int, Slot]:
-    """Slots that count in a round with this plan. If the round was skipped: all that took part. Empty if the
-    iteration is no round."""
+    """Slots (number -> plan) that counted in the round that `commit` ended, if it had this plan. If the round
+    was skipped: all that took part. Empty if the iteration is no round."""
     slots = counted(commit.stages[1].owners) if plan and commit.stages else active(plan)
     return {slot: plan[slot] for slot in slots if slot < len(plan)}
 
 
 def late_slots(plan: Plan, following: Plan) -> dict[int, Slot]:
-    """Slots of a round whose contribution is merged in the next one, which has the plan `following`."""
+    """Slots (number -> plan) of a round whose contributions are merged in the next one, which has the plan
+    `following`."""
     return {k: plan[k] for k, slot in enumerate(following) if slot.late and k < len(plan)}
 
 
@@ -110,8 +112,8 @@ def next_plan(
 
 def next_plan_problem(plan: Plan, following: Plan, commit: Commit) -> str:
     """Reason why `following` cannot be the plan after `commit`, the record of a round with plan `plan` (or of
-    the iteration before the first round), "" if it can: a slot's counter rises by the steps that counted, and
-    what it carries is its machine's."""
+    the iteration before the first round); "" if it can. A slot's counter must rise by the steps that counted,
+    and what it carries must be its machine's."""
     before = plan or (Slot(0, 0),) * len(following)
     if not following:
         return ""

@@ -57,7 +57,8 @@ class _Sent:
 
 
 class BandwidthProbes:
-    """Sender of this peer's bandwidth probes: it chooses links, sends probes, and reports the rates."""
+    """Sender of this peer's bandwidth probes: it chooses links, sends probes, enters the results in
+    `ctx.costs`, and reports the link rates to the leader."""
 
     def __init__(self, ctx: PeerContext) -> None:
         self.ctx = ctx
@@ -146,16 +147,16 @@ class BandwidthProbes:
     # --- trials --------------------------------------------------------------------------------
 
     def _known(self) -> list[str]:
-        """Peers whose links can be tried with a payload, because their latency is known. Peers with greater
-        ids than this one come first, so that not all peers try the same link at once."""
+        """Peers not tried yet whose links can be tried with a payload, because their latency is known. Peers
+        with greater ids than this one come first, so that not all peers try the same link at once."""
         ctx = self.ctx
         known = [p for p in self._untried() if ctx.costs.of(p).link.latency.round_trip_s() is not None]
         return sorted(known, key=lambda peer: (peer < ctx.me, peer))
 
     def _quick(self, known: list[str]) -> list[str]:
-        """First peer of `known` whose link is fast enough for a trial, as a list of at most one. Small probes
-        tell how fast a link is; where one is missing, it is sent now. They suffice to measure slower
-        links."""
+        """Peers of `known` to try with a payload: the first one whose link is fast enough by its small probe,
+        or none. A small probe that is missing is sent now; a slower link counts as tried. Where this run
+        sends no small probes: all of `known`."""
         ctx, size_bytes = self.ctx, trial_bytes(self.ctx.run.settings)
         for peer in known if self._probing else ():
             if peer not in self._probed:
@@ -197,8 +198,7 @@ class BandwidthProbes:
         return not self._line_known
 
     def _tell(self) -> bool:
-        """Report this relay's link rates to the leader if enough links are measured; True if they have been
-        reported."""
+        """Report this peer's link rates to the leader if enough are measured or tried; True once reported."""
         ctx = self.ctx
         tried = self._tried and not self._trying and (len(self._tried) >= LINE_TRIALS or not self._untried())
         if tried or ctx.costs.links_measured >= LINE_TRIALS:

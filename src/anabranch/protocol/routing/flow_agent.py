@@ -105,8 +105,8 @@ class FlowAgentDriver(Timer):
             self._give(ev.Wake())
 
     def measured(self, peer: str) -> None:
-        """Note that the link to `peer`, or the speed of `peer`, was measured: update the agent's link costs
-        and this relay's places."""
+        """Note that the link to `peer`, or the speed of `peer`, was measured: tell the agent of a new
+        neighbour, or of changed link costs or places of this relay."""
         member = self.ctx.run.membership.members.get(peer)
         if self.agent is not None and member is not None and member.stage == self.ctx.run.stage != 0:
             self._update_places()
@@ -130,7 +130,8 @@ class FlowAgentDriver(Timer):
                 self._give(ev.PeerDown(peer, side))
 
     def members_changed(self) -> None:
-        """Note that the membership changed: update this peer's demand or places."""
+        """Note that the membership changed: drop the costs of peers that are gone, and update this data
+        node's demand or this relay's places."""
         ctx = self.ctx
         ctx.costs.forget(lambda peer: peer not in ctx.run.membership.members and peer not in ctx.links.up)
         if self.agent is None:
@@ -146,8 +147,8 @@ class FlowAgentDriver(Timer):
             self._update_places()
 
     def received(self, peer: str, message: Route | Bargain | Burst | GotBurst) -> str | None:
-        """Handle a letter of a neighbour's agent, or a probe or its answer; returns the reason if it is
-        refused."""
+        """Handle a letter of a neighbour's agent, a bandwidth probe (answered at once) or the answer to one;
+        returns the reason if it is refused."""
         match message:
             case Bargain():
                 return self._bargained(peer, message)

@@ -29,7 +29,7 @@ class PlanShare:
 
     def demand(self) -> int:
         """Demand of this data node, in microbatches that it has in flight at once: its part of the batch, or
-        of the capacity of the narrowest stage if that is less."""
+        of the capacity of the narrowest stage if that is less. 0 if it serves no longer."""
         ctx = self._ctx
         members, live = ctx.run.membership.members, ctx.run.membership.live
         working, data_nodes = ctx.standby_view.working, live(0, ALL_TIMES)
@@ -40,8 +40,7 @@ class PlanShare:
         return len(split_indices(min([ctx.run.settings.microbatches, *room]), data_nodes)[ctx.me])
 
     def changed_places(self) -> int | None:
-        """Places of this relay if an input of their calculation has changed since the last call, else
-        None."""
+        """Places of this relay if an input of that number has changed since the last call, else None."""
         run, costs, spared = self._ctx.run, self._ctx.costs, self._ctx.standby_view.waits
         version = run.membership.version_of(run.stage)
         seen = (run.settings, run.membership, version, costs.changes, spared)

@@ -42,7 +42,7 @@ class LinkHistory:
     seq: int = -1
 
     def note(self, letter: Offer | Answer) -> None:
-        """Remember the counts in a letter, unless a newer letter has arrived already."""
+        """Store the counts in a letter from the other end, unless a newer letter has arrived already."""
         if letter.seq >= self.seq:
             self.seq = letter.seq
             self.heard = letter.pushed if isinstance(letter, Offer) else letter.returned
@@ -110,14 +110,14 @@ def _implausible(value: object) -> str | None:
 
 
 class DataNodes:
-    """Check of data nodes' names in letters, with a bounded number of names that the log does not have
-    yet."""
+    """Check of data nodes' names in letters; a bounded number may not be in the log yet."""
 
     def __init__(self) -> None:
         self._strangers: set[str] = set()
 
     def only_known(self, letter: Offer | Answer, membership: Membership) -> Offer | Answer:
-        """Copy of the letter without searches and findings of unknown data nodes."""
+        """Copy of the letter without searches and findings of data nodes that the log does not have, but for
+        a few that it may still add."""
         return msgspec.structs.replace(
             letter,
             searches=tuple(search for search in letter.searches if self._known(search.source, membership)),

@@ -36,8 +36,7 @@ Pieces = tuple[Payload, ...]
 
 @dataclass(frozen=True)
 class State:
-    """Serialised state (weights, moments, counters) of a stage after iteration t, as pieces with the hash of
-    each."""
+    """Serialised state (weights, moments, counters) of a stage after iteration t: pieces and their hashes."""
 
     stage: int
     t: int
@@ -123,7 +122,8 @@ class Download:
 
     def _ask(self) -> None:
         """Ask idle sources what they offer, so that up to AT_ONCE sources are busy. Only one is asked while
-        any iteration is acceptable, since its offer fixes the iteration."""
+        any iteration is acceptable, since its offer fixes the iteration. If nobody is busy or can be asked,
+        change to another offer, or fail."""
         if self.over:
             return
         busy = sum(s.status in (SourceStatus.ASKED, SourceStatus.PULLED) for s in self.sources.values())
@@ -257,7 +257,8 @@ class Download:
             self._complete(self._chosen)
 
     def _complete(self, offer: StateOffer) -> None:
-        """Check the hashes of an offer whose pieces have all arrived, and deliver the state."""
+        """Check the hashes of an offer whose pieces have all arrived, and deliver the state, or fetch wrong
+        pieces from others."""
         for source in self.sources.values():
             source.due = math.inf
             source.asked.clear()
@@ -316,8 +317,7 @@ class Download:
     # --- links and time ------------------------------------------------------------------------
 
     def link_down(self, peer: str) -> None:
-        """Shorten the wait for a source whose link broke, so that other sources are asked soon (or the same
-        again)."""
+        """Shorten the wait for a source whose link broke, so that another (or the same) is asked soon."""
         source = self.sources.get(peer)
         if source is not None and source.due < math.inf:
             source.due = min(source.due, self.ctx.clock.now + ANSWER_S / 10.0)

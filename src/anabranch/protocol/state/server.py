@@ -64,7 +64,9 @@ class StateServer:
             self.on_fetch_state(peer, message)
 
     def on_fetch_state(self, peer: str, message: FetchState) -> None:
-        """Offer a state to a peer that needs it; a request of any other is kept until the members change."""
+        """Answer a request for a state: offer it (at once, or when it is copied or read from disk), or say
+        that it is not here. The request of a peer that has no need of it, as far as known, is kept until the
+        members change."""
         if not self._needs(peer, message.stage):
             if len(self._early) < EARLY_KEPT or peer in self._early:
                 self._early[peer] = message
@@ -117,12 +119,12 @@ class StateServer:
         self.ctx.tasks.submit(TaskPriority.STEP, Snapshot(t), (), taken)
 
     def keep_ahead(self) -> None:
-        """Copy the current state and keep it for joiners: this replica will compute without a pause."""
+        """Copy the current state and keep the copy for joiners: this replica will compute without a pause."""
         self.snapshot(self._keep)
 
     def checkpoint_read(self, asked_t: int, state: State | None, stage: int) -> None:
-        """Offer a state that was read from disk (None: it could not be read) to the peers that wait for
-        it."""
+        """Offer a state read from disk (None: it could not be read) to the peers that wait for it. asked_t:
+        iteration that they asked for (-1: the newest)."""
         if state is not None:
             self._keep(state)
         for peer in sorted(self._waiting.pop((stage, asked_t), set())):
@@ -132,14 +134,13 @@ class StateServer:
                 self._lack(peer, stage, asked_t)
 
     def rolled_back(self, t: int) -> None:
-        """Drop the states of iterations after t, because the run was rolled back to t."""
+        """Drop states of iterations after t, and requests for them, because the run was rolled back to t."""
         self.pinned = {key: state for key, state in self.pinned.items() if key[1] <= t}
         self._recent = {key: state for key, state in self._recent.items() if key[1] <= t}
         self.abandon(t)
 
     def abandon(self, t: int) -> None:
-        """Answer the peers that wait for states after t that there are none, because the worker's tasks were
-        dropped."""
+        """Tell peers that wait for states after t that there are none, as the worker's tasks were dropped."""
         void = [key for key in self._waiting if key[1] > t]
         for stage, later in void:
             for peer in sorted(self._waiting.pop((stage, later))):
@@ -162,7 +163,7 @@ class StateServer:
         self.ctx.outbox.send(peer, StateOffer(stage, t, "", 0))
 
     def on_fetch_piece(self, peer: str, message: FetchPiece) -> str | None:
-        """Send a piece of a state; returns the reason if it is refused."""
+        """Send a piece of a state, or say that the state is not here; returns why it is refused, or None."""
         if not self._needs(peer, message.stage):
             return f"a state of stage {message.stage}, for which it has no need"
         state = self.find(message.stage, message.t)

@@ -44,8 +44,7 @@ class Snapshots(Timer):
             self.states.snapshot(self._pin_own)
 
     def loaded(self, state: State) -> None:
-        """Keep a downloaded state, which this replica now uses, as a snapshot if its iteration is a snapshot
-        iteration."""
+        """Keep a downloaded state, which this replica now uses, if its iteration is a snapshot iteration."""
         if self.ctx.run.settings.snapshots_at(state.t):
             self._pin_own(state)
 
@@ -60,8 +59,7 @@ class Snapshots(Timer):
     # --- copies for others ---------------------------------------------------------------------
 
     def on_keep(self, order: Keep) -> str | None:
-        """Handle the leader's order to keep a copy of another stage's state; returns the reason if it is
-        refused."""
+        """Handle the leader's order to copy another stage's state; returns the reason if it is refused."""
         key = (order.stage, order.t)
         if order.stage > self.ctx.run.settings.stages:
             return f"there is no stage {order.stage}"

@@ -38,7 +38,7 @@ class AdaptiveTimeout:
         self.patience_s = self._computed_s()
 
     def heard(self, now: float) -> None:
-        """Note that a message of the watched peer arrived."""
+        """Note that a message of the watched peer arrived, and adapt the timeout to the gap before it."""
         gap = now - self.last_heard
         self.last_heard = now
         if gap < self._heartbeat_s * TELLING:

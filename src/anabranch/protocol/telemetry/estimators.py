@@ -81,7 +81,7 @@ class Samples:
             self._follow_change()
 
     def replace(self, value: float, weight: float) -> None:
-        """Replace the newest sample by `value`."""
+        """Replace the newest sample and its weight."""
         self._values[-1] = value
         self._allow(weight)
         if self._weights is not None:
@@ -232,8 +232,8 @@ class StableEstimate:
     """Hysteresis filter of a moving estimate: decides when the published value follows it.
 
     The published value changes only after IN_A_ROW estimates in a row that lie on one side of it by more than
-    the share MARGIN of it and by more than `floor`. For WINDOW estimates after the first value and after each
-    change a quarter of MARGIN is enough, to correct a value published while the quantity still moved.
+    the share MARGIN of it and by more than `floor`. For WINDOW estimates after the first value, and after
+    each change by more than MARGIN, a quarter of MARGIN is enough: the quantity may still have been moving.
     """
 
     __slots__ = ("_beyond", "_floor", "_unsettled", "published")
@@ -245,7 +245,7 @@ class StableEstimate:
         self._beyond = 0  # number of estimates in a row above (or, negative, below) the published value
 
     def offer(self, estimate: float) -> float | None:
-        """Add an estimate. Returns the value to publish; None before the first plausible estimate."""
+        """Add an estimate. Returns the value published after it; None before the first plausible estimate."""
         if not plausible(estimate):
             return self.published
         if self.published is None:
@@ -304,8 +304,7 @@ class LinkCost:
         return link_cost(compute_s, (latency_s, latency_s), (out, reported or out), activation_bytes)
 
     def line_s(self, activation_bytes: float) -> float:
-        """Seconds to transfer an activation in the slower direction of the link, latency not included; 0: not
-        known."""
+        """Seconds to transfer an activation in the link's slower direction, without latency; 0: not known."""
         known = (self.out_bps(activation_bytes), _known(self.back_bps))
         return max((8.0 * activation_bytes / bps for bps in known if bps), default=0.0)
 
@@ -322,7 +321,7 @@ class LinkCost:
         theirs_s: float | None = None,
         like_bps: float | None = None,
     ) -> float:
-        """Link cost d_ij (s) that is published to the flow agents: `seconds` after the hysteresis filter."""
+        """Link cost d_ij (s) for the flow agents: `seconds` of the same, after the hysteresis filter."""
         cost_s = self.seconds(activation_bytes, mine_s, theirs_s, like_bps)
         return self._published.offer(cost_s) or cost_s
 

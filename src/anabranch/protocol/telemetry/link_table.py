@@ -86,7 +86,7 @@ class LinkMeasurements:
 
     def between(self, regions: Mapping[str, str]) -> Callable[[str, str], LinkEstimate] | None:
         """Make the function (sender, receiver) -> estimate of the link, for the peers in `regions` (peer ->
-        region); None: no link is measured at all."""
+        region); None while not one latency or not one bandwidth between them is measured."""
         latencies, rates = (
             {
                 (sender, receiver): value
@@ -121,8 +121,8 @@ def _estimator(
     """Make the function (sender, receiver) -> measured value of the link, or else an estimate from measured
     links.
 
-    table: (sender, receiver) -> measured value. same_region: function that picks, from all measured values,
-    the estimate for two peers of one region in which no link is measured.
+    table: (sender, receiver) -> measured value. regions: peer -> region. same_region: function that picks,
+    from all measured values, the estimate for two peers of one region in which no link is measured.
     """
     usual = median(table.values())
     table = {pair: min(max(value, usual / FAR), usual * FAR) for pair, value in table.items()}

@@ -67,8 +67,7 @@ class Neighbour:
             self._measured_bytes = None
 
     def measured(self, activation_bytes: int) -> None:
-        """Note a new measurement of the link; `hop_s` and `line_s` are computed anew when they are next
-        read."""
+        """Note a new measurement of the link; `hop_s` and `line_s` are computed anew when next read."""
         self._measured_bytes = activation_bytes
 
     @property
@@ -86,7 +85,7 @@ class Neighbour:
         return self.forward_s + self.backward_s + weights_s
 
     def hand(self, size_bytes: int, now: float) -> float:
-        """Note that a payload is sent to the neighbour. Returns the estimated bytes still in transit to it,
+        """Note that a payload is sent to the neighbour. Returns the estimated bytes now in transit to it,
         this payload included."""
         bps = max(self.link.out_bps(size_bytes) or LEAST_BPS, CRAWL_BPS)
         left_bytes = self._queued_bytes - bps * (now - self._queued_at) / 8.0
@@ -128,8 +127,7 @@ class PeerCosts:
     neighbours: dict[str, Neighbour] = field(default_factory=dict)
     changes: int = 0
     usual_s: float = 0.0
-    """Usual time (s) from the sending of a microbatch to its gradient, in the latest iteration; 0: not
-    known."""
+    """Usual time (s) from sending a microbatch to its gradient, in the latest iteration; 0: not known."""
     _bandwidths: Samples = field(default_factory=Samples)
     """Bandwidths (bits per second) of all links together."""
     _forwards: Samples = field(default_factory=Samples)
@@ -170,15 +168,15 @@ class PeerCosts:
             neighbour.avoided_until = t + AVOIDED_FACTOR**neighbour.unclaimed
 
     def returned(self, peer: str, usual_s: float) -> None:
-        """Note that `peer` sent a microbatch's gradient back. usual_s: usual time (s) between sending a
-        microbatch and its gradient in this iteration."""
+        """Note that `peer` sent a microbatch's gradient back, which ends its series of missed iterations.
+        usual_s: usual time (s) in this iteration from sending a microbatch to its gradient; stored."""
         self.usual_s = usual_s
         if peer in self.neighbours:
             self.neighbours[peer].missed = 0
 
     def avoided(self, peer: str, t: int) -> bool:
-        """True if `peer` gets no microbatches of iteration t while others can take them, because it kept
-        earlier ones too long."""
+        """True if `peer` gets no microbatches of iteration t while others can take them, because of earlier
+        ones that it kept too long (`missed`) or did not claim (`withheld`)."""
         known = self.neighbours.get(peer)
         return known is not None and t < known.avoided_until
 
@@ -239,8 +237,7 @@ class PeerCosts:
     # --- estimates -----------------------------------------------------------------------------
 
     def hand(self, peer: str, now: float) -> float:
-        """Note that an activation or gradient is sent to `peer`. Returns the estimated bytes in transit to
-        it."""
+        """Note that an activation or gradient is sent to `peer`; returns estimated bytes in transit to it."""
         return self.of(peer).hand(self.activation_bytes, now)
 
     def most_s(self, peer: str, ahead_bytes: float) -> float:
@@ -269,8 +266,8 @@ class PeerCosts:
         return sum(known) / len(known) if known else 0.0
 
     def pass_s(self, peer: str, me: str) -> float:
-        """Compute seconds of a pass at `peer`, mean of forward and backward; 0: not known. me: id of this
-        peer."""
+        """Compute seconds of a pass at `peer`, mean of forward and backward; 0 unless a neighbour reported
+        both. me: id of this peer, whose measured ones count."""
         if peer == me:
             return self._own_pass_s()
         known = self.neighbours.get(peer)
@@ -304,6 +301,5 @@ class PeerCosts:
         return sum(link.out.last > -math.inf and link.latency.round_trip_s() is not None for link in links)
 
     def bandwidth_known(self) -> bool:
-        """True if this peer can estimate the transfer time of an activation (always, if an activation has no
-        bytes)."""
+        """True if this peer can estimate an activation's transfer time (always, if that has no bytes)."""
         return not self.activation_bytes or self._bandwidths.median() is not None
