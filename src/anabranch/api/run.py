@@ -104,7 +104,7 @@ class Run:
 
     @property
     def config(self) -> RunConfig:
-        """The run file."""
+        """Configuration, read from the run file at each access. Raises UserError if it cannot be read."""
         return load_run_file(self._directory.run_file)
 
     @property
@@ -140,8 +140,8 @@ class Run:
         """Start the run, or continue it from its newest checkpoint; returns this object.
 
         A local run starts all data nodes and relays of its run file; another one its leading data node alone,
-        and others join with `tickets`. Raises LeaderFailed, and UserError, also if all steps are
-        committed already.
+        and others join with `tickets`. Raises LeaderFailed; and UserError, also if this object runs it
+        already or all steps are committed.
         """
         from anabranch.node.local_swarm.local_swarm import LocalSwarm
         from anabranch.node.local_swarm.supervisor import Supervisor
@@ -286,10 +286,10 @@ class _Collector:
         self._kept.append(Metrics(t, time, MappingProxyType(dict(metrics))))
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no file is open."""
 
     def taken(self) -> list[Metrics]:
-        """Metrics since the last call."""
+        """Metrics written since the last call; they are no longer kept."""
         kept, self._kept = self._kept, []
         return kept
 

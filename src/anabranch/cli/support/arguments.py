@@ -24,7 +24,7 @@ def add_run_dir(parser: argparse.ArgumentParser) -> None:
 
 
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:
-    """Add a run directory and the choice of one of its checkpoints."""
+    """Add the arguments that name a run directory and one of its checkpoints."""
     add_run_dir(parser)
     parser.add_argument("--step", type=int, metavar="T", help="checkpoint after step T (default: the newest)")
 

@@ -39,8 +39,8 @@ class IrohEngine:
 
     relays: URLs of iroh relays, through which peers find each other ([]: only known UDP addresses are used).
     bind: IP:PORT of its UDP socket. on_incoming(connection, peer, path): gets the connections of other peers,
-    before anything but the peer's key is proved. path: "relay", or UDP address of the other end. sockets:
-    IP:PORT of its UDP sockets.
+    before anything but the peer's key is proved. path: "relay", UDP address of the other end, or "" if not
+    known yet. sockets: IP:PORT of its UDP sockets.
     """
 
     def __init__(
@@ -151,7 +151,8 @@ class IrohEngine:
             await asyncio.sleep(RESTART_S)
 
     def _fail(self, reason: str) -> None:
-        """End all dials with an error; and the start, if the process was never ready."""
+        """Forget all paths, and end all dials with an error; also the start, if the process was
+        never ready."""
         self.paths.clear()
         for met in self._dials.values():
             if not met.done():

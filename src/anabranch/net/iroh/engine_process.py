@@ -68,7 +68,8 @@ def quicken() -> str:
 
 
 class EngineProcess:
-    """Endpoint of one peer. port: local port of the peer. secret: proof for it."""
+    """iroh endpoint of one peer, which connects each of its streams to the peer's local TCP port `port`.
+    secret: shown at the beginning of each such connection, to prove where it comes from."""
 
     def __init__(self, endpoint: Any, port: int, secret: str) -> None:
         self._endpoint, self._port, self._secret = endpoint, port, secret
@@ -106,7 +107,8 @@ class EngineProcess:
             self._spawn(self._pass(stream, 0, peer))
 
     async def _watch(self, peer: str, connection: Any) -> None:
-        """Report on which path the connection runs, whenever that changes, and its end."""
+        """Tell the peer's process the path of a connection, at the start and at each change; forget the
+        connection when it ends."""
         ended = asyncio.ensure_future(connection.closed())
         told = ""
         while not ended.done():
