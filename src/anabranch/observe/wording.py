@@ -80,7 +80,7 @@ def counted(number: int, noun: str, ending: str = "s") -> str:
 
 
 def listed(names: list[str], most: int = 3) -> str:
-    """Names in words: "a, b and c", "a, b, c and 4 others"."""
+    """Names in words: "a, b and c", "a, b, c and 4 others", "nobody"."""
     if len(names) > most + 1:
         return f"{', '.join(names[:most])} and {len(names) - most} others"
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]])) if names else "nobody"

@@ -115,8 +115,9 @@ class Connections:
         )
 
     def _keeps(self, older: Link, link: Link) -> bool:
-        """True if `link` is closed and the older one stays: `link` goes through a carrier, and the older one
-        is direct, made less than FRESH_S ago, and to the same process of the peer (incarnation).
+        """True if the new `link` is to be closed and the older one stays: `link` goes through a carrier, and
+        the older one is direct, made less than FRESH_S ago, and to the same process of the peer
+        (incarnation).
 
         Both sides then dialled at once. A direct link of longer standing may be dead without anybody's
         knowledge.

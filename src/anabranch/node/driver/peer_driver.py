@@ -149,7 +149,7 @@ class LivePeer:
         return not self._outcome.done()
 
     def stop(self, reason: str) -> None:
-        """Stop cleanly, at the user's request."""
+        """Ask the protocol, at the user's request, to leave the run cleanly; `run` returns once it has."""
         self.handle(ev.Stopping(reason))
 
     def abort(self, reason: str) -> None:
@@ -182,8 +182,8 @@ class LivePeer:
             self.journal.flush()
 
     def _connection_refused(self, kind: str, host: str, reason: str) -> None:
-        """Write a refused incoming connection to the event log; not if the caller vanished in the
-        handshake."""
+        """Write an event about refused incoming connections of this kind, at some of their counts only
+        (`RateLimits.is_noted`); none if the caller vanished in the handshake."""
         count = self.links.transport.refusals[kind]
         if kind != VANISHED and RateLimits.is_noted(count):
             why = f"a connection from {f'[{host}]' if ':' in host else host}: {reason}"
@@ -221,8 +221,8 @@ class LivePeer:
         self._failed("".join(traceback.format_exception(type(error), error, error.__traceback__)))
 
     def _failed(self, text: str) -> None:
-        """End this peer because of an unexpected exception with this traceback, wherever it was raised: in an
-        event, a callback, a task or a thread."""
+        """End this peer because of an unexpected exception with the traceback `text`, wherever it was raised
+        (event, callback, task or thread), and write the crash report."""
         if self._outcome.done():
             return
         where = self._crash_report.write(text)
@@ -230,7 +230,7 @@ class LivePeer:
         self.finish(Outcome(f"this peer failed: {last} ({where})", ok=False, internal=True, again=True))
 
     def finish(self, outcome: Outcome) -> None:
-        """End this peer's part in the run."""
+        """End this peer's part in the run: `run` returns the first outcome given here."""
         if not self._outcome.done():
             self._outcome.set_result(outcome)
 

@@ -64,7 +64,8 @@ def reachable_address(host: str, port: int, leader_host: str) -> str:
 
 
 def advertised(network: NetworkSection, port: int) -> str:
-    """Addresses at which peers dial a data node that listens on `port`, in order of preference."""
+    """Addresses at which peers dial a data node that listens on `port`, in order of preference; the iroh
+    relay is the last, if it is used."""
     own = network.advertise or f"{network.host}:{port}"
     return own if network.transport == "tcp" else f"{own},{relay_address(network.iroh_relay)}"
 
@@ -84,7 +85,8 @@ def relay_of(addresses: str) -> Address | None:
 async def started_engine(
     identity: Identity, relay: Address, advertise: str, must: bool, say: Callable[[str], None]
 ) -> IrohEngine | None:
-    """iroh endpoint that uses this relay; None if iroh is not installed and need not be. Raises UserError.
+    """Start an iroh endpoint that uses this relay; None if iroh is not installed. Raises UserError if it
+    cannot start, or if it `must` and is not installed.
 
     advertise: addresses of this machine; the port of one that ends in /udp is that of its UDP socket.
     """

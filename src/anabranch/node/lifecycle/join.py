@@ -215,7 +215,7 @@ class Volunteer:
                 await asyncio.wait_for(self._left.wait(), hours.changes_in_s(now))
 
     def _end_hours(self, live: LivePeer) -> None:
-        """Leave the run for today: other peers take over this machine's work."""
+        """Leave the run until this machine's hours begin again: other peers take over its work."""
         self._hours_over = True
         live.stop("the hours of this machine are over")
 
@@ -283,7 +283,8 @@ class Volunteer:
         return options.advertise or reachable_address(options.host, self._port, leader.host)
 
     async def _engine(self) -> IrohEngine | None:
-        """iroh endpoint of this machine, if it is to be used."""
+        """Start this machine's iroh endpoint; None if it is not to be used or not installed. Raises
+        UserError."""
         options = self._options
         relay = None if options.transport == "tcp" else relay_of(options.ticket.first_addresses)
         if relay is None:

@@ -53,7 +53,7 @@ def issue_tickets(founded: CreatedRun, addresses: str, renew: bool = False) -> d
 
 
 def _former(run_dir: Path) -> dict[str, Ticket]:
-    """Tickets in tickets.json, by role; none that cannot be read."""
+    """Tickets in tickets.json, by role; none if any of them cannot be read."""
     try:
         texts = json.loads((run_dir / FILE).read_text("utf-8"))
         return {role: parse_ticket(texts[role], now_s=0) for role in ROLES}

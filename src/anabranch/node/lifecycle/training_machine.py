@@ -102,7 +102,8 @@ class TrainingMachine:
         return Described(self.member(run), settings, fingerprint, model_hash(self.model), schedule)
 
     def member(self, run: RunConfig) -> Member:
-        """Member record of this machine, with measured capacity and speed."""
+        """Member record of this machine, with capacity and speed. Both are measured, unless the run file sets
+        the capacity."""
         import msgspec
 
         from anabranch.train.numerics.numerics_class import numerics_class
@@ -138,12 +139,13 @@ class TrainingMachine:
 
 
 def free_host_bytes() -> int:
-    """Free memory of this machine."""
+    """Bytes of free host memory."""
     return free_memory_bytes()
 
 
 def measured_capacity(run: RunConfig, model: ModelConfig) -> int:
-    """Number of microbatches whose activations fit in MEMORY_SHARE of the device's free memory."""
+    """Number of microbatches whose activations fit in MEMORY_SHARE of the device's free memory; at least 1,
+    at most MAX_CAPACITY."""
     import torch
 
     from anabranch.train.numerics.numerics_class import device_of

@@ -22,7 +22,7 @@ _COLOURS = {"dim": "\033[2m", "bold": "\033[1m", "red": "\033[31m", "green": "\0
 
 
 def wants_colour(stream: IO[str], environment: Mapping[str, str] | None = None) -> bool:
-    """True for a terminal, unless NO_COLOR is set (no-color.org)."""
+    """True for a terminal, unless NO_COLOR is set (no-color.org) or the terminal is "dumb"."""
     environment = os.environ if environment is None else environment
     return stream.isatty() and not environment.get("NO_COLOR") and environment.get("TERM") != "dumb"
 

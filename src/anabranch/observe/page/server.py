@@ -202,7 +202,8 @@ class _Handler(BaseHTTPRequestHandler):
         return None
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Refuse a malformed request; `parse_request` calls this, too."""
+        """Answer a malformed request with status 400, whatever the `code`; `parse_request` calls
+        this, too."""
         self._answer(400, b"not a request\n")
 
     def _respond(self, body: bytes) -> None:

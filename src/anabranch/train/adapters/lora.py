@@ -119,7 +119,8 @@ class _Adapted:
 
 
 def _targets(base: Model, wanted: tuple[str, ...]) -> tuple[str, ...]:
-    """Endings of the weights with adapters. Raises ConfigError for a layer that the model does not have."""
+    """Endings of the names of weights with adapters; all linear layers of a block if `wanted` is empty.
+    Raises ConfigError for a layer that the model does not have, and for an architecture without adapters."""
     config = base.config
     if config.architecture not in ARCHITECTURES or config.subspace:
         raise ConfigError(
