@@ -46,6 +46,6 @@ def largest(change: Tensor, share: float) -> Tensor:
 
 
 def significant(change: Tensor, weights: Tensor, threshold: float) -> Tensor:
-    """Mask of the values that are at least `threshold` times their weight (Hsieh et al., "Gaia", NSDI
-    2017)."""
+    """Mask of the values of a change whose magnitude is at least `threshold` times that of their weight
+    (Hsieh et al., "Gaia", NSDI 2017)."""
     return change.abs() >= weights.abs().mul_(threshold)

@@ -65,7 +65,7 @@ class Counts:
 
 
 def register_model(name: str, where: str) -> None:
-    """Register a model for this process and those that it starts.
+    """Register a model for this process and those that it starts, in the environment variable VARIABLE.
 
     name: value of `model.architecture`. where: "module:function", a function that takes the run's
     `ModelConfig` and returns a `CausalModel`. It is not imported here. Raises ConfigError if name or `where`
@@ -89,7 +89,7 @@ def _of_environment() -> dict[str, str]:
 
 
 def parts_of(config: Any) -> CausalModel:
-    """Parts of the model that a `ModelConfig` names, as its user's function builds them.
+    """Parts of the model that a `ModelConfig` names: imports its user's function and calls it.
 
     Raises ConfigError if it is not registered here, or its function cannot be used.
     """

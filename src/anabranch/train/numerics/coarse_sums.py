@@ -137,7 +137,7 @@ def segments(layout: Layout, device: torch.device) -> Segments:
 
 @functools.lru_cache(maxsize=8)
 def _segments(begins: tuple[int, ...], elements: int, device: torch.device) -> Segments:
-    """begins: first element of every tensor."""
+    """Segments of a vector of `elements` elements. begins: first element of every tensor."""
     starts = np.union1d(np.arange(0, elements, SEGMENT), np.array(begins, dtype=np.int64))
     ends = np.append(starts[1:], elements)[: len(starts)]
     alone = (starts % SEGMENT == 0) & ((ends % SEGMENT == 0) | (ends == elements))

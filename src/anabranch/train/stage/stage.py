@@ -86,8 +86,8 @@ class Stage:
     def head(
         self, unit: int, x: Tensor, targets: Tensor, scale: float, weight: float = 1.0
     ) -> tuple[Tensor, float]:
-        """x -> (dx of scale · loss, loss sum in nats, times `weight`). Stage 0; keeps the store under
-        `unit`."""
+        """x -> (dx of scale · loss, loss), where the loss is the sum in nats times `weight`. Stage 0; keeps
+        the store under `unit`."""
         dx, loss_sum, store = self._head(x, targets, scale, weight)
         self._stores[unit] = store
         return dx, loss_sum
