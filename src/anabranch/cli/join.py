@@ -178,7 +178,8 @@ def _of_relays(text: str) -> str:
 
 
 def _join_on_gpus(args: argparse.Namespace, home: Path, to: outputs.Outputs) -> int:
-    """Join with one process for each GPU that --gpus names; returns their largest exit status."""
+    """Join with one process for each GPU that --gpus names; returns their largest exit status. home: folder
+    below which each has its own. to: says whether messages are JSON."""
     from anabranch.cli.support import gpus
 
     chosen = gpus.chosen_gpus(args.gpus)

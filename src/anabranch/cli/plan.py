@@ -125,7 +125,7 @@ def _with_codecs(plan: Plan, regions: Regions, iterations: int) -> tuple[Plan, l
 
 
 def _check_out(out: Path, force: bool) -> None:
-    """Raise UserError if the output file cannot or must not be written."""
+    """Raise UserError if the output file cannot be written, or exists without `force`."""
     if not out.parent.is_dir():
         raise UserError(f"--out {out}: there is no folder {out.parent}")
     if out.is_dir():

@@ -265,9 +265,10 @@ async def _read_target(near: Lane) -> str:
 
 
 async def upgrade(outer: Lane, context: ssl.SSLContext, *, server_side: bool, timeout_s: float) -> Lane:
-    """Run TLS inside an established connection; returns the inner connection. `outer` is used up. Nothing is
-    awaited before the inner connection gets the bytes that come. Raises DialError where Python cannot do it,
-    and OSError if the connection breaks."""
+    """Run TLS inside an established connection; returns the inner connection. `outer` is used up.
+    server_side: True at the listening side. timeout_s: of the TLS handshake. Nothing is awaited before the
+    inner connection gets the bytes that come. Raises DialError where Python cannot do it, and OSError if the
+    connection breaks."""
     loop, below = asyncio.get_running_loop(), outer.transport
     if type(below).__module__ == "asyncio.sslproto":
         # asyncio's TLS transport fails on an error of a TLS layer above it (TypeError in _abort, until

@@ -143,7 +143,7 @@ class Link:
             self.bulk.open(self._payloads, self._received)
 
     def hold_payloads(self, hold: bool) -> None:
-        """Stop to read the bulk connection, or go on: the other side's payloads wait there."""
+        """Stop reading payloads (`hold`), which then wait at the other side, or go on."""
         self._holds = hold
         if self.closed_reason is None:
             (self.bulk.pause_for if hold else self.bulk.resume_for)("held")

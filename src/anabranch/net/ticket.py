@@ -203,7 +203,7 @@ def check_certificate(sealed: bytes, *, run: str, now_s: float) -> MembershipCer
 
 
 def _seal(signer: Identity, purpose: bytes, body: msgspec.Struct) -> bytes:
-    """Sign `body`: returns the signature (64 bytes) and the signed msgpack bytes."""
+    """Sign `body` for one purpose: returns the signature (64 bytes) and the signed msgpack bytes."""
     encoded = msgspec.msgpack.encode(body)
     return signer.sign(purpose, encoded) + encoded
 

@@ -75,12 +75,13 @@ def with_names(text: str, names: Mapping[str, str]) -> str:
 
 
 def counted(number: int, noun: str, ending: str = "s") -> str:
-    """Number with its noun: "1 microbatch", "1,200 microbatches"."""
+    """Number with its noun: "1 microbatch", "1,200 microbatches". ending: of the plural."""
     return f"{number:,} {noun}{'' if number == 1 else ending}"
 
 
 def listed(names: list[str], most: int = 3) -> str:
-    """Names in words: "a, b and c", "a, b, c and 4 others", "nobody"."""
+    """Names in words: "a, b and c", "a, b, c and 4 others", "nobody". most: names that are spelled out before
+    "others"."""
     if len(names) > most + 1:
         return f"{', '.join(names[:most])} and {len(names) - most} others"
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]])) if names else "nobody"

@@ -134,7 +134,8 @@ class EngineProcess:
             await self._pass(stream, dial, peer)
 
     async def _open(self, peer: str, command: dict[str, Any]) -> Any:
-        """New stream to a peer, over the connection to it, which is made if there is none."""
+        """New stream to a peer, over the connection to it. If there is none, it is made by the relay and
+        addresses in `command`."""
         known = self._connections.get(peer)
         if known is not None and known.close_reason() is None:
             return await known.open_bi()
@@ -163,7 +164,8 @@ class EngineProcess:
             await work
 
     async def _pass(self, stream: Any, dial: int, peer: str) -> None:
-        """Pass bytes on between a stream and a new connection to the peer's local port, until either ends."""
+        """Pass bytes on between a stream and a new connection to the peer's local port, until either ends.
+        dial, peer: as in `wire.header`."""
         try:
             reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
         except OSError:

@@ -193,7 +193,7 @@ def _set_namespace(handle: int) -> None:
 
 
 def run_ip(*arguments: str, lines: str = "") -> str:
-    """Run `ip` and return its output. Raises WanError with its error message."""
+    """Run `ip` with `lines` as its input, and return its output. Raises WanError with its error message."""
     try:
         done = subprocess.run(
             ["ip", *arguments], input=lines, capture_output=True, text=True, check=False, timeout=30

@@ -48,7 +48,8 @@ class Machine(Protocol):
     torch."""
 
     def describe(self, genesis: Genesis) -> ev.Described:
-        """This machine's offer to the run: measured capacity and speed, and the run's settings."""
+        """This machine's offer to the run that `genesis` (first log record) founds: measured capacity and
+        speed, and the run's settings."""
 
     def build(self, stage: int) -> tuple[Computer, str]:
         """Worker of a stage in its initial state, and the fingerprint of that state ("" if it has none)."""
@@ -153,7 +154,8 @@ class LivePeer:
         self.handle(ev.Stopping(reason))
 
     def abort(self, reason: str) -> None:
-        """Stop at once, without waiting for the current step."""
+        """End this peer at once, without waiting for the current step. reason: sentence in the outcome that
+        `run` returns."""
         self.finish(Outcome(reason, ok=False))
 
     def handle(self, event: ev.Event) -> None:

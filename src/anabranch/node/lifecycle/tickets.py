@@ -120,7 +120,8 @@ def revoke_ticket(run_dir: Path, name_or_key: str, reason: str) -> gate_file.Iss
     """Revoke a ticket: at once if the run is going, else when it is led the next time. A ticket that is
     revoked already keeps its first time and reason.
 
-    Raises UserError if no ticket, or more than one, has this name or key.
+    name_or_key: its name, or at least the first KEY_CHARS characters of its key. Raises UserError if no
+    ticket, or more than one, has it.
     """
     RunDirectory.open(run_dir)
     with gate_file.changed(run_dir) as record:

@@ -83,7 +83,8 @@ class TrainingMachine:
         self.run = run
 
     def describe(self, genesis: Genesis) -> Described:
-        """This machine's offer to the run: measured capacity and speed, and the run's settings."""
+        """This machine's offer to the run that `genesis` (first log record) founds: measured capacity and
+        speed, and the run's settings."""
         from anabranch.train.stage.protocol_inputs import model_hash, schedule_of, settings_of
 
         run = run_of(genesis)

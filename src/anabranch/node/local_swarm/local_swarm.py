@@ -113,8 +113,8 @@ class LocalSwarm:
         self._spawn(LEADER, ["resume", str(self.directory.path), "--quiet"])
 
     def join(self, name: str, ticket: str, extra: Sequence[str] = (), once: bool = True) -> Process:
-        """Start `anabranch join` as process `name`, with its key and logs in the run directory. once: True if
-        it ends with its first part in the run."""
+        """Start `anabranch join` as process `name`, with its key and logs in the run directory. extra:
+        further options. once: True if it ends with its first part in the run."""
         home = str(self.directory.peer(name))
         place = self._places[name] if self._places else None
         where = ["--host", place.address, "--region", place.region] if place else []
@@ -123,7 +123,8 @@ class LocalSwarm:
         return self._spawn(name, arguments)
 
     def start_other(self, name: str, arguments: Sequence[str], target: Callable[..., NoReturn]) -> Process:
-        """Start a process that is no peer of the swarm and ends with it; `target` runs in it."""
+        """Start a process that is no peer of the swarm and ends with it. `target` runs in it and gets
+        `arguments`."""
         log = self.directory.peer(name) / "output.txt"
         self.processes[name] = process = self._supervisor.start(name, arguments, log, target=target)
         return process

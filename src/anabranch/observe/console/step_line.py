@@ -38,7 +38,8 @@ class StepLine:
     def format(
         self, step: Step, steps: int, eta_s: float | None = None, shares: Sequence[Sequence[int]] = ()
     ) -> str:
-        """Line of a step. `shares`: microbatches per replica of stages 1..S, empty if unknown."""
+        """Line of a step. steps: of the whole run. eta_s: seconds until its end, None if unknown. shares:
+        microbatches per replica of stages 1..S, empty if unknown."""
         eta = "-" if eta_s is None else duration(eta_s)
         kind = "round" if step.inner_steps else "step"
         fields = [

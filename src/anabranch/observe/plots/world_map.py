@@ -71,7 +71,7 @@ def draw_map(
     """Draw the map. OSError if `out` cannot be written.
 
     hosts: name -> (region, stage); stage 0 is the data nodes. paths: hosts of each microbatch, from data node
-    to data node.
+    to data node. crashed: hosts to be crossed out.
     """
     places = _positions({region for region, _ in hosts.values()})
     with matplotlib.rc_context(_STYLE):

@@ -39,7 +39,8 @@ class LoraModel:
     initial_gain: float = 1.0
 
     def __init__(self, base: Model, lora: LoraSection) -> None:
-        """Raises ConfigError if the model has no layer of a target's name."""
+        """base: the plain model. Raises ConfigError if it has no layer of a target's name, or is of an
+        architecture without adapters."""
         self.base, self.config = base, base.config
         self.rank, self.alpha = lora.rank, lora.alpha
         self.scale = lora.alpha / lora.rank

@@ -201,7 +201,8 @@ def checked(payload: Tensor, size_bytes: int) -> Tensor:
 
 
 def codec_named(name: str, block: int) -> Codec | None:
-    """Codec by its name in a run file; None for "none", which sends tensors as they are."""
+    """Codec by its name in a run file; None for "none", which sends tensors as they are. block: elements of a
+    block (int8 and int4)."""
     if name == "none":
         return None
     if name in ("bf16", "fp16"):

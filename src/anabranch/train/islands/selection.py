@@ -19,7 +19,7 @@ def selected(
 ) -> Tensor | None:
     """Mask (flat, bool) of the values of a change that are sent in the n-th round; None: all of them.
 
-    change: flat. weights: those before the round, flat.
+    part: the run file's section on rounds. change: flat. weights: those before the round, flat.
     """
     if part.fragments > 1:
         mask = torch.zeros_like(change, dtype=torch.bool)

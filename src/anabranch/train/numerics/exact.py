@@ -69,8 +69,8 @@ class Accumulator(Protocol):
     def clear(self) -> None: ...
 
     def prepare(self, exponents: Tensor | None) -> None:
-        """Set the units of the contributions to come, where they depend on the state
-        (`coarse_sums.unit_exponents`)."""
+        """Set the units of the contributions to come, by the exponents of `coarse_sums.unit_exponents`; None
+        where units do not depend on the state."""
         ...
 
 

@@ -122,7 +122,8 @@ class Stage:
     def recount_head(
         self, x: Tensor, targets: Tensor, scale: float, sign: int, weight: float = 1.0
     ) -> None:
-        """Recompute the contribution of the head for one microbatch and add it `sign` times (±1). Stage 0."""
+        """Recompute the contribution of the head for one microbatch and add it `sign` times (±1). scale,
+        weight: as in `head`. Stage 0. On Overflow nothing was added."""
         self._add(self._head(x, targets, scale, weight)[2], sign)
 
     def discard(self, unit: int) -> None:
@@ -196,7 +197,8 @@ class Stage:
 def model_loss(
     model: Model, weights: PlainWeights | DeferredWeights, x: Tensor, targets: Tensor, weight: float = 1.0
 ) -> Tensor:
-    """Loss of x, the output of the last block: by the loss of a user's model, or as in `loss_of`."""
+    """Loss of x, the output of the last block, times `weight`: by the loss of a user's model, or as in
+    `loss_of`."""
     output = model.head(weights, x)
     own = getattr(model, "loss", None)
     if own is None:

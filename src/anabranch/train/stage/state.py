@@ -185,7 +185,8 @@ def parse_snapshot(
     device: torch.device,
     form: SnapshotForm = PLAIN_FORM,
 ) -> StageState:
-    """State in a snapshot's bytes, which must have exactly the names, shapes and dtype of this stage.
+    """State in a snapshot's bytes, which must have exactly the names, shapes and dtype of this stage, and the
+    further contents that `form` names.
 
     Nothing in the bytes is executed, and nothing is allocated beyond the bytes themselves and the state.
     Raises SnapshotError.
