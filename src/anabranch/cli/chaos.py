@@ -115,12 +115,9 @@ def run(args: argparse.Namespace) -> int:
 def configured(run_file: Path | None, population: int | None, preset: str = "") -> RunConfig:
     """Configuration of the experiment: a run file's, or the default one, with more steps than any experiment
     takes, a fixed port, and a first iteration that waits until every stage has as many replicas as the
-    smallest stage is to have.
-
-    population: number of relays (None: the run file's, the preset's, or POPULATION). preset: system whose
-    settings the run has, with rounds of at most ROUND_STEPS steps from the ROUNDS_FROM-th step on and at most
-    MOST_ISLANDS islands. Raises UserError.
-    """
+    smallest stage is to have. population: number of relays (None: the run file's, the preset's, or
+    POPULATION). preset: system whose settings the run has, with rounds of at most ROUND_STEPS steps from the
+    ROUNDS_FROM-th step on and at most MOST_ISLANDS islands. Raises UserError."""
     from anabranch.config import RunConfig, load_run_file, relays_by_stage, with_changes
 
     config = load_run_file(run_file) if run_file else with_changes(RunConfig(), DEFAULTS)

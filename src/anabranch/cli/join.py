@@ -139,10 +139,9 @@ def run(args: argparse.Namespace) -> int:
 
 def ticket_text(words: Sequence[str], file: Path | None, patience_s: float) -> str:
     """Text of the ticket: the words of the command line (a shell made several of one with spaces or line
-    breaks), a file, or the environment. Raises UserError if it is in none of them, or in two.
-
-    patience_s: seconds to wait for the file, which a starting leader may not have written yet.
-    """
+    breaks), else a file's, else the environment's. Raises UserError if there is none, or if both words and a
+    file are given. patience_s: seconds to wait for the file, which a starting leader may not have written
+    yet."""
     if words and file is not None:
         raise UserError("a ticket and --ticket-file: give one of them")
     if words:

@@ -136,7 +136,6 @@ def _check_plot(path: Path) -> None:
 
 
 def _report(result: RouteResult) -> str:
-    """Result as lines of text."""
     lines = [
         f"{result.policy}: {result.flow} of {result.demand} microbatches, cost {result.cost:g}, "
         f"most expensive path {result.max_path_cost:g}"

@@ -22,12 +22,9 @@ async def first_of(
     discard: Callable[[_T], None],
 ) -> tuple[Address, _T]:
     """Connect to the addresses in order, each STAGGER_S after the one before (CARRIER_STAGGER_S for a carrier
-    or iroh), or at once when that failed.
-
-    Returns the first address that succeeded, with its connection; later connections go to `discard`. Raises
-    the error of the only address, or one DialError about all; errors other than NetError end the race at
-    once.
-    """
+    or iroh), or at once when that failed. Returns the first address that succeeded, with its connection;
+    later connections go to `discard`. Raises the error of the only address, or one DialError about all;
+    errors other than NetError end the race at once."""
     pending: dict[asyncio.Task[_T], Address] = {}
     failed: list[tuple[Address, Exception]] = []
     waiting = list(addresses)

@@ -166,10 +166,8 @@ class Carrier:
 
     def _give_way(self, wish: _Wish, full: Sequence[Circuit | _Wish]) -> bool:
         """End one of the circuits `full`, which have reached a limit, for a new one; False if none gives way.
-
         Guests give way to members. Among guests those of the address block that has most circuits give way to
-        those of a block that has at least two less, so that many keys are worth no more than one address.
-        """
+        those of a block that has at least two less, so that many keys are worth no more than one address."""
         guests = [each for each in full if each.opener.guest]
         blocks = Counter(each.opener.block for each in guests)
         most = max(blocks.values(), default=0)

@@ -64,10 +64,8 @@ class EventTail:
 
     def read(self) -> list[Event | Unknown]:
         """Next events in file order, from at most CHUNK_BYTES further bytes. Empty if no event ends there: at
-        the end of the file, while there is no file, or within a longer event.
-
-        Raises OSError if the file cannot be read.
-        """
+        the end of the file, while there is no file, or within a longer event. Raises OSError if the file
+        cannot be read."""
         try:
             with open(self.path, "rb") as file:
                 file.seek(self.position)

@@ -64,7 +64,8 @@ def escaped(line: str) -> str:
 
 
 def without_addresses(text: str) -> str:
-    """`text` without network addresses: viewers must not learn where a volunteer's machine can be reached."""
+    """`text` with "its address" for each network address: viewers must not learn where a volunteer's machine
+    can be reached."""
     return _ADDRESS.sub("its address", text)
 
 

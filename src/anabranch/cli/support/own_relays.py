@@ -70,9 +70,7 @@ class OwnRelays:
 @contextmanager
 def own_relays(directory: RunDirectory, serve: str, to: Outputs) -> Iterator[OwnRelays]:
     """Yield this machine's relays, which are not started yet; they leave the run when the context ends.
-
-    serve: value of `--serve`; "" for no relay. Raises UserError for a GPU that is not here.
-    """
+    serve: value of `--serve`; "" for no relay. Raises UserError for a GPU that is not here."""
     devices = [""] if serve == ONE else []
     if serve and serve != ONE:
         devices = [f"cuda:{gpu}" for gpu in gpus.chosen_gpus(serve)]

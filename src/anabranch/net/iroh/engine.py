@@ -35,13 +35,11 @@ def installed() -> bool:
 
 
 class IrohEngine:
-    """iroh endpoint of one peer, in a process of its own that is started again if it ends.
-
-    relays: URLs of iroh relays, through which peers find each other ([]: only known UDP addresses are used).
-    bind: IP:PORT of its UDP socket. on_incoming(connection, peer, path): gets the connections of other peers,
-    before anything but the peer's key is proved. path: "relay", UDP address of the other end, or "" if not
-    known yet. sockets: IP:PORT of its UDP sockets.
-    """
+    """iroh endpoint of one peer, in a process of its own that is started again if it ends. relays: URLs of
+    iroh relays, through which peers find each other ([]: only known UDP addresses are used). bind: IP:PORT of
+    its UDP socket. on_incoming(connection, peer, path): gets the connections of other peers, before anything
+    but the peer's key is proved. path: "relay", UDP address of the other end, or "" if not known yet.
+    sockets: IP:PORT of its UDP sockets."""
 
     def __init__(
         self,

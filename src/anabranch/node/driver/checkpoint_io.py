@@ -19,12 +19,10 @@ StageCopy = tuple[tuple[Payload, ...], str]
 
 
 class CheckpointIo:
-    """Checkpoints of a run directory. The methods block.
-
-    newest: step of the checkpoint that the run continues from, 0 if there is none; younger ones in the
-    directory are damaged, or of steps that were never announced. keep: number of checkpoints to keep. frozen:
-    hashes of the frozen weights of stages 0 to S; empty if there are none.
-    """
+    """Checkpoints of a run directory. The methods block. newest: step of the checkpoint that the run
+    continues from, 0 if there is none; younger ones in the directory are damaged, or of steps that were never
+    announced. keep: number of checkpoints to keep. frozen: hashes of the frozen weights of stages 0 to S;
+    empty if there are none."""
 
     def __init__(
         self, directory: RunDirectory, run_id: str, keep: int, newest: int, frozen: Sequence[str] = ()

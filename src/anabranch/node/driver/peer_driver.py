@@ -212,10 +212,8 @@ class LivePeer:
             self._loop.call_soon_threadsafe(action)
 
     def _loop_failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Handle an exception that reached the event loop from a callback or a task.
-
-        asyncio closes a connection on whose bytes its code failed; that is no reason to end this peer.
-        """
+        """Handle an exception that reached the event loop from a callback or a task. asyncio closes a
+        connection on whose bytes its code failed; that is no reason to end this peer."""
         error = context.get("exception")
         if error is None or not {"transport", "protocol", "socket"}.isdisjoint(context):
             loop.default_exception_handler(context)

@@ -70,11 +70,8 @@ class RaftStorage:
 
     def do(self, write: Persist) -> None:
         """Write term, vote and log lines, which replace the log from entry `write.start` on; on return they
-        survive a power loss.
-
-        Raises UserError if they cannot be written. This peer must then end: it may not acknowledge what it
-        could lose.
-        """
+        survive a power loss. Raises UserError if they cannot be written. This peer must then end: it may not
+        acknowledge what it could lose."""
         problem = f"the commit log {self.log.name} cannot be written"
         with os_errors_named(problem, "make room, then start again"):
             self._write(write)

@@ -119,10 +119,7 @@ async def join(
 
 class Volunteer:
     """Machine that is lent to a run: it joins, and joins again whenever its part ends and the protocol's
-    `Return` permits it.
-
-    Each part has a peer of its own, with the same key and a higher incarnation.
-    """
+    `Return` permits it. Each part has a peer of its own, with the same key and a higher incarnation."""
 
     def __init__(
         self,

@@ -231,10 +231,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200, text.encode(), "text/plain; version=0.0.4; charset=utf-8")
 
     def _is_local(self) -> bool:
-        """True if the request's Host header names this machine.
-
-        A foreign name that resolves to loopback (DNS rebinding) would let any web page read this one.
-        """
+        """True if the request's Host header names this machine. A foreign name that resolves to loopback (DNS
+        rebinding) would let any web page read this one."""
         host = self.headers.get("Host", "")
         name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
         return on_loopback(name.strip("[]"))

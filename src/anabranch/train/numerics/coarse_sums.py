@@ -79,10 +79,8 @@ class CoarseAccumulator(ExactAccumulator):
 
 def unit_exponents(layout: Layout, exp_avg_sq: Tensor, beta2: float, steps: int, digits: int) -> Tensor:
     """Exponent of each segment's unit over 2⁻⁴⁸ (int32), from Adam's second moment `exp_avg_sq` (flat, of
-    decay rate `beta2`) after `steps` steps; 0, the unit 2⁻⁴⁸ itself, where Adam has seen no gradient.
-
-    digits: binary digits by which the unit lies below the root mean square of the segment's gradient.
-    """
+    decay rate `beta2`) after `steps` steps; 0, the unit 2⁻⁴⁸ itself, where Adam has seen no gradient. digits:
+    binary digits by which the unit lies below the root mean square of the segment's gradient."""
     found = segments(layout, exp_avg_sq.device)
     # Divisors are tensors: an accelerator multiplies by the reciprocal of a plain number.
     mean = found.sums(exp_avg_sq) / found.lengths

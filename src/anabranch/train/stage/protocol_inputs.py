@@ -140,11 +140,9 @@ def _widths(run: RunConfig) -> tuple[int, int]:
 
 
 def snapshot_interval(run: RunConfig, model: ModelConfig) -> int:
-    """Iterations between snapshots.
-
-    Unless the run file sets it: within SNAPSHOTS_EVERY, the least for which snapshots (weights and two
-    moments) send at most a quarter of the bytes of activations and their gradients.
-    """
+    """Iterations between snapshots. Unless the run file sets it: within SNAPSHOTS_EVERY, the least for which
+    snapshots (weights and two moments) send at most a quarter of the bytes of activations and their
+    gradients."""
     if run.snapshots.every:
         return run.snapshots.every
     master = _widths(run)[1]
