@@ -180,7 +180,7 @@ def _interrupts_blocked() -> Iterator[None]:
 
 
 def _ignore_interrupts() -> None:
-    """Initializer of a worker process: its parent ends it on Ctrl+C."""
+    """Ignore Ctrl+C in a worker process, which its parent ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 

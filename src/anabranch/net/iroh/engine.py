@@ -73,7 +73,8 @@ class IrohEngine:
         self._closed = False
 
     async def start(self) -> None:
-        """Start the process. Raises ListenError if iroh is missing or cannot be used."""
+        """Start the process and wait until it is ready. Raises ListenError if iroh is missing or cannot be
+        used."""
         if not installed():
             raise ListenError("iroh is not installed: pip install 'anabranch[iroh]'")
         self._listener = socket.socket()

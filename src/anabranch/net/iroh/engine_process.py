@@ -99,7 +99,8 @@ class EngineProcess:
             await self._streams(connection.remote_id().to_bytes().hex(), connection)
 
     async def _streams(self, peer: str, connection: Any) -> None:
-        """Pass on the streams that the other side opens, until the connection ends."""
+        """Pass on the streams that the other side opens, each over a new local connection, until the
+        connection ends."""
         connection.set_receive_window(_WINDOW_BYTES)
         self._spawn(self._watch(peer, connection))
         while True:

@@ -166,11 +166,9 @@ class Volunteer:
         self._left.set()
 
     async def stay(self) -> Outcome:
-        """Join the run, and join again after each part in it, until `Return` says no, the user stops, or the
-        options say `once`; returns how the last part ended.
-
-        Raises UserError if the first part cannot begin.
-        """
+        """Join the run, and join again after each part in it, until the protocol's `Return` says no, the user
+        stops, or the options say `once`; returns how the last part ended. Raises UserError if the first part
+        cannot begin."""
         try:
             return await self._parts()
         finally:

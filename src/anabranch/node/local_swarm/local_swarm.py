@@ -201,7 +201,7 @@ class LocalSwarm:
             time.sleep(INTERVAL_S)
 
     def _next_event(self) -> Event | Unknown | None:
-        """The next line of the event log; None at its end."""
+        """The next line of the event log; None if there is none for now."""
         if not self._unread:
             self._unread.extend(self._tail.read())
         return self._unread.popleft() if self._unread else None

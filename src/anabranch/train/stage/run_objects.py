@@ -47,7 +47,7 @@ class Batches(Protocol):
         ...
 
     def window_weight(self, window: int) -> float:
-        """The same factor of a held-out window."""
+        """Factor of a held-out window's loss, as `weight` is of a microbatch's."""
         ...
 
 
