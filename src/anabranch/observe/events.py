@@ -326,10 +326,8 @@ def encode_event(event: Event | Unknown) -> bytes:
 
 
 def decode_event(line: bytes) -> Event | Unknown:
-    """Event of one line.
-
-    Raises ValueError or msgspec.DecodeError unless it is a JSON object with a `kind`.
-    """
+    """Event of one line. Raises ValueError or msgspec.DecodeError unless it is a JSON object with a
+    `kind`."""
     try:
         try:
             return _KNOWN.decode(line)

@@ -73,8 +73,7 @@ class IrohEngine:
         self._closed = False
 
     async def start(self) -> None:
-        """Start the process and wait until it is ready. Raises ListenError if iroh is missing or cannot be
-        used."""
+        """Start the process; returns when it is ready. Raises ListenError if iroh is missing or unusable."""
         if not installed():
             raise ListenError("iroh is not installed: pip install 'anabranch[iroh]'")
         self._listener = socket.socket()

@@ -21,9 +21,9 @@ class LostSeat:
 
 
 class HonestSeats:
-    """Removals of honest members that no fault explains, and their returns. name_of(peer): name of an honest
-    peer's process, else None. hit(peer, at): True if a fault explains that the peer was removed at that Unix
-    time."""
+    """Removals of honest members that no fault explains (moves between stages aside), and their returns.
+    name_of(peer): name of an honest peer's process, else None. hit(peer, at): True if a fault explains that
+    the peer was removed at that Unix time."""
 
     def __init__(self, name_of: Callable[[str], str | None], hit: Callable[[str, float], bool]) -> None:
         self._name_of, self._hit = name_of, hit

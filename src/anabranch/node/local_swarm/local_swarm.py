@@ -154,7 +154,8 @@ class LocalSwarm:
         return process
 
     def _await_tickets(self, path: Path, former_ns: int = 0) -> dict[str, str]:
-        """Tickets in the file at `path`, once the leader has written it after the time `former_ns`."""
+        """Tickets by role in the file at `path`, once the leader has written it after the time `former_ns`.
+        Raises UserError after START_S seconds, Interrupted if the swarm is to stop, and as `check_leader`."""
         until = time.monotonic() + START_S
         while time.monotonic() < until:
             if path.exists() and path.stat().st_mtime_ns > former_ns:

@@ -104,7 +104,7 @@ class FrozenStore:
         return torch.from_numpy(np.memmap(self.path(wanted), dtype=np.uint8, mode="c"))
 
     def get(self, wanted: str, layout: Layout, dtype: torch.dtype) -> FrozenWeights:
-        """Weights by their hash, which is checked."""
+        """Weights, in `layout` and of `dtype`, from the file of the hash `wanted`, which is checked."""
         if not layout.elements and not wanted:
             return FrozenWeights(layout, torch.empty(0, dtype=dtype))
         weights = FrozenWeights.of_pieces(layout, (self.data(wanted),), dtype)

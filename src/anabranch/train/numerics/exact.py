@@ -52,9 +52,9 @@ class Accumulator(Protocol):
     flat: Tensor
 
     def add(self, name: str, gradient: Tensor, sign: int = 1, most: int = 0) -> None:
-        """Add one contribution (in the parameter's shape) `sign` times, ±1. most: in a round, the most
-        contributions that the tensor may get, which bounds each (0: as in a synchronous iteration). Raises
-        Overflow, and adds nothing, if a value is not finite or beyond the bound."""
+        """Add (`sign` 1) or take back (-1) a contribution to the tensor `name`, of its shape. most: in a
+        round, the most contributions that the tensor may get, which bounds each (0: as in a synchronous
+        iteration). Raises Overflow, and adds nothing, if a value is not finite or beyond the bound."""
         ...
 
     def add_rows(self, name: str, rows: Tensor, gradient: Tensor, sign: int = 1) -> None:

@@ -261,7 +261,8 @@ class IndependentReference:
         self, run: RunConfig, model: ModelConfig, batches: Batches, initial: Mapping[str, Tensor]
     ) -> None:
         """Start from the weights `initial`, by name, in the run's master dtype. Raises ConfigError for what
-        this implementation lacks: other models than llama and gpt, other optimizers than AdamW, adapters."""
+        this implementation lacks: models but llama and gpt, optimizers but AdamW, adapters, and codecs within
+        a subspace."""
         check_shape(run, model)
         if model.architecture not in ("llama", "gpt"):
             raise ConfigError(

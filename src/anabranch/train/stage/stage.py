@@ -24,7 +24,7 @@ from anabranch.train.stage.activation_offload import OffloadedActivations
 
 @dataclass(frozen=True)
 class _Forward:
-    """Forward pass whose output gradient has not arrived."""
+    """Forward pass whose output gradient has not arrived: input x, output y with its graph, store to fill."""
 
     x: Tensor
     y: Tensor
