@@ -79,10 +79,12 @@ class TrainedModel:
         top_k: int = 0,
         seed: int = 1,
     ) -> Iterator[int]:
-        """Ids of up to `tokens` tokens that continue the prompt, each as soon as it is drawn.
+        """Ids of up to `tokens` tokens that continue the prompt, each as soon as it is drawn; a drawn
+        separator token ends them.
 
-        temperature: 0 takes the most likely token each time. top_k: draw from the most likely ones, 0 from
-        all. The draws are a pure function of `seed`. Raises UserError for a value out of range.
+        temperature: 0 takes the most likely token each time. top_k: draw from this many most likely tokens, 0
+        from all. seed: of the draws; the same arguments give the same ids. Raises UserError for a value out
+        of range.
         """
         from anabranch.train.reference.generate import generate as draw
 
@@ -96,11 +98,13 @@ class TrainedModel:
             raise UserError(str(error)) from None
 
     def prompt_ids(self, prompt: str) -> list[int]:
-        """Ids of a prompt; an empty one begins a document, after the separator of the one before it."""
+        """Token ids of a prompt. An empty prompt is the separator token alone, after which a
+        document begins."""
         return self.tokenizer.encode(prompt) or [self.tokenizer.separator]
 
     def decode(self, prompt: str, ids: Sequence[int]) -> str:
-        """Text of a prompt and the ids that continue it, decoded together: a character may begin in it."""
+        """Text of a prompt and of `ids`, which continue it. Both are decoded together, as the bytes of one
+        character may be split between them."""
         return self.tokenizer.decode([*self.prompt_ids(prompt), *ids])
 
     def generate(
@@ -145,7 +149,8 @@ class TrainedModel:
         )
 
     def _export(self, out: Path, write: Callable[[], None]) -> Path:
-        """Write a folder and, for a run, its model card."""
+        """Call `write`, which writes the folder `out`; for a run directory add the model card. Returns `out`.
+        Raises UserError if either fails."""
         try:
             with os_errors_named(f"cannot write {out}"):
                 write()
@@ -165,9 +170,9 @@ class TrainedModel:
 def load(path: str | Path, step: int | None = None) -> TrainedModel:
     """Load a model from a run directory, or from a Hugging Face folder of a supported architecture.
 
-    step: the checkpoint after this step (None: the newest). Configures torch as the run does (threads,
-    deterministic kernels), so that the same call gives the same bits each time. Raises UserError for what is
-    missing or damaged.
+    step: the checkpoint after this step (None: the newest); ignored for a Hugging Face folder. Configures
+    torch as the run does (threads, deterministic kernels), so that the same call gives the same bits each
+    time. Raises UserError for what is missing or damaged.
     """
     if (Path(path) / "config.json").is_file():
         return _load_hf(Path(path))

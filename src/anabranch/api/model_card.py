@@ -22,7 +22,8 @@ NAMED = 50
 
 
 def read_ledger(run_dir: Path) -> Ledger:
-    """Contributions to the run in a directory. Raises UserError for a file that cannot be read."""
+    """Work of each peer in the committed steps of the run in `run_dir`, with the audits of it. Raises
+    UserError for a file that cannot be read."""
     directory = RunDirectory.open(run_dir)
     batch = load_run_file(directory.run_file).batch
     audits = events_of(directory.events, Audit) if directory.events.exists() else []
@@ -33,7 +34,8 @@ def read_ledger(run_dir: Path) -> Ledger:
 
 
 def model_card(run_dir: Path, t: int, vocabulary: int) -> str:
-    """Markdown with the metadata that model hubs read, of the weights after step t. Raises UserError."""
+    """Model card (Markdown, with the metadata that model hubs read) of the weights after step t. vocabulary:
+    number of tokens, used where the run file leaves it open. Raises UserError."""
     directory = RunDirectory.open(run_dir)
     run, found = load_run_file(directory.run_file), read_ledger(run_dir)
     shape = model_config(run.model, run.model.vocab_size or vocabulary)
@@ -116,7 +118,8 @@ def _held_out(directory: RunDirectory, t: int) -> str:
 
 
 def _contributors(found: Ledger) -> list[str]:
-    """A line for each name that members chose, with its share of all units of work; others are counted."""
+    """Markdown lines: the share of all units of work of each name that members chose (the NAMED largest), of
+    all other names together, and of peers without a name."""
     units: dict[str, int] = {}
     for person in found.people():
         name = _safe(person.sources[0].name)
@@ -133,5 +136,6 @@ def _contributors(found: Ledger) -> list[str]:
 
 
 def _safe(text: str) -> str:
-    """Text that a stranger chose, for Markdown: on one line, no marks, links or tags."""
+    """Text that a stranger chose, escaped for Markdown: one line of at most NAME_MAX characters, without
+    markup."""
     return "".join(f"\\{sign}" if sign in "\\`*_[]()<>|#!" else sign for sign in plain(text, NAME_MAX))

@@ -19,10 +19,10 @@ CHECKPOINT, HF = "checkpoint", "hf"
 def push(path: str | Path, url: str, step: int | None = None, kind: str = CHECKPOINT) -> str:
     """Copy the checkpoint after `step` (None: the newest) to a store; returns the address of the copy.
 
-    url: an address of fsspec, such as s3://bucket/folder, gs://..., hf://datasets/NAME/REPO or file:///folder.
-    The copy is the folder URL/step-000400 with the run file beside it, or, of kind "hf", the model as a
-    folder for transformers with its model card, at URL itself. A copy that is complete stays as it is. Raises
-    UserError for a checkpoint or store that cannot be used.
+    url: an address of fsspec, such as s3://bucket/folder, gs://..., hf://datasets/NAME/REPO or
+    file:///folder. The copy is the folder URL/step-000400 with the run file beside it; one that is complete
+    there stays as it is. Of kind "hf" it is the model as a folder for transformers with its model card, at
+    URL itself, written anew each time. Raises UserError for a checkpoint or store that cannot be used.
     """
     directory = RunDirectory.open(path)
     t = directory.latest_checkpoint() if step is None else step
@@ -48,7 +48,8 @@ def push(path: str | Path, url: str, step: int | None = None, kind: str = CHECKP
 def push_new(
     path: str | Path, url: str, kind: str = CHECKPOINT, pushed: Callable[[str], None] = lambda address: None
 ) -> int:
-    """Copy checkpoints of the run directory `path` to the store `url`; returns their number there.
+    """Copy checkpoints of the run directory `path` to the store `url`; returns the number of checkpoints in
+    `path`.
 
     kind: "checkpoint" copies all that the store lacks, "hf" the newest one as a Hugging Face folder. pushed:
     called with the address of each copy, also of those that were there. Raises UserError.
@@ -81,7 +82,7 @@ def _exists(store: Any, url: str, path: str) -> bool:
 
 
 def _copy(store: Any, url: str, files: list[tuple[Path, str]]) -> None:
-    """Copy files in order. Raises UserError."""
+    """Copy files in order, each given as (local file, path in the store). Raises UserError."""
     try:
         for source, target in files:
             store.makedirs(target.rpartition("/")[0], exist_ok=True)

@@ -94,7 +94,8 @@ class Run:
 
     @classmethod
     def open(cls, path: str | Path, *, local: bool = True) -> Run:
-        """Open a run directory, to start the run again or to read it. Raises UserError if it is none."""
+        """Open a run directory, to start the run again or to read it. local: as in `create`. Raises UserError
+        if it is none."""
         return cls(RunDirectory.open(path), local)
 
     @property
@@ -104,7 +105,7 @@ class Run:
 
     @property
     def config(self) -> RunConfig:
-        """The run file."""
+        """Configuration, read from the run file at each access. Raises UserError if it cannot be read."""
         return load_run_file(self._directory.run_file)
 
     @property
@@ -140,8 +141,8 @@ class Run:
         """Start the run, or continue it from its newest checkpoint; returns this object.
 
         A local run starts all data nodes and relays of its run file; another one its leading data node alone,
-        and others join with `tickets`. Raises LeaderFailed, and UserError, also if all steps are
-        committed already.
+        and others join with `tickets`. Raises LeaderFailed; and UserError, also if this object runs it
+        already or all steps are committed.
         """
         from anabranch.node.local_swarm.local_swarm import LocalSwarm
         from anabranch.node.local_swarm.supervisor import Supervisor
@@ -191,7 +192,8 @@ class Run:
             time.sleep(INTERVAL_S)
 
     def metrics(self, past: bool = False) -> Iterator[Metrics]:
-        """Figures of each committed step and of each evaluation, as `events` yields them."""
+        """Figures of each committed step and of each evaluation, as `events` yields them. past: as in
+        `events`."""
         from anabranch.observe.metrics.writers import MetricExporter
 
         collected = _Collector()
@@ -237,7 +239,8 @@ class Run:
         self._close()
 
     def verify(self, jobs: int = 1, independent: bool = False) -> Report:
-        """Recompute every step in one process and compare; see `anabranch.verify`."""
+        """Recompute every step on this machine and compare; parameters and result are those of
+        `anabranch.verify`."""
         return verify(self.path, jobs, independent)
 
     def load(self, step: int | None = None) -> TrainedModel:
@@ -286,10 +289,10 @@ class _Collector:
         self._kept.append(Metrics(t, time, MappingProxyType(dict(metrics))))
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no file is open."""
 
     def taken(self) -> list[Metrics]:
-        """Metrics since the last call."""
+        """Metrics written since the last call; they are no longer kept."""
         kept, self._kept = self._kept, []
         return kept
 
@@ -335,7 +338,7 @@ def free_path(run: RunConfig) -> Path:
 def verify(
     path: str | Path, jobs: int = 1, independent: bool = False, rounds: tuple[int, int] | None = None
 ) -> Report:
-    """Recompute every step of a run in a single process, and compare all values with its log and checkpoints.
+    """Recompute every step of a run on this machine, and compare all values with its log and checkpoints.
 
     jobs: processes that share each step; the result does not depend on it. independent: also train one
     unsplit torch module with torch's AdamW in fp64, and compare. rounds: first and last iteration of the log

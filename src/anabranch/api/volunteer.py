@@ -39,7 +39,8 @@ def join(
     caps: LineCaps | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Outcome:
-    """Lend this machine to a run until the run is over, a signal ends it, or the ticket lets it in no more.
+    """Lend this machine to a run until the run is over, a signal ends it, or the ticket lets it in no more;
+    returns how it ended.
 
     ticket: text that the run's owner gave away. name, region: as others see this peer. device: "" for the run
     file's. stage: wished stage. host, port, advertise: address to listen on, and the one that others dial.

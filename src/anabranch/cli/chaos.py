@@ -113,13 +113,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def configured(run_file: Path | None, population: int | None, preset: str = "") -> RunConfig:
-    """Configuration of the experiment: a run file's, or the default one, with steps that never run out, a
-    fixed port, and a first iteration that waits for all relays.
-
-    population: number of relays (None: the run file's, the preset's, or POPULATION). preset: system whose
-    settings the run has, with rounds of at most ROUND_STEPS steps from the ROUNDS_FROM-th step on. Raises
-    UserError.
-    """
+    """Configuration of the experiment: a run file's, or the default one, with more steps than any experiment
+    takes, a fixed port, and a first iteration that waits until every stage has as many replicas as the
+    smallest stage is to have. population: number of relays (None: the run file's, the preset's, or
+    POPULATION). preset: system whose settings the run has, with rounds of at most ROUND_STEPS steps from the
+    ROUNDS_FROM-th step on and at most MOST_ISLANDS islands. Raises UserError."""
     from anabranch.config import RunConfig, load_run_file, relays_by_stage, with_changes
 
     config = load_run_file(run_file) if run_file else with_changes(RunConfig(), DEFAULTS)
@@ -226,7 +224,8 @@ def _experiment(args: argparse.Namespace) -> Result:
 
 
 def _copy(directory: RunDirectory, name: str) -> RunDirectory:
-    """Copy of a run that has not begun, in a directory beside it."""
+    """Copy the run directory of a run that has not begun to DIRECTORY-NAME beside it. Raises UserError if
+    that exists already."""
     from anabranch.checkpoint.directory import RunDirectory
 
     path = directory.path.with_name(f"{directory.path.name}-{name}")

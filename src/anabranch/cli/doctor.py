@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _tell(text: str) -> None:
-    """Say what takes long, on stderr."""
+    """Print on stderr which check is running; called before each that takes long."""
     print(f"{text} ...", file=sys.stderr, flush=True)
 
 
@@ -83,7 +83,8 @@ def _addresses_in(text: str) -> list[str]:
 
 
 def _answer(host: str, port: int) -> int:
-    """Answer other machines' doctors until Ctrl+C."""
+    """Serve the link tests of other machines' `anabranch doctor` until Ctrl+C, after printing the command
+    that they need; returns the exit status, 0. Raises UserError if it cannot listen."""
     from anabranch.node.diagnostics.link_test import MAX_BYTES, MAX_S, LinkTestServer
 
     code = secrets.token_hex(4)

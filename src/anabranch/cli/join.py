@@ -139,10 +139,9 @@ def run(args: argparse.Namespace) -> int:
 
 def ticket_text(words: Sequence[str], file: Path | None, patience_s: float) -> str:
     """Text of the ticket: the words of the command line (a shell made several of one with spaces or line
-    breaks), a file, or the environment. Raises UserError if it is in none of them, or in two.
-
-    patience_s: seconds to wait for the file, which a starting leader may not have written yet.
-    """
+    breaks), else a file's, else the environment's. Raises UserError if there is none, or if both words and a
+    file are given. patience_s: seconds to wait for the file, which a starting leader may not have written
+    yet."""
     if words and file is not None:
         raise UserError("a ticket and --ticket-file: give one of them")
     if words:
@@ -178,7 +177,8 @@ def _of_relays(text: str) -> str:
 
 
 def _join_on_gpus(args: argparse.Namespace, home: Path, to: outputs.Outputs) -> int:
-    """Join with one process for each GPU that --gpus names; returns their largest exit status."""
+    """Join with one process for each GPU that --gpus names; returns their largest exit status. home: folder
+    below which each has its own. to: says whether messages are JSON."""
     from anabranch.cli.support import gpus
 
     chosen = gpus.chosen_gpus(args.gpus)

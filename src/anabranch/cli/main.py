@@ -91,7 +91,8 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
 
 def entry() -> NoReturn:
-    """Installed command `anabranch`. Ctrl+C during the interpreter's shutdown is ignored."""
+    """Installed command `anabranch`: run `main` and exit with its status. Ctrl+C during the interpreter's
+    shutdown is ignored."""
     try:
         sys.exit(main())
     finally:

@@ -115,7 +115,8 @@ def _simulated(found: Sequence[Plan], regions: Regions, count: int, iterations: 
 
 
 def _with_codecs(plan: Plan, regions: Regions, iterations: int) -> tuple[Plan, list[str]]:
-    """The plan with the codecs that its lines are worth, and lines of text that say why."""
+    """The plan with the codecs that shorten an iteration on the links between its machines, and lines of text
+    that say why. iterations: of each simulation that compares codecs; 0 compares by estimate."""
     from anabranch.sim.planning.wire_choice import chosen, reasons, weighed
 
     found = weighed(plan, regions, iterations, _print_progress)
@@ -124,7 +125,7 @@ def _with_codecs(plan: Plan, regions: Regions, iterations: int) -> tuple[Plan, l
 
 
 def _check_out(out: Path, force: bool) -> None:
-    """Raise UserError if the output file cannot or must not be written."""
+    """Raise UserError if the output file cannot be written, or exists without `force`."""
     if not out.parent.is_dir():
         raise UserError(f"--out {out}: there is no folder {out.parent}")
     if out.is_dir():
@@ -138,11 +139,9 @@ def _print_progress(text: str) -> None:
 
 
 def load_fleet(name: str, model: str | None, churn: float | None) -> Scenario:
-    """The scenario as a fleet to plan for: split into as many stages as the model's blocks and the drawn
-    relays allow (one, if it names its machines), and with no stage given to any machine.
-
-    model, churn: replace the scenario's values where given. Raises UserError.
-    """
+    """The scenario `name` (shipped, or a file) as a fleet to plan for: split into as many stages as the
+    model's blocks and the drawn relays allow (one, if it names its machines), and with no stage given to any
+    machine. model, churn: replace the scenario's values where given. Raises UserError."""
     from anabranch.sim.cluster.scenario import parse_scenario, read_scenario
     from anabranch.train.model.sizes import named_size, size_names
 

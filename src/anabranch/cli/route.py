@@ -95,7 +95,8 @@ def _admitted(instance: Instance, result: RouteResult) -> dict[str, int]:
 
 
 def _shares(instance: Instance, admitted: dict[str, int], fair: FairShares | None) -> list[str]:
-    """Line on each data node's share of the relays; none if there is only one data node."""
+    """Line that says how many microbatches of each data node have a path, and its fair share if known; no
+    line if fewer than two data nodes have microbatches."""
     demands = {node.id: node.microbatches for node in instance.data_nodes if node.microbatches}
     if len(demands) < 2:
         return []
@@ -135,7 +136,6 @@ def _check_plot(path: Path) -> None:
 
 
 def _report(result: RouteResult) -> str:
-    """Result as lines of text."""
     lines = [
         f"{result.policy}: {result.flow} of {result.demand} microbatches, cost {result.cost:g}, "
         f"most expensive path {result.max_path_cost:g}"

@@ -45,7 +45,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _systemd(words: list[str]) -> str:
-    """Unit of a user: `systemctl --user enable --now anabranch`."""
+    """systemd unit of one user that runs the command `words`; started by `systemctl --user enable --now
+    anabranch`."""
     command = " ".join(f'"{word}"' if " " in word else word for word in words).replace("%", "%%")
     return (
         "[Unit]\nDescription=anabranch: lend this machine to a run\n\n"
@@ -56,7 +57,7 @@ def _systemd(words: list[str]) -> str:
 
 
 def _launchd(words: list[str]) -> str:
-    """Agent of a user: `launchctl load FILE`."""
+    """launchd agent (XML) of one user that runs the command `words`; started by `launchctl load FILE`."""
     arguments = "\n".join(f"    <string>{escape(word)}</string>" for word in words)
     return f"""<?xml version="1.0" encoding="UTF-8"?>
 <!DOCTYPE plist PUBLIC "-//Apple//DTD PLIST 1.0//EN" "http://www.apple.com/DTDs/PropertyList-1.0.dtd">
@@ -72,6 +73,6 @@ def _launchd(words: list[str]) -> str:
 
 
 def _windows(words: list[str]) -> str:
-    """Command that makes a task which runs at each logon."""
+    """Windows command that makes a task which runs the command `words` at each logon."""
     command = " ".join(shlex.quote(word) if " " in word else word for word in words).replace("'", '\\"')
     return f'schtasks /Create /TN anabranch /SC ONLOGON /RL LIMITED /TR "{command}"'

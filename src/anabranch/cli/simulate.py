@@ -156,7 +156,7 @@ def run_all(scenario: Scenario, policies: Sequence[str], seeds: Sequence[int], j
 
 
 def _with_progress(outcomes: Iterable[Outcome], trials: int) -> list[Outcome]:
-    """The outcomes as a list; progress is printed on stderr."""
+    """The outcomes as a list; progress is printed on stderr. trials: number of outcomes to come."""
     found, printed = [], time.monotonic()
     for outcome in outcomes:
         found.append(outcome)
@@ -180,7 +180,7 @@ def _interrupts_blocked() -> Iterator[None]:
 
 
 def _ignore_interrupts() -> None:
-    """Initializer of a worker process: its parent ends it on Ctrl+C."""
+    """Ignore Ctrl+C in a worker process, which its parent ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 

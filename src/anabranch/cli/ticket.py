@@ -53,7 +53,8 @@ def add_reason(parser: argparse.ArgumentParser) -> None:
 
 
 def checked_reason(text: str) -> str:
-    """Reason of a revocation; UserError if it is too long or not printable."""
+    """`text` as the reason of a revocation or expulsion, or a standard one if it is empty. Raises UserError
+    if it is too long or not printable."""
     from anabranch.node.lifecycle.gate_file import REASON_CHARS
 
     if len(text) > REASON_CHARS or not text.isprintable():
@@ -67,7 +68,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def duration_s(text: str) -> float:
-    """Seconds of a duration as 30m, 12h, 7d or 4w. Raises UserError."""
+    """Seconds of a ticket's lifetime, written as 30m, 12h, 7d or 4w. Raises UserError for another form, and
+    outside LIFETIME_S."""
     match = re.fullmatch(r"(\d{1,6})([mhdw])", text)
     if match is None:
         raise UserError(f"--expires is {text!r}; write a number and m, h, d or w, as in 12h or 7d")

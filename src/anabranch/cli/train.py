@@ -192,7 +192,8 @@ def _follow(swarm: LocalSwarm, supervisor: Supervisor, console: Console, page: b
 
 
 def _what_next(path: Path, finished: bool, emulated: bool) -> str:
-    """Advice for a run that was stopped, or whose leading process died."""
+    """Next command for a run that was stopped, or whose leading process died. finished: True if all steps are
+    committed. emulated: True if it ran in an emulated network."""
     if finished:
         return f"all its steps are committed; verify them with: anabranch verify {path}"
     note = ", without the emulated network" if emulated else ""
@@ -231,7 +232,8 @@ class _Stopping:
 
 
 def _show_result(path: Path, console: Console, verify: list[str] | None) -> int:
-    """Print held-out loss, a sample, plots and the verification (with these options; None: skip it)."""
+    """Print held-out loss, a sample and plots, then verify the run; returns the verification's exit status.
+    verify: options of `anabranch verify`; None skips it (status 0)."""
     from anabranch.cli.main import main
 
     first, last = console.first_evaluation, console.last_evaluation

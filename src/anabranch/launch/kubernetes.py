@@ -17,7 +17,7 @@ RESTARTS = 1000
 
 
 def manifests(fleet: Fleet) -> str:
-    """YAML documents for `kubectl apply -f`."""
+    """YAML documents for `kubectl apply -f`: a job for each group of the fleet."""
     secret = fleet.label(Group(0)) + "-ticket"
     head = (
         f"{fleet.peers} peers of the run {fleet.name}. The ticket comes from a secret:\n"

@@ -41,7 +41,7 @@ def _item(value: object) -> list[str]:
 
 
 def _is_block(text: str) -> bool:
-    """True if a text of several lines survives as a literal block."""
+    """True if `text`, of several lines, can be written as a YAML literal block (`|`) without a change."""
     ends = text.endswith("\n") and not text.endswith("\n\n") and not text.startswith((" ", "\n"))
     return ends and all(line.isprintable() and line.strip() for line in text[:-1].split("\n"))
 

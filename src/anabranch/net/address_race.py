@@ -21,11 +21,10 @@ async def first_of(
     connect: Callable[[Address], Awaitable[_T]],
     discard: Callable[[_T], None],
 ) -> tuple[Address, _T]:
-    """Connect to the addresses in order, each a little after the one before, or at once when that failed.
-
-    Returns the first that succeeded, with its connection; other connections are discarded. Raises the error
-    of the only address, or one DialError about all.
-    """
+    """Connect to the addresses in order, each STAGGER_S after the one before (CARRIER_STAGGER_S for a carrier
+    or iroh), or at once when that failed. Returns the first address that succeeded, with its connection;
+    later connections go to `discard`. Raises the error of the only address, or one DialError about all;
+    errors other than NetError end the race at once."""
     pending: dict[asyncio.Task[_T], Address] = {}
     failed: list[tuple[Address, Exception]] = []
     waiting = list(addresses)
@@ -63,8 +62,8 @@ def _drop(task: asyncio.Task[_T], discard: Callable[[_T], None]) -> None:
 
 
 def _all_failed(failed: Sequence[tuple[Address, Exception]]) -> Exception:
-    """Error about all addresses; its cause is that nobody listens if that is so at each of the peer's own,
-    and no carrier has a link to it."""
+    """The error of the only address, or one DialError about all. Its cause is a ConnectionRefusedError if
+    nobody listens at any of the peer's own addresses and every carrier refused."""
     if len(failed) == 1:
         return failed[0][1]
     error = DialError("; ".join(str(reason) for _, reason in failed) or "no address is known")

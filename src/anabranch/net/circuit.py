@@ -43,8 +43,8 @@ _LOOK_S = 0.05
 
 @dataclass(eq=False)
 class _Wish:
-    """Circuit that an opener asked for, and that is not there yet. target: "" until it is known. met: result
-    is the target's connection."""
+    """Circuit that an opener asked for, and that is not there yet. near: the opener's connection. target: id
+    of the wanted peer, "" until it is read. met: gets the target's connection."""
 
     opener: Opener
     near: Lane
@@ -136,7 +136,8 @@ class Carrier:
         self._connect(Circuit(opener, wish.target, near, far))
 
     def _check_opener(self, wish: _Wish) -> None:
-        """Check the number of all circuits, and that of the opener. Raises Refused."""
+        """Raise Refused if the opener has too many circuits, or if this process carries as many as it may and
+        none gives way (`_give_way` ends that one)."""
         limits, opener = self.limits, wish.opener.peer
         if sum(opener in (each.opener.peer, each.target) for each in self._open()) >= limits.circuits_of_peer:
             raise Refused(errors.CARRIER, f"peer {opener[:12]} has {limits.circuits_of_peer} circuits")
@@ -144,8 +145,8 @@ class Carrier:
             raise Refused(errors.CARRIER, f"it carries {limits.circuits} circuits, and will not carry more")
 
     async def _check_target(self, wish: _Wish) -> None:
-        """Check that a circuit can lead to its target, and the number of those that do. Raises Refused with
-        the limit that stands against it."""
+        """Wait up to `limits.link_s` for the target's link, and check that the circuit may lead to it; a
+        circuit may have to give way. Raises Refused, with the limit that is reached."""
         limits, opener, target = self.limits, wish.opener.peer, wish.target
         for _ in range(math.ceil(limits.link_s / _LOOK_S)):
             if self._link_of(target) is None and not wish.near.lost.done():
@@ -164,11 +165,9 @@ class Carrier:
         return [*self._wishes, *self.circuits]
 
     def _give_way(self, wish: _Wish, full: Sequence[Circuit | _Wish]) -> bool:
-        """End one of the circuits `full` for a new one; False if none gives way.
-
-        Guests give way to members. Among guests those of the address block that has most circuits give way
-        to those of a block that has at least two less, so that many keys are worth no more than one address.
-        """
+        """End one of the circuits `full`, which have reached a limit, for a new one; False if none gives way.
+        Guests give way to members. Among guests those of the address block that has most circuits give way to
+        those of a block that has at least two less, so that many keys are worth no more than one address."""
         guests = [each for each in full if each.opener.guest]
         blocks = Counter(each.opener.block for each in guests)
         most = max(blocks.values(), default=0)
@@ -181,7 +180,7 @@ class Carrier:
         return True
 
     def _forget(self, gone: Circuit | _Wish) -> None:
-        """Count a circuit no longer, which was ended."""
+        """Close a circuit, or drop one that was only asked for, and count it no longer."""
         if isinstance(gone, Circuit):
             gone.close()
             self._ended(gone)
@@ -189,7 +188,8 @@ class Carrier:
             self._wishes.discard(gone)
 
     async def _met(self, wish: _Wish) -> Lane:
-        """Offer a circuit to its target, and wait for it. Raises Refused, also if the opener leaves."""
+        """Offer a circuit to its target, and return the target's connection, with which it comes within
+        `limits.offer_s`. Raises Refused if it does not, or if the opener leaves."""
         link = self._link_of(wish.target)
         assert link is not None  # `_check_target` has looked
         token = secrets.token_bytes(TOKEN_BYTES)
@@ -263,9 +263,10 @@ async def _read_target(near: Lane) -> str:
 
 
 async def upgrade(outer: Lane, context: ssl.SSLContext, *, server_side: bool, timeout_s: float) -> Lane:
-    """Run TLS inside an established connection; returns the inner connection. `outer` is used up. Nothing is
-    awaited before the inner connection gets the bytes that come. Raises DialError where Python cannot do it,
-    and OSError if the connection breaks."""
+    """Run TLS inside an established connection; returns the inner connection. `outer` is used up.
+    server_side: True at the listening side. timeout_s: of the TLS handshake. Nothing is awaited before the
+    inner connection gets the bytes that come. Raises DialError where Python cannot do it, and OSError if the
+    connection breaks."""
     loop, below = asyncio.get_running_loop(), outer.transport
     if type(below).__module__ == "asyncio.sslproto":
         # asyncio's TLS transport fails on an error of a TLS layer above it (TypeError in _abort, until

@@ -117,7 +117,8 @@ def message_frame(message: bytes) -> tuple[bytes, bytes]:
 
 
 def open_frame(stream: int, message: bytes, blob: Blob, size_bytes: int) -> tuple[bytes, bytes]:
-    """Header and body of the frame that announces a payload. The payload's checksum also covers this body."""
+    """Header and body of the frame that announces a payload, whose `size_bytes` bytes follow as chunks of
+    `stream`. The payload's checksum also covers this body."""
     shape = blob.shape
     body = b"".join(
         (

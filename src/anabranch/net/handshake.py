@@ -128,10 +128,9 @@ class Hello:
 
 @dataclass(frozen=True)
 class Gate:
-    """Admission rules of a listening peer of `run`.
-
-    owner: peer id that issues tickets and membership certificates. authorize(hello): reason of a refusal, or
-    None; called once per link, after all signatures are verified."""
+    """Admission rules of a listening peer of `run`. owner: peer id that issues tickets and membership
+    certificates. authorize(hello): reason of a refusal, or None; called once per link, and for each
+    connection about a circuit, after all signatures are verified."""
 
     run: str
     owner: str
@@ -319,10 +318,9 @@ class ClientHandshake:
         credential: Credential,
         binding: bytes,
     ) -> None:
-        """`server` is the dialled peer id, `server_certificate_key` the one in the TLS certificate.
-
-        Raises Refused if they differ, before anything is sent.
-        """
+        """server: the dialled peer id. server_certificate_key: the one in the TLS certificate. lane, link_id:
+        as in `Hello`. binding: bytes that only the two ends of the TLS connection know. Raises Refused if the
+        two ids differ, before anything is sent."""
         if server_certificate_key != server:
             who = server_certificate_key[:12] if server_certificate_key else "a key that is not Ed25519"
             raise Refused(errors.SERVER_KEY, f"peer {server[:12]} was dialled, but {who} answered")
@@ -406,7 +404,8 @@ class ClientHandshake:
 
 
 def _statement(hello: _HelloBody, *, server: str, server_incarnation: int, binding: bytes) -> bytes:
-    """Bytes that the dialling peer signs to prove its key: everything that identifies this connection."""
+    """Bytes that the dialling peer signs to prove its key: everything that identifies this connection, with
+    the bytes `binding` that only its two ends know."""
     return msgspec.msgpack.encode(
         (
             PROTOCOL_VERSION,

@@ -88,8 +88,8 @@ class Lane(asyncio.BufferedProtocol):
         return data
 
     def hold(self, rest: bytes = b"") -> None:
-        """End the handshake, and read nothing until `open`. rest: bytes that came after the handshake's
-        end."""
+        """End the handshake, and read nothing until `open` or `forward_to`. rest: bytes that came after the
+        handshake's end."""
         self._inbox += rest
         self.pause_reading()
 

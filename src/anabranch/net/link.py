@@ -143,7 +143,7 @@ class Link:
             self.bulk.open(self._payloads, self._received)
 
     def hold_payloads(self, hold: bool) -> None:
-        """Stop to read the bulk connection, or go on: the other side's payloads wait there."""
+        """Stop reading payloads (`hold`), which then wait at the other side, or go on."""
         self._holds = hold
         if self.closed_reason is None:
             (self.bulk.pause_for if hold else self.bulk.resume_for)("held")
@@ -156,10 +156,9 @@ class Link:
             self._payloads.max_payload_bytes = max_payload_bytes
 
     def check_progress(self) -> None:
-        """Close the link if its peer stalls; to be called STALL_CHECKS times in `Limits.stall_s`.
-
-        It stalls if in STALL_CHECKS calls payloads were unfinished, none was finished and fewer than
-        STALL_BYTES came. Any chunk counts, as urgent payloads overtake others without limit.
+        """Close the link if its peer stalls; to be called STALL_CHECKS times in `Limits.stall_s`. It stalls
+        if in STALL_CHECKS calls payloads were unfinished and not held back by this side, none was finished
+        and fewer than STALL_BYTES came. Any chunk counts, as urgent payloads overtake others without limit.
         """
         count = self._payloads.unfinished if self._payloads is not None else 0
         finished, seen = self._progress

@@ -43,7 +43,7 @@ MEMORY_SHARE = 0.5
 @dataclass(frozen=True)
 class Budget:
     """Limits of one scope. memory_bytes: of unfinished payloads. streams: unfinished payloads. connections:
-    also file descriptors."""
+    each takes one file descriptor."""
 
     memory_bytes: int
     streams: int
@@ -52,7 +52,8 @@ class Budget:
 
 @dataclass(frozen=True)
 class Budgets:
-    """Budgets of all scopes; `ticket` and `block` hold for each ticket and each address block."""
+    """Budgets of all scopes: this process, each ticket, each address block, each peer, and the forwarded
+    connections (circuits) of each peer."""
 
     system: Budget
     ticket: Budget
@@ -62,8 +63,8 @@ class Budgets:
 
 
 def connection_limit() -> int:
-    """Number of connections of this process: its descriptor limit less RESERVED_DESCRIPTORS, and at most
-    MAX_CONNECTIONS."""
+    """Most connections of this process: its descriptor limit less RESERVED_DESCRIPTORS, but no fewer than
+    MIN_CONNECTIONS and no more than MAX_CONNECTIONS."""
     return max(MIN_CONNECTIONS, min(MAX_CONNECTIONS, descriptor_limit() - RESERVED_DESCRIPTORS))
 
 

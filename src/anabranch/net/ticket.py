@@ -111,8 +111,8 @@ class Ticket:
 
     @property
     def first_addresses(self) -> str:
-        """Addresses of that peer, in order of preference, as text (`anabranch.addresses`). Raises
-        TicketError."""
+        """Addresses of the peer to dial first, in order of preference, as text (`anabranch.addresses`).
+        Raises TicketError if the ticket names no peer."""
         first = self.first_peer.peer_id
         found = [_address(each) for each in self.peers if each.peer_id == first]
         return ",".join(map(str, found[:MOST_ADDRESSES]))
@@ -177,7 +177,8 @@ def issue_certificate(
     ticket: str = "",
     quota: int = 0,
 ) -> bytes:
-    """Issue a membership certificate (sealed bytes), signed by the owner or by a leader it delegated to."""
+    """Make a membership certificate (sealed bytes) for `peer_id`, signed by `issuer`; peers accept only those
+    of the run's owner. The other arguments are fields of `MembershipCertificate`."""
     certificate = MembershipCertificate(run, peer_id, role, expires_at_s, issuer.peer_id, ticket, quota)
     sealed = _seal(issuer, _CERTIFICATE, certificate)
     _decode(MembershipCertificate, sealed, "the certificate")
@@ -202,7 +203,7 @@ def check_certificate(sealed: bytes, *, run: str, now_s: float) -> MembershipCer
 
 
 def _seal(signer: Identity, purpose: bytes, body: msgspec.Struct) -> bytes:
-    """Sign `body`: returns the signature (64 bytes) and the signed msgpack bytes."""
+    """Sign `body` for one purpose: returns the signature (64 bytes) and the signed msgpack bytes."""
     encoded = msgspec.msgpack.encode(body)
     return signer.sign(purpose, encoded) + encoded
 

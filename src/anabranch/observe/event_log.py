@@ -63,10 +63,9 @@ class EventTail:
         self._rest = b""
 
     def read(self) -> list[Event | Unknown]:
-        """Next events in file order; empty at the end of the file and while there is no file.
-
-        Raises OSError if the file cannot be read.
-        """
+        """Next events in file order, from at most CHUNK_BYTES further bytes. Empty if no event ends there: at
+        the end of the file, while there is no file, or within a longer event. Raises OSError if the file
+        cannot be read."""
         try:
             with open(self.path, "rb") as file:
                 file.seek(self.position)
@@ -124,7 +123,7 @@ def commit_times(events: Iterable[Event]) -> list[tuple[int, float]]:
 
 
 def _end_last_line(path: Path) -> None:
-    """End a line that a crash cut off by a newline, since the next event would be appended to it."""
+    """Append a newline to a last line that a crash cut off, so that the next event gets a line of its own."""
     if not path.exists() or path.stat().st_size == 0:
         return
     with open(path, "rb+") as file:

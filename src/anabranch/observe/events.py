@@ -129,8 +129,9 @@ class Skip(Event, frozen=True, kw_only=True):
 
 class Suspected(Event, frozen=True, kw_only=True):
     """Event: verdict of `peer` on the silence of `subject`, which gets no work from it meanwhile. `verdict`:
-    "suspected", "refuted" (heard again), "the link is bad", "nobody is heard", "gone". `asked`: answers of
-    other peers about `subject`, by their ids."""
+    "suspected", "refuted" (heard again), "the link is bad", "nobody is heard", "gone". silence_s: how long it
+    has lasted; patience_s: from when on it is suspect. `asked`: answers of other peers about `subject`, by
+    their ids."""
 
     subject: str
     reason: str
@@ -141,7 +142,8 @@ class Suspected(Event, frozen=True, kw_only=True):
 
 
 class Repair(Event, frozen=True, kw_only=True):
-    """Event: microbatch (t, index) went from the failed replica `dead` of `stage` to `replacement`."""
+    """Event: `peer` sent microbatch (t, index) to another replica of `stage`, as the replica `dead` failed.
+    replacement: id of the other one, "" if not told."""
 
     t: int
     index: int
@@ -163,8 +165,8 @@ class Redo(Event, frozen=True, kw_only=True):
 
 
 class Double(Event, frozen=True, kw_only=True):
-    """Event: two replicas had computed the same unit; `kept` counts it, `subtracted` took it out of its
-    gradient sum."""
+    """Event: two replicas had computed the same unit; `subtracted` took it out of its gradient sum. kept: the
+    other one, whose result counts; "" if not told."""
 
     t: int
     stage: int
@@ -192,7 +194,8 @@ class Audit(Event, frozen=True, kw_only=True):
 
 
 class Refused(Event, frozen=True, kw_only=True):
-    """Event: `peer` refused messages or the connection of `subject`, `count` times."""
+    """Event: `peer` refused messages or the connection of `subject` ("" for an unknown caller), for the
+    `count`-th time."""
 
     subject: str
     reason: str
@@ -216,7 +219,7 @@ class Checkpoint(Event, frozen=True, kw_only=True):
 
 
 class Waiting(Event, frozen=True, kw_only=True):
-    """Event: the run pauses until an outside condition changes."""
+    """Event: `peer` waits until an outside condition changes, and with it the run if it is the leader."""
 
     reason: str
 
@@ -323,10 +326,8 @@ def encode_event(event: Event | Unknown) -> bytes:
 
 
 def decode_event(line: bytes) -> Event | Unknown:
-    """Event of one line.
-
-    Raises ValueError or msgspec.DecodeError unless it is a JSON object with a `kind`.
-    """
+    """Event of one line. Raises ValueError or msgspec.DecodeError unless it is a JSON object with a
+    `kind`."""
     try:
         try:
             return _KNOWN.decode(line)

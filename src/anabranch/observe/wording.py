@@ -64,7 +64,8 @@ def escaped(line: str) -> str:
 
 
 def without_addresses(text: str) -> str:
-    """`text` without network addresses: viewers must not learn where a volunteer's machine can be reached."""
+    """`text` with "its address" for each network address: viewers must not learn where a volunteer's machine
+    can be reached."""
     return _ADDRESS.sub("its address", text)
 
 
@@ -75,12 +76,13 @@ def with_names(text: str, names: Mapping[str, str]) -> str:
 
 
 def counted(number: int, noun: str, ending: str = "s") -> str:
-    """Number with its noun: "1 microbatch", "1,200 microbatches"."""
+    """Number with its noun: "1 microbatch", "1,200 microbatches". ending: of the plural."""
     return f"{number:,} {noun}{'' if number == 1 else ending}"
 
 
 def listed(names: list[str], most: int = 3) -> str:
-    """Names in words: "a, b and c", "a, b, c and 4 others"."""
+    """Names in words: "a, b and c", "a, b, c and 4 others", "nobody". most: names that are spelled out before
+    "others"."""
     if len(names) > most + 1:
         return f"{', '.join(names[:most])} and {len(names) - most} others"
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]])) if names else "nobody"

@@ -24,7 +24,7 @@ def add_run_dir(parser: argparse.ArgumentParser) -> None:
 
 
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:
-    """Add a run directory and the choice of one of its checkpoints."""
+    """Add the arguments that name a run directory and one of its checkpoints."""
     add_run_dir(parser)
     parser.add_argument("--step", type=int, metavar="T", help="checkpoint after step T (default: the newest)")
 
@@ -55,7 +55,8 @@ def carry_limits(mbit: float | None) -> CarryLimits:
 
 
 def line_caps(up_mbit: float, down_mbit: float) -> LineCaps:
-    """Caps of this machine's line, from Mbit/s; 0: none."""
+    """Caps of this machine's line: most Mbit/s that it sends (`up_mbit`) and receives
+    (`down_mbit`); 0: none."""
     from anabranch.net.connection_limits import LineCaps
 
     return LineCaps(up_mbit * 1e6 / 8, down_mbit * 1e6 / 8)
@@ -66,7 +67,7 @@ def add_jobs(parser: argparse.ArgumentParser) -> None:
 
 
 def check_range(option: str, value: float, allowed: Range) -> None:
-    """Raise UserError naming the option if its value is outside the range."""
+    """Raise UserError, naming the option, if its value is not within `allowed`."""
     if not allowed.holds(value):
         raise UserError(f"{option} {value:g}: it must be {allowed}")
 

@@ -69,7 +69,8 @@ class Children:
         return max(status if status >= 0 else 128 - status for status in statuses)
 
     def end(self) -> None:
-        """Make all leave their run; those that do not in LEAVE_S seconds are killed."""
+        """Send each process SIGINT, at which it leaves its run; kill those that have not ended after LEAVE_S
+        seconds."""
         self.signal(signal.SIGINT)
         try:
             self.wait(LEAVE_S)

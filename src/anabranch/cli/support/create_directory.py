@@ -16,10 +16,7 @@ from anabranch.observe.console.progress import Advance, progress
 
 def create(config: RunConfig, path: Path, say: Callable[[str], None] = print) -> RunDirectory:
     """Make a run directory with its corpus, after checks of this machine's port and device; `say` prints a
-    sentence for the user.
-
-    Raises UserError, and KeyboardInterrupt after removing the directory.
-    """
+    sentence for the user. Raises UserError, and KeyboardInterrupt after removing the directory."""
     from anabranch.node.lifecycle.create_run import create_run
 
     _check_port(config.network)

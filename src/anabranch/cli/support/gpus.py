@@ -85,10 +85,9 @@ def run_all(
     show: Callable[[str], None],
     program: Sequence[str] = PROGRAM,
 ) -> int:
-    """Run all commands at the same time until each has ended; returns the largest exit status.
-
-    Signals to stop are handed on. show: prints a line that a process wrote, after its label.
-    """
+    """Run all commands at the same time until each has ended; returns the largest exit status. Signals to
+    stop are handed on. labels: text before each line, by command. show: prints a line that a process wrote,
+    after its label. program: words before those of each command."""
     children = Children(commands, labels, show, program)
     with handled_signals(lambda number, *_: children.signal(number)):
         return children.wait()

@@ -35,10 +35,8 @@ LOOPBACK_WARNING = (
 def page_beside(
     directory: RunDirectory, say: Callable[[str], None], owner: Owner, wanted: bool = True
 ) -> Iterator[None]:
-    """Serve the run's web page while the context is entered; `say` gets its addresses.
-
-    owner: executes the actions that the page offers to whoever has the owner's address.
-    """
+    """Serve the run's web page while the context is entered; `say` gets its addresses. wanted: False serves
+    none. owner: executes the actions that the page offers to whoever has the owner's address."""
     if not wanted:
         yield
         return

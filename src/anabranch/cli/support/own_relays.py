@@ -55,7 +55,8 @@ class OwnRelays:
         self._children = Children(commands, labels, lambda line: print(line, flush=True))
 
     def finish(self) -> None:
-        """Let the relays of a run that is over end by themselves, as they hear of it; at most LEAVE_S."""
+        """Wait up to LEAVE_S seconds for the relays to end by themselves, as each does when it hears that the
+        run is over."""
         if self._children is not None:
             with suppress(subprocess.TimeoutExpired):
                 self._children.wait(LEAVE_S)
@@ -69,9 +70,7 @@ class OwnRelays:
 @contextmanager
 def own_relays(directory: RunDirectory, serve: str, to: Outputs) -> Iterator[OwnRelays]:
     """Yield this machine's relays, which are not started yet; they leave the run when the context ends.
-
-    serve: value of `--serve`; "" for no relay. Raises UserError for a GPU that is not here.
-    """
+    serve: value of `--serve`; "" for no relay. Raises UserError for a GPU that is not here."""
     devices = [""] if serve == ONE else []
     if serve and serve != ONE:
         devices = [f"cuda:{gpu}" for gpu in gpus.chosen_gpus(serve)]

@@ -99,7 +99,7 @@ def _row(plan: Plan) -> list[str]:
 
 
 def _placement(plan: Plan) -> list[Counter[str]]:
-    """Kinds of machines of each stage, from stage 0."""
+    """For each stage from 0 on: number of its machines by "DEVICE REGION"."""
     machines = plan.scenario.machines
     stages = range(plan.scenario.model.relay_stages + 1)
     return [_kinds(part for part in machines if part.stage == stage) for stage in stages]

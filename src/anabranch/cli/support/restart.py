@@ -32,7 +32,7 @@ def add_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def resume_command(path: Path, args: argparse.Namespace) -> list[str]:
-    """Command that leads the run in `path` with the output options of `args`."""
+    """Command that leads the run in `path` again, with the output options and the `--serve` of `args`."""
     command = [sys.executable, "-m", "anabranch", "resume", str(path), "--log-format", args.log_format]
     command += own_relays.options(args.serve)
     command += ["--no-page"] if args.no_page else []
@@ -43,13 +43,11 @@ def resume_command(path: Path, args: argparse.Namespace) -> list[str]:
 
 
 def keep_leading(command: list[str], say: Callable[[str], None], wait_s: float = WAIT_S) -> int:
-    """Run the command until it ends otherwise than by an internal failure or a crash; returns its exit
-    status.
-
-    wait_s: seconds before the first restart; they double from failure to failure. A signal to stop is handed
-    on to the command, which is then not restarted; if this process is killed, the command stops cleanly (on
-    Linux). `say` prints a sentence for the user.
-    """
+    """Run the command, again after each internal failure or crash, until it ends in another way; returns its
+    exit status, 128 + N if signal N ended it. wait_s: seconds before the first restart; they double from
+    failure to failure, up to WAIT_MAX_S. A signal to stop is handed on to the command, which is then not
+    restarted; if this process is killed, the command stops cleanly (on Linux). `say` prints a sentence for
+    the user."""
     stopped = threading.Event()
     process: subprocess.Popen[bytes] | None = None
 

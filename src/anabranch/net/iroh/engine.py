@@ -35,13 +35,11 @@ def installed() -> bool:
 
 
 class IrohEngine:
-    """iroh endpoint of one peer, in a process of its own that is started again if it ends.
-
-    relays: URLs of iroh relays, through which peers find each other ([]: only known UDP addresses are used).
-    bind: IP:PORT of its UDP socket. on_incoming(connection, peer, path): gets the connections of other peers,
-    before anything but the peer's key is proved. path: "relay", or UDP address of the other end. sockets:
-    IP:PORT of its UDP sockets.
-    """
+    """iroh endpoint of one peer, in a process of its own that is started again if it ends. relays: URLs of
+    iroh relays, through which peers find each other ([]: only known UDP addresses are used). bind: IP:PORT of
+    its UDP socket. on_incoming(connection, peer, path): gets the connections of other peers, before anything
+    but the peer's key is proved. path: "relay", UDP address of the other end, or "" if not known yet.
+    sockets: IP:PORT of its UDP sockets."""
 
     def __init__(
         self,
@@ -75,7 +73,7 @@ class IrohEngine:
         self._closed = False
 
     async def start(self) -> None:
-        """Start the process. Raises ListenError if iroh is missing or cannot be used."""
+        """Start the process; returns when it is ready. Raises ListenError if iroh is missing or unusable."""
         if not installed():
             raise ListenError("iroh is not installed: pip install 'anabranch[iroh]'")
         self._listener = socket.socket()
@@ -151,7 +149,8 @@ class IrohEngine:
             await asyncio.sleep(RESTART_S)
 
     def _fail(self, reason: str) -> None:
-        """End all dials with an error; and the start, if the process was never ready."""
+        """Forget all paths, and end all dials with an error; also the start, if the process was
+        never ready."""
         self.paths.clear()
         for met in self._dials.values():
             if not met.done():

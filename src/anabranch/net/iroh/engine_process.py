@@ -68,7 +68,8 @@ def quicken() -> str:
 
 
 class EngineProcess:
-    """Endpoint of one peer. port: local port of the peer. secret: proof for it."""
+    """iroh endpoint of one peer, which connects each of its streams to the peer's local TCP port `port`.
+    secret: shown at the beginning of each such connection, to prove where it comes from."""
 
     def __init__(self, endpoint: Any, port: int, secret: str) -> None:
         self._endpoint, self._port, self._secret = endpoint, port, secret
@@ -98,7 +99,8 @@ class EngineProcess:
             await self._streams(connection.remote_id().to_bytes().hex(), connection)
 
     async def _streams(self, peer: str, connection: Any) -> None:
-        """Pass on the streams that the other side opens, until the connection ends."""
+        """Pass on the streams that the other side opens, each over a new local connection, until the
+        connection ends."""
         connection.set_receive_window(_WINDOW_BYTES)
         self._spawn(self._watch(peer, connection))
         while True:
@@ -106,7 +108,8 @@ class EngineProcess:
             self._spawn(self._pass(stream, 0, peer))
 
     async def _watch(self, peer: str, connection: Any) -> None:
-        """Report on which path the connection runs, whenever that changes, and its end."""
+        """Tell the peer's process the path of a connection, at the start and at each change; forget the
+        connection when it ends."""
         ended = asyncio.ensure_future(connection.closed())
         told = ""
         while not ended.done():
@@ -132,7 +135,8 @@ class EngineProcess:
             await self._pass(stream, dial, peer)
 
     async def _open(self, peer: str, command: dict[str, Any]) -> Any:
-        """New stream to a peer, over the connection to it, which is made if there is none."""
+        """New stream to a peer, over the connection to it. If there is none, it is made by the relay and
+        addresses in `command`."""
         known = self._connections.get(peer)
         if known is not None and known.close_reason() is None:
             return await known.open_bi()
@@ -161,7 +165,8 @@ class EngineProcess:
             await work
 
     async def _pass(self, stream: Any, dial: int, peer: str) -> None:
-        """Pass bytes on between a stream and a new connection to the peer's local port, until either ends."""
+        """Pass bytes on between a stream and a new connection to the peer's local port, until either ends.
+        dial, peer: as in `wire.header`."""
         try:
             reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
         except OSError:

@@ -117,7 +117,7 @@ class EmulatedNetwork:
 
 def _links(regions: Sequence[str | None], profile: Profile | None) -> list[tuple[int, int, float, float]]:
     """Links of all pairs of hosts that both have a region, as (sender's number, receiver's number, delay in
-    s, bit/s)."""
+    s, bit/s); none without a profile."""
     links = []
     for (sender, one), (receiver, other) in permutations(enumerate(regions), 2):
         if profile is not None and one is not None and other is not None:

@@ -104,7 +104,7 @@ class Fabric:
 
     @property
     def next_s(self) -> float:
-        """Time of the next arrival; inf if no frame is in flight."""
+        """Time (s) at which `due` has something to do next; inf if no frame is in flight."""
         return self._in_flight[0][0] if self._in_flight else math.inf
 
     def _push(self, at: float, receiver: int, frame: bytes, passed: bool) -> None:

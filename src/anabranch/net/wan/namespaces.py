@@ -74,8 +74,8 @@ class Claim:
 
 
 def _lock(path: Path, flags: int) -> int | None:
-    """Lock a file: descriptor that holds the lock; None if another process holds the lock, or the file is
-    gone."""
+    """Open and lock a file; returns the descriptor that holds the lock. None if another process holds it, or
+    if the file is missing (or there, with O_EXCL). flags: further ones for os.open."""
     try:
         handle = os.open(path, os.O_RDWR | os.O_CLOEXEC | flags, 0o600)
     except (FileNotFoundError, FileExistsError):
@@ -193,7 +193,7 @@ def _set_namespace(handle: int) -> None:
 
 
 def run_ip(*arguments: str, lines: str = "") -> str:
-    """Run `ip` and return its output. Raises WanError with its error message."""
+    """Run `ip` with `lines` as its input, and return its output. Raises WanError with its error message."""
     try:
         done = subprocess.run(
             ["ip", *arguments], input=lines, capture_output=True, text=True, check=False, timeout=30

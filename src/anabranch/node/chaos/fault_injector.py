@@ -109,7 +109,8 @@ class FaultInjector:
         return not self._hostile or (self.complete and not self._honest.waiting)
 
     def close(self) -> None:
-        """Record what became of the seats."""
+        """Record, in a run with guests, the removals of honest members without a fault, and the seats that
+        are empty."""
         if self._hostile:
             self.record.lost_seats = self._honest.lost
             serving = self.tracker.serving

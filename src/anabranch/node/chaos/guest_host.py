@@ -113,7 +113,7 @@ class GuestHost:
 
     def _follow(self, guest: _Running, word: str, rest: str) -> None:
         """Take in a line that a guest printed: `word` is id, begun, closed or ended, `rest` its value (see
-        `guest_process`). A guest that has begun is put out by closed and ended."""
+        `guest_process`). closed and ended mean, once it has begun, that the run put the guest out."""
         visit, now = guest.visit, time.time()
         if word == "id":
             visit.peer = rest

@@ -21,8 +21,9 @@ class LostSeat:
 
 
 class HonestSeats:
-    """Removals of honest members. name_of(peer): name of an honest peer's process, else None. hit(peer, at):
-    True if a fault explains that the peer was removed then."""
+    """Removals of honest members that no fault explains (moves between stages aside), and their returns.
+    name_of(peer): name of an honest peer's process, else None. hit(peer, at): True if a fault explains that
+    the peer was removed at that Unix time."""
 
     def __init__(self, name_of: Callable[[str], str | None], hit: Callable[[str, float], bool]) -> None:
         self._name_of, self._hit = name_of, hit
@@ -44,5 +45,5 @@ class HonestSeats:
 
     @property
     def waiting(self) -> set[str]:
-        """Peers that are not back yet."""
+        """Ids of the removed peers that are not active again yet."""
         return {seat.peer for seat in self.lost if seat.back_s < 0}

@@ -86,7 +86,6 @@ class Result:
         return metrics.steps / metrics.seconds / calm if calm and metrics.seconds else None
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
         metrics: dict[str, Any] = msgspec.to_builtins(self.metrics)
         calm = [{"seconds": record.seconds, "steps": record.steps} for record in self.calm]
         return {
@@ -103,7 +102,6 @@ class Result:
         }
 
     def lines(self) -> list[str]:
-        """The result as lines of text."""
         setting, metrics, faults = self.setting, self.metrics, self.metrics.faults
         kinds = ", ".join(f"{count} {kind}" for kind, count in faults.delivered.items()) or "none"
         lines = [

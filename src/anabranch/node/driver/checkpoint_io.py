@@ -19,13 +19,10 @@ StageCopy = tuple[tuple[Payload, ...], str]
 
 
 class CheckpointIo:
-    """Checkpoints of a run directory. The methods block.
-
-    newest: step of the checkpoint that the run continues from, 0 if there is none; younger ones in the
-    directory are damaged, or of steps that were never announced. keep: number of checkpoints to keep. frozen:
-    hashes of the frozen weights of stages 0 to S, which are numbered on after the last stage; empty if there
-    are none.
-    """
+    """Checkpoints of a run directory. The methods block. newest: step of the checkpoint that the run
+    continues from, 0 if there is none; younger ones in the directory are damaged, or of steps that were never
+    announced. keep: number of checkpoints to keep. frozen: hashes of the frozen weights of stages 0 to S;
+    empty if there are none."""
 
     def __init__(
         self, directory: RunDirectory, run_id: str, keep: int, newest: int, frozen: Sequence[str] = ()
@@ -37,7 +34,8 @@ class CheckpointIo:
         self._newest = newest
 
     def read(self, t: int, stage: int) -> ev.CheckpointRead:
-        """Read a stage of the checkpoint after step t (-1: the newest). Raises UserError if it cannot be
+        """Read a stage of the checkpoint after step t (-1: the newest). With S + 1 frozen stages, stage
+        number S + 1 + n means the frozen weights of stage n, for t = 0. Raises UserError if it cannot be
         read."""
         import torch
 
@@ -52,7 +50,7 @@ class CheckpointIo:
         return ev.CheckpointRead(t, found, stage, fingerprint, tuple(pieces), piece_hashes(pieces))
 
     def _read_frozen(self, t: int, number: int) -> ev.CheckpointRead:
-        """Frozen weights of a stage, mapped into memory."""
+        """Frozen weights, mapped into memory. t, number: as `t` and `stage` of `read`. Raises UserError."""
         import torch
 
         from anabranch.train.adapters.frozen import FrozenStore

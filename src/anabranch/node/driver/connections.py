@@ -115,12 +115,10 @@ class Connections:
         )
 
     def _keeps(self, older: Link, link: Link) -> bool:
-        """True if `link` is closed and the older one stays: `link` goes through a carrier, and the older one
-        is direct, made less than FRESH_S ago, and to the same process of the peer (incarnation).
-
-        Both sides then dialled at once. A direct link of longer standing may be dead without anybody's
-        knowledge.
-        """
+        """True if the new `link` is to be closed and the older one stays: `link` goes through a carrier, and
+        the older one is direct, made less than FRESH_S ago, and to the same process of the peer
+        (incarnation). Both sides then dialled at once. A direct link of longer standing may be dead without
+        anybody's knowledge."""
         fresh = self._loop.time() < self._made_at.get(older, 0.0) + FRESH_S
         return bool(link.way.via) and not older.way.via and fresh and older.incarnation == link.incarnation
 

@@ -20,7 +20,8 @@ RESERVE_BYTES = 64 << 10
 
 
 class CrashReport:
-    """Reserved file in `folder`, and the open descriptor through which it is written."""
+    """Crash report of a peer in `folder`. Disk space and an open descriptor are reserved from the start, as a
+    failing machine may have none left."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / REPORT
@@ -53,7 +54,7 @@ class CrashReport:
         return f"traceback in {self.path.name}"
 
     def close(self) -> None:
-        """Give back what is reserved."""
+        """Close the descriptor, and delete the reserved file unless it has become the report."""
         if self._file is not None:
             with contextlib.suppress(OSError):
                 os.close(self._file)

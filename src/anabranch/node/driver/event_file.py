@@ -10,8 +10,8 @@ PIECE_BYTES = 1 << 18
 
 
 def piece_of(path: Path, position: int) -> tuple[bytes, int]:
-    """Compressed piece of the file from byte `position` on (b"" at its end), and the file's size in bytes;
-    (b"", 0) if the file cannot be read."""
+    """Piece of the file from byte `position` on, at most PIECE_BYTES before it is compressed by zlib (b"" at
+    the end), and the file's size in bytes; (b"", 0) if the file cannot be read."""
     try:
         with open(path, "rb") as file:
             size = file.seek(0, 2)

@@ -91,7 +91,8 @@ class EventWriter:
         self._free_checked_at = float("-inf")
 
     def note(self, kind: str, fields: Mapping[str, Any]) -> None:
-        """Write a note of this peer's protocol as an event. fields: by name, as the kind of note has them."""
+        """Write a note of this peer's protocol as an event, unless only the leader writes notes of this kind.
+        fields: by name, as the kind of note has them."""
         if kind == "control" and fields["action"] == "continue":
             self._step_at = time.time()  # a pause is no part of the next step
         if self._leads or kind not in _LEADER_NOTES:
@@ -112,7 +113,8 @@ class EventWriter:
 
     def merge(self, peer: str, lines: tuple[bytes, ...]) -> None:
         """Write events that another peer sent, JSON lines, with all texts plain. Events in a third peer's
-        name are left out, and all of them while they would fill the disk."""
+        name, and of types that only the leader writes, are left out; all of them while the disk is nearly
+        full."""
         if self._left_out():
             return
         for line in lines[:MAX_EVENTS]:
@@ -125,7 +127,8 @@ class EventWriter:
                 self._record(plain_event(event))
 
     def _left_out(self) -> bool:
-        """True while events of other peers are not written; the reason is told when it changes."""
+        """True while events of other peers are not written, as the disk is nearly full or they have taken
+        MAX_OTHERS_BYTES; a note tells each new reason."""
         now = time.monotonic()
         if now < self._free_checked_at + FREE_CHECK_S:
             return bool(self._left_out_because)

@@ -62,8 +62,8 @@ class InitialDial:
         self._backoff = Backoff(CounterRng(time.time_ns()), FIRST_S, LAST_S)
 
     def watch(self, live_peer: LivePeer, event: ev.Event) -> None:
-        """Plan the next dial, or stop the peer, when the link to the data node is lost; reset the back-off
-        when it is up. Called after each event of the peer."""
+        """Plan the next dial, or stop the peer, when the link to the data node is lost or a dial of it
+        failed; reset the back-off when the link is up. Called after each event of the peer."""
         match event:
             case ev.LinkUp(peer) if peer == self._leader:
                 if self._lost_at is not None:

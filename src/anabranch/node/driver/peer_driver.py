@@ -48,7 +48,8 @@ class Machine(Protocol):
     torch."""
 
     def describe(self, genesis: Genesis) -> ev.Described:
-        """This machine's offer to the run: measured capacity and speed, and the run's settings."""
+        """This machine's offer to the run that `genesis` (first log record) founds: measured capacity and
+        speed, and the run's settings."""
 
     def build(self, stage: int) -> tuple[Computer, str]:
         """Worker of a stage in its initial state, and the fingerprint of that state ("" if it has none)."""
@@ -149,11 +150,12 @@ class LivePeer:
         return not self._outcome.done()
 
     def stop(self, reason: str) -> None:
-        """Stop cleanly, at the user's request."""
+        """Ask the protocol, at the user's request, to leave the run cleanly; `run` returns once it has."""
         self.handle(ev.Stopping(reason))
 
     def abort(self, reason: str) -> None:
-        """Stop at once, without waiting for the current step."""
+        """End this peer at once, without waiting for the current step. reason: sentence in the outcome that
+        `run` returns."""
         self.finish(Outcome(reason, ok=False))
 
     def handle(self, event: ev.Event) -> None:
@@ -182,8 +184,8 @@ class LivePeer:
             self.journal.flush()
 
     def _connection_refused(self, kind: str, host: str, reason: str) -> None:
-        """Write a refused incoming connection to the event log; not if the caller vanished in the
-        handshake."""
+        """Write an event about refused incoming connections of this kind, at some of their counts only
+        (`RateLimits.is_noted`); none if the caller vanished in the handshake."""
         count = self.links.transport.refusals[kind]
         if kind != VANISHED and RateLimits.is_noted(count):
             why = f"a connection from {f'[{host}]' if ':' in host else host}: {reason}"
@@ -210,10 +212,8 @@ class LivePeer:
             self._loop.call_soon_threadsafe(action)
 
     def _loop_failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Handle an exception that reached the event loop from a callback or a task.
-
-        asyncio closes a connection on whose bytes its code failed; that is no reason to end this peer.
-        """
+        """Handle an exception that reached the event loop from a callback or a task. asyncio closes a
+        connection on whose bytes its code failed; that is no reason to end this peer."""
         error = context.get("exception")
         if error is None or not {"transport", "protocol", "socket"}.isdisjoint(context):
             loop.default_exception_handler(context)
@@ -221,8 +221,8 @@ class LivePeer:
         self._failed("".join(traceback.format_exception(type(error), error, error.__traceback__)))
 
     def _failed(self, text: str) -> None:
-        """End this peer because of an unexpected exception with this traceback, wherever it was raised: in an
-        event, a callback, a task or a thread."""
+        """End this peer because of an unexpected exception with the traceback `text`, wherever it was raised
+        (event, callback, task or thread), and write the crash report."""
         if self._outcome.done():
             return
         where = self._crash_report.write(text)
@@ -230,7 +230,7 @@ class LivePeer:
         self.finish(Outcome(f"this peer failed: {last} ({where})", ok=False, internal=True, again=True))
 
     def finish(self, outcome: Outcome) -> None:
-        """End this peer's part in the run."""
+        """End this peer's part in the run: `run` returns the first outcome given here."""
         if not self._outcome.done():
             self._outcome.set_result(outcome)
 

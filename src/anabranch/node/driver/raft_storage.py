@@ -69,11 +69,9 @@ class RaftStorage:
         return SavedVoterState(nonce, term, vote, lines, start, seed=secrets.randbits(63))
 
     def do(self, write: Persist) -> None:
-        """Write term, vote and log lines; on return they survive a power loss.
-
-        Raises UserError if they cannot be written. This peer must then end: it may not acknowledge what it
-        could lose.
-        """
+        """Write term, vote and log lines, which replace the log from entry `write.start` on; on return they
+        survive a power loss. Raises UserError if they cannot be written. This peer must then end: it may not
+        acknowledge what it could lose."""
         problem = f"the commit log {self.log.name} cannot be written"
         with os_errors_named(problem, "make room, then start again"):
             self._write(write)

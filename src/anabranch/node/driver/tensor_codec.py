@@ -37,7 +37,8 @@ def is_slow(payload: Payload | Blob) -> bool:
 
 
 def to_blob(payload: Payload) -> Blob:
-    """Payload of a CPU tensor or of bytes; shares memory with a contiguous tensor unless it is packed."""
+    """Payload of a CPU tensor or of bytes. int64 tensors are packed; other contiguous tensors share their
+    memory. Raises TypeError for anything else."""
     if isinstance(payload, bytes):
         return Blob("uint8", (len(payload),), payload)
     if not isinstance(payload, torch.Tensor):

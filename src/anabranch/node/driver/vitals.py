@@ -33,7 +33,8 @@ class VitalsMonitor:
         self._written_at = float("-inf")
 
     def watch(self, event: ev.Event) -> None:
-        """Note transfer times and the begin of a reduce; called after each event of the peer."""
+        """Add up the estimated transfer times of received microbatches, and note when a reduce begins; called
+        after each event of the peer."""
         if not isinstance(event, ev.Received):
             return
         match event.message:
@@ -45,8 +46,8 @@ class VitalsMonitor:
 
     def end_iteration(self, timing: Mapping[str, Any]) -> dict[str, float]:
         """Seconds of the iteration that ends now: in all (span_s), in the reduce (reducing_s), without
-        compute (idle_s), and of these in transfers (transfer_s). timing: the protocol's note with seconds by
-        task."""
+        compute (idle_s), and of the idle ones in transfers of microbatches (transfer_s). timing: the
+        protocol's note with seconds by task."""
         now = time.monotonic()
         span = now - self._stepped_at if self._stepped_at is not None else 0.0
         reducing = min(span, now - self._attempt_at) if self._attempt_at is not None else 0.0

@@ -46,8 +46,8 @@ class WorkerThread:
         self._jobs.put((work, done))
 
     def close(self) -> None:
-        """Discard waiting jobs, and wait for the running one: the interpreter must not exit while a thread is
-        inside a library that it would have to unwind."""
+        """Discard waiting jobs, and wait up to CLOSE_S seconds for the running one: the interpreter must not
+        exit while a thread is inside a library that it would have to unwind."""
         with contextlib.suppress(queue.Empty):
             while True:
                 self._jobs.get_nowait()

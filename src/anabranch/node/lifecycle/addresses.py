@@ -24,11 +24,8 @@ _reserved: list[socket.socket] = []
 
 
 def bind_port(host: str, port: int) -> int:
-    """`port`, or a free port of the host if it is 0.
-
-    On Linux the free port stays reserved for this process: a bound socket keeps other processes off it, and
-    lets a second socket of this process listen.
-    """
+    """`port`, or a free port of the host if it is 0. On Linux the free port stays reserved for this process:
+    a bound socket keeps other processes off it, and lets a second socket of this process listen."""
     if port:
         return port
     probe = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
@@ -64,7 +61,8 @@ def reachable_address(host: str, port: int, leader_host: str) -> str:
 
 
 def advertised(network: NetworkSection, port: int) -> str:
-    """Addresses at which peers dial a data node that listens on `port`, in order of preference."""
+    """Addresses at which peers dial a data node that listens on `port`, in order of preference; the iroh
+    relay is the last, if it is used."""
     own = network.advertise or f"{network.host}:{port}"
     return own if network.transport == "tcp" else f"{own},{relay_address(network.iroh_relay)}"
 
@@ -84,10 +82,9 @@ def relay_of(addresses: str) -> Address | None:
 async def started_engine(
     identity: Identity, relay: Address, advertise: str, must: bool, say: Callable[[str], None]
 ) -> IrohEngine | None:
-    """iroh endpoint that uses this relay; None if iroh is not installed and need not be. Raises UserError.
-
-    advertise: addresses of this machine; the port of one that ends in /udp is that of its UDP socket.
-    """
+    """Start an iroh endpoint that uses this relay; None if iroh is not installed. Raises UserError if it
+    cannot start, or if it `must` and is not installed. advertise: addresses of this machine; the port of one
+    that ends in /udp is that of its UDP socket."""
     if not installed() and not must:
         say(
             "iroh is not installed, so connections are TCP alone; to punch holes: "

@@ -40,7 +40,8 @@ _KEY = re.compile("[0-9a-f]{64}")
 
 
 def problem_of(action: str, steps: int) -> str:
-    """Reason why a request is invalid, "" if it is valid."""
+    """Reason why a request of the run's owner is invalid, "" if it is valid. steps: the wished number, for
+    "steps"."""
     if action not in ACTIONS:
         return f"there is no action {action!r}"
     problem = CONSTRAINTS["run.steps"].problem(steps) if action == STEPS else ""
@@ -48,8 +49,8 @@ def problem_of(action: str, steps: int) -> str:
 
 
 def request(run_dir: Path, action: str, steps: int = 0) -> str:
-    """Append a request to the file; returns the reason if it is invalid, else "". steps: new number of
-    steps."""
+    """Append a request to the run's file of requests, which the leading process reads; returns the reason if
+    it is invalid, else "". steps: new number of steps."""
     problem = problem_of(action, steps)
     if not problem:
         _append(run_dir, _Request(action, steps))

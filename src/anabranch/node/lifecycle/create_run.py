@@ -73,12 +73,10 @@ def create_run(
     progress: Progress | None = None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> RunDirectory:
-    """Make a run directory with its corpus and run file.
-
-    Values that the corpus and imported weights determine are added to the run file. progress: as in
-    `materialise`. tell: gets sentences about the run, warnings among them. Raises UserError, also if `path`
-    is in use. Whatever the error, nothing that was made is left behind.
-    """
+    """Make a run directory with its corpus and run file. Values that the corpus and imported weights
+    determine are added to the run file. progress(label, done, total): called while the corpus is made, with
+    bytes. tell: gets sentences about the run, warnings among them. Raises UserError, also if `path` is in
+    use. Whatever the error, nothing that was made is left behind."""
     from anabranch.train.numerics.numerics_class import configure
 
     configure(run.compute.threads)
@@ -113,11 +111,9 @@ def create_run(
 
 
 def lead_run(directory: RunDirectory, address: str) -> CreatedRun:
-    """Set up the leading peer of a run directory, to found the run or to resume it.
-
-    address: host:port that peers dial. Raises UserError if the log, the corpus or the checkpoints are
-    damaged, or the run is of another protocol version.
-    """
+    """Set up the leading peer of a run directory, to found the run or to resume it; counts a start of its
+    process. address: host:port that peers dial. Raises UserError if the log, the corpus or the checkpoints
+    are damaged, or the run is of another protocol version."""
     folder = directory.peer(LEADER_NAME)
     disk = RaftStorage(directory.log, folder / "vote.json")
     kept = disk.load()

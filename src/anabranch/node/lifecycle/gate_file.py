@@ -99,7 +99,8 @@ class GateRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 def read(run_dir: Path) -> GateRecord:
-    """Contents of the file; an empty record if there is none. Raises UserError for a damaged file."""
+    """Gate's record of a run directory; an empty one if there is no file. Raises UserError for a damaged
+    file."""
     path = run_dir / FILE
     try:
         record = msgspec.json.decode(path.read_bytes(), type=GateRecord)
@@ -114,8 +115,8 @@ def read(run_dir: Path) -> GateRecord:
 
 @contextmanager
 def changed(run_dir: Path) -> Iterator[GateRecord]:
-    """Read the file, and write it when the context ends without an error. Processes take turns (flock on the
-    run directory)."""
+    """Yield the gate's record, and write it when the context ends without an error. Processes take turns
+    (flock on the run directory)."""
     folder = os.open(run_dir, os.O_RDONLY)
     try:
         import fcntl

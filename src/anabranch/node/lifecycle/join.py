@@ -118,10 +118,8 @@ async def join(
 
 
 class Volunteer:
-    """Machine that is lent to a run: it joins, and joins again whenever its part ends and `Return` says so.
-
-    Each part has a peer of its own, with the same key and a higher incarnation.
-    """
+    """Machine that is lent to a run: it joins, and joins again whenever its part ends and the protocol's
+    `Return` permits it. Each part has a peer of its own, with the same key and a higher incarnation."""
 
     def __init__(
         self,
@@ -168,11 +166,9 @@ class Volunteer:
         self._left.set()
 
     async def stay(self) -> Outcome:
-        """Join the run, and join again after each part in it, until `Return` says no, the user stops, or the
-        options say `once`; returns how the last part ended.
-
-        Raises UserError if the first part cannot begin.
-        """
+        """Join the run, and join again after each part in it, until the protocol's `Return` says no, the user
+        stops, or the options say `once`; returns how the last part ended. Raises UserError if the first part
+        cannot begin."""
         try:
             return await self._parts()
         finally:
@@ -215,7 +211,7 @@ class Volunteer:
                 await asyncio.wait_for(self._left.wait(), hours.changes_in_s(now))
 
     def _end_hours(self, live: LivePeer) -> None:
-        """Leave the run for today: other peers take over this machine's work."""
+        """Leave the run until this machine's hours begin again: other peers take over its work."""
         self._hours_over = True
         live.stop("the hours of this machine are over")
 
@@ -283,7 +279,8 @@ class Volunteer:
         return options.advertise or reachable_address(options.host, self._port, leader.host)
 
     async def _engine(self) -> IrohEngine | None:
-        """iroh endpoint of this machine, if it is to be used."""
+        """Start this machine's iroh endpoint; None if it is not to be used or not installed. Raises
+        UserError."""
         options = self._options
         relay = None if options.transport == "tcp" else relay_of(options.ticket.first_addresses)
         if relay is None:

@@ -20,9 +20,7 @@ Tell = Callable[[str], None]
 
 def resolved(run: RunConfig) -> RunConfig:
     """`run` with the values "auto" replaced: numerics, and the tokenizer of an imported folder or a BPE.
-
-    Raises ConfigError if the folder has no tokenizer.
-    """
+    Raises ConfigError if the folder has no tokenizer."""
     changes: dict[str, object] = {}
     if run.run.numerics == "auto":
         changes["run.numerics"] = "strict"

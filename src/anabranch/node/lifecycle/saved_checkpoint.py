@@ -31,12 +31,10 @@ class SavedCheckpoints:
         self.notices: list[str] = []
 
     def newest_good(self) -> SavedCheckpoint | None:
-        """Newest complete checkpoint that the log leads to.
-
-        None if the run goes on without: other voters have the log, or no checkpoint was written yet and
-        training begins at step 1. Raises UserError if this is the only voter and checkpoints or log entries
-        are damaged or lost so that no checkpoint is good.
-        """
+        """Newest undamaged checkpoint of a step that is in the log's history; `notices` get what is wrong
+        with others. None if the run goes on without: other voters have the log, or no checkpoint was written
+        yet and training begins at step 1. Raises UserError if this is the only voter and checkpoints or log
+        entries are damaged or lost so that no checkpoint is good."""
         directory, history = self._directory, self._history
         for t in reversed(directory.checkpoints()):
             try:

@@ -22,10 +22,9 @@ FILE = "tickets.json"
 
 
 def issue_tickets(founded: CreatedRun, addresses: str, renew: bool = False) -> dict[str, Ticket]:
-    """Tickets by role, written to tickets.json, which only its owner can read.
-
-    A ticket that is there already stays if it still works: it names these addresses of the leader, half of
-    its time is left and it is not revoked. Others are issued anew. renew: True to issue all of them anew.
+    """Tickets by role, written to tickets.json, which only its owner can read. A ticket that is there already
+    stays if it still works: it names these addresses of the leader, half of its time is left and it is not
+    revoked. Others are issued anew and entered in the gate's record. renew: True to issue all of them anew.
     """
     run_dir, now_s = founded.directory.path, time.time()
     lifetime_s = founded.run.network.ticket_hours * 3600
@@ -53,7 +52,7 @@ def issue_tickets(founded: CreatedRun, addresses: str, renew: bool = False) -> d
 
 
 def _former(run_dir: Path) -> dict[str, Ticket]:
-    """Tickets in tickets.json, by role; none that cannot be read."""
+    """Tickets in tickets.json, by role; none if any of them cannot be read."""
     try:
         texts = json.loads((run_dir / FILE).read_text("utf-8"))
         return {role: parse_ticket(texts[role], now_s=0) for role in ROLES}
@@ -118,10 +117,8 @@ def history_of(directory: RunDirectory) -> LogReplay:
 
 def revoke_ticket(run_dir: Path, name_or_key: str, reason: str) -> gate_file.IssuedTicket:
     """Revoke a ticket: at once if the run is going, else when it is led the next time. A ticket that is
-    revoked already keeps its first time and reason.
-
-    Raises UserError if no ticket, or more than one, has this name or key.
-    """
+    revoked already keeps its first time and reason. name_or_key: its name, or at least the first KEY_CHARS
+    characters of its key. Raises UserError if no ticket, or more than one, has it."""
     RunDirectory.open(run_dir)
     with gate_file.changed(run_dir) as record:
         ticket = record.ticket(name_or_key)

@@ -83,7 +83,8 @@ class TrainingMachine:
         self.run = run
 
     def describe(self, genesis: Genesis) -> Described:
-        """This machine's offer to the run: measured capacity and speed, and the run's settings."""
+        """This machine's offer to the run that `genesis` (first log record) founds: measured capacity and
+        speed, and the run's settings."""
         from anabranch.train.stage.protocol_inputs import model_hash, schedule_of, settings_of
 
         run = run_of(genesis)
@@ -102,7 +103,8 @@ class TrainingMachine:
         return Described(self.member(run), settings, fingerprint, model_hash(self.model), schedule)
 
     def member(self, run: RunConfig) -> Member:
-        """Member record of this machine, with measured capacity and speed."""
+        """Member record of this machine, with capacity and speed. Both are measured, unless the run file sets
+        the capacity."""
         import msgspec
 
         from anabranch.train.numerics.numerics_class import numerics_class
@@ -138,12 +140,13 @@ class TrainingMachine:
 
 
 def free_host_bytes() -> int:
-    """Free memory of this machine."""
+    """Bytes of free host memory."""
     return free_memory_bytes()
 
 
 def measured_capacity(run: RunConfig, model: ModelConfig) -> int:
-    """Number of microbatches whose activations fit in MEMORY_SHARE of the device's free memory."""
+    """Number of microbatches whose activations fit in MEMORY_SHARE of the device's free memory; at least 1,
+    at most MAX_CAPACITY."""
     import torch
 
     from anabranch.train.numerics.numerics_class import device_of

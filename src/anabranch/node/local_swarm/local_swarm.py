@@ -113,8 +113,8 @@ class LocalSwarm:
         self._spawn(LEADER, ["resume", str(self.directory.path), "--quiet"])
 
     def join(self, name: str, ticket: str, extra: Sequence[str] = (), once: bool = True) -> Process:
-        """Start `anabranch join` as process `name`, with its key and logs in the run directory. once: True if
-        it ends with its first part in the run."""
+        """Start `anabranch join` as process `name`, with its key and logs in the run directory. extra:
+        further options. once: True if it ends with its first part in the run."""
         home = str(self.directory.peer(name))
         place = self._places[name] if self._places else None
         where = ["--host", place.address, "--region", place.region] if place else []
@@ -123,7 +123,8 @@ class LocalSwarm:
         return self._spawn(name, arguments)
 
     def start_other(self, name: str, arguments: Sequence[str], target: Callable[..., NoReturn]) -> Process:
-        """Start a process that is no peer of the swarm and ends with it; `target` runs in it."""
+        """Start a process that is no peer of the swarm and ends with it. `target` runs in it and gets
+        `arguments`."""
         log = self.directory.peer(name) / "output.txt"
         self.processes[name] = process = self._supervisor.start(name, arguments, log, target=target)
         return process
@@ -153,7 +154,8 @@ class LocalSwarm:
         return process
 
     def _await_tickets(self, path: Path, former_ns: int = 0) -> dict[str, str]:
-        """Tickets in the file at `path`, once the leader has written it after the time `former_ns`."""
+        """Tickets by role in the file at `path`, once the leader has written it after the time `former_ns`.
+        Raises UserError after START_S seconds, Interrupted if the swarm is to stop, and as `check_leader`."""
         until = time.monotonic() + START_S
         while time.monotonic() < until:
             if path.exists() and path.stat().st_mtime_ns > former_ns:
@@ -200,7 +202,7 @@ class LocalSwarm:
             time.sleep(INTERVAL_S)
 
     def _next_event(self) -> Event | Unknown | None:
-        """The next line of the event log; None at its end."""
+        """The next line of the event log; None if there is none for now."""
         if not self._unread:
             self._unread.extend(self._tail.read())
         return self._unread.popleft() if self._unread else None

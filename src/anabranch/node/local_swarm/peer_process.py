@@ -31,10 +31,9 @@ def run_peer(
 
 
 def enter(name: str, log: str, namespace: str, environment: Mapping[str, str]) -> None:
-    """Make this process, which a supervisor started, one of its own, with its output appended to `log`.
-
-    name: shown by `top`. namespace: network namespace to enter; "" for none. environment: variables to set.
-    """
+    """Give this process, which a supervisor started, a session of its own; append its output to `log`, and
+    let it end with its supervisor. name: shown by `top`. namespace: network namespace to enter; "" for none.
+    environment: variables to set."""
     os.setsid()
     die_with_parent()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

@@ -22,7 +22,7 @@ _COLOURS = {"dim": "\033[2m", "bold": "\033[1m", "red": "\033[31m", "green": "\0
 
 
 def wants_colour(stream: IO[str], environment: Mapping[str, str] | None = None) -> bool:
-    """True for a terminal, unless NO_COLOR is set (no-color.org)."""
+    """True for a terminal, unless NO_COLOR is set (no-color.org) or the terminal is "dumb"."""
     environment = os.environ if environment is None else environment
     return stream.isatty() and not environment.get("NO_COLOR") and environment.get("TERM") != "dumb"
 
@@ -38,7 +38,8 @@ class StepLine:
     def format(
         self, step: Step, steps: int, eta_s: float | None = None, shares: Sequence[Sequence[int]] = ()
     ) -> str:
-        """Line of a step. `shares`: microbatches per replica of stages 1..S, empty if unknown."""
+        """Line of a step. steps: of the whole run. eta_s: seconds until its end, None if unknown. shares:
+        microbatches per replica of stages 1..S, empty if unknown."""
         eta = "-" if eta_s is None else duration(eta_s)
         kind = "round" if step.inner_steps else "step"
         fields = [

@@ -54,10 +54,8 @@ class PageThread:
 
 
 def _follow(tail: EventTail, server: PageServer) -> None:
-    """Update the server's recording from the log as the log grows, until the server ends.
-
-    While a long log is read, a preview of its end is shown.
-    """
+    """Update the server's recording from the log as the log grows, until the server ends. While a long log is
+    read, a preview of its end is shown."""
     whole = server.recording
     partial = preview(tail.path)
     if partial is not None:
@@ -93,10 +91,8 @@ def _show(server: PageServer, recording: Recording, reading: float | None) -> No
 
 
 def _fold(server: PageServer, recording: Recording, events: list[Event | Unknown], cut: bool = True) -> None:
-    """Apply events to a recording in short slices of time; the page's readers are served in between.
-
-    cut: True to end the current frame of the recording, which makes the changes visible.
-    """
+    """Apply events to a recording in short slices of time; the page's readers are served in between. cut:
+    True to end the current frame of the recording, which makes the changes visible."""
     position = 0
     while position < len(events):
         with server.changed:

@@ -202,7 +202,8 @@ class _Handler(BaseHTTPRequestHandler):
         return None
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Refuse a malformed request; `parse_request` calls this, too."""
+        """Answer a malformed request with status 400, whatever the `code`; `parse_request` calls
+        this, too."""
         self._answer(400, b"not a request\n")
 
     def _respond(self, body: bytes) -> None:
@@ -230,10 +231,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200, text.encode(), "text/plain; version=0.0.4; charset=utf-8")
 
     def _is_local(self) -> bool:
-        """True if the request's Host header names this machine.
-
-        A foreign name that resolves to loopback (DNS rebinding) would let any web page read this one.
-        """
+        """True if the request's Host header names this machine. A foreign name that resolves to loopback (DNS
+        rebinding) would let any web page read this one."""
         host = self.headers.get("Host", "")
         name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
         return on_loopback(name.strip("[]"))

@@ -30,10 +30,10 @@ def draw_flow(
     out: Path,
     title: str = "",
 ) -> None:
-    """Write the diagram to `out`, in the format of its suffix. `stage` has all nodes; data nodes have 0.
-
-    Data nodes are drawn at both ends; unused capacity of a relay is pale. OSError if `out` cannot be written.
-    """
+    """Write the diagram to `out`, in the format of its suffix. OSError if `out` cannot be written. stages:
+    number of relay stages. stage: of every node, 0 for data nodes, which are drawn at both ends. capacity:
+    microbatches of each relay; what is unused is pale. paths: nodes of each microbatch, from data node to
+    data node."""
     columns = _columns(stages, stage, capacity, paths)
     gap = max(GAP, GAP_SHARE * max(sum(size for _, size in column) for column in columns))
     tallest = max(sum(size + gap for _, size in column) for column in columns)

@@ -45,7 +45,8 @@ LIFT_PT = 10.0
 
 @dataclass(frozen=True)
 class Span:
-    """Activity of a node from `begin_s` to `end_s` (s). text: description for the trace."""
+    """Activity of a node, of a kind in KINDS, from `begin_s` to `end_s` (s). text: description for
+    the trace."""
 
     node: str
     kind: str

@@ -52,11 +52,9 @@ def draw_bars(figures: Mapping[str, tuple[float, float, float]], title: str, out
 def draw_throughput(
     lines: Mapping[str, Sequence[tuple[float, float, float, int]]], tokens: int, title: str, out: Path
 ) -> None:
-    """Tokens per second and relays present over time, per policy. OSError if `out` cannot be written.
-
+    """Draw tokens per second and relays present over time, per policy. OSError if `out` cannot be written.
     lines: policy -> per iteration (seconds, mean relays present, clairvoyant bound in seconds, crashes).
-    tokens: tokens of an iteration.
-    """
+    tokens: tokens of an iteration."""
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(11, 5.2), layout="constrained")
         upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))

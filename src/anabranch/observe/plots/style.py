@@ -43,7 +43,6 @@ STYLE: Any = {  # matplotlib checks the keys as they are set
 
 
 def stage_colour(stage: int) -> str:
-    """Colour of a stage."""
     return STAGE_COLOURS[stage % len(STAGE_COLOURS)]
 
 

@@ -68,11 +68,8 @@ def draw_map(
     title: str,
     out: Path,
 ) -> None:
-    """Draw the map. OSError if `out` cannot be written.
-
-    hosts: name -> (region, stage); stage 0 is the data nodes. paths: hosts of each microbatch, from data node
-    to data node.
-    """
+    """Draw the map. OSError if `out` cannot be written. hosts: name -> (region, stage); stage 0 is the data
+    nodes. paths: hosts of each microbatch, from data node to data node. crashed: hosts to be crossed out."""
     places = _positions({region for region, _ in hosts.values()})
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(12.0, 5.6), layout="constrained")

@@ -15,14 +15,10 @@ Hops = Counter[tuple[int, str, str, str]]
 
 
 def hops_of(owners: Mapping[int, Mapping[int, str]], stages: int) -> Hops:
-    """Hops of a step's microbatches. owners: stage -> unit -> peer (`events.Step.owners`).
-
-    At relay stages a unit is a microbatch; at stage 0, unit 2i is the head of microbatch i, and unit 2i + 1
-    its embedding.
-
-    A microbatch goes from the data node that embedded it through a replica of each stage to the data node
-    that computed its loss.
-    """
+    """Hops of a step's microbatches, the HOPS_MAX widest. owners: stage -> unit -> peer
+    (`events.Step.owners`). At relay stages a unit is a microbatch; at stage 0, unit 2i is the head of
+    microbatch i, and unit 2i + 1 its embedding. A microbatch goes from the data node that embedded it through
+    a replica of each stage to the data node that computed its loss."""
     hops: Hops = Counter()
     ends = owners.get(0, {})
     for unit, source in ends.items():

@@ -47,7 +47,8 @@ class Peers:
         self._working: set[str] = set()
 
     def key(self, peer: str) -> str:
-        """Key of the record of the peer with id `peer`; the record is created if missing."""
+        """Key of the record of the peer with id `peer`. A missing record is created; beyond NODES_MAX, those
+        of peers that are gone longest are dropped for it."""
         if peer not in self._keys:
             self._make_room()
             self._keys[peer] = key = str(int(next(reversed(self._keys.values()), "0")) + 1)
@@ -76,7 +77,7 @@ class Peers:
         return sum(node["state"] in PRESENT and stage in (None, node["stage"]) for node in nodes)
 
     def serving(self, stage: int) -> int:
-        """Number of replicas of a stage that serve it: neither joining nor without an answer."""
+        """Number of replicas of a stage that are active or merely suspected, neither joining nor lost."""
         nodes = self._state.sections.get("nodes", {}).values()
         return sum(node["state"] in ("active", "suspect") and node["stage"] == stage for node in nodes)
 
@@ -103,7 +104,7 @@ class Peers:
         self._set(event.subject, stage=event.stage, state="active", why="", since=event.time, joined=joined)
 
     def removed(self, event: log.PeerRemoved) -> str:
-        """Record a removal; returns the peer's new state."""
+        """Record a removal; returns the peer's new state: "left", "moved" or "crashed"."""
         self.key(event.subject)
         node = self.get(event.subject)
         reason = without_addresses(plain(event.reason))
@@ -132,8 +133,8 @@ class Peers:
             self._turn(event.subject, "active", "", event.time)
 
     def lost(self, peer: str, reason: str, time: float) -> bool:
-        """Record that a microbatch of `peer` was sent to another replica; True if this is the first sign that
-        `peer` is lost."""
+        """Record that a microbatch of `peer` was sent to another replica; True if nothing was known against
+        `peer` before, which then counts as lost."""
         node = self.get(peer)
         if not node or node["state"] not in ("active", "suspect"):
             return False
@@ -152,7 +153,7 @@ class Peers:
 
     def stepped(self, t: int, shares: Mapping[str, float], time: float) -> None:
         """Record each peer's share (microbatches) of committed step t; a step that is taken again replaces
-        its former shares."""
+        its former shares. A lost or joining peer with a share is active from then on."""
         self.subtract_shares_after(t - 1)
         known = {peer: share for peer, share in shares.items() if self.key(peer)}
         self._shares.append((t, known))
@@ -167,7 +168,8 @@ class Peers:
         self._working = working
 
     def subtract_shares_after(self, t: int) -> None:
-        """Subtract the shares of steps after t from the peers' totals, as after a rollback."""
+        """Subtract the shares of steps after t from the peers' totals, as after a rollback; those of the last
+        STEPS_KEPT steps are known."""
         while self._shares and self._shares[-1][0] > t:
             _, shares = self._shares.pop()
             for peer, share in shares.items():

@@ -61,7 +61,7 @@ class View:
         self._split = [0.0] * 4
 
     def take(self, event: log.Event | log.Unknown) -> None:
-        """Update the state by one event."""
+        """Update state and story by one event; an unknown one changes nothing."""
         if isinstance(event, log.Unknown):
             return
         if self.time < event.time < 1e11:
@@ -210,8 +210,8 @@ class View:
 
 
 def _shortened(lines: list[Line]) -> list[Line]:
-    """Story without a fifth of its lines: lines on the least important subjects go first, and of each the
-    oldest."""
+    """Story without a fifth of its lines: those on the least important subjects go first, and of each the
+    oldest; the latest 200 lines stay."""
     worth = {"note": 0, "progress": 1, "crew": 2, "repair": 3, "trouble": 4}
     order = sorted(range(len(lines) - 200), key=lambda at: (worth[str(lines[at][1])], at))
     gone = set(order[: len(lines) // 5])

@@ -104,7 +104,7 @@ class FrozenStore:
         return torch.from_numpy(np.memmap(self.path(wanted), dtype=np.uint8, mode="c"))
 
     def get(self, wanted: str, layout: Layout, dtype: torch.dtype) -> FrozenWeights:
-        """Weights by their hash, which is checked."""
+        """Weights, in `layout` and of `dtype`, from the file of the hash `wanted`, which is checked."""
         if not layout.elements and not wanted:
             return FrozenWeights(layout, torch.empty(0, dtype=dtype))
         weights = FrozenWeights.of_pieces(layout, (self.data(wanted),), dtype)
@@ -131,7 +131,8 @@ class FrozenLoader:
         return frozen_layout(self._model, self._specs[stage])
 
     def from_pieces(self, stage: int, pieces: Sequence[Tensor]) -> FrozenWeights:
-        """Weights of a stage from all their bytes. Raises FrozenError if these have another size."""
+        """Weights of a stage from all their bytes, which are not compared with the hash. Raises FrozenError
+        if these have another size."""
         return FrozenWeights.of_pieces(self.layout(stage), pieces, self._dtype)
 
     def at_hand(self, stage: int) -> FrozenWeights | None:

@@ -39,7 +39,8 @@ class LoraModel:
     initial_gain: float = 1.0
 
     def __init__(self, base: Model, lora: LoraSection) -> None:
-        """Raises ConfigError if the model has no layer of a target's name."""
+        """base: the plain model. Raises ConfigError if it has no layer of a target's name, or is of an
+        architecture without adapters."""
         self.base, self.config = base, base.config
         self.rank, self.alpha = lora.rank, lora.alpha
         self.scale = lora.alpha / lora.rank
@@ -119,7 +120,8 @@ class _Adapted:
 
 
 def _targets(base: Model, wanted: tuple[str, ...]) -> tuple[str, ...]:
-    """Endings of the weights with adapters. Raises ConfigError for a layer that the model does not have."""
+    """Endings of the names of weights with adapters; all linear layers of a block if `wanted` is empty.
+    Raises ConfigError for a layer that the model does not have, and for an architecture without adapters."""
     config = base.config
     if config.architecture not in ARCHITECTURES or config.subspace:
         raise ConfigError(

@@ -17,10 +17,8 @@ CHUNK = 4096
 def selected(
     part: RoundSection, layout: Layout, change: Tensor, weights: Tensor, round_number: int
 ) -> Tensor | None:
-    """Mask (flat, bool) of the values of a change that are sent in the n-th round; None: all of them.
-
-    change: flat. weights: those before the round, flat.
-    """
+    """Mask (flat, bool) of the values of a change that are sent in the n-th round; None: all of them. part:
+    the run file's section on rounds. change: flat. weights: those before the round, flat."""
     if part.fragments > 1:
         mask = torch.zeros_like(change, dtype=torch.bool)
         for begin, end in fragment_bounds(layout, part.fragments, turn(round_number, part.fragments)):
@@ -46,6 +44,6 @@ def largest(change: Tensor, share: float) -> Tensor:
 
 
 def significant(change: Tensor, weights: Tensor, threshold: float) -> Tensor:
-    """Mask of the values that are at least `threshold` times their weight (Hsieh et al., "Gaia", NSDI
-    2017)."""
+    """Mask of the values of a change whose magnitude is at least `threshold` times that of their weight
+    (Hsieh et al., "Gaia", NSDI 2017)."""
     return change.abs() >= weights.abs().mul_(threshold)

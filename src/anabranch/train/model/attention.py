@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
 class CausalAttention:
-    """softmax(q kᵀ / sqrt(d) + mask) v for up to `max_sequence` tokens, grouped queries included.
+    """Causal attention softmax(q kᵀ / sqrt(d) + mask) v, grouped queries included.
 
     On CPUs it is written out as two products and a softmax: measured faster than
     `scaled_dot_product_attention` at these sizes, and deterministic. Accelerators use the flash kernel where

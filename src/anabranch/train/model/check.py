@@ -29,7 +29,8 @@ class Finding:
 
 
 def check_model(config: ModelConfig, seed: int = 1) -> list[Finding]:
-    """Findings about the model of `config`. Raises ConfigError if it cannot be built."""
+    """Check the model of `config` on this machine's CPU; one finding for each check. seed: of the weights and
+    tokens. Raises ConfigError if the model cannot be built."""
     checker = _Checker(config, seed)
     checks: list[tuple[str, Callable[[], Iterator[str]]]] = [
         ("blocks keep the shape of x, the head gives logits", checker.shapes),
@@ -69,7 +70,7 @@ class _Checker:
         self.dy = torch.randn(*size, self.width, generator=generator)
 
     def steps(self) -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
-        """Blocks and head by name."""
+        """(name, function x -> output) of each block and of the head, in order."""
         plain = PlainWeights(self.weights)
         for block in range(self.config.blocks):
             yield f"block {block}", lambda x, block=block: self.model.block(plain, block, x)  # type: ignore[misc]
@@ -90,7 +91,8 @@ class _Checker:
                 yield f"{name} returns {tuple(step(x).shape)} for {tuple(x.shape)}, not {wanted}"
 
     def own_loss(self) -> Iterator[str]:
-        """A loss of one's own is a finite number, and the sum of those of the rows."""
+        """Yield a problem if the model has a loss of its own that is not one finite number, or not the sum of
+        the losses of the batch's rows."""
         if self.loss is None:
             return
         with torch.no_grad():

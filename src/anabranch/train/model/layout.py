@@ -25,7 +25,7 @@ def raw_bytes(tensor: Tensor) -> memoryview:
 
 
 class Layout:
-    """Names in sorted order, their shapes, and the bounds of each in the flat vector."""
+    """Layout of tensors in a flat vector: their names in sorted order, their shapes, and bounds in it."""
 
     def __init__(self, shapes: Mapping[str, Shape]) -> None:
         self.names: tuple[str, ...] = tuple(sorted(shapes))

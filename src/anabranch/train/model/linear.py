@@ -100,7 +100,8 @@ class DeferredWeights:
 
 
 class PlainWeights:
-    """Parameters for ordinary autograd; differentiable where they require gradients."""
+    """Parameters for ordinary autograd, differentiable where they require gradients; lookup tables
+    never are."""
 
     def __init__(self, weights: Mapping[str, Tensor]) -> None:
         self._weights = weights

@@ -65,12 +65,9 @@ class Counts:
 
 
 def register_model(name: str, where: str) -> None:
-    """Register a model for this process and those that it starts.
-
-    name: value of `model.architecture`. where: "module:function", a function that takes the run's
-    `ModelConfig` and returns a `CausalModel`. It is not imported here. Raises ConfigError if name or `where`
-    is ill-formed.
-    """
+    """Register a model for this process and those that it starts, in the environment variable VARIABLE. name:
+    value of `model.architecture`. where: "module:function", a function that takes the run's `ModelConfig` and
+    returns a `CausalModel`. It is not imported here. Raises ConfigError if name or `where` is ill-formed."""
     if not _NAME.fullmatch(name) or not _WHERE.fullmatch(where):
         raise ConfigError(f'{name} = "{where}": write a name of small letters and "module:function"')
     models = {**_of_environment(), name: where}
@@ -89,10 +86,8 @@ def _of_environment() -> dict[str, str]:
 
 
 def parts_of(config: Any) -> CausalModel:
-    """Parts of the model that a `ModelConfig` names, as its user's function builds them.
-
-    Raises ConfigError if it is not registered here, or its function cannot be used.
-    """
+    """Parts of the model that a `ModelConfig` names: imports its user's function and calls it. Raises
+    ConfigError if it is not registered here, or its function cannot be used."""
     name = config.architecture
     where = registered().get(name)
     if where is None:

@@ -111,7 +111,8 @@ class FullStream:
 
 
 class SubspaceStream:
-    """Stream confined to `fixed embedding + U z`. The constants are drawn when they are first used."""
+    """Stream confined to `fixed embedding of the token + U z`; x carries z and the digits of the token's id.
+    The constants are drawn when they are first used."""
 
     def __init__(self, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
         self.width = config.subspace

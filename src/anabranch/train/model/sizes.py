@@ -65,7 +65,8 @@ class ModelConfig:
 
     @property
     def free_block(self) -> int | None:
-        """Number of the block that stage 0 has before the final norm of a subspace model, at full width."""
+        """Number of the block that stage 0 has before the final norm of a subspace model, at full width; None
+        in another model."""
         return self.blocks if self.subspace else None
 
     @property
@@ -90,7 +91,7 @@ _SIZES = {
 
 
 def size_names() -> tuple[str, ...]:
-    """Names of the known sizes, small ones first."""
+    """Names of the known sizes."""
     return tuple(_SIZES)
 
 
@@ -169,7 +170,8 @@ def validate(config: ModelConfig) -> None:
 
 
 def _validate_family(config: ModelConfig) -> None:
-    """Raise ConfigError for a value that only relatives of llama can have."""
+    """Raise ConfigError for a head width or window that is negative or of another architecture than FAMILY,
+    and for a subspace of another than llama and gpt."""
     for key in ("head_width", "window"):
         value = getattr(config, key)
         if value < 0 or (value and config.architecture not in FAMILY):

@@ -78,11 +78,9 @@ class CoarseAccumulator(ExactAccumulator):
 
 
 def unit_exponents(layout: Layout, exp_avg_sq: Tensor, beta2: float, steps: int, digits: int) -> Tensor:
-    """Exponent of each segment's unit over 2⁻⁴⁸ (int32), from Adam's second moment after `steps` steps; 0,
-    the unit 2⁻⁴⁸ itself, where Adam has seen no gradient.
-
-    digits: binary digits by which the unit lies below the root mean square of the segment's gradient.
-    """
+    """Exponent of each segment's unit over 2⁻⁴⁸ (int32), from Adam's second moment `exp_avg_sq` (flat, of
+    decay rate `beta2`) after `steps` steps; 0, the unit 2⁻⁴⁸ itself, where Adam has seen no gradient. digits:
+    binary digits by which the unit lies below the root mean square of the segment's gradient."""
     found = segments(layout, exp_avg_sq.device)
     # Divisors are tensors: an accelerator multiplies by the reciprocal of a plain number.
     mean = found.sums(exp_avg_sq) / found.lengths
@@ -137,7 +135,7 @@ def segments(layout: Layout, device: torch.device) -> Segments:
 
 @functools.lru_cache(maxsize=8)
 def _segments(begins: tuple[int, ...], elements: int, device: torch.device) -> Segments:
-    """begins: first element of every tensor."""
+    """Segments of a vector of `elements` elements. begins: first element of every tensor."""
     starts = np.union1d(np.arange(0, elements, SEGMENT), np.array(begins, dtype=np.int64))
     ends = np.append(starts[1:], elements)[: len(starts)]
     alone = (starts % SEGMENT == 0) & ((ends % SEGMENT == 0) | (ends == elements))

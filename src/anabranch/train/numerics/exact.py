@@ -52,8 +52,9 @@ class Accumulator(Protocol):
     flat: Tensor
 
     def add(self, name: str, gradient: Tensor, sign: int = 1, most: int = 0) -> None:
-        """Add one contribution (in the parameter's shape) `sign` times, ±1. most: contributions that the
-        tensor may get in this iteration, where it is a round (0: as many as in a synchronous one)."""
+        """Add (`sign` 1) or take back (-1) a contribution to the tensor `name`, of its shape. most: in a
+        round, the most contributions that the tensor may get, which bounds each (0: as in a synchronous
+        iteration). Raises Overflow, and adds nothing, if a value is not finite or beyond the bound."""
         ...
 
     def add_rows(self, name: str, rows: Tensor, gradient: Tensor, sign: int = 1) -> None:
@@ -68,8 +69,8 @@ class Accumulator(Protocol):
     def clear(self) -> None: ...
 
     def prepare(self, exponents: Tensor | None) -> None:
-        """Set the units of the contributions to come, where they depend on the state
-        (`coarse_sums.unit_exponents`)."""
+        """Set the units of the contributions to come, by the exponents of `coarse_sums.unit_exponents`; None
+        where units do not depend on the state."""
         ...
 
 
@@ -116,7 +117,7 @@ class ExactAccumulator:
         self.flat.zero_()
 
     def prepare(self, exponents: Tensor | None) -> None:
-        """Nothing: the unit is the same for every state."""
+        """Do nothing: the unit is the same for every state."""
 
     def _round(self, values: Tensor) -> Tensor:
         """values · 2⁴⁸ to the nearest integers. The product is exact: a power of two, in range."""
@@ -157,7 +158,7 @@ class FastAccumulator:
         self.flat.zero_()
 
     def prepare(self, exponents: Tensor | None) -> None:
-        """Nothing: the unit is the same for every state."""
+        """Do nothing: the unit is the same for every state."""
 
 
 def check_range(name: str, values: Tensor, limit: float) -> None:

@@ -28,7 +28,7 @@ def set_environment(threads: int) -> None:
 
 
 def configure(threads: int) -> None:
-    """Make results reproducible: environment, thread count, deterministic kernels, full precision."""
+    """Make this process reproducible: environment, thread count, deterministic kernels, full precision."""
     set_environment(threads)
     import torch
 

@@ -238,7 +238,7 @@ def _steps_by_tokens(size: str, tokens: int) -> int:
 
 
 def _usual_rate(parameters: int) -> float:
-    """Learning rate of the recipes at a number of parameters, interpolated between their logarithms."""
+    """Usual learning rate at a number of parameters: the recipes', log-linear between two of them."""
     known = sorted((total_parameters(named_size(size)), recipe.lr) for size, recipe in _RECIPES.items())
     below = [point for point in known if point[0] <= parameters] or known[:1]
     above = [point for point in known if point[0] >= parameters] or known[-1:]

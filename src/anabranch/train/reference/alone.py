@@ -44,7 +44,7 @@ class _Leaves(PlainWeights):
 
 
 class Alone:
-    """Training of a whole model: `step(t)` for t = 1, 2, ..."""
+    """Training of a whole model in this process by autograd and torch's AdamW: `step(t)` for t = 1, 2, ..."""
 
     def __init__(
         self,
@@ -55,7 +55,8 @@ class Alone:
         frozen: Mapping[str, Tensor] | None = None,
     ) -> None:
         """initial: tensors to start from instead of the seed's. frozen: those that a run of adapters leaves
-        as they are."""
+        as they are. Raises ConfigError for another optimizer than AdamW, and for sequences that are too long.
+        """
         check_shape(run, model)
         if run.optimizer.kind != "adamw":
             raise ConfigError(
@@ -100,7 +101,7 @@ class Alone:
         return AloneStep(t, float(total) / self._batches.tokens_per_iteration, float(norm), rate)
 
     def evaluate(self, windows: int) -> float:
-        """Mean loss (nats per token) of the held-out windows."""
+        """Mean loss (nats per token) of the first `windows` held-out windows."""
         first, batch = self._run.batch.microbatches, self._run.batch
         with torch.no_grad():
             sums = [float(self._loss(0, first + window)) for window in range(windows)]

@@ -182,7 +182,8 @@ class IndependentModel(nn.Module):
             self.lm_head = nn.Linear(c.dim, c.vocab_size, bias=False)
 
     def forward(self, ids: Tensor, cut: Callable[[Tensor, int], Tensor] = lambda x, blocks: x) -> Tensor:
-        """cut(x, blocks): what follows receives of x, the output of the first `blocks` blocks."""
+        """Logits of token ids. cut(x, blocks): what follows receives of x, the output of the first `blocks`
+        blocks."""
         if self.c.architecture == "llama":
             m = self.model
             table, x = m.get_parameter("embed_tokens.weight"), m["embed_tokens"](ids)
@@ -259,7 +260,9 @@ class IndependentReference:
     def __init__(
         self, run: RunConfig, model: ModelConfig, batches: Batches, initial: Mapping[str, Tensor]
     ) -> None:
-        """Start from the weights `initial`, by name, in the run's master dtype."""
+        """Start from the weights `initial`, by name, in the run's master dtype. Raises ConfigError for what
+        this implementation lacks: models but llama and gpt, optimizers but AdamW, adapters, and codecs within
+        a subspace."""
         check_shape(run, model)
         if model.architecture not in ("llama", "gpt"):
             raise ConfigError(

@@ -190,7 +190,8 @@ class Reference:
         return share
 
     def remember_late(self, t: int, slots: Iterable[int]) -> None:
-        """Compute what these slots carry from round t, in which they were late, to the next one."""
+        """Compute, and keep, what these slots carry from round t, in which they were late, to the
+        next one."""
         for slot in slots:
             self._contribution_of(t, slot, self.late[slot])
 

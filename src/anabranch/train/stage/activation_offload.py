@@ -28,7 +28,7 @@ class _Storage:
 
 @dataclass(frozen=True)
 class _Saved:
-    """Saved tensor: a view of a storage."""
+    """Tensor that autograd saved, as a view of a storage. offset, stride: in elements."""
 
     storage: _Storage
     dtype: torch.dtype

@@ -80,9 +80,9 @@ class AuditedSteps:
         self._stage = None
 
     def unit(self, task: tasks.AuditUnit, x: Tensor, dy: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Compute a microbatch again with the weights of step task.t; returns (y, dx), and adds its
-        contribution to the audit's sum, which `task.first` begins anew. None if the weights are not kept.
-        Raises Overflow."""
+        """Compute a microbatch again, from the stage's input x and output gradient dy, with the weights of
+        step task.t; returns (y, dx), and adds its contribution to the audit's sum, which `task.first` begins
+        anew. None if the weights are not kept. Raises Overflow."""
         kept = self._weights.get(task.t)
         if kept is None:
             return None

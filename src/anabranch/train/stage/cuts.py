@@ -39,7 +39,7 @@ class Place:
 
 
 class Cuts:
-    """Codecs at the cuts of one run."""
+    """Codecs at the cuts of one run. kind: ACTIVATION or GRADIENT, in all methods."""
 
     def __init__(self, run: RunConfig, model: ModelConfig) -> None:
         wire, batch = run.wire, run.batch  # without a stage for relays there is no cut: nothing is sent

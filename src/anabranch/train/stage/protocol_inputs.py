@@ -117,7 +117,7 @@ def sent_bytes(run: RunConfig, model: ModelConfig) -> int:
 
 
 def round_bytes(run: RunConfig, model: ModelConfig) -> tuple[float, float]:
-    """Bytes of an island's contribution to a round, and of the result, on the wire."""
+    """Bytes of an island's contribution to a round, and of the result, on the wire; 0 without islands."""
     if not run.round.slots:
         return 0.0, 0.0
     of_sum = SCALED_BYTES.get(BITS[run.round.contributions], SUM_WIRE_BYTES)
@@ -140,11 +140,9 @@ def _widths(run: RunConfig) -> tuple[int, int]:
 
 
 def snapshot_interval(run: RunConfig, model: ModelConfig) -> int:
-    """Iterations between snapshots.
-
-    Unless the run file sets it, snapshots (weights and two moments) send at most a quarter of the bytes of
-    activations and their gradients.
-    """
+    """Iterations between snapshots. Unless the run file sets it: within SNAPSHOTS_EVERY, the least for which
+    snapshots (weights and two moments) send at most a quarter of the bytes of activations and their
+    gradients."""
     if run.snapshots.every:
         return run.snapshots.every
     master = _widths(run)[1]

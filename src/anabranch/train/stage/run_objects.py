@@ -47,14 +47,15 @@ class Batches(Protocol):
         ...
 
     def window_weight(self, window: int) -> float:
-        """The same factor of a held-out window."""
+        """Factor of a held-out window's loss, as `weight` is of a microbatch's."""
         ...
 
 
 def token_ids(
     batches: Batches, microbatches: int, t: int, index: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """(inputs, targets) (rows, sequence) of microbatch `index`; later indices are held-out windows."""
+    """(inputs, targets) (rows, sequence) of microbatch `index`; from index `microbatches` on, of held-out
+    windows."""
     if index < microbatches:
         ids, targets = batches.microbatch(t, index)
     else:
@@ -65,7 +66,7 @@ def token_ids(
 
 def loss_weight(batches: Batches, microbatches: int, t: int, index: int) -> float:
     """Factor of the loss of microbatch `index`, by which the mean over all positions is the mean over those
-    that count; later indices are held-out windows."""
+    that count; from index `microbatches` on, of held-out windows."""
     return batches.weight(t) if index < microbatches else batches.window_weight(index - microbatches)
 
 

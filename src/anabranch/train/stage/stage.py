@@ -24,7 +24,7 @@ from anabranch.train.stage.activation_offload import OffloadedActivations
 
 @dataclass(frozen=True)
 class _Forward:
-    """Forward pass whose output gradient has not arrived."""
+    """Forward pass whose output gradient has not arrived: input x, output y with its graph, store to fill."""
 
     x: Tensor
     y: Tensor
@@ -86,8 +86,8 @@ class Stage:
     def head(
         self, unit: int, x: Tensor, targets: Tensor, scale: float, weight: float = 1.0
     ) -> tuple[Tensor, float]:
-        """x -> (dx of scale · loss, loss sum in nats, times `weight`). Stage 0; keeps the store under
-        `unit`."""
+        """x -> (dx of scale · loss, loss), where the loss is the sum in nats times `weight`. Stage 0; keeps
+        the store under `unit`."""
         dx, loss_sum, store = self._head(x, targets, scale, weight)
         self._stores[unit] = store
         return dx, loss_sum
@@ -122,7 +122,8 @@ class Stage:
     def recount_head(
         self, x: Tensor, targets: Tensor, scale: float, sign: int, weight: float = 1.0
     ) -> None:
-        """Recompute the contribution of the head for one microbatch and add it `sign` times (±1). Stage 0."""
+        """Recompute the contribution of the head for one microbatch and add it `sign` times (±1). scale,
+        weight: as in `head`. Stage 0. On Overflow nothing was added."""
         self._add(self._head(x, targets, scale, weight)[2], sign)
 
     def discard(self, unit: int) -> None:
@@ -196,7 +197,8 @@ class Stage:
 def model_loss(
     model: Model, weights: PlainWeights | DeferredWeights, x: Tensor, targets: Tensor, weight: float = 1.0
 ) -> Tensor:
-    """Loss of x, the output of the last block: by the loss of a user's model, or as in `loss_of`."""
+    """Loss of x, the output of the last block, times `weight`: by the loss of a user's model, or as in
+    `loss_of`."""
     output = model.head(weights, x)
     own = getattr(model, "loss", None)
     if own is None:

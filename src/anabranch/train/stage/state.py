@@ -122,10 +122,8 @@ def _scalars(state: StageState) -> str:
 
 
 def _canonical(data: bytes) -> bytes:
-    """Safetensors file with a sorted header.
-
-    The library writes metadata in any order, which would give replicas of one state different bytes.
-    """
+    """Safetensors file with a sorted header. The library writes metadata in any order, which would give
+    replicas of one state different bytes."""
     size = int.from_bytes(data[:8], "little")
     header = json.dumps(json.loads(data[8 : 8 + size]), sort_keys=True, separators=(",", ":")).encode()
     padded = header.ljust(-(-len(header) // 8) * 8)
@@ -141,10 +139,8 @@ def piece_hashes(pieces: Sequence[Tensor]) -> tuple[str, ...]:
 
 
 def _longest_header(layout: Layout) -> int:
-    """Most bytes of the header of a stage's snapshot, with a margin.
-
-    Parsing JSON takes some 25 bytes of memory per byte, so longer headers are refused unread.
-    """
+    """Most bytes of the header of a stage's snapshot, with a margin. Parsing JSON takes some 25 bytes of
+    memory per byte, so longer headers are refused unread."""
     spelled = sum(6 * len(name) + 24 * len(shape) + 160 for name, shape in layout.shapes.items())
     return 4096 + (len(_KINDS) + 1) * spelled
 
@@ -185,11 +181,9 @@ def parse_snapshot(
     device: torch.device,
     form: SnapshotForm = PLAIN_FORM,
 ) -> StageState:
-    """State in a snapshot's bytes, which must have exactly the names, shapes and dtype of this stage.
-
-    Nothing in the bytes is executed, and nothing is allocated beyond the bytes themselves and the state.
-    Raises SnapshotError.
-    """
+    """State in a snapshot's bytes, which must have exactly the names, shapes and dtype of this stage, and the
+    further contents that `form` names. Nothing in the bytes is executed, and nothing is allocated beyond the
+    bytes themselves and the state. Raises SnapshotError."""
     t, adam_step, scalars = _counters(data, _longest_header(layout))
     if scalars and not form.delay.start:
         raise SnapshotError("the snapshot is of a run with iteration.delay, which this one does not have")

@@ -64,7 +64,7 @@ class WholeModel(Stage):
         self._add_whole(*self._inputs.pop(unit), self._stores.pop(unit), 1)
 
     def recount_tokens(self, ids: Tensor, targets: Tensor, scale: float, sign: int) -> None:
-        """Recompute a microbatch's weight gradients, and add them `sign` times (±1)."""
+        """Recompute a microbatch's weight gradients of scale · loss, and add them `sign` times (±1)."""
         forward = self._whole_pass(ids, targets)
         self._add_whole(ids, self._whole_gradient(forward, scale), forward.store, sign)
 
@@ -86,7 +86,8 @@ class WholeModel(Stage):
         return _Pass(ids, x, self._finite("loss", loss), weights, store)
 
     def _whole_gradient(self, forward: _Pass, scale: float) -> Tensor:
-        """Gradient of the embedding's output; those of norm gains and biases go to the store."""
+        """Gradient of scale · loss by the embedding's output; those of norm gains and biases go to
+        the store."""
         smalls = forward.weights.smalls
         dx, *gradients = torch.autograd.grad(forward.loss * scale, [forward.x, *smalls.values()])
         forward.store.smalls = dict(zip(smalls, gradients, strict=True))

@@ -23,7 +23,7 @@ def make_worker(
     resident: int | None = None,
     frozen: FrozenStore | None = None,
 ) -> Worker:
-    """Worker of a stage; for the arguments see `Worker`."""
+    """Worker of a stage, of the class that `run.pipeline` needs; for the arguments see `Worker`."""
     kind = Worker
     if run.pipeline.whole:
         kind = WholeWorker if stage else TokenSource

@@ -56,7 +56,7 @@ class HostilePeer(LivePeer):
             super()._carry_out(each)
 
     def _talk(self) -> None:
-        """Say what the deed says by itself, ten times a second."""
+        """Send the messages that the deed adds (`Deed.talk`), now and every EVERY_S seconds from now on."""
         if not self.running:
             return
         if self.deed.talk is not None and self._guest.in_role(self.deed.role):

@@ -71,8 +71,9 @@ Talk = Callable[[Guest], Iterator[Send]]
 
 @dataclass(frozen=True)
 class Deed:
-    """Hostile deed of a guest in a role. proven: True if the run can prove it, so that the guest loses its
-    seat where two honest replicas serve its stage."""
+    """Hostile deed of a guest in a role. swap: gets each message that the guest is about to send, returns
+    those sent instead. talk: makes further messages, every EVERY_S seconds. proven: True if the run can prove
+    the deed, so that the guest loses its seat where two honest replicas serve its stage."""
 
     name: str
     role: Role
@@ -129,7 +130,8 @@ def _fetch_nothing(guest: Guest, send: Send) -> list[Send]:
 
 
 def _tell_ready(guest: Guest) -> Iterator[Send]:
-    """Repeat the hash that Welcome told as if the state were there."""
+    """Tell the leader every AGAIN_S seconds, while the state is still missing, that it is there, with its
+    right hash."""
     peer = guest.peer
     announced = peer.joining.fetching.announced
     if peer.joining.step is Step.FETCHING and guest.once("ready", int(peer.ctx.clock.now / AGAIN_S)):
@@ -159,7 +161,7 @@ def _tell_reports(guest: Guest) -> Iterator[Send]:
 
 
 def _ask_stage_0(guest: Guest, send: Send) -> list[Send]:
-    """Apply as a data node, with the right corpus and a relay's ticket."""
+    """Change the request to join into that of a data node, with the right corpus but a relay's ticket."""
     message = send.message
     if not isinstance(message, msg.JoinRequest):
         return [send]

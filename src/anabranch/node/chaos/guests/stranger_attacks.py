@@ -58,7 +58,7 @@ async def past_flood(link: Link, closed: asyncio.Future[str]) -> None:
 
 
 async def unfinished_payloads(link: Link, closed: asyncio.Future[str]) -> None:
-    """Begin sixteen payloads of 4 MiB and send all but their ends."""
+    """Begin sixteen payloads of 4 MiB, send 3 MiB of each, and wait until the run closes the link."""
     for stream in range(16):
         link.bulk.write(open_frame(stream, b"", Blob("uint8", (4 << 20,), bytes(4 << 20)), 4 << 20))
         for _ in range(3):
