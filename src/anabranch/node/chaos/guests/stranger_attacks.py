@@ -22,7 +22,8 @@ from anabranch.net.handshake import Credential, Gate
 from anabranch.net.identity import Identity
 from anabranch.net.lane import Lane
 from anabranch.net.link import Link
-from anabranch.net.tcp import TcpTransport
+from anabranch.net.tcp.dialer import Dialer
+from anabranch.net.tcp.transport import TcpTransport
 from anabranch.net.ticket import Ticket, parse_ticket
 from anabranch.protocol.messages import Backward, Fence, Message, Ping, encode
 
@@ -75,17 +76,15 @@ ATTACKS: dict[str, Attack] = {
 }
 
 
-class GuestTransport(TcpTransport):
-    """Transport that dials from an address of its own, `host`, as another machine would."""
+class GuestDialer(Dialer):
+    """Dialer without budgets of its own, from the address `host`, as another machine would dial."""
 
-    host = "127.0.1.1"
+    def __init__(self, transport: TcpTransport, host: str = "127.0.1.1") -> None:
+        super().__init__(transport.end, transport.links, only_engine=False)
+        self._host = host
 
     async def _connect(self, peer_id: str, address: Address, credential: Credential) -> Lane:
-        loop, tls = asyncio.get_running_loop(), self._client_context
-        _, lane = await loop.create_connection(
-            Lane, address.host, address.port, ssl=tls, local_addr=(self.host, 0)
-        )
-        return lane
+        return await self._secure(host=address.host, port=address.port, local_addr=(self._host, 0))
 
 
 async def attack(ticket: Ticket, deed: str) -> None:
@@ -94,7 +93,8 @@ async def attack(ticket: Ticket, deed: str) -> None:
     grant, there = ticket.grant, ticket.first_peer
     gate = Gate(grant.run, grant.owner, lambda hello: None)
     while True:
-        transport = GuestTransport(Identity.generate(), 1, gate, lambda link: None)
+        transport = TcpTransport(Identity.generate(), 1, gate, lambda link: None)
+        transport.dialer = GuestDialer(transport)
         try:
             link = await transport.dial(there.peer_id, there.host, there.port, ticket)
         except NetError:
