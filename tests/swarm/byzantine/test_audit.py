@@ -22,6 +22,7 @@ from anabranch.sim.workers.integer_worker import (
     hashed,
     wrong_states,
 )
+from support.grids import half_grid
 
 STEPS = 12
 
@@ -122,11 +123,15 @@ def others_are_right(world: World, liar: str) -> bool:
 DRAWS = [("audited", 1), ("audited", 2), ("audited-b", 3)]
 
 
-@pytest.mark.parametrize(("run", "seed"), DRAWS)
-@pytest.mark.parametrize("kind", [tasks.Forward, tasks.InputGradient, tasks.Freeze, tasks.SumPart])
-@pytest.mark.parametrize("liar", ["r1.1", "r2.2"])
-def test_a_relay_that_computes_falsely_is_convicted(kind: type[Task], liar: str, run: str, seed: int) -> None:
+KINDS = (tasks.Forward, tasks.InputGradient, tasks.Freeze, tasks.SumPart)
+
+
+@pytest.mark.parametrize(("kind", "liar", "draws"), half_grid(KINDS, ("r1.1", "r2.2"), DRAWS))
+def test_a_relay_that_computes_falsely_is_convicted(
+    kind: type[Task], liar: str, draws: tuple[str, int]
+) -> None:
     """Its key is revoked, its steps are void, and all others end with the state of a single machine."""
+    run, seed = draws
     world = audited_world(share=1.0, seed=seed, run=run)
     worker = give_lying_worker(world, liar, kind, also_audits=False)
     world.run(until_s=900.0)
