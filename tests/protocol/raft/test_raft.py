@@ -129,7 +129,7 @@ class AnswersBeforeTheDisk(Raft):
 def test_a_broken_voter_is_caught(
     make: Callable[..., Raft], amnesia: bool, kind: str, caught: str, first: int
 ) -> None:
-    """One of 200 seeds from `first` on, the first that caught it when this was written."""
+    """Caught by one of 200 seeds from `first` on, which was the first to when this was written."""
     for seed in range(first, first + 200):
         try:
             trial(seed, kind, make, amnesia)

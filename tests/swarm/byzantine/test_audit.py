@@ -15,13 +15,8 @@ from anabranch.protocol.interface.tasks import Payload, Result, Task
 from anabranch.protocol.log.records import AnyRecord, Commit, Members, Revoke, Rollback, decode_entry
 from anabranch.protocol.messages import AnyMessage, Claim, Prepared
 from anabranch.sim.kernel.swarm_world import World
-from anabranch.sim.workers.integer_worker import (
-    IntegerWorker,
-    Machine,
-    counting_world,
-    hashed,
-    wrong_states,
-)
+from anabranch.sim.workers.integer_worker import IntegerWorker, hashed
+from anabranch.sim.workers.integer_world import Machine, counting_world, wrong_states
 from support.grids import half_grid
 
 STEPS = 12

@@ -14,6 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from anabranch.addresses import Address
 from anabranch.net.errors import NetError
@@ -79,12 +80,22 @@ ATTACKS: dict[str, Attack] = {
 class GuestDialer(Dialer):
     """Dialer without budgets of its own, from the address `host`, as another machine would dial."""
 
-    def __init__(self, transport: TcpTransport, host: str = "127.0.1.1") -> None:
+    def __init__(self, transport: TcpTransport, host: str) -> None:
         super().__init__(transport.end, transport.links, only_engine=False)
         self._host = host
 
     async def _connect(self, peer_id: str, address: Address, credential: Credential) -> Lane:
         return await self._secure(host=address.host, port=address.port, local_addr=(self._host, 0))
+
+
+class GuestTransport(TcpTransport):
+    """Transport that dials from an address of its own, `host`, as another machine would."""
+
+    host = "127.0.1.1"
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.dialer = GuestDialer(self, self.host)
 
 
 async def attack(ticket: Ticket, deed: str) -> None:
@@ -93,8 +104,7 @@ async def attack(ticket: Ticket, deed: str) -> None:
     grant, there = ticket.grant, ticket.first_peer
     gate = Gate(grant.run, grant.owner, lambda hello: None)
     while True:
-        transport = TcpTransport(Identity.generate(), 1, gate, lambda link: None)
-        transport.dialer = GuestDialer(transport)
+        transport = GuestTransport(Identity.generate(), 1, gate, lambda link: None)
         try:
             link = await transport.dial(there.peer_id, there.host, there.port, ticket)
         except NetError:
