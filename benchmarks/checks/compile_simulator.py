@@ -32,7 +32,8 @@ PLAIN = (
     "sim/cluster/machine_spec.py", "sim/cluster/scenario.py", "sim/cluster/scenario_schema.py",
     "sim/experiment/initial_placement.py", "sim/experiment/run.py", "sim/experiment/timeline.py",
     "sim/kernel/pages.py", "sim/kernel/violation.py", "sim/metrics/iteration_metrics.py",
-    "sim/metrics/lower_bound.py", "sim/routing_lab/experiment.py", "sim/workers/integer_worker.py",
+    "sim/metrics/lower_bound.py", "sim/routing_lab/experiment.py", "sim/workers/integer_arithmetic.py",
+    "sim/workers/integer_worker.py", "sim/workers/integer_world.py",
     "sim/workers/torch_world.py", "protocol/messages", "sim/baselines", "sim/fuzz",
     "sim/metrics/trial_result.py", "sim/planning", "flow/graph/instance_file.py",
 )

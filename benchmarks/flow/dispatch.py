@@ -2,7 +2,7 @@
 
     python -m benchmarks.flow.dispatch --seeds 3
 
-The protocol of real peers with integer workers (`sim/workers/integer_worker.py`), the ten regions' latencies
+The protocol of real peers with integer workers (`sim/workers`), the ten regions' latencies
 and machines of different speeds. Each fleet runs under every policy, and under `auction` without one
 ingredient at a time. Everything follows from the seeds. Writes the result `dispatch`.
 """
@@ -26,7 +26,7 @@ from anabranch.protocol.interface.events import Event
 from anabranch.protocol.interface.settings import Settings
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import Model, World
-from anabranch.sim.workers.integer_worker import Machine, counting_world, wrong_states
+from anabranch.sim.workers.integer_world import Machine, counting_world, wrong_states
 from benchmarks import harness
 from benchmarks.harness import table
 

@@ -24,7 +24,7 @@ from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.log.records import Commit, Member, Revoke, Rollback, decode_entry
 from anabranch.sim.fuzz.tensor_world import VOCABULARY, MadeUpBatches, small_run
 from anabranch.sim.kernel.swarm_world import World
-from anabranch.sim.workers.integer_worker import Machine, counting_world, wrong_states
+from anabranch.sim.workers.integer_world import Machine, counting_world, wrong_states
 from anabranch.sim.workers.torch_world import node_member, torch_world
 from anabranch.train.model.sizes import model_config
 from anabranch.train.numerics.numerics_class import configure

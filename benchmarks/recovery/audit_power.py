@@ -30,7 +30,8 @@ from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.interface.tasks import Payload, Result, Task
 from anabranch.protocol.log.records import Commit, Revoke, decode_entry
 from anabranch.sim.kernel.swarm_world import World
-from anabranch.sim.workers.integer_worker import IntegerWorker, Machine, counting_world
+from anabranch.sim.workers.integer_worker import IntegerWorker
+from anabranch.sim.workers.integer_world import Machine, counting_world
 from benchmarks import harness
 from benchmarks.harness import Goal, table
 

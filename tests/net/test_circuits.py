@@ -17,7 +17,7 @@ from anabranch.net.framing import TOKEN_BYTES, Blob, offer_frame
 from anabranch.net.handshake import CARRY, ClientHandshake, Credential, Hello
 from anabranch.net.lane import Lane
 from anabranch.net.link import Link
-from anabranch.net.tcp import _introduce
+from anabranch.net.tcp.dialer import introduce
 from support.network.net_world import (
     PATIENCE_S,
     Backend,
@@ -189,7 +189,7 @@ def test_a_circuit_that_nobody_meets_expires(backend: Backend, monkeypatch: pyte
         carrier = await world.peer("carrier")
         limit(carrier, CarryLimits(offer_s=0.05))
         anna, bert = await behind(world, "anna", carrier), await behind(world, "bert", carrier)
-        monkeypatch.setattr(bert.transport, "_begin", lambda handshake, caller: handshake.close())
+        silent(bert, monkeypatch)
         with pytest.raises(DialError, match="did not come"):
             await anna.dial(bert)
         relay = carrier.transport.carrier
@@ -215,12 +215,12 @@ def test_a_circuit_inside_a_circuit_is_refused(backend: Backend) -> None:
         carrier = await world.peer("carrier")
         anna, bert = await behind(world, "anna", carrier), await behind(world, "bert", carrier)
         transport, shown = anna.transport, certificate(anna.identity)
-        inner = await soon(transport._reach(bert.identity.peer_id, bert.address, shown))
-        hello: ClientHandshake = transport._introduction(
+        inner = await soon(transport.dialer.reach(bert.identity.peer_id, bert.address, shown))
+        hello: ClientHandshake = transport.dialer.introduction(
             bert.identity.peer_id, inner, CARRY, bytes(16), shown
         )
         with pytest.raises(Refused) as caught:
-            await soon(_introduce(inner, hello))
+            await soon(introduce(inner, hello))
         assert caught.value.kind == errors.CARRIER
         inner.transport.abort()
 
@@ -247,8 +247,8 @@ def test_offers_without_end_cost_a_peer_no_more_than_its_limit(backend: Backend)
         link.send(b"after all of them")
         transport = bert.transport
         await until(lambda: sum(transport.refusals.values()) == 1000)
-        assert transport.refusals[errors.BUSY] >= 1000 - transport._limits.attempts_burst
-        assert not transport._pending
+        assert transport.refusals[errors.BUSY] >= 1000 - transport.end.limits.attempts_burst
+        assert not transport.listener.pending
         assert not carrier.transport.carrier.circuits
 
     backend.run(scenario)
@@ -256,7 +256,7 @@ def test_offers_without_end_cost_a_peer_no_more_than_its_limit(backend: Backend)
 
 def silent(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a peer come for no circuit."""
-    monkeypatch.setattr(peer.transport, "_begin", lambda handshake, caller: handshake.close())
+    monkeypatch.setattr(peer.transport.listener, "_begin", lambda *_: True)
 
 
 def test_openers_that_wait_take_no_place_of_a_handshake(
@@ -472,7 +472,7 @@ def test_a_carrier_in_the_middle_cannot_take_the_place_of_a_peer(backend: Backen
         carrier = await world.peer("carrier")
         anna, bert = await behind(world, "anna", carrier), await behind(world, "bert", carrier)
         mallory = await behind(world, "mallory", carrier)
-        relay, link_of = carrier.transport.carrier, carrier.transport._dialled_link
+        relay, link_of = carrier.transport.carrier, carrier.transport.links.dialled_by
 
         async def divert(near: Lane, opener: object) -> None:
             near._inbox[:TARGET_BYTES] = bytes.fromhex(mallory.identity.peer_id)
@@ -498,8 +498,8 @@ def test_a_cap_pauses_the_circuits_of_a_carrier(backend: Backend) -> None:
     async def scenario(world: World) -> None:
         carrier = await world.peer("carrier")
         transport = carrier.transport
-        transport.carrier = type(transport.carrier)(
-            CarryLimits(bytes_per_s=8 * len(BODY)), transport._dialled_link
+        transport.carrier = transport.listener.carrier = type(transport.carrier)(
+            CarryLimits(bytes_per_s=8 * len(BODY)), transport.links.dialled_by
         )
         anna, bert = await behind(world, "anna", carrier), await behind(world, "bert", carrier)
         here = await anna.dial(bert)

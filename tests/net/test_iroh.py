@@ -88,8 +88,8 @@ def test_peers_meet_at_a_relay_and_go_on_without_it(backend: Backend) -> None:
             await engine.start()
             assert peer.transport.engine is not None
             await peer.transport.engine.close()
-            peer.transport.engine = engine
-            engine.on_incoming = peer.transport._through_engine
+            peer.transport.engine = peer.transport.end.engine = engine
+            engine.on_incoming = peer.transport.listener.take_iroh
         assert anna.transport.engine is not None
         anna.transport.engine.on_path = paths.__setitem__
         await until(lambda: len(relay.clients) == 2)

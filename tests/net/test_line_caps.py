@@ -8,7 +8,7 @@ from anabranch.net.connection_limits import LineCaps
 from anabranch.net.framing import Blob
 from anabranch.net.lane import TokenBucket
 from anabranch.net.link import LineBuckets
-from anabranch.net.tcp import CAP_BURST_S, _bucket
+from anabranch.net.tcp.transport import CAP_BURST_S, _bucket
 from support.network.net_world import Backend, Peer, World, backends
 
 BODY = bytes(range(256)) * 1024
@@ -56,7 +56,7 @@ def test_a_bucket_lets_no_more_pass_than_its_rate() -> None:
 
 
 def capped(peer: Peer, line: LineBuckets) -> None:
-    peer.transport._line = line
+    peer.transport.links.line = line
 
 
 @pytest.mark.parametrize("way", ["up", "down"])
@@ -67,7 +67,7 @@ def test_links_of_a_machine_share_its_cap(backend: Backend, way: str) -> None:
         for name in ("bert", "cleo"):
             await anna.dial(await world.peer(name))
         ends = [peer.inboxes[0] for peer in world._peers[1:]]
-        mine = [link for link in anna.transport._links]
+        mine = [link for link in anna.transport.links.links]
         sends, receives = (mine, ends) if way == "up" else ([end.link for end in ends], None)
         for link in sends:
             for _ in range(6):
@@ -86,7 +86,7 @@ def test_links_of_a_machine_share_its_cap(backend: Backend, way: str) -> None:
 async def anna_received(anna: Peer, number: int) -> None:
     from support.network.net_world import until
 
-    await until(lambda: sum(link._finished for link in anna.transport._links) >= number)
+    await until(lambda: sum(link._finished for link in anna.transport.links.links) >= number)
 
 
 def test_messages_do_not_wait_for_a_capped_line(backend: Backend) -> None:

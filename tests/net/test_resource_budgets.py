@@ -15,13 +15,11 @@ from typing import Any
 
 import pytest
 
-from anabranch.addresses import Address, block_of
+from anabranch.addresses import block_of
 from anabranch.net.chunk_queue import ChunkQueue
 from anabranch.net.connection_limits import Limits, limits_of_run
 from anabranch.net.errors import NetError, Refused
 from anabranch.net.framing import Blob, FrameReader, chunk_header, open_frame
-from anabranch.net.handshake import Credential
-from anabranch.net.lane import Lane
 from anabranch.net.link import Link
 from anabranch.net.packing import size_bounds
 from anabranch.net.resource_manager import (
@@ -30,7 +28,8 @@ from anabranch.net.resource_manager import (
     ResourceRefused,
     make_budgets,
 )
-from anabranch.net.tcp import TcpTransport
+from anabranch.net.tcp.transport import TcpTransport
+from anabranch.node.chaos.guests.stranger_attacks import GuestDialer
 from support.network.net_world import NOW_S, certificate, gate, identity, soon
 
 MIB = 1 << 20
@@ -77,15 +76,9 @@ class Guest(TcpTransport):
     """Client with a key and a local address of its own."""
 
     def __init__(self, name: str, address: str = "127.0.0.1") -> None:
-        self.who, self._address = identity(name), address
+        self.who = identity(name)
         super().__init__(self.who, 1, gate(), lambda link: None, unix_time_s=lambda: NOW_S)
-
-    async def _connect(self, peer_id: str, address: Address, credential: Credential) -> Lane:
-        loop = asyncio.get_running_loop()
-        _, lane = await loop.create_connection(
-            Lane, address.host, address.port, ssl=self._client_context, local_addr=(self._address, 0)
-        )
-        return lane
+        self.dialer = GuestDialer(self, address)
 
     async def link(self, victim: Victim) -> Link:
         shown = certificate(self.who)

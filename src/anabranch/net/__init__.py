@@ -2,5 +2,5 @@
 
 Not here: the meaning of messages (`protocol.messages`), and dialling policy (`protocol`, `node.driver`).
 
-Imported by: api, cli, node, net.iroh.
+Imported by: api, cli, node, net.iroh, net.tcp.
 """

@@ -13,7 +13,7 @@ import torch
 
 from anabranch.net.handshake import Gate
 from anabranch.net.identity import Identity
-from anabranch.net.tcp import TcpTransport
+from anabranch.net.tcp.transport import TcpTransport
 from anabranch.net.ticket import issue_certificate
 from anabranch.node.driver.allocator import free_cycles, settle
 from anabranch.node.driver.peer_driver import LivePeer

@@ -11,7 +11,7 @@ import pytest
 from anabranch.background import background
 from anabranch.net.handshake import Gate
 from anabranch.net.identity import Identity
-from anabranch.net.tcp import TcpTransport
+from anabranch.net.tcp.transport import TcpTransport
 from anabranch.node.driver.crash_report import FORMER_REPORT, REPORT, RESERVE, CrashReport
 from anabranch.node.driver.peer_driver import LivePeer, Outcome
 from anabranch.protocol.interface import events as ev

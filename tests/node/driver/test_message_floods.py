@@ -11,7 +11,7 @@ from anabranch.net.connection_limits import Limits
 from anabranch.net.handshake import Gate
 from anabranch.net.identity import Identity
 from anabranch.net.link import Link
-from anabranch.net.tcp import TcpTransport
+from anabranch.net.tcp.transport import TcpTransport
 from anabranch.net.ticket import issue_certificate
 from anabranch.node.driver.peer_driver import LivePeer
 from anabranch.protocol.interface import events as ev

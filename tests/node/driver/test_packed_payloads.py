@@ -17,7 +17,7 @@ from anabranch.net.handshake import Gate
 from anabranch.net.identity import Identity
 from anabranch.net.link import Link
 from anabranch.net.packing import size_bounds
-from anabranch.net.tcp import TcpTransport
+from anabranch.net.tcp.transport import TcpTransport
 from anabranch.net.ticket import issue_certificate
 from anabranch.node.driver import tensor_codec as payloads
 from anabranch.node.driver.connections import Connections

@@ -13,7 +13,7 @@ from anabranch.net.framing import Blob
 from anabranch.net.handshake import Gate
 from anabranch.net.identity import Identity
 from anabranch.net.link import Link
-from anabranch.net.tcp import TcpTransport
+from anabranch.net.tcp.transport import TcpTransport
 from anabranch.net.ticket import issue_certificate
 from anabranch.node.driver.peer_driver import LivePeer
 from anabranch.observe.event_log import events_of

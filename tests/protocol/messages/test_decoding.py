@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from anabranch.protocol import messages as msg
@@ -53,7 +53,6 @@ def test_noise(data: bytes) -> None:
     understood(data)
 
 
-@settings(max_examples=200)
 @given(st.integers(0, 60), st.lists(plain, max_size=8))
 def test_messages_with_wrong_fields(tag: int, fields: list[object]) -> None:
     try:

@@ -24,7 +24,7 @@ from anabranch.protocol.observers.event_log_server import (
 )
 from anabranch.protocol.peer.bootstrap import lead
 from anabranch.protocol.peer.peer import Peer
-from anabranch.sim.workers.integer_worker import Machine, genesis_of, member_of
+from anabranch.sim.workers.integer_world import Machine, genesis_of, member_of
 
 SETTINGS = Settings("run", 1, 1, 2, 4)
 

@@ -18,7 +18,7 @@ from anabranch.protocol.log.records import Member, Members
 from anabranch.protocol.log.step_parameters import Schedule, StepParameters
 from anabranch.protocol.peer.bootstrap import lead
 from anabranch.protocol.peer.peer import Peer
-from anabranch.sim.workers.integer_worker import Machine, genesis_of, member_of
+from anabranch.sim.workers.integer_world import Machine, genesis_of, member_of
 
 SETTINGS = Settings("roles", 1, 1, 4, 3)
 RELAY = ev.VerifiedCredential("relay", ev.NEVER_EXPIRES_S)

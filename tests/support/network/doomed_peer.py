@@ -7,7 +7,7 @@ import sys
 
 from anabranch.net.connection_limits import Limits
 from anabranch.net.framing import Blob
-from anabranch.net.tcp import TcpTransport
+from anabranch.net.tcp.transport import TcpTransport
 from support.network.net_world import gate, identity
 
 

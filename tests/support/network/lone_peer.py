@@ -16,7 +16,7 @@ import sys
 
 from anabranch.net.connection_limits import Limits
 from anabranch.net.link import Link
-from anabranch.net.tcp import TcpTransport
+from anabranch.net.tcp.transport import TcpTransport
 from support.network.net_world import NOW_S, gate, identity
 
 #: Files that a peer must be able to open at any time.
@@ -50,13 +50,13 @@ async def main(limits: Limits) -> None:
     while await loop.run_in_executor(None, sys.stdin.readline):
         with open("/proc/self/statm", encoding="ascii") as file:
             rss_bytes = int(file.read().split()[1]) * resource.getpagesize()
-        system = transport.resources.system
+        system = transport.end.resources.system
         told = {
             "rss_bytes": rss_bytes,
             "memory_bytes": system.memory_bytes,
             "streams": system.streams,
             "connections": system.connections,
-            "refused": dict(transport.resources.refusals),
+            "refused": dict(transport.end.resources.refusals),
             "received": received,
             "openable": openable(),
         }

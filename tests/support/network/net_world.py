@@ -16,7 +16,7 @@ from anabranch.net.handshake import Credential, Gate, Hello
 from anabranch.net.identity import Identity
 from anabranch.net.iroh.engine import IrohEngine, installed
 from anabranch.net.link import Link
-from anabranch.net.tcp import TcpTransport
+from anabranch.net.tcp.transport import TcpTransport
 from anabranch.net.ticket import Ticket, issue_certificate, issue_ticket
 
 RUN = "tiny-1"

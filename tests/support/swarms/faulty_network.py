@@ -6,7 +6,7 @@ from anabranch.protocol.interface import events as ev
 from anabranch.protocol.interface.settings import Settings
 from anabranch.sim.checks.invariants import Invariants
 from anabranch.sim.kernel.swarm_world import Model, World
-from anabranch.sim.workers.integer_worker import Machine, counting_world, wrong_states
+from anabranch.sim.workers.integer_world import Machine, counting_world, wrong_states
 
 QUIET_S = 40.0
 

@@ -16,7 +16,7 @@ from anabranch.protocol.log.records import Member, Rollback, decode_entry
 from anabranch.sim.checks.invariants import Invariants
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import World
-from anabranch.sim.workers.integer_worker import ONE_CLASS, Machine, counting_world, wrong_states
+from anabranch.sim.workers.integer_world import ONE_CLASS, Machine, counting_world, wrong_states
 from support.swarms import fault_points as faults
 from support.swarms.fault_points import Fault, Moment, kill
 

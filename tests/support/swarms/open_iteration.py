@@ -7,7 +7,7 @@ import msgspec
 from anabranch.protocol.interface.settings import Settings
 from anabranch.sim.checks.invariants import Invariants
 from anabranch.sim.kernel.swarm_world import Model, World
-from anabranch.sim.workers.integer_worker import Machine, counting_world
+from anabranch.sim.workers.integer_world import Machine, counting_world
 
 SETTINGS = Settings("run", 1, 2, 8, 1_000_000)
 

@@ -14,7 +14,7 @@ from anabranch.protocol.interface.settings import Settings
 from anabranch.sim.checks.invariants import Invariants
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import Model, World
-from anabranch.sim.workers.integer_worker import Machine, counting_world, wrong_states
+from anabranch.sim.workers.integer_world import Machine, counting_world, wrong_states
 
 #: (policy, return rule). The auction plans for "any" alone.
 COMBINATIONS = [*itertools.product(["greedy", "static", "gwtf", "swarm"], ["any", "own"]), ("auction", "any")]

@@ -15,13 +15,9 @@ from anabranch.protocol.interface.tasks import Payload, Result, Task
 from anabranch.protocol.log.records import AnyRecord, Commit, Members, Revoke, Rollback, decode_entry
 from anabranch.protocol.messages import AnyMessage, Claim, Prepared
 from anabranch.sim.kernel.swarm_world import World
-from anabranch.sim.workers.integer_worker import (
-    IntegerWorker,
-    Machine,
-    counting_world,
-    hashed,
-    wrong_states,
-)
+from anabranch.sim.workers.integer_worker import IntegerWorker, hashed
+from anabranch.sim.workers.integer_world import Machine, counting_world, wrong_states
+from support.grids import half_grid
 
 STEPS = 12
 
@@ -122,11 +118,15 @@ def others_are_right(world: World, liar: str) -> bool:
 DRAWS = [("audited", 1), ("audited", 2), ("audited-b", 3)]
 
 
-@pytest.mark.parametrize(("run", "seed"), DRAWS)
-@pytest.mark.parametrize("kind", [tasks.Forward, tasks.InputGradient, tasks.Freeze, tasks.SumPart])
-@pytest.mark.parametrize("liar", ["r1.1", "r2.2"])
-def test_a_relay_that_computes_falsely_is_convicted(kind: type[Task], liar: str, run: str, seed: int) -> None:
+KINDS = (tasks.Forward, tasks.InputGradient, tasks.Freeze, tasks.SumPart)
+
+
+@pytest.mark.parametrize(("kind", "liar", "draws"), half_grid(KINDS, ("r1.1", "r2.2"), DRAWS))
+def test_a_relay_that_computes_falsely_is_convicted(
+    kind: type[Task], liar: str, draws: tuple[str, int]
+) -> None:
     """Its key is revoked, its steps are void, and all others end with the state of a single machine."""
+    run, seed = draws
     world = audited_world(share=1.0, seed=seed, run=run)
     worker = give_lying_worker(world, liar, kind, also_audits=False)
     world.run(until_s=900.0)

@@ -16,7 +16,7 @@ from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.log.records import Member
 from anabranch.sim.checks.invariants import Invariants
 from anabranch.sim.kernel.swarm_world import World
-from anabranch.sim.workers.integer_worker import Machine, counting_world, wrong_states
+from anabranch.sim.workers.integer_world import Machine, counting_world, wrong_states
 from support.swarms.byzantine_peer import KINDS, Hostile
 from support.swarms.faulty_network import SLOW
 

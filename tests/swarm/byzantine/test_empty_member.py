@@ -10,7 +10,7 @@ from anabranch.protocol.log.records import Commit, Members, decode_entry
 from anabranch.protocol.state.possession import PossessionProof
 from anabranch.sim.checks.invariants import Invariants
 from anabranch.sim.kernel.simulated_peer import Node
-from anabranch.sim.workers.integer_worker import Machine, counting_world, member_of, wrong_states
+from anabranch.sim.workers.integer_world import Machine, counting_world, member_of, wrong_states
 
 STEPS = 12
 

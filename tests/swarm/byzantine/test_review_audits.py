@@ -39,7 +39,7 @@ from anabranch.protocol.messages import Attempt, AttemptId, Audited, FetchWork, 
 from anabranch.protocol.telemetry.adaptive_timeout import AdaptiveTimeout
 from anabranch.sim.kernel.simulated_signer import SimulatedSigner
 from anabranch.sim.kernel.swarm_world import World
-from anabranch.sim.workers.integer_worker import wrong_states
+from anabranch.sim.workers.integer_world import wrong_states
 from swarm.byzantine.test_audit import STEPS, audited_world, give_lying_worker, records_of
 
 RELAYS = ("a", "b", "c")

@@ -8,11 +8,11 @@ from anabranch.protocol.interface import events as ev
 from anabranch.protocol.interface.settings import Settings
 from anabranch.sim.checks.invariants import Invariants
 from anabranch.sim.kernel.simulated_peer import Node
-from anabranch.sim.workers.integer_worker import Machine, counting_world
+from anabranch.sim.workers.integer_world import Machine, counting_world
+from support.grids import half_grid
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("lose", [False, True])
+@pytest.mark.parametrize(("seed", "lose"), half_grid(range(3), (False, True)))
 def test_a_member_comes_back_to_a_leader_that_never_saw_its_ticket(seed: int, lose: bool) -> None:
     """The founder, which leads, has forgotten all credentials, and its dial is always faster."""
     settings = Settings("joins", 1, 1, 6, 150, min_replicas=2)
@@ -43,7 +43,7 @@ def test_a_member_comes_back_to_a_leader_that_never_saw_its_ticket(seed: int, lo
         world.add(world.nodes["r1.1"].next_life(without_disk=lose), "d0", at=world.clock.now + 0.5)
 
     world.clock.at(6.0, again)
-    world.clock.at(45.0, lambda: world.nodes["d0"].handle(ev.Stopping("over")))
+    world.clock.at(25.0, lambda: world.nodes["d0"].handle(ev.Stopping("over")))
     world.run(until_s=300.0)
     node = world.nodes["r1.1"]
     assert "r1.1" in world.nodes["d0"].peer.ctx.run.membership.members

@@ -10,7 +10,7 @@ from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.interface.tasks import Payload
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import World
-from anabranch.sim.workers.integer_worker import Machine, counting_world
+from anabranch.sim.workers.integer_world import Machine, counting_world
 
 
 def asks_for_all(role: str) -> tuple[World, set[int]]:

@@ -10,7 +10,7 @@ from anabranch.protocol.failure_detection.verdict import Verdict
 from anabranch.protocol.interface.settings import Settings
 from anabranch.sim.checks.invariants import Invariants
 from anabranch.sim.kernel.swarm_world import Model, World
-from anabranch.sim.workers.integer_worker import Machine, counting_world, wrong_states
+from anabranch.sim.workers.integer_world import Machine, counting_world, wrong_states
 from support.swarms.faulty_network import carry_on
 from support.swarms.observations import commit_times, verdicts
 

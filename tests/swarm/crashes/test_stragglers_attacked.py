@@ -12,7 +12,7 @@ from anabranch.protocol.interface.settings import Settings
 from anabranch.sim.checks.invariants import Invariants
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import Model, World
-from anabranch.sim.workers.integer_worker import Machine, counting_world
+from anabranch.sim.workers.integer_world import Machine, counting_world
 from support.swarms.lost_stages import go_on, joiner, rollbacks
 from support.swarms.observations import commit_times
 

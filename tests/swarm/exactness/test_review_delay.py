@@ -18,7 +18,7 @@ from anabranch.sim.fuzz.world_builder import IntegerWorld
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import World
 from anabranch.sim.kernel.violation import Violation
-from anabranch.sim.workers.integer_worker import Machine, counting_world, member_of, wrong_states
+from anabranch.sim.workers.integer_world import Machine, counting_world, member_of, wrong_states
 from anabranch.train.reference.reference import Reference, Share
 from support.swarms.fault_points import Fault
 from support.swarms.small_swarm import MadeUpBatches, Overflowing, small_model, small_run

@@ -19,6 +19,7 @@ from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import World
 from anabranch.train.model.rounds import iterations
 from anabranch.train.stage.whole_worker import WholeWorker
+from support.grids import half_grid
 from swarm.islands.test_rounds import check_replayed, island_run, returning, strike, world_of
 
 FEEDBACK = {"select": "largest", "select_share": 0.02, "unsent": "feedback", "contributions": "int2"}
@@ -32,8 +33,7 @@ def run_of(system: str, **changes: object) -> RunConfig:
     return island_run(**{**SYSTEMS[system], **changes})
 
 
-@pytest.mark.parametrize("system", SYSTEMS)
-@pytest.mark.parametrize("late", ["drop", "wait"])
+@pytest.mark.parametrize(("system", "late"), half_grid(SYSTEMS, ("drop", "wait")))
 def test_rounds_with_state_are_replayed_by_one_process(system: str, late: str) -> None:
     run = run_of(system, late=late)
     world = world_of(run)
@@ -43,9 +43,9 @@ def test_rounds_with_state_are_replayed_by_one_process(system: str, late: str) -
     assert [{slot.carried for slot in plans[t]} for t in (3, 4, 5, 6)] == [{0}, {3}, {4}, {5}]
 
 
-@pytest.mark.parametrize("system", SYSTEMS)
-@pytest.mark.parametrize("trouble", [strike, returning])
-@pytest.mark.parametrize("late", ["drop", "wait"])
+@pytest.mark.parametrize(
+    ("system", "trouble", "late"), half_grid(SYSTEMS, (strike, returning), ("drop", "wait"))
+)
 def test_a_slot_whose_machine_dies_begins_anew(
     system: str, trouble: Callable[[World, int], list[str]], late: str
 ) -> None:

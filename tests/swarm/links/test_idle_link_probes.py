@@ -12,7 +12,7 @@ from anabranch.protocol.messages import Burst, Forward
 from anabranch.protocol.routing.bandwidth_probes import BandwidthProbes
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import Model
-from anabranch.sim.workers.integer_worker import Machine, counting_world, wrong_states
+from anabranch.sim.workers.integer_world import Machine, counting_world, wrong_states
 
 ACTIVATION_BYTES, BULK_S, SLOW = 1 << 20, 0.1, 100.0
 

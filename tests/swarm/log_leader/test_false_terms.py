@@ -16,7 +16,7 @@ from anabranch.protocol.peer.peer import Peer
 from anabranch.sim.checks.invariants import Invariants
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import World
-from anabranch.sim.workers.integer_worker import Machine, counting_world
+from anabranch.sim.workers.integer_world import Machine, counting_world
 from support.swarms.leaving_voters import SLOW, until
 from support.swarms.voters import LONG
 

@@ -10,7 +10,7 @@ from anabranch.sim.checks.invariants import Invariants
 from anabranch.sim.kernel.founder import founder_comes_back
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import World
-from anabranch.sim.workers.integer_worker import Machine, counting_world, wrong_states
+from anabranch.sim.workers.integer_world import Machine, counting_world, wrong_states
 from support.swarms.fault_points import Fault
 from support.swarms.voters import leads_three
 

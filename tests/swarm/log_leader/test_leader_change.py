@@ -16,7 +16,7 @@ from anabranch.protocol.log.records import Commit, Rollback, Voters, decode_entr
 from anabranch.sim.checks.invariants import Invariants
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import World
-from anabranch.sim.workers.integer_worker import Machine, counting_world, member_of, wrong_states
+from anabranch.sim.workers.integer_world import Machine, counting_world, member_of, wrong_states
 from support.swarms.fault_points import Fault, Moment, ended, received
 from support.swarms.small_swarm import MadeUpBatches, check_equal, small_model, small_run
 from support.swarms.training_world import training_world

@@ -13,7 +13,7 @@ from anabranch.protocol.peer.bootstrap import SavedCheckpoint, lead
 from anabranch.protocol.raft.raft_log import RaftLog
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import World
-from anabranch.sim.workers.integer_worker import Machine, counting_world, wrong_states
+from anabranch.sim.workers.integer_world import Machine, counting_world, wrong_states
 
 SETTINGS = Settings("epochs", 1, 1, 6, 10, checkpoint_every=2, min_replicas=2, voters=3)
 

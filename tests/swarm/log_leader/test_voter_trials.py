@@ -10,7 +10,7 @@ import pytest
 from anabranch.protocol.interface.settings import Settings
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import Model, World
-from anabranch.sim.workers.integer_worker import Machine, counting_world, wrong_states
+from anabranch.sim.workers.integer_world import Machine, counting_world, wrong_states
 
 STEPS = 8
 

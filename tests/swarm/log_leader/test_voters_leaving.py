@@ -9,7 +9,7 @@ import pytest
 from anabranch.protocol.log.records import Members, Voters, decode_entry
 from anabranch.sim.checks.invariants import Invariants
 from anabranch.sim.kernel.swarm_world import World
-from anabranch.sim.workers.integer_worker import Machine, counting_world
+from anabranch.sim.workers.integer_world import Machine, counting_world
 from support.swarms.leaving_voters import (
     BEGINS_AT,
     SETTINGS,

@@ -8,7 +8,7 @@ import pytest
 from anabranch.protocol.interface import tasks
 from anabranch.protocol.interface.settings import Settings
 from anabranch.sim.kernel.swarm_world import World
-from anabranch.sim.workers.integer_worker import Machine, counting_world, member_of, wrong_states
+from anabranch.sim.workers.integer_world import Machine, counting_world, member_of, wrong_states
 from support.swarms.fault_points import Fault, ended, kill
 
 STEPS = 8

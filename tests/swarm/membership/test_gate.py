@@ -16,7 +16,7 @@ from anabranch.protocol.peer.bootstrap import lead
 from anabranch.sim.checks.invariants import Invariants
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import World
-from anabranch.sim.workers.integer_worker import Machine, counting_world, member_of, wrong_states
+from anabranch.sim.workers.integer_world import Machine, counting_world, member_of, wrong_states
 from support.swarms.voters import LONG, come_back, has_voters, leads, records
 
 STAGES = {"d0": 0, "d1": 0, "r1.0": 1, "r1.1": 1, "r2.0": 2, "r2.1": 2}

@@ -17,7 +17,7 @@ from anabranch.sim.fuzz.tensor_world import MadeUpBatches
 from anabranch.sim.kernel.founder import founder_comes_back
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import World
-from anabranch.sim.workers.integer_worker import Machine, counting_world, member_of, wrong_states
+from anabranch.sim.workers.integer_world import Machine, counting_world, member_of, wrong_states
 from anabranch.sim.workers.torch_world import node_member
 from support.swarms.fault_points import Fault
 from support.swarms.small_swarm import check_equal, small_model, small_run

@@ -13,7 +13,7 @@ from anabranch.protocol.log.records import Commit, Control, Rollback, Voters, de
 from anabranch.sim.checks.invariants import Invariants
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import World
-from anabranch.sim.workers.integer_worker import Machine, counting_world, member_of, wrong_states
+from anabranch.sim.workers.integer_world import Machine, counting_world, member_of, wrong_states
 from support.swarms.fault_points import Fault
 from support.swarms.voters import LONG, come_back, has_voters, leads, long_swarm, one_history, records
 

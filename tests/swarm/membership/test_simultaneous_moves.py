@@ -16,7 +16,8 @@ from anabranch.protocol.pipeline.outgoing import OutgoingState
 from anabranch.sim.checks.invariants import Invariants
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import World
-from anabranch.sim.workers.integer_worker import Machine, counting_world, wrong_states
+from anabranch.sim.workers.integer_world import Machine, counting_world, wrong_states
+from support.grids import half_grid
 
 
 def shifted(seed: int, slow: float, checked: bool) -> World:
@@ -54,8 +55,7 @@ def shifted(seed: int, slow: float, checked: bool) -> World:
     return world
 
 
-@pytest.mark.parametrize("slow", [10.0, 30.0])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("seed", "slow"), half_grid(range(4), (10.0, 30.0)))
 def test_what_was_sent_in_a_former_role_is_not_computed_with(seed: int, slow: float) -> None:
     world = shifted(seed, slow, checked=False)
     assert world.history().t == 3

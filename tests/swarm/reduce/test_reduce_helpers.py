@@ -14,7 +14,7 @@ from anabranch.protocol.messages import Attempt, ReducePart
 from anabranch.sim.checks.invariants import Invariants
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import Model, World
-from anabranch.sim.workers.integer_worker import Machine, counting_world, wrong_states
+from anabranch.sim.workers.integer_world import Machine, counting_world, wrong_states
 from support.swarms.fault_points import Fault
 
 Effect = Callable[[World, Node], None]

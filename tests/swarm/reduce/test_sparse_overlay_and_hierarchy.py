@@ -14,7 +14,7 @@ from anabranch.protocol.peer import iterations
 from anabranch.protocol.reduce.hierarchy import FLAT
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import Model, World
-from anabranch.sim.workers.integer_worker import Machine, counting_world, wrong_states
+from anabranch.sim.workers.integer_world import Machine, counting_world, wrong_states
 from support.swarms.fault_points import Fault, added_in_mid_backward, kill
 
 STAGES, REPLICAS, STEPS, PICKS = 2, 9, 3, 2

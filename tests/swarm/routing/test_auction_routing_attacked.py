@@ -14,7 +14,7 @@ from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.pipeline.credits import SlotLedger
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import Model, World
-from anabranch.sim.workers.integer_worker import Machine, counting_world, wrong_states
+from anabranch.sim.workers.integer_world import Machine, counting_world, wrong_states
 from support.swarms.routing_trials import mismatches
 
 

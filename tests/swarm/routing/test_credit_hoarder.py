@@ -13,7 +13,7 @@ from anabranch.protocol.pipeline.sender import Sender
 from anabranch.sim.checks.invariants import Invariants
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import Model
-from anabranch.sim.workers.integer_worker import Machine, counting_world, wrong_states
+from anabranch.sim.workers.integer_world import Machine, counting_world, wrong_states
 
 STEPS, MICROBATCHES = 6, 36
 TASKS = dict.fromkeys(("Forward", "Head", "InputGradient", "WeightGradient"), 0.1)

@@ -10,7 +10,7 @@ from anabranch.protocol import messages as msg
 from anabranch.protocol.interface import events as ev
 from anabranch.sim.checks.invariants import Invariants
 from anabranch.sim.kernel.simulated_peer import Node
-from anabranch.sim.workers.integer_worker import Machine, counting_world, wrong_states
+from anabranch.sim.workers.integer_world import Machine, counting_world, wrong_states
 from support.swarms.lost_stages import go_on
 from support.swarms.open_iteration import MODEL, SETTINGS, again
 

@@ -11,7 +11,7 @@ from anabranch.protocol.log.records import Member
 from anabranch.sim.checks.invariants import Invariants
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import World
-from anabranch.sim.workers.integer_worker import ONE_CLASS, Machine, counting_world
+from anabranch.sim.workers.integer_world import ONE_CLASS, Machine, counting_world
 from support.swarms.lost_stages import go_on
 from support.swarms.open_iteration import MODEL, SETTINGS, again, swarm
 

@@ -8,7 +8,7 @@ from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.messages import Held, Holds, Spoilt
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import World
-from anabranch.sim.workers.integer_worker import Machine, counting_world
+from anabranch.sim.workers.integer_world import Machine, counting_world
 from support.swarms import fault_points as faults
 from support.swarms.fault_points import Fault
 

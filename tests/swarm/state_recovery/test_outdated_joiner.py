@@ -7,7 +7,7 @@ from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.peer.shared_state import Step
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import Model
-from anabranch.sim.workers.integer_worker import Machine, counting_world, member_of, wrong_states
+from anabranch.sim.workers.integer_world import Machine, counting_world, member_of, wrong_states
 
 STEPS = 6
 

@@ -9,6 +9,7 @@ from anabranch.config import RunConfig
 from anabranch.protocol.interface import tasks
 from anabranch.train.reference.independent import IndependentReference
 from anabranch.train.reference.reference import Reference
+from support.grids import half_grid
 from support.small_training import MadeUpBatches, SmallSwarm, done, small_model, small_run
 
 STEPS = 4
@@ -22,9 +23,9 @@ def distance(a: torch.Tensor, b: torch.Tensor) -> float:
     return float((a - b).norm() / b.norm().clamp_min(1e-300))
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gpt"])
-@pytest.mark.parametrize("stages", [1, 2, 4])
-@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(
+    ("architecture", "stages", "tied"), half_grid(("llama", "gpt"), (1, 2, 4), (True, False))
+)
 def test_every_value_equals_the_reference(architecture: str, stages: int, tied: bool) -> None:
     run = small_run(architecture, stages, tied=tied)
     swarm, reference = SmallSwarm(run, seed=stages), reference_of(run)

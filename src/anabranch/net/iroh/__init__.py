@@ -1,6 +1,6 @@
 """Connections through iroh, a QUIC engine with hole punching: its process, and the driver of that process.
 
-Optional: `pip install anabranch[iroh]`. Not here: links, handshake and frames, which are those of `net.tcp`.
+Optional: `pip install anabranch[iroh]`. Not here: links, handshake and frames (`net`, `net.tcp`).
 
 Imported by: node.
 """

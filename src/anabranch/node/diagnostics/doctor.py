@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from anabranch.config import RunConfig
-from anabranch.net.tcp import BBR_REMEDY, bbr_missing
+from anabranch.net.tcp.sockets import BBR_REMEDY, bbr_missing
 from anabranch.node.diagnostics.check_result import GREEN, RED, YELLOW, CheckResult, graded
 from anabranch.node.diagnostics.reachability import own_address, remote_checks
 from anabranch.observe.wording import counted

@@ -16,7 +16,7 @@ from anabranch.net.errors import FrameError, NetError, Refused
 from anabranch.net.framing import Blob
 from anabranch.net.handshake import Credential
 from anabranch.net.link import Link
-from anabranch.net.tcp import TcpTransport
+from anabranch.net.tcp.transport import TcpTransport
 from anabranch.net.ticket import Grant, MembershipCertificate
 from anabranch.protocol.interface.events import Event, Garbled, LinkDown, LinkUp, Received, VerifiedCredential
 from anabranch.protocol.interface.tasks import PIECE_BYTES, Payload

@@ -21,7 +21,7 @@ from anabranch.net.connection_limits import limits_of_run
 from anabranch.net.errors import VANISHED
 from anabranch.net.handshake import Credential
 from anabranch.net.link import Link
-from anabranch.net.tcp import TcpTransport
+from anabranch.net.tcp.transport import TcpTransport
 from anabranch.node.driver.allocator import free_cycles, settle
 from anabranch.node.driver.checkpoint_io import CheckpointIo, StageCopy
 from anabranch.node.driver.compute_ledger import Ledger

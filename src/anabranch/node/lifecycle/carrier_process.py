@@ -12,7 +12,7 @@ from anabranch.net.connection_limits import CarryLimits, Limits
 from anabranch.net.errors import ListenError
 from anabranch.net.handshake import Gate
 from anabranch.net.identity import Identity, next_incarnation
-from anabranch.net.tcp import TcpTransport
+from anabranch.net.tcp.transport import TcpTransport
 from anabranch.net.ticket import Ticket
 from anabranch.node.driver.connections import Connections
 from anabranch.node.driver.initial_dial import LASTING

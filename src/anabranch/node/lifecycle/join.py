@@ -25,7 +25,8 @@ from anabranch.net.errors import ListenError
 from anabranch.net.handshake import Gate, Hello
 from anabranch.net.identity import Identity, IdentitySigner, next_incarnation
 from anabranch.net.iroh.engine import IrohEngine
-from anabranch.net.tcp import BBR_REMEDY, TcpTransport, bbr_missing
+from anabranch.net.tcp.sockets import BBR_REMEDY, bbr_missing
+from anabranch.net.tcp.transport import TcpTransport
 from anabranch.net.ticket import Ticket
 from anabranch.node.driver.allocator import free_former_peer
 from anabranch.node.driver.connections import ticket_of

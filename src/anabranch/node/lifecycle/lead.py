@@ -12,7 +12,7 @@ from anabranch.net.connection_limits import limits_of_run
 from anabranch.net.errors import ListenError
 from anabranch.net.handshake import Gate
 from anabranch.net.iroh.engine import IrohEngine
-from anabranch.net.tcp import TcpTransport
+from anabranch.net.tcp.transport import TcpTransport
 from anabranch.net.ticket import Ticket
 from anabranch.node.driver.checkpoint_io import CheckpointIo
 from anabranch.node.driver.peer_driver import LivePeer, Outcome

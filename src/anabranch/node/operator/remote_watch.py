@@ -11,7 +11,7 @@ from pathlib import Path
 from anabranch.errors import UserError
 from anabranch.net.handshake import Gate
 from anabranch.net.identity import Identity, next_incarnation
-from anabranch.net.tcp import TcpTransport
+from anabranch.net.tcp.transport import TcpTransport
 from anabranch.net.ticket import Ticket
 from anabranch.node.driver.connections import Connections
 from anabranch.node.driver.initial_dial import TRANSIENT

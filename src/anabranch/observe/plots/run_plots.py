@@ -13,7 +13,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
-from scipy.signal import lfilter
 
 from anabranch.errors import UserError, os_errors_named
 from anabranch.observe import events as log
@@ -179,6 +178,8 @@ def _span(values: Sequence[float]) -> int:
 
 def smooth(values: Sequence[float], span: int = 15) -> list[float]:
     """Exponential moving average without initial bias; a span of n weighs about the last n values."""
+    from scipy.signal import lfilter  # takes most of a second to load
+
     filtered = [lfilter([1.0], [1.0, 2 / (span + 1) - 1], each) for each in (values, np.ones(len(values)))]
     smoothed: list[float] = (filtered[0] / filtered[1]).tolist()
     return smoothed

@@ -29,7 +29,9 @@ from anabranch.sim.cluster.scenario import Fleet, Host, Scenario
 from anabranch.sim.kernel.simulated_peer import Node, TaskExecutor
 from anabranch.sim.kernel.swarm_world import World
 from anabranch.sim.network.fair_share import SETUP_TRIPS, InFlightTime, SharedLink, Traffic
-from anabranch.sim.workers import integer_worker
+from anabranch.sim.workers import integer_world
+from anabranch.sim.workers.integer_arithmetic import PIECES
+from anabranch.sim.workers.integer_worker import IntegerWorker
 
 #: Most pieces of a state, which are larger than PIECE_BYTES then (a choice: bounds the number of events).
 PIECES_MAX = 32
@@ -44,16 +46,16 @@ SHARED = 2.0
 SAME_EVERYWHERE = frozenset({"peer_joined", "peer_active", "peer_removed"})
 
 
-class SizedIntegerWorker(integer_worker.IntegerWorker):
+class SizedIntegerWorker(IntegerWorker):
     """Integer worker whose snapshots have as many pieces as those of the modelled tensors."""
 
     def __init__(self, stage: int, pieces: int, delay: Delay = NO_DELAY) -> None:
         super().__init__(stage, delay)
-        self._padding = tuple(range(pieces - integer_worker.PIECES - 1))
+        self._padding = tuple(range(pieces - PIECES - 1))
 
     def run(self, task: Task, inputs: tuple[Payload, ...] = ()) -> Result:
         if isinstance(task, tasks.CheckState | tasks.LoadState):
-            own = 1 + integer_worker.PIECES * (1 + self.delay.has(task.t + 1))
+            own = 1 + PIECES * (1 + self.delay.has(task.t + 1))
             result = super().run(task, inputs[:own])
             return replace(result, hashes=tuple(map(str, inputs)))
         result = super().run(task, inputs)
@@ -66,7 +68,7 @@ class SizedIntegerWorker(integer_worker.IntegerWorker):
 def pieces_of(work: Workload, stage: int) -> int:
     """Number of pieces in which a stage's state is copied."""
     whole = -(-work.state_bytes * work.parameters(stage) // PIECE_BYTES)
-    return max(integer_worker.PIECES + 1, min(PIECES_MAX, whole))
+    return max(PIECES + 1, min(PIECES_MAX, whole))
 
 
 def piece_bytes(work: Workload, stage: int) -> int:
@@ -97,7 +99,7 @@ class ModelledWorld(World):
         def make(stage: int) -> TaskExecutor:
             return SizedIntegerWorker(stage, pieces_of(work, stage), settings.delay)
 
-        super().__init__(seed, settings, integer_worker.genesis_of(settings, leader.id), make)
+        super().__init__(seed, settings, integer_world.genesis_of(settings, leader.id), make)
         self.unheard = SAME_EVERYWHERE
         self.work = work
         self._region = {host.id: host.region for host in fleet.hosts.values()}
@@ -110,7 +112,7 @@ class ModelledWorld(World):
         self._task_s: dict[tuple[str, int, type[Task], int], float] = {}
         self.under_way = InFlightTime(self.clock)
         self._parked = OffloadedActivations(work)
-        schedule = integer_worker.schedule_of(settings, work.tokens)
+        schedule = integer_world.schedule_of(settings, work.tokens)
         member = member_of(fleet, leader.id)
         self.add_leader(lead(member, settings, schedule, self.genesis, unheard=self.unheard), member)
         regions = {host.region for host in fleet.hosts.values()}
@@ -294,7 +296,7 @@ def member_of(fleet: Fleet, name: str, incarnation: int = 1) -> Member:
         id=name,
         stage=host.stage,
         incarnation=incarnation,
-        numerics_class=integer_worker.ONE_CLASS,
+        numerics_class=integer_world.ONE_CLASS,
         capacity=host.capacity,
         name=name,
         region=host.region,

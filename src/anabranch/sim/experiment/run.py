@@ -20,7 +20,7 @@ from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.metrics.iteration_metrics import MetricsRecorder, Outcome
 from anabranch.sim.metrics.phase_breakdown import PhaseRecorder
 from anabranch.sim.metrics.wasted_compute import WastedCompute
-from anabranch.sim.workers.integer_worker import wrong_states
+from anabranch.sim.workers.integer_world import wrong_states
 
 #: Hosts of a simulation from which huge pages, and garbage collections at chosen moments, pay (a choice).
 LARGE_HOSTS = 200

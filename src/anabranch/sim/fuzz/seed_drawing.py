@@ -27,7 +27,7 @@ from anabranch.sim.fuzz.fault_kinds import (
 from anabranch.sim.fuzz.hostile_guests import GuestPlan, draw_guests
 from anabranch.sim.fuzz.peer_phases import ELECTION, OF_DATA_NODES
 from anabranch.sim.kernel.swarm_world import Model
-from anabranch.sim.workers.integer_worker import Machine
+from anabranch.sim.workers.integer_world import Machine
 
 #: Most nodes of a swarm (a choice).
 NODES_MAX = 40

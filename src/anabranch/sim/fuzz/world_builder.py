@@ -9,9 +9,8 @@ from anabranch.protocol.rounds.plan import Plan, Slots
 from anabranch.sim.checks.invariants import GroundTruth
 from anabranch.sim.fuzz.seed_drawing import DrawnSeed
 from anabranch.sim.kernel.swarm_world import World
-from anabranch.sim.workers.integer_worker import (
+from anabranch.sim.workers.integer_arithmetic import (
     batch_of,
-    counting_world,
     digest_of,
     fingerprint,
     initial,
@@ -19,6 +18,7 @@ from anabranch.sim.workers.integer_worker import (
     single_machine,
     slot_states,
 )
+from anabranch.sim.workers.integer_world import counting_world
 
 
 def build(drawn: DrawnSeed) -> tuple[World, GroundTruth]:

@@ -1,237 +1,38 @@
-"""Task executor that computes with integers instead of tensors, and worlds of peers with such executors.
+"""Task executor of a peer that computes with integers (`integer_arithmetic`) instead of tensors.
 
-Every activation, gradient and contribution is a hash of its inputs: the state of the stage, the microbatch,
-and the payloads received. A contribution (the weight gradient of a microbatch) is a vector of 64-bit numbers,
-and a reduced gradient is the sum of contributions. So a contribution that is lost, added twice, or computed
-from a stale state or another microbatch's payload changes the sum, the state after the step, and all later
-states. The world models the durations.
+The world models the durations. Not here: worlds of such peers (`integer_world`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache, partial
-from types import MappingProxyType
-from typing import NamedTuple
-
 import msgspec
 
-from anabranch import PROTOCOL_VERSION
-from anabranch.protocol.consensus.log_replay import LogReplay
 from anabranch.protocol.interface import tasks
 from anabranch.protocol.interface.delay import NO_DELAY, Delay
-from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.interface.tasks import Payload, Result, Task, embed_unit, head_unit, part_bounds
-from anabranch.protocol.log.records import Genesis, Member
-from anabranch.protocol.log.step_parameters import Schedule, StepParameters
-from anabranch.protocol.rounds.plan import Plan, Slots, slots_of
-from anabranch.sim.kernel.founder import populate
-from anabranch.sim.kernel.swarm_world import Model, World
-
-ONE_CLASS = "whole numbers"
-#: Numbers in a contribution and in a gradient (a choice).
-WORDS = 4
-
-Words = tuple[int, ...]
-Batch = tuple[tuple[int, int, int, int], ...]
-"""(microbatch, its iteration, 0, 0) each; in a round (slot, `inner_salt`, number that stands for what it
-carries, number of the late contribution that is merged) each, 0 where there is nothing."""
-Carried = tuple[tuple[int, int], ...]
-"""(slot, number that stands for its state after the last round) each."""
-#: Pieces of a snapshot, besides the one that contains its iteration (a choice).
-PIECES = 4
-
-
-@dataclass(frozen=True)
-class Machine:
-    """Machine of a simulated swarm. capacity: microbatches in flight. slowness: factor on the task seconds of
-    the world's model. reachable: True if other peers can dial it."""
-
-    id: str
-    stage: int
-    capacity: int = 4
-    slowness: float = 1.0
-    reachable: bool = True
-
-
-# --- the numbers --------------------------------------------------------------------------------------
-
-
-def mix(*numbers: int) -> int:
-    """64-bit hash of the given integers, the same in every process (Python hashes integers without a
-    seed)."""
-    return hash(numbers) & 0xFFFFFFFFFFFFFFFF
-
-
-def initial(stage: int) -> int:
-    return mix(0, stage)
-
-
-def embedded(state: int, salt: int, index: int) -> int:
-    """Embedding of a microbatch. salt: its iteration, or `inner_salt` of a slot in a round."""
-    return mix(1, state, salt, index)
-
-
-def inner_salt(first: int, steps: int) -> int:
-    """Number that stands for the inner steps `first` + 1 to `first` + `steps` of a slot in a round."""
-    return mix(9, first, steps)
-
-
-def with_state(x: int, carried: int) -> int:
-    """Input x of a slot at a relay that carries state of the slot (0: it carries none)."""
-    return mix(12, x, carried) if carried else x
-
-
-def slot_state(state: int, x: int) -> int:
-    """Number that stands for what a machine carries of a slot after a round. state: before the round. x:
-    input of the slot, `with_state`."""
-    return mix(11, state, x)
-
-
-def late_contribution(number: int) -> Words:
-    """Stand-in for a contribution that was late. number: `slot_state` after its round; 0: there is none."""
-    return tuple(mix(13, word, number) if number else 0 for word in range(WORDS))
-
-
-def slot_states(states: Sequence[int], plan: Plan, before: Carried) -> Carried:
-    """Numbers of all slots of a round after it. states: before the round. before: those of the round
-    before."""
-    known, found = dict(before), []
-    for slot, each in enumerate(plan):
-        x = embedded(states[0], inner_salt(each.first, each.steps), slot)
-        carried = known.get(slot, 0) if each.carried else 0
-        found.append((slot, slot_state(states[1], with_state(x, carried))))
-    return tuple(found)
-
-
-def activated(state: int, stage: int, x: int) -> int:
-    return mix(2, state, stage, x)
-
-
-def loss_of(state: int, x: int) -> float:
-    return float(mix(3, state, x) % 10_007)
-
-
-def loss_gradient(state: int, x: int) -> int:
-    return mix(4, state, x)
-
-
-def input_gradient(state: int, stage: int, x: int, dy: int) -> int:
-    return mix(5, state, stage, x, dy)
-
-
-def contribution(state: int, stage: int, *boundary: int) -> Words:
-    """Stand-in for a stage's contribution of a microbatch to its gradient: WORDS 64-bit hashes of all
-    arguments.
-
-    state: the stage's state (an integer). boundary: activation and gradient received; at stage 0 the
-    activation that the head received, or (t, index, gradient) for the embedding.
-    """
-    return tuple(mix(6, word, state, stage, *boundary) for word in range(WORDS))
-
-
-def step(state: int, gradient: Words) -> int:
-    """State after a step; it depends on all earlier steps and on their order."""
-    return mix(7, state, *gradient)
-
-
-def digest_of(gradient: Words) -> str:
-    return f"{mix(8, *gradient):x}"
-
-
-def predicted(state: int) -> int:
-    """Stand-in for the weights with which the iteration after the next one computes, if it is delayed."""
-    return mix(10, state)
-
-
-def fingerprint(t: int, state: int, ahead: int | None = None) -> str:
-    """Fingerprint after step t. ahead: what iteration t + 1 computes with, if it is delayed."""
-    return f"{t}:{state:x}" if ahead is None else f"{t}:{state:x}:{ahead:x}"
-
-
-def in_pieces(state: int) -> tuple[int, ...]:
-    """State split into PIECES pieces."""
-    return tuple(state >> (16 * place) & 0xFFFF for place in range(PIECES))
-
-
-def from_pieces(t: int, pieces: Sequence[Payload]) -> int | None:
-    """State after step t, joined from its pieces; None if they are not the pieces of such a state."""
-    numbers = [piece for piece in pieces if isinstance(piece, int) and piece >= 0]
-    if len(numbers) != PIECES + 1 or numbers[0] != t or any(number >> 16 for number in numbers[1:]):
-        return None
-    return sum(number << (16 * place) for place, number in enumerate(numbers[1:]))
-
-
-class Step(NamedTuple):
-    """Results of a step on a single machine: gradient and new state of each stage, by stage, and loss of each
-    microbatch of the batch."""
-
-    gradients: tuple[Words, ...]
-    states: tuple[int, ...]
-    losses: tuple[float, ...]
-
-
-@lru_cache(maxsize=4096)
-def single_machine(t: int, former: tuple[int, ...], batch: Batch, seen: tuple[int, ...] = ()) -> Step:
-    """Results of iteration t on a single machine, from the states `former` of stages 0 to S. seen: what the
-    iteration computes with, if it is delayed."""
-    states = seen or former
-    sums = [[0] * WORDS for _ in states]
-
-    def add(stage: int, words: Words) -> None:
-        sums[stage] = [total + word for total, word in zip(sums[stage], words, strict=True)]
-
-    losses = []
-    for index, salt, carried, late in batch:
-        x = with_state(embedded(states[0], salt, index), carried)
-        add(1, late_contribution(late))
-        inputs = []
-        for stage in range(1, len(states)):
-            inputs.append(x)
-            x = activated(states[stage], stage, x)
-        losses.append(loss_of(states[0], x))
-        dy = loss_gradient(states[0], x)
-        add(0, contribution(states[0], 0, x))
-        for stage in range(len(states) - 1, 0, -1):
-            add(stage, contribution(states[stage], stage, inputs[stage - 1], dy))
-            dy = input_gradient(states[stage], stage, inputs[stage - 1], dy)
-        add(0, contribution(states[0], 0, t, index, dy))
-    gradients = tuple(map(tuple, sums))
-    return Step(gradients, tuple(map(step, former, gradients)), tuple(losses))
-
-
-def batch_of(t: int, microbatches: int, slots: Slots, before: Carried = ()) -> Batch:
-    """Batch of iteration t. slots: those that count; empty if t is no round. before: states of the slots
-    after the round before."""
-    if not slots:
-        return tuple((index, t, 0, 0) for index in range(microbatches))
-    known, found = dict(before), []
-    for slot, plan in sorted(slots.items()):
-        carried = known.get(slot, 0) if plan.carried else 0
-        found.append((slot, inner_salt(plan.first, plan.steps), carried, carried if plan.late else 0))
-    return tuple(found)
-
-
-def states_after(t: int, settings: Settings, history: LogReplay | None = None) -> tuple[int, ...]:
-    """States of all stages after t steps on a single machine. history: log of a run with rounds, for the
-    slots that counted and the rounds that were skipped."""
-    states, seen = tuple(map(initial, range(settings.stages + 1))), tuple[int, ...]()
-    carried: Carried = ()
-    for each in range(1, t + 1):
-        slots: Slots = {}
-        ahead = tuple(map(predicted, states)) if settings.delay.has(each + 1) else ()
-        if history is not None and settings.rounds.has(each):
-            commit = history.commits[each - 1]
-            slots = slots_of(history.plans[each], commit)
-            if commit.verdict == "skip":
-                continue
-        batch = batch_of(each, settings.microbatches, slots, carried)
-        if history is not None:
-            carried = slot_states(states, history.plans.get(each, ()), carried)
-        states = single_machine(each, states, batch, seen).states
-        seen = ahead
-    return states
+from anabranch.sim.workers.integer_arithmetic import (
+    PIECES,
+    WORDS,
+    Words,
+    activated,
+    contribution,
+    digest_of,
+    embedded,
+    fingerprint,
+    from_pieces,
+    in_pieces,
+    initial,
+    inner_salt,
+    input_gradient,
+    late_contribution,
+    loss_gradient,
+    loss_of,
+    mix,
+    predicted,
+    slot_state,
+    step,
+    with_state,
+)
 
 
 class Begun:
@@ -246,9 +47,6 @@ class Begun:
 
     def add(self, words: Words, sign: int) -> None:
         self.sum = [total + sign * word for total, word in zip(self.sum, words, strict=True)]
-
-
-# --- a peer's worker ------------------------------------------------------------------------------------
 
 
 class IntegerWorker:
@@ -519,91 +317,3 @@ def _sum_part(inputs: tuple[Payload, ...]) -> Result:
     if len(parts) != len(inputs) or len({len(part) for part in parts}) != 1:
         return Result(error="the members' parts are not of one length")
     return Result(outputs=(tuple(map(sum, zip(*parts, strict=True))),))
-
-
-# --- a world of them --------------------------------------------------------------------------------------
-
-
-def genesis_of(settings: Settings, leader: str) -> Genesis:
-    """First log record of a run whose workers compute with integers. leader: name of the machine that founds
-    it."""
-    return Genesis(
-        run=settings.run,
-        epoch=settings.epoch,
-        protocol_version=PROTOCOL_VERSION,
-        owner=leader,
-        leader=leader,
-        config="",
-        stages=settings.stages,
-        microbatches=settings.microbatches,
-        parameters=0,
-        corpus_fingerprint="whole numbers",
-        tokenizer_hash="whole numbers",
-        numerics_class=ONE_CLASS,
-        initial_weights_hash="",
-        fingerprints=tuple(fingerprint(0, initial(stage)) for stage in range(settings.stages + 1)),
-    )
-
-
-def counting_world(
-    settings: Settings,
-    machines: Sequence[Machine],
-    seed: int = 0,
-    model: Model | None = None,
-    disks: Mapping[str, str] = MappingProxyType({}),
-) -> World:
-    """World of these machines with integer workers, not yet running.
-
-    :param machines: the first one, of stage 0, founds the run.
-    :param disks: machine -> name of its disk ("": no disk for the log).
-    """
-    members = {machine.id: member_of(machine, disks.get(machine.id, "0")) for machine in machines}
-    schedule = schedule_of(settings, 1)
-    make = partial(IntegerWorker, delay=settings.delay) if settings.delay.start else IntegerWorker
-    world = World(seed, settings, genesis_of(settings, machines[0].id), make, model)
-    populate(world, schedule, ((members[machine.id], machine.slowness) for machine in machines))
-    return world
-
-
-def wrong_states(world: World) -> Mapping[str, str]:
-    """Live peers whose state differs from that of a single machine after as many steps: peer -> the
-    difference in words. Empty if the run is right."""
-    wrong = {}
-    for node in world.nodes.values():
-        if not node.alive or not isinstance(node.computer, IntegerWorker):
-            continue
-        worker = node.computer
-        history = world.history() if world.settings.rounds.inner else None
-        right = states_after(worker.t, world.settings, history)[worker.stage]
-        if worker.state != right:
-            wrong[node.id] = f"after step {worker.t}: {worker.state:x}, not {right:x}"
-    return wrong
-
-
-def member_of(machine: Machine, disk: str = "0") -> Member:
-    """Member record with which a machine joins. disk: name of its disk."""
-    return Member(
-        id=machine.id,
-        stage=machine.stage,
-        incarnation=1,
-        numerics_class=ONE_CLASS,
-        capacity=machine.capacity,
-        name=machine.id,
-        address=f"{machine.id}:1" if machine.reachable else "",
-        forward_s=0.02 * machine.slowness,
-        disk=disk,
-    )
-
-
-def schedule_of(settings: Settings, window_tokens: int) -> Schedule:
-    """Schedule whose parameters are the same in every step. window_tokens: tokens of an evaluation window."""
-    inner = settings.microbatches // max(1, settings.rounds.slots)
-    return Schedule(
-        "batch {}".format, constant_step, settings.microbatches, window_tokens,
-        lambda steps: constant_step(0, 0, 0.0), inner,
-    )  # fmt: skip
-
-
-def constant_step(t: int, adam_step: int, norm: float) -> StepParameters:
-    """Parameters of an optimizer step, the same for every step."""
-    return StepParameters(1.0, 1e-3, 1.0, 1.0)

@@ -14,6 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from anabranch.addresses import Address
 from anabranch.net.errors import NetError
@@ -22,7 +23,8 @@ from anabranch.net.handshake import Credential, Gate
 from anabranch.net.identity import Identity
 from anabranch.net.lane import Lane
 from anabranch.net.link import Link
-from anabranch.net.tcp import TcpTransport
+from anabranch.net.tcp.dialer import Dialer
+from anabranch.net.tcp.transport import TcpTransport
 from anabranch.net.ticket import Ticket, parse_ticket
 from anabranch.protocol.messages import Backward, Fence, Message, Ping, encode
 
@@ -75,17 +77,25 @@ ATTACKS: dict[str, Attack] = {
 }
 
 
+class GuestDialer(Dialer):
+    """Dialer without budgets of its own, from the address `host`, as another machine would dial."""
+
+    def __init__(self, transport: TcpTransport, host: str) -> None:
+        super().__init__(transport.end, transport.links, only_engine=False)
+        self._host = host
+
+    async def _connect(self, peer_id: str, address: Address, credential: Credential) -> Lane:
+        return await self._secure(host=address.host, port=address.port, local_addr=(self._host, 0))
+
+
 class GuestTransport(TcpTransport):
     """Transport that dials from an address of its own, `host`, as another machine would."""
 
     host = "127.0.1.1"
 
-    async def _connect(self, peer_id: str, address: Address, credential: Credential) -> Lane:
-        loop, tls = asyncio.get_running_loop(), self._client_context
-        _, lane = await loop.create_connection(
-            Lane, address.host, address.port, ssl=tls, local_addr=(self.host, 0)
-        )
-        return lane
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.dialer = GuestDialer(self, self.host)
 
 
 async def attack(ticket: Ticket, deed: str) -> None:

@@ -515,7 +515,7 @@ def test_nobody_at_the_address(backend: Backend) -> None:
     backend.run(scenario)
 
 
-def test_an_address_that_does_not_answer(backend: Backend) -> None:
+def test_an_address_that_does_not_answer(direct: Backend) -> None:
     async def scenario(world: World) -> None:
         anna = await world.peer("anna", limits=Limits(handshake_timeout_s=0.1))
         with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -523,7 +523,7 @@ def test_an_address_that_does_not_answer(backend: Backend) -> None:
             with pytest.raises(DialError, match="did not answer within"):
                 await soon(anna.transport.dial(OWNER.peer_id, "127.0.0.1", port, ticket()))
 
-    backend.run(scenario)
+    direct.run(scenario)
 
 
 def test_the_clock_of_these_tests_stands_still() -> None:

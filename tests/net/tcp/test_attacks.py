@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 import struct
 from collections.abc import Callable, Coroutine
@@ -495,3 +496,20 @@ def test_a_damaged_payload(backend: Backend) -> None:
     opening = b"".join(open_frame(0, b"", Blob("uint8", (4,), b"data"), 4))
     sent = opening + chunk_header(0, 4) + b"dada" + frame(DONE, 0, 16, bytes(16))
     lawless(backend, BULK, sent, "checksum is wrong")
+
+
+def test_a_connection_that_comes_while_the_peer_closes_leaves_nothing(
+    backend: Backend, recwarn: pytest.WarningsRecorder
+) -> None:
+    """Its handshake is cancelled before it began: no coroutine stays that nobody awaits."""
+
+    async def scenario(world: World) -> None:
+        server = await world.peer("bert")
+        near, far = socket.socketpair()
+        server.transport.listener.take_iroh(near, "", "")
+        assert len(server.transport.listener.pending) == 1
+        await server.transport.close()
+        far.close()
+
+    backend.run(scenario)
+    assert not [each for each in recwarn if "never awaited" in str(each.message)]

@@ -1,0 +1,248 @@
+"""Dialling: connections that this side makes, directly, through iroh or a carrier. Not here: accepting."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import ssl
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
+
+from anabranch.addresses import Address
+from anabranch.net import errors
+from anabranch.net.address_race import first_of
+from anabranch.net.circuit import READY, upgrade
+from anabranch.net.errors import DialError, Refused
+from anabranch.net.handshake import (
+    BULK,
+    CARRY,
+    CONTROL,
+    LINK_ID_BYTES,
+    MEET,
+    AnswerReader,
+    ClientHandshake,
+    Credential,
+)
+from anabranch.net.lane import Lane
+from anabranch.net.link import Link, Way
+from anabranch.net.resource_manager import Reservation, ResourceRefused
+from anabranch.net.tcp.endpoint import Endpoint, carried_name
+from anabranch.net.tcp.link_table import LinkTable
+from anabranch.net.tcp.sockets import host_of, tune
+from anabranch.net.tcp.tls import channel_binding, proved_key, tls_timeouts
+
+_T = TypeVar("_T")
+
+
+class Dialer:
+    """Makes connections to other peers, and links of them. only_engine: True if only addresses through iroh
+    are dialled."""
+
+    def __init__(self, end: Endpoint, links: LinkTable, only_engine: bool) -> None:
+        self._end = end
+        self._links = links
+        self._only_engine = only_engine
+        #: Credential that this side showed last to each peer that it dialled directly.
+        self._shown: dict[str, Credential] = {}
+
+    async def dial_any(self, peer_id: str, addresses: Sequence[Address], credential: Credential) -> Link:
+        """Make a link to the peer `peer_id`, at the first of its addresses that answers; later ones are tried
+        while earlier ones are silent. Raises DialError, and Refused by either side."""
+        connect = lambda address: self.reach(peer_id, address, credential)  # noqa: E731
+        left = [address for address in addresses if address.kind or not self._only_engine]
+        while True:
+            address, lane = await first_of(left, connect, _abort)
+            try:
+                return await self._within(address, self._dial(peer_id, address, lane, credential))
+            except DialError:
+                lane.transport.abort()
+                # A carrier can let the first connection pass and not the second: other ways are tried.
+                left = [other for other in left if other != address]
+                if not address.carrier or not left:
+                    raise
+            except BaseException:
+                lane.transport.abort()
+                raise
+
+    async def probe(self, peer_id: str, address: Address) -> str:
+        """Connect to an address, and close as soon as the peer's key is proved; returns the reason of a
+        failure, "" if there is none."""
+        try:
+            connect = self._connect_iroh(peer_id, address) if address.kind else self._connect_tls(address)
+            lane = await self._within(address, connect)
+        except DialError as error:
+            return str(error)
+        found = proved_key(lane)
+        lane.transport.abort()
+        return "" if found == peer_id else f"another machine answers at {address}"
+
+    async def meet(self, link: Link, token: bytes, reserved: Reservation) -> Lane:
+        """Dial the carrier at the other end of `link` for the circuit of `token`; returns the connection with
+        the peer that opened it. reserved: given back when the connection ends or cannot be made."""
+        carrier, address = link.peer_id, link.way.address
+        assert address is not None  # only a link that this side dialled brings offers
+        outer = None
+        try:
+            outer = await self._connect_tls(address)
+            await introduce(outer, self.introduction(carrier, outer, MEET, token, self._shown[carrier]))
+            outer.write((READY,))
+            timeout_s = self._end.limits.handshake_timeout_s + 1
+            inner = await upgrade(outer, self._end.server_context, server_side=True, timeout_s=timeout_s)
+        except BaseException:
+            reserved.release_all()
+            if outer is not None:
+                outer.transport.abort()
+            raise
+        inner.lost.add_done_callback(lambda _: reserved.release_all())
+        return inner
+
+    async def reach(self, peer_id: str, address: Address, credential: Credential) -> Lane:
+        """Connection to a peer at one of its addresses, whose key is proved. Raises DialError, Refused."""
+        return await self._within(address, self._connect(peer_id, address, credential))
+
+    def introduction(
+        self, server: str, lane: Lane, name: str, link_id: bytes, credential: Credential
+    ) -> ClientHandshake:
+        """Handshake of this side on a connection that it made. Raises Refused if another key answered."""
+        return ClientHandshake(
+            self._end.identity,
+            self._end.incarnation,
+            run=self._end.gate.run,
+            server=server,
+            server_certificate_key=proved_key(lane),
+            lane=name,
+            link_id=link_id,
+            credential=credential,
+            binding=channel_binding(lane),
+        )
+
+    async def _within(self, address: Address, work: Coroutine[Any, Any, _T]) -> _T:
+        """Do a part of a dial in the time for a handshake; returns its result. Raises DialError for a
+        timeout, a wrong TLS version and errors of the network."""
+        timeout_s, what = self._end.limits.handshake_timeout_s, _named(address)
+        try:
+            return await asyncio.wait_for(work, timeout_s)
+        except asyncio.TimeoutError as error:
+            raise DialError(f"{what} did not answer within {timeout_s:g} s") from error
+        except ssl.SSLError as error:
+            raise DialError(f"{what} does not use TLS 1.3 ({error.reason or error})") from error
+        except OSError as error:
+            why = error.strerror or str(error) or "the connection broke"
+            raise DialError(f"cannot reach {what}: {why}") from error
+
+    async def _connect(self, peer_id: str, address: Address, credential: Credential) -> Lane:
+        try:
+            connection = self._end.resources.outgoing(peer_id)
+        except ResourceRefused as refusal:
+            raise DialError(f"no connection to {_named(address)}: {refusal}") from refusal
+        try:
+            if address.carrier:
+                lane = await self._open_circuit(peer_id, address, credential)
+            elif address.kind:
+                lane = await self._connect_iroh(peer_id, address)
+            else:
+                lane = await self._connect_tls(address)
+        except BaseException:
+            connection.release_all()
+            raise
+        lane.lost.add_done_callback(lambda _: connection.release_all())
+        return lane
+
+    async def _connect_iroh(self, peer_id: str, address: Address) -> Lane:
+        """TLS connection to a peer through iroh. Raises DialError and OSError."""
+        if self._end.engine is None:
+            raise DialError(f"{_named(address)}: iroh is not in use here")
+        connection = await self._end.engine.connect(peer_id, address)
+        try:
+            return await self._secure(sock=connection, server_hostname="")
+        except BaseException:
+            connection.close()
+            raise
+
+    async def _connect_tls(self, address: Address) -> Lane:
+        lane = await self._secure(host=address.host, port=address.port)
+        tune(lane)
+        return lane
+
+    async def _secure(self, **where: Any) -> Lane:
+        """TLS connection; `where` as for `loop.create_connection`."""
+        end, loop = self._end, asyncio.get_running_loop()
+        where |= tls_timeouts(end.limits)
+        _, lane = await loop.create_connection(Lane, ssl=end.client_context, **where)
+        return lane
+
+    async def _dial(self, peer_id: str, address: Address, control: Lane, credential: Credential) -> Link:
+        """Make a link from `control`, a connection with proved key, and a bulk connection that is made now;
+        both go through the handshake. Raises Refused, DialError; then all connections are dropped."""
+        end, link_id = self._end, secrets.token_bytes(LINK_ID_BYTES)
+        lanes = [control]
+        incarnation = 0
+        try:
+            for name in (CONTROL, BULK):
+                if name == BULK:
+                    lanes.append(await self._connect(peer_id, address, credential))
+                handshake = self.introduction(peer_id, lanes[-1], name, link_id, credential)
+                await introduce(lanes[-1], handshake)
+                incarnation = handshake.server_incarnation
+                end.fence.check(peer_id, incarnation)
+        except BaseException:
+            for lane in lanes:
+                lane.transport.abort()
+            raise
+        end.fence.note(peer_id, incarnation)
+        if not address.carrier:
+            self._shown[peer_id] = credential
+        host = carried_name(address.carrier) if address.carrier else host_of(control)
+        reservation = end.resources.link(peer_id, "", host)
+        way = Way(address, address.carrier, bool(address.kind))
+        return self._links.make(peer_id, incarnation, None, (lanes[0], lanes[1]), reservation, way)
+
+    async def _open_circuit(self, peer_id: str, address: Address, credential: Credential) -> Lane:
+        """Connection to a peer through the carrier at `address`: TLS with the peer inside one with the
+        carrier. Raises DialError (also if the carrier refuses) and OSError."""
+        outer = await self._connect_tls(address)
+        try:
+            link_id = secrets.token_bytes(LINK_ID_BYTES)
+            await introduce(outer, self.introduction(address.carrier, outer, CARRY, link_id, credential))
+            outer.resume_reading()
+            outer.write((bytes.fromhex(peer_id),))
+            answer = AnswerReader()
+            while not answer.receive(await outer.receive()):
+                pass
+            timeout_s = self._end.limits.handshake_timeout_s + 1
+            return await upgrade(outer, self._end.client_context, server_side=False, timeout_s=timeout_s)
+        except Refused as refusal:
+            outer.transport.abort()
+            raise DialError(f"{_named(address)}: {refusal}") from refusal
+        except BaseException:
+            outer.transport.abort()
+            raise
+
+
+async def introduce(lane: Lane, handshake: ClientHandshake) -> None:
+    """Run the dialling side's handshake on a connection, which then reads nothing until its link starts.
+    Raises Refused, ConnectionError."""
+    while not handshake.accepted:
+        data = await lane.receive()
+        try:
+            reply = handshake.receive(data)
+        except Refused as refusal:
+            if refusal.kind == errors.VERSION:
+                lane.write((handshake.farewell(),))
+                lane.transport.close()
+            raise
+        if reply:
+            lane.write((reply,))
+    lane.hold(handshake.rest())
+
+
+def _abort(lane: Lane) -> None:
+    lane.transport.abort()
+
+
+def _named(address: Address) -> str:
+    """An address in a sentence."""
+    if address.kind:
+        return f"iroh, {address.relay_url or f'UDP {address.host}:{address.port}'}"
+    where = f"{address.host}:{address.port}"
+    return f"{carried_name(address.carrier)} at {where}" if address.carrier else where

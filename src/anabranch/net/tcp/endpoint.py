@@ -1,0 +1,58 @@
+"""This side of all connections of a transport: key, demands, limits, budgets. Not here: any connection."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from anabranch.addresses import Address
+from anabranch.net.connection_limits import Limits
+from anabranch.net.handshake import Gate, IncarnationFence
+from anabranch.net.identity import Identity
+from anabranch.net.resource_manager import ResourceManager
+from anabranch.net.tcp import tls
+
+
+class Engine(Protocol):
+    """Other way to connect to peers by their keys: iroh (`net.iroh.engine` documents the members)."""
+
+    on_incoming: Callable[[socket.socket, str, str], None]
+    on_path: Callable[[str, str], None]
+    paths: dict[str, str]
+    sockets: list[str]
+
+    async def connect(self, peer: str, address: Address) -> socket.socket: ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass(eq=False)
+class Endpoint:
+    """This side of all connections of a transport. Raises ListenError where TLS lacks channel bindings.
+
+    engine: iroh endpoint of this peer; None: addresses through iroh are not used. refusals: numbers of
+    refused connections and broken frames, by kind (`errors.TICKET`, `errors.FRAME`, ...).
+    """
+
+    identity: Identity
+    incarnation: int
+    gate: Gate
+    limits: Limits
+    engine: Engine | None = None
+    unix_time_s: Callable[[], float] = time.time
+    refusals: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self.resources = ResourceManager(self.limits.budgets())
+        self.fence = IncarnationFence()
+        self.server_context = tls.server_context(self.identity)
+        self.client_context = tls.client_context()
+
+
+def carried_name(carrier: str) -> str:
+    """Name of the far end of a circuit in counts and reports, in place of its address, which is not known."""
+    return f"carrier {carrier[:12]}"

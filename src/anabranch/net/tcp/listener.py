@@ -1,0 +1,319 @@
+"""Accepting: connections that others make, from the first byte until they are part of a link or a circuit, or
+refused. Not here: connections that this side makes (`dialer`), and what a carrier does (`net.circuit`)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import socket
+import ssl
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from anabranch.addresses import block_of
+from anabranch.background import background
+from anabranch.net import errors
+from anabranch.net.circuit import Carrier, Opener
+from anabranch.net.errors import Refused
+from anabranch.net.handshake import CARRY, CONTROL, MEET, Hello, ServerHandshake
+from anabranch.net.lane import Lane
+from anabranch.net.link import Link, Way
+from anabranch.net.resource_manager import AttemptRate, Reservation, ResourceRefused
+from anabranch.net.tcp.dialer import Dialer
+from anabranch.net.tcp.endpoint import Endpoint, carried_name
+from anabranch.net.tcp.link_table import LinkTable
+from anabranch.net.tcp.sockets import bind, tune
+from anabranch.net.tcp.tls import channel_binding, tls_timeouts
+from anabranch.net.ticket import Grant, MembershipCertificate
+
+#: Seconds to wait after a failed accept (out of file descriptors, or the caller has vanished).
+_ACCEPT_RETRY_S = 0.05
+
+
+@dataclass(frozen=True)
+class _Caller:
+    """Where an incoming connection comes from. host: address of its other end, or a name for the carrier.
+    via: id of the carrier of a circuit ("": none). iroh: True if it came through iroh."""
+
+    host: str
+    via: str = ""
+    iroh: bool = False
+
+
+@dataclass
+class _HalfOpen:
+    """An accepted control connection that waits for its bulk connection."""
+
+    lane: Lane
+    hello: Hello
+    caller: _Caller
+    expiry: asyncio.TimerHandle
+
+
+class Listener:
+    """Accepts connections of other peers, and makes links of them. carrier: serves circuits. on_link: gets
+    each link. on_refused: called for each refused connection, with its kind, the caller's host and the
+    reason."""
+
+    def __init__(
+        self,
+        end: Endpoint,
+        links: LinkTable,
+        dialer: Dialer,
+        carrier: Carrier,
+        on_link: Callable[[Link], None],
+        on_refused: Callable[[str, str, str], None],
+    ) -> None:
+        self.carrier = carrier
+        self._end, self._links, self._dialer = end, links, dialer
+        self._on_link = on_link
+        self._on_refused = on_refused
+        self._attempts = AttemptRate(end.limits.attempts_per_s, end.limits.attempts_burst)
+        self._sockets: list[tuple[socket.socket, asyncio.Task[None]]] = []
+        #: Host of each connection in its handshake.
+        self.pending: dict[asyncio.Task[None], str] = {}
+        #: Circuits that are being opened through this process.
+        self._openers: set[asyncio.Task[None]] = set()
+        self._half_open: dict[tuple[str, bytes], _HalfOpen] = {}
+
+    async def listen(self, host: str, port: int) -> tuple[str, int]:
+        """Accept links at an address; returns host and port (0 picks a free port). Raises ListenError."""
+        listener = await bind(host, port)
+        self._sockets.append((listener, background(self._accept(listener))))
+        name = listener.getsockname()
+        return str(name[0]), int(name[1])
+
+    def take_iroh(self, connection: socket.socket, peer: str, path: str) -> None:
+        """Accept a connection that came through iroh, and is counted with its UDP address, or with all those
+        that came through the relay."""
+        host = path.rpartition(":")[0].strip("[]") or "iroh relay"
+        self._take(connection, _Caller(host, iroh=True))
+
+    def offered(self, link: Link, token: bytes) -> None:
+        """Come for a circuit that the carrier at the other end of `link` offers: dial the carrier in a task
+        of its own. The offer is refused and counted if no connection can begin now."""
+        caller = _Caller(carried_name(link.peer_id), link.peer_id)
+
+        async def meet(reserved: Reservation) -> None:
+            await self._greet(await self._dialer.meet(link, token, reserved), caller, reserved)
+
+        self._begin(caller, functools.partial(self._end.resources.offered, link.peer_id), meet)
+
+    async def close(self) -> None:
+        """Stop listening, and end pending handshakes and circuits that are being opened."""
+        tasks = [task for _, task in self._sockets] + [*self.pending, *self._openers]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for listener, _ in self._sockets:
+            listener.close()
+        self._sockets.clear()
+        for half in list(self._half_open.values()):
+            self._drop_half_open(half)
+
+    # Handshakes of incoming connections.
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, address = await loop.sock_accept(listener)
+            except OSError:
+                await asyncio.sleep(_ACCEPT_RETRY_S)
+                continue
+            self._take(connection, _Caller(address[0]))
+
+    def _take(self, connection: socket.socket, caller: _Caller) -> None:
+        """Begin the handshake on a connection of another peer, or close it."""
+        reserve = functools.partial(self._end.resources.incoming, caller.host)
+        if not self._begin(caller, reserve, functools.partial(self._shake_hands, connection, caller)):
+            connection.close()
+
+    def _begin(
+        self,
+        caller: _Caller,
+        reserve: Callable[[], Reservation],
+        handshake: Callable[[Reservation], Coroutine[Any, Any, None]],
+    ) -> bool:
+        """Run the handshake of an incoming connection as a task, which counts as pending. False: no
+        connection can begin now; it is refused and counted."""
+        reserved = self._reserve(caller.host, reserve)
+        if isinstance(reserved, str):
+            self._refuse(errors.BUSY, caller.host, reserved)
+            return False
+        # The coroutine is made by the task: one that is cancelled at once leaves none that nobody awaits.
+        task = background(self._welcome(functools.partial(handshake, reserved), caller.host))
+        self.pending[task] = caller.host
+        task.add_done_callback(self.pending.pop)
+        return True
+
+    def _reserve(self, host: str, reserve: Callable[[], Reservation]) -> Reservation | str:
+        """Reserve one more connection from `host`, or return the reason why none can begin now."""
+        limits = self._end.limits
+        if not self._attempts.take(host, asyncio.get_running_loop().time()):
+            return "its address block has begun too many connections of late; try again"
+        if len(self.pending) >= limits.max_pending_handshakes:
+            return "too many handshakes are pending"
+        if [*self.pending.values()].count(host) >= limits.max_pending_of_host:
+            return "too many handshakes from this address are pending"
+        try:
+            return reserve()
+        except ResourceRefused as refusal:
+            return str(refusal)
+
+    async def _welcome(self, handshake: Callable[[], Coroutine[Any, Any, None]], host: str) -> None:
+        """Handle an incoming connection, from its first byte until it is part of a link or refused."""
+        limit_s = self._end.limits.handshake_timeout_s
+        try:
+            await asyncio.wait_for(handshake(), limit_s)
+        except Refused as refusal:
+            self._refuse(refusal.kind, host, refusal.reason)
+        except asyncio.TimeoutError:
+            self._refuse(errors.TIMEOUT, host, f"it did not complete the handshake within {limit_s:g} s")
+        except ssl.SSLError:
+            self._refuse(errors.TLS, host, "it does not use TLS 1.3")
+        except OSError:
+            self._refuse(errors.VANISHED, host, "it vanished during the handshake")
+        except Exception as error:
+            # A defect here, on bytes of a stranger, costs the stranger's connection and nothing else.
+            self._refuse(errors.DEFECT, host, f"its handshake failed here: {type(error).__name__}: {error}")
+
+    def _refuse(self, kind: str, host: str, reason: str) -> None:
+        """Count and report a refused connection."""
+        self._end.refusals[kind] += 1
+        self._on_refused(kind, host, reason)
+
+    async def _shake_hands(self, connection: socket.socket, caller: _Caller, reserved: Reservation) -> None:
+        end, lane = self._end, Lane()
+        try:
+            # uvloop returns its own TLS layer as the protocol, so the lane is made here.
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: lane, connection, ssl=end.server_context, **tls_timeouts(end.limits)
+            )
+        except BaseException:
+            reserved.release_all()
+            raise
+        lane.lost.add_done_callback(lambda _: reserved.release_all())
+        tune(lane)
+        await self._greet(lane, caller, reserved)
+
+    async def _greet(self, lane: Lane, caller: _Caller, reserved: Reservation) -> None:
+        """Run the listening side's handshake on a connection with TLS, and admit the caller."""
+        end = self._end
+        with _refusal_told(lane):
+            binding = channel_binding(lane)
+            handshake = ServerHandshake(end.identity, end.incarnation, end.gate, binding=binding)
+            lane.write((handshake.greeting(),))
+            hello = None
+            while hello is None:
+                hello = handshake.receive(await lane.receive(), now_s=end.unix_time_s())
+            _charge(reserved, hello)
+            if hello.lane in (CARRY, MEET):
+                await self._carry(lane, hello, caller)
+            else:
+                self._admit(lane, hello, caller)
+
+    # Circuits.
+
+    async def _carry(self, lane: Lane, hello: Hello, caller: _Caller) -> None:
+        """Serve a peer that opens a circuit here, or comes for one, until its circuit is connected. Raises
+        Refused."""
+        self._end.fence.check(hello.peer_id, hello.incarnation)
+        if caller.via:
+            raise Refused(errors.CARRIER, "a circuit cannot lead through another circuit")
+        if (reason := self._end.gate.authorize(hello)) is not None:
+            raise Refused(errors.NOT_AUTHORIZED, reason)
+        if hello.lane == MEET:
+            await self.carrier.meet(lane, hello)
+            return
+        opener = Opener(hello.peer_id, isinstance(hello.credential, Grant), block_of(caller.host))
+        lane.write((ServerHandshake.accept(),))
+        # Apart from pending handshakes, or openers of circuits that nobody meets would keep all others out.
+        task = background(self._welcome(functools.partial(self._open_for, lane, opener), caller.host))
+        self._openers.add(task)
+        task.add_done_callback(self._openers.discard)
+
+    async def _open_for(self, lane: Lane, opener: Opener) -> None:
+        with _refusal_told(lane):
+            await self.carrier.carry(lane, opener)
+
+    # Links.
+
+    def _admit(self, lane: Lane, hello: Hello, caller: _Caller) -> None:
+        """Admit a caller whose Hello is verified: keep a control connection until its bulk connection comes,
+        then make the link of both. Raises Refused."""
+        self._end.fence.check(hello.peer_id, hello.incarnation)
+        key = hello.peer_id, hello.link_id
+        if hello.lane == CONTROL:
+            self._keep_control(key, lane, hello, caller)
+            return
+        found = self._half_open.get(key)
+        same = found is not None and (found.caller.via, found.caller.iroh) == (caller.via, caller.iroh)
+        if found is None or not same or found.hello.incarnation != hello.incarnation:
+            raise Refused(errors.LANE, "there is no control connection for this bulk connection")
+        del self._half_open[key]
+        found.expiry.cancel()
+        lane.hold()
+        lane.write((ServerHandshake.accept(),))
+        credential = found.hello.credential
+        reservation = self._end.resources.link(hello.peer_id, _ticket_of(credential), caller.host)
+        lanes, way = (found.lane, lane), Way(via=caller.via, iroh=caller.iroh)
+        self._on_link(
+            self._links.make(hello.peer_id, hello.incarnation, credential, lanes, reservation, way)
+        )
+
+    def _keep_control(self, key: tuple[str, bytes], lane: Lane, hello: Hello, caller: _Caller) -> None:
+        end = self._end
+        if key in self._half_open:
+            raise Refused(errors.LANE, "this link has a control connection already")
+        if len(self._half_open) >= end.limits.max_pending_handshakes:
+            raise Refused(errors.BUSY, "too many links are waiting for their bulk connection; try again")
+        if (reason := end.gate.authorize(hello)) is not None:
+            raise Refused(errors.NOT_AUTHORIZED, reason)
+        end.fence.note(hello.peer_id, hello.incarnation)
+        loop = asyncio.get_running_loop()
+        expiry = loop.call_later(end.limits.handshake_timeout_s, self._expire, key)
+        self._half_open[key] = _HalfOpen(lane, hello, caller, expiry)
+        lane.hold()
+        lane.write((ServerHandshake.accept(),))
+
+    def _expire(self, key: tuple[str, bytes]) -> None:
+        half = self._half_open[key]
+        self._refuse(errors.TIMEOUT, half.caller.host, "its bulk connection did not come")
+        self._drop_half_open(half)
+
+    def _drop_half_open(self, half: _HalfOpen) -> None:
+        half.expiry.cancel()
+        del self._half_open[half.hello.peer_id, half.hello.link_id]
+        half.lane.transport.abort()
+
+
+def _charge(reserved: Reservation, hello: Hello) -> None:
+    """Charge a connection to the peer that showed its key on it, and to its ticket. Raises Refused."""
+    try:
+        reserved.join("circuits" if hello.lane in (CARRY, MEET) else "peer", hello.peer_id)
+        if ticket := _ticket_of(hello.credential):
+            reserved.join("ticket", ticket)
+    except ResourceRefused as refusal:
+        raise Refused(errors.BUSY, str(refusal)) from refusal
+
+
+@contextlib.contextmanager
+def _refusal_told(lane: Lane) -> Iterator[None]:
+    """Tell the other side of a refusal, and drop the connection after it or any other error."""
+    try:
+        yield
+    except Refused as refusal:
+        lane.write((ServerHandshake.refuse(refusal),))
+        lane.transport.close()
+        raise
+    except BaseException:
+        lane.transport.abort()
+        raise
+
+
+def _ticket_of(credential: Grant | MembershipCertificate) -> str:
+    """Key of the ticket with which a peer came; "" for the owner's own peer."""
+    return credential.ticket_key if isinstance(credential, Grant) else credential.ticket

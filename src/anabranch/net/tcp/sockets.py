@@ -1,0 +1,70 @@
+"""Options of TCP sockets, and listening ones. Not here: TLS (`tls`)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import socket
+
+from anabranch.net.errors import ListenError, PortInUseError
+from anabranch.net.lane import Lane
+
+#: Connections that the kernel queues while the event loop is busy; a plain choice above any swarm's burst.
+_BACKLOG = 256
+#: Remedy where BBR is missing, for a sentence.
+BBR_REMEDY = "as root: modprobe tcp_bbr && sysctl -w net.ipv4.tcp_allowed_congestion_control='cubic bbr'"
+
+
+def bbr_missing() -> bool:
+    """True if this kernel, which is Linux, does not let this process use BBR congestion control. Other
+    systems have no such option."""
+    if not hasattr(socket, "TCP_CONGESTION"):
+        return False
+    with socket.socket() as probe:
+        try:
+            probe.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
+        except OSError:
+            return True
+    return False
+
+
+async def bind(host: str, port: int) -> socket.socket:
+    """Listening socket at an address (port 0: a free one). Raises ListenError."""
+    loop = asyncio.get_running_loop()
+    try:
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise ListenError(f"cannot listen on {host!r}: {error.strerror or error}") from error
+    family, kind, protocol, _, address = found[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise PortInUseError(f"port {port} on {host} is in use") from error
+        raise ListenError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+    return listener
+
+
+def host_of(lane: Lane) -> str:
+    """Address of the other end; "" if the connection is gone."""
+    found = lane.transport.get_extra_info("peername")
+    return str(found[0]) if found else ""
+
+
+def tune(lane: Lane) -> None:
+    """Set options of a connected socket: no delay of small packets, and BBR congestion control if
+    available."""
+    connection = lane.transport.get_extra_info("socket")
+    with contextlib.suppress(OSError):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if hasattr(socket, "TCP_CONGESTION") and not host_of(lane).startswith(("127.", "::1")):
+        # BBR keeps its rate on lossy long-distance paths, where loss-based algorithms halve theirs. Within
+        # one machine its pacing only costs time.
+        with contextlib.suppress(OSError):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")

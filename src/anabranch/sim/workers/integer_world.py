@@ -1,0 +1,119 @@
+"""Worlds of peers that compute with integers, and the comparison of their states with a single machine's.
+
+Not here: their tasks (`integer_worker`), and the arithmetic (`integer_arithmetic`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+
+from anabranch import PROTOCOL_VERSION
+from anabranch.protocol.interface.settings import Settings
+from anabranch.protocol.log.records import Genesis, Member
+from anabranch.protocol.log.step_parameters import Schedule, StepParameters
+from anabranch.sim.kernel.founder import populate
+from anabranch.sim.kernel.swarm_world import Model, World
+from anabranch.sim.workers.integer_arithmetic import fingerprint, initial, states_after
+from anabranch.sim.workers.integer_worker import IntegerWorker
+
+ONE_CLASS = "whole numbers"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Machine of a simulated swarm. capacity: microbatches in flight. slowness: factor on the task seconds of
+    the world's model. reachable: True if other peers can dial it."""
+
+    id: str
+    stage: int
+    capacity: int = 4
+    slowness: float = 1.0
+    reachable: bool = True
+
+
+def genesis_of(settings: Settings, leader: str) -> Genesis:
+    """First log record of a run whose workers compute with integers. leader: name of the machine that founds
+    it."""
+    return Genesis(
+        run=settings.run,
+        epoch=settings.epoch,
+        protocol_version=PROTOCOL_VERSION,
+        owner=leader,
+        leader=leader,
+        config="",
+        stages=settings.stages,
+        microbatches=settings.microbatches,
+        parameters=0,
+        corpus_fingerprint="whole numbers",
+        tokenizer_hash="whole numbers",
+        numerics_class=ONE_CLASS,
+        initial_weights_hash="",
+        fingerprints=tuple(fingerprint(0, initial(stage)) for stage in range(settings.stages + 1)),
+    )
+
+
+def counting_world(
+    settings: Settings,
+    machines: Sequence[Machine],
+    seed: int = 0,
+    model: Model | None = None,
+    disks: Mapping[str, str] = MappingProxyType({}),
+) -> World:
+    """World of these machines with integer workers, not yet running.
+
+    :param machines: the first one, of stage 0, founds the run.
+    :param disks: machine -> name of its disk ("": no disk for the log).
+    """
+    members = {machine.id: member_of(machine, disks.get(machine.id, "0")) for machine in machines}
+    schedule = schedule_of(settings, 1)
+    make = partial(IntegerWorker, delay=settings.delay) if settings.delay.start else IntegerWorker
+    world = World(seed, settings, genesis_of(settings, machines[0].id), make, model)
+    populate(world, schedule, ((members[machine.id], machine.slowness) for machine in machines))
+    return world
+
+
+def wrong_states(world: World) -> Mapping[str, str]:
+    """Live peers whose state differs from that of a single machine after as many steps: peer -> the
+    difference in words. Empty if the run is right."""
+    wrong = {}
+    for node in world.nodes.values():
+        if not node.alive or not isinstance(node.computer, IntegerWorker):
+            continue
+        worker = node.computer
+        history = world.history() if world.settings.rounds.inner else None
+        right = states_after(worker.t, world.settings, history)[worker.stage]
+        if worker.state != right:
+            wrong[node.id] = f"after step {worker.t}: {worker.state:x}, not {right:x}"
+    return wrong
+
+
+def member_of(machine: Machine, disk: str = "0") -> Member:
+    """Member record with which a machine joins. disk: name of its disk."""
+    return Member(
+        id=machine.id,
+        stage=machine.stage,
+        incarnation=1,
+        numerics_class=ONE_CLASS,
+        capacity=machine.capacity,
+        name=machine.id,
+        address=f"{machine.id}:1" if machine.reachable else "",
+        forward_s=0.02 * machine.slowness,
+        disk=disk,
+    )
+
+
+def schedule_of(settings: Settings, window_tokens: int) -> Schedule:
+    """Schedule whose parameters are the same in every step. window_tokens: tokens of an evaluation window."""
+    inner = settings.microbatches // max(1, settings.rounds.slots)
+    return Schedule(
+        "batch {}".format, constant_step, settings.microbatches, window_tokens,
+        lambda steps: constant_step(0, 0, 0.0), inner,
+    )  # fmt: skip
+
+
+def constant_step(t: int, adam_step: int, norm: float) -> StepParameters:
+    """Parameters of an optimizer step, the same for every step."""
+    return StepParameters(1.0, 1e-3, 1.0, 1.0)
