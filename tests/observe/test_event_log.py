@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from anabranch.observe.event_log import EventLog, events_of, read_events
+from anabranch.observe.event_log import CHUNK_BYTES, EventLog, EventTail, events_of, read_events
 from anabranch.observe.events import (
     KINDS,
     Evaluation,
@@ -132,3 +132,17 @@ def test_a_line_that_a_full_disk_cut_costs_one_event(tmp_path: Path, monkeypatch
         monkeypatch.setattr(log, "_file", whole)
         log.write(Note(text="last"))
     assert [note.text for note in events_of(path, Note)] == ["first", "last"]
+
+
+def test_a_reader_does_not_take_a_long_event_for_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    long = Note(peer="d", text="x" * (2 * CHUNK_BYTES))
+    with EventLog(path) as file:
+        for event in (a_step(1), long, a_step(2)):
+            file.write(event)
+    tail = EventTail(path)
+    found: list[Event | Unknown] = []
+    while events := tail.read():
+        found += events
+    assert [type(event) for event in found] == [Step, Note, Step]
+    assert tail.read() == []

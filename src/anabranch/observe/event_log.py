@@ -63,19 +63,20 @@ class EventTail:
         self._rest = b""
 
     def read(self) -> list[Event | Unknown]:
-        """Next events in file order, from at most CHUNK_BYTES further bytes. Empty if no event ends there: at
-        the end of the file, while there is no file, or within a longer event. Raises OSError if the file
-        cannot be read."""
+        """Next events in file order, from about CHUNK_BYTES further bytes. Empty only at the end of the file,
+        while there is no file, or where no more of it is an event. Raises OSError if it cannot be read."""
         try:
             with open(self.path, "rb") as file:
                 file.seek(self.position)
-                data = file.read(CHUNK_BYTES)
+                while data := file.read(CHUNK_BYTES):
+                    self.position += len(data)
+                    *lines, rest = (self._rest + data).split(b"\n")
+                    self._rest = rest if len(rest) <= LINE_BYTES else b""
+                    if events := list(decode_lines(lines)):
+                        return events
         except FileNotFoundError:
-            return []
-        self.position += len(data)
-        *lines, rest = (self._rest + data).split(b"\n")
-        self._rest = rest if len(rest) <= LINE_BYTES else b""
-        return list(decode_lines(lines))
+            pass
+        return []
 
 
 def decode_lines(lines: Iterable[bytes]) -> Iterator[Event | Unknown]:

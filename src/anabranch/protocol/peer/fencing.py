@@ -160,8 +160,8 @@ class MessageGate:
             self._past(peer, message)
             return None
         if fence.base not in self._progress.bases:
-            # The message may follow a rollback whose record has not arrived yet: it is handled then. It counts
-            # as refused all the same, as a guest may name bases that never come.
+            # The message may follow a rollback whose record has not arrived yet: it is handled then. It
+            # counts as refused all the same, as a guest may name bases that never come.
             self._keep(peer, message, payload)
         if iteration is None:
             self._past(peer, message)
