@@ -33,8 +33,11 @@ PLAIN = (
     "sim/experiment/initial_placement.py", "sim/experiment/run.py", "sim/experiment/timeline.py",
     "sim/kernel/pages.py", "sim/kernel/violation.py", "sim/metrics/iteration_metrics.py",
     "sim/metrics/lower_bound.py", "sim/routing_lab/experiment.py", "sim/workers/integer_arithmetic.py",
-    "sim/workers/integer_worker.py", "sim/workers/integer_world.py",
-    "sim/workers/torch_world.py", "protocol/messages", "sim/baselines", "sim/fuzz",
+    "sim/workers/integer_worker.py", "sim/workers/integer_world.py", "sim/workers/torch_world.py",
+    "protocol/messages/audit.py", "protocol/messages/commit.py", "protocol/messages/common.py",
+    "protocol/messages/liveness_and_routing.py", "protocol/messages/membership.py",
+    "protocol/messages/operator.py", "protocol/messages/pipeline.py", "protocol/messages/raft.py",
+    "protocol/messages/state_transfer.py", "sim/baselines", "sim/fuzz",
     "sim/metrics/trial_result.py", "sim/planning", "flow/graph/instance_file.py",
 )
 #: Calls from file to file are no business of the dynamic linker: that took two or three in a hundred.

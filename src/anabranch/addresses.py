@@ -68,6 +68,8 @@ def parse_addresses(text: str) -> tuple[Address, ...]:
 
 def direct_addresses(text: str) -> str:
     """The addresses in `text` at which the peer itself listens, as text; "" if there is none."""
+    if "/" not in text and "," not in text:
+        return text
     return ",".join(one for one in text.split(",") if one and "/" not in one)
 
 

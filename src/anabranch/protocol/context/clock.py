@@ -4,9 +4,10 @@ its parts."""
 from __future__ import annotations
 
 import math
+from typing import Final
 
 #: Slack (s) within which a wake-up counts as punctual: two clocks round differently when times are added up.
-ROUNDING_S = 1e-6
+ROUNDING_S: Final = 1e-6
 
 
 class Clock:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from anabranch.protocol.messages.table import ALLOWANCES, Allowance
+from anabranch.protocol.messages.table import Allowance
 
 #: Duration (s) of a first ban: long against a reconnect, short against a run. Each further ban of the same
 #: peer, ticket or block is twice as long, up to LONGEST_BAN_S (a plain choice), until it had none for
@@ -27,7 +27,8 @@ FORGIVEN_S = 3600.0
 #: Allowance of all strangers of one ticket, or of one address block, in those of one peer: a plain choice,
 #: above the number of volunteers that join at the same moment.
 SHARED = 16.0
-#: Number of peers whose counts are remembered; it bounds memory against made-up peer ids.
+#: Number of peers whose counts, and whose buckets for one allowance, are remembered; it bounds memory against
+#: made-up peer ids.
 PEERS_KEPT = 4096
 #: Weight of undecodable bytes, in refused messages: no honest peer sends any.
 GARBLED = 64.0
@@ -42,10 +43,6 @@ class Kind(Enum):
 
     REFUSAL = Allowance(256.0, 2.0)
     LINES = Allowance(8192.0, 256.0)
-
-
-#: Number of buckets that are kept.
-BUCKETS_KEPT = (len(Kind) + len(ALLOWANCES) + 1) * PEERS_KEPT
 
 
 @dataclass(slots=True)
@@ -87,7 +84,7 @@ class RateLimits:
 
     def __init__(self, seated: Callable[[str], bool] = lambda peer: False) -> None:
         self._seated = seated
-        self._buckets: dict[tuple[str, Allowance], TokenBucket] = {}
+        self._buckets: dict[Allowance, dict[str, TokenBucket]] = {}
         #: Messages beyond a budget, by type.
         self.over_budget: Counter[str] = Counter()
         self._counts: dict[str, dict[str, int]] = {}
@@ -136,13 +133,16 @@ class RateLimits:
         full.
 
         name: of the peer, ticket or block. share: size and rate of the bucket as a multiple of one peer's. At
-        BUCKETS_KEPT buckets the oldest is dropped for a new one.
+        PEERS_KEPT buckets for an allowance the oldest is dropped for a new one.
         """
-        bucket = self._buckets.get((name, allowance))
+        buckets = self._buckets.get(allowance)
+        if buckets is None:
+            buckets = self._buckets[allowance] = {}
+        bucket = buckets.get(name)
         if bucket is None:
-            if len(self._buckets) >= BUCKETS_KEPT:
-                self._buckets.pop(next(iter(self._buckets)))
-            bucket = self._buckets[name, allowance] = TokenBucket(share * allowance.burst, now)
+            if len(buckets) >= PEERS_KEPT:
+                buckets.pop(next(iter(buckets)))
+            bucket = buckets[name] = TokenBucket(share * allowance.burst, now)
         bucket.fill(share * allowance.burst, share * allowance.per_s, now)
         return bucket
 

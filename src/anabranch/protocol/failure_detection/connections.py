@@ -56,7 +56,7 @@ class Connections:
     def deadline(self) -> float:
         """Time of the next call of `tick` (s)."""
         ctx = self.ctx
-        due = min(self._ping_at, self.indirect_probes.deadline(), ctx.dialer.deadline())
+        due = min(min(self._ping_at, self.indirect_probes.deadline()), ctx.dialer.deadline())
         if ctx.clock.now < self._none_silent_before:
             return min(due, self._none_silent_before)
         for peer, silence in self._listening().items():
@@ -295,8 +295,9 @@ class Connections:
         if ctx.log.keeps_log(ctx.me) or ctx.run.deals:
             return members
         if ctx.run.near.crowded:
-            missing = self._around().difference(ctx.links.up, ctx.dialer.dialled).intersection(members)
-            return sorted(missing, key=ctx.run.membership.order.__getitem__)
+            missing = self._around().difference(ctx.links.up, ctx.dialer.dialled)
+            known = [peer for peer in missing if peer in members]
+            return sorted(known, key=ctx.run.membership.order.__getitem__)
         keepers = self._keepers()
         stages = {ctx.run.stage, ctx.run.next_stage(), ctx.run.previous_stage()}
         return [peer for peer, member in members.items() if member.stage in stages or peer in keepers]

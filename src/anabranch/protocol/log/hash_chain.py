@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
-from anabranch.protocol.log.records import NO_ENTRY, Entry, decode_entry, entry_hash
+from anabranch.protocol.log.records import LINES_CACHED, NO_ENTRY, Entry, decode_entry, entry_hash
 
 
 class LogError(ValueError):
@@ -41,4 +42,10 @@ def follow(position: Position, line: bytes) -> tuple[Entry, Position]:
     if entry.index != position.index or entry.previous != position.previous:
         kind = Diverged if entry.index == position.index else LogError
         raise kind(f"log entry {entry.index} does not follow entry {position.index - 1}")
-    return entry, Position(position.index + 1, entry_hash(line))
+    return entry, _after(line)
+
+
+@lru_cache(LINES_CACHED)
+def _after(line: bytes) -> Position:
+    """Position after a log line; the peers of a simulated swarm share it."""
+    return Position(decode_entry(line).index + 1, entry_hash(line))

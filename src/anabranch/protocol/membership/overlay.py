@@ -38,7 +38,8 @@ class Overlay:
     def __init__(self, me: str, membership: Callable[[], Membership], picks: int, stages: int) -> None:
         self.me, self.picks, self.stages = me, picks, stages
         self._membership = membership
-        self._version: tuple[Membership, int] | None = None
+        self._seen: Membership | None = None
+        self._version = -1
         self._known: dict[tuple[str, int, int], frozenset[str]] = {}
         self._around: dict[tuple[str, int], frozenset[str]] = {}
         self._crowded = False
@@ -46,8 +47,8 @@ class Overlay:
     def _current(self) -> Membership:
         """Current membership. Clears the caches if it has changed."""
         membership = self._membership()
-        if self._version is None or self._version != (membership, membership.version):
-            self._version = (membership, membership.version)
+        if self._seen is not membership or self._version != membership.version:
+            self._seen, self._version = membership, membership.version
             self._known.clear()
             self._around.clear()
             self._crowded = membership.widest() > 2 * self.picks

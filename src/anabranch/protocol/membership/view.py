@@ -63,7 +63,7 @@ class Membership:
     __slots__ = (
         *("number", "members", "active_from", "order", "begun", "opening_t", "opening", "handed_on"),
         *("reopened_t", "gone", "version", "_versions", "_stages", "_seats", "_live", "_graphs", "_former"),
-        *("former", "_long_gone"),
+        *("former", "_long_gone", "_widest"),
     )
 
     def __init__(self) -> None:
@@ -84,6 +84,8 @@ class Membership:
         self._versions: dict[int, int] = {}
         """Stage -> version of its latest change."""
         self._stages: dict[int, list[str]] = {}
+        self._widest = 0
+        """Number of members of the stage with most members."""
         self._seats = 0
         """Number of members entered so far."""
         self._live: dict[int, dict[int, list[str]]] = {}
@@ -98,7 +100,7 @@ class Membership:
         self.order, self.begun, self.gone = other.order, other.begun, other.gone
         self.opening_t, self.opening, self.handed_on = other.opening_t, other.opening, other.handed_on
         self.reopened_t, self.version, self._versions = other.reopened_t, other.version, other._versions
-        self._stages, self._seats = other._stages, other._seats
+        self._stages, self._widest, self._seats = other._stages, other._widest, other._seats
         self._live, self._graphs = other._live, other._graphs
         self.former, self._long_gone = other.former, other._long_gone
 
@@ -147,6 +149,7 @@ class Membership:
         self._stages, self._versions = self._stages.copy(), self._versions.copy()
         self._live, self._graphs = self._live.copy(), {}
         change()
+        self._widest = max(map(len, self._stages.values()), default=0)
 
     def _apply(self, record: Members) -> None:
         self.number = record.number
@@ -293,7 +296,7 @@ class Membership:
 
     def widest(self) -> int:
         """Number of members of the stage with most members."""
-        return max(map(len, self._stages.values()), default=0)
+        return self._widest
 
     def stage_of(self, peer: str) -> int | None:
         """Stage of a member; None if `peer` is no member."""

@@ -53,6 +53,8 @@ class Iterations(Timer):
         self._repeat_others = repeat_others
         self.current: Iteration | None = None
         self.ahead: Iteration | None = None
+        self.in_flight: tuple[Iteration, ...] = ()
+        """Open iterations, the current one first."""
         self.retained: list[Iteration] = []
         self.applied: msg.Applied | None = None
         self._repeat_at = math.inf
@@ -73,14 +75,16 @@ class Iterations(Timer):
 
     # --- opening and closing -------------------------------------------------------------------
 
-    @property
-    def in_flight(self) -> list[Iteration]:
-        """Open iterations, the current one first."""
-        return [iteration for iteration in (self.current, self.ahead) if iteration is not None]
+    def _fly(self, current: Iteration | None, ahead: Iteration | None) -> None:
+        self.current, self.ahead = current, ahead
+        self.in_flight = tuple([iteration for iteration in (current, ahead) if iteration is not None])
 
     def at(self, t: int) -> Iteration | None:
         """Open iteration t, or None."""
-        return next((iteration for iteration in self.in_flight if iteration.t == t), None)
+        for iteration in self.in_flight:
+            if iteration.t == t:
+                return iteration
+        return None
 
     def open(self) -> None:
         """Open the iteration after the applied one, and the one after that if it is delayed: if it is not
@@ -88,14 +92,16 @@ class Iterations(Timer):
         and no stage is without replicas (R1)."""
         t, delay = self.replica.t + 1, self._ctx.run.settings.delay
         if self.current is None and self._opens(t):
-            self.current = iteration = self._opened(t, delayed=False)
+            iteration = self._opened(t, delayed=False)
+            self._fly(iteration, self.ahead)
             self.replica.all_reduce.open(iteration)
             self.helping.forget()
             self._on_opened(iteration)
         if self.current is None or self.ahead is not None or not delay.has(t + 1):
             return
         if t + 1 <= self._ctx.run.steps and self._opens(t + 1):
-            self.ahead = iteration = self._opened(t + 1, delayed=True)
+            iteration = self._opened(t + 1, delayed=True)
+            self._fly(self.current, iteration)
             self._on_opened(iteration)
 
     def _opens(self, t: int) -> bool:
@@ -128,7 +134,7 @@ class Iterations(Timer):
 
     def _follow(self) -> None:
         """Make the delayed iteration the current one, whose step is next: it is claimed and reduced now."""
-        self.current, self.ahead = self.ahead, None
+        self._fly(self.ahead, None)
         if self.current is None:
             return
         self.replica.all_reduce.open(self.current)
@@ -138,7 +144,7 @@ class Iterations(Timer):
 
     def close(self) -> None:
         """End the open iterations without taking their steps."""
-        self.current = self.ahead = None
+        self._fly(None, None)
 
     def committed(self, record: Commit, base: str) -> None:
         """Handle a committed step: draw its audits, keep what they need, stop sharing work with relays that

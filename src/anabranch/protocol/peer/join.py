@@ -299,7 +299,7 @@ class JoinProcess(Timer):
         self._asks.reset()
 
     def deadline(self) -> float:
-        return min(self._entry.repeat_at, self._knock_at, self.fetching.deadline())
+        return min(min(self._entry.repeat_at, self._knock_at), self.fetching.deadline())
 
     def tick(self) -> None:
         self.fetching.tick()

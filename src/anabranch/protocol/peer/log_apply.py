@@ -6,6 +6,7 @@ It calls no other part; `reactions` hands the changes on.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from anabranch.protocol.context.outbox import Outbox
 from anabranch.protocol.context.run_view import RunView
@@ -22,14 +23,12 @@ from anabranch.protocol.log.records import (
     Revoke,
     Rollback,
     Voters,
-    entry_hash,
 )
 from anabranch.protocol.peer.shared_state import SharedParts
 from anabranch.protocol.rounds.plan import Plan
 
 
-@dataclass(frozen=True)
-class Removal:
+class Removal(NamedTuple):
     """Removal of a member, or of its former process. stage: -1 if `peer` was no member. joins_again: True if
     the same record admits a new process of `peer`."""
 
@@ -40,8 +39,7 @@ class Removal:
     joins_again: bool
 
 
-@dataclass(frozen=True)
-class MembersChanged:
+class MembersChanged(NamedTuple):
     """Members joined, left, or begin to serve. own_stage: stage to which this peer is moved, or None."""
 
     record: Members
@@ -63,8 +61,7 @@ class RolledBack:
 Change = MembersChanged | RolledBack | Voters | Epoch | Commit | Closing | Control | Revoke | Carriers
 
 
-@dataclass(frozen=True)
-class AppliedEntry:
+class AppliedEntry(NamedTuple):
     """Committed entry that was folded. base: hash of the entry. change: None if no part has to react. wrong:
     reason why no honest leader plans the next round so, "" if one might."""
 
@@ -102,8 +99,10 @@ class LogApplication:
         it was applied before, LogError if it does not follow the last applied line."""
         ctx = self._ctx
         entry, position = follow(self._progress.position, line)
-        record, base = entry.record, entry_hash(line)
+        record, base = entry.record, position.previous
         self._progress.position = position
+        if isinstance(record, Members):  # most lines of a large swarm's log
+            return AppliedEntry(entry.term, record, base, self._members(record))
         ctx.run.course.fold(record)
         ctx.run.revoked.fold(record)
         ctx.run.fold_carriers(record)
@@ -131,8 +130,6 @@ class LogApplication:
             case Voters(ids) | Epoch(_, ids):
                 self._ctx.log.elect(ids)
                 return record
-            case Members():
-                return self._members(record)
             case Commit():
                 progress.rebase(base, record.t)
                 return record

@@ -17,6 +17,7 @@ from anabranch.protocol.context.peer_context import make_context
 from anabranch.protocol.coordinator.coordinator import Coordinator
 from anabranch.protocol.coordinator.operator_control import FounderRequests
 from anabranch.protocol.interface import events as ev
+from anabranch.protocol.interface.events import Received
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.interface.signatures import Signer
 from anabranch.protocol.log.records import Member
@@ -248,7 +249,7 @@ class Peer:
 
     def _is_heartbeat(self, event: ev.Event) -> bool:
         """True for a heartbeat, or the answer to a heartbeat, that arrives before the next deadline."""
-        heartbeat = isinstance(event, ev.Received) and type(event.message) in HEARTBEATS
+        heartbeat = isinstance(event, Received) and type(event.message) in HEARTBEATS
         return heartbeat and self._due is not None and self.ctx.clock.now < self._due
 
     def _only_answered(self, letters: int) -> bool:
@@ -294,11 +295,12 @@ class Peer:
                 return any_at_all
 
     def _dispatch(self, event: ev.Event) -> None:
+        if isinstance(event, Received):  # nearly all events
+            if self.connections.heard(event.peer):
+                self.iterations.pump()
+            self.reception.receive(event.peer, event.message, event.payload)
+            return
         match event:
-            case ev.Received(peer, message, payload):
-                if self.connections.heard(peer):
-                    self.iterations.pump()
-                self.reception.receive(peer, message, payload)
             case ev.Finished(task, result):
                 then = self.ctx.tasks.finish(task)
                 if then is not None:

@@ -42,6 +42,7 @@ COST_MIN_S, COST_MAX_S = 1e-4, 3600.0
 #: Bits of an incarnation that the agent sees: it shifts them by 32 to name units and searches, and counts in
 #: letters stay below `validation.COUNT_MAX`.
 INCARNATION_BITS = 29
+_SIDES = tuple(Side)
 _FOREIGN = "a letter of another policy than the run's"
 
 
@@ -124,9 +125,10 @@ class FlowAgentDriver(Timer):
     def link_down(self, peer: str) -> None:
         """End the flow links to `peer`, because its connection is gone or was replaced by another."""
         self.probes.link_down(peer)
-        for side in Side:
-            self._first_costs.pop((peer, side), None)
-            if self.neighbours.pop((peer, side), None) is not None:
+        for side in _SIDES:
+            key = peer, side
+            self._first_costs.pop(key, None)
+            if self.neighbours.pop(key, None) is not None:
                 self._give(ev.PeerDown(peer, side))
 
     def members_changed(self) -> None:

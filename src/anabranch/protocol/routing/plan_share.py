@@ -24,6 +24,12 @@ class PlanShare:
         self._pass_s: dict[str, float] = {}
         self._seen: object = None
         """Inputs of the last `changed_places`."""
+        self._basis: object = None
+        """Inputs of `_capacity`."""
+        self._capacity: dict[str, int] = {}
+        """Slots of each replica of the stage that is no standby."""
+        self._found: int | None = None
+        """Places that follow from `_pass_s` and `_capacity`; None: to be computed."""
         self._seen_at_join: object = None
         """These inputs without measurements, if the places followed from the times offered at the join."""
 
@@ -48,11 +54,12 @@ class PlanShare:
             return None
         self._seen = seen
         seen_at_join = (run.settings, run.membership, version, spared)
-        measured = self._measured_s(self._working()) is not None
-        if seen_at_join == self._seen_at_join and not measured:
+        working = self._working()
+        measured = self._measured_s(working)
+        if seen_at_join == self._seen_at_join and measured is None:
             return None
-        self._seen_at_join = None if measured else seen_at_join
-        return self.places()
+        self._seen_at_join = None if measured is not None else seen_at_join
+        return self._places(working, measured)
 
     def places(self) -> int:
         """Places of this relay, the number of microbatches that the plan may send through it: its part of the
@@ -62,24 +69,36 @@ class PlanShare:
         relay has as many places as slots (microbatches that it can hold) if no times are known, and none if
         it is a standby.
         """
-        run, me, spared = self._ctx.run, self._ctx.me, self._ctx.standby_view.waits
         working = self._working()
-        stage = [run.membership.members[peer] for peer in working]
-        capacity = {member.id: run.settings.slots(run.stage, member.capacity) for member in stage}
+        return self._places(working, self._measured_s(working))
+
+    def _places(self, working: Sequence[str], measured: dict[str, float] | None) -> int:
+        """The same; working: replicas that are no standbys. measured: compute seconds of a pass at each of
+        them, None unless all are known."""
+        run, me, spared = self._ctx.run, self._ctx.me, self._ctx.standby_view.waits
+        members = run.membership.members
+        basis = (run.settings, run.membership, run.membership.version_of(run.stage), spared)
+        if basis != self._basis:
+            slots, stage = run.settings.slots, run.stage
+            self._basis, self._found = basis, None
+            self._capacity = {peer: slots(stage, members[peer].capacity) for peer in working}
+        capacity = self._capacity
         published = is_published(run.settings.policy)
         if me in spared and me not in working and not published:
             return 0
         if me not in capacity or published:
-            return run.settings.slots(run.stage, run.membership.members[me].capacity)
-        pass_s = self._measured_s(working) or {member.id: member.forward_s for member in stage}
+            return run.settings.slots(run.stage, members[me].capacity)
+        pass_s = measured or {peer: members[peer].forward_s for peer in working}
         if not all(map(plausible, pass_s.values())):
             return capacity[me]
         before = self._pass_s
         if before.keys() != pass_s.keys() or any(
             not 1.0 / PASS_CHANGE < pass_s[peer] / before[peer] < PASS_CHANGE for peer in pass_s
         ):
-            self._pass_s = pass_s
-        return places(self._pass_s, capacity, run.settings.microbatches)[me]
+            self._pass_s, self._found = pass_s, None
+        if self._found is None:
+            self._found = places(self._pass_s, capacity, run.settings.microbatches)[me]
+        return self._found
 
     def _working(self) -> Sequence[str]:
         """Replicas of this relay's stage that are no standbys."""

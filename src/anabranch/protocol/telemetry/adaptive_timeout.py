@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import bisect
 from array import array
+from typing import Final
 
 #: Gaps kept per peer. A choice, like the constants below.
-WINDOW = 256
+WINDOW: Final = 256
 #: Gaps shorter than this share of a heartbeat belong to bursts of traffic and are not counted.
-TELLING = 0.25
+TELLING: Final = 0.25
 #: The timeout is TIMES the 99th percentile of the gaps, plus MARGIN_S seconds.
-TIMES = 3.0
-MARGIN_S = 1.0
+TIMES: Final = 3.0
+MARGIN_S: Final = 1.0
 #: Share of the timeout after which other peers are asked whether they hear the silent one.
-DOUBT = 0.5
+DOUBT: Final = 0.5
 
 
 class AdaptiveTimeout:

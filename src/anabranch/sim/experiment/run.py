@@ -26,7 +26,7 @@ from anabranch.sim.workers.integer_world import wrong_states
 LARGE_HOSTS = 200
 #: Restarted processes, per host, after which a large simulation collects garbage (a choice). The parts
 #: of a dead peer refer to each other, so that nothing else frees it.
-RESTARTS_PER_COLLECTION = 0.25
+RESTARTS_PER_COLLECTION = 0.5
 #: Allocations between two automatic collections of a large simulation, which find little: more than there are
 #: between two of the others.
 LARGE_GC_ALLOCATIONS = 10_000_000

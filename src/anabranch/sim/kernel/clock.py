@@ -6,12 +6,13 @@ thousand peers a single heap would compare most of its entries again and again, 
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Callable
+from heapq import heappop, heappush
+from typing import Final
 
 #: Time slices per second (a choice).
-SLICES = 64.0
+SLICES: Final = 64.0
 
 
 class Clock:
@@ -35,7 +36,7 @@ class Clock:
             time = self.now
         happening = (time, self._count, action)
         if time < self._later_at:
-            heapq.heappush(self._soon, happening)
+            heappush(self._soon, happening)
             return
         if time == math.inf:
             return
@@ -43,7 +44,7 @@ class Clock:
         found = self._later.get(number)
         if found is None:
             self._later[number] = [happening]
-            heapq.heappush(self._slices, number)
+            heappush(self._slices, number)
         else:
             found.append(happening)
 
@@ -54,7 +55,7 @@ class Clock:
         """Run the next event; False if there is none."""
         if not self._soon and not self._begin_slice():
             return False
-        self.now, _, action = heapq.heappop(self._soon)
+        self.now, _, action = heappop(self._soon)
         action()
         return True
 
@@ -62,7 +63,7 @@ class Clock:
         """Move the events of the next non-empty slice into the heap; False if there is none."""
         if not self._slices:
             return False
-        number = heapq.heappop(self._slices)
+        number = heappop(self._slices)
         self._soon = self._later.pop(number)
         self._soon.sort()
         self._later_at = (number + 1) / SLICES

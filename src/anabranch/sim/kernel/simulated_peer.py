@@ -16,6 +16,7 @@ from msgspec import structs
 
 from anabranch.protocol.consensus.raft_node import SavedVoterState
 from anabranch.protocol.interface import events as ev
+from anabranch.protocol.interface.events import Send
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.interface.tasks import (
     AuditUnit,
@@ -313,10 +314,11 @@ class Node:
 
     def _carry_out(self, effect: ev.Effect) -> None:
         world = self.world
+        if isinstance(effect, Send):  # most effects
+            if not self._unseen or not self._unseen[effect.peer]:
+                world.send(self, effect.peer, effect.message, effect.payload)
+            return
         match effect:
-            case ev.Send(peer, message, payload):
-                if not self._unseen or not self._unseen[peer]:
-                    world.send(self, peer, message, payload)
             case ev.Run(task, inputs):
                 self._run(task, inputs)
             case ev.Dial(peer, address):
