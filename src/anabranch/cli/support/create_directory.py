@@ -25,7 +25,7 @@ def create(config: RunConfig, path: Path, say: Callable[[str], None] = print) ->
     _check_port(config.network)
     _check_device(config)
     try:
-        with progress_bars() as update:
+        with progress_bars("bytes") as update:
             return create_run(config, path, update, say)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("nothing is left behind; the same command begins again") from None
@@ -67,8 +67,9 @@ def partition_line(directory: RunDirectory) -> str:
 
 
 @contextmanager
-def progress_bars() -> Iterator[Callable[[str, int, int], None]]:
-    """Callback (label, done, total in bytes) that draws one progress bar for each label in turn."""
+def progress_bars(unit: str = "") -> Iterator[Callable[[str, int, int], None]]:
+    """Callback (label, done, total) that draws one progress bar for each label in turn. unit: of what is
+    counted, as for `progress`."""
     with ExitStack() as stack:
         label, reached = "", 0
         advance: Advance | None = None
@@ -78,7 +79,7 @@ def progress_bars() -> Iterator[Callable[[str, int, int], None]]:
             if advance is None or what != label:
                 stack.pop_all().close()
                 label, reached = what, 0
-                advance = stack.enter_context(progress(what, total, unit="bytes"))
+                advance = stack.enter_context(progress(what, total, unit=unit))
             advance(done - reached)
             reached = done
 
