@@ -47,6 +47,7 @@ def examine(
     tell: gets a sentence before each measurement that takes long.
     """
     yield _python()
+    tell("importing torch")
     torch_found = _torch()
     yield torch_found
     if torch_found.verdict != RED:
@@ -64,8 +65,9 @@ def examine(
     yield _reachability(host)
     for peer in peers:
         if "/" not in peer:
+            tell(f"dialling {peer}")
             yield _peer(peer)
-    yield from remote_checks([peer for peer in peers if "/" in peer], host, port)
+    yield from remote_checks([peer for peer in peers if "/" in peer], host, port, tell)
     if run is not None and torch_found.verdict != RED:
         yield from speeds(run, tell)
 
@@ -212,6 +214,7 @@ def speeds(run: RunConfig, tell: Callable[[str], None] = lambda text: None) -> I
     from anabranch.train.model.sizes import model_config
     from anabranch.train.numerics.numerics_class import configure
 
+    tell("measuring how many microbatches fit into memory")
     configure(run.compute.threads)
     model = model_config(run.model, run.model.vocab_size or run.data.vocab_size)
     capacity = measured_capacity(run, model)
