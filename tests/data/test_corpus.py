@@ -100,7 +100,7 @@ def test_a_vocabulary_that_no_training_can_reach_is_refused_before_the_text_is_r
     stdlib = DataSection(source="stdlib", vocab_size=128_256)
     few = text_section(write_folder(tmp_path / "text", 30), "bpe", vocab_size=60_000)
     for section in (stdlib, few):
-        with pytest.raises(ConfigError, match=rf"too small for data.vocab_size = {section.vocab_size}: .* less"):
+        with pytest.raises(ConfigError, match=rf"vocab_size = {section.vocab_size}: .* less"):
             materialise(section, tmp_path / "corpus")
     with pytest.raises(AssertionError, match="nothing is trained"):
         materialise(replace(stdlib, vocab_size=50_257), tmp_path / "corpus")
@@ -115,6 +115,12 @@ def test_a_vocabulary_that_training_does_not_reach_is_refused_before_the_text_is
         materialise(section, tmp_path / "corpus", lambda what, done, total: told.append(what))
     assert set(told) == {"training the tokenizer"}
     assert not (tmp_path / "corpus" / "manifest.json").exists()
+
+
+def test_no_text_is_said_whatever_the_vocabulary(tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").touch()
+    with pytest.raises(ConfigError, match=r"too small: .* has 0 document\(s\) with text"):
+        materialise(text_section(tmp_path / "empty.txt", "bpe", vocab_size=512), tmp_path / "corpus")
 
 
 def test_too_few_documents_name_the_setting(tmp_path: Path) -> None:

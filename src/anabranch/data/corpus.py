@@ -143,7 +143,7 @@ def materialise(
         return _open_same(section, directory)
     report = progress or (lambda activity, done, total: None)
     documents = open_documents(section)
-    _check_vocabulary_possible(section, documents)
+    _check_possible(section, documents)
     directory.mkdir(parents=True, exist_ok=True)
     key = ""
     if cache is not None and documents.size_bytes >= LEAST_BYTES:
@@ -255,10 +255,14 @@ def _write_manifest(directory: Path, manifest: _Manifest) -> None:
         path.write_text(json.dumps(msgspec.to_builtins(manifest), indent=1) + "\n", encoding="utf-8")
 
 
-def _check_vocabulary_possible(section: DataSection, documents: Documents) -> None:
-    """Raise ConfigError, before anything is read, if a BPE of this text cannot have data.vocab_size tokens:
-    each merge takes a byte of text at least, of program text many more."""
-    if section.tokenizer not in ("auto", "bpe") or not documents.files:  # a stream counts records
+def _check_possible(section: DataSection, documents: Documents) -> None:
+    """Raise ConfigError, before anything is read, if there is no text, or if a BPE of it cannot have
+    data.vocab_size tokens: each merge takes a byte of text at least, of program text many more."""
+    if not documents.files:  # a stream, which counts records
+        return
+    if not documents.size_bytes:
+        _check_enough_documents(documents, 0)
+    if section.tokenizer not in ("auto", "bpe"):
         return
     each = STDLIB_BYTES_PER_TOKEN if section.source == "stdlib" else 1
     most = BYTE_TOKENS + documents.size_bytes // each

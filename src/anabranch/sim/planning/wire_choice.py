@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from anabranch.errors import UserError
 from anabranch.sim.cluster.scenario import Regions, fleet_of
@@ -33,10 +34,14 @@ def weighed(
         each = replace(plan, scenario=scenario, simulated=None)
         each = replace(each, estimated=estimate(fleet_of(scenario, regions, 0)))
         if iterations:
-            activity = f"weighing codecs: {named(wire)}"
-            each = simulated(each, regions, iterations, 0, lambda t: progress(activity, t, iterations))
+            committed = partial(_told, progress, f"weighing codecs: {named(wire)}", iterations)
+            each = simulated(each, regions, iterations, 0, committed)
         found.append(each)
     return found
+
+
+def _told(progress: Progress, activity: str, iterations: int, t: int) -> None:
+    progress(activity, t, iterations)
 
 
 def chosen(found: Sequence[Plan]) -> Plan:
