@@ -72,6 +72,12 @@ def test_a_port_that_is_taken_and_a_peer_that_is_not_there_are_red(
         assert checks[name]["verdict"] == "red" and checks[name]["repair"]
 
 
+@pytest.mark.parametrize("peer", ["localhost", "my.host:", ":7700", "my.host:http"])
+def test_a_peer_that_is_no_address_is_told(peer: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status, checks = examined(capsys, "--peer", peer)
+    assert status == 1 and checks[f"peer {peer}"]["repair"] == "write it as HOST:PORT"
+
+
 def test_a_ticket_names_whom_to_dial(capsys: pytest.CaptureFixture[str]) -> None:
     owner = Identity.generate()
     with socket.create_server(("127.0.0.1", 0)) as server:

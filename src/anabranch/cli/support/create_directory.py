@@ -88,16 +88,20 @@ def progress_bars(unit: str = "") -> Iterator[Callable[[str, int, int], None]]:
 
 def _check_port(network: NetworkSection) -> None:
     """Raise UserError if a data node cannot listen at the run file's address."""
-    if not network.port:
-        return
     family = socket.AF_INET6 if ":" in network.host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as on the listening socket
         try:
             probe.bind((network.host, network.port))
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # UnicodeError: a name such as "a..b"
+            why = getattr(error, "strerror", None) or error
+            if not network.port:
+                raise UserError(
+                    f"network.host = {network.host}: {why}; set it to an address of this machine, "
+                    "e.g. 127.0.0.1, or to 0.0.0.0 for all"
+                ) from None
             raise UserError(
-                f"network.port = {network.port} on {network.host}: {error.strerror}; set network.port to "
+                f"network.port = {network.port} on {network.host}: {why}; set network.port to "
                 "another one, or to 0 for any free one, and network.host to an address of this machine"
             ) from None
 

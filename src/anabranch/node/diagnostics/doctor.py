@@ -192,11 +192,13 @@ def _reachability(host: str) -> CheckResult:
 
 def _peer(address: str) -> CheckResult:
     host, _, port = address.rpartition(":")
+    if not (host and port.isascii() and port.isdigit()):
+        return CheckResult(f"peer {address}", RED, "is no address", "write it as HOST:PORT")
     began = time.monotonic()
     try:
         with socket.create_connection((host.strip("[]"), int(port)), TIMEOUT_S):
             took = time.monotonic() - began
-    except (OSError, ValueError, OverflowError) as error:
+    except (OSError, OverflowError) as error:
         why = getattr(error, "strerror", None) or str(error)
         return CheckResult(
             f"peer {address}", RED, f"cannot be reached: {why}", "check that it is running, and its port"
