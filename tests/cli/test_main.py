@@ -130,6 +130,21 @@ def test_init_writes_what_was_asked(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert (config.fleet.data_nodes, config.fleet.relays) == (1, 4)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        ([], "tiny"),
+        (["--model", "llama-1b"], "llama-1b"),
+        (["--model", "gpt2-124m", "--preset", "diloco"], "gpt2-124m"),
+        (["--model", "llama-1b", "--name", "mine"], "mine"),
+    ],
+)
+def test_a_run_is_called_after_its_model(arguments: list[str], name: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    assert main(["init", str(path), *arguments]) == 0
+    assert load_run_file(path).run.name == name
+
+
 def test_init_writes_codecs(tmp_path: Path) -> None:
     path = tmp_path / "home.toml"
     assert main(["init", str(path), "--wire", "int8", "--sums", "coarse"]) == 0

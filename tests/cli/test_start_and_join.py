@@ -15,12 +15,15 @@ from urllib.request import urlopen
 import pytest
 
 from anabranch.audit.verify import verify
+from anabranch.checkpoint.directory import RunDirectory
 from anabranch.cli.join import AGAIN, TICKET_VARIABLE, ticket_text
 from anabranch.cli.main import main
+from anabranch.cli.support.lead_run import page_beside
 from anabranch.config import RunConfig, render_run_file, with_changes
 from anabranch.errors import UserError
 from anabranch.net.identity import Identity
 from anabranch.net.ticket import PeerAddress, issue_ticket
+from anabranch.node.operator.owner_actions import LeaderOwner
 
 COMMAND = [sys.executable, "-m", "anabranch.cli.main"]
 TIMEOUT_S = 60
@@ -240,3 +243,14 @@ def test_a_ticket_comes_from_the_command_line_a_file_or_the_environment(
         ticket_text([], file, 0)
     monkeypatch.setenv(TICKET_VARIABLE, "anabranch1:kl")
     assert ticket_text([], None, 0) == "anabranch1:kl"
+
+
+def test_the_two_addresses_of_the_page_say_what_they_are(tmp_path: Path) -> None:
+    said: list[str] = []
+    directory = RunDirectory.create(tmp_path / "run")
+    directory.events.touch()
+    with page_beside(directory, said.append, owner=LeaderOwner(directory.path)):
+        pass
+    assert said[0].startswith("watch it: http://127.0.0.1:")
+    assert said[1].startswith("watch and control it (keep this address secret): http://127.0.0.1:")
+    assert len(said) == 2 and said[0].split()[-1] != said[1].split()[-1]

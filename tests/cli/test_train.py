@@ -13,6 +13,7 @@ from anabranch.cli.main import main
 from anabranch.cli.support.create_directory import create
 from anabranch.cli.train import _Stopping, _what_next, train_directory
 from anabranch.config import RunConfig, render_run_file, with_changes
+from anabranch.errors import UserError
 from anabranch.node.local_swarm.local_swarm import LeaderFailed, LocalSwarm
 from anabranch.node.local_swarm.supervisor import Supervisor
 from anabranch.observe.console.event_console import Console
@@ -90,3 +91,14 @@ def test_a_dead_leader_leaves_a_run_that_can_be_continued(
     shown = capsys.readouterr()
     assert shown.err == "error: the leading data node was ended by SIGKILL\n"
     assert f"continue with: anabranch resume {directory.path} --local\n" in shown.out
+
+
+@pytest.mark.parametrize("host", ["a..b", "203.0.113.1"])
+def test_an_address_that_is_not_this_machines_is_refused_before_anything_is_made(
+    host: str, tmp_path: Path
+) -> None:
+    """It was refused after the corpus was tokenized, without the key."""
+    run = with_changes(RunConfig(), {"network.host": host})
+    with pytest.raises(UserError, match=rf"network.host = {host}: .*; set it to an address of this machine"):
+        create(run, tmp_path / "run")
+    assert not (tmp_path / "run").exists()

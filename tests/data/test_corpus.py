@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from anabranch.config import DataSection
 from anabranch.data.corpus import HASHED_FILES, MANIFEST, Corpus, is_held_out, materialise, open_corpus
 from anabranch.errors import ConfigError
 from support.small_corpus import text_section, write_folder
@@ -87,11 +88,39 @@ def test_progress_ends_at_its_total(tmp_path: Path) -> None:
     assert all(done == total > 0 for done, total in last.values())
 
 
-def test_too_little_text_for_the_vocabulary_names_the_setting(tmp_path: Path) -> None:
-    section = text_section(write_folder(tmp_path / "text", 60), "bpe", vocab_size=60_000)
-    with pytest.raises(ConfigError, match=r"vocab_size = 60000.* has \d+ tokens; set data\.vocab_size to"):
-        materialise(section, tmp_path / "corpus")
+def test_a_vocabulary_that_no_training_can_reach_is_refused_before_the_text_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The standard library's text with llama-1b's 128,256 tokens was refused after a minute of tokenizing."""
+
+    def forbidden(*_: object) -> None:
+        raise AssertionError("nothing is trained")
+
+    monkeypatch.setattr("anabranch.data.corpus.write_tokenizer", forbidden)
+    stdlib = DataSection(source="stdlib", vocab_size=128_256)
+    few = text_section(write_folder(tmp_path / "text", 30), "bpe", vocab_size=60_000)
+    for section in (stdlib, few):
+        with pytest.raises(ConfigError, match=rf"vocab_size = {section.vocab_size}: .* less"):
+            materialise(section, tmp_path / "corpus")
+    with pytest.raises(AssertionError, match="nothing is trained"):
+        materialise(replace(stdlib, vocab_size=50_257), tmp_path / "corpus")
+
+
+def test_a_vocabulary_that_training_does_not_reach_is_refused_before_the_text_is_tokenized(
+    tmp_path: Path,
+) -> None:
+    section = text_section(write_folder(tmp_path / "text", 60), "bpe", vocab_size=4_000)
+    told: list[str] = []
+    with pytest.raises(ConfigError, match=r"has \d+ tokens; set data\.vocab_size to"):
+        materialise(section, tmp_path / "corpus", lambda what, done, total: told.append(what))
+    assert set(told) == {"training the tokenizer"}
     assert not (tmp_path / "corpus" / "manifest.json").exists()
+
+
+def test_no_text_is_said_whatever_the_vocabulary(tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").touch()
+    with pytest.raises(ConfigError, match=r"too small: .* has 0 document\(s\) with text"):
+        materialise(text_section(tmp_path / "empty.txt", "bpe", vocab_size=512), tmp_path / "corpus")
 
 
 def test_too_few_documents_name_the_setting(tmp_path: Path) -> None:

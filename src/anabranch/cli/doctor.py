@@ -49,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
     from anabranch.net.ticket import TICKET_PREFIX
     from anabranch.node.diagnostics.check_result import RED
     from anabranch.node.diagnostics.doctor import examine
+    from anabranch.observe.console.progress import Ticker
     from anabranch.observe.console.step_line import wants_colour
 
     by_ticket = args.run.strip().startswith(TICKET_PREFIX)
@@ -56,21 +57,18 @@ def run(args: argparse.Namespace) -> int:
     config = load_run_file(Path(args.run)) if args.run and not by_ticket else None
     coloured = wants_colour(sys.stdout)
     results = []
-    for result in examine(config, Path.cwd(), args.host, args.port, peers, _tell):
-        results.append(result)
-        if not args.json:
-            verdict = f"{result.verdict:<6}"
-            shown = f"{_COLOURS[result.verdict]}{verdict}\033[0m" if coloured else verdict
-            remedy = f"; {result.repair}" if result.repair else ""
-            print(f"{shown}  {result.name}: {plain(result.found)}{plain(remedy)}", flush=True)
+    with Ticker() as ticker:
+        for result in examine(config, Path.cwd(), args.host, args.port, peers, ticker.begin):
+            ticker.end()
+            results.append(result)
+            if not args.json:
+                verdict = f"{result.verdict:<6}"
+                shown = f"{_COLOURS[result.verdict]}{verdict}\033[0m" if coloured else verdict
+                remedy = f"; {result.repair}" if result.repair else ""
+                print(f"{shown}  {result.name}: {plain(result.found)}{plain(remedy)}", flush=True)
     if args.json:
         print(json.dumps([asdict(result) for result in results]))
     return 1 if any(result.verdict == RED for result in results) else 0
-
-
-def _tell(text: str) -> None:
-    """Print on stderr which check is running; called before each that takes long."""
-    print(f"{text} ...", file=sys.stderr, flush=True)
 
 
 def _addresses_in(text: str) -> list[str]:

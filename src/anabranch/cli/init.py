@@ -35,7 +35,7 @@ from anabranch.train.recipes.recipes import (
 
 #: option -> (dotted key of the run file, type, help)
 _OPTIONS: dict[str, tuple[str, type, str]] = {
-    "--name": ("run.name", str, "name of the run; its directory is runs/NAME"),
+    "--name": ("run.name", str, "name of the run; its directory is runs/NAME (default: the model's)"),
     "--model": ("model.size", str, "model size, from the list below"),
     "--subspace": (
         "model.subspace", int, "values per token that a cut carries instead of the model's width"
@@ -86,6 +86,8 @@ def run(args: argparse.Namespace) -> int:
         changes |= dict.fromkeys(_WIRE, args.wire)
     if "data.path" in changes:
         changes |= {"data.path": str(Path(changes["data.path"]).absolute()), "data.source": _source_of(args)}
+    if (size := changes.get("model.size", DEFAULT_SIZE)) != DEFAULT_SIZE:
+        recipe["run.name"] = size
     config = with_changes(RunConfig(), recipe)
     if args.preset:
         config = with_preset(config, args.preset)

@@ -10,26 +10,30 @@ examples:
 
 A fleet is a scenario (docs/reference/formats.md): machines with regions, bandwidths and prices, the network,
 the batch. All plans are ranked by a cost model, and the best few are simulated in virtual time
-(docs/explanation/simulator.md)."""
+(docs/explanation/simulator.md). A large search prints its first table within seconds and goes on; Ctrl+C ends
+it with the best plan so far."""
 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
-from collections.abc import Sequence
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from anabranch.cli.support.arguments import add_json, check_range
+from anabranch.cli.support.create_directory import progress_bars
 from anabranch.cli.support.outputs import write_out
 from anabranch.config import Range
 from anabranch.errors import UserError
+from anabranch.observe.console.progress import QUIET_S
 
 if TYPE_CHECKING:
     from anabranch.sim.cluster.scenario import Regions, Scenario
-    from anabranch.sim.planning.search import Plan
+    from anabranch.sim.planning.search import Plan, Progress
 
 #: Version of the JSON result.
 VERSION = 1
@@ -58,22 +62,24 @@ def run(args: argparse.Namespace) -> int:
     from anabranch.cli.support.plan_report import as_values, report
     from anabranch.cli.support.scenario_fleet import open_fleet
     from anabranch.sim.planning.runfile import run_file, run_warnings
-    from anabranch.sim.planning.search import plans
 
     check_range("--simulate", args.simulate, Range(0))
     check_range("--iterations", args.iterations, Range(2))
     check_range("--stages", min(args.stages, default=1), Range(1))
     scenario = load_fleet(args.fleet, args.model, args.churn)
-    if args.out is not None:  # checked now, as the search takes minutes
+    if args.out is not None:  # checked now, as the search takes a while
         _check_out(args.out, args.force)
-    regions = open_fleet(scenario, args.fleet).regions
-    found = plans(scenario, regions, args.stages, _print_progress)
-    ranked = found[: max(args.simulate, LISTED)]
-    if args.simulate:
-        ranked = _simulated(found, regions, args.simulate, args.iterations)
-    codecs: list[str] = []
-    if args.wire == "auto":
-        ranked[0], codecs = _with_codecs(ranked[0], regions, args.iterations if args.simulate else 0)
+    refined = _Refined(open_fleet(scenario, args.fleet).regions, args)
+    with progress_bars() as advance:
+        try:
+            refined.refine(scenario, advance)
+        except KeyboardInterrupt:
+            if not refined.found:
+                raise
+            refined.stopped = True
+    ranked, considered, codecs = refined.ranked(), len(refined.found), refined.codecs
+    if refined.stopped:
+        print(f"stopped; {refined.reached}. These are the best plans so far:", file=sys.stderr)
     text = run_file(ranked[0], codecs)
     if args.out is not None:
         write_out(args.out, text)
@@ -83,45 +89,103 @@ def run(args: argparse.Namespace) -> int:
         result = {
             "version": VERSION,
             "fleet": scenario.name,
-            "considered": len(found),
+            "considered": considered,
+            "complete": not refined.stopped,
             "plans": [as_values(plan) for plan in ranked],
             "run_file": text,
             "codecs": codecs,
         }
         print(msgspec.json.encode(result).decode())
     elif args.out is None:
-        shown = "\n".join((report(ranked, len(found)), *codecs))
+        shown = "\n".join((report(ranked, considered), *codecs))
         print(f"{shown}\n\nthe run file of the first plan (--out writes it):\n\n{text}")
     else:
-        print("\n".join((report(ranked, len(found)), *codecs)))
+        print("\n".join((report(ranked, considered), *codecs)))
         print(f"wrote {args.out}; next, on a data node: anabranch start {args.out}")
     return 0
 
 
-def _simulated(found: Sequence[Plan], regions: Regions, count: int, iterations: int) -> list[Plan]:
-    """The `count` most promising plans, simulated for `iterations` each, ranked by their simulated time;
-    those with failed simulations come last."""
-    from anabranch.sim.planning.search import shortlist, simulated
+class _Refined:
+    """Plans of a fleet, which become better until the search ends or the user stops it.
 
-    ranked: list[Plan] = []
-    for plan in shortlist(found, count):
-        model = plan.scenario.model
-        batch = f"{model.microbatches} microbatches of {model.rows}×{model.sequence}"
-        _print_progress(f"simulating {len(ranked) + 1} of {count}: {model.stages} stages, {batch}")
-        ranked.append(simulated(plan, regions, iterations))
-    return sorted(
-        ranked, key=lambda plan: (bool(plan.simulated and plan.simulated.failures), plan.iteration_s)
-    )
+    found: plans so far, sorted by estimate. codecs: lines of text on the choice of --wire auto.
+    """
+
+    def __init__(self, regions: Regions, args: argparse.Namespace) -> None:
+        self._regions, self._args = regions, args
+        self.found: list[Plan] = []
+        self.codecs: list[str] = []
+        self.stopped = False
+        self._simulated: list[Plan] = []
+        self._with_codecs: Plan | None = None
+        self._told_s = math.inf
+        self._began = time.monotonic()
+
+    def refine(self, scenario: Scenario, advance: Progress) -> None:
+        """Search, simulate the best plans, and weigh codecs for the first. A search of more than QUIET_S
+        prints its first table, and every better plan, on stderr."""
+        from anabranch.sim.planning.search import search, shortlist, simulated
+        from anabranch.sim.planning.wire_choice import chosen, reasons, weighed
+
+        args, regions = self._args, self._regions
+        for found in search(scenario, regions, args.stages, advance):
+            self.found = found
+            self._tell()
+        for number, plan in enumerate(shortlist(self.found, args.simulate), start=1):
+            activity = f"simulating plan {number} of {args.simulate}, {plan.scenario.model.stages} stages"
+            advance(activity, 0, args.iterations)
+
+            def committed(t: int, activity: str = activity) -> None:
+                advance(activity, t, args.iterations)
+
+            self._simulated.append(simulated(plan, regions, args.iterations, 0, committed))
+        if args.wire == "auto":
+            first = self.ranked()[0]
+            weights = weighed(first, regions, args.iterations if args.simulate else 0, advance)
+            self._with_codecs = chosen(weights)
+            self.codecs = reasons(weights, self._with_codecs)
+
+    def ranked(self) -> list[Plan]:
+        """Plans for the report: the simulated ones by their time (failures last), else the best estimates."""
+        if not self._simulated:
+            plans = self.found[: max(self._args.simulate, LISTED)]
+        else:
+            plans = sorted(self._simulated, key=lambda plan: (_failed(plan), plan.iteration_s))
+        return plans if self._with_codecs is None else [self._with_codecs, *plans[1:]]
+
+    @property
+    def reached(self) -> str:
+        """Sentence on how far the search has come."""
+        if not self._simulated:
+            return f"{len(self.found)} plans compared by estimate, none simulated"
+        return f"{len(self._simulated)} of {self._args.simulate} plans simulated"
+
+    def _tell(self) -> None:
+        """Print the first plans after QUIET_S, and then what is better than those that were printed."""
+        from anabranch.cli.support.plan_report import report
+
+        best = self.found[0]
+        if time.monotonic() - self._began < QUIET_S or best.iteration_s >= self._told_s:
+            return
+        if math.isinf(self._told_s):
+            print(
+                f"{report(self.found[:LISTED], len(self.found))}\n"
+                "these are first estimates; better plans are looked for (Ctrl+C takes the best so far)",
+                file=sys.stderr,
+            )
+        else:
+            out = f", {len(best.left_out)} machines left out" if best.left_out else ""
+            print(
+                f"better: {best.iteration_s:.2f} s an iteration by estimate, "
+                f"{best.scenario.model.stages} stages{out}",
+                file=sys.stderr,
+            )
+        sys.stderr.flush()
+        self._told_s = best.iteration_s
 
 
-def _with_codecs(plan: Plan, regions: Regions, iterations: int) -> tuple[Plan, list[str]]:
-    """The plan with the codecs that shorten an iteration on the links between its machines, and lines of text
-    that say why. iterations: of each simulation that compares codecs; 0 compares by estimate."""
-    from anabranch.sim.planning.wire_choice import chosen, reasons, weighed
-
-    found = weighed(plan, regions, iterations, _print_progress)
-    taken = chosen(found)
-    return taken, reasons(found, taken)
+def _failed(plan: Plan) -> bool:
+    return bool(plan.simulated and plan.simulated.failures)
 
 
 def _check_out(out: Path, force: bool) -> None:
@@ -132,10 +196,6 @@ def _check_out(out: Path, force: bool) -> None:
         raise UserError(f"--out {out}: Is a directory")
     if out.exists() and not force:
         raise UserError(f"--out {out} exists; give another name, or --force to overwrite it")
-
-
-def _print_progress(text: str) -> None:
-    print(f"{text} ...", file=sys.stderr, flush=True)
 
 
 def load_fleet(name: str, model: str | None, churn: float | None) -> Scenario:

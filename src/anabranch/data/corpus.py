@@ -49,6 +49,11 @@ HASHED_FILES = (TRAIN, HELD_OUT, TOKENIZER)
 #: Further files, of conversations and of whole documents.
 MASKS, ENDS = ("train.mask", "heldout.mask"), ("train.ends", "heldout.ends")
 OPTIONAL_FILES = ((), MASKS, ENDS, (*MASKS, *ENDS))
+#: Tokens of a BPE without merges: bytes and the separator.
+BYTE_TOKENS = 257
+#: Bytes of the standard library's source from which a BPE learns less than one token: half of what Python
+#: 3.11's give (8.8 MB, 54,591 tokens).
+STDLIB_BYTES_PER_TOKEN = 80
 #: Characters of one batch of documents for the tokenizer: enough to keep its threads busy.
 GROUP_CHARACTERS = 1 << 20
 
@@ -136,6 +141,7 @@ def materialise(
         return _open_same(section, directory)
     report = progress or (lambda activity, done, total: None)
     documents = open_documents(section)
+    _check_possible(section, documents)
     directory.mkdir(parents=True, exist_ok=True)
     key = ""
     if cache is not None and documents.size_bytes >= LEAST_BYTES:
@@ -186,6 +192,7 @@ def _tokenized(section: DataSection, directory: Path, documents: Documents, repo
     with _unfinished(directory / TOKENIZER) as path:
         write_tokenizer(section, _training_texts(documents, report), path)
     tokenizer = TextTokenizer(directory / TOKENIZER)
+    _check_vocabulary_reached(section, documents, tokenizer)
     token_type = np.dtype("<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4")
 
     names = corpus_files(section)
@@ -203,7 +210,7 @@ def _tokenized(section: DataSection, directory: Path, documents: Documents, repo
             (held_out if is_held_out(number) else train).add(document)
             report("tokenizing", document.position, documents.size_bytes)
         parts = train.finish(), held_out.finish()
-        _check_large_enough(section, documents, tokenizer, parts[0].documents + parts[1].documents)
+        _check_enough_documents(documents, parts[0].documents + parts[1].documents)
 
     manifest = _Manifest(
         token_type="u2" if token_type.itemsize == 2 else "u4",
@@ -248,20 +255,42 @@ def _write_manifest(directory: Path, manifest: _Manifest) -> None:
         path.write_text(json.dumps(msgspec.to_builtins(manifest), indent=1) + "\n", encoding="utf-8")
 
 
-def _check_large_enough(
-    section: DataSection, documents: Documents, tokenizer: TextTokenizer, count: int
-) -> None:
+def _check_possible(section: DataSection, documents: Documents) -> None:
+    """Raise ConfigError, before anything is read, if there is no text, or if a BPE of it cannot have
+    data.vocab_size tokens: each merge takes a byte of text at least, of program text many more."""
+    if not documents.files:  # a stream, which counts records
+        return
+    if not documents.size_bytes:
+        _check_enough_documents(documents, 0)
+    if section.tokenizer not in ("auto", "bpe"):
+        return
+    each = STDLIB_BYTES_PER_TOKEN if section.source == "stdlib" else 1
+    most = BYTE_TOKENS + documents.size_bytes // each
+    if section.vocab_size > most:
+        few = f"{documents.label} has {documents.size_bytes:,} bytes, from which a BPE learns "
+        raise _vocabulary_error(section, f"{few}less than {most:,} tokens", most // 4)
+
+
+def _check_vocabulary_reached(section: DataSection, documents: Documents, tokenizer: TextTokenizer) -> None:
+    """Raise ConfigError, before the text is tokenized, if the trained BPE has too few tokens."""
+    found = tokenizer.vocab_size
+    if section.tokenizer in ("auto", "bpe") and found < section.vocab_size:
+        raise _vocabulary_error(section, f"a BPE trained on {documents.label} has {found} tokens", found)
+
+
+def _vocabulary_error(section: DataSection, why: str, most: int) -> ConfigError:
+    return ConfigError(
+        f"the corpus is too small for data.vocab_size = {section.vocab_size}: {why}; set data.vocab_size to "
+        f"{max(BYTE_TOKENS, most)} or less, or data.source and data.path to more text"
+    )
+
+
+def _check_enough_documents(documents: Documents, count: int) -> None:
     if count < HELD_OUT_EVERY:
         raise ConfigError(
             f"the corpus is too small: {documents.label} has {count} document(s) with text, and at least "
             f"{HELD_OUT_EVERY} are needed, of which every {HELD_OUT_EVERY}th is held out; "
             "set data.source and data.path to more text"
-        )
-    if section.tokenizer in ("auto", "bpe") and tokenizer.vocab_size < section.vocab_size:
-        raise ConfigError(
-            f"the corpus is too small for data.vocab_size = {section.vocab_size}: a BPE trained on "
-            f"{documents.label} has {tokenizer.vocab_size} tokens; set data.vocab_size to "
-            f"{tokenizer.vocab_size} or less, or data.source and data.path to more text"
         )
 
 

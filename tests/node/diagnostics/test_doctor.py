@@ -21,7 +21,7 @@ from anabranch.net.identity import Identity
 from anabranch.net.ticket import PeerAddress, issue_ticket
 from anabranch.node.diagnostics import doctor
 from anabranch.node.diagnostics import reachability as reach
-from anabranch.node.diagnostics.doctor import speeds
+from anabranch.node.diagnostics.doctor import examine, speeds
 from anabranch.node.diagnostics.link_test import Greeting, LinkTestClient, LinkTestError, LinkTestServer
 from support.local_swarms import small_run
 
@@ -39,11 +39,21 @@ def test_each_stage_of_a_run_is_measured(
     told: list[str] = []
     found = list(speeds(small_run(texts), told.append))
     assert [result.name for result in found] == ["capacity", "stage 1", "stage 2"]
-    assert told == ["measuring stages 1, 2 (2 blocks)"], "stages that are alike are measured once"
+    assert told == [
+        "measuring how many microbatches fit into memory",
+        "measuring stages 1, 2 (2 blocks)",
+    ], "stages that are alike are measured once"
     _, checks = examined(capsys, str(run_file))
     for stage in ("stage 1", "stage 2"):
         assert checks[stage]["verdict"] == "green" and "backward" in checks[stage]["found"]
     assert checks["Python"]["verdict"] == checks["torch"]["verdict"] == "green"
+
+
+def test_all_that_may_take_long_is_named_before_it_begins() -> None:
+    told: list[str] = []
+    for _ in examine(None, Path.cwd(), "127.0.0.1", 0, ["127.0.0.1:1", "127.0.0.1:1/c0de"], told.append):
+        pass
+    assert told == ["importing torch", "dialling 127.0.0.1:1", "measuring the link to 127.0.0.1:1"]
 
 
 def test_a_port_that_is_taken_and_a_peer_that_is_not_there_are_red(
@@ -60,6 +70,12 @@ def test_a_port_that_is_taken_and_a_peer_that_is_not_there_are_red(
     for name in (f"peer {there}", "peer nonsense", "peer 127.0.0.1:x"):
         _, checks = examined(capsys, "--peer", name.removeprefix("peer "))
         assert checks[name]["verdict"] == "red" and checks[name]["repair"]
+
+
+@pytest.mark.parametrize("peer", ["localhost", "my.host:", ":7700", "my.host:http"])
+def test_a_peer_that_is_no_address_is_told(peer: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status, checks = examined(capsys, "--peer", peer)
+    assert status == 1 and checks[f"peer {peer}"]["repair"] == "write it as HOST:PORT"
 
 
 def test_a_ticket_names_whom_to_dial(capsys: pytest.CaptureFixture[str]) -> None:

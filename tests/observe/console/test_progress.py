@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import io
+import threading
 
 import pytest
 
-from anabranch.observe.console.progress import progress
+from anabranch.observe.console.progress import Ticker, progress
 
 
 class Clock:
@@ -70,3 +71,37 @@ def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
             clock.now += 1.0
             advance(1)
     assert "verifying" in out.getvalue() and "4/4" in out.getvalue()
+
+
+def test_a_ticker_tells_how_long_work_has_been_going_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    out, clock = io.StringIO(), Clock()
+    ticker = Ticker(out, clock)
+    ticker.begin("importing torch")
+    clock.now = 1.5
+    ticker.tick()
+    ticker.begin("measuring stage 1")
+    for _ in range(8):
+        clock.now += 1.0
+        ticker.tick()
+    ticker.end()
+    clock.now += 100.0
+    ticker.tick()
+    assert out.getvalue().splitlines() == ["measuring stage 1 ... 0:02", "measuring stage 1 ... 0:07"]
+
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    out, clock = Terminal(), Clock()
+    ticker = Ticker(out, clock)
+    ticker.begin("measuring stage 1")
+    for _ in range(4):
+        clock.now += 1.0
+        ticker.tick()
+    ticker.end()
+    line = "\r\033[Kmeasuring stage 1 ... 0:0"
+    assert out.getvalue() == f"{line}2{line}3{line}4\r\033[K", "one line that moves, and goes"
+
+
+def test_a_tickers_thread_ends_with_it() -> None:
+    with Ticker(io.StringIO()) as ticker:
+        ticker.begin("work")
+    assert not any(thread.name == "ticker" for thread in threading.enumerate())

@@ -83,6 +83,13 @@ def test_the_page_and_its_files_come_with_a_strict_policy(events: Path) -> None:
         assert get(host, port, "/stream", "POST").status == 405
 
 
+def test_the_page_shows_loss_rate_and_gradient_norm(events: Path) -> None:
+    with page_of(events) as (host, port, _):
+        markup, program = (get(host, port, path).read().decode() for path in ("/", "/numbers.js"))
+    for chart in ("chart-loss", "chart-learning", "chart-norm"):
+        assert f'id="{chart}"' in markup and chart in program, "a place for it, and a program that draws it"
+
+
 def test_the_stream_begins_with_all_and_goes_on_with_what_is_new(events: Path) -> None:
     with page_of(events) as (host, port, _), closing(get(host, port, "/stream")) as answer:
         assert answer.headers["Content-Type"] == "text/event-stream"

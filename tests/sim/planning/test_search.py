@@ -241,6 +241,67 @@ def test_what_people_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert sum(load_run_file(out).fleet.relays_per_stage) == 5
 
 
+def test_the_first_table_comes_before_machines_are_exchanged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("anabranch.cli.plan.QUIET_S", 0.0)
+    told_before: list[str] = []
+
+    def slow(plan: Plan, *_: object) -> Plan:
+        told_before.append(capsys.readouterr().err)
+        return plan
+
+    monkeypatch.setattr("anabranch.sim.planning.search.improve", slow)
+    monkeypatch.setattr("anabranch.sim.planning.search.without", slow)
+    out = tmp_path / "run.toml"
+    assert main(["plan", fleet_file(tmp_path), "--simulate", "0", "--out", str(out)]) == 0
+    assert "1.  " in told_before[0] and "these are first estimates" in told_before[0]
+    assert "stopped" not in capsys.readouterr().err
+
+
+def test_ctrl_c_takes_the_best_plan_so_far(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Interrupted in its first exchange, or in its second simulation, a search ends with a run file."""
+
+    def interrupted(*_: object) -> Plan:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("anabranch.sim.planning.search.improve", interrupted)
+    out = tmp_path / "run.toml"
+    arguments = ["plan", fleet_file(tmp_path), "--out", str(out), "--force"]
+    assert main([*arguments, "--json"]) == 0
+    told = capsys.readouterr()
+    assert "stopped; " in told.err and "none simulated" in told.err
+    result = json.loads(told.out)
+    assert not result["complete"] and result["plans"][0]["simulated_s"] is None
+    assert sum(load_run_file(out).fleet.relays_per_stage)
+
+    monkeypatch.undo()
+    rounds: list[Plan] = []
+
+    def one(plan: Plan, *_: object) -> Plan:
+        if rounds:
+            raise KeyboardInterrupt
+        rounds.append(plan)
+        return plan
+
+    monkeypatch.setattr("anabranch.sim.planning.search.simulated", one)
+    assert main([*arguments, "--stages", "3"]) == 0
+    assert "stopped; 1 of 3 plans simulated" in capsys.readouterr().err
+
+
+def test_ctrl_c_before_the_first_plan_is_an_interrupt(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("anabranch.sim.planning.search.named_fleet", interrupted)
+    assert main(["plan", fleet_file(tmp_path)]) == 130
+    assert "interrupted" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [

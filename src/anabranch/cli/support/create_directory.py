@@ -22,7 +22,7 @@ def create(config: RunConfig, path: Path, say: Callable[[str], None] = print) ->
     _check_port(config.network)
     _check_device(config)
     try:
-        with progress_bars() as update:
+        with progress_bars("bytes") as update:
             return create_run(config, path, update, say)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("nothing is left behind; the same command begins again") from None
@@ -64,8 +64,9 @@ def partition_line(directory: RunDirectory) -> str:
 
 
 @contextmanager
-def progress_bars() -> Iterator[Callable[[str, int, int], None]]:
-    """Callback (label, done, total in bytes) that draws one progress bar for each label in turn."""
+def progress_bars(unit: str = "") -> Iterator[Callable[[str, int, int], None]]:
+    """Callback (label, done, total) that draws one progress bar for each label in turn. unit: of what is
+    counted, as for `progress`."""
     with ExitStack() as stack:
         label, reached = "", 0
         advance: Advance | None = None
@@ -75,7 +76,7 @@ def progress_bars() -> Iterator[Callable[[str, int, int], None]]:
             if advance is None or what != label:
                 stack.pop_all().close()
                 label, reached = what, 0
-                advance = stack.enter_context(progress(what, total, unit="bytes"))
+                advance = stack.enter_context(progress(what, total, unit=unit))
             advance(done - reached)
             reached = done
 
@@ -84,16 +85,20 @@ def progress_bars() -> Iterator[Callable[[str, int, int], None]]:
 
 def _check_port(network: NetworkSection) -> None:
     """Raise UserError if a data node cannot listen at the run file's address."""
-    if not network.port:
-        return
     family = socket.AF_INET6 if ":" in network.host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as on the listening socket
         try:
             probe.bind((network.host, network.port))
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # UnicodeError: a name such as "a..b"
+            why = getattr(error, "strerror", None) or error
+            if not network.port:
+                raise UserError(
+                    f"network.host = {network.host}: {why}; set it to an address of this machine, "
+                    "e.g. 127.0.0.1, or to 0.0.0.0 for all"
+                ) from None
             raise UserError(
-                f"network.port = {network.port} on {network.host}: {error.strerror}; set network.port to "
+                f"network.port = {network.port} on {network.host}: {why}; set network.port to "
                 "another one, or to 0 for any free one, and network.host to an address of this machine"
             ) from None
 

@@ -47,6 +47,7 @@ def examine(
     tell: gets a sentence before each measurement that takes long.
     """
     yield _python()
+    tell("importing torch")
     torch_found = _torch()
     yield torch_found
     if torch_found.verdict != RED:
@@ -64,8 +65,9 @@ def examine(
     yield _reachability(host)
     for peer in peers:
         if "/" not in peer:
+            tell(f"dialling {peer}")
             yield _peer(peer)
-    yield from remote_checks([peer for peer in peers if "/" in peer], host, port)
+    yield from remote_checks([peer for peer in peers if "/" in peer], host, port, tell)
     if run is not None and torch_found.verdict != RED:
         yield from speeds(run, tell)
 
@@ -190,11 +192,13 @@ def _reachability(host: str) -> CheckResult:
 
 def _peer(address: str) -> CheckResult:
     host, _, port = address.rpartition(":")
+    if not (host and port.isascii() and port.isdigit()):
+        return CheckResult(f"peer {address}", RED, "is no address", "write it as HOST:PORT")
     began = time.monotonic()
     try:
         with socket.create_connection((host.strip("[]"), int(port)), TIMEOUT_S):
             took = time.monotonic() - began
-    except (OSError, ValueError, OverflowError) as error:
+    except (OSError, OverflowError) as error:
         why = getattr(error, "strerror", None) or str(error)
         return CheckResult(
             f"peer {address}", RED, f"cannot be reached: {why}", "check that it is running, and its port"
@@ -212,6 +216,7 @@ def speeds(run: RunConfig, tell: Callable[[str], None] = lambda text: None) -> I
     from anabranch.train.model.sizes import model_config
     from anabranch.train.numerics.numerics_class import configure
 
+    tell("measuring how many microbatches fit into memory")
     configure(run.compute.threads)
     model = model_config(run.model, run.model.vocab_size or run.data.vocab_size)
     capacity = measured_capacity(run, model)

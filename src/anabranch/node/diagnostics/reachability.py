@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from anabranch.node.diagnostics.check_result import GREEN, RED, YELLOW, CheckResult, graded
 from anabranch.node.diagnostics.link_test import Greeting, LinkTestClient, LinkTestError
@@ -19,13 +19,17 @@ CLOCK_OFFSET_S = (5.0, 300.0)
 _FORWARD = "forward a port of the router to this machine and name it: --advertise your.host:port"
 
 
-def remote_checks(peers: list[str], listens: str, port: int) -> Iterator[CheckResult]:
+def remote_checks(
+    peers: list[str], listens: str, port: int, tell: Callable[[str], None] = lambda text: None
+) -> Iterator[CheckResult]:
     """Make all checks that need another machine, which runs `anabranch doctor --answer`.
 
     peers: such machines, as HOST:PORT/CODE. listens, port: address of this machine that others would dial.
+    tell: gets a sentence before each measurement.
     """
     seen: list[tuple[LinkTestClient, Greeting]] = []
     for text in peers:
+        tell(f"measuring the link to {text.partition('/')[0]}")
         try:
             far = LinkTestClient.parse(text)
             assert far is not None
@@ -40,6 +44,7 @@ def remote_checks(peers: list[str], listens: str, port: int) -> Iterator[CheckRe
         return
     yield _clocks([other.clock_s for _, other in seen])
     yield _nat(seen)
+    tell("waiting to be dialled back")
     yield _dialled_back(seen[0][0], listens, port)
 
 

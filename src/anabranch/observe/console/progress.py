@@ -11,7 +11,9 @@ a log stays readable. Work that is done within two seconds shows nothing.
 
 from __future__ import annotations
 
+import math
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -67,6 +69,66 @@ def progress(
     finally:
         if bar is not None:
             bar.stop()
+
+
+class Ticker:
+    """Line on a stream that says what is being done and for how long, for work whose end is not known.
+
+    `begin` names an activity. After two seconds it is shown: on a terminal in a line that is written anew
+    every second, elsewhere in a line at most every five seconds. `end` removes the line. The clock runs in a
+    thread of its own, as the work keeps the caller's busy.
+    """
+
+    def __init__(self, stream: IO[str] | None = None, now: Callable[[], float] = time.monotonic) -> None:
+        self._stream = sys.stderr if stream is None else stream
+        self._now = now
+        self._terminal = wants_colour(self._stream)
+        self._lock = threading.Lock()
+        self._label, self._began, self._told_at = "", 0.0, -math.inf
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ticker", daemon=True)
+
+    def __enter__(self) -> Ticker:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+        self._closed.set()
+        self._thread.join()
+
+    def begin(self, label: str) -> None:
+        """Name what is done from now on."""
+        self.end()
+        with self._lock:
+            self._label, self._began, self._told_at = label, self._now(), -math.inf
+
+    def end(self) -> None:
+        """Remove the line, as a result follows."""
+        with self._lock:
+            if self._terminal and self._told_at > -math.inf:
+                print("\r\033[K", end="", file=self._stream, flush=True)
+            self._label, self._told_at = "", -math.inf
+
+    def tick(self) -> None:
+        """Show the line if it is due."""
+        with self._lock:
+            now = self._now()
+            took = now - self._began
+            if not self._label or took < QUIET_S:
+                return
+            text = f"{self._label} ... {duration(took)}"
+            if self._terminal:
+                print(f"\r\033[K{text}", end="", file=self._stream, flush=True)
+            elif now - self._told_at < LINE_INTERVAL_S:
+                return
+            else:
+                print(text, file=self._stream, flush=True)
+            self._told_at = now
+
+    def _run(self) -> None:
+        while not self._closed.wait(1.0):
+            self.tick()
 
 
 def _amount(done: float, total: float | None, unit: str) -> str:

@@ -329,13 +329,21 @@ class Fleet:
     regions: Regions
     trace: Trace = NO_TRACE
     drift: Drift = field(default_factory=Drift)
+    _links: dict[tuple[str, str, float], SharedLink] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    """Links between regions at a factor of drift, once they were asked for."""
 
     def link(self, sender: str, receiver: str) -> SharedLink:
         """Link from one host to another: delay, loss, and bandwidth at the present drift."""
-        ends = self.hosts[sender].region, self.hosts[receiver].region
-        link, network = self.regions.link(*ends), self.scenario.network
-        rate_bps = link.rate_bps * self.drift.rate(*ends)
-        return SharedLink(link.delay_s, rate_bps, network.loss, network.burst_trips)
+        one, other = self.hosts[sender].region, self.hosts[receiver].region
+        key = one, other, self.drift.rate(one, other)
+        if (found := self._links.get(key)) is None:
+            link, network = self.regions.link(one, other), self.scenario.network
+            rate_bps = link.rate_bps * key[2]
+            found = SharedLink(link.delay_s, rate_bps, network.loss, network.burst_trips)
+            self._links[key] = found
+        return found
 
     def slowness(self, host: str) -> float:
         """Current factor on the duration of a host's tasks, by drift."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from dataclasses import replace
 
 from anabranch.flow.policies.registry import POLICIES
@@ -41,9 +42,15 @@ BASELINES: dict[str, type[Baseline]] = {"restart": Restart, **dict.fromkeys(VARI
 KNOWN_POLICIES = (*POLICIES, *BASELINES)
 
 
-def simulate(scenario: Scenario, regions: Regions, policy: str, seed: int) -> Outcome:
+def simulate(
+    scenario: Scenario,
+    regions: Regions,
+    policy: str,
+    seed: int,
+    committed: Callable[[int], None] = lambda t: None,
+) -> Outcome:
     """Simulate one seed under a policy or baseline. A run that fails has a result, too, with `failure` set.
-    Raises UserError if the fleet cannot be made."""
+    Raises UserError if the fleet cannot be made. committed: called after each iteration of a policy."""
     if policy in BASELINES:
         # Baselines reduce evenly, and are placed by a cost model that knows it.
         even = replace(scenario, fleet=replace(scenario.fleet, spread="never"))
@@ -51,7 +58,7 @@ def simulate(scenario: Scenario, regions: Regions, policy: str, seed: int) -> Ou
         outcome = BASELINES[policy](fleet, policy, seed).run()
     else:
         fleet = placed(scenario, regions, seed)
-        outcome = Simulation(fleet, policy, seed).run()
+        outcome = Simulation(fleet, policy, seed, committed).run()
     outcome.alone_tokens_per_s = alone_tokens_per_s(fleet)
     return outcome
 
@@ -72,10 +79,14 @@ class Simulation:
     """Simulation of one seed with the real protocol.
 
     recorder: metrics of its iterations. crashed, returned: (relay, virtual seconds) of each crash and return.
+
+    :param committed: called with the number of each iteration after its commit.
     """
 
-    def __init__(self, fleet: Fleet, policy: str, seed: int) -> None:
-        self.fleet, self.seed = fleet, seed
+    def __init__(
+        self, fleet: Fleet, policy: str, seed: int, committed: Callable[[int], None] = lambda t: None
+    ) -> None:
+        self.fleet, self.seed, self._on_commit = fleet, seed, committed
         self.world = world = ModelledWorld(fleet, settings_of(fleet, policy), seed)
         self.recorder = MetricsRecorder(fleet, world.clock)
         self.outcome = Outcome(policy, seed, self.recorder.rows)
@@ -148,6 +159,7 @@ class Simulation:
         )
         row.microbatches = record.tokens
         self.churn.opened(record.t + 1, row.seconds)
+        self._on_commit(record.t)
         if self._large:
             use_huge_pages()
 

@@ -119,6 +119,10 @@ class Estimates:
         self._ends: Group = tuple(self._like[host.id] for host in fleet.stage(0))
         self._hops = Hops(self._microbatches, self._link_s)
         self._stages: dict[tuple[int, Group, Group], _StageCosts] = {}
+        self._steps: dict[tuple[str, int, int], float] = {}
+        self._kinds_like = list(dict.fromkeys(self._like.values()))
+        self._rates: dict[str, list[float]] = {}
+        self._slowest: dict[Group, Mapping[str, float]] = {}
         self._found: dict[tuple[Group, ...], Estimated] = {}
 
     @property
@@ -175,9 +179,57 @@ class Estimates:
                 tuple(each_s),
                 max(share * seconds for share, seconds in zip(shares, each_s, strict=True)),
                 max(share * kind.line_s for kind, share in pairs),
-                reduce_s(self._fleet, [kind.host for kind in kinds], everybody),
+                self._reduce_s([kind.host for kind in kinds], names, everybody),
             )
         return self._stages[key]
+
+    def _reduce_s(self, hosts: Sequence[Host], names: Group, everybody: Group) -> float:
+        """Seconds of reduce and optimizer step of a stage's replicas.
+
+        The reduce is even (each member sums one part) or, where that is quicker, spread over helpers among
+        `everybody` (`protocol.coordinator.reduce_schedule`).
+        """
+        fleet, stage, count = self._fleet, hosts[0].stage, len(hosts)
+        step_s = max(self._step_s(host, count) for host in hosts)
+        if count < 2:
+            return step_s
+        lines_bps = [min(host.line.up_bps, host.line.down_bps) for host in hosts]
+        links = [fleet.link(a.id, b.id) for a, b in permutations(hosts, 2)]
+        elements = self._work.parameters(stage)
+        sent_s = 0.0
+        for size in (self._work.sum_bytes, self._work.reduced_bytes):
+            bits = 8.0 * size * (elements / count)
+            line_s = max(bits * (count - 1) / bps for bps in lines_bps)
+            sent_s += max(max(link.latency_s + bits / link.rate_bps for link in links), line_s)
+        if fleet.scenario.fleet.spread == "links" and count <= FLAT * fleet.scenario.fleet.neighbours:
+            slowest_bps = self._slowest_bps(names)
+            latency_s = max(link.latency_s for link in links)
+            bits = 8.0 * self._work.reduce_bytes * elements
+            relay_bps = [slowest_bps[other] for other in everybody]
+            sent_s = min(sent_s, spread_reduce_s(bits, latency_s, relay_bps, lines_bps))
+        return step_s + sent_s if math.isfinite(sent_s) else math.inf
+
+    def _step_s(self, host: Host, count: int) -> float:
+        """Seconds of the optimizer step of one of `count` replicas."""
+        key = host.id, host.stage, count
+        if key not in self._steps:
+            tasks_s = (host.machine.seconds(host.stage, kind, count) for kind in OF_THE_STEP)
+            self._steps[key] = sum(tasks_s)
+        return self._steps[key]
+
+    def _slowest_bps(self, names: Group) -> Mapping[str, float]:
+        """For each machine, the rate of its slowest link from one of `names`."""
+        if names not in self._slowest:
+            rates = [self._rates_bps(name) for name in dict.fromkeys(names)]
+            slowest = map(min, *rates) if len(rates) > 1 else rates[0]
+            self._slowest[names] = dict(zip(self._kinds_like, slowest, strict=True))
+        return self._slowest[names]
+
+    def _rates_bps(self, name: str) -> list[float]:
+        """Rates of the links from one machine to each of `_kinds_like`."""
+        if name not in self._rates:
+            self._rates[name] = [self._fleet.link(name, other).rate_bps for other in self._kinds_like]
+        return self._rates[name]
 
     def _link_s(self, one: str, other: str) -> float:
         there, back = self._fleet.link(one, other), self._fleet.link(other, one)
@@ -247,30 +299,3 @@ def _shared_s(each_s: Sequence[float], most: Sequence[float], microbatches: int)
 def _share_beyond(slots: int, flying: float) -> float:
     """Fraction of the `flying` microbatches in flight for which `slots` slots do not suffice."""
     return max(0.0, 1.0 - slots / flying) if flying else 0.0
-
-
-def reduce_s(fleet: Fleet, hosts: Sequence[Host], everybody: Group) -> float:
-    """Seconds of reduce and optimizer step of a stage's replicas.
-
-    The reduce is even (each member sums one part) or, where that is quicker, spread over helpers among
-    `everybody` (`protocol.coordinator.reduce_schedule`).
-    """
-    stage, count = hosts[0].stage, len(hosts)
-    step_s = max(sum(host.machine.seconds(stage, kind, count) for kind in OF_THE_STEP) for host in hosts)
-    if count < 2:
-        return step_s
-    lines_bps = [min(host.line.up_bps, host.line.down_bps) for host in hosts]
-    links = [fleet.link(a.id, b.id) for a, b in permutations(hosts, 2)]
-    work = fleet.scenario.work
-    elements = work.parameters(stage)
-    sent_s = 0.0
-    for size in (work.sum_bytes, work.reduced_bytes):
-        bits = 8.0 * size * (elements / count)
-        line_s = max(bits * (count - 1) / bps for bps in lines_bps)
-        sent_s += max(max(link.latency_s + bits / link.rate_bps for link in links), line_s)
-    if fleet.scenario.fleet.spread == "links" and count <= FLAT * fleet.scenario.fleet.neighbours:
-        relay_bps = (min(fleet.link(host.id, other).rate_bps for host in hosts) for other in everybody)
-        latency_s = max(link.latency_s for link in links)
-        bits = 8.0 * work.reduce_bytes * elements
-        sent_s = min(sent_s, spread_reduce_s(bits, latency_s, relay_bps, lines_bps))
-    return step_s + sent_s if math.isfinite(sent_s) else math.inf

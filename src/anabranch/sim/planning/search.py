@@ -71,59 +71,82 @@ class Plan:
         return sum(part.price_per_hour for part in self.scenario.machines)
 
 
-def plans(
+Progress = Callable[[str, int, int], None]
+"""Function that is told an activity, its steps that are done, and its steps in all."""
+
+
+def plans(scenario: Scenario, regions: Regions, stages: Sequence[int] = ()) -> list[Plan]:
+    """All plans, sorted by estimate. Arguments and errors as of `search`."""
+    *_, found = search(scenario, regions, stages)
+    return found
+
+
+def search(
     scenario: Scenario,
     regions: Regions,
     stages: Sequence[int] = (),
-    progress: Callable[[str], None] = lambda text: None,
-) -> list[Plan]:
-    """All plans, sorted by estimate. stages: numbers of stages to consider (empty: all). progress: called
-    with progress messages. Raises UserError if the model does not fit the fleet."""
+    progress: Progress = lambda activity, done, total: None,
+) -> Iterator[list[Plan]]:
+    """Yield the plans found so far, sorted by estimate: first those with the scenario's microbatch size, then
+    those of all sizes, then again after each exchange of machines in the best of them.
+
+    Raises UserError if the model does not fit the fleet.
+
+    :param stages: numbers of stages to consider (empty: all).
+    """
     fleet = named_fleet(scenario, regions)
     size = scenario.model.size
     most = min(named_size(size).blocks, sum(part.role == "relay" for part in fleet.machines))
     if stages and max(stages) > most:
         raise UserError(f"--stages {max(stages)}: at most {most}, with these relays and {size}")
+    cuts = list(_cuts(fleet, stages or range(1, most + 1)))
+    own = [cut for cut in cuts if cut.model.rows == fleet.model.rows]
+    others = [cut for cut in cuts if cut.model.rows != fleet.model.rows]
     found: list[Plan] = []
-    for cut in _cuts(fleet, stages or range(1, most + 1)):
-        stage = found[-1].scenario.model.relay_stages if found else cut.model.relay_stages
-        if found and cut.model.relay_stages != stage:
-            progress(f"{len(found)} plans compared, with up to {stage} of {most} stages")
-        found += _with_more_slots(cut, regions)
+    for number, cut in enumerate([*own, *others], start=1):
+        found += _with_more_slots(replace(cut, machines=_placed(cut)), regions)
+        progress("comparing numbers of stages and microbatch sizes", number, len(cuts))
+        if number == len(own) and others and found:
+            yield sorted(found, key=_estimated_s)
     if not found:
         raise UserError(
             f"{scenario.name}: {size} does not fit: in every cut into stages the state of a stage is more "
             "than the memory of some machine; name machines with more memory, or a smaller model"
         )
-    found.sort(key=_estimated_s)
-    progress(f"{len(found)} plans compared; exchanging machines in the best of them")
-    found += _improved(found, regions, progress)
-    whole = min((plan for plan in found if not plan.left_out), key=_estimated_s).estimated
-    found = [replace(plan, with_all=whole if plan.left_out else None) for plan in found]
-    return sorted(found, key=_estimated_s)
+    found.sort(key=lambda plan: (_estimated_s(plan), plan.scenario.model.stages, plan.scenario.model.rows))
+    yield found
+    for better in _improved(found, regions, progress):
+        found = [*found, better]
+        whole = min((plan for plan in found if not plan.left_out), key=_estimated_s).estimated
+        found = [replace(plan, with_all=whole if plan.left_out else None) for plan in found]
+        yield sorted(found, key=_estimated_s)
 
 
 def _estimated_s(plan: Plan) -> float:
     return plan.estimated.iteration_s
 
 
-def _improved(found: Sequence[Plan], regions: Regions, progress: Callable[[str], None]) -> list[Plan]:
-    """Plans with better assignments, made from the most promising of `found` (plans sorted by estimate): with
-    all machines, and without harmful ones."""
-    first = {id(plan) for plan in _best_of_each_depth(found, len(found), 1)}
-    fewer = {id(plan): without(plan, regions) if id(plan) in first else plan for plan in found}
+def _improved(found: Sequence[Plan], regions: Regions, progress: Progress) -> Iterator[Plan]:
+    """Plans with better assignments, made from the most promising of `found`: with all machines, and without
+    harmful ones.
+
+    :param found: plans sorted by estimate.
+    """
+    first = _best_of_each_depth(found, len(found), 1)
+    fewer = {id(plan): plan for plan in found}
+    for number, plan in enumerate(first, start=1):
+        fewer[id(plan)] = without(plan, regions)
+        progress("leaving out machines that cost more than they bring", number, len(first))
     promising = sorted(found, key=lambda plan: _estimated_s(fewer[id(plan)]))
     chosen = _best_of_each_depth(promising, IMPROVED, OF_STAGES)
-    improved = []
     for number, plan in enumerate(chosen, start=1):
-        progress(f"exchanging machines: {number} of {len(chosen)}, {plan.scenario.model.relay_stages} stages")
         better = improve(plan, regions)
-        improved.append(better)
         small = [without(better, regions), fewer[id(plan)]]
         best = min((improve(each, regions, 0) for each in small), key=_estimated_s)
+        progress("exchanging machines in the best plans", number, len(chosen))
+        yield better
         if best.left_out and _estimated_s(best) < (1.0 - WORTH) * _estimated_s(better):
-            improved.append(best)
-    return improved
+            yield best
 
 
 def _with_more_slots(cut: Scenario, regions: Regions) -> Iterator[Plan]:
@@ -170,16 +193,15 @@ def _as_part(scenario: Scenario, host: Host) -> MachinePart:
 
 
 def _cuts(scenario: Scenario, stages: Sequence[int]) -> Iterator[Scenario]:
-    """Scenarios for each number of stages and each possible microbatch size, all with the same batch, and
-    with machines assigned by `_placed`."""
+    """Scenarios for each number of stages and each possible microbatch size, all with the same batch; their
+    machines have no stages yet."""
     model = scenario.model
     rows_in_all = model.rows * model.microbatches
     for number in stages:
         for rows in (1 << power for power in range(13)):
             if not rows_in_all % rows:
                 shape = replace(model, stages=number, rows=rows, microbatches=rows_in_all // rows)
-                changed = replace(scenario, model=shape)
-                yield replace(changed, machines=_placed(changed))
+                yield replace(scenario, model=shape)
 
 
 def _machines(scenario: Scenario) -> Mapping[str, Machine]:
@@ -281,12 +303,18 @@ def _judged(plan: Plan, assignment: Deal, regions: Regions) -> Plan:
     return Plan(scenario, estimate(fleet_of(scenario, regions, 0)), None, left_out, plan.with_all)
 
 
-def simulated(plan: Plan, regions: Regions, iterations: int, seed: int = 0) -> Plan:
-    """Copy of the plan with the result of its simulation under policy `auction`. Up to two iterations are
-    warm-up, in which speeds and links are unknown."""
+def simulated(
+    plan: Plan,
+    regions: Regions,
+    iterations: int,
+    seed: int = 0,
+    committed: Callable[[int], None] = lambda t: None,
+) -> Plan:
+    """Copy of the plan with the result of its simulation. Up to two iterations are warm-up, in which speeds
+    and links are unknown. committed: called after each iteration."""
     run = replace(plan.scenario.run, iterations=iterations, warm_up=min(2, iterations - 1))
     scenario = replace(plan.scenario, run=run)
-    outcome = simulate(scenario, regions, "auction", seed)
+    outcome = simulate(scenario, regions, "auction", seed, committed)
     return replace(plan, simulated=summary([outcome], fleet_of(scenario, regions, seed)))
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from anabranch.errors import UserError
 from anabranch.sim.cluster.scenario import Regions, fleet_of
 from anabranch.sim.cluster.wire_part import WirePart
 from anabranch.sim.planning.estimate import estimate
-from anabranch.sim.planning.search import Plan, simulated
+from anabranch.sim.planning.search import Plan, Progress, simulated
 
 #: Codecs that are weighed, those that round less first. int4 and fp16 cuts are left to whoever measures their
 #: loss (docs/explanation/thin-lines.md).
@@ -24,7 +25,7 @@ WORTH = 0.05
 
 
 def weighed(
-    plan: Plan, regions: Regions, iterations: int, progress: Callable[[str], None] = lambda text: None
+    plan: Plan, regions: Regions, iterations: int, progress: Progress = lambda activity, done, total: None
 ) -> list[Plan]:
     """The plan with each of CANDIDATES, on the same machines; simulated unless `iterations` is 0."""
     found = []
@@ -33,10 +34,14 @@ def weighed(
         each = replace(plan, scenario=scenario, simulated=None)
         each = replace(each, estimated=estimate(fleet_of(scenario, regions, 0)))
         if iterations:
-            progress(f"weighing codecs: {named(wire)}")
-            each = simulated(each, regions, iterations)
+            committed = partial(_told, progress, f"weighing codecs: {named(wire)}", iterations)
+            each = simulated(each, regions, iterations, 0, committed)
         found.append(each)
     return found
+
+
+def _told(progress: Progress, activity: str, iterations: int, t: int) -> None:
+    progress(activity, t, iterations)
 
 
 def chosen(found: Sequence[Plan]) -> Plan:
