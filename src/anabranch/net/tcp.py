@@ -22,6 +22,7 @@ from anabranch.net import errors
 from anabranch.net.address_race import first_of
 from anabranch.net.circuit import READY, Carrier, Opener, upgrade
 from anabranch.net.connection_limits import STALL_CHECKS, CarryLimits, Limits, LineCaps
+from anabranch.net.door.prices import DoorPrices
 from anabranch.net.errors import DialError, ListenError, PortInUseError, Refused
 from anabranch.net.handshake import (
     BULK,
@@ -41,7 +42,7 @@ from anabranch.net.identity import Identity, peer_id_of_certificate
 from anabranch.net.lane import Lane, TokenBucket
 from anabranch.net.link import LineBuckets, Link, Way
 from anabranch.net.resource_manager import AttemptRate, Reservation, ResourceManager, ResourceRefused
-from anabranch.net.ticket import Grant, MembershipCertificate
+from anabranch.net.ticket import OPEN, Grant, MembershipCertificate
 
 #: Connections that the kernel queues while the event loop is busy; a plain choice above any swarm's burst.
 _BACKLOG = 256
@@ -142,6 +143,7 @@ class TcpTransport:
         self._limits = limits or Limits()
         self.resources = ResourceManager(self._limits.budgets())
         self.carrier = Carrier(carry or CarryLimits(), self._dialled_link)
+        self._prices = DoorPrices()
         self._attempts = AttemptRate(self._limits.attempts_per_s, self._limits.attempts_burst)
         self._progress_check: asyncio.TimerHandle | None = None
         self._unix_time_s = unix_time_s
@@ -490,11 +492,19 @@ class TcpTransport:
     async def _greet(self, lane: Lane, caller: _Caller, reserved: Reservation) -> None:
         """Run the listening side's handshake on a connection with TLS, and admit the caller."""
         with _refusal_told(lane):
-            handshake = ServerHandshake(self._identity, self._incarnation, self._gate, binding=_binding(lane))
+            block, loop = block_of(caller.host), asyncio.get_running_loop()
+            price = self._prices.bits(block, loop.time())
+            handshake = ServerHandshake(
+                self._identity, self._incarnation, self._gate, binding=_binding(lane), price=price
+            )
             lane.write((handshake.greeting(),))
             hello = None
             while hello is None:
                 hello = handshake.receive(await lane.receive(), now_s=self._unix_time_s())
+            if hello.credential.role == OPEN and isinstance(hello.credential, Grant) and hello.lane != BULK:
+                refusal = self._prices.pay(block, hello.peer_id, hello.work, loop.time())
+                if refusal is not None:
+                    raise Refused(errors.BUSY, refusal)
             self._charge(reserved, hello)
             if hello.lane in (CARRY, MEET):
                 await self._carry(lane, hello, caller)
@@ -647,7 +657,8 @@ async def _introduce(lane: Lane, handshake: ClientHandshake) -> None:
     while not handshake.accepted:
         data = await lane.receive()
         try:
-            reply = handshake.receive(data)
+            works = handshake.works
+            reply = await asyncio.to_thread(handshake.receive, data) if works else handshake.receive(data)
         except Refused as refusal:
             if refusal.kind == errors.VERSION:
                 lane.write((handshake.farewell(),))

@@ -12,7 +12,7 @@ from anabranch.checkpoint.directory import RunDirectory
 from anabranch.errors import UserError
 from anabranch.net.errors import TicketError
 from anabranch.net.identity import Identity
-from anabranch.net.ticket import ROLES, PeerAddress, Ticket, issue_ticket, parse_ticket
+from anabranch.net.ticket import OPEN, ROLES, PeerAddress, Ticket, issue_ticket, parse_ticket
 from anabranch.node.lifecycle import control_file, gate_file
 from anabranch.node.lifecycle.create_run import LEADER_NAME, CreatedRun
 from anabranch.protocol.consensus.log_replay import LogReplay, fold
@@ -84,7 +84,8 @@ def new_ticket(run_dir: Path, role: str, quota: int, lifetime_s: float, name: st
     """Issue a further ticket of a run that was started, and enter it in the gate's record.
 
     quota: peers that may be members with it at one time (0: any number). name: "" for the role and a number.
-    Raises UserError if the run was never led from this directory, or if the name is in use.
+    Raises UserError if the run was never led from this directory, if the name is in use, or for an open ticket
+    of a run without audits.
     """
     directory = RunDirectory.open(run_dir)
     former = _former(run_dir)

@@ -144,7 +144,7 @@ class Iterations(Timer):
         log entry."""
         settings = self._ctx.run.settings
         if settings.audits and record.verdict == "step":
-            audited = drawn(record, base, settings.audit_share)
+            audited = drawn(record, base, settings.audit_share, self._ctx.run.membership.walk_ins)
             self._keep_work(record, audited)
             self.kept_work.committed(record.t)
             if self.auditor.committed(record.t, audited):
