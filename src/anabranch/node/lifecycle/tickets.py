@@ -9,6 +9,7 @@ from pathlib import Path
 
 from anabranch.addresses import parse_addresses
 from anabranch.checkpoint.directory import RunDirectory
+from anabranch.config import load_run_file
 from anabranch.errors import UserError
 from anabranch.net.errors import TicketError
 from anabranch.net.identity import Identity
@@ -92,6 +93,10 @@ def new_ticket(run_dir: Path, role: str, quota: int, lifetime_s: float, name: st
     key = directory.peers_path / LEADER_NAME / "key"
     if not former or not key.exists():
         raise UserError(f"{run_dir}: the run was not started yet; start it, then issue tickets")
+    if role == OPEN and not load_run_file(directory.run_file).audit.share:
+        raise UserError(
+            "an open ticket lets anyone in, so the run needs audits: set audit.share in a new run's file"
+        )
     owner, latest = Identity.load_or_create(key), former["relay"]
     ticket = issue_ticket(
         owner,
