@@ -131,7 +131,7 @@ def test_work_opens_with_an_open_ticket_only() -> None:
     """A secret ticket's grant can be seen by whoever is dialled; work does not replace its key."""
     there = server(1)
     hello = client(open_ticket()).receive(there.greeting())
-    for number in range(64):  # one of two answers has the bit of work
+    for number in range(64):  # every second answer has a bit of work
         stolen = forged(hello, credential=ticket().sealed_grant, ticket_signature=number.to_bytes(8, "big"))
         kind = refusal(server(1), stolen)
         assert kind in (errors.WORK, errors.TICKET)

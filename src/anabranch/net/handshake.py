@@ -123,8 +123,8 @@ class Hello:
 
     lane: kind of connection. CONTROL or BULK: one of a link's two, with the same link_id in both. CARRY: to a
     carrier, to open a circuit. MEET: to a carrier, to take part in the circuit whose token is link_id.
-    credential: permissions of the ticket, or certificate, that the peer showed. work: bits of work that it did
-    for an open ticket (0: it showed another credential, or none was asked).
+    credential: permissions of the ticket, or certificate, that the peer showed. work: bits of work that it
+    did for an open ticket (0: it showed another credential, or none was asked).
     """
 
     peer_id: str

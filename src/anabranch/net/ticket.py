@@ -5,8 +5,8 @@ half the owner signed together with its permissions (the *grant*). In the handsh
 grant and signs the server's challenge with the ticket's key. The key itself is never sent, so an eavesdropper
 cannot use the ticket.
 
-An *open* ticket is no secret: it may stand on a web page, and whoever reads it may come, for the work that the
-run's door asks (`net.door`)."""
+An *open* ticket is no secret: it may stand on a web page, and whoever reads it may come, for the work that
+the run's door asks (`net.door`)."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def _address(peer: PeerAddress) -> Address:
 
 
 class Grant(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Permissions of a ticket, as the owner of `run` signed them. role: "relay", "data", "watch" or
-    "open". expires_at_s: Unix time. quota: number of peers that may be members with the ticket at one time (0: any
+    """Permissions of a ticket, as the owner of `run` signed them. role: "relay", "data", "watch" or "open".
+    expires_at_s: Unix time. quota: number of peers that may be members with the ticket at one time (0: any
     number). ticket_key: public key of the ticket."""
 
     run: RunId

@@ -1,4 +1,4 @@
-"""Walk-ins, which came with an open ticket: a minority without votes, all of whose work is audited at first."""
+"""Walk-ins, which came with an open ticket: a minority without votes, audited in all their work at first."""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 #: Work of the first walk-in of a block. A choice: 2^14 hashes, a fiftieth of a second in Python, more than
 #: the 2 ms that a handshake costs the server.
 BASE_BITS = 14
-#: Work above which a block is refused: 2^20 hashes, about a second in Python, which leaves time in the 10 s of
-#: a handshake on a loaded machine.
+#: Work above which a block is refused: 2^20 hashes, about a second in Python, which leaves time in the 10 s
+#: of a handshake on a loaded machine.
 MOST_BITS = 20
 #: Seconds for which a walk-in counts. A choice: seven of one block an hour.
 WINDOW_S = 3600.0
@@ -35,7 +35,8 @@ class DoorPrices:
         recent = self._recent(block, now)
         price = BASE_BITS + len(recent.keys() - {key})
         if price > MOST_BITS:
-            return f"{len(recent)} peers without an invitation came from your network in the last hour: try again later"
+            came = f"{len(recent)} peers without an invitation came from your network in the last hour"
+            return f"{came}: try again later"
         if work < price:
             return "the price of the door has risen since you asked: try again"
         recent[key] = now

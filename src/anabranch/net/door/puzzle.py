@@ -24,7 +24,8 @@ def work_in(statement: bytes, answer: bytes) -> int:
     """Bits of work that `answer` proves for `statement`; 0 for an answer of another length."""
     if len(answer) != ANSWER_BYTES:
         return 0
-    return _HASH_BITS - int.from_bytes(hashlib.sha256(_PURPOSE + statement + answer).digest(), "big").bit_length()
+    digest = hashlib.sha256(_PURPOSE + statement + answer).digest()
+    return _HASH_BITS - int.from_bytes(digest, "big").bit_length()
 
 
 def solve(statement: bytes, bits: int) -> bytes:

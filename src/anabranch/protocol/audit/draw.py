@@ -16,8 +16,8 @@ from types import MappingProxyType
 
 from anabranch.protocol.log.records import Commit
 
-#: Iterations for which a walk-in is on probation, from the first that it serves. A choice: it computes for some
-#: minutes before a lie has a chance to pass.
+#: Iterations for which a walk-in is on probation, from the first that it serves. A choice: it computes for
+#: some minutes before a lie has a chance to pass.
 PROBATION_STEPS = 50
 _NONE: Mapping[str, int] = MappingProxyType({})
 
@@ -43,12 +43,10 @@ def _number(*parts: object) -> int:
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "big")
 
 
-def drawn(
-    record: Commit, base: str, share: float, walk_ins: Mapping[str, int] = _NONE
-) -> list[Drawn]:
+def drawn(record: Commit, base: str, share: float, walk_ins: Mapping[str, int] = _NONE) -> list[Drawn]:
     """Contributions to a step that are audited, drawn at random. base: hash of the commit's log entry, which
-    seeds the draw. share: probability that a contribution is drawn. walk_ins: first iteration that each walk-in
-    serves."""
+    seeds the draw. share: probability that a contribution is drawn. walk_ins: first iteration that each
+    walk-in serves."""
     found = []
     for stage, commit in enumerate(record.stages[1:], start=1):  # data nodes only give receipts
         for position, receipt in enumerate(commit.receipts):

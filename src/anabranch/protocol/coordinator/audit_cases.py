@@ -1,8 +1,8 @@
 """Audit cases at the leader: receipts of the open iteration, auditors' findings, and what follows from them.
 
 A relay is convicted by parts of a sum that it signed twice differently, or by two replicas that computed its
-work again. Its key is revoked, a second conviction revokes the ticket too unless it is open to all, and the log goes back to a state
-before the false step. One auditor's word convicts nobody.
+work again. Its key is revoked, a second conviction revokes the ticket too unless it is open to all, and the
+log goes back to a state before the false step. One auditor's word convicts nobody.
 """
 
 from __future__ import annotations

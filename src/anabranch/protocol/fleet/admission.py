@@ -224,8 +224,8 @@ class Admission:
         if seats and (request.stage < 0 or request.stage in seats):
             return None
         return (
-            "at every stage invited peers must outnumber those without an invitation, and there are too few of "
-            "them now: wait, or ask the owner for a ticket of your own"
+            "at every stage invited peers must outnumber those without an invitation, and too few of them "
+            "serve now: wait, or ask the owner for a ticket of your own"
         )
 
     def _stage_for(self, joiner: Member) -> int:

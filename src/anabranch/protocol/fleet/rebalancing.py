@@ -172,7 +172,8 @@ class Rebalancing:
     def _stays(self, peer: str) -> bool:
         """True for peers that are never moved: the leader, voters, walk-ins, and unreachable peers."""
         ctx = self.ctx
-        return peer == ctx.me or peer in ctx.run.membership.walk_ins or ctx.log.keeps_log(peer) or not ctx.reachable(peer)
+        bound = peer in ctx.run.membership.walk_ins or ctx.log.keeps_log(peer)
+        return peer == ctx.me or bound or not ctx.reachable(peer)
 
     def _saved_s(self, t: int, now: float, away: float, after: float) -> float:
         """Seconds saved in all later iterations, per microbatch of one iteration.

@@ -168,9 +168,9 @@ class StageRecovery:
         return Members(membership.number + 1, removed={peer: reason}, joined=(moved,))
 
     def _movable(self, stage: int, t: int, least: int) -> str | None:
-        """Peer to move to `stage` from the stage with most replicas: preferably no walk-in, no voter, a keeper of the
-        needed state, the slowest. For a lost stage (least 2) replicas that do not serve yet count too;
-        otherwise only reachable ones do, since others may have died as well."""
+        """Peer to move to `stage` from the stage with most replicas: preferably no walk-in, no voter, a
+        keeper of the needed state, the slowest. For a lost stage (least 2) replicas that do not serve yet
+        count too; otherwise only reachable ones do, since others may have died as well."""
         if stage == 0:
             return None  # a data node needs the corpus
         membership = self.ctx.run.membership

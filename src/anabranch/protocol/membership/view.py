@@ -57,8 +57,8 @@ class Membership:
     left then, which took its microbatches over. reopened_t: iteration that lost all data nodes that it was
     opened with. former: iteration in flight that was opened before that, if that is delayed, with its data
     nodes and those removed since. gone: peers removed since the iteration was opened -> their stage and
-    region. walk_ins: peers that came with an open ticket, removed ones too -> iteration from which they serve or
-    served. version: changes with every change.
+    region. walk_ins: peers that came with an open ticket, removed ones too -> iteration from which they serve
+    or served. version: changes with every change.
     """
 
     __slots__ = (
