@@ -1,12 +1,12 @@
 """Cost of audits: CPU seconds of a real local swarm without audits, with all that they need but none drawn,
 and with all contributions audited; what they are spent on.
 
-    python -m benchmarks.recovery.audit_cost [--shape small] [--repetitions 4]
+    python -m benchmarks.recovery.audit_cost [--shape small] [--windows 4]
 
 The same run by five processes over TLS (one data node, two stages of two relays), strict and exact, one torch
-thread each. The three runs of a repetition go on at the same time, so that whatever else the machine does
-strikes all alike. CPU seconds are user + system time of all processes, between the commits of two steps, in
-the time in which all three are past their warm-up and none has ended.
+thread each. The three runs go on at the same time, so that whatever else the machine does strikes all alike.
+CPU seconds are user + system time of all processes. They count in windows of equal length, between the first
+and the last commit in each, from when all three are past their warm-up until one has ended.
 
 The cost of a share is computed: that of hashes and signatures, which every contribution has, and the share of
 what it costs to audit all. A run of a few dozen steps with a share of 0.05 would say little: it has two or
@@ -21,7 +21,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from anabranch.config import RunConfig, config_from_dict
@@ -41,14 +41,16 @@ NAMES = {NONE: "no audits", SEALED: "hashes and signatures", ALL: "all audited"}
 GOAL_SHARE, GOAL = 0.05, 0.06
 #: Step after which CPU seconds count: until memory is taken (a choice), and audits have begun.
 WARM_UP = 4
-#: Quantiles of Student's t distribution for 95 % intervals, by the number of repetitions.
+#: Steps of the runs with clocks.
+CLOCKED_STEPS = 10
+#: Quantiles of Student's t distribution for 95 % intervals, by the number of windows.
 T_95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36}
 #: tiny: no work but that of the protocol. small: microbatches of about 0.1 s. batch: the same model with
 #: four times the tokens in each.
 SHAPES: dict[str, dict[str, int]] = {
     "tiny": {"dim": 64, "ffn": 128, "rows": 1, "sequence": 64, "steps": 44},
-    "small": {"dim": 256, "ffn": 704, "rows": 2, "sequence": 128, "steps": 24},
-    "batch": {"dim": 256, "ffn": 704, "rows": 4, "sequence": 256, "steps": 12},
+    "small": {"dim": 256, "ffn": 704, "rows": 2, "sequence": 128, "steps": 34},
+    "batch": {"dim": 256, "ffn": 704, "rows": 4, "sequence": 256, "steps": 18},
 }
 TITLES = {
     "tiny": "Cost of audits with a tiny model",
@@ -141,10 +143,9 @@ def measure(job: tuple[RunConfig, Path, bool]) -> Course:
 
 @dataclass
 class Costs:
-    """CPU seconds a step of the three runs of one repetition, by share."""
+    """CPU seconds a step of the three runs in one window, by share."""
 
     cpu_s: dict[float, float]
-    audits: dict[float, int]
 
     def of(self, share: float) -> float:
         """Cost of auditing `share` of all contributions, relative to no audits."""
@@ -152,21 +153,19 @@ class Costs:
         return (cpu[SEALED] + share * (cpu[ALL] - cpu[SEALED])) / cpu[NONE] - 1
 
 
-def costs_of(courses: Sequence[Course]) -> Costs:
-    """Costs in the time that the runs have in common."""
+def costs_of(courses: Sequence[Course], windows: int) -> list[Costs]:
+    """Costs in the windows of the time that the runs have in common."""
     begin = max(course.samples[0][0] for course in courses)
-    end = min(course.samples[-1][0] for course in courses)
-    return Costs(
-        {course.share: course.cpu_s(begin, end) for course in courses},
-        {course.share: course.audits for course in courses},
-    )
+    length_s = (min(course.samples[-1][0] for course in courses) - begin) / windows
+    spans = [(begin + k * length_s, begin + (k + 1) * length_s) for k in range(windows)]
+    return [Costs({course.share: course.cpu_s(*span) for course in courses}) for span in spans]
 
 
 # --- the report -----------------------------------------------------------------------------------------
 
 
 def mean_and_half(values: Sequence[float]) -> tuple[float, float]:
-    """Mean of the repetitions, and half of its 95 % interval (0 for a single one)."""
+    """Mean of the windows, and half of its 95 % interval (0 for a single one)."""
     if len(values) < 2:
         return values[0], 0.0
     half = T_95.get(len(values), 2.0) * statistics.stdev(values) / len(values) ** 0.5
@@ -174,32 +173,33 @@ def mean_and_half(values: Sequence[float]) -> tuple[float, float]:
 
 
 def report(
-    costs: Sequence[Costs], clocked: Sequence[Course], same: bool, run: RunConfig
+    costs: Sequence[Costs], courses: Sequence[Course], clocked: Sequence[Course], run: RunConfig
 ) -> tuple[str, list[Goal]]:
     """Markdown of the result, and its goals."""
     rows = []
-    for share, name in NAMES.items():
+    for course in courses:
+        share = course.share
         seconds = [each.cpu_s[share] for each in costs]
         mean, half = mean_and_half([each.cpu_s[share] / each.cpu_s[NONE] - 1 for each in costs])
         more = f"{mean:+.1%} ± {half:.1%}" if share else ""
-        rows.append([name, *(f"{s:.3f}" for s in seconds), more, sum(each.audits[share] for each in costs)])
+        rows.append([NAMES[share], *(f"{s:.3f}" for s in seconds), more, course.audits])
     mean, half = mean_and_half([each.of(GOAL_SHARE) for each in costs])
     base_s = statistics.mean(each.cpu_s[NONE] for each in costs)
+    same = len({tuple(course.losses) for course in courses}) == 1
     sizes = f"dim {run.model.dim}, {run.batch.rows} x {run.batch.sequence} tokens"
     text = [
         f"Five processes over TLS on one machine: a data node and two stages of two relays. {sizes}, 8",
-        f"microbatches, {run.run.steps} steps. The three runs of a repetition go on at the same time; CPU",
-        "seconds a step, of all processes, while all three run. ±: half of the 95 % interval over the",
-        "repetitions.",
+        f"microbatches, {run.run.steps} steps. The three runs go on at the same time. CPU seconds a step,",
+        "of all processes, in windows of equal length; ±: half of the 95 % interval of the mean over them.",
         "Losses of all runs are equal to the last bit." if same else "**The runs have different losses.**",
         "",
-        table(["", *(f"run {n + 1}" for n in range(len(costs))), "over no audits", "audits"], rows),
+        table(["", *(f"window {n + 1}" for n in range(len(costs))), "over no audits", "audits"], rows),
         "",
         f"A share of {GOAL_SHARE:g} costs what hashes and signatures cost, and {GOAL_SHARE:g} of the",
         f"difference between the last two rows: {mean:+.1%} ± {half:.1%}.",
         "",
-        "Parts, from one more run of each kind with clocks (CPU seconds of threads; a run with clocks is a",
-        "little slower). Share of the CPU seconds of a step without audits:",
+        "Parts, from one more run of each kind with clocks (CPU seconds of threads, also of the first",
+        "steps). Share of the CPU seconds of a step without audits:",
         "",
         table(["part", *(NAMES[each.share] for each in clocked)], parts_rows(clocked, base_s)),
     ]
@@ -221,31 +221,26 @@ def parts_rows(clocked: Sequence[Course], base_s: float) -> list[list[str]]:
 def main() -> None:
     parser = harness.parser(__doc__)
     parser.add_argument("--shape", choices=SHAPES, default="small")
-    parser.add_argument("--repetitions", type=int, default=4)
+    parser.add_argument("--windows", type=int, default=4)
     parser.add_argument("--steps", type=int, default=0, help="steps of a run (0: those of the shape)")
     arguments = parser.parse_args()
     shape = SHAPES[arguments.shape]
-    costs, losses = list[Costs](), set[tuple[float, ...]]()
     with tempfile.TemporaryDirectory() as folder:
         corpus = Path(folder) / "texts"
         write_corpus(corpus)
-        runs = {
-            share: configuration(shape, share, arguments.steps or shape["steps"], corpus) for share in NAMES
-        }
 
-        def side_by_side(name: str, shares: Sequence[float], clocked: bool) -> list[Course]:
-            jobs = [(runs[share], Path(folder) / f"{name}-{share}", clocked) for share in shares]
-            courses = list(harness.in_processes(measure, jobs, len(jobs), f"runs of {name}"))
-            losses.update(tuple(course.losses) for course in courses)
-            return courses
+        def side_by_side(name: str, shares: Sequence[float], steps: int, clocked: bool) -> list[Course]:
+            runs = [configuration(shape, share, steps, corpus) for share in shares]
+            jobs = [(run, Path(folder) / f"{name}-{run.audit.share}", clocked) for run in runs]
+            return list(harness.in_processes(measure, jobs, len(jobs), f"runs of {name}"))
 
-        for number in range(arguments.repetitions):
-            costs.append(costs_of(side_by_side(f"{number}", (NONE, SEALED, ALL), clocked=False)))
-            print(f"repetition {number}: {costs[-1].of(GOAL_SHARE):+.1%}", flush=True)
-        clocked = side_by_side("clocks", (SEALED, ALL), clocked=True)
-    body, goals = report(costs, clocked, len(losses) == 1, runs[NONE])
+        steps = arguments.steps or shape["steps"]
+        courses = side_by_side("all", (NONE, SEALED, ALL), steps, clocked=False)
+        clocked = side_by_side("clocks", (SEALED, ALL), CLOCKED_STEPS, clocked=True)
+        costs = costs_of(courses, arguments.windows)
+        body, goals = report(costs, courses, clocked, configuration(shape, NONE, steps, corpus))
     name = "audit-cost" if arguments.shape == "small" else f"audit-cost-{arguments.shape}"
-    data = {"costs": costs, "clocked": [replace(each, samples=[]) for each in clocked]}
+    data = {"costs": costs, "runs": courses, "clocked": clocked}
     harness.write(name, TITLES[arguments.shape], body, goals=goals, data=data, dry=arguments.dry)
 
 

@@ -501,9 +501,9 @@ class TcpTransport:
             hello = None
             while hello is None:
                 hello = handshake.receive(await lane.receive(), now_s=self._unix_time_s())
-            if hello.credential.role == OPEN and isinstance(hello.credential, Grant) and hello.lane != BULK:
-                refusal = self._prices.pay(block, hello.peer_id, hello.work, loop.time())
-                if refusal is not None:
+            walks_in = isinstance(hello.credential, Grant) and hello.credential.role == OPEN
+            if walks_in and hello.lane != BULK:
+                if refusal := self._prices.pay(block, hello.peer_id, hello.work, loop.time()):
                     raise Refused(errors.BUSY, refusal)
             self._charge(reserved, hello)
             if hello.lane in (CARRY, MEET):

@@ -218,7 +218,8 @@ class Admission:
 
     def _no_seat(self, peer: str, request: JoinRequest, credential: VerifiedCredential) -> str | None:
         """Reason why a walk-in gets no seat at the stage that it asks for (-1: at any); None: it gets one."""
-        if not walks_in(credential):
+        known = self.ctx.run.membership.members.get(peer)
+        if not walks_in(credential) or (known and known.incarnation >= request.member.incarnation):
             return None
         seats = self._open_stages(peer)
         if seats and (request.stage < 0 or request.stage in seats):
