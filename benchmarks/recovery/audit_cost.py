@@ -5,8 +5,8 @@ and with all contributions audited; what they are spent on.
 
 The same run by five processes over TLS (one data node, two stages of two relays), strict and exact, one torch
 thread each. The three runs go on at the same time, so that whatever else the machine does strikes all alike.
-CPU seconds are user + system time of all processes. They count in windows of equal length, between the first
-and the last commit in each, from when all three are past their warm-up until one has ended.
+CPU seconds are user + system time of all processes. They count in windows of equal length, from
+when all three are past their warm-up until one has ended.
 
 The cost of a share is computed: that of hashes and signatures, which every contribution has, and the share of
 what it costs to audit all. A run of a few dozen steps with a share of 0.05 would say little: it has two or
@@ -23,6 +23,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import numpy as np
 
 from anabranch.config import RunConfig, config_from_dict
 from anabranch.node.local_swarm.peer_process import run_peer
@@ -104,9 +106,10 @@ class Course:
     parts: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def cpu_s(self, begin: float, end: float) -> float:
-        """CPU seconds a step between the commits inside this time."""
-        inside = [cpu for at, cpu in self.samples if begin <= at <= end]
-        return (inside[-1] - inside[0]) / (len(inside) - 1)
+        """CPU seconds a step in this time; between two commits both are taken to grow evenly."""
+        times, cpu = zip(*self.samples, strict=True)
+        spent, steps = (np.diff(np.interp((begin, end), times, each)) for each in (cpu, range(len(cpu))))
+        return float(spent[0] / steps[0])
 
 
 def measure(job: tuple[RunConfig, Path, bool]) -> Course:
