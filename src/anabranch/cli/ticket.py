@@ -2,13 +2,19 @@
 
 examples:
   anabranch ticket new runs/tiny --role relay --quota 5 --expires 7d --name lab
+  anabranch ticket new runs/tiny --role open --quota 20 --expires 4w
   anabranch ticket list runs/tiny
   anabranch ticket revoke lab runs/tiny --reason "the course is over"
 
 `ticket new` prints a ticket: give it to one person or group. At most --quota peers are members with it at one
 time. `ticket list` shows all tickets with the number of members that came with each; tickets themselves are
 not kept. `ticket revoke` takes the name or the key of a ticket: members that came with it are removed, and
-nobody gets in with it again, under any key. On a stopped run it takes effect when the run is resumed."""
+nobody gets in with it again, under any key. On a stopped run it takes effect when the run is resumed.
+
+A ticket of role `open` is no secret: put it on a web page, and anyone may come. Whoever comes with it solves
+a puzzle first, harder with each one of the same network; it gets no vote, never the corpus, and a seat only
+where invited peers outnumber those like it, and all its work is computed again for its first iterations. The
+run needs audits (audit.share)."""
 
 from __future__ import annotations
 
@@ -35,7 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True, title="actions")
     new = actions.add_parser("new", help="issue a ticket and print it")
     add_run_dir(new)
-    new.add_argument("--role", choices=("relay", "data", "watch"), default="relay", help="what it permits")
+    roles = ("relay", "data", "watch", "open")
+    new.add_argument("--role", choices=roles, default="relay", help="what it permits")
     new.add_argument("--quota", type=int, default=0, metavar="N", help="members at one time; 0: any number")
     new.add_argument("--expires", default="7d", metavar="TIME", help="lifetime: 30m, 12h, 7d, 4w")
     new.add_argument("--name", default="", metavar="NAME", help="name in the list; not part of the ticket")

@@ -1,7 +1,8 @@
 """Handshake after TLS, as two state machines without I/O.
 
     server -> client   Challenge   version, run, the server's key and incarnation, a fresh nonce
-    client -> server   Hello       run, the client's key and incarnation, the lane, a credential, signatures
+    client -> server   Hello       run, the client's key and incarnation, the lane, a credential, signatures,
+                                   or the answer to a puzzle in place of the ticket's (an open ticket)
     server -> client   Answer      accepted, or a kind and a sentence
 
 TLS 1.3 has proved the server's key before the first byte: its certificate is self-signed, and the client
@@ -10,6 +11,9 @@ version, run, both keys, the server's nonce, both incarnations, the lane and the
 the two ends of this TLS connection know. A Hello is therefore useless elsewhere: it cannot be replayed later
 (nonce), passed on to another peer by a dishonest server (server's key), or relayed by a third party
 (binding). The server reads one Hello of bounded size, and nothing else before it is verified.
+
+The first byte of the nonce says how many bits of work an open ticket needs (`net.door`). The work is checked
+before any signature. A bulk connection needs none: its control connection was paid for.
 
 Each message is `anbr` | version u16 | length u32 | msgpack body (big-endian). The prefix never changes, so
 that peers of different versions can report the mismatch."""
@@ -28,10 +32,12 @@ import msgspec
 
 from anabranch import PROTOCOL_VERSION
 from anabranch.net import errors
+from anabranch.net.door.puzzle import MOST_SOLVED, solve, work_in
 from anabranch.net.errors import Refused, TicketError
 from anabranch.net.identity import Identity, verify
 from anabranch.net.ticket import (
     MAX_CREDENTIAL_BYTES,
+    OPEN,
     Grant,
     MembershipCertificate,
     PeerIdText,
@@ -91,6 +97,8 @@ class _Challenge(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
 
 
 class _HelloBody(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """ticket_signature: by the ticket's key; with an open ticket the answer to the puzzle instead."""
+
     run: RunId
     peer_id: PeerIdText
     incarnation: _Incarnation
@@ -115,7 +123,8 @@ class Hello:
 
     lane: kind of connection. CONTROL or BULK: one of a link's two, with the same link_id in both. CARRY: to a
     carrier, to open a circuit. MEET: to a carrier, to take part in the circuit whose token is link_id.
-    credential: permissions of the ticket, or certificate, that the peer showed.
+    credential: permissions of the ticket, or certificate, that the peer showed. work: bits of work that it
+    did for an open ticket (0: it showed another credential, or none was asked).
     """
 
     peer_id: str
@@ -124,6 +133,7 @@ class Hello:
     lane: str
     link_id: bytes
     credential: Grant | MembershipCertificate
+    work: int = 0
 
 
 @dataclass(frozen=True)
@@ -197,13 +207,21 @@ class ServerHandshake:
     """
 
     def __init__(
-        self, identity: Identity, incarnation: int, gate: Gate, *, binding: bytes, nonce: bytes | None = None
+        self,
+        identity: Identity,
+        incarnation: int,
+        gate: Gate,
+        *,
+        binding: bytes,
+        nonce: bytes | None = None,
+        price: int = 0,
     ) -> None:
+        """price: bits of work that an open ticket needs. nonce: for tests; its first byte is the price."""
         self._identity = identity
         self._incarnation = incarnation
         self._gate = gate
         self._binding = binding
-        self._nonce = secrets.token_bytes(NONCE_BYTES) if nonce is None else nonce
+        self._nonce = bytes((price,)) + secrets.token_bytes(NONCE_BYTES - 1) if nonce is None else nonce
         self._reader = _Reader()
         self._state = _State.AWAIT_HELLO
 
@@ -241,6 +259,7 @@ class ServerHandshake:
         statement = _statement(
             hello, server=self._identity.peer_id, server_incarnation=self._incarnation, binding=self._binding
         )
+        work = self._work_of(hello, statement)
         if not verify(hello.peer_id, _IDENTITY_PURPOSE, statement, hello.signature):
             raise Refused(errors.SIGNATURE, "the caller's signature is not valid for this connection")
         return Hello(
@@ -250,7 +269,17 @@ class ServerHandshake:
             hello.lane,
             hello.link_id,
             self._check_credential(hello, statement, now_s),
+            work,
         )
+
+    def _work_of(self, hello: _HelloBody, statement: bytes) -> int:
+        """Bits of work in a Hello with an open ticket. Raises Refused if they are fewer than were asked."""
+        if hello.credential_kind != OPEN or hello.lane == BULK:
+            return 0
+        work = work_in(statement, hello.ticket_signature)
+        if work < self._nonce[0]:
+            raise Refused(errors.WORK, f"{self._nonce[0]} bits of work were asked, and {work} done")
+        return work
 
     def _check_credential(
         self, hello: _HelloBody, statement: bytes, now_s: float
@@ -259,8 +288,15 @@ class ServerHandshake:
         try:
             if hello.credential_kind == "ticket":
                 grant = check_grant(hello.credential, run=gate.run, owner=gate.owner, now_s=now_s)
+                if grant.role == OPEN:
+                    raise Refused(errors.TICKET, "an open ticket is shown with work, not with its key")
                 if not verify(grant.ticket_key, _TICKET_PURPOSE, statement, hello.ticket_signature):
                     raise Refused(errors.TICKET, "the caller does not hold the ticket that it shows")
+                return grant
+            if hello.credential_kind == OPEN:
+                grant = check_grant(hello.credential, run=gate.run, owner=gate.owner, now_s=now_s)
+                if grant.role != OPEN:
+                    raise Refused(errors.TICKET, "work opens the door with an open ticket only")
                 return grant
             if hello.credential_kind == "certificate":
                 certificate = check_certificate(hello.credential, run=gate.run, now_s=now_s)
@@ -341,6 +377,15 @@ class ClientHandshake:
     def accepted(self) -> bool:
         return self._state is _State.DONE
 
+    @property
+    def works(self) -> bool:
+        """True if the next `receive` may compute for seconds, to solve the puzzle of the door."""
+        return self._state is _State.AWAIT_CHALLENGE and self._is_open and self._lane != BULK
+
+    @property
+    def _is_open(self) -> bool:
+        return isinstance(self._credential, Ticket) and self._credential.grant.role == OPEN
+
     def receive(self, data: bytes | memoryview) -> bytes:
         """Handle received bytes; returns bytes to send, perhaps none. Raises Refused, whichever side
         refused."""
@@ -386,7 +431,7 @@ class ClientHandshake:
             nonce=challenge.nonce,
             lane=self._lane,
             link_id=self._link_id,
-            credential_kind="certificate" if ticket is None else "ticket",
+            credential_kind="certificate" if ticket is None else OPEN if self._is_open else "ticket",
             credential=shown,
             ticket_signature=b"",
             signature=b"",
@@ -397,10 +442,21 @@ class ClientHandshake:
         return _encode(
             msgspec.structs.replace(
                 unsigned,
-                ticket_signature=ticket.key.sign(_TICKET_PURPOSE, statement) if ticket else b"",
+                ticket_signature=self._proof(ticket, statement, challenge.nonce[0]),
                 signature=self._identity.sign(_IDENTITY_PURPOSE, statement),
             )
         )
+
+    def _proof(self, ticket: Ticket | None, statement: bytes, price: int) -> bytes:
+        """Proof that goes with the credential: the ticket's signature, or the answer to the puzzle. price:
+        bits of work that the server asks. Raises Refused if they are too many."""
+        if ticket is None or (self._is_open and self._lane == BULK):
+            return b""
+        if not self._is_open:
+            return ticket.key.sign(_TICKET_PURPOSE, statement)
+        if price > MOST_SOLVED:
+            raise Refused(errors.WORK, f"peer {self._server[:12]} asks for {price} bits of work: too many")
+        return solve(statement, price)
 
 
 def _statement(hello: _HelloBody, *, server: str, server_incarnation: int, binding: bytes) -> bytes:

@@ -3,7 +3,10 @@
 A ticket is one line of text that a run's owner gives away. It holds a private key of its own, whose public
 half the owner signed together with its permissions (the *grant*). In the handshake the joining peer shows the
 grant and signs the server's challenge with the ticket's key. The key itself is never sent, so an eavesdropper
-cannot use the ticket."""
+cannot use the ticket.
+
+An *open* ticket is no secret: it may stand on a web page, and whoever reads it may come, for the work that
+the run's door asks (`net.door`)."""
 
 from __future__ import annotations
 
@@ -24,7 +27,10 @@ from anabranch.net.identity import SIGNATURE_BYTES, Identity, verify
 TICKET_PREFIX = "anabranch1:"
 MAX_TICKET_PEERS = 16
 MAX_CREDENTIAL_BYTES = 2048
+#: Roles of the tickets that a run has from its start.
 ROLES = ("relay", "data", "watch")
+#: Role of walk-ins, who solve a puzzle instead of keeping a secret.
+OPEN = "open"
 
 _MAX_TICKET_CHARS = 8192
 _CHECK_BYTES = 8
@@ -34,7 +40,7 @@ _CERTIFICATE = b"anabranch membership certificate"
 
 PeerIdText = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}$")]
 RunId = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
-_Role = Annotated[str, msgspec.Meta(pattern="^(relay|data|watch)$")]
+_Role = Annotated[str, msgspec.Meta(pattern="^(relay|data|watch|open)$")]
 _Seconds = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 _Quota = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
@@ -56,7 +62,7 @@ def _address(peer: PeerAddress) -> Address:
 
 
 class Grant(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Permissions of a ticket, as the owner of `run` signed them. role: "relay", "data" or "watch".
+    """Permissions of a ticket, as the owner of `run` signed them. role: "relay", "data", "watch" or "open".
     expires_at_s: Unix time. quota: number of peers that may be members with the ticket at one time (0: any
     number). ticket_key: public key of the ticket."""
 

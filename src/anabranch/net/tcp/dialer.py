@@ -225,7 +225,8 @@ async def introduce(lane: Lane, handshake: ClientHandshake) -> None:
     while not handshake.accepted:
         data = await lane.receive()
         try:
-            reply = handshake.receive(data)
+            works = handshake.works
+            reply = await asyncio.to_thread(handshake.receive, data) if works else handshake.receive(data)
         except Refused as refusal:
             if refusal.kind == errors.VERSION:
                 lane.write((handshake.farewell(),))

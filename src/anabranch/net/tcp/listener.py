@@ -16,8 +16,9 @@ from anabranch.addresses import block_of
 from anabranch.background import background
 from anabranch.net import errors
 from anabranch.net.circuit import Carrier, Opener
+from anabranch.net.door.prices import DoorPrices
 from anabranch.net.errors import Refused
-from anabranch.net.handshake import CARRY, CONTROL, MEET, Hello, ServerHandshake
+from anabranch.net.handshake import BULK, CARRY, CONTROL, MEET, Hello, ServerHandshake
 from anabranch.net.lane import Lane
 from anabranch.net.link import Link, Way
 from anabranch.net.resource_manager import AttemptRate, Reservation, ResourceRefused
@@ -26,7 +27,7 @@ from anabranch.net.tcp.endpoint import Endpoint, carried_name
 from anabranch.net.tcp.link_table import LinkTable
 from anabranch.net.tcp.sockets import bind, tune
 from anabranch.net.tcp.tls import channel_binding, tls_timeouts
-from anabranch.net.ticket import Grant, MembershipCertificate
+from anabranch.net.ticket import OPEN, Grant, MembershipCertificate
 
 #: Seconds to wait after a failed accept (out of file descriptors, or the caller has vanished).
 _ACCEPT_RETRY_S = 0.05
@@ -70,6 +71,7 @@ class Listener:
         self._end, self._links, self._dialer = end, links, dialer
         self._on_link = on_link
         self._on_refused = on_refused
+        self._prices = DoorPrices()
         self._attempts = AttemptRate(end.limits.attempts_per_s, end.limits.attempts_burst)
         self._sockets: list[tuple[socket.socket, asyncio.Task[None]]] = []
         #: Host of each connection in its handshake.
@@ -203,12 +205,17 @@ class Listener:
         """Run the listening side's handshake on a connection with TLS, and admit the caller."""
         end = self._end
         with _refusal_told(lane):
-            binding = channel_binding(lane)
-            handshake = ServerHandshake(end.identity, end.incarnation, end.gate, binding=binding)
+            block, loop = block_of(caller.host), asyncio.get_running_loop()
+            price, binding = self._prices.bits(block, loop.time()), channel_binding(lane)
+            handshake = ServerHandshake(end.identity, end.incarnation, end.gate, binding=binding, price=price)
             lane.write((handshake.greeting(),))
             hello = None
             while hello is None:
                 hello = handshake.receive(await lane.receive(), now_s=end.unix_time_s())
+            walks_in = isinstance(hello.credential, Grant) and hello.credential.role == OPEN
+            if walks_in and hello.lane != BULK:
+                if refusal := self._prices.pay(block, hello.peer_id, hello.work, loop.time()):
+                    raise Refused(errors.BUSY, refusal)
             _charge(reserved, hello)
             if hello.lane in (CARRY, MEET):
                 await self._carry(lane, hello, caller)

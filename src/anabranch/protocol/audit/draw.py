@@ -2,14 +2,24 @@
 
 Nobody knows that hash before all contributions are counted, so nobody can tell which of them will be looked
 at. Who audits is drawn from the same hash.
+
+Nobody answers for a walk-in (`protocol.fleet.walk_ins`): while it is on probation all of its contributions
+are audited, and walk-ins audit only what no invited replica can.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from anabranch.protocol.log.records import Commit
+
+#: Iterations for which a walk-in is on probation, from the first that it serves. A choice: it computes for
+#: some minutes before a lie has a chance to pass.
+PROBATION_STEPS = 50
+_NONE: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -33,16 +43,18 @@ def _number(*parts: object) -> int:
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "big")
 
 
-def drawn(record: Commit, base: str, share: float) -> list[Drawn]:
-    """Contributions of relays to a step that are audited, drawn at random. base: hash of the commit's log
-    entry, which seeds the draw. share: probability that a contribution is drawn."""
+def drawn(record: Commit, base: str, share: float, walk_ins: Mapping[str, int] = _NONE) -> list[Drawn]:
+    """Contributions to a step that are audited, drawn at random. base: hash of the commit's log entry, which
+    seeds the draw. share: probability that a contribution is drawn. walk_ins: first iteration that each
+    walk-in serves."""
     found = []
     for stage, commit in enumerate(record.stages[1:], start=1):  # data nodes only give receipts
         for position, receipt in enumerate(commit.receipts):
-            if not receipt or _number(base, stage, position) >= share * 2.0**64:
-                continue
             subject = commit.members[position]
+            trusted = record.t >= walk_ins.get(subject, -PROBATION_STEPS) + PROBATION_STEPS
+            if not receipt or (trusted and _number(base, stage, position) >= share * 2.0**64):
+                continue
             others = [peer for peer in commit.members if peer != subject]
-            others.sort(key=lambda peer: _number(base, stage, position, peer))
+            others.sort(key=lambda peer: (peer in walk_ins, _number(base, stage, position, peer)))
             found.append(Drawn(record.t, base, stage, subject, position, receipt, tuple(others)))
     return found

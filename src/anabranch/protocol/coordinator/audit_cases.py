@@ -1,8 +1,8 @@
 """Audit cases at the leader: receipts of the open iteration, auditors' findings, and what follows from them.
 
 A relay is convicted by parts of a sum that it signed twice differently, or by two replicas that computed its
-work again. Its key is revoked, a second conviction revokes the ticket too, and the log goes back to a state
-before the false step. One auditor's word convicts nobody.
+work again. Its key is revoked, a second conviction revokes the ticket too unless it is open to all, and the
+log goes back to a state before the false step. One auditor's word convicts nobody.
 """
 
 from __future__ import annotations
@@ -169,7 +169,8 @@ class AuditCases:
         for case in self._cases.values():
             if not case.over and not case.verdicts and case.drawn.t <= record.t - LATE_STEPS:
                 self._ask_second(case, (case.drawn.subject,))
-        for each in drawn(record, base, self.ctx.run.settings.audit_share):
+        walk_ins = self.ctx.run.membership.walk_ins
+        for each in drawn(record, base, self.ctx.run.settings.audit_share, walk_ins):
             prepared = led.prepared.get(each.stage, {}) if led is not None and led.t == each.t else {}
             receipt = prepared[each.subject].receipt if each.subject in prepared else b""
             member = self.ctx.run.membership.members.get(each.subject)
@@ -342,7 +343,7 @@ class AuditCases:
     def _convict(self, peer: str, reason: str, t: int) -> None:
         member = self.ctx.run.membership.members.get(peer)
         self._revoke(peer, reason)
-        if member is not None and member.ticket:
+        if member is not None and member.ticket and member.walk_in is not True:
             convicted = self._tickets.setdefault(member.ticket, set())
             convicted.add(peer)
             if len(convicted) > 1:

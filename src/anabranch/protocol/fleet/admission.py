@@ -22,6 +22,7 @@ from anabranch.protocol.fleet.dial_backs import DialBacks
 from anabranch.protocol.fleet.offers import absurd
 from anabranch.protocol.fleet.stragglers import LostMember, Stragglers
 from anabranch.protocol.fleet.unreachable_pairs import UnreachablePairs
+from anabranch.protocol.fleet.walk_ins import marked, open_stages, walks_in
 from anabranch.protocol.interface.events import Dial, DialledBack, VerifiedCredential
 from anabranch.protocol.log.records import Member, Members
 from anabranch.protocol.messages import JoinRequest, Ready, Refused
@@ -120,15 +121,17 @@ class Admission:
             return None
         reason, full = self._refusal(peer, request, credential), None
         if reason is None:
-            reason = full = self._over_quota(peer, credential)
+            reason = full = self._over_quota(peer, credential) or self._no_seat(peer, request, credential)
         if reason is not None:
             self.ctx.outbox.send(peer, Refused(reason, again=full is not None))
             return reason
         # The id is proved by the TLS connection, the ticket by the handshake.
         address = self._back.confirmed(peer, request.member.address)
         member = msgspec.structs.replace(
-            request.member, id=peer, ticket=credential.ticket, address=address
+            request.member, id=peer, ticket=credential.ticket, address=address, walk_in=msgspec.UNSET
         )
+        if walks_in(credential):
+            member = marked(member)
         known, asked = self.ctx.run.membership.members.get(peer), self._joining.get(peer)
         if known is not None and known.incarnation >= member.incarnation:
             self._welcome(known)
@@ -137,7 +140,9 @@ class Admission:
             self.remove(peer, "it came back as a new process")
         stage = request.stage
         self.anywhere.discard(peer)
-        if stage < 0:
+        if stage < 0 and member.walk_in is True:
+            stage = self._open_stages(peer)[0] if asked is None else asked.stage
+        elif stage < 0:
             self.anywhere.add(peer)
             stage = self._stage_for(member) if asked is None else asked.stage
         self._joining[peer] = msgspec.structs.replace(member, stage=stage)
@@ -160,6 +165,8 @@ class Admission:
             )
         if request.stage > settings.stages:
             return f"there is no stage {request.stage}; stages are 0 to {settings.stages}"
+        if walks_in(credential) and not settings.audits:
+            return "this run has no audits (audit.share), so nobody can come without an invitation"
         if request.stage == 0 and role != "data":
             return "your ticket lets you in as a relay, not as a data node; ask the owner for a data ticket"
         if request.model_hash and request.model_hash != self._model_hash:
@@ -200,6 +207,26 @@ class Admission:
         return (
             f"your ticket has a quota of {credential.quota}, and as many peers are members with it ({who}): "
             "wait until one leaves, or ask the owner for another ticket"
+        )
+
+    def _open_stages(self, peer: str) -> list[int]:
+        """Stages with a seat for the walk-in `peer`, those with the fewest members first."""
+        known = {**self._coming, **self.ctx.run.membership.members, **self._joining}
+        out = {peer, *self._removals, *self._going}
+        present = [member for member in known.values() if member.id not in out]
+        return open_stages(present, self.ctx.run.membership.active_from, self.ctx.run.settings.stages)
+
+    def _no_seat(self, peer: str, request: JoinRequest, credential: VerifiedCredential) -> str | None:
+        """Reason why a walk-in gets no seat at the stage that it asks for (-1: at any); None: it gets one."""
+        known = self.ctx.run.membership.members.get(peer)
+        if not walks_in(credential) or (known and known.incarnation >= request.member.incarnation):
+            return None
+        seats = self._open_stages(peer)
+        if seats and (request.stage < 0 or request.stage in seats):
+            return None
+        return (
+            "at every stage invited peers must outnumber those without an invitation, and too few of them "
+            "serve now: wait, or ask the owner for a ticket of your own"
         )
 
     def _stage_for(self, joiner: Member) -> int:

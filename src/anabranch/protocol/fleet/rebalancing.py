@@ -170,9 +170,10 @@ class Rebalancing:
         return self.ctx.run.membership.is_live(member.id, member.stage, t + 1)
 
     def _stays(self, peer: str) -> bool:
-        """True for peers that are never moved: the leader, voters, and unreachable peers."""
+        """True for peers that are never moved: the leader, voters, walk-ins, and unreachable peers."""
         ctx = self.ctx
-        return peer == ctx.me or ctx.log.keeps_log(peer) or not ctx.reachable(peer)
+        bound = peer in ctx.run.membership.walk_ins or ctx.log.keeps_log(peer)
+        return peer == ctx.me or bound or not ctx.reachable(peer)
 
     def _saved_s(self, t: int, now: float, away: float, after: float) -> float:
         """Seconds that moves save in all later iterations, less those lost while the relays move, per

@@ -168,9 +168,9 @@ class StageRecovery:
         return Members(membership.number + 1, removed={peer: reason}, joined=(moved,))
 
     def _movable(self, stage: int, t: int, least: int) -> str | None:
-        """Peer to move to `stage` from the stage with most replicas: preferably no voter, a keeper of the
-        needed state, the slowest. For a lost stage (least 2) replicas that do not serve yet count too;
-        otherwise only reachable ones do, since others may have died as well."""
+        """Peer to move to `stage` from the stage with most replicas: preferably no walk-in, no voter, a
+        keeper of the needed state, the slowest. For a lost stage (least 2) replicas that do not serve yet
+        count too; otherwise only reachable ones do, since others may have died as well."""
         if stage == 0:
             return None  # a data node needs the corpus
         membership = self.ctx.run.membership
@@ -188,9 +188,9 @@ class StageRecovery:
             willing = [p for p in willing if able and p not in able]
         if len(live.get(richest, [])) < least or not willing:
             return None
-        keepers = self.catalog.holders(t, stage)
-        votes = self.ctx.log.keeps_log
-        return max(willing, key=lambda p: (not votes(p), p in keepers, membership.members[p].forward_s, p))
+        keepers, votes, walk_ins = self.catalog.holders(t, stage), self.ctx.log.keeps_log, membership.walk_ins
+        speed_s = {p: membership.members[p].forward_s for p in willing}
+        return max(willing, key=lambda p: (p not in walk_ins, not votes(p), p in keepers, speed_s[p], p))
 
     def worth_s(self, peer: str, t: int, step_s: float) -> float:
         """Seconds to wait for `peer`, the last replica of its stage: as long as it would take to compute the

@@ -20,10 +20,10 @@ NEVER_EXPIRES_S = 1 << 40
 class VerifiedCredential(msgspec.Struct, frozen=True):
     """Verified right of a peer to take part in the run.
 
-    role: "relay", "data" (may be a data node too) or "watch". expires_at_s: Unix time from which it is void.
-    ticket: public key of the ticket that it descends from ("": the owner's own). quota: number of peers that
-    may be members with this ticket at one time (0: any number). block: network that the peer dialled from
-    ("": not known, or this machine).
+    role: "relay", "data" (may be a data node too), "watch", or "open" (a relay that nobody invited).
+    expires_at_s: Unix time from which it is void. ticket: public key of the ticket that it descends from ("":
+    the owner's own). quota: number of peers that may be members with this ticket at one time (0: any number).
+    block: network that the peer dialled from ("": not known, or this machine).
     """
 
     role: str

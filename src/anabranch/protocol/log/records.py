@@ -23,7 +23,8 @@ class Member(msgspec.Struct, frozen=True):
     stage: 0 for a data node. capacity: microbatches whose activations it can hold at a time. address:
     host:port ("": it cannot be dialled). disk: name of the disk on which it can keep the log ("": it cannot).
     forward_s, backward_s: measured seconds per block and microbatch (0: not measured). ticket: key of the
-    ticket with which it came, set by the leader ("": the owner's own, or of an earlier release).
+    ticket with which it came, set by the leader ("": the owner's own, or of an earlier release). walk_in:
+    True if that is an open ticket, which is no secret; else unset.
     """
 
     id: str
@@ -38,6 +39,7 @@ class Member(msgspec.Struct, frozen=True):
     disk: str = ""
     backward_s: float = 0.0
     ticket: str = ""
+    walk_in: bool | msgspec.UnsetType = msgspec.UNSET
 
 
 class Slot(msgspec.Struct, frozen=True, array_like=True):

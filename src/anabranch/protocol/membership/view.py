@@ -57,13 +57,14 @@ class Membership:
     left then, which took its microbatches over. reopened_t: iteration that lost all data nodes that it was
     opened with. former: iteration in flight that was opened before that, if that is delayed, with its data
     nodes and those removed since. gone: peers removed since the iteration was opened -> their stage and
-    region. version: changes with every change.
+    region. walk_ins: peers that came with an open ticket, removed ones too -> iteration from which they serve
+    or served. version: changes with every change.
     """
 
     __slots__ = (
         *("number", "members", "active_from", "order", "begun", "opening_t", "opening", "handed_on"),
         *("reopened_t", "gone", "version", "_versions", "_stages", "_seats", "_live", "_graphs", "_former"),
-        *("former", "_long_gone", "_widest"),
+        *("former", "_long_gone", "_widest", "walk_ins"),
     )
 
     def __init__(self) -> None:
@@ -78,6 +79,7 @@ class Membership:
         self.reopened_t = 0
         self.gone: dict[str, tuple[int, str]] = {}
         self.former: Opening | None = None
+        self.walk_ins: dict[str, int] = {}
         self._long_gone = 0
         """Number of peers in `gone` that were removed before `opening_t` was opened."""
         self.version = 0
@@ -102,7 +104,7 @@ class Membership:
         self.reopened_t, self.version, self._versions = other.reopened_t, other.version, other._versions
         self._stages, self._widest, self._seats = other._stages, other._widest, other._seats
         self._live, self._graphs = other._live, other._graphs
-        self.former, self._long_gone = other.former, other._long_gone
+        self.former, self._long_gone, self.walk_ins = other.former, other._long_gone, other.walk_ins
 
     # --- changes -------------------------------------------------------------------------------
 
@@ -146,6 +148,7 @@ class Membership:
         self.version = next(_versions)
         self.members, self.order = self.members.copy(), self.order.copy()
         self.active_from, self.gone = self.active_from.copy(), self.gone.copy()
+        self.walk_ins = self.walk_ins.copy()
         self._stages, self._versions = self._stages.copy(), self._versions.copy()
         self._live, self._graphs = self._live.copy(), {}
         change()
@@ -213,6 +216,8 @@ class Membership:
         for peer, since in active_from.items():
             self.active_from.pop(peer, None)  # the latest stand last
             self.active_from[peer] = since
+            if peer in self.members and self.members[peer].walk_in is True:
+                self.walk_ins[peer] = since
         self._changed({self.members[peer].stage for peer in active_from if peer in self.members})
 
     def _hand_on(self, peer: str) -> None:

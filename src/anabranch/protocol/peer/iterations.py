@@ -151,7 +151,7 @@ class Iterations(Timer):
         it shows false, and have the replica apply it. base: hash of its log entry."""
         settings = self._ctx.run.settings
         if settings.audits and record.verdict == "step":
-            audited = drawn(record, base, settings.audit_share)
+            audited = drawn(record, base, settings.audit_share, self._ctx.run.membership.walk_ins)
             self._keep_work(record, audited)
             self.kept_work.committed(record.t)
             if self.auditor.committed(record.t, audited):

@@ -8,6 +8,7 @@ from anabranch.protocol.context.clock import Timer
 from anabranch.protocol.context.links import LostLink
 from anabranch.protocol.failure_detection.connections import Connections
 from anabranch.protocol.failure_detection.verdict import Overdue, Verdict
+from anabranch.protocol.fleet.walk_ins import shared_ticket
 from anabranch.protocol.interface import events as ev
 from anabranch.protocol.messages import Refused
 from anabranch.protocol.observers.event_log_server import ROLE, EventLogServer
@@ -60,7 +61,7 @@ class LinkEvents(Timer):
         ctx, peer = self._ctx, event.peer
         ctx.links.opened(peer, event.incarnation, event.via)
         if event.credential is not None:
-            ctx.rate_limits.came_with(peer, event.credential.ticket, event.credential.block)
+            ctx.rate_limits.came_with(peer, shared_ticket(event.credential), event.credential.block)
         if ctx.rate_limits.banned(peer, ctx.clock.now):
             ctx.outbox.emit(ev.HangUp(peer, "too many of its messages were refused; not for a while"))
             return

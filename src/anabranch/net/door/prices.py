@@ -1,0 +1,50 @@
+"""Price of the door: bits of work asked of walk-ins, by the address block that they come from.
+
+Each walk-in that came from a block of late doubles the work of the next one; above MOST_BITS the door is
+closed to the block until one of them is forgotten. The work of a key that came before is not counted twice.
+"""
+
+from __future__ import annotations
+
+#: Work of the first walk-in of a block. A choice: 2^14 hashes, a fiftieth of a second in Python, more than
+#: the 2 ms that a handshake costs the server.
+BASE_BITS = 14
+#: Work above which a block is refused: 2^20 hashes, about a second in Python, which leaves time in the 10 s
+#: of a handshake on a loaded machine.
+MOST_BITS = 20
+#: Seconds for which a walk-in counts. A choice: seven of one block an hour.
+WINDOW_S = 3600.0
+#: Blocks that are remembered; it bounds memory against many addresses.
+BLOCKS_KEPT = 4096
+
+
+class DoorPrices:
+    """Walk-ins that came in of late, by address block, and the work that follows from their number."""
+
+    def __init__(self) -> None:
+        self._came: dict[str, dict[str, float]] = {}
+        """Address block -> key -> time (s) of its last entry; the block that changed last stands last."""
+
+    def bits(self, block: str, now: float) -> int:
+        """Work to ask of a caller from `block` whose key is not known yet; at most MOST_BITS."""
+        return min(MOST_BITS, BASE_BITS + len(self._recent(block, now)))
+
+    def pay(self, block: str, key: str, work: int, now: float) -> str | None:
+        """Let the walk-in `key` in for `work` bits, and count it; returns the reason if it is too little by
+        now, as others came from its block since it was asked."""
+        recent = self._recent(block, now)
+        price = BASE_BITS + len(recent.keys() - {key})
+        if price > MOST_BITS:
+            came = f"{len(recent)} peers without an invitation came from your network in the last hour"
+            return f"{came}: try again later"
+        if work < price:
+            return "the price of the door has risen since you asked: try again"
+        recent[key] = now
+        self._came.pop(block, None)
+        self._came[block] = recent
+        if len(self._came) > BLOCKS_KEPT:
+            self._came.pop(next(iter(self._came)))
+        return None
+
+    def _recent(self, block: str, now: float) -> dict[str, float]:
+        return {key: at for key, at in self._came.get(block, {}).items() if now < at + WINDOW_S}
