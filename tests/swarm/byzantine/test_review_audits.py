@@ -410,7 +410,11 @@ def test_two_seals_of_a_microbatch_convict_nobody() -> None:
     assert unlinked([HONEST, after]) == "microbatch 0 between stages 1 and 2"
 
 
-@pytest.mark.xfail(strict=True, reason="nobody computes again what a peer sent that owns no unit of the step")
+@pytest.mark.xfail(
+    strict=True,
+    reason="the sender owns no unit, so that it gave no receipt of what it received: its output may be right "
+    "for a false input, and only a receipt that also lists units it does not own could tell",
+)
 def test_a_false_activation_of_a_peer_that_owns_nothing_convicts_it() -> None:
     """The owner of the microbatch says otherwise: the log goes back each time, and the sender stays."""
     seal = SimulatedSigner("z").sign(seal_text("run", "base", 1, ACTIVATION, "0", "false"))

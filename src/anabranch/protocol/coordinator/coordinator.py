@@ -401,7 +401,7 @@ class Coordinator:
         the next iteration)."""
         current, settings, membership = self.round, self.ctx.run.settings, self.ctx.run.membership
         if not stage and membership.is_split(active_from) and membership.count(0, active_from):
-            return active_from + 1  # what each data node begins is fixed, and a newcomer does not know how
+            return active_from + 1  # its microbatches are split already; a newcomer does not know how
         if current is None or current.t > self.ctx.run.steps:
             return active_from
         reduces = stage in current.attempts and stage not in current.torn

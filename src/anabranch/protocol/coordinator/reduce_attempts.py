@@ -180,8 +180,8 @@ class ReduceAttempts:
             self.ctx.outbox.send(peer, Missing(fence, {stage: tuple(sorted(lacking))}))
 
     def prepared(self, current: Round, stage: int) -> Prepared | None:
-        """A PREPARED report of the stage, if min(2, live) replicas, and more than half of the reduce's jury or
-        of all its members that are heard, agree on the gradient's digest; else None.
+        """A PREPARED report of the stage, if min(2, live) replicas, and more than half of the reduce's jury
+        or of all its members that are heard, agree on the gradient's digest; else None.
 
         If a member of the reduce was removed meanwhile, all that are left must have reported: otherwise they
         would have to fetch the gradient from the few that have it.

@@ -257,7 +257,7 @@ class Repairs:
                     item.probe_at = sender.overdue_at(item)
                 sender.ask_after(item, item.peer)
             elif item.leg is OutgoingState.FINDING:
-                # The others may never be reachable, or do not work in this iteration: they would have answered.
+                # These may never be reachable, or do not work in this iteration: else they had answered.
                 self._unheard(item, *sorted(item.finding))
                 item.finding.clear()
                 self._found_nobody(item)

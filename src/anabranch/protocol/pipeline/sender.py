@@ -21,8 +21,8 @@ from anabranch.protocol.pipeline.recall import units_to_recall
 #: A microbatch that did not come back after this multiple of the usual time, and after so many seconds, is
 #: sent to another replica. Plain choices: twice the time to the first inquiry; a heartbeat's usual patience.
 OVERDUE_FACTOR, OVERDUE_FLOOR_S = 12.0, 3.0
-#: Reports of the leader that it lacks something of the iteration after which a microbatch is overdue at a peer
-#: that knows no usual time yet. Plain choice: the leader reports after four steps, then after twice as long.
+#: Reports of the leader that it lacks something of the iteration, after which a microbatch is overdue if its
+#: sender knows no usual time yet. Plain choice: the first comes after four steps, the next in twice as long.
 LATE_REPORTS = 2
 #: Time until a sent microbatch is asked after: this multiple of the usual time to its gradient, and at least
 #: PROBE_FLOOR_S seconds. Plain choices.
