@@ -2,8 +2,8 @@
 
 G1: steps go on, each within PACE_S, and none is skipped on a false word. G2: no honest member is removed
 unless its process was killed or ended well. G3: a guest whose deed is proven loses its seat (false work: if
-all work is audited). G4: no guest gets a seat that its ticket does not give. (That no bit of the run differs is invariant I3.) Not here: what a deed is
-(`guest_deeds`).
+all work is audited). G4: no guest gets a seat that its ticket does not give. (That no bit of the run differs
+is invariant I3.) Not here: what a deed is (`guest_deeds`).
 """
 
 from __future__ import annotations
