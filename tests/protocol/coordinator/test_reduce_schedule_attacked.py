@@ -59,4 +59,4 @@ def test_who_owns_no_unit_sums_nothing() -> None:
 def test_more_parts_than_anybody_keeps_are_refused() -> None:
     fence, sums = Fence(1, 1, 1, "base", 1), (0, 1) * PARTS
     message = Attempt(fence, 1, AttemptId(1, 1), 1, ("a", "b"), (0, 1), (), sums)
-    assert misdealt(message, 16) is not None
+    assert misdealt(message) is not None

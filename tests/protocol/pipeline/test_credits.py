@@ -39,7 +39,7 @@ class Wire:
         credit = self.credits[peer]
         action = self.draw.choice(["hear", "send", "arrive", "release", "ask", "return", "heard", "break"])
         if action == "hear" and self.to_sender[peer]:
-            credit.told(self.to_sender[peer].pop(0))
+            credit.told(self.to_sender[peer].pop(0), 0.0)
         elif action == "send" and self.up[peer] and credit.free > 0:
             credit.used += 1
             self.forwards[peer].append(1)
@@ -174,11 +174,11 @@ def test_a_removed_peers_unused_slots_and_the_repair_slot_are_free_again() -> No
 
 def test_what_was_lost_with_a_link_did_not_use_its_slot() -> None:
     credit = Credit()
-    credit.told(Slots(FENCE, 3, 0, 0, 0, 2))
+    credit.told(Slots(FENCE, 3, 0, 0, 0, 2), 0.0)
     credit.used, credit.returned = 2, 1
     credit.stale = True
     assert credit.free == 0
-    credit.told(Slots(FENCE, 3, 1, 0, 0, 2))
+    credit.told(Slots(FENCE, 3, 1, 0, 0, 2), 0.0)
     assert credit.free == 2
 
 
@@ -186,9 +186,9 @@ def test_who_comes_after_all_was_dealt_out_does_not_wait_for_ever() -> None:
     """The others have more standing slots than they need, and would keep them."""
     ledger, before = SlotLedger(2), Credit()
     assert ledger.deal(["before"]) == ["before"]
-    before.told(ledger.grants["before"].told(FENCE))
+    before.told(ledger.grants["before"].told(FENCE), 0.0)
     assert ledger.ask("late", 5, repair=False) == ["before"]
-    before.told(ledger.grants["before"].told(FENCE))
+    before.told(ledger.grants["before"].told(FENCE), 0.0)
     assert min(before.free, before.beyond_standing) == 1
     assert ledger.give_back("before", 1) == ["late"]
     assert (ledger.grants["before"].total, ledger.grants["late"].total) == (2, 1)
@@ -197,7 +197,7 @@ def test_who_comes_after_all_was_dealt_out_does_not_wait_for_ever() -> None:
 def test_an_old_account_gives_no_standing_slot_back() -> None:
     credit = Credit()
     for standing in (2, 1, 2):
-        credit.told(Slots(FENCE, 2, 0, 0, 0, standing))
+        credit.told(Slots(FENCE, 2, 0, 0, 0, standing), 0.0)
     assert credit.standing == 1
 
 
@@ -251,7 +251,7 @@ def test_a_slot_that_nobody_uses_is_called_in_for_one_that_waits() -> None:
     assert ledger.ask("a", 3, repair=False) == ["c"]
     assert ledger.ask("b", 4, repair=False) == [], "c has one, and that is asked for"
     credit = Credit()
-    credit.told(ledger.grants["c"].told(FENCE))
+    credit.told(ledger.grants["c"].told(FENCE), 0.0)
     assert credit.free == 1 and credit.beyond_standing == 1
     assert ledger.give_back("c", 1) == ["a"]
     assert ledger.receive("a")

@@ -12,7 +12,7 @@ from anabranch.protocol.log.records import Member, Members
 from anabranch.protocol.messages import Ask, CallBack, Forward, Return, Want
 from anabranch.protocol.pipeline.outgoing import OutgoingState
 from anabranch.protocol.pipeline.repair import Repairs
-from anabranch.protocol.pipeline.sender import Sender
+from anabranch.protocol.pipeline.sender import OVERDUE_FLOOR_S, Sender
 from anabranch.protocol.telemetry.adaptive_timeout import AdaptiveTimeout
 from support.sender_node import Node
 
@@ -284,3 +284,72 @@ def test_what_was_on_its_way_when_the_link_broke_says_nothing_about_the_next_one
     node.repairs.link_down("a", "broken")
     node.sender.on_got("a", 0)
     assert node.ctx.costs.of("a").link.out_bps(1_000_000) is None
+
+
+def test_who_grants_no_credit_is_not_waited_for() -> None:
+    """`a` was asked and says nothing: another replica is asked, and `a` gets nothing for some iterations
+    (seeds 5212214, 5302382). `b`, which reported credits and has none to spare, is only passed over."""
+    for silent in (True, False):
+        node = Node("static")
+        node.ctx.costs.usual_s = 0.1
+        if not silent:
+            node.slots("a", 0)
+        node.sender.submit(0, b"x", ("d",), True)
+        assert node.sent(Ask) == ["a"] and node.sender.deadline() == OVERDUE_FLOOR_S
+        node.ctx.clock.now = OVERDUE_FLOOR_S
+        node.sender.tick()
+        assert node.sent(Ask) == ["a", "b"]
+        assert node.ctx.costs.avoided("a", 2) is silent
+        node.slots("b", 1)
+        assert node.sent(Forward) == ["b"]
+
+
+def test_who_grants_credits_to_others_of_this_sender_is_waited_for() -> None:
+    node = Node("static", relays="a")
+    node.ctx.costs.usual_s = 0.1
+    node.sender.submit(0, b"x", ("d",), True)
+    node.sender.submit(1, b"x", ("d",), True)
+    node.ctx.clock.now = 2.0
+    node.slots("a", 1)
+    assert node.sent(Forward) == ["a"]
+    assert node.sender.overdue_at(node.sender.items[1]) == 2.0 + OVERDUE_FLOOR_S
+
+
+def test_without_a_usual_time_the_leaders_reports_tell_what_is_overdue() -> None:
+    """A data node that is new gave its first microbatch to a black hole, and waited for ever (seed 5211405).
+    In the first iteration of a run nobody knows how long a step takes."""
+    for t in (1, 2):
+        node = Node("static")
+        sender = Sender(node.ctx, t, "base", None)
+        node.sender, node.repairs = sender, Repairs(node.ctx, sender)
+        node.slots("a", 1, 1)
+        sender.submit(0, b"x", ("d",), True)
+        assert node.sent(Forward) == ["a"] and sender.overdue_at(sender.items[0]) == math.inf
+        for node.ctx.clock.now in (5.0, 15.0):
+            sender.reported()
+            node.repairs.tick()
+        assert (sender.items[0].peer is None) is (t == 2)
+        assert node.ctx.costs.avoided("a", t + 1) is (t == 2)
+
+
+def test_a_search_does_not_wait_for_who_never_answers() -> None:
+    """A replica that never opens the iteration does not answer (seed 5302312)."""
+    node = Node("static")
+    node.repairs.find(0, ("d",), True)
+    node.repairs.on_lack("b", 0, False, node.sender.items[0].transmission)
+    assert node.sender.items[0].leg is OutgoingState.FINDING
+    node.ctx.clock.now = node.sender.deadline()
+    node.repairs.tick()
+    assert node.sender.items[0].leg is OutgoingState.WAITING
+    assert node.sender.items[0].lost == ("a",) and node.sender.items[0].further
+
+
+def test_a_gradient_that_cannot_be_used_is_computed_by_another() -> None:
+    """The policy sent the microbatch to the same liar again, 1386 times in one step (seed 5300480)."""
+    node = Node("static")
+    node.slots("a", 4, 4)
+    node.slots("b", 4, 4)
+    node.sender.submit(0, b"x", ("d",), True)
+    node.sender.on_backward("a", 0, b"g")
+    node.repairs.reject(0, "it has a scale that no tensor has")
+    assert node.sent(Forward) == ["a", "b"]

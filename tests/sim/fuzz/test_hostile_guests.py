@@ -40,6 +40,11 @@ def test_guests_are_survived(seed: int) -> None:
         5211933,  # two liars of five replicas reported the same overflow, and the step was skipped
         5300593,  # the first auditor moved to another stage, and nobody audited the false step
         5212131,  # a relay that moved away and back was removed for work that it had to drop
+        5212438,  # a false sum in a stage of several cells had no receipt
+        5400086,  # two checkpoints later, no state from before a false step was left when it was found
+        5211405,  # a data node that was new waited for a black hole for ever
+        5300338,  # a black hole held credits of the next stage, and honest relays waited for these
+        5302312,  # a search waited for a replica that never opened the iteration
         5212158,  # a guest that withheld its inputs held an auditor up until the liar's audit had expired
     ],
 )

@@ -187,7 +187,11 @@ def test_a_replica_that_neither_works_nor_reports_stops_nothing() -> None:
     assert go_on(world, 900.0) == 12
 
 
-@pytest.mark.xfail(strict=True, reason="open: of two that contradict each other nobody knows which lies")
+@pytest.mark.xfail(
+    strict=True,
+    reason="with the third one silent it is one word against one: both states match their own hashes, and "
+    "only the step applied again to a state before it tells; no peer outside the stage can do that",
+)
 def test_one_lies_and_another_keeps_silent() -> None:
     world = swarm(3, steps=12)
 
@@ -335,7 +339,9 @@ def test_a_swarm_that_becomes_slower_learns_so() -> None:
 
 
 @pytest.mark.xfail(
-    strict=True, reason="open: two replicas that contradict each other need a third one that recomputes"
+    strict=True,
+    reason="both states match their own hashes, and the elder's word is worth no more; only the step applied "
+    "again to a state before it tells, and no worker can apply a step of another stage than its own",
 )
 def test_a_senior_liar_neither_expels_the_honest_one_nor_poisons_the_run() -> None:
     world = swarm(2, steps=30)

@@ -213,9 +213,11 @@ class Listener:
             while hello is None:
                 hello = handshake.receive(await lane.receive(), now_s=end.unix_time_s())
             walks_in = isinstance(hello.credential, Grant) and hello.credential.role == OPEN
+            refusal = None
             if walks_in and hello.lane != BULK:
-                if refusal := self._prices.pay(block, hello.peer_id, hello.work, loop.time()):
-                    raise Refused(errors.BUSY, refusal)
+                refusal = self._prices.pay(block, hello.peer_id, hello.work, loop.time())
+            if refusal:
+                raise Refused(errors.BUSY, refusal)
             _charge(reserved, hello)
             if hello.lane in (CARRY, MEET):
                 await self._carry(lane, hello, caller)

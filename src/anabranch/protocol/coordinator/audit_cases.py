@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from anabranch.protocol.audit.auditor import AUDITORS, WAIT_S
@@ -119,12 +119,15 @@ class AuditCases:
             return True
         return all(attempt.members[position] in prepared for position in set(attempt.owners) - {-1})
 
-    def summing(self, stage: int, members: Sequence[str], owners: tuple[int, ...]) -> tuple[int, ...]:
-        """Positions of the members that sum one part each: in audited runs (but for stage 0 and large stages)
-        only the owners of units, whose receipts are in the commit; () otherwise, if all members sum."""
+    def summing(self, stage: int, t: int, owners: tuple[int, ...]) -> tuple[int, ...]:
+        """Positions of the members that sum one part each in iteration t: with audits at most PARTS of the
+        owners of units, in turn, as their receipts are in the commit. Such a reduce has no cells, whose sums
+        nobody audits. () without audits, where all members sum."""
         able = tuple(sorted(set(owners) - {-1}))
-        flat = len(members) <= FLAT * self.ctx.run.settings.neighbours
-        return able if self.on and stage and flat and len(able) <= PARTS else ()
+        if not self.on or not stage:
+            return ()
+        first = t * PARTS % len(able) if len(able) > PARTS else 0
+        return (*able[first:], *able[:first])[:PARTS]
 
     def hashes(self, current: Round, attempt: Attempt) -> tuple[str, ...]:
         """Hash of each reduce member's receipt, for the commit; () without audits."""

@@ -59,7 +59,8 @@ class Checkpoints:
             return
         if self.ctx.clock.now < self._again_at or not self.has_directory:
             return
-        if self.tip.over or self.ctx.run.settings.checkpoints_at(self.tip.t):
+        due = self.ctx.run.settings.checkpoints_at(self.tip.t) and self.catalog.keeps_a_sound_one()
+        if self.tip.over or due:
             self._collect(Collection(self.tip.t, self.tip.base))
 
     def _collect(self, checkpoint: Collection) -> None:

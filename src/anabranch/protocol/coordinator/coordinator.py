@@ -399,7 +399,9 @@ class Coordinator:
         None if it must first apply the last step. A relay serves in the open iteration already if much of its
         stage's work is left and the swarm is small (in a large one neighbours would change, which waits for
         the next iteration)."""
-        current, settings = self.round, self.ctx.run.settings
+        current, settings, membership = self.round, self.ctx.run.settings, self.ctx.run.membership
+        if not stage and membership.is_split(active_from) and membership.count(0, active_from):
+            return active_from + 1  # its microbatches are split already; a newcomer does not know how
         if current is None or current.t > self.ctx.run.steps:
             return active_from
         reduces = stage in current.attempts and stage not in current.torn

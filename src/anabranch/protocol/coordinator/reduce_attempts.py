@@ -128,7 +128,7 @@ class ReduceAttempts:
             tuple(members),
             owners,
             spread.helpers,
-            spread.sums or self._cases.summing(stage, members, owners),
+            spread.sums or self._cases.summing(stage, current.t, owners),
         )
         current.attempts[stage] = message
         current.receipts.pop(stage, None)
@@ -180,8 +180,8 @@ class ReduceAttempts:
             self.ctx.outbox.send(peer, Missing(fence, {stage: tuple(sorted(lacking))}))
 
     def prepared(self, current: Round, stage: int) -> Prepared | None:
-        """A PREPARED report of the stage, if min(2, live) replicas, and more than half of the reduce's jury,
-        agree on the gradient's digest; else None.
+        """A PREPARED report of the stage, if min(2, live) replicas, and more than half of the reduce's jury
+        or of all its members that are heard, agree on the gradient's digest; else None.
 
         If a member of the reduce was removed meanwhile, all that are left must have reported: otherwise they
         would have to fetch the gradient from the few that have it.
@@ -203,8 +203,9 @@ class ReduceAttempts:
         left = set(attempt.members) & set(self.admission.absent.present(stage, current.t)) if torn else set()
         if len(agreeing) < min(2, len(live)) or not agreeing or not left <= prepared.keys():
             return None
-        jury = self.admission.absent.jury([peer for peer in live if peer in attempt.members])
-        if 2 * len(jury & prepared.keys()) <= len(jury):
+        members = [peer for peer in live if peer in attempt.members]
+        juries = self.admission.absent.jury(members), set(members) - silent
+        if all(2 * len(jury & prepared.keys()) <= len(jury) for jury in juries):
             return None
         if not self._cases.complete(attempt, prepared):
             return None

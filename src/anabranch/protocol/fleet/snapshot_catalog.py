@@ -135,6 +135,12 @@ class SnapshotCatalog:
             self.points[t] = self._recent[t]
             self._changed = True
 
+    def keeps_a_sound_one(self) -> bool:
+        """True if the leader's newest checkpoint is of a step before all that have an open audit. The next
+        one leaves only it and that one on the disk."""
+        newest_t = max((t for t, point in self.points.items() if point.on_disk), default=-1)
+        return newest_t < self._doubtful_from()
+
     def written(self, t: int) -> None:
         """Note that the leader's run directory has a checkpoint of iteration t now, and no older one; in
         audited runs the one before it is kept."""

@@ -117,7 +117,9 @@ class MessageHandlers:
         """Inquire after claims that the leader misses (R6): `message.units` has the missing units by stage.
         This peer asks the next hops of microbatches that it sent; without any units it repeats its own
         reports."""
-        repairs, following = self._open(message).repairs, self._ctx.run.next_stage()
+        iteration, following = self._open(message), self._ctx.run.next_stage()
+        iteration.sender.reported()
+        repairs = iteration.repairs
         units = message.units.get(following, ())
         if following == 0:
             repairs.recheck([unit // 2 for unit in units if unit % 2 == 0])

@@ -13,6 +13,7 @@ therefore grows with the credits that it has used here.
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
@@ -316,7 +317,7 @@ class Credit:
 
     total, released, standing: as in `Grant`. used, returned: credits that this sender has used and handed
     back. stale: True until the receiver has reported since the link broke. others: microbatches of other
-    senders that the receiver has.
+    senders that the receiver has. granted_at: time (s) of the last report that granted a credit.
     """
 
     total: int = 0
@@ -326,6 +327,7 @@ class Credit:
     standing: int = 0
     stale: bool = True
     others: int = 0
+    granted_at: float = -math.inf
 
     @property
     def free(self) -> int:
@@ -337,9 +339,11 @@ class Credit:
         """Credits held, used or not, beyond the guaranteed ones, by the last report."""
         return self.total - self.released - self.returned - self.standing
 
-    def told(self, slots: Slots) -> None:
-        """Take the totals that the receiver reports. After a broken link its counts replace this sender's,
-        since microbatches on their way were lost."""
+    def told(self, slots: Slots, now: float) -> None:
+        """Take the totals that the receiver reports at time `now`. After a broken link its counts replace
+        this sender's, since microbatches on their way were lost."""
+        if slots.total > self.total:
+            self.granted_at = now
         if self.stale:
             self.stale, self.total, self.standing = False, slots.total, slots.standing
             self.used, self.returned, self.released = slots.received, slots.returned, slots.released

@@ -37,11 +37,12 @@ class OutgoingMicrobatch:
 
     sendable_since: time since which a credit was free. waits_since: time since which it waits for a preferred
     replica, or one that is no standby. held_for, held_until: preferred peer that it is held back for, and
-    until when. sent_at: time of its last transmission. first_sent_at: time of the first one that became
-    overdue. overdue: how often it was kept too long. ahead_bytes: bytes queued on the link when it was last
-    sent, its own included. probe_at: time of the next inquiry after it. probes: inquiries so far. unclaimed:
-    how often the leader missed the claim of the peer that gave its gradient back. unacknowledged: peer ->
-    time of the first transmission to it over its present link that it has not acknowledged.
+    until when. asked_at: time since which it waits for credits that it asked for. sent_at: time of its last
+    transmission. first_sent_at: time of the first one that became overdue. overdue: how often it was kept, or
+    left waiting for a credit, too long. ahead_bytes: bytes queued on the link when it was last sent, its own
+    included. probe_at: time of the next inquiry after it. probes: inquiries so far. unclaimed: how often the
+    leader missed the claim of the peer that gave its gradient back. unacknowledged: peer -> time of the first
+    transmission to it over its present link that it has not acknowledged.
     """
 
     index: int
@@ -63,6 +64,7 @@ class OutgoingMicrobatch:
     refused_by: set[str] = field(default_factory=set)
     held_for: str | None = None
     held_until: float = math.inf
+    asked_at: float = math.inf
     sent_at: float = 0.0
     first_sent_at: float = math.inf
     overdue: int = 0

@@ -72,9 +72,9 @@ class Repairs:
             if near.crowded and peer not in self.ctx.links.suspects:
                 item.finding.add(peer)
                 self.ctx.dialer.reach(peer)
-                item.probe_at = self.ctx.clock.now + self._sender.patience_s(item)
             elif peer not in item.finding:
                 self._unheard(item, peer)
+        item.probe_at = self.ctx.clock.now + self._sender.patience_s(item)
         for peer in sorted(item.finding):
             self._sender.ask_after(item, peer)
         self._found_nobody(item)
@@ -207,10 +207,12 @@ class Repairs:
         return True
 
     def reject(self, index: int, reason: str) -> None:
-        """Refuse a useless gradient of microbatch `index`, and send the microbatch to be computed again."""
-        item = self._sender.items[index]
-        self.ctx.outbox.refuse(item.peer or "", "Backward", reason)
+        """Refuse a gradient of microbatch `index` that cannot be used, and send the microbatch to be computed
+        again."""
+        item, peer = self._sender.items[index], self._sender.items[index].peer or ""
+        self.ctx.outbox.refuse(peer, "Backward", reason)
         item.returned = False
+        item.refused_by.add(peer)
         self._repair(item, reason)
 
     def _repair(self, item: OutgoingMicrobatch, reason: str) -> None:
@@ -234,7 +236,7 @@ class Repairs:
 
     def tick(self) -> None:
         """Inquire after microbatches that take much longer than usual, and repair those that are overdue
-        where another replica could compute them; end searches at peers that are not linked."""
+        where another replica could compute them; end searches at peers that do not answer."""
         sender, now = self._sender, self.ctx.clock.now
         sender.changed()
         for item in list(sender.items.values()):
@@ -254,8 +256,7 @@ class Repairs:
                     item.probe_at = sender.overdue_at(item)
                 sender.ask_after(item, item.peer)
             elif item.leg is OutgoingState.FINDING:
-                item.probe_at = math.inf
-                far = item.finding - self.ctx.links.up.keys()  # these may never be reachable
-                item.finding -= far
-                self._unheard(item, *sorted(far))
+                # These may never be reachable, or do not work in this iteration: else they had answered.
+                self._unheard(item, *sorted(item.finding))
+                item.finding.clear()
                 self._found_nobody(item)

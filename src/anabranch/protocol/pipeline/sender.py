@@ -21,6 +21,9 @@ from anabranch.protocol.pipeline.recall import units_to_recall
 #: A microbatch that did not come back after this multiple of the usual time, and after so many seconds, is
 #: sent to another replica. Plain choices: twice the time to the first inquiry; a heartbeat's usual patience.
 OVERDUE_FACTOR, OVERDUE_FLOOR_S = 12.0, 3.0
+#: Reports of the leader that it lacks something of the iteration, after which a microbatch is overdue if its
+#: sender knows no usual time yet. Plain choice: the first comes after four steps, the next in twice as long.
+LATE_REPORTS = 2
 #: Time until a sent microbatch is asked after: this multiple of the usual time to its gradient, and at least
 #: PROBE_FLOOR_S seconds. Plain choices.
 PROBE_FACTOR = 6.0
@@ -55,6 +58,8 @@ class Sender:
         self._usual_s = 0.0
         self._last_transmission = 0
         self._due_at: float | None = None
+        self._reported_at: list[float] = []
+        """Times (s) at which the leader reported that it lacks something of this iteration."""
         self._initial_peers = set(self.hops.peers())
         """Peers that served the next stage when this peer began the iteration."""
         self._called_back: set[int] = set()
@@ -142,7 +147,7 @@ class Sender:
         """Store the credits that `peer` reports, and send what can be sent. If it began to serve during this
         iteration, call microbatches back from other peers for it."""
         comes = peer not in self.credits and peer not in self._initial_peers
-        self.credits.setdefault(peer, Credit()).told(slots)
+        self.credits.setdefault(peer, Credit()).told(slots, self.ctx.clock.now)
         self.pump()
         if comes and not self.ctx.run.near.crowded and peer not in self.ctx.standby_view.waits:
             self._call_back(peer)
@@ -259,6 +264,7 @@ class Sender:
     def _ask(self, item: OutgoingMicrobatch, peer: str) -> None:
         stale = peer in self.credits and self.credits[peer].stale
         if (peer, item.repair) not in item.asked and not stale:
+            item.asked_at = item.asked_at if item.asked else self.ctx.clock.now
             item.asked.add((peer, item.repair))
             self.ctx.outbox.send(peer, Ask(self._fence(), item.index, item.repair))
 
@@ -303,13 +309,32 @@ class Sender:
         self.ctx.outbox.send(peer, Want(self._fence(), item.index, not item.returned, item.transmission))
 
     def overdue_at(self, item: OutgoingMicrobatch) -> float:
-        """Time (s) from which a peer has kept a microbatch for far longer than usual; infinite if the usual
-        time is not known yet, or for a slot of a round. The allowed time doubles each time that the
-        microbatch was overdue."""
-        usual_s = max(self._usual_s, self.ctx.costs.usual_s)
-        if not usual_s or (self.ctx.run.plan(self.t) and item.train):  # the leader says which slots are late
+        """Time (s) from which a peer has kept a microbatch for far longer than usual, or from which the peers
+        that a waiting one asked have granted this sender no credit for as long; infinite for a slot of a
+        round. Doubled each time that the microbatch was overdue. If no usual time is known here, it is the
+        leader's second report since then that it lacks something of the iteration."""
+        if self.ctx.run.plan(self.t) and item.train:  # the leader says which slots are late
             return math.inf
-        return item.sent_at + max(OVERDUE_FLOOR_S, OVERDUE_FACTOR * usual_s) * 2.0 ** min(item.overdue, 6)
+        since = item.sent_at
+        if item.leg is OutgoingState.WAITING:
+            granted = [self.credits[peer].granted_at for peer, _ in item.asked if peer in self.credits]
+            since = max([item.asked_at, *granted]) if item.asked else math.inf
+        usual_s = max(self._usual_s, self.ctx.costs.usual_s)
+        if usual_s:
+            return since + max(OVERDUE_FLOOR_S, OVERDUE_FACTOR * usual_s) * 2.0 ** min(item.overdue, 6)
+        reported_at = [at for at in self._reported_at if at > since]
+        return reported_at[LATE_REPORTS - 1] if len(reported_at) >= LATE_REPORTS else math.inf
+
+    def reported(self) -> None:
+        """Note that the leader reported that it lacks something of this iteration. In the first step of a run
+        nobody knows how long a step takes, the leader neither."""
+        if min(self.ctx.run.membership.active_from.values(), default=self.t) >= self.t:
+            return
+        self._due_at = None
+        self._reported_at.append(self.ctx.clock.now)
+        for item in self.items.values():
+            if item.leg is OutgoingState.SENT and not item.returned and self.overdue_at(item) < math.inf:
+                item.probe_at = min(item.probe_at, self.overdue_at(item))
 
     def others_could(self, item: OutgoingMicrobatch) -> bool:
         """True if another peer of the next stage than the one that has the microbatch is reachable."""
@@ -324,8 +349,23 @@ class Sender:
     def tick(self) -> None:
         """Send the microbatches that were held back for a better peer long enough."""
         now = self.ctx.clock.now
-        if any(now >= item.held_until for item in self.items.values() if item.leg is OutgoingState.WAITING):
+        waiting = [item for item in self.items.values() if item.leg is OutgoingState.WAITING]
+        unheeded = [item for item in waiting if now >= self.overdue_at(item)]
+        for item in unheeded:
+            self._ask_others(item)
+        if unheeded or any(now >= item.held_until for item in waiting):
             self.pump()
+
+    def _ask_others(self, item: OutgoingMicrobatch) -> None:
+        """Prefer other peers for a waiting microbatch than those that it asked in vain; one that has not even
+        reported its credits in this iteration gets no microbatches for a while."""
+        asked = {peer for peer, _ in item.asked}
+        for peer in asked - self.credits.keys():
+            self.ctx.costs.missed(peer, self.t)
+        item.refused_by |= asked
+        item.asked.clear()
+        item.waits_since = math.inf
+        item.overdue += 1
 
     def deadline(self) -> float:
         """Earliest time (s) at which a microbatch was held back long enough, or is to be inquired after."""
@@ -333,10 +373,9 @@ class Sender:
             self._due_at = min(map(self._due, self.items.values()), default=math.inf)
         return self._due_at
 
-    @staticmethod
-    def _due(item: OutgoingMicrobatch) -> float:
+    def _due(self, item: OutgoingMicrobatch) -> float:
         if item.leg is OutgoingState.WAITING:
-            return item.held_until
+            return min(item.held_until, self.overdue_at(item))
         return math.inf if item.returned or item.leg is OutgoingState.PREPARING else item.probe_at
 
     def _fence(self) -> Fence:

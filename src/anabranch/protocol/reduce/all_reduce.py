@@ -111,7 +111,7 @@ class AllReduce:
         settings = self.ctx.run.settings
         cover = self.ctx.run.cover(self.ctx.run.stage, iteration.t)
         slots = settings.rounds.slots if iteration.slots else 0
-        if wrong := refused_cover(message, cover, slots) or misdealt(message, FLAT * settings.neighbours):
+        if wrong := refused_cover(message, cover, slots) or misdealt(message):
             return wrong
         mine = self._owned(message)
         if not mine <= iteration.claims.held:
@@ -154,8 +154,7 @@ class AllReduce:
             self._subtracted.discard(unit)
             self._recount(iteration, unit, +1)
         count = len(message.members)
-        one = len(set(message.sums)) == 1  # then all members are a single cell
-        cells = cells_of(count, count if one else FLAT * self.ctx.run.settings.neighbours)
+        cells = cells_of(count, count if message.sums else FLAT * self.ctx.run.settings.neighbours)
         receipt = WorkReceipt(self.ctx, iteration.seals, message, flat=len(cells.bounds) == 1)
         reduce = ReduceAttempt(message, receipt, message.members.index(self.ctx.me), cells)
         self.reduce = reduce

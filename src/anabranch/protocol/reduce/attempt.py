@@ -66,8 +66,9 @@ class ReduceAttempt:
     @property
     def partners(self) -> list[str]:
         """Peers that this replica exchanges parts with."""
-        if len(set(self.message.sums)) == 1 and self.collectors[0] != self.members[self.position]:
-            return [self.collectors[0]]
+        collectors = list(dict.fromkeys(self.collectors))
+        if self.message.sums and self.members[self.position] not in collectors:
+            return collectors
         fellows = [self.members[position] for position in sorted(self.cells.partners(self.position))]
         return [*fellows, *self.message.helpers]
 

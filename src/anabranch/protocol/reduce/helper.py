@@ -15,7 +15,6 @@ from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.context.task_queue import TaskPriority
 from anabranch.protocol.interface.tasks import Assemble, Payload, Result
 from anabranch.protocol.messages import Attempt, ReducedPart, ReducePart
-from anabranch.protocol.reduce.hierarchy import FLAT
 from anabranch.protocol.reduce.partial_sums import (
     EarlyParts,
     PartialSums,
@@ -87,7 +86,7 @@ class ReduceHelper:
             return f"stage {message.stage} is not beside mine"
         if ctx.me not in message.helpers:
             return "a reduce that I am not to help with"
-        if (wrong := misdealt(message, FLAT * ctx.run.settings.neighbours)) is not None:
+        if (wrong := misdealt(message)) is not None:
             return wrong
         mine = [part for part, peer in enumerate(collectors(message)) if peer == ctx.me]
         summing = PartialSums(ctx, message.fence.t, mine, contributors(message), True, self._summed)

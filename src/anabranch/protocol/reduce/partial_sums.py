@@ -145,12 +145,10 @@ def contributors(message: Attempt) -> tuple[int, ...]:
     return tuple(sorted(set(message.owners) - {-1}))
 
 
-def misdealt(message: Attempt, flat: int) -> str | None:
-    """Reason to refuse an attempt's assignment of parts to summing peers, or None. flat: largest number of
-    members that reduce as one group, where several peers sum."""
+def misdealt(message: Attempt) -> str | None:
+    """Reason to refuse an attempt's assignment of parts to summing peers, or None."""
     everybody = (*message.members, *message.helpers)
-    large = len(message.members) > flat and len(set(message.sums)) > 1
-    if message.sums and (large or len(message.sums) > PARTS):
+    if len(message.sums) > PARTS:
         return f"{len(message.sums)} parts that {len(message.members)} members are to send"
     if len(set(everybody)) < len(everybody):
         return "a reduce that names somebody twice"

@@ -137,9 +137,10 @@ class WorkReceipt:
 
 def refused_sums(receipt: Receipt, attempt: Attempt, flat: int) -> str | None:
     """Reason to refuse what a receipt says about the parts of an attempt, or None: each member cuts its sum
-    into all parts, adds up its own parts, and gets every part. flat: most members that are one cell."""
-    members, one = attempt.members, len(set(attempt.sums)) == 1  # then all members are a single cell
-    cells = cells_of(len(members), len(members) if one else flat)
+    into all parts, adds up its own parts, and gets every part. flat: largest number of members that are one
+    cell."""
+    members = attempt.members
+    cells = cells_of(len(members), len(members) if attempt.sums else flat)
     whole, senders = len(cells.bounds) == 1, contributors(attempt)
     dealt = (collectors(attempt) or members) if whole else ()
     if len(receipt.parts) != (len(dealt) or cells.parts):

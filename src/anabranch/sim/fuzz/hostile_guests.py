@@ -1,10 +1,9 @@
 """Hostile guests of one seed: they join a running swarm, do their deeds, and demands G1 to G4 are checked.
 
 G1: steps go on, each within PACE_S, and none is skipped on a false word. G2: no honest member is removed
-unless its process ended. G3: a guest whose deed is proven loses its seat (false work: if all work is
-audited). G4: no guest gets a seat that its
-ticket does not give. (That no bit of the run differs is invariant I3.) Not here: what a deed is
-(`guest_deeds`).
+unless its process was killed or ended well. G3: a guest whose deed is proven loses its seat (false work: if
+all work is audited). G4: no guest gets a seat that its ticket does not give. (That no bit of the run differs
+is invariant I3.) Not here: what a deed is (`guest_deeds`).
 """
 
 from __future__ import annotations
@@ -16,9 +15,8 @@ from dataclasses import dataclass, replace
 from msgspec import structs
 
 from anabranch.protocol.audit.auditor import AUDITORS
-from anabranch.protocol.interface import tasks
+from anabranch.protocol.interface.tasks import AUDIT_STEPS
 from anabranch.protocol.log.records import Commit, Member, Members, decode_entry
-from anabranch.protocol.reduce.hierarchy import FLAT
 from anabranch.sim.fuzz.guest_deeds import DEEDS, EVERY_S, Guest, GuestRole, cells
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import World
@@ -101,6 +99,9 @@ class HostileGuests:
         self._left: dict[str, float] = {}
         """Guest that did nothing yet -> time at which its deed is dropped."""
         self._seen: tuple[object, ...] = ()
+        self._audits: list[tuple[int, str, set[str]]] = []
+        """(step, guest, honest replicas of its stage) for each step that counts work of a guest that lied in
+        it; without those that left or moved while the work could be audited."""
         self._log_read, self._committed_at = 0, 0.0
 
     @property
@@ -158,7 +159,9 @@ class HostileGuests:
             guest.deed.talk(guest)
         if guest.told and guest.name in self._left:
             del self._left[guest.name]
-            self._first_t[guest.name], self._committed_at = steps, self.world.clock.now
+            if not self._first_t:
+                self._committed_at = self.world.clock.now
+            self._first_t[guest.name] = steps
             role = f"{guest.role.value} (stage {guest.stage})"
             text = f"{guest.name}, {role}, begins its deed: {guest.deed.name}"
             self._begun(guest.deed.name, guest.node, text)
@@ -198,24 +201,19 @@ class HostileGuests:
 
     def _counted(self, guest: Guest) -> bool:
         """True if a step in which the guest lied counts one of its contributions, and two honest replicas
-        that could audit it still serve the stage. What a replica that owns no unit computes falsely is in no
-        sum; sums of cells (groups of a large stage) are not audited; one auditor alone convicts nobody (the
-        log goes back)."""
-        flat = FLAT * self.world.settings.neighbours
-        stage_of = self.world.leading().peer.ctx.run.membership.stage_of
-        for line in self.world.log:
-            record = decode_entry(line).record
-            if isinstance(record, Commit) and ("false work", record.t) in guest.told:
-                for number, stage in enumerate(record.stages):
-                    stayed = [p for p in stage.members if stage_of(p) == number and p not in self.world.liars]
-                    if len(stayed) < AUDITORS:
-                        continue
-                    if guest.lie is tasks.SumPart and len(stage.members) > flat:
-                        continue
-                    receipts = dict(zip(stage.members, stage.receipts, strict=False))
-                    if receipts.get(guest.name):
-                        return True
-        return False
+        were there to audit it. What a replica that owns no unit computes falsely is in no sum; one auditor
+        alone convicts nobody (the log goes back)."""
+        return any(len(able) >= AUDITORS for _, name, able in self._audits if name == guest.name)
+
+    def _note_audits(self, commit: Commit) -> None:
+        """Note which guests lied in a committed step that counts their work, and who may audit it."""
+        for guest in self.guests:
+            if ("false work", commit.t) not in guest.told:
+                continue
+            for stage in commit.stages:
+                if dict(zip(stage.members, stage.receipts, strict=False)).get(guest.name):
+                    able = set(stage.members) - self.world.liars
+                    self._audits.append((commit.t, guest.name, able))
 
     def _in_time(self) -> None:
         silence_s = self.world.clock.now - self._committed_at
@@ -227,6 +225,7 @@ class HostileGuests:
             record = decode_entry(line).record
             if isinstance(record, Commit):
                 self._committed_at = self.world.clock.now
+                self._note_audits(record)
                 if record.verdict == "skip" and self._plans:
                     raise Violation("G1", f"step {record.t} is skipped on a false word")
             elif isinstance(record, Members):
@@ -241,8 +240,17 @@ class HostileGuests:
         moved = {member.id for member in record.joined}
         for peer, reason in record.removed.items():
             node = self.world.nodes.get(peer)
+            for t, _, able in self._audits:
+                if t > self._steps() - AUDIT_STEPS:
+                    able.discard(peer)
             if peer in self.world.liars:
                 if peer in self._first_t:
                     self._out.setdefault(peer, reason)
-            elif self.guests and peer not in moved and node is not None and node.running:
+            elif self.guests and peer not in moved and node is not None and _goes_on(node):
                 raise Violation("G2", f"{peer}, which is honest, is removed: {reason}")
+
+
+def _goes_on(node: Node) -> bool:
+    """True if the process of a member runs, or ended by itself with an error: what a guest says must not end
+    it."""
+    return node.running or (node.alive and node.stopped is not None and not node.stopped[1])
