@@ -502,9 +502,9 @@ class TcpTransport:
             while hello is None:
                 hello = handshake.receive(await lane.receive(), now_s=self._unix_time_s())
             walks_in = isinstance(hello.credential, Grant) and hello.credential.role == OPEN
-            if walks_in and hello.lane != BULK:
-                if refusal := self._prices.pay(block, hello.peer_id, hello.work, loop.time()):
-                    raise Refused(errors.BUSY, refusal)
+            pays = walks_in and hello.lane != BULK
+            if pays and (refusal := self._prices.pay(block, hello.peer_id, hello.work, loop.time())):
+                raise Refused(errors.BUSY, refusal)
             self._charge(reserved, hello)
             if hello.lane in (CARRY, MEET):
                 await self._carry(lane, hello, caller)
