@@ -9,7 +9,7 @@ runs them, each until it is caught, and prints the seed and the invariant.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import count
 
@@ -511,8 +511,8 @@ def ends_unread(patch: Patch) -> None:
 def predictable_draw(patch: Patch) -> None:
     """Audits are drawn from the hash that the iteration began with, which all know before they compute."""
 
-    def early(record: Commit, base: str, share: float) -> list[Drawn]:
-        found = drawn(record, record.previous_base, share)
+    def early(record: Commit, base: str, share: float, walk_ins: Mapping[str, int]) -> list[Drawn]:
+        found = drawn(record, record.previous_base, share, walk_ins)
         return [replace(each, base=base) for each in found]
 
     patch.setattr(audit_cases, "drawn", early)

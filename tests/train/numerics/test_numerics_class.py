@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from anabranch.config import ComputeSection
+from anabranch.train.numerics import numerics_class as numerics_class_module
 from anabranch.train.numerics.numerics_class import configure, device_of, numerics_class
 
 CPU = ComputeSection(device="cpu")
@@ -63,3 +64,13 @@ def test_auto_takes_an_accelerator_where_there_is_one() -> None:
     expected = "cuda" if torch.cuda.is_available() else "cpu"
     assert device_of(ComputeSection(device="auto")).type == expected
     assert device_of(CPU).type == "cpu"
+
+
+def test_processors_of_two_makers_are_two_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MKL chooses kernels by the maker: an EPYC and a Xeon with AVX-512 and equal probes differed in the kept
+    histories."""
+    found = set()
+    for maker in ("AuthenticAMD", "GenuineIntel"):
+        monkeypatch.setattr(numerics_class_module, "_maker", str(maker).__str__)
+        found.add(numerics_class(CPU, 1, 8)[0])
+    assert len(found) == 2

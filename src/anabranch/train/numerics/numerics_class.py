@@ -81,10 +81,24 @@ def numerics_class(compute: ComputeSection, rows: int, sequence: int) -> tuple[s
         description["cublas_workspace"] = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "")
     else:
         description["capability"] = torch.backends.cpu.get_cpu_capability()
+        description["processor"] = _maker()
         description["mkl"] = f"{torch._C.has_mkl} {os.environ.get('MKL_CBWR', '')}"
     description["probe"] = _probe(device, compute.dtype)
     canonical = json.dumps(description, sort_keys=True)
     return hashlib.sha256(canonical.encode()).hexdigest()[:16], description
+
+
+def _maker() -> str:
+    """Maker of the processor. MKL has other kernels for AMD's than for Intel's of the same instruction sets,
+    whose bits differ in some shapes only, so that a short probe cannot tell them apart."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                if line.startswith("vendor_id"):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass  # not Linux
+    return platform.processor().rpartition(",")[2].strip()
 
 
 def _probe(device: torch.device, dtype: str) -> str:
