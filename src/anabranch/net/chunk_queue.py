@@ -43,8 +43,8 @@ class _Outgoing:
 
 
 class ChunkQueue:
-    """Queue of payloads that are sent in chunks of at most `chunk_bytes`. As a bool: True while any bytes
-    wait."""
+    """Queue of payloads that are sent in chunks of at most `chunk_bytes`, by priority; within one the oldest
+    and the shortest take turns. As a bool: True while any bytes wait."""
 
     def __init__(self, chunk_bytes: int) -> None:
         self._chunk_bytes = chunk_bytes
