@@ -270,8 +270,8 @@ class Coordinator:
         self._finish()
 
     def _returns(self) -> Rollback | None:
-        """Record that returns the log to a snapshot: after a dispute the newest, after a conviction the newest
-        from before the false step. None without a reason, if none such is left, or if it is not due yet."""
+        """Record that returns the log to a snapshot: after a dispute the newest, after a conviction the
+        newest from before the false step. None without a reason, if none is left, or if it is not due yet."""
         audits = self.audits
         if audits.returns:
             if self.catalog.newest(audits.returns_before) is None:
