@@ -56,9 +56,9 @@ def device_of(compute: ComputeSection) -> torch.device:
 def numerics_class(compute: ComputeSection, rows: int, sequence: int) -> tuple[str, dict[str, str]]:
     """(hash, description) of this process's numerics for microbatches of rows × sequence tokens.
 
-    Two processes of one class compute the same bits from the same inputs. Besides the known settings the
-    description holds a probe, the hash of a short computation's bits, which tells machines apart that only
-    look alike.
+    Two processes of one class are taken to compute the same bits from the same inputs. Besides the known
+    settings the description holds a probe, the hash of a short computation's bits. It tells many machines
+    apart that only look alike, but not all: the bits may differ in shapes that it does not have.
     """
     import torch
 
