@@ -13,9 +13,9 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-#: Version of the messages between peers. Peers of another version are refused in the handshake. 7:
-#: circuits, packed sums without the zero bits at their end, codecs in the run file of the genesis record.
-PROTOCOL_VERSION = 8
+#: Version of the protocol between peers, whose history is in `docs/reference/protocol.md`. Peers of another
+#: version are refused in the handshake. 9: audits of walk-ins, and audited reduces without cells.
+PROTOCOL_VERSION = 9
 
 #: Version of the layout of a run directory. A run directory of another version is refused.
 RUN_DIRECTORY_VERSION = 1
