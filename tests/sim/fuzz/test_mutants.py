@@ -18,6 +18,7 @@ QUICK = {
     "commit with one PREPARED": 8,
     "the lowest id decides": 15,
     "a majority of the absent": 205,
+    "possession unproven": 127,
     "the role of the link": 84,
     "audits that find nothing": 19,
     "one auditor convicts": 547,

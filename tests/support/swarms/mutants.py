@@ -782,7 +782,7 @@ MUTANTS: dict[str, Mutant] = {
     "the lowest id decides": Mutant(lowest_id_decides, "hostile", ("G2", "G3", "I2", "I3")),
     "one word skips a step": Mutant(one_word_skips, "hostile", ("G1",)),
     "overdue microbatches stay": Mutant(overdue_stays, "hostile", ("G1", "I4")),
-    "possession unproven": Mutant(possession_unproven, "hostile", ("G1", "G2", "I2", "I3", "I4")),
+    "possession unproven": Mutant(possession_unproven, "hostile", ("G4",)),
     "the role of the link": Mutant(role_of_the_link, "hostile", ("G4",)),
     "audits that find nothing": Mutant(audits_pass, "hostile", ("G3", "I3")),
     "one auditor convicts": Mutant(one_auditor_convicts, "hostile", ("G2",)),

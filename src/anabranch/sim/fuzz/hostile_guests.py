@@ -2,8 +2,9 @@
 
 G1: steps go on, each within PACE_S, and none is skipped on a false word. G2: no honest member is removed
 unless its process was killed or ended well. G3: a guest whose deed is proven loses its seat (false work: if
-all work is audited). G4: no guest gets a seat that its ticket does not give. (That no bit of the run differs
-is invariant I3.) Not here: what a deed is (`guest_deeds`).
+all work is audited). G4: no guest gets a seat that its ticket does not give, nor comes to serve without its
+stage's state where others that have it are heard. (That no bit of the run differs is invariant I3.) Not here:
+what a deed is (`guest_deeds`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from msgspec import structs
 from anabranch.protocol.audit.auditor import AUDITORS
 from anabranch.protocol.interface.tasks import AUDIT_STEPS
 from anabranch.protocol.log.records import Commit, Member, Members, decode_entry
+from anabranch.protocol.peer.shared_state import Step
 from anabranch.sim.fuzz.guest_deeds import DEEDS, EVERY_S, Guest, GuestRole, cells
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import World
@@ -230,6 +232,7 @@ class HostileGuests:
                     raise Violation("G1", f"step {record.t} is skipped on a false word")
             elif isinstance(record, Members):
                 self._removed(record)
+                self._seated(record, steps)
         self._log_read = len(self.world.log)
 
     def _removed(self, record: Members) -> None:
@@ -248,6 +251,17 @@ class HostileGuests:
                     self._out.setdefault(peer, reason)
             elif self.guests and peer not in moved and node is not None and _goes_on(node):
                 raise Violation("G2", f"{peer}, which is honest, is removed: {reason}")
+
+    def _seated(self, record: Members, steps: int) -> None:
+        """Raise Violation if a guest without its stage's state comes to serve after the first step, although
+        the leader hears an honest replica that could say so (G4)."""
+        context = self.world.leading().peer.ctx
+        for guest in self.guests:
+            if guest.name not in record.active_from or guest.node.peer.joining.step is not Step.FETCHING:
+                continue
+            honest = set(context.run.membership.serving(guest.stage)) - self.world.liars
+            if steps and any(peer == context.me or context.reachable(peer) for peer in honest):
+                raise Violation("G4", f"{guest.name} comes to serve stage {guest.stage} without its state")
 
 
 def _goes_on(node: Node) -> bool:
