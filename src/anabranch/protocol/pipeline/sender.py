@@ -147,7 +147,9 @@ class Sender:
         """Store the credits that `peer` reports, and send what can be sent. If it began to serve during this
         iteration, call microbatches back from other peers for it."""
         comes = peer not in self.credits and peer not in self._initial_peers
-        self.credits.setdefault(peer, Credit()).told(slots, self.ctx.clock.now)
+        if peer not in self.credits:
+            self.credits[peer] = Credit()
+        self.credits[peer].told(slots, self.ctx.clock.now)
         self.pump()
         if comes and not self.ctx.run.near.crowded and peer not in self.ctx.standby_view.waits:
             self._call_back(peer)
@@ -370,7 +372,10 @@ class Sender:
     def deadline(self) -> float:
         """Earliest time (s) at which a microbatch was held back long enough, or is to be inquired after."""
         if self._due_at is None:
-            self._due_at = min(map(self._due, self.items.values()), default=math.inf)
+            due = math.inf
+            for item in self.items.values():
+                due = min(due, self._due(item))
+            self._due_at = due
         return self._due_at
 
     def _due(self, item: OutgoingMicrobatch) -> float:
