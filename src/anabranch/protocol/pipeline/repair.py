@@ -243,7 +243,7 @@ class Repairs:
             if now < item.probe_at:
                 continue
             if item.leg is OutgoingState.SENT and not item.returned and item.peer:
-                if now >= sender.overdue_at(item) and sender.others_could(item):
+                if sender.others_could(item) and now >= sender.overdue_at(item):
                     self.ctx.costs.missed(item.peer, sender.t)
                     item.refused_by.add(item.peer)
                     item.first_sent_at = min(item.first_sent_at, item.sent_at)

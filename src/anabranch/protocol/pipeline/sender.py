@@ -337,8 +337,11 @@ class Sender:
                 item.probe_at = min(item.probe_at, self.overdue_at(item))
 
     def others_could(self, item: OutgoingMicrobatch) -> bool:
-        """True if another peer of the next stage than the one that has the microbatch is reachable."""
-        return any(self.ctx.reachable(peer) for peer in self.hops.peers() if peer != item.peer)
+        """True if another peer of the next stage than the one that has the microbatch is reachable. In a large
+        swarm where no other neighbour is, some replicas that are no neighbours are dialled for later."""
+        if any(self.ctx.reachable(peer) for peer in self.hops.peers() if peer != item.peer):
+            return True
+        return any(peer != item.peer for peer in self.hops.strangers())
 
     # --- time ----------------------------------------------------------------------------------
 
