@@ -51,7 +51,7 @@ class HopCandidates:
         """Peers that may get a microbatch now, and the time (s; infinite: none) at which further ones become
         eligible.
 
-        In a large swarm replicas that are no neighbours are eligible where no preferred neighbour is reachable.
+        In a large swarm others are eligible, too, if no preferred neighbour is reachable.
         A standby is eligible if no other replica is reachable, or once no other replica was sent a microbatch
         for the time that the coordinator announced. A peer that refused the microbatch, or kept microbatches
         too long, is eligible if there is no other, or once the microbatch has waited for PREFERRED_S. A slot
