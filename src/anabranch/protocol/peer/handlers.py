@@ -175,8 +175,8 @@ class MessageHandlers:
             return None
         lead.initial_assignment.told(peer, message.links)
         fingerprint = lead.released.fingerprint_at(message.t, message.stage)
-        proof = lead.vouchers.expected(message.t, message.stage)
-        return lead.admission.on_ready(peer, message, fingerprint, proof)
+        proven = lead.vouchers.proves(message.t, message.stage, message.proof)
+        return lead.admission.on_ready(peer, message, fingerprint, proven)
 
     def _vouch(self, peer: str, message: msg.Vouch, payload: Payload | None) -> str | None:
         refusal = self._lead.vouchers.on_vouch(peer, message)
