@@ -1,4 +1,4 @@
-"""Grids of parameters of which the suite takes half, and `make soak` all."""
+"""Parameters of which the suite takes a part, and `make soak` all."""
 
 from __future__ import annotations
 
@@ -21,3 +21,10 @@ def half_grid(*dimensions: Iterable[Any]) -> list[Any]:
         )
         for each in itertools.product(*numbered)
     ]
+
+
+def first_of(values: Iterable[Any], stay: int = 1) -> list[Any]:
+    """Values of one parameter (seeds, say), or tuples of several: the first `stay` as they are, the others
+    marked `soak`."""
+    sets = [value if isinstance(value, tuple) else (value,) for value in values]
+    return [pytest.param(*each, marks=[pytest.mark.soak] * (n >= stay)) for n, each in enumerate(sets)]
