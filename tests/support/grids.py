@@ -23,6 +23,23 @@ def half_grid(*dimensions: Iterable[Any]) -> list[Any]:
     ]
 
 
+def thin_grid(first: Iterable[Any], *others: Iterable[Any]) -> list[Any]:
+    """All combinations, a parameter set each; one for each value of `first` stays and the others are marked
+    `soak`. The values of `others` that stay are the digits of a number that counts up with `first`."""
+    cells, dimensions = [], [list(values) for values in others]
+    for number, value in enumerate(first):
+        digits = []
+        for values in dimensions:
+            number, digit = divmod(number, len(values))
+            digits.append(digit)
+        for cell in itertools.product(*map(enumerate, dimensions)):
+            stays = [index for index, _ in cell] == digits
+            cells.append(
+                pytest.param(value, *(each for _, each in cell), marks=[pytest.mark.soak] * (not stays))
+            )
+    return cells
+
+
 def first_of(values: Iterable[Any], stay: int = 1) -> list[Any]:
     """Values of one parameter (seeds, say), or tuples of several: the first `stay` as they are, the others
     marked `soak`."""
