@@ -1,4 +1,4 @@
-"""Grids of parameters of which the suite takes half, and `make soak` all."""
+"""Parameters of which the suite takes a part, and `make soak` all."""
 
 from __future__ import annotations
 
@@ -21,3 +21,27 @@ def half_grid(*dimensions: Iterable[Any]) -> list[Any]:
         )
         for each in itertools.product(*numbered)
     ]
+
+
+def thin_grid(first: Iterable[Any], *others: Iterable[Any]) -> list[Any]:
+    """All combinations, a parameter set each; one for each value of `first` stays and the others are marked
+    `soak`. The values of `others` that stay are the digits of a number that counts up with `first`."""
+    cells, dimensions = [], [list(values) for values in others]
+    for number, value in enumerate(first):
+        digits = []
+        for values in dimensions:
+            number, digit = divmod(number, len(values))
+            digits.append(digit)
+        for cell in itertools.product(*map(enumerate, dimensions)):
+            stays = [index for index, _ in cell] == digits
+            cells.append(
+                pytest.param(value, *(each for _, each in cell), marks=[pytest.mark.soak] * (not stays))
+            )
+    return cells
+
+
+def first_of(values: Iterable[Any], stay: int = 1) -> list[Any]:
+    """Values of one parameter (seeds, say), or tuples of several: the first `stay` as they are, the others
+    marked `soak`."""
+    sets = [value if isinstance(value, tuple) else (value,) for value in values]
+    return [pytest.param(*each, marks=[pytest.mark.soak] * (n >= stay)) for n, each in enumerate(sets)]

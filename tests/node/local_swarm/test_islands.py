@@ -39,7 +39,8 @@ SYSTEMS: dict[str, dict[str, object]] = {
 @pytest.mark.parametrize(
     ("kill_at", "system"),
     [
-        *((1, "anabranch"), (6, "anabranch"), (6, "streaming-diloco"), (6, "sparse")),
+        *((1, "anabranch"), (6, "streaming-diloco"), (6, "sparse")),
+        pytest.param(6, "anabranch", marks=pytest.mark.soak),
         pytest.param(6, "diloco", marks=pytest.mark.soak),
         pytest.param(6, "gaia", marks=pytest.mark.soak),
     ],
@@ -50,11 +51,11 @@ def test_a_killed_relay_costs_its_slot_and_no_bit(
     run = small_run(
         texts,
         **SYSTEMS[system],
-        run__steps=48,
+        run__steps=36,
         pipeline__stages=0,
         round__slots=3,
         round__steps=4,
-        round__start=0.084,
+        round__start=0.112,
         fleet__relays_per_stage=[3],
         fleet__minimum=3,
         evaluation__every=8,
@@ -65,7 +66,7 @@ def test_a_killed_relay_costs_its_slot_and_no_bit(
         swarm.until(lambda seen: any(isinstance(e, Step) and e.t == kill_at for e in seen))
         swarm.processes["relay-1.1"].signal(signal.SIGKILL)
         swarm.to_the_end()
-    check_exact(directory, 15)
+    check_exact(directory, 12)
     history = history_of(directory)
     rounds = [commit for commit in history.commits if commit.t in history.plans]
     assert swarm.processes["relay-1.1"].status == -signal.SIGKILL
@@ -74,6 +75,6 @@ def test_a_killed_relay_costs_its_slot_and_no_bit(
     [victim] = {each.subject for each in joined if each.name == "relay-1.1"}
     last = rounds[-1].stages[1]
     assert victim not in {last.members[owner] for owner in last.owners if owner >= 0}
-    assert len(rounds) == 11 and all(counted(commit.stages[1].owners) for commit in rounds)
+    assert len(rounds) == 8 and all(counted(commit.stages[1].owners) for commit in rounds)
     carried = [slot.carried for t in list(history.plans)[1:] for slot in history.plans[t] if slot.peer]
     assert (sum(t > 0 for t in carried) > len(carried) / 2) == (system != "anabranch")

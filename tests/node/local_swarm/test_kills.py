@@ -25,7 +25,7 @@ from anabranch.observe.events import (
 )
 from support.local_swarms import Swarm, check_exact, created, history_of, small_run, steps_of, swarm_of
 
-STEPS = 8
+STEPS = 6
 
 
 @pytest.fixture
@@ -89,6 +89,7 @@ def test_a_relay_that_kills_itself(
         assert steps_of(swarm.seen[:dead]) == list(range(1, int(t)))
 
 
+@pytest.mark.soak  # as in test_islands.py, where every step is exact too
 def test_a_relay_killed_from_outside(tmp_path: Path, run: RunConfig, supervisor: Supervisor) -> None:
     directory = created(tmp_path / "run", run)
     with swarm_of(directory, run, supervisor) as swarm:

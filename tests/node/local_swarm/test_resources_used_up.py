@@ -86,7 +86,7 @@ def test_a_run_on_a_full_disk_is_stopped_by_its_user(
 def test_a_disk_without_any_room(tmp_path: Path, texts: Path, supervisor: Supervisor) -> None:
     """A leader that has nothing to write yet is stopped by Ctrl+C; one that cannot write its log ends, says
     what to do, and goes on from the same step once there is room."""
-    run = small_run(texts, run__steps=40, checkpoint__every=5)
+    run = small_run(texts, run__steps=16, checkpoint__every=4)
     with small_disk(tmp_path / "disk", 12 << 20) as disk:
         directory = created(disk.path / "run", run)
         with swarm_of(directory, run, supervisor, leader_only=True) as swarm:
@@ -107,4 +107,4 @@ def test_a_disk_without_any_room(tmp_path: Path, texts: Path, supervisor: Superv
         with swarm_of(directory, run, supervisor) as swarm:
             started = next(event for event in swarm.to_the_end() if isinstance(event, RunStarted))
             assert started.from_iteration == good[-1]
-        check_exact(directory, 40)
+        check_exact(directory, 16)

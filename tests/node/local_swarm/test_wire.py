@@ -53,14 +53,14 @@ def test_a_relay_that_dies_in_mid_backward(
 
 
 @pytest.mark.parametrize(
-    ("at", "wire"), [("mid_backward", {}), pytest.param("ahead", WIRE, marks=pytest.mark.slow)]
+    ("at", "wire"), [("mid_backward", {}), pytest.param("ahead", WIRE, marks=pytest.mark.soak)]
 )
 def test_a_relay_that_dies_with_two_iterations_in_flight(
     tmp_path: Path, texts: Path, supervisor: Supervisor, at: str, wire: dict[str, Any]
 ) -> None:
     """In the backward pass of the first of them, or of the second (I3, R1, R5). On a busy machine the second
     is seldom that far before the first is over, so there are many steps in which it may be."""
-    steps = 8 if at == "mid_backward" else 40
+    steps = 6 if at == "mid_backward" else 40
     delayed = {"iteration__delay": 1, "iteration__delay_from": 2 / steps, "fleet__minimum": 2}
     run = small_run(texts, run__steps=steps, batch__microbatches=16, **delayed, **wire)
     directory = created(tmp_path / "run", run)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from anabranch.sim.fuzz.fault_kinds import PROFILES
 from anabranch.sim.fuzz.guest_deeds import DEEDS, OPEN, cells
 from anabranch.sim.fuzz.runner import run_seed
 from anabranch.sim.fuzz.seed_drawing import draw, profile_of
+from support.grids import first_of
+
+soak = partial(pytest.param, marks=pytest.mark.soak)
 
 
 def test_every_deed_is_drawn_by_one_profile_or_the_other() -> None:
@@ -24,7 +29,7 @@ def test_seeds_of_a_turn_have_no_guests() -> None:
     assert not any(draw(seed, profile_of(seed)).guests for seed in range(20 * len(PROFILES)))
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2, 19, 22])
+@pytest.mark.parametrize("seed", first_of([0, 1, 22, 2, 19], 3))
 def test_guests_are_survived(seed: int) -> None:
     """Demands G1 to G3 and all invariants hold, and each guest did its deed."""
     outcome = run_seed(seed, "hostile")
@@ -40,13 +45,14 @@ def test_guests_are_survived(seed: int) -> None:
         5211933,  # two liars of five replicas reported the same overflow, and the step was skipped
         5300593,  # the first auditor moved to another stage, and nobody audited the false step
         5212131,  # a relay that moved away and back was removed for work that it had to drop
-        5212438,  # a false sum in a stage of several cells had no receipt
         5400086,  # two checkpoints later, no state from before a false step was left when it was found
-        5211405,  # a data node that was new waited for a black hole for ever
         5300338,  # a black hole held credits of the next stage, and honest relays waited for these
-        5302312,  # a search waited for a replica that never opened the iteration
         5400240,  # the only neighbour at the next stage of a large swarm was a black hole
         5212158,  # a guest that withheld its inputs held an auditor up until the liar's audit had expired
+        # Smaller tests hold these: test_sender.py, and of the last one swarm/byzantine/test_audit.py.
+        soak(5211405),  # a data node that was new waited for a black hole for ever
+        soak(5302312),  # a search waited for a replica that never opened the iteration
+        soak(5212438),  # a false sum in a stage of several cells had no receipt
     ],
 )
 def test_seeds_that_once_failed(seed: int) -> None:

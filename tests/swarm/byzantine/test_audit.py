@@ -17,7 +17,7 @@ from anabranch.protocol.messages import AnyMessage, Claim, Prepared
 from anabranch.sim.kernel.swarm_world import World
 from anabranch.sim.workers.integer_worker import IntegerWorker, hashed
 from anabranch.sim.workers.integer_world import Machine, counting_world, wrong_states
-from support.grids import half_grid
+from support.grids import first_of, thin_grid
 
 STEPS = 12
 
@@ -128,7 +128,7 @@ DRAWS = [("audited", 1), ("audited", 2), ("audited-b", 3)]
 KINDS = (tasks.Forward, tasks.InputGradient, tasks.Freeze, tasks.SumPart)
 
 
-@pytest.mark.parametrize(("kind", "liar", "draws"), half_grid(KINDS, ("r1.1", "r2.2"), DRAWS))
+@pytest.mark.parametrize(("kind", "draws", "liar"), thin_grid(KINDS, DRAWS, ("r1.1", "r2.2")))
 def test_a_relay_that_computes_falsely_is_convicted(
     kind: type[Task], liar: str, draws: tuple[str, int]
 ) -> None:
@@ -154,7 +154,7 @@ def test_a_relay_of_a_large_stage_that_sums_falsely_is_convicted(kind: type[Task
     assert [record.id for record in records if isinstance(record, Revoke)] == ["r1.1"]
 
 
-@pytest.mark.parametrize("seed", [0, 9, 10, 22])
+@pytest.mark.parametrize("seed", first_of([0, 9, 10, 22], 2))
 def test_a_relay_that_lies_as_an_auditor_too_is_out(seed: int) -> None:
     """It sums parts falsely, those of its audits as well. Depending on the draw it is convicted for its own
     sums, or loses its seat before any of them counts, for a difference that the second auditor did not
@@ -195,7 +195,7 @@ def vanishes(world: World, liar: str, worker: LyingWorker, after_s: float, repor
     world.mouths[liar] = mouth
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", first_of([1, 2, 3], 1))
 def test_a_relay_that_vanishes_before_its_receipt_is_not_counted(seed: int) -> None:
     """It sends false parts, and dies before it reports the reduce. The others had the sum with its parts and
     went on with it; no receipt of it was in the commit, so that nothing of it was audited."""

@@ -18,6 +18,7 @@ from anabranch.sim.checks.invariants import Invariants
 from anabranch.sim.kernel.simulated_peer import Node, TaskExecutor
 from anabranch.sim.kernel.swarm_world import World
 from anabranch.sim.workers.integer_world import Machine, counting_world, wrong_states
+from support.grids import half_grid
 
 END_S = 200.0
 
@@ -108,8 +109,9 @@ def hoarder(world: World, name: str, after: int) -> None:
     altered(world, deny)
 
 
-@pytest.mark.parametrize("kind", [tasks.Forward, tasks.InputGradient, tasks.WeightGradient])
-@pytest.mark.parametrize("trap", [hole, hoarder])
+@pytest.mark.parametrize(
+    ("kind", "trap"), half_grid([tasks.Forward, tasks.InputGradient, tasks.WeightGradient], [hole, hoarder])
+)
 def test_an_overflow_is_skipped_though_the_only_other_replica_does_not_compute_it(
     kind: type, trap: Callable[[World, str, int], None]
 ) -> None:
@@ -384,8 +386,9 @@ def test_one_broken_tensor_to_the_only_data_node_stops_nothing(
     assert spoiled and wrong_states(world) == {}
 
 
-@pytest.mark.parametrize("kind", [tasks.Head, tasks.Embed, tasks.WeightGradient])
-@pytest.mark.parametrize("data_nodes", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("kind", "data_nodes"), half_grid([tasks.Head, tasks.Embed, tasks.WeightGradient], [1, 2, 3])
+)
 def test_an_overflow_at_the_data_nodes_is_skipped(kind: type, data_nodes: int) -> None:
     """Another data node computes a head again; nobody else embeds a data node's part."""
     world = swarm(2, steps=12, data_nodes=data_nodes)

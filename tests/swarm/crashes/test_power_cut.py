@@ -107,7 +107,7 @@ def test_lost_before_the_first_step() -> None:
 def test_three_voters_come_back(late_s: float) -> None:
     """All die at once. The founder is elected when another voter is back, perhaps much later, and takes the
     run up from its checkpoint; the log goes on from what any of them had."""
-    run = small_run(minimum=2, steps=8, checkpoint_every=2)
+    run = small_run(minimum=2, steps=6, checkpoint_every=2)
     world = training_world(run, small_model(run), MadeUpBatches(run), [2, 2], 2, 5, voters=3)
     Invariants(world)
     died: list[int] = []

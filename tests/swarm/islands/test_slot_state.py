@@ -19,7 +19,7 @@ from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import World
 from anabranch.train.model.rounds import iterations
 from anabranch.train.stage.whole_worker import WholeWorker
-from support.grids import half_grid
+from support.grids import half_grid, thin_grid
 from swarm.islands.test_rounds import check_replayed, island_run, returning, strike, world_of
 
 FEEDBACK = {"select": "largest", "select_share": 0.02, "unsent": "feedback", "contributions": "int2"}
@@ -44,7 +44,7 @@ def test_rounds_with_state_are_replayed_by_one_process(system: str, late: str) -
 
 
 @pytest.mark.parametrize(
-    ("system", "trouble", "late"), half_grid(SYSTEMS, (strike, returning), ("drop", "wait"))
+    ("system", "trouble", "late"), thin_grid(SYSTEMS, (strike, returning), ("drop", "wait"))
 )
 def test_a_slot_whose_machine_dies_begins_anew(
     system: str, trouble: Callable[[World, int], list[str]], late: str

@@ -11,6 +11,7 @@ from anabranch.protocol.interface.settings import Settings
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import Model, World
 from anabranch.sim.workers.integer_world import Machine, counting_world, wrong_states
+from support.grids import first_of
 
 STEPS = 8
 
@@ -97,7 +98,7 @@ class VoterTrial:
                 assert raft.log.line(index) == world.log[index], f"{node.id}: another history"
 
 
-@pytest.mark.parametrize("seed", [*range(12), 2123])  # 2123: elected before it had read of its own removal
+@pytest.mark.parametrize("seed", first_of([2123, *range(12)], 5))  # 2123: elected, its own removal unread
 def test_a_few(seed: int) -> None:
     VoterTrial(seed).carry_out()
 

@@ -14,6 +14,7 @@ from anabranch.sim.kernel.founder import founder_comes_back
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import World
 from anabranch.sim.workers.integer_world import Machine, counting_world, wrong_states
+from support.grids import first_of
 from support.swarms.fault_points import Fault, Moment
 from support.swarms.small_swarm import MadeUpBatches, check_equal, small_model, small_run
 from support.swarms.training_world import training_world
@@ -53,7 +54,7 @@ def others(world: World) -> tuple[str, ...]:
     return tuple(peer for peer in world.nodes if peer != "d0")
 
 
-@pytest.mark.parametrize("seed", [0, 1, pytest.param(2, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("seed", first_of(range(3)))
 def test_a_voter_finds_the_others_from_its_disk(seed: int) -> None:
     """The founder is gone for ever. Before it is replaced as a voter, the next leader dies too and is soon
     back, elsewhere: with its vote, which the third voter needs, the run goes on."""
@@ -70,7 +71,7 @@ def test_a_voter_finds_the_others_from_its_disk(seed: int) -> None:
     assert second.delivered
 
 
-@pytest.mark.parametrize("seed", [0, 1, pytest.param(2, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("seed", first_of(range(3)))
 def test_the_founder_takes_up_what_it_has_missed(seed: int) -> None:
     """The founder dies, another leads, and then all die. Those who come back with the longest log serve
     nothing and cannot lead; the founder can, and has less of the log. Between them nothing is lost."""

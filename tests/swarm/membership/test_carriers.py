@@ -9,6 +9,7 @@ from anabranch.protocol.interface import tasks
 from anabranch.protocol.interface.settings import Settings
 from anabranch.sim.kernel.swarm_world import World
 from anabranch.sim.workers.integer_world import Machine, counting_world, member_of, wrong_states
+from support.grids import first_of
 from support.swarms.fault_points import Fault, ended, kill
 
 STEPS = 8
@@ -20,7 +21,7 @@ def via(world: World, one: str, other: str) -> str | None:
     return link.via if link is not None and link.open else None
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", first_of(range(3), 1))
 def test_adjacent_relays_that_nobody_can_dial_work_through_a_carrier(seed: int) -> None:
     """Every state is right (I3)."""
     settings = Settings("run", 1, 2, 4, STEPS)
@@ -33,7 +34,7 @@ def test_adjacent_relays_that_nobody_can_dial_work_through_a_carrier(seed: int) 
     assert "d0" in seen and "" not in seen
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", first_of(range(3), 1))
 def test_another_carrier_takes_over_from_one_that_dies(seed: int) -> None:
     """No step is lost, and the pair is linked again within two seconds (I3, I4)."""
     settings = Settings("run", 1, 2, 4, STEPS, min_replicas=2)
@@ -59,7 +60,7 @@ def test_another_carrier_takes_over_from_one_that_dies(seed: int) -> None:
     assert again.keys() == set(carried_by_dead) and max(again.values()) < 2.0
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", first_of(range(3), 1))
 def test_a_carrier_that_swallows_what_it_carries_is_left_for_another(seed: int) -> None:
     """Its own links are sound, so nobody suspects it; no step is lost (I3, I4). Either end of a pair finds it
     out for itself."""

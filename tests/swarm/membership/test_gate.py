@@ -17,15 +17,18 @@ from anabranch.sim.checks.invariants import Invariants
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import World
 from anabranch.sim.workers.integer_world import Machine, counting_world, member_of, wrong_states
+from support.grids import first_of
 from support.swarms.voters import LONG, come_back, has_voters, leads, records
 
 STAGES = {"d0": 0, "d1": 0, "r1.0": 1, "r1.1": 1, "r2.0": 2, "r2.1": 2}
+#: Enough for all that happens in a test, with some steps after it.
+STEPS = 24
 LAB = ev.VerifiedCredential("relay", ev.NEVER_EXPIRES_S, "lab", 1)
 REVOKE_LAB = ev.Wished("revoke", 0, "lab", "the course is over")
 
 
 def swarm(seed: int, voters: int, *more: Machine) -> World:
-    settings = replace(LONG, voters=voters, steps=40)
+    settings = replace(LONG, voters=voters, steps=STEPS)
     machines = [*(Machine(name, stage) for name, stage in STAGES.items()), *more]
     world = counting_world(settings, machines, seed)
     Invariants(world)
@@ -54,11 +57,11 @@ def said(node: Node) -> str:
 
 def check_end(world: World) -> None:
     world.run(900.0)
-    assert [commit.t for commit in world.history().commits] == list(range(1, 41))
+    assert [commit.t for commit in world.history().commits] == list(range(1, STEPS + 1))
     assert wrong_states(world) == {}
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", first_of(range(3), 1))
 def test_a_quota_holds_when_two_ask_at_once_and_a_seat_is_free_again(seed: int) -> None:
     world = swarm(seed, voters=1)
     for name in ("one", "two"):
@@ -77,7 +80,7 @@ def test_a_quota_holds_when_two_ask_at_once_and_a_seat_is_free_again(seed: int) 
     assert admitted == [there, "three"]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", first_of(range(3), 1))
 def test_a_revoked_ticket_is_out_and_no_key_brings_it_back(seed: int) -> None:
     """The member is removed, the run goes on, and neither its key nor another gets in with the ticket."""
     world = swarm(seed, voters=1)
@@ -103,7 +106,7 @@ def next_process(member: Member) -> Member:
     return msgspec.structs.replace(member, incarnation=member.incarnation + 1)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", first_of(range(3), 1))
 def test_another_leader_knows_quotas_and_revocations(seed: int) -> None:
     """The next leader has the members' tickets and the revocations from the log."""
     world = swarm(seed, voters=3)
@@ -154,7 +157,7 @@ def test_the_founder_is_not_expelled_and_a_peer_is_by_its_id() -> None:
     assert "expelled this peer" in said(world.nodes["guest"])
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", first_of(range(3), 1))
 def test_a_revoked_voter_is_out_and_so_is_a_revoked_leader(seed: int) -> None:
     """While the founder is away another voter leads; the founder comes back and revokes the leader's ticket,
     which the leader logs itself. The others go on."""
@@ -177,7 +180,7 @@ def test_a_revoked_voter_is_out_and_so_is_a_revoked_leader(seed: int) -> None:
     assert leader.id not in world.nodes["d0"].peer.ctx.run.membership.members
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", first_of(range(2), 1))
 def test_a_guest_that_does_not_go_is_removed_all_the_same(seed: int) -> None:
     """It ignores its revocation and every refusal, dials again, and gets no link."""
     world = swarm(seed, voters=1)
@@ -192,7 +195,7 @@ def test_a_guest_that_does_not_go_is_removed_all_the_same(seed: int) -> None:
     until(world, lambda: world.clock.now > since + 1.0)
     for name in STAGES:
         world.dial(guest, name)
-    until(world, lambda: world.clock.now > since + 3.0 or world.history().t == 40)
+    until(world, lambda: world.clock.now > since + 3.0 or world.history().t == STEPS)
     assert not any("guest" in world.nodes[name].links for name in STAGES)
     check_end(world)
     owners = [set().union(*(stage.members for stage in commit.stages)) for commit in world.history().commits]

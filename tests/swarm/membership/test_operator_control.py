@@ -14,6 +14,7 @@ from anabranch.sim.checks.invariants import Invariants
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import World
 from anabranch.sim.workers.integer_world import Machine, counting_world, member_of, wrong_states
+from support.grids import first_of, half_grid
 from support.swarms.fault_points import Fault
 from support.swarms.voters import LONG, come_back, has_voters, leads, long_swarm, one_history, records
 
@@ -73,7 +74,7 @@ def check_whole(world: World, steps: int) -> None:
     check_pauses(world)
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", first_of(range(2), 1))
 def test_a_pause_lets_the_step_in_flight_commit_and_nothing_begins_until_it_ends(seed: int) -> None:
     world = alone(seed)
     wish(world, 2.0 + seed / 7, PAUSE, PAUSE)
@@ -129,8 +130,7 @@ def test_a_paused_run_is_stopped_and_its_resumption_ends_the_pause() -> None:
     assert again.lead is not None and Control("continue") in again.lead.opening
 
 
-@pytest.mark.parametrize("steps", [6, 18])
-@pytest.mark.parametrize("windows", [0, 2])
+@pytest.mark.parametrize(("steps", "windows"), half_grid([6, 18], [0, 2]))
 def test_the_number_of_steps_is_changed_and_all_end_by_the_new_one(steps: int, windows: int) -> None:
     world = alone(3, windows=windows, evaluate_every=4)
     Fault(
@@ -208,7 +208,7 @@ def test_another_leads_while_the_owner_pauses_and_dies_with_it() -> None:
     one_history(world)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", first_of(range(4), 2))
 def test_whatever_dies_the_log_says_what_holds(seed: int) -> None:
     """Wishes at random moments among crashes, partitions and a founder that comes back."""
     draw = random.Random(seed)

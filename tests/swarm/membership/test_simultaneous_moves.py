@@ -6,6 +6,8 @@ Found by `anabranch simtest --trace 2098324 --profile partition` (I3: a gradient
 
 from __future__ import annotations
 
+from itertools import product
+
 import msgspec
 import pytest
 
@@ -17,7 +19,7 @@ from anabranch.sim.checks.invariants import Invariants
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import World
 from anabranch.sim.workers.integer_world import Machine, counting_world, wrong_states
-from support.grids import half_grid
+from support.grids import first_of
 
 
 def shifted(seed: int, slow: float, checked: bool) -> World:
@@ -55,14 +57,14 @@ def shifted(seed: int, slow: float, checked: bool) -> World:
     return world
 
 
-@pytest.mark.parametrize(("seed", "slow"), half_grid(range(4), (10.0, 30.0)))
+@pytest.mark.parametrize(("seed", "slow"), first_of(product(range(4), (10.0, 30.0)), 2))
 def test_what_was_sent_in_a_former_role_is_not_computed_with(seed: int, slow: float) -> None:
     world = shifted(seed, slow, checked=False)
     assert world.history().t == 3
     assert wrong_states(world) == {}
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", first_of(range(4), 2))
 def test_slots_granted_in_a_former_role_are_none(seed: int) -> None:
     world = shifted(seed, 10.0, checked=True)
     assert world.history().t == 3

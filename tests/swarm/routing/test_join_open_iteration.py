@@ -11,12 +11,14 @@ from anabranch.protocol.interface import events as ev
 from anabranch.sim.checks.invariants import Invariants
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.workers.integer_world import Machine, counting_world, wrong_states
+from support.grids import first_of
 from support.swarms.lost_stages import go_on
 from support.swarms.open_iteration import MODEL, SETTINGS, again
 
 
-@pytest.mark.parametrize("crowded", [False, True])
-@pytest.mark.parametrize("newcomer_s", [0.0, 1e9])
+@pytest.mark.parametrize(
+    ("newcomer_s", "crowded"), first_of([(0.0, False), (0.0, True), (1e9, False), (1e9, True)], 3)
+)
 def test_a_relay_that_is_back_takes_over_what_waits(newcomer_s: float, crowded: bool) -> None:
     """A replica of two dies when its units are there; the other is sent them, and all of its own. Its next
     process serves at once and has its part in the step, each unit counted once; not where less is left to
