@@ -112,8 +112,8 @@ class Ledger:
         return _summed(self.rows, lambda source: source.ticket)
 
     def shares(self, contribution: Contribution) -> dict[int, float]:
-        """Share (0 to 1) that a contribution has in the units of each stage, by stage; stages where it has
-        none are left out."""
+        """Share (0 to 1) that a row of the ledger, or a sum of rows, has in all units of each stage, by
+        stage. Stages where it has none are left out."""
         units = sorted(contribution.units.items())
         return {stage: count / self.stage_units[stage] for stage, count in units if count}
 
@@ -184,7 +184,7 @@ class _LogReader:
 
 
 class _Rows:
-    """Table of contributions by source, while it is filled."""
+    """Ledger's table while it is filled: `Source` (peer, name, ticket, stage) -> its recorded work."""
 
     def __init__(self, read: _LogReader, unit_tokens: int) -> None:
         self._read = read

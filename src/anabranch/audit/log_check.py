@@ -259,8 +259,8 @@ class _LogChecker:
     def _check_owners(
         self, t: int, stage: int, entry: StageCommit, microbatches: int, slots: Plan = ()
     ) -> None:
-        """Check that every unit has exactly one owner, an active member of the stage (I1); in a round, units
-        of a slot that does not count have none. Adds the owners' numerics classes to `owners[t]`."""
+        """Check invariant I1: every unit has exactly one owner, an active member of the stage; in a round,
+        units of a slot that does not count have none. Adds the owners' numerics classes to `owners[t]`."""
         where, self._where = self._where, f"{self._where}, stage {stage}"
         members, units = entry.members, full_cover(stage, microbatches)
         self._expect(len(entry.owners) == len(units), f"{len(entry.owners)} owners for {len(units)} units")
@@ -288,8 +288,8 @@ class _LogChecker:
         self._where = where
 
     def _class_of(self, peer: str, stage: int, t: int) -> str | None:
-        """Numerics class of `peer` if it was an active member of the stage at iteration t, one removed since
-        the last step included; else None."""
+        """Numerics class of `peer` if it was an active member of the stage at iteration t, else None. A peer
+        that was removed after step t - 1 still counts: it may have taken part in step t."""
         if self._membership.is_live(peer, stage, t):
             return self._membership.members[peer].numerics_class
         member, since = self._leaving.get(peer, (None, 0))

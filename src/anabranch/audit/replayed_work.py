@@ -3,7 +3,7 @@ replicas received and sent."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import torch
@@ -127,10 +127,3 @@ class _Crossing:
         places = (ACTIVATION, before), (GRADIENT, after), (ACTIVATION, after), (GRADIENT, before)
         first, second, third, fourth = (self._hashes[place] for place in places)
         return first, second, third, fourth
-
-
-def restored(inputs: Inputs, snapshots: Sequence[bytes]) -> Reference:
-    """Reference model in the state of a checkpoint: `snapshots` of stages 0 to S. Raises SnapshotError."""
-    reference = inputs.reference()
-    reference.restore(snapshots)
-    return reference

@@ -18,7 +18,8 @@ LOOK_S = 1.0
 
 
 class Rebalancing:
-    """Moves of one swarm's peers, at most one in each period of `every_s` seconds."""
+    """Rule that moves peers of one swarm between stages: at most one peer in each period of `every_s`
+    seconds."""
 
     def __init__(self, swarm: Pipelines, every_s: float) -> None:
         self._swarm, self._every_s = swarm, every_s

@@ -67,7 +67,7 @@ def _check_iteration(node: Node, iteration: Iteration, exist: int) -> None:
 
 
 def _senders(ctx: PeerContext) -> int:
-    """Number of processes that may have sent messages to this peer."""
+    """Most processes that may have sent messages to this peer, as a factor of bounds that hold per sender."""
     seen = ctx.run.membership.ever()
     return len(seen) + sum(peer not in seen for peer in ctx.links.up) + 1
 

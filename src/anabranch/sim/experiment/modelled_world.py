@@ -71,11 +71,6 @@ def pieces_of(work: Workload, stage: int) -> int:
     return max(PIECES + 1, min(PIECES_MAX, whole))
 
 
-def piece_bytes(work: Workload, stage: int) -> int:
-    """Bytes of one piece of a stage's state, as it is copied."""
-    return math.ceil(work.state_bytes * work.parameters(stage) / pieces_of(work, stage))
-
-
 @dataclass
 class SentCounts:
     """Numbers and bytes of sent control messages (kinds: number by class name) and payloads."""
@@ -144,7 +139,7 @@ class ModelledWorld(World):
         if host.parked:
             link = host.machine.device.host_link_bytes_per_s
             seconds += self._parked.copy_s(host.id, stage, host.resident, link, task)
-        seconds *= node.slowness * self.fleet.slowness(node.id)
+        seconds *= node.slowness * self.fleet.drift.slowness(node.id)
         if any(self.unfinished_s(other) for other in self._beside.get(node.id, ())):
             seconds *= SHARED
         self._computing[node.id] = (self.clock.now, seconds)
@@ -260,7 +255,8 @@ class ModelledWorld(World):
         return float(plan[message.index].steps * inner * self.work.activation_bytes)
 
     def _parts(self, node: Node, stage: int) -> int:
-        """Number of parts of a stage's current reduce, in which the peer `node` takes part."""
+        """Number of parts into which the current reduce of a stage is cut, as the peer `node` knows it, as a
+        member or a helper."""
         if stage != node.peer.ctx.run.stage:
             return node.peer.helping.parts(stage)
         reduce = node.peer.replica.all_reduce.reduce
@@ -313,6 +309,7 @@ def settings_of(fleet: Fleet, policy: str) -> Settings:
     model = scenario.model
     there = [host for host in fleet.hosts.values() if host.id not in fleet.trace.absent]
     replicas = min(sum(host.stage == stage for host in there) for stage in range(1, model.relay_stages + 1))
+    state_bytes = [work.state_bytes * work.parameters(stage) for stage in range(model.relay_stages + 1)]
     return Settings(
         scenario.name,
         1,
@@ -336,7 +333,7 @@ def settings_of(fleet: Fleet, policy: str) -> Settings:
         spare=scenario.fleet.spare,
         sums_bytes=math.ceil(work.sum_bytes * work.parameters(1) / work.blocks(1)),
         state_bytes=work.state_bytes * work.parameters(1) // work.blocks(1),
-        piece_bytes=max(piece_bytes(work, stage) for stage in range(model.relay_stages + 1)),
+        piece_bytes=max(math.ceil(size / pieces_of(work, stage)) for stage, size in enumerate(state_bytes)),
         rounds=_rounds(scenario),
         round_bytes=_round_bytes(scenario),
         delay=Delay(LEAST_START) if scenario.run.delay else NO_DELAY,

@@ -76,11 +76,10 @@ def alone_tokens_per_s(fleet: Fleet) -> float:
 
 
 class Simulation:
-    """Simulation of one seed with the real protocol.
+    """Simulation of one seed of a scenario under a routing policy, with the real protocol.
 
     recorder: metrics of its iterations. crashed, returned: (relay, virtual seconds) of each crash and return.
-
-    :param committed: called with the number of each iteration after its commit.
+    committed: called with the number of each iteration after its commit.
     """
 
     def __init__(

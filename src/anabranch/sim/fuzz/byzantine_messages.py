@@ -160,7 +160,7 @@ def _stage(rng: random.Random) -> int:
 
 
 def _leader_message(rng: random.Random, target: Node) -> tuple[msg.AnyMessage, object]:
-    """Message that only the run's leader may send."""
+    """(message that only the run's leader may send, no payload)."""
     fence = _fence(rng, target)
     choices: list[msg.AnyMessage] = [
         msg.Announce((b"{}", b"not an entry")),
@@ -209,7 +209,7 @@ def _slots(rng: random.Random, target: Node) -> tuple[msg.AnyMessage, object]:
 
 
 def _request(rng: random.Random, target: Node) -> tuple[msg.AnyMessage, object]:
-    """Join request with absurd figures."""
+    """(join request with absurd figures, no payload)."""
     capacity, speed = rng.choice([0, -1, 1 << 40]), rng.choice([-1.0, math.nan, math.inf])
     member = Member(
         id=STRANGER,

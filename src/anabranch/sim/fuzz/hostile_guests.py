@@ -175,7 +175,8 @@ class HostileGuests:
         return guest.serves if guest.role is not GuestRole.ADMITTED else member and not guest.serves
 
     def starts_again(self, name: str) -> bool:
-        """True if the owner of this process starts it again after it was removed."""
+        """True if a process that was removed from the run is started again: always if it is honest, else as
+        the guest's plan has drawn it."""
         guests = [guest.name for guest in self.guests]
         return name not in guests or self._plans[guests.index(name)].returns
 
@@ -251,6 +252,6 @@ class HostileGuests:
 
 
 def _goes_on(node: Node) -> bool:
-    """True if the process of a member runs, or ended by itself with an error: what a guest says must not end
-    it."""
+    """True if nothing outside the protocol ended the process of a member: it runs, or has given up with an
+    error. Its removal is then the guests' doing."""
     return node.running or (node.alive and node.stopped is not None and not node.stopped[1])

@@ -71,8 +71,9 @@ def phase_of(node: Node, committed_t: int) -> str:
 
 
 def phase_for(node: Node, committed_t: int, aimed: str) -> str:
-    """Phase of a peer as `phase_of`, but CHOSEN (a step is committed and not yet applied) if that is `aimed`
-    and the peer is in two phases at once."""
+    """Phase of a peer when a fault that is `aimed` at a phase hits it: as `phase_of`, except for a leader
+    that has just committed a step. That is in CHOSEN and APPLY at once, and counts as CHOSEN if this is aimed
+    at."""
     return CHOSEN if aimed == CHOSEN and _just_chosen(node) else phase_of(node, committed_t)
 
 

@@ -202,7 +202,8 @@ class World(Environment):
             receiver.handle(ev.Received(sender, decoded, payload))
 
     def _bulk_s(self, sender: str, receiver: str, message: AnyMessage, size: int, bulky: bool) -> float:
-        """Seconds that the size of a message, or of its payload, adds to its delay."""
+        """Seconds that the size of a message, or of its payload, adds to its delay. size: bytes of the
+        encoded message. bulky: True if it has a payload."""
         padding_bytes = len(message.padding) if isinstance(message, Burst) else 0
         if not bulky and not padding_bytes:
             return 0.0

@@ -168,7 +168,8 @@ def _sum_mean(key: str, rows: Sequence[Row], microbatches: int, tokens: int) -> 
 
 
 def _microbatches(rows: Sequence[Row], microbatches: int) -> float:
-    """Mean number of microbatches that count in an iteration."""
+    """Mean number of microbatches per iteration that entered the step: in rounds those of the slots that
+    counted."""
     return statistics.mean(row.microbatches or microbatches for row in rows)
 
 
@@ -210,7 +211,8 @@ class Summary(msgspec.Struct):
 
 
 def summary(outcomes: Sequence[Outcome], fleet: Fleet) -> Summary:
-    """Summary of the seeds that finished; the others are listed as failures."""
+    """Summary of the seeds that finished (their mean figures); failures: a line for each other seed. fleet:
+    of any of the seeds, for the sizes of the scenario."""
     model, warm_up = fleet.scenario.model, fleet.scenario.run.warm_up
     tokens = fleet.scenario.work.tokens
     counted = [o.rows[warm_up:] for o in outcomes if not o.failure and len(o.rows) > warm_up]

@@ -38,9 +38,9 @@ class PhaseRecorder:
         self._computed = dict.fromkeys(COMPUTED, 0.0)
 
     def look(self, node: Node, event: ev.Event, now: float) -> None:
-        """Measure by an event that `node` has handled at `now` (s): a relay's finished task adds its seconds
-        to its kind of task, and may mark the end of fill or of the steady phase; the leader's reduces mark
-        the end of drain."""
+        """Measure by an event that `node` has handled at `now` (s). A relay's finished task adds its seconds
+        to its kind of task, and may mark the end of the phase fill or steady (see the module); the leader's
+        reduces mark the end of drain."""
         if node is not self._leader and not isinstance(event, ev.Finished):
             return
         lead = self._leader.peer.lead

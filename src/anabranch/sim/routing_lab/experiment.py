@@ -164,7 +164,8 @@ def messages_of(world: FlowWorld) -> Messages:
 def crash_and_repair(
     world: FlowWorld, victims: list[str], oracle: bool = False, horizon_s: float = HORIZON_S
 ) -> Repair:
-    """Crash `victims` now; measure the repair until all agents are quiet, at most for `horizon_s`."""
+    """Crash the relays `victims` now; measure the repair until all agents are quiet, at most for `horizon_s`.
+    oracle: True to compute the optimum without these relays as well."""
     started = world.now
     world.restart_counts()
     world.crash(victims)
@@ -206,7 +207,8 @@ def _optimum(instance: Instance) -> Optimum:
 
 
 def _distances(instance: Instance, starts: Iterable[str]) -> dict[str, int]:
-    """Node -> hops to the nearest of `starts`, over links in either direction."""
+    """Node -> number of hops to the nearest of `starts`, over links in either direction: how far a crash
+    there is felt."""
     distance = dict.fromkeys(starts, 0)
     queue = deque(distance)
     while queue:
