@@ -285,11 +285,13 @@ class Baseline(ABC):
 
         self.clock.after((SETUP_TRIPS + 1) * trip_s, connected)
 
-    def move(self, host: Host) -> None:
-        """Let a relay that has stopped serving download the state of another stage. host: the relay with its
-        new stage."""
-        self.fleet = replace(self.fleet, hosts={**self.fleet.hosts, host.id: host})
-        self._download(host.id)
+    def move(self, relay: str, stage: int) -> None:
+        """Let a relay stop serving its stage and download the state of another one."""
+        host = self.fleet.hosts[relay]
+        self.serving[host.stage].discard(relay)
+        moved = self.workers[relay].host = replace(host, stage=stage)
+        self.fleet = replace(self.fleet, hosts={**self.fleet.hosts, relay: moved})
+        self._download(relay)
 
     def _download(self, relay: str) -> None:
         """Let a relay download its state from all replicas of its stage at once, an equal part from each, and

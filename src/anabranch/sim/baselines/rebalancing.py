@@ -9,7 +9,6 @@ that no microbatch is lost by it, in SWARM's favour.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import replace
 
 from anabranch.sim.baselines.pipeline_model import Pipelines
 
@@ -49,11 +48,4 @@ class Rebalancing:
         most = max(stages, key=lambda stage: load[stage])
         least = min(able, key=lambda stage: load[stage], default=most)
         if load[least] < load[most]:
-            self._move(min(sorted(swarm.serving[least]), key=lambda relay: queued[relay]), most)
-
-    def _move(self, relay: str, stage: int) -> None:
-        swarm = self._swarm
-        host = swarm.fleet.hosts[relay]
-        swarm.serving[host.stage].discard(relay)
-        moved = swarm.workers[relay].host = replace(host, stage=stage)
-        swarm.move(moved)
+            swarm.move(min(sorted(swarm.serving[least]), key=lambda relay: queued[relay]), most)

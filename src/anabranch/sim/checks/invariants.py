@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Protocol
 
 from msgspec import UnsetType
@@ -266,7 +265,8 @@ class Invariants:
             if len(entry.owners) != len(units):
                 text = f"{len(entry.owners)} units are covered at stage {stage} of {commit.t}"
                 raise Violation("I1", text)
-            for unit, owner in _owners(entry):
+            for unit in sorted(counts):
+                owner = entry.members[entry.owners[unit]]
                 added = {p for b in bases for p in self.computed.get((b, commit.t, stage, unit), ())}
                 if all(peer != owner for peer, _ in added):
                     raise Violation("I1", f"{owner} owns unit {unit} of {commit.t} and never added it")
@@ -307,5 +307,3 @@ class Invariants:
         self._keys[base] = (commit.t, self.truth.after(key, commit.t, stepped, slots, plan))
 
 
-def _owners(entry: StageCommit) -> Iterable[tuple[int, str]]:
-    return ((unit, entry.members[owner]) for unit, owner in enumerate(entry.owners) if owner >= 0)

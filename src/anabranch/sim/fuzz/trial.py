@@ -103,13 +103,10 @@ class SeedTrial:
             if done and self._is_true():
                 self.guests.check_end()
                 return
-            if clock.now > look_at and (
-                clock.now > max(self._busy_until, self._progress_at) + LOOK_S * slower
-            ):
+            quiet_since = max(self._busy_until, self._progress_at)
+            if clock.now > look_at and clock.now > quiet_since + LOOK_S * slower:
                 look_at = clock.now + LOOK_S * slower
-                if clock.now > max(self._busy_until, self._progress_at) + QUIET_S * slower:
-                    break
-                if unmet(self.world, self.invariants.t):
+                if clock.now > quiet_since + QUIET_S * slower or unmet(self.world, self.invariants.t):
                     break
         self._stuck()
 

@@ -108,6 +108,7 @@ class Estimates:
 
     def __init__(self, fleet: Fleet, hosts: Iterable[Host] = ()) -> None:
         self._fleet, self._work = fleet, fleet.scenario.work
+        self.stages = self._work.stages
         self._microbatches = fleet.scenario.model.microbatches
         found = {(host.id, host.stage): host for host in [*fleet.hosts.values(), *hosts]}
         self._kinds = {at: _kind(fleet, host) for at, host in found.items()}
@@ -124,11 +125,6 @@ class Estimates:
         self._rates: dict[str, list[float]] = {}
         self._slowest: dict[Group, Mapping[str, float]] = {}
         self._found: dict[tuple[Group, ...], Estimated] = {}
-
-    @property
-    def stages(self) -> int:
-        """Number of relay stages."""
-        return self._work.stages
 
     def seconds(self, assignment: Mapping[str, int]) -> float:
         """Estimated iteration time of an assignment (relay -> stage); not raised to the lower bound, as

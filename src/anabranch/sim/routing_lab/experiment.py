@@ -22,10 +22,7 @@ HORIZON_S = 3600.0
 #: Policies with an agent at every node: those of live runs, and two that exist as agents only here.
 AGENTS: dict[str, Planner] = {**PLANNERS, "swarm": Planner(swarm_agent), "greedy": Planner(greedy_agent)}
 #: Policies that compute a flow from the whole graph, without messages.
-CENTRAL: dict[str, Callable[[Instance], Flow]] = {
-    "static": arrange,
-    "optimal": optimal,
-}
+CENTRAL: dict[str, Callable[[Instance], Flow]] = {"static": arrange, "optimal": optimal}
 POLICIES = (*AGENTS, *CENTRAL)
 
 

@@ -203,14 +203,14 @@ class IntegerWorker:
         return tuple(word + other for word, other in zip(words, late, strict=True))
 
     def _recount(self, task: tasks.Recount, inputs: tuple[Payload, ...]) -> Result:
-        boundary, work = tuple(map(_number, inputs)), self._work(task.t)
+        boundary, work, weights = tuple(map(_number, inputs)), self._work(task.t), self._weights(task)
         if self.stage and task.unit in work.slots:
-            x, weights = with_state(boundary[0], work.slots[task.unit][0]), self._weights(task)
-            work.add(self._contribution(work, task.unit, x, boundary[1], weights), task.sign)
-            return Result()
-        if self._embeds(task.unit):
-            boundary = (task.t, task.unit // 2, *boundary)
-        work.add(contribution(self._weights(task), self.stage, *boundary), task.sign)
+            x = with_state(boundary[0], work.slots[task.unit][0])
+            words = self._contribution(work, task.unit, x, boundary[1], weights)
+        else:
+            first = (task.t, task.unit // 2) if self._embeds(task.unit) else ()
+            words = contribution(weights, self.stage, *first, *boundary)
+        work.add(words, task.sign)
         return Result()
 
     def _audit_unit(self, t: int, first: bool, x: int, dy: int) -> Result:
