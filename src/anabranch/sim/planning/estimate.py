@@ -273,10 +273,11 @@ def _offload_and_recompute_s(kind: _MachineCosts, share: int) -> float:
     """Mean seconds per microbatch of copies to host memory and of repeated forwards, at a machine that
     computes `share` microbatches of the batch. Only the microbatches beyond the device's memory need them: as
     many as its slots hold at the end, since weight gradients are computed last."""
-    if not kind.host.stage or kind.slots == kind.host.resident:
-        return 0.0
     flying = min(kind.slots, share)
-    beyond, again = (_share_beyond(slots, flying) for slots in (kind.host.resident, kind.host.capacity))
+    if not flying or not kind.host.stage or kind.slots == kind.host.resident:
+        return 0.0
+    # Fractions of the microbatches in flight beyond the device's memory, and beyond the host's, too.
+    beyond, again = (max(0.0, 1.0 - n / flying) for n in (kind.host.resident, kind.host.capacity))
     return again * kind.forward_s + (beyond - again) * kind.copies_s
 
 
@@ -292,6 +293,3 @@ def _shared_s(each_s: Sequence[float], most: Sequence[float], microbatches: int)
     return longest_s
 
 
-def _share_beyond(slots: int, flying: float) -> float:
-    """Fraction of the `flying` microbatches in flight that are more than `slots`."""
-    return max(0.0, 1.0 - slots / flying) if flying else 0.0
