@@ -10,7 +10,7 @@ import random
 import typing
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any, Protocol
@@ -453,8 +453,3 @@ def misfit(scenario: Scenario) -> str:
     return ""
 
 
-def keys() -> list[str]:
-    """Dotted keys (`section.key`) of all sections of a scenario file, except [[machines]]."""
-    hints = typing.get_type_hints(Scenario)
-    parts = [part for part in hints if part not in ("name", "machines")]
-    return [f"{part}.{key.name}" for part in parts for key in fields(hints[part])]
