@@ -112,8 +112,8 @@ class Ledger:
         return _summed(self.rows, lambda source: source.ticket)
 
     def shares(self, contribution: Contribution) -> dict[int, float]:
-        """Share (0 to 1) that a contribution has in the units of each stage, by stage; stages where it has
-        none are left out."""
+        """Share (0 to 1) that a row of the ledger, or a sum of rows, has in all units of each stage, by
+        stage. Stages where it has none are left out."""
         units = sorted(contribution.units.items())
         return {stage: count / self.stage_units[stage] for stage, count in units if count}
 
@@ -139,75 +139,63 @@ class _Counted:
     sources: dict[tuple[int, str], Source]
 
 
-class _LogReader:
-    """Reader of a commit log: collects the commits that count, the members and the revocations."""
+class _Accounts:
+    """Ledger's table while it is filled. by_source: recorded work of each source. run: "" without a genesis
+    record. counted: the commits that count."""
 
     def __init__(self, lines: Iterable[bytes]) -> None:
         """Read the whole log. Raises LogError at the first line that does not follow the one before."""
-        self.genesis: Genesis | None = None
+        self.run = ""
         self.counted: list[_Counted] = []
         self.rolled_back = 0
-        self.members: dict[str, Member] = {}
+        self.by_source: dict[Source, Contribution] = {}
+        self.stage_units: Counter[int] = Counter()
+        self._members: dict[str, Member] = {}
         """Each peer that ever was a member, as it came last."""
-        self.revoked: dict[str, str] = {}
+        self._revoked: dict[str, str] = {}
+        self._units: dict[tuple[str, int, str], tuple[Source, int]] = {}
+        """(commit, stage, peer) -> source and its units."""
         position = Position()
         for line in lines:
             entry, position = follow(position, line)
             match entry.record:
                 case Genesis() as genesis:
-                    self.genesis = self.genesis or genesis
+                    self.run = self.run or genesis.run
                 case Members(_, joined):
-                    self.members |= {member.id: member for member in joined}
+                    self._members |= {member.id: member for member in joined}
                 case Revoke(target, reason):
-                    self.revoked.setdefault(target, reason)
+                    self._revoked.setdefault(target, reason)
                 case Commit() as commit:
-                    self._commit(commit, entry_hash(line))
+                    places = [(s, peer) for s, part in enumerate(commit.stages) for peer in part.members]
+                    sources = {(stage, peer): self._source(peer, stage) for stage, peer in places}
+                    self.counted.append(_Counted(commit, entry_hash(line), sources))
                 case Rollback() as rollback:
                     kept = [each for each in self.counted if each.commit.t <= rollback.t]
                     self.rolled_back += len(self.counted) - len(kept)
                     self.counted = kept
 
-    def _commit(self, commit: Commit, base: str) -> None:
-        sources = {
-            (stage, peer): self.source(peer, stage)
-            for stage, part in enumerate(commit.stages)
-            for peer in part.members
-        }
-        self.counted.append(_Counted(commit, base, sources))
-
-    def source(self, peer: str, stage: int) -> Source:
+    def _source(self, peer: str, stage: int) -> Source:
         """Source of the work of `peer` at `stage`, with the newest name and ticket that the log has so
         far."""
-        member = self.members.get(peer)
+        member = self._members.get(peer)
         name = plain(member.name, NAME_MAX) if member is not None else ""
         return Source(peer, name, member.ticket if member is not None else "", stage)
 
-
-class _Rows:
-    """Table of contributions by source, while it is filled."""
-
-    def __init__(self, read: _LogReader, unit_tokens: int) -> None:
-        self._read = read
-        self._unit_tokens = unit_tokens
-        self.by_source: dict[Source, Contribution] = {}
-        self.stage_units: Counter[int] = Counter()
-        self._units: dict[tuple[str, int, str], tuple[Source, int]] = {}
-        """(commit, stage, peer) -> source and its units."""
-
-    def row(self, source: Source) -> Contribution:
+    def _row(self, source: Source) -> Contribution:
         return self.by_source.setdefault(source, Contribution([source]))
 
-    def count(self, each: _Counted) -> None:
-        """Count the units of a committed step for the peers that computed them."""
+    def count(self, each: _Counted, unit_tokens: int) -> None:
+        """Count the units of a committed step for the peers that computed them. unit_tokens: target tokens of
+        a microbatch."""
         for stage, part in enumerate(each.commit.stages):
             receipts = part.receipts or ("",) * len(part.members)
             for unit, owner in enumerate(part.owners):
                 if owner < 0:
                     continue
                 source = each.sources[stage, part.members[owner]]
-                row, key = self.row(source), (each.base, stage, source.peer)
+                row, key = self._row(source), (each.base, stage, source.peer)
                 row.units[stage] += 1
-                row.tokens += self._unit_tokens if stage or unit % 2 == 0 else 0
+                row.tokens += unit_tokens if stage or unit % 2 == 0 else 0
                 row.steps.add(each.commit.t)
                 row.signed += bool(receipts[owner])
                 self.stage_units[stage] += 1
@@ -220,8 +208,8 @@ class _Rows:
         passed = set()
         for audit in audits:
             key = audit.base, audit.stage, audit.subject
-            source, units = self._units.get(key) or (self._read.source(audit.subject, audit.stage), 0)
-            row = self.row(source)
+            source, units = self._units.get(key) or (self._source(audit.subject, audit.stage), 0)
+            row = self._row(source)
             row.verdicts[audit.verdict if audit.verdict in VERDICTS else "unable"] += 1
             if audit.verdict == "same" and key not in passed:
                 passed.add(key)
@@ -230,15 +218,15 @@ class _Rows:
                 accusers.setdefault((audit.base, audit.subject), set()).add(audit.auditor)
         wrong = {subject for (_, subject), auditors in accusers.items() if len(auditors) >= ACCUSERS}
         for source, row in self.by_source.items():
-            row.convicted = source.peer in wrong and source.peer in self._read.revoked
+            row.convicted = source.peer in wrong and source.peer in self._revoked
 
     def revocations(self) -> None:
         """Enter the reasons why peers or their tickets were revoked; a revoked peer without work gets a row,
         too."""
-        revoked = self._read.revoked
-        for member in self._read.members.values():
+        revoked = self._revoked
+        for member in self._members.values():
             if member.id in revoked and not any(source.peer == member.id for source in self.by_source):
-                self.row(self._read.source(member.id, member.stage))
+                self._row(self._source(member.id, member.stage))
         for source, row in self.by_source.items():
             row.revoked = plain(revoked.get(source.peer) or revoked.get(source.ticket, ""))
 
@@ -249,16 +237,14 @@ def ledger(lines: Iterable[bytes], audits: Sequence[Audit], unit_tokens: int) ->
     unit_tokens: target tokens of a microbatch. Raises LogError for a line that does not follow the one
     before.
     """
-    read = _LogReader(lines)
-    rows = _Rows(read, unit_tokens)
+    read = _Accounts(lines)
     for each in read.counted:
-        rows.count(each)
-    rows.audits(audits)
-    rows.revocations()
-    ordered = sorted(rows.by_source.values(), key=lambda row: (row.sources[0].stage, -row.total, row.peers))
+        read.count(each, unit_tokens)
+    read.audits(audits)
+    read.revocations()
+    ordered = sorted(read.by_source.values(), key=lambda row: (row.sources[0].stage, -row.total, row.peers))
     skipped = sum(each.commit.verdict == "skip" for each in read.counted)
-    run = read.genesis.run if read.genesis is not None else ""
-    return Ledger(run, len(read.counted), skipped, read.rolled_back, rows.stage_units, ordered)
+    return Ledger(read.run, len(read.counted), skipped, read.rolled_back, read.stage_units, ordered)
 
 
 # --- showing --------------------------------------------------------------------------------------------

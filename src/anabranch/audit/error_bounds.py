@@ -45,8 +45,8 @@ Arrays = dict[Label, npt.NDArray[Any]]
 
 
 def fixed_bounds(dtype: str, labels: Iterable[Label]) -> dict[Label, float]:
-    """Bounds of the labels (of tensors and series) whose bound is constant: in fp64, up to step `FP64_STEPS`.
-    The other bounds must be measured."""
+    """Greatest allowed distances from a single process, by label (of a tensor or series), where a constant is
+    allowed: in fp64, up to step `FP64_STEPS`. All other bounds have to be measured."""
     return {(t, name): FP64_BOUND for t, name in labels if dtype == "fp64" and t <= FP64_STEPS}
 
 
@@ -106,8 +106,9 @@ def replay_permutation(
     number: int,
     advance: Callable[[float], None] = lambda amount: None,
 ) -> Vectors:
-    """Tensors at the checkpoints and series of a replay that adds the microbatches in permutation `number` of
-    their order; it calls `advance(1)` after each iteration."""
+    """Result of a replay that adds the gradients of each iteration's microbatches in another order: tensors
+    at the checkpoints, and series of numbers. number: which of the seeded random orders (`permuted`).
+    `advance(1)` is called after each iteration."""
     recorded = RecordedValues(checkpoints, history.t)
     stepper = SequentialStepper(inputs.reference(), permuted(number, inputs.run.batch.microbatches))
     replay(history, stepper, [recorded], advance)
@@ -121,16 +122,18 @@ def permutations(
     jobs: int,
     advance: Callable[[float], None],
 ) -> Generator[Vectors, None, None]:
-    """Results of the permutations 1, 2, ... in order; up to `jobs` are replayed at the same time. `advance`
-    is called with the number of iterations that were replayed since its last call. Each is replayed by one
-    process: a float sum that processes share would depend on their number."""
+    """Results of replays in the random orders 1, 2, ... of the microbatches (`replay_permutation`); up to
+    `jobs` run at the same time. `advance` is called with the number of iterations that were replayed since
+    its last call. Each replay runs in one process: a float sum that processes share would depend on their
+    number."""
     if jobs == 1:
         for number in range(1, PERMUTATIONS + 1):
             yield replay_permutation(inputs, history, checkpoints, number, advance)
         return
     context = multiprocessing.get_context("spawn")
     path = str(inputs.directory.path)
-    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_ignore_interrupts) as pool:
+    ignored = signal.SIGINT, signal.SIG_IGN
+    with ProcessPoolExecutor(jobs, context, initializer=signal.signal, initargs=ignored) as pool:
         try:
             work = partial(_replay_in_worker, path, list(checkpoints))
             for arrays in pool.map(work, range(1, PERMUTATIONS + 1)):
@@ -159,10 +162,6 @@ def measured_bounds(
             if label in largest:
                 largest[label] = max(largest[label], apart)
     return {label: SLACK * value for label, value in largest.items()}, used
-
-
-def _ignore_interrupts() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _replay_in_worker(run_dir: str, checkpoints: Sequence[int], number: int) -> Arrays:

@@ -12,7 +12,7 @@ from typing import Any
 from anabranch.audit.error_bounds import permuted
 from anabranch.audit.log_check import log_lines
 from anabranch.audit.replay import SequentialStepper
-from anabranch.audit.replayed_work import ReplayedWork, StepReplay, restored
+from anabranch.audit.replayed_work import ReplayedWork, StepReplay
 from anabranch.audit.run_inputs import Inputs, compare_with_genesis, open_inputs
 from anabranch.audit.verification_report import shortened
 from anabranch.checkpoint.proof_files import ProofFile, read_proof
@@ -220,7 +220,8 @@ def _state_before(inputs: Inputs, logged: _Logged) -> Reference:
     for t in reversed(directory.checkpoints()):
         if 0 < t < logged.commit.t and before.leads_to(t, directory.manifest(t).base):
             snapshots = [directory.read_stage(t, stage) for stage in range(len(reference.specs))]
-            start, reference = t, restored(inputs, snapshots)
+            start = t
+            reference.restore(snapshots)
             break
     stepper = SequentialStepper(reference, permuted(0, inputs.run.batch.microbatches))
     commits = [commit for commit in before.commits if commit.t > start]

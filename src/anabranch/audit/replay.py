@@ -41,7 +41,8 @@ class SequentialStepper:
 
 
 class Observer(Protocol):
-    """Receiver of every step of a replay, together with its record in the log."""
+    """Interface of what a replay tells about every iteration: what was logged (`commit`), and what was
+    computed now (`record`)."""
 
     def stepped(self, commit: Commit, record: StepRecord) -> None: ...
 

@@ -3,7 +3,7 @@ replicas received and sent."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import torch
@@ -86,51 +86,32 @@ class StepReplay:
         batch = self._inputs.run.batch
         ids, targets = token_ids(self._inputs.batches, batch.microbatches, t, index, self._device)
         relays = range(1, len(self._stages))
-        crossing = _Crossing(self._cuts, t, index, self._device)
+        hashes: dict[tuple[str, int], str] = {}
+
+        def crossed(kind: str, cut: int, values: Tensor) -> Tensor:
+            # Encoded and decoded, as the stage on the other side gets it. cut: number of the stage before it.
+            payload = self._cuts.encode(kind, values, self._cuts.place(t, index, cut)).cpu()
+            hashes[kind, cut] = payload_hash(payload)
+            return self._cuts.decode(kind, payload, self._device)
+
         try:
-            x = crossing.pass_on(ACTIVATION, 0, self._stages[0].embed(ids))
+            x = crossed(ACTIVATION, 0, self._stages[0].embed(ids))
             for each in relays:
-                x = crossing.pass_on(ACTIVATION, each, self._stages[each].forward(index, x))
+                x = crossed(ACTIVATION, each, self._stages[each].forward(index, x))
             scale = 1.0 / self._inputs.batches.tokens_per_iteration
             weight = loss_weight(self._inputs.batches, batch.microbatches, t, index)
             gradient, _ = self._stages[0].head(head_unit(index), x, targets, scale, weight)
-            dy = crossing.pass_on(GRADIENT, len(relays), gradient)
+            dy = crossed(GRADIENT, len(relays), gradient)
             for each in reversed(relays):
-                dy = crossing.pass_on(GRADIENT, each - 1, self._stages[each].input_gradient(index, dy))
+                dy = crossed(GRADIENT, each - 1, self._stages[each].input_gradient(index, dy))
             self._stages[stage].weight_gradient(index)
         except exact.Overflow as overflow:
             found.overflows[index] = overflow.tensor
         else:
-            found.units[index] = crossing.hashes(stage)
+            received = hashes[ACTIVATION, stage - 1], hashes[GRADIENT, stage]
+            found.units[index] = (*received, hashes[ACTIVATION, stage], hashes[GRADIENT, stage - 1])
         for each in relays:
             self._stages[each].discard(index)
         self._stages[0].discard(head_unit(index))
 
 
-class _Crossing:
-    """Passage of one microbatch across every cut: keeps the hash of each payload."""
-
-    def __init__(self, cuts: Cuts, t: int, index: int, device: torch.device) -> None:
-        self._cuts, self._t, self._index, self._device = cuts, t, index, device
-        self._hashes: dict[tuple[str, int], str] = {}
-
-    def pass_on(self, kind: str, cut: int, values: Tensor) -> Tensor:
-        """Tensor that the stage on the other side of a cut receives: `values` encoded and decoded. kind:
-        ACTIVATION or GRADIENT. cut: number of the stage before it."""
-        payload = self._cuts.encode(kind, values, self._cuts.place(self._t, self._index, cut)).cpu()
-        self._hashes[kind, cut] = payload_hash(payload)
-        return self._cuts.decode(kind, payload, self._device)
-
-    def hashes(self, stage: int) -> tuple[str, str, str, str]:
-        """Hashes of what a relay stage received and sent, in the order of `ReplayedWork.units`."""
-        before, after = stage - 1, stage
-        places = (ACTIVATION, before), (GRADIENT, after), (ACTIVATION, after), (GRADIENT, before)
-        first, second, third, fourth = (self._hashes[place] for place in places)
-        return first, second, third, fourth
-
-
-def restored(inputs: Inputs, snapshots: Sequence[bytes]) -> Reference:
-    """Reference model in the state of a checkpoint: `snapshots` of stages 0 to S. Raises SnapshotError."""
-    reference = inputs.reference()
-    reference.restore(snapshots)
-    return reference

@@ -97,8 +97,9 @@ def verify(
 def _span(
     log: LoggedRun, checkpoints: Sequence[int], possible: bool, rounds: tuple[int, int] | None
 ) -> tuple[int, int]:
-    """(iteration after whose state the replay begins, last iteration that it takes). Raises UserError if the
-    log does not have the wanted `rounds`, or a part of the run cannot be judged alone (not `possible`)."""
+    """(iteration from whose state the replay begins, last iteration that it takes). possible: False if only
+    the whole run can be judged: with float sums, other numerics classes, or --independent. Raises UserError
+    then, and if the log lacks some of the wanted `rounds`."""
     history = log.history
     if rounds is None:
         return 0, history.t
@@ -165,8 +166,8 @@ def _bounds(
     ours: Vectors,
     jobs: int,
 ) -> tuple[dict[Label, float], int]:
-    """Bound of every label (of a tensor or series), and the number of permutations that were replayed to
-    measure the bounds."""
+    """Greatest allowed distance of each label (of a tensor or series), and the number of replays with another
+    order of the microbatches that were needed to measure the distances."""
     fixed = fixed_bounds(inputs.run.compute.dtype, found)
     unbounded = {label: apart for label, apart in found.items() if label not in fixed}
     with progress("measuring the bounds", None, unit=f"steps of at most {PERMUTATIONS} replays") as advance:
@@ -201,8 +202,8 @@ def _labelled(found: Mapping[Label, float], bounds: Mapping[Label, float]) -> li
 
 
 def _problems(inputs: Inputs, log: LoggedRun) -> list[str]:
-    """Contradictions in the log, between log and run directory, or with the strictness that the run promises,
-    as sentences."""
+    """Contradictions in the log, between log and run directory, and owners of other numerics classes in a run
+    with `run.numerics = "strict"`, as sentences."""
     problems = [*log.problems, *compare_with_genesis(inputs, log.genesis)]
     others = [name for name in log.classes if name != log.genesis.numerics_class]
     if inputs.run.run.numerics != "mixed" and others:

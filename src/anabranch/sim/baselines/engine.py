@@ -37,10 +37,8 @@ ROUNDING_S = 1e-6
 
 
 class Worker:
-    """Process of a host that computes one queued group of tasks at a time, the most urgent first.
-
-    A restarted host has a new worker.
-    """
+    """Simulated process of a host. It computes one submission (the tasks of one `submit`) at a time, the most
+    urgent first. A restarted host has a new worker."""
 
     def __init__(self, system: Baseline, host: Host) -> None:
         self.system, self.host = system, host
@@ -59,12 +57,13 @@ class Worker:
         then: Callback,
         members: int = 1,
     ) -> float:
-        """Queue tasks of microbatch `index` to be computed in one go; returns their seconds, other processes
-        of the machine disregarded. then: runs at the end, unless the process crashed. members: replicas in
-        the reduce that the tasks belong to."""
+        """Queue tasks of microbatch `index`, which are computed one after another as a whole. Returns their
+        seconds while no other process of the machine computes (`SHARED`). then: runs at the end, unless the
+        process crashed. members: number of replicas in the reduce, for tasks of a reduce, whose seconds
+        depend on it."""
         machine, stage = self.host.machine, self.host.stage
         seconds = sum(machine.seconds(stage, kind, members) for kind in kinds)
-        seconds *= self.system.fleet.slowness(self.host.id)
+        seconds *= self.system.fleet.drift.slowness(self.host.id)
         self._submitted += 1
         heapq.heappush(self._queue, (int(priority), index, self._submitted, seconds, then))
         self._next()
@@ -72,7 +71,7 @@ class Worker:
 
     @property
     def queued(self) -> int:
-        """Number of queued groups of tasks, without the one that is being computed."""
+        """Number of submissions that wait, without the one that is being computed."""
         return len(self._queue)
 
     def forget(self) -> None:
@@ -157,7 +156,8 @@ class Baseline(ABC):
 
     @abstractmethod
     def lost(self, relay: str) -> None:
-        """Handle the crash of a serving relay, whose connections are reset."""
+        """React to the crash of a serving relay, as the system does: what becomes of its microbatches and of
+        the reduce. Called after the connections of the relay were reset."""
 
     # --- running -------------------------------------------------------------------------------
 
@@ -207,7 +207,8 @@ class Baseline(ABC):
         return self.workers[name].alive
 
     def shared(self, name: str) -> bool:
-        """True while another process of a host's machine computes."""
+        """True while another process computes on the machine of host `name`; then its tasks take longer
+        (`SHARED`)."""
         return any(self.workers[other].computes for other in self._beside.get(name, ()))
 
     # --- wires ---------------------------------------------------------------------------------
@@ -284,11 +285,13 @@ class Baseline(ABC):
 
         self.clock.after((SETUP_TRIPS + 1) * trip_s, connected)
 
-    def move(self, host: Host) -> None:
-        """Let a relay that has stopped serving download the state of another stage. host: the relay with its
-        new stage."""
-        self.fleet = replace(self.fleet, hosts={**self.fleet.hosts, host.id: host})
-        self._download(host.id)
+    def move(self, relay: str, stage: int) -> None:
+        """Let a relay stop serving its stage and download the state of another one."""
+        host = self.fleet.hosts[relay]
+        self.serving[host.stage].discard(relay)
+        moved = self.workers[relay].host = replace(host, stage=stage)
+        self.fleet = replace(self.fleet, hosts={**self.fleet.hosts, relay: moved})
+        self._download(relay)
 
     def _download(self, relay: str) -> None:
         """Let a relay download its state from all replicas of its stage at once, an equal part from each, and

@@ -17,15 +17,10 @@ from anabranch.sim.cluster.device_model import Workload
 Occupant = TypeVar("Occupant")
 
 
-def slots(capacity: int, recompute: float) -> int:
-    """Number of slots of a relay as in the protocol. recompute: further slots, in which only inputs are kept,
-    as a multiple of `capacity`."""
-    return capacity + int(capacity * recompute)
-
-
 def input_slots(work: Workload, stage: int, capacity: int, recompute: float) -> int:
-    """Number of slots that fit into the memory of `slots(capacity, recompute)` if only inputs are kept, and
-    one microbatch at a time has activations."""
+    """Number of microbatches whose inputs fit into the memory of a relay that has `capacity` slots with
+    activations, and int(capacity * recompute) with inputs only, if just the one microbatch that is computed
+    has activations."""
     kept, alone = work.kept_bytes(stage), work.input_bytes
     return 1 + (capacity * kept + int(capacity * recompute) * alone) // alone
 
@@ -52,7 +47,7 @@ class RelayMemory(Generic[Occupant]):
         self._admit()
 
     def leave(self, occupant: Occupant) -> None:
-        """Free the slot of a microbatch, or remove it from those that wait for a slot."""
+        """Free the slot of a microbatch (`occupant`), or remove it from those that wait for one."""
         self._waiting.pop(occupant, None)
         self.held.pop(occupant, None)
         self._admit()

@@ -15,7 +15,7 @@ from itertools import chain
 from anabranch.protocol.context.task_queue import TaskPriority
 from anabranch.protocol.interface import tasks
 from anabranch.sim.baselines.engine import BACKWARD, FORWARD, Baseline, Reduce
-from anabranch.sim.baselines.memory_model import RelayMemory, slots
+from anabranch.sim.baselines.memory_model import RelayMemory
 from anabranch.sim.cluster.scenario import Fleet, Host
 
 Kinds = tuple[type[tasks.Task], ...]
@@ -45,8 +45,9 @@ class Microbatch:
 class Pipelines(Baseline):
     """Iterations of a baseline. A subclass chooses the next hop and decides when an iteration is complete.
 
-    admitted: microbatches of the batch that have begun. reducing: number of the current reduce; the reduce of
-    an earlier number is given up.
+    admitted: microbatches of the batch that have begun. reducing: number of the newest reduce; older ones are
+    given up. backward, late: tasks of a relay for an arriving gradient, before and after it sends the input
+    gradient on.
     """
 
     def __init__(self, fleet: Fleet, policy: str, seed: int) -> None:
@@ -60,8 +61,7 @@ class Pipelines(Baseline):
     # --- memory --------------------------------------------------------------------------------
 
     def memory_of(self, host: Host) -> RelayMemory[Microbatch]:
-        recompute = self.fleet.scenario.fleet.recompute
-        return RelayMemory(slots(host.capacity, recompute), host.capacity + 1)
+        return RelayMemory(self.fleet.slots(host), host.capacity + 1)
 
     def clear_memories(self) -> None:
         """Free all slots, for a new iteration or a restarted one."""
@@ -124,7 +124,8 @@ class Pipelines(Baseline):
             self.clock.after(self.control_latency_s(source), admitted)
 
     def abandon_batch(self) -> None:
-        """Give up all attempts, and all microbatches of the batch that have not begun."""
+        """Give up the batch, all attempts and the microbatches that have not begun, before the next batch or
+        because a crash makes the iteration begin again."""
         for microbatch in self.attempts:
             microbatch.over = True
         self.attempts, self.admitted = [], 0
@@ -148,10 +149,8 @@ class Pipelines(Baseline):
         if self.fleet.hosts[host].stage == 0:
             self._compute(microbatch, host, TaskPriority.GRADIENT, (tasks.Head,), self._headed)
         else:
-            forward: Kinds = (tasks.Forward,)
-            compute = partial(
-                self._compute, microbatch, host, TaskPriority.FORWARD, forward, self.forward_done
-            )
+            kinds, then = (tasks.Forward,), self.forward_done
+            compute = partial(self._compute, microbatch, host, TaskPriority.FORWARD, kinds, then)
             self.memories[host].enter(microbatch, microbatch.index, compute)
 
     def _headed(self, microbatch: Microbatch, host: str) -> None:
@@ -237,8 +236,8 @@ class Pipelines(Baseline):
         self.committed(members, self._useful_s(), self._counted_twice())
 
     def _useful_s(self) -> float:
-        """Compute seconds of the contributions that the step needs: one per microbatch of the batch, at each
-        stage."""
+        """Compute seconds that were needed for the step, to tell waste from: at each stage those of one
+        contribution per microbatch of the batch."""
         useful = 0.0
         for stage in range(1, self.stages + 1):
             held = self.holders(stage)

@@ -9,7 +9,6 @@ that no microbatch is lost by it, in SWARM's favour.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import replace
 
 from anabranch.sim.baselines.pipeline_model import Pipelines
 
@@ -18,7 +17,8 @@ LOOK_S = 1.0
 
 
 class Rebalancing:
-    """Moves of one swarm's peers, at most one in each period of `every_s` seconds."""
+    """Rule that moves peers of one swarm between stages: at most one peer in each period of `every_s`
+    seconds."""
 
     def __init__(self, swarm: Pipelines, every_s: float) -> None:
         self._swarm, self._every_s = swarm, every_s
@@ -48,11 +48,4 @@ class Rebalancing:
         most = max(stages, key=lambda stage: load[stage])
         least = min(able, key=lambda stage: load[stage], default=most)
         if load[least] < load[most]:
-            self._move(min(sorted(swarm.serving[least]), key=lambda relay: queued[relay]), most)
-
-    def _move(self, relay: str, stage: int) -> None:
-        swarm = self._swarm
-        host = swarm.fleet.hosts[relay]
-        swarm.serving[host.stage].discard(relay)
-        moved = swarm.workers[relay].host = replace(host, stage=stage)
-        swarm.move(moved)
+            swarm.move(min(sorted(swarm.serving[least]), key=lambda relay: queued[relay]), most)

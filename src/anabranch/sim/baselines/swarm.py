@@ -115,10 +115,11 @@ class _ForwardCall:
 
 
 class Swarm(Pipelines):
-    """SWARM, in the variant of the policy's name. known: relays in the list of peers.
+    """SWARM, in the variant (`VARIANTS`) that the policy names.
 
-    _calls: microbatch -> its current forward call. _inputs: microbatch -> relay that sends the activation to
-    the replacement of a lost relay. _arrived: microbatches whose newest gradient has arrived.
+    known: relays in the list of peers, as of its last refresh. _calls: microbatch -> its current forward
+    call. _inputs: microbatch -> relay that sends the activation again, to the replacement of a lost relay.
+    _arrived: microbatches whose newest gradient has arrived.
     """
 
     backward: Kinds = (tasks.InputGradient, tasks.WeightGradient)
@@ -176,10 +177,9 @@ class Swarm(Pipelines):
         self.admit_batch(islice(cycle(self.data_nodes), self.microbatches))
 
     def added(self, microbatch: Microbatch) -> None:
-        """Take the step when every stage has enough contributions and no microbatch is in flight.
-
-        Contributions that were lost with a peer are replaced by further microbatches.
-        """
+        """Take the step when every stage has enough contributions and no microbatch is in flight. Called
+        after a gradient of `microbatch` was added to a sum, or has returned. Contributions that were lost
+        with a peer are replaced by further microbatches."""
         if self.admitted < self.microbatches:
             return
         heads = set(self.data_nodes)
@@ -221,9 +221,9 @@ class Swarm(Pipelines):
             return
         call = self._calls[microbatch] = _ForwardCall(sender, chosen, self.clock.now)
         if not self._serves(chosen):
-            self._failed(microbatch, call)
+            self._retry(microbatch, call, lost=True)
             return
-        self.clock.after(self.variant.deadline_s, lambda: self._overdue(microbatch, call))
+        self.clock.after(self.variant.deadline_s, lambda: self._retry(microbatch, call, lost=False))
         self.forward_to(microbatch, sender, chosen)
 
     def _again(self, microbatch: Microbatch, sender: str, stage: int) -> None:
@@ -232,7 +232,8 @@ class Swarm(Pipelines):
             self._call(microbatch, sender, stage)
 
     def _look(self, wiring: StochasticWiring) -> None:
-        """Refresh the list of peers at once, and lift all bans of a sender that could call nobody."""
+        """Refresh the list of peers at once, and lift all bans of the sender that has this `wiring`, which
+        could call nobody."""
         self.known = self._serving()
         wiring.banned.clear()
 
@@ -251,34 +252,25 @@ class Swarm(Pipelines):
         self.send_control(host, call.sender, lambda: wiring.took(host, self.clock.now - begun_at))
         self.onward(microbatch, host)
 
-    def _stands(self, microbatch: Microbatch, call: _ForwardCall) -> bool:
-        """True if a call is still its microbatch's current call and can be made again."""
-        current = self._calls.get(microbatch) is call and not microbatch.over
-        return current and bool(self._holder(microbatch, call.sender))
-
-    def _overdue(self, microbatch: Microbatch, call: _ForwardCall) -> None:
-        """Retry a call that timed out, without a ban and without a change of the estimate."""
-        if self._stands(microbatch, call):
-            self._retry(microbatch, call)
-
-    def _failed(self, microbatch: Microbatch, call: _ForwardCall) -> None:
-        """Retry a call to a lost peer, which is banned until the next refresh."""
-        if self._stands(microbatch, call):
+    def _retry(self, microbatch: Microbatch, call: _ForwardCall, lost: bool) -> None:
+        """Make a call again, if it is still its microbatch's current one and somebody has the input. lost:
+        True if the called peer is lost, which is banned until the next refresh; False if the call timed out,
+        which changes neither bans nor estimates."""
+        sender = self._holder(microbatch, call.sender)
+        if self._calls.get(microbatch) is not call or microbatch.over or not sender:
+            return
+        if lost:
             self._wiring[call.sender].lost(call.receiver)
-            self._retry(microbatch, call)
-
-    def _retry(self, microbatch: Microbatch, call: _ForwardCall) -> None:
         self.recorder.add("recoveries")
         del self._calls[microbatch]
         self.leave(microbatch, call.receiver)
         if call.receiver in microbatch.path:
             microbatch.path.remove(call.receiver)
-        sender = self._holder(microbatch, call.sender)
         self._call(microbatch, sender, self.fleet.hosts[call.receiver].stage)
 
     def _call_again(self, microbatch: Microbatch, relay: str) -> None:
-        """Have the forward of `relay`, which was lost while it sent the result, computed again at another
-        replica."""
+        """Have a forward computed again at another replica: `relay`, which had computed it, was lost before
+        the result had arrived."""
         self._calls.pop(microbatch, None)
         self.recorder.add("recoveries")
         stage, at = self.fleet.hosts[relay].stage, len(microbatch.path) - 1
@@ -306,8 +298,8 @@ class Swarm(Pipelines):
             self._broken(microbatch, sender, to)
 
     def _broken(self, microbatch: Microbatch, sender: str, gone: str) -> None:
-        """Send the gradient at `sender` to another replica in place of the lost peer `gone`; the microbatch
-        restarts at its data node if the variant does not allow that."""
+        """Send the gradient at `sender` to another replica in place of the lost peer `gone`; in SWARM's
+        variant without `any_replica` the microbatch restarts at its data node instead."""
         if not self.variant.any_replica:
             self._start_again(microbatch)
             return
@@ -362,7 +354,7 @@ class Swarm(Pipelines):
         call, path = self._calls.get(microbatch), microbatch.path
         if call is not None and call.receiver == relay:
             delay_s = self.fleet.link(relay, call.sender).latency_s
-            self.clock.after(delay_s, lambda: self._failed(microbatch, call))
+            self.clock.after(delay_s, lambda: self._retry(microbatch, call, lost=True))
         elif relay == path[-1]:  # it was sending the newest activation
             if self.variant.any_replica:
                 self._call_again(microbatch, relay)
@@ -384,9 +376,10 @@ class Swarm(Pipelines):
         delay_s: float | None = None,
         input_lost: bool = False,
     ) -> None:
-        """Send the gradient again (`_broken`) when its sender notices that the receiver `gone` is lost, after
-        a link's latency or `delay_s`. input_lost: True if not the receiver but the sender of its input is
-        lost; nothing is sent again if both have arrived by then."""
+        """Send the gradient again (`_broken`) when `sender` notices a loss, after a link's latency or
+        `delay_s`. gone: the receiver of the gradient, which is lost. input_lost: True if instead the relay is
+        lost that sends `gone` the activation; then nothing is done if gradient and activation have arrived by
+        then."""
         gradient = microbatch.gradient
 
         def noticed() -> None:

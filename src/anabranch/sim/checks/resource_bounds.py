@@ -31,8 +31,7 @@ def check_bounds(node: Node) -> None:
     exist = settings.microbatches + settings.windows
     if (early := len(peer.reception.early)) > EARLY_MAX:
         _at_most(node, "messages of iterations to come", early, EARLY_MAX * _senders(ctx))
-    if (retained := len(peer.iterations.retained)) > RETAINED_MAX:
-        _at_most(node, "iterations whose boundaries are kept", retained, RETAINED_MAX)
+    _at_most(node, "iterations whose boundaries are kept", len(peer.iterations.retained), RETAINED_MAX)
     if (waiting := ctx.tasks.waiting) > TASKS_BESIDES:
         # The coordinator may sum all parts of several stages; each part has come from some member.
         sums = len(ctx.tasks.waits((SumPart,)))
@@ -42,10 +41,8 @@ def check_bounds(node: Node) -> None:
         _at_most(node, "early parts of a reduce", early_parts, 2 * PARTS * _senders(ctx))
     if early_parts := peer.helping.early:
         _at_most(node, "early parts of others' reduces", early_parts, PARTS * _senders(ctx))
-    if (pending := len(peer.replica.pending)) > PENDING_MAX:
-        _at_most(node, "steps to take", pending, PENDING_MAX)
-    if ctx.outbox.to_self:
-        _at_most(node, "messages to itself", len(ctx.outbox.to_self), 0)
+    _at_most(node, "steps to take", len(peer.replica.pending), PENDING_MAX)
+    _at_most(node, "messages to itself", len(ctx.outbox.to_self), 0)
     for iteration in peer.iterations.in_flight:
         _check_iteration(node, iteration, exist)
 
@@ -53,10 +50,8 @@ def check_bounds(node: Node) -> None:
 def _check_iteration(node: Node, iteration: Iteration, exist: int) -> None:
     """Check the microbatches and slots of one open iteration. exist: number of its microbatches and
     evaluation windows."""
-    if (received := len(iteration.units)) > exist:
-        _at_most(node, "microbatches received", received, exist)
-    if (to_send := len(iteration.sender.items)) > exist:
-        _at_most(node, "microbatches to send on", to_send, exist)
+    _at_most(node, "microbatches received", len(iteration.units), exist)
+    _at_most(node, "microbatches to send on", len(iteration.sender.items), exist)
     ledger = iteration.credits.ledger
     if asks := len(ledger.asks):
         _at_most(node, "asks for a slot", asks, 2 * exist * len(ledger.grants))
@@ -67,7 +62,7 @@ def _check_iteration(node: Node, iteration: Iteration, exist: int) -> None:
 
 
 def _senders(ctx: PeerContext) -> int:
-    """Number of processes that may have sent messages to this peer."""
+    """Most processes that may have sent messages to this peer, as a factor of bounds that hold per sender."""
     seen = ctx.run.membership.ever()
     return len(seen) + sum(peer not in seen for peer in ctx.links.up) + 1
 

@@ -63,4 +63,4 @@ class Churn:
 
     def _crash_now(self, relay: str) -> None:
         if self._crash(relay):
-            self._clock.after(self._part.return_s, lambda: self._back(relay))
+            self._clock.after(self._part.return_s, partial(self._back, relay))

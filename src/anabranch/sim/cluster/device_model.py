@@ -117,7 +117,8 @@ class Workload:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of a parameter in a state, as it is copied."""
+        """Bytes of a parameter in a copied state: weight and two moments, and the predicted weight where two
+        iterations are in flight."""
         return STATE_BYTES + AHEAD_BYTES * self.delayed
 
     @property
@@ -146,7 +147,8 @@ class Workload:
 
     @property
     def input_bytes(self) -> int:
-        """Bytes in memory of one microbatch at a block's input, at full width."""
+        """Bytes in memory of one microbatch at a block's input, at the model's width (`dim`) also where cuts
+        carry a subspace."""
         return self.tokens * self.model.dim * self.width
 
     @property
@@ -170,7 +172,8 @@ class Workload:
 
     @property
     def reduce_bytes(self) -> float:
-        """Bytes on the line of one parameter in a reduce: sum and reduced gradient."""
+        """Bytes of one parameter on the line in a reduce: of its gradient sum, sent by a member to the peer
+        that adds up, and of its reduced gradient, sent back."""
         return self.sum_bytes + self.reduced_bytes
 
     def blocks(self, stage: int) -> int:

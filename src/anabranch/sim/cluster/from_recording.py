@@ -57,8 +57,8 @@ class RecordedRun:
 
 
 class _EventsByPeer:
-    """Events of a log that a scenario is made from, by peer. removed: times (s) of removal; of the last
-    message before it, if the peer was suspected shortly before."""
+    """Events of a log that a scenario is made from, by peer. removed: times (s) at which the peer was
+    removed; if it was suspected shortly before, the time of the last message that was heard from it."""
 
     def __init__(self, events: Iterable[Event | Unknown]) -> None:
         self.joined: dict[str, list[PeerJoined]] = defaultdict(list)

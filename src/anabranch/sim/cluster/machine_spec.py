@@ -80,19 +80,19 @@ def problem(machines: Sequence[MachinePart], stages: int) -> str:
         if part.stage and part.role == "data":
             return f"machines[{at}].stage: a data node holds none"
     own = {part.name for part in each if not part.on}
-    lost = next((at for at, part in enumerate(machines) if part.on and part.on not in own), None)
-    if lost is not None:
-        return f"machines[{lost}].on: {machines[lost].on!r} is the name of no machine of its own"
-    double = next((name for name in names if names.count(name) > 1), None)
-    if double:
-        return f"machines: two of them are called {double!r}"
-    relays = [part for part in each if part.role == "relay"]
-    if len(relays) < stages:
-        return f"machines: {len(relays)} relays, at least one for each of model.stages = {stages}"
+    for at, part in enumerate(machines):
+        if part.on and part.on not in own:
+            return f"machines[{at}].on: {part.on!r} is the name of no machine of its own"
+    for name in names:
+        if names.count(name) > 1:
+            return f"machines: two of them are called {name!r}"
+    relays = sum(part.role == "relay" for part in each)
+    if relays < stages:
+        return f"machines: {relays} relays, at least one for each of model.stages = {stages}"
     served = {stage for stage, _ in staged(machines, stages)}
-    bare = next((stage for stage in range(1, stages + 1) if stage not in served), None)
-    if bare is not None:
-        return f"machines: none of the relays has stage {bare} of model.stages = {stages}"
+    for stage in range(1, stages + 1):
+        if stage not in served:
+            return f"machines: none of the relays has stage {stage} of model.stages = {stages}"
     return ""
 
 

@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 import typing
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Protocol
 
 from anabranch.config.constraints import OneOf, Range, is_64_bits
+from anabranch.config.load import parse_toml
 from anabranch.errors import UserError
 from anabranch.sim.cluster.churn_trace import NO_TRACE, Trace, read_trace
 from anabranch.sim.cluster.device_model import Device, Machine, Workload, known_devices
@@ -37,11 +36,6 @@ from anabranch.sim.cluster.wire_part import WirePart
 from anabranch.sim.network.drift import Drift
 from anabranch.sim.network.fair_share import Line, SharedLink
 from anabranch.train.model.sizes import named_size, size_names
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib  # type: ignore[import-not-found]
 
 #: Version of a scenario file.
 SCENARIO_VERSION = 1
@@ -133,7 +127,7 @@ def read_scenario(name: str) -> tuple[dict[str, Any], str]:
                 then = f"; `anabranch simulate --from {name}` makes a scenario of a run"
             raise UserError(f"{name}: cannot be read: {why}{then}") from None
     try:
-        data = tomllib.loads(text)
+        data = parse_toml(text)
     except (ValueError, RecursionError) as error:  # an integer of too many digits is no TOMLDecodeError
         raise UserError(f"{where}: not TOML: {error}") from None
     for section, key in FILES:
@@ -277,10 +271,6 @@ def _check_consistency(scenario: Scenario, where: str) -> None:
 # --- the fleet of a seed -----------------------------------------------------------------------------------
 
 
-#: Empty assignment of relays to stages: relays are assigned in turn.
-NO_ASSIGNMENT: Mapping[str, int] = MappingProxyType({})
-
-
 class RegionLink(Protocol):
     """Link between two regions: one-way delay (s) and bandwidth (bits per second)."""
 
@@ -345,10 +335,6 @@ class Fleet:
             self._links[key] = found
         return found
 
-    def slowness(self, host: str) -> float:
-        """Current factor on the duration of a host's tasks, by drift."""
-        return self.drift.slowness(host)
-
     def line(self, host: str) -> Line:
         """Access line of a host."""
         return self.hosts[host].line
@@ -371,17 +357,19 @@ class Fleet:
         return [host for host in self.hosts.values() if host.stage == stage]
 
     def slots(self, host: Host) -> int:
-        """Number of slots of a relay, including those whose forward is recomputed."""
+        """Number of microbatches that a relay holds at once, including those of which it keeps only the input
+        and computes the forward again (`fleet.recompute`)."""
         return host.capacity + int(host.capacity * self.scenario.fleet.recompute)
 
 
 def fleet_of(
-    scenario: Scenario, regions: Regions, seed: int, assigned: Mapping[str, int] = NO_ASSIGNMENT
+    scenario: Scenario, regions: Regions, seed: int, assigned: Mapping[str, int] | None = None
 ) -> Fleet:
     """Fleet of a scenario for a seed. Relays without a given stage are assigned in turn. The seed draws
     regions (as evenly as possible), devices, speeds and capacities that the scenario does not give. assigned:
     relay -> stage, instead of the stage in turn. Raises UserError for an unknown region."""
     rng, part, stages = random.Random(f"fleet {seed}"), scenario.fleet, scenario.model.relay_stages
+    assigned = assigned or {}
     named = staged(scenario.machines, stages)
     drawn: list[tuple[int, MachinePart | None]] = [(1 + n % stages, None) for n in range(part.relays)]
     data = [] if any(not stage for stage, _ in named) else [(0, None)] * part.data_nodes
@@ -465,8 +453,3 @@ def misfit(scenario: Scenario) -> str:
     return ""
 
 
-def keys() -> list[str]:
-    """Dotted keys (`section.key`) of all sections of a scenario file, except [[machines]]."""
-    hints = typing.get_type_hints(Scenario)
-    parts = [part for part in hints if part not in ("name", "machines")]
-    return [f"{part}.{key.name}" for part in parts for key in fields(hints[part])]

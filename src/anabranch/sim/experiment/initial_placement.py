@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from anabranch.errors import UserError
 from anabranch.protocol.placement.join_placement import KEPT_FIRST
-from anabranch.sim.cluster.scenario import Fleet, Host, Regions, Scenario, fleet_of
+from anabranch.sim.cluster.scenario import Fleet, Regions, Scenario, fleet_of
 from anabranch.sim.experiment.modelled_world import ModelledWorld, settings_of
 from anabranch.sim.network.drift import Drift
 
@@ -39,7 +39,10 @@ def placed(scenario: Scenario, regions: Regions, seed: int) -> Fleet:
 def assigned_by_links(fleet: Fleet, seed: int) -> Mapping[str, int]:
     """Stage of each relay as the run's leader assigns it in a simulated run, up to its first iteration.
     Raises TimeoutError if the run does not begin."""
-    asking = {host.id: _asking(host) for host in fleet.hosts.values()}
+    asking = {  # for any stage (-1), if they are relays without a given one
+        host.id: host if host.fixed or not host.stage else replace(host, stage=-1)
+        for host in fleet.hosts.values()
+    }
     settings = replace(settings_of(fleet, "greedy"), deal="links", min_replicas=_least_replicas(fleet))
     world = ModelledWorld(replace(fleet, hosts=asking, drift=Drift()), settings, seed)
     leader = world.nodes[world.genesis.leader].peer
@@ -51,14 +54,9 @@ def assigned_by_links(fleet: Fleet, seed: int) -> Mapping[str, int]:
     return {member.id: member.stage for member in members if member.stage}
 
 
-def _asking(host: Host) -> Host:
-    """The host as one that asks for any stage (-1); unchanged if it is a data node or its stage is given."""
-    return host if host.fixed or not host.stage else replace(host, stage=-1)
-
-
 def _least_replicas(fleet: Fleet) -> int:
-    """Least number of replicas per stage that the assignment must reach: the greatest one, up to KEPT_FIRST,
-    for which the relays at the beginning suffice."""
+    """Number of replicas that every stage must get: the greatest one up to KEPT_FIRST for which the relays
+    that are there at the beginning are enough."""
     stages = range(1, fleet.scenario.model.relay_stages + 1)
     there = [host for host in fleet.hosts.values() if host.stage and host.id not in fleet.trace.absent]
     fixed = {stage: sum(host.fixed and host.stage == stage for host in there) for stage in stages}

@@ -71,11 +71,6 @@ def pieces_of(work: Workload, stage: int) -> int:
     return max(PIECES + 1, min(PIECES_MAX, whole))
 
 
-def piece_bytes(work: Workload, stage: int) -> int:
-    """Bytes of one piece of a stage's state, as it is copied."""
-    return math.ceil(work.state_bytes * work.parameters(stage) / pieces_of(work, stage))
-
-
 @dataclass
 class SentCounts:
     """Numbers and bytes of sent control messages (kinds: number by class name) and payloads."""
@@ -145,7 +140,7 @@ class ModelledWorld(World):
         if host.parked:
             link = host.machine.device.host_link_bytes_per_s
             seconds += self._parked.copy_s(host.id, stage, host.resident, link, task)
-        seconds *= node.slowness * self.fleet.slowness(node.id)
+        seconds *= node.slowness * self.fleet.drift.slowness(node.id)
         if any(self.unfinished_s(other) for other in self._beside.get(node.id, ())):
             seconds *= SHARED
         self._computing[node.id] = (self.clock.now, seconds)
@@ -225,13 +220,10 @@ class ModelledWorld(World):
         """Size (bytes) of the tensor that a message's payload stands for, as `sender` sends it now."""
         work, stage = self.work, sender.peer.ctx.run.stage
         part, rounds = self.fleet.scenario.round, self.settings.rounds
-        if isinstance(message, msg.FencedMessage) and rounds.has(message.fence.t):
-            if isinstance(message, msg.ReducePart):
-                of_part = CONTRIBUTION_BYTES[part.contributions]
-                return of_part * self._parameters[message.stage] / self._parts(sender, message.stage)
-            if isinstance(message, msg.ReducedPart):
-                of_part = RESULT_BYTES[part.results]
-                return of_part * self._parameters[message.stage] / self._parts(sender, message.stage)
+        if isinstance(message, msg.ReducePart | msg.ReducedPart) and rounds.has(message.fence.t):
+            sums = isinstance(message, msg.ReducePart)
+            of_part = CONTRIBUTION_BYTES[part.contributions] if sums else RESULT_BYTES[part.results]
+            return of_part * self._parameters[message.stage] / self._parts(sender, message.stage)
         if work.whole and isinstance(message, msg.Forward | msg.Backward):
             return self._tokens_bytes(sender, message)
         match message:
@@ -261,7 +253,8 @@ class ModelledWorld(World):
         return float(plan[message.index].steps * inner * self.work.activation_bytes)
 
     def _parts(self, node: Node, stage: int) -> int:
-        """Number of parts of a stage's current reduce, in which the peer `node` takes part."""
+        """Number of parts into which the current reduce of a stage is cut, as the peer `node` knows it, as a
+        member or a helper."""
         if stage != node.peer.ctx.run.stage:
             return node.peer.helping.parts(stage)
         reduce = node.peer.replica.all_reduce.reduce
@@ -311,9 +304,11 @@ def settings_of(fleet: Fleet, policy: str) -> Settings:
     """Settings of the protocol for a scenario under a routing policy. The first iteration waits for as many
     replicas a stage as its smallest stage has at the beginning."""
     scenario, work = fleet.scenario, fleet.scenario.work
-    model = scenario.model
+    model, part = scenario.model, scenario.round
+    sizes = CONTRIBUTION_BYTES[part.contributions], RESULT_BYTES[part.results]
     there = [host for host in fleet.hosts.values() if host.id not in fleet.trace.absent]
     replicas = min(sum(host.stage == stage for host in there) for stage in range(1, model.relay_stages + 1))
+    state_bytes = [work.state_bytes * work.parameters(stage) for stage in range(model.relay_stages + 1)]
     return Settings(
         scenario.name,
         1,
@@ -337,9 +332,9 @@ def settings_of(fleet: Fleet, policy: str) -> Settings:
         spare=scenario.fleet.spare,
         sums_bytes=math.ceil(work.sum_bytes * work.parameters(1) / work.blocks(1)),
         state_bytes=work.state_bytes * work.parameters(1) // work.blocks(1),
-        piece_bytes=max(piece_bytes(work, stage) for stage in range(model.relay_stages + 1)),
+        piece_bytes=max(math.ceil(size / pieces_of(work, stage)) for stage, size in enumerate(state_bytes)),
         rounds=_rounds(scenario),
-        round_bytes=_round_bytes(scenario),
+        round_bytes=(sizes[0] * work.parameters(1), sizes[1] * work.parameters(1)),
         delay=Delay(LEAST_START) if scenario.run.delay else NO_DELAY,
     )
 
@@ -349,11 +344,6 @@ def _rounds(scenario: Scenario) -> Rounds:
     if not part.slots:
         return NO_ROUNDS
     return Rounds(part.start, part.steps, part.slots, part.late == "drop", part.grace, first=part.first_steps)
-
-
-def _round_bytes(scenario: Scenario) -> tuple[float, float]:
-    part, parameters = scenario.round, scenario.work.parameters(1)
-    return CONTRIBUTION_BYTES[part.contributions] * parameters, RESULT_BYTES[part.results] * parameters
 
 
 def _snapshots_every(work: Workload, microbatches: int) -> int:

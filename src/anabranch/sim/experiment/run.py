@@ -76,11 +76,10 @@ def alone_tokens_per_s(fleet: Fleet) -> float:
 
 
 class Simulation:
-    """Simulation of one seed with the real protocol.
+    """Simulation of one seed of a scenario under a routing policy, with the real protocol.
 
     recorder: metrics of its iterations. crashed, returned: (relay, virtual seconds) of each crash and return.
-
-    :param committed: called with the number of each iteration after its commit.
+    committed: called with the number of each iteration after its commit.
     """
 
     def __init__(
@@ -97,6 +96,7 @@ class Simulation:
         self._phases = PhaseRecorder(self.leader, fleet.scenario.model.relay_stages)
         self.crashed: list[tuple[str, float]] = []
         self.returned: list[tuple[str, float]] = []
+        self._large = len(fleet.hosts) >= LARGE_HOSTS
         self._lost_s = 0.0
         self._t = self._log_read = self._notes_read = self._restarts = 0
         world.bookkeepers.append(self._watch)
@@ -113,10 +113,6 @@ class Simulation:
         if wrong:
             self.outcome.failure = f"wrong states: {wrong}"
         return self.outcome
-
-    @property
-    def _large(self) -> bool:
-        return len(self.fleet.hosts) >= LARGE_HOSTS
 
     # --- watching ------------------------------------------------------------------------------
 

@@ -38,12 +38,10 @@ class TimelineRecorder:
         """Spans of computing, sending and absence in iteration t, cut off at its begin and end (virtual
         seconds)."""
         begin, end = self.time_of(t)
-        spans = [
-            span for span in (*self._spans, *self._away(end)) if span.end_s > begin and span.begin_s < end
-        ]
         return [
             Span(span.node, span.kind, max(begin, span.begin_s), min(end, span.end_s), span.text)
-            for span in spans
+            for span in (*self._spans, *self._away(end))
+            if span.end_s > begin and span.begin_s < end
         ]
 
     def time_of(self, t: int) -> tuple[float, float]:

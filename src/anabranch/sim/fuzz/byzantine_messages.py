@@ -132,10 +132,6 @@ def _forward(rng: random.Random, target: Node) -> tuple[msg.AnyMessage, object]:
     return message, _payload(rng)
 
 
-def _backward(rng: random.Random, target: Node) -> tuple[msg.AnyMessage, object]:
-    return msg.Backward(_fence(rng, target), _index(rng)), _payload(rng)
-
-
 def _reduce_part(rng: random.Random, target: Node) -> tuple[msg.AnyMessage, object]:
     fence, attempt = _fence(rng, target), msg.AttemptId(_HUGE, _HUGE)
     choices: list[msg.AnyMessage] = [
@@ -160,7 +156,7 @@ def _stage(rng: random.Random) -> int:
 
 
 def _leader_message(rng: random.Random, target: Node) -> tuple[msg.AnyMessage, object]:
-    """Message that only the run's leader may send."""
+    """(message that only the run's leader may send, no payload)."""
     fence = _fence(rng, target)
     choices: list[msg.AnyMessage] = [
         msg.Announce((b"{}", b"not an entry")),
@@ -209,7 +205,7 @@ def _slots(rng: random.Random, target: Node) -> tuple[msg.AnyMessage, object]:
 
 
 def _request(rng: random.Random, target: Node) -> tuple[msg.AnyMessage, object]:
-    """Join request with absurd figures."""
+    """(join request with absurd figures, no payload)."""
     capacity, speed = rng.choice([0, -1, 1 << 40]), rng.choice([-1.0, math.nan, math.inf])
     member = Member(
         id=STRANGER,
@@ -230,8 +226,10 @@ def _line(rng: random.Random, target: Node) -> tuple[msg.AnyMessage, object]:
 
 
 _OF_MEMBERS: list[Maker] = [
-    _forward, _backward, _reduce_part, _attempt, _prepared, _leader_message, _state, _talk, _slots,
-]  # fmt: skip
+    _forward,
+    lambda rng, target: (msg.Backward(_fence(rng, target), _index(rng)), _payload(rng)),
+    *(_reduce_part, _attempt, _prepared, _leader_message, _state, _talk, _slots),
+]
 #: Messages of a stranger. A member does not send the last two: a join request would declare that the member
 #: has restarted, and the protocol trusts voters about the log.
 _MAKERS: list[Maker] = [*_OF_MEMBERS, _request, _line]

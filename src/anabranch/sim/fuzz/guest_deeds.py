@@ -41,7 +41,8 @@ DIES_S = 0.5
 
 
 class GuestRole(Enum):
-    """Role of a hostile guest in the run. An admitted one never reports ready, so it gets no microbatches."""
+    """Role of a hostile guest in the run. A guest that is only ADMITTED never reports ready, so it gets no
+    microbatches."""
 
     SERVES = "a relay that serves"
     ADMITTED = "a relay that is admitted and serves nothing"
@@ -111,6 +112,10 @@ class Guest:
         return said
 
 
+Mouth = Callable[[Guest, msg.AnyMessage], msg.AnyMessage | None]
+"""(guest, honest message of its process) -> message that is sent in its place; None: nothing."""
+
+
 @dataclass(frozen=True)
 class Deed:
     """Hostile act of a guest, and the `kind` of the delivered fault. roles: roles in which guests do it.
@@ -121,7 +126,7 @@ class Deed:
 
     name: str
     roles: frozenset[GuestRole]
-    mouth: Callable[[Guest, msg.AnyMessage], msg.AnyMessage | None] | None = None
+    mouth: Mouth | None = None
     talk: Callable[[Guest], None] | None = None
     proven: frozenset[GuestRole] = frozenset()
     applies: bool = False
@@ -141,11 +146,12 @@ def _false_state(guest: Guest, message: msg.AnyMessage) -> msg.AnyMessage | None
 
 
 def _has_a_say(guest: Guest, t: int) -> bool:
-    """True if the protocol must withstand a report of the guest about iteration t.
+    """True if a false report of the guest about iteration t can do harm, so that the protocol must withstand
+    it.
 
-    That is so if the guest is no serving member, or if it serves at its stage with two honest replicas or
-    more that outnumber the liars. Before that, a false report would count for nothing and cost the guest its
-    seat; with fewer honest replicas the step waits for a third or for the owner (docs/explanation/trust.md).
+    That is so if the guest is no serving member, or if it serves and at least two honest replicas of its
+    stage outnumber the liars there. A guest that does not serve yet in t would be ignored and lose its seat;
+    with fewer honest replicas the step waits for a third or for the owner (docs/explanation/trust.md).
     """
     if guest.role is not GuestRole.SERVES:
         return True
@@ -173,10 +179,6 @@ def _tell_overflows(guest: Guest) -> None:
         guest.tell_leader(overflow, once=("overflow", fence.t, fence.base, index))
 
 
-def _swallow(guest: Guest, message: msg.AnyMessage) -> msg.AnyMessage | None:
-    return None if isinstance(message, msg.Forward | msg.Backward) else message
-
-
 def _false_digest(guest: Guest, message: msg.AnyMessage) -> msg.AnyMessage | None:
     return structs.replace(message, digest=FALSE_HASH) if isinstance(message, msg.Prepared) else message
 
@@ -190,11 +192,6 @@ def _tell_false_digest(guest: Guest) -> None:
         fence = guest.fence(attempt.fence.t, attempt.fence.base)
         prepared = msg.Prepared(fence, guest.stage, attempt.attempt, FALSE_HASH, {"sum": 1.0})
         guest.tell_leader(prepared, once=("prepared", attempt.attempt))
-
-
-def _fetch_nothing(guest: Guest, message: msg.AnyMessage) -> msg.AnyMessage | None:
-    fetches = msg.FetchState | msg.FetchPiece | msg.FetchGradient | msg.WhoHas | msg.Behind | msg.Ready
-    return None if isinstance(message, fetches) else message
 
 
 def _tell_ready(guest: Guest) -> None:
@@ -215,10 +212,6 @@ def _apart(guest: Guest, message: msg.AnyMessage) -> msg.AnyMessage | None:
         honest = [peer for peer in sorted(live) if peer not in guest.world.liars]
         return structs.replace(message, apart=tuple(honest[:1]))
     return message
-
-
-def _give_no_state(guest: Guest, message: msg.AnyMessage) -> msg.AnyMessage | None:
-    return None if isinstance(message, msg.StateOffer | msg.Piece | msg.Holds) else message
 
 
 def _tell_holds(guest: Guest) -> None:
@@ -290,6 +283,12 @@ def _keep_receipt(guest: Guest, message: msg.AnyMessage) -> msg.AnyMessage | Non
     return None
 
 
+def _drops(*kinds: type[msg.AnyMessage]) -> Mouth:
+    """Deed: send no messages of these kinds."""
+    return lambda guest, message: None if isinstance(message, kinds) else message
+
+
+_FETCHES = (msg.FetchState, msg.FetchPiece, msg.FetchGradient, msg.WhoHas, msg.Behind, msg.Ready)
 _SERVES, _ADMITTED = frozenset({GuestRole.SERVES}), frozenset({GuestRole.ADMITTED})
 _STRANGER, _DATA = frozenset({GuestRole.STRANGER}), frozenset({GuestRole.DATA})
 _RELAYS = _SERVES | _ADMITTED | _STRANGER
@@ -301,11 +300,11 @@ DEEDS = {
     for deed in (
         Deed("false state", _RELAYS, _false_state, _tell_false_state, proven=_SERVES),
         Deed("false overflow", _RELAYS, None, _tell_overflows, proven=_SERVES),
-        Deed("black hole", _SERVES, _swallow),
+        Deed("black hole", _SERVES, _drops(msg.Forward, msg.Backward)),
         Deed("wrong digest", _RELAYS, _false_digest, _tell_false_digest),
-        Deed("empty member", _SERVES, _fetch_nothing, _tell_ready, early=True),
+        Deed("empty member", _SERVES, _drops(*_FETCHES), _tell_ready, early=True),
         Deed("false apart", _SERVES, _apart),
-        Deed("false holds", _ALL, _give_no_state, _tell_holds),
+        Deed("false holds", _ALL, _drops(msg.StateOffer, msg.Piece, msg.Holds), _tell_holds),
         Deed("false reports", _ALL, None, _tell_reports),
         Deed("stage 0", _RELAYS, _ask_stage_0, _ask_again_for_stage_0, applies=True),
         Deed("ping flood", _ALL, None, _ping),

@@ -177,7 +177,8 @@ class HostileGuests:
         return guest.serves if guest.role is not GuestRole.ADMITTED else member and not guest.serves
 
     def starts_again(self, name: str) -> bool:
-        """True if the owner of this process starts it again after it was removed."""
+        """True if a process that was removed from the run is started again: always if it is honest, else as
+        the guest's plan has drawn it."""
         guests = [guest.name for guest in self.guests]
         return name not in guests or self._plans[guests.index(name)].returns
 
@@ -197,15 +198,13 @@ class HostileGuests:
         for guest in self.guests:
             proven = guest.role in guest.deed.proven and guest.name in self._first_t
             if guest.deed.audited:
-                proven = proven and self.world.settings.audit_share == 1.0 and self._counted(guest)
+                # Some step in which it lied counts its work, and enough honest replicas could audit that: one
+                # auditor alone convicts nobody (the log goes back).
+                auditors = [len(able) for _, name, able in self._audits if name == guest.name]
+                proven = proven and self.world.settings.audit_share == 1.0
+                proven = proven and max(auditors, default=0) >= AUDITORS
             if proven and guest.name not in self._out:
                 raise Violation("G3", f"{guest.name} still has its seat: {guest.deed.name}")
-
-    def _counted(self, guest: Guest) -> bool:
-        """True if a step in which the guest lied counts one of its contributions, and two honest replicas
-        were there to audit it. What a replica that owns no unit computes falsely is in no sum; one auditor
-        alone convicts nobody (the log goes back)."""
-        return any(len(able) >= AUDITORS for _, name, able in self._audits if name == guest.name)
 
     def _note_audits(self, commit: Commit) -> None:
         """Note which guests lied in a committed step that counts their work, and who may audit it."""
@@ -265,6 +264,6 @@ class HostileGuests:
 
 
 def _goes_on(node: Node) -> bool:
-    """True if the process of a member runs, or ended by itself with an error: what a guest says must not end
-    it."""
+    """True if nothing outside the protocol ended the process of a member: it runs, or has given up with an
+    error. Its removal is then the guests' doing."""
     return node.running or (node.alive and node.stopped is not None and not node.stopped[1])

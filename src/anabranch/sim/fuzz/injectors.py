@@ -125,7 +125,8 @@ def one_way(swarm: SwarmUnderTest, victim: Node) -> Injected:
 
 
 def duplication(swarm: SwarmUnderTest, victim: Node) -> Injected:
-    """Fault: duplicate messages, or replace all links so that both ends send again what may be lost."""
+    """Fault: for a while messages that the victim sends and receives arrive twice; or all links of the victim
+    are replaced, so that both ends send again what may be lost."""
     if swarm.rng.random() < 0.3:
         others = [other for other in sorted(victim.links) if swarm.world.cut(victim.id, other)]
         if not others:

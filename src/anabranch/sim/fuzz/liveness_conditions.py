@@ -20,19 +20,15 @@ def unmet(world: World, t: int) -> list[str]:
     if lead is None:
         return []  # a leader can be elected
     restorable = lead.catalog.newest(t + 1, lambda peer: world.nodes[peer].running) is not None
+    relays = Counter(node.peer.ctx.run.stage for node in world.nodes.values() if node.running)
+    movable = any(count > 1 for stage, count in relays.items() if stage)
     for stage in range(world.settings.stages + 1):
-        served = restorable and _can_be_served(world, stage)
+        # A peer of the stage runs, or another stage has two relays, of which one could move.
+        served = restorable and (relays[stage] > 0 or (stage > 0 and movable))
         if not served and not any(_holds(world, n, stage, t) for n in world.nodes.values()):
             what = f"a live replica, or a complete snapshot, of stage {stage}"
             missing.append(what if stage else "a live data node")
     return missing
-
-
-def _can_be_served(world: World, stage: int) -> bool:
-    """True if the stage has a running peer, or another stage has two relays, of which one could move."""
-    relays = Counter(node.peer.ctx.run.stage for node in world.nodes.values() if node.running)
-    movable = stage > 0 and any(count > 1 for other, count in relays.items() if other)
-    return relays[stage] > 0 or movable
 
 
 def _electable(world: World, node: Node) -> bool:

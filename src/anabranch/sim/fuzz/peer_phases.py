@@ -71,17 +71,13 @@ def phase_of(node: Node, committed_t: int) -> str:
 
 
 def phase_for(node: Node, committed_t: int, aimed: str) -> str:
-    """Phase of a peer as `phase_of`, but CHOSEN (a step is committed and not yet applied) if that is `aimed`
-    and the peer is in two phases at once."""
-    return CHOSEN if aimed == CHOSEN and _just_chosen(node) else phase_of(node, committed_t)
-
-
-def _just_chosen(node: Node) -> bool:
-    """True if the peer leads, and the event that it just handled committed a step, which it will apply
-    now."""
+    """Phase of a peer when a fault that is `aimed` at a phase hits it: as `phase_of`, except for a leader
+    that has just committed a step. That is in CHOSEN and APPLY at once, and counts as CHOSEN if this is aimed
+    at."""
     running = node.peer.ctx.tasks.running
     applies = running is not None and _RUNNING.get(type(running.task)) == APPLY
-    return applies and node.peer.lead is not None and node.task_at == node.world.clock.now
+    just_chosen = applies and node.peer.lead is not None and node.task_at == node.world.clock.now
+    return CHOSEN if aimed == CHOSEN and just_chosen else phase_of(node, committed_t)
 
 
 def _misses_a_leader(node: Node) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 from anabranch.sim.fuzz.seed_drawing import draw, profile_of
 from anabranch.sim.fuzz.trial import SeedTrial
@@ -20,13 +21,9 @@ def run_seed(seed: int, profile: str = "") -> Outcome:
 
 def run_seeds(seeds: Iterable[int], profile: str = "", jobs: int = 1) -> Iterator[Outcome]:
     """Run seeds in `jobs` processes and yield the outcomes as they finish, in any order."""
-    tasks = [(seed, profile) for seed in seeds]
+    run = partial(run_seed, profile=profile)
     if jobs <= 1:
-        yield from map(_run, tasks)
+        yield from map(run, seeds)
         return
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-        yield from pool.imap_unordered(_run, tasks, CHUNK)
-
-
-def _run(task: tuple[int, str]) -> Outcome:
-    return run_seed(*task)
+        yield from pool.imap_unordered(run, seeds, CHUNK)

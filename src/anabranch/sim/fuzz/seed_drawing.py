@@ -239,7 +239,8 @@ def _delay(seed: int, profile: FaultProfile, torch: bool, audit_share: float) ->
 
 
 def _rounds(seed: int, microbatches: int, whole: bool) -> Rounds:
-    """Rounds of a seed. whole: True if a machine holds the whole model, so that it may carry state."""
+    """Rounds of a seed. microbatches: of an iteration, a multiple of the slots. whole: True if a machine
+    holds the whole model, so that it may carry state."""
     rng = random.Random(f"rounds {seed}")
     slots = rng.choice([k for k in range(1, microbatches + 1) if microbatches % k == 0])
     drops = rng.random() < ROUNDS_DROP

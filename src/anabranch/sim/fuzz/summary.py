@@ -80,9 +80,20 @@ def summarize(outcomes: Iterable[Outcome], first: int, end: int, profile: str, w
     found.matrix = {phase: {} for phase in PHASES}
     faults: Counter[str] = Counter()
     not_promised: Counter[str] = Counter()
+    for name in ("steps", "events", "virtual_s", "computed_s", "wasted_s"):
+        setattr(found, name, sum((getattr(outcome, name) for outcome in ordered), getattr(found, name)))
     for outcome in ordered:
-        _add(found, outcome, faults)
         not_promised.update(condition.split(":")[0] for condition in outcome.unmet)
+        for fault in outcome.faults:
+            faults[fault.kind] += 1
+            cell = found.matrix[fault.phase].setdefault(fault.kind, Cell())
+            cell.delivered += 1
+            cell.repaired += fault.repaired
+            cell.wasted_s += fault.wasted_s
+    found.with_tensors = sum(outcome.torch for outcome in ordered)
+    found.failures = [
+        Failure(o.seed, o.profile, o.invariant, o.violation, reproduce(o)) for o in ordered if o.failed
+    ]
     found.faults = {kind: faults[kind] for kind in _KINDS if faults[kind]}
     found.violations = dict(Counter(failure.invariant for failure in found.failures))
     found.not_promised = dict(sorted(not_promised.items()))
@@ -90,26 +101,6 @@ def summarize(outcomes: Iterable[Outcome], first: int, end: int, profile: str, w
         (found.matrix[phase].get(kind, Cell()).delivered for kind, phase in matrix_cells()), default=0
     )
     return found
-
-
-def _add(found: FuzzSummary, outcome: Outcome, faults: Counter[str]) -> None:
-    found.with_tensors += outcome.torch
-    found.steps += outcome.steps
-    found.events += outcome.events
-    found.virtual_s += outcome.virtual_s
-    found.computed_s += outcome.computed_s
-    found.wasted_s += outcome.wasted_s
-    for fault in outcome.faults:
-        faults[fault.kind] += 1
-        cell = found.matrix[fault.phase].setdefault(fault.kind, Cell())
-        cell.delivered += 1
-        cell.repaired += fault.repaired
-        cell.wasted_s += fault.wasted_s
-    if outcome.failed:
-        failure = Failure(
-            outcome.seed, outcome.profile, outcome.invariant, outcome.violation, reproduce(outcome)
-        )
-        found.failures.append(failure)
 
 
 def reproduce(outcome: Outcome) -> str:

@@ -35,8 +35,8 @@ class SwarmUnderTest:
         self._newcomers = 0
 
     def listen(self, node: Node, event: ev.Event) -> None:
-        """Record a message that a peer received, so that it can be replayed; drop those of a connection that
-        is closed."""
+        """Record a message that a peer received, so that it can be replayed; when a connection closes, forget
+        the messages that came over it."""
         if isinstance(event, ev.Received):
             self.heard[node.id].append(event)
         elif isinstance(event, ev.LinkDown):

@@ -111,23 +111,14 @@ def small_run(
     )
 
 
-def wire_of(seed: int) -> WireSection:
-    """Codecs of a seed with tensors, drawn apart from all else in the seed."""
-    return random.Random(f"wire {seed}").choice(WIRES)
-
-
-def subspace_of(seed: int) -> int:
-    """Width of the residual stream at the cuts of a seed with tensors (0: full width), drawn apart from all
-    else in the seed."""
-    return random.Random(f"subspace {seed}").choice(SUBSPACES)
-
-
 def tensor_world(drawn: DrawnSeed) -> tuple[World, Tensors]:
     """World of a drawn swarm whose workers train with torch, and a single machine's results for
     comparison."""
     wanted = drawn.settings
     configure(threads=1)
-    wire, subspace = wire_of(drawn.seed), subspace_of(drawn.seed)
+    # Drawn apart from all else in the seed.
+    wire = random.Random(f"wire {drawn.seed}").choice(WIRES)
+    subspace = random.Random(f"subspace {drawn.seed}").choice(SUBSPACES)
     delayed = bool(wanted.delay.start)
     run = small_run(wanted.stages, wanted.microbatches, wanted.steps, wire, subspace, delayed)
     model = model_config(run.model, VOCABULARY)
@@ -154,7 +145,8 @@ def tensor_world(drawn: DrawnSeed) -> tuple[World, Tensors]:
 class Tensors:
     """Results of a single machine that trains with torch, computed when they are asked for.
 
-    The key of a state (see `GroundTruth`) is its number of steps: none is skipped.
+    The key of a state (see `GroundTruth`) is the number of its last iteration: in these seeds no iteration is
+    skipped.
     """
 
     first: object = 0
@@ -181,6 +173,4 @@ class Tensors:
         return record.digests, tuple(record.losses[index] for index in sorted(record.losses))
 
 
-@cache
-def _single_machine(run: RunConfig, model: ModelConfig) -> Tensors:
-    return Tensors(run, model)
+_single_machine = cache(Tensors)

@@ -103,13 +103,10 @@ class SeedTrial:
             if done and self._is_true():
                 self.guests.check_end()
                 return
-            if clock.now > look_at and (
-                clock.now > max(self._busy_until, self._progress_at) + LOOK_S * slower
-            ):
+            quiet_since = max(self._busy_until, self._progress_at)
+            if clock.now > look_at and clock.now > quiet_since + LOOK_S * slower:
                 look_at = clock.now + LOOK_S * slower
-                if clock.now > max(self._busy_until, self._progress_at) + QUIET_S * slower:
-                    break
-                if unmet(self.world, self.invariants.t):
+                if clock.now > quiet_since + QUIET_S * slower or unmet(self.world, self.invariants.t):
                     break
         self._stuck()
 
@@ -208,8 +205,8 @@ class SeedTrial:
         self._delivered(deed, phase_for(node, self.invariants.t, ""), node, text, "")
 
     def _delivered(self, kind: str, phase: str, node: Node, text: str, aimed: str) -> None:
-        """Record a fault that was just injected, and the phase that its victim was in. aimed: the planned
-        phase."""
+        """Record an injected fault in outcome and story. phase: of its victim `node` at that moment. text:
+        the fault in words. aimed: the planned phase."""
         now, self._quiet_t = self.world.clock.now, self.steps
         self.outcome.faults.append(DeliveredFaults(kind, phase, now, node.id, text, aimed=aimed))
         self.waste.struck(self.outcome.faults[-1])
@@ -247,14 +244,15 @@ class SeedTrial:
         self.world.freeze(node.id, seconds)
 
     def _prepare(self, text: str, seconds: float) -> None:
-        """Record an action that prepares a planned fault, and how long the action lasts."""
+        """Record in the story an action that prepares a planned fault, and wait with the end of the seed
+        until it is over. text: the action in words. seconds: its duration."""
         now = self.world.clock.now
         self.story.append((now, text))
         self._busy_until = max(self._busy_until, now + seconds)
 
     def _supervise(self) -> None:
         """Restart processes that exited with an error, and let joiners that lost their link dial again, as
-        `join` does."""
+        the command `anabranch join` does."""
         for node in sorted(self.world.nodes.values(), key=lambda node: node.id):
             if node.alive and node.stopped is not None and not node.stopped[1]:
                 if not self.guests.starts_again(node.id):
@@ -267,7 +265,7 @@ class SeedTrial:
 
 
 class _PendingFault:
-    """Planned fault that waits for a victim in its phase."""
+    """Planned fault that waits until a peer that it may hit is in the planned phase."""
 
     def __init__(self, aim: FaultTarget) -> None:
         self.aim = aim
@@ -278,9 +276,10 @@ class _PendingFault:
         self._elect_at = 0.0 if aim.elects else float("inf")
 
     def attempt(self, trial: SeedTrial, node: Node) -> bool:
-        """Inject the fault, after its delay, into a peer that has just handled an event, if that peer fits.
-        Returns True if the fault is given up, because it found no victim in time. For the phase DOWNLOAD a
-        machine joins at the first attempt."""
+        """Plan the injection of the fault into a peer that has just handled an event, if the peer fits; after
+        its delay the fault is injected (`_inject`). Returns True if the fault was dropped, because it found
+        no victim in time; else False. For the phase DOWNLOAD a machine joins at the first attempt, so that
+        there is a download."""
         now = trial.world.clock.now
         if self._since is None:
             self._since, self._since_t = now, trial.steps
@@ -303,7 +302,8 @@ class _PendingFault:
         return False
 
     def _elect(self, trial: SeedTrial, now: float) -> None:
-        """Cause the election that the fault needs; the time limit for finding a victim begins with it."""
+        """Cause the election that the fault needs (`SeedTrial.cause_election`), or try again later; the time
+        limit for finding a victim begins with the election."""
         if now < self._elect_at:
             return
         if trial.cause_election(self.aim.of_leading_relays):
@@ -312,8 +312,8 @@ class _PendingFault:
             self._elect_at = now + ELECT_AGAIN_S
 
     def _waited(self, trial: SeedTrial) -> float:
-        """Time that the fault has waited for a victim, as a multiple of SETTLE_FOR_S or of SETTLE_FOR_STEPS
-        steps, whichever is more."""
+        """Share of its time to find a victim that the fault has waited: seconds / SETTLE_FOR_S, or steps /
+        SETTLE_FOR_STEPS if that is more."""
         since = self._since or 0.0
         steps = (trial.steps - self._since_t) / SETTLE_FOR_STEPS
         return max((trial.world.clock.now - since) / SETTLE_FOR_S, steps)

@@ -22,7 +22,8 @@ from anabranch.sim.workers.integer_world import counting_world
 
 
 def build(drawn: DrawnSeed) -> tuple[World, GroundTruth]:
-    """World of a drawn swarm that is not yet running, and the results of a single machine."""
+    """World of a drawn swarm that is not yet running, and the single machine with whose results it is
+    compared."""
     world: World
     truth: GroundTruth
     if drawn.torch:

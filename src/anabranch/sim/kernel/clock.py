@@ -60,7 +60,8 @@ class Clock:
         return True
 
     def _begin_slice(self) -> bool:
-        """Move the events of the next non-empty slice into the heap; False if there is none."""
+        """Move the events of the next time slice that has any from `_later` into the heap; False if there are
+        none."""
         if not self._slices:
             return False
         number = heappop(self._slices)

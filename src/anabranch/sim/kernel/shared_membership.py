@@ -28,7 +28,7 @@ class _Value:
 
 
 class MembershipPool:
-    """Pool of the latest membership lists in a swarm."""
+    """Latest membership lists in a swarm, so that peers with equal lists share one copy."""
 
     def __init__(self) -> None:
         self._values: dict[tuple[object, ...], _Value] = {}

@@ -47,7 +47,8 @@ Checkpoint = dict[int, tuple[tuple[Payload, ...], str]]
 
 
 def _may_fail(task: Task) -> bool:
-    """True if a task may fail in a correct run."""
+    """True if a task may end with an error in a correct run (see `_MAY_FAIL`); any other error is one of the
+    simulation."""
     return isinstance(task, _MAY_FAIL) or (isinstance(task, Forward) and task.carried > 0)
 
 
@@ -146,7 +147,8 @@ class Link:
 
 @dataclass
 class Disk:
-    """Disk of a simulated machine: log entries and voter state, which survive the death of its process."""
+    """Disk of a simulated machine: log entries and voter state, which survive the death of its process.
+    nonce: name of the disk. start: index of the first log entry on it."""
 
     nonce: str = ""
     term: int = 0

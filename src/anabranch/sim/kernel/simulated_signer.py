@@ -13,11 +13,7 @@ class SimulatedSigner:
         self._peer = peer
 
     def sign(self, text: bytes) -> bytes:
-        return _signature(self._peer, text)
+        return hashlib.sha256(self._peer.encode() + b"|" + text).digest()
 
     def verify(self, peer: str, text: bytes, signature: bytes) -> bool:
-        return signature == _signature(peer, text)
-
-
-def _signature(peer: str, text: bytes) -> bytes:
-    return hashlib.sha256(peer.encode() + b"|" + text).digest()
+        return signature == SimulatedSigner(peer).sign(text)

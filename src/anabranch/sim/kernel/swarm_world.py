@@ -202,7 +202,8 @@ class World(Environment):
             receiver.handle(ev.Received(sender, decoded, payload))
 
     def _bulk_s(self, sender: str, receiver: str, message: AnyMessage, size: int, bulky: bool) -> float:
-        """Seconds that the size of a message, or of its payload, adds to its delay."""
+        """Seconds that the size of a message, or of its payload, adds to its delay. size: bytes of the
+        encoded message. bulky: True if it has a payload."""
         padding_bytes = len(message.padding) if isinstance(message, Burst) else 0
         if not bulky and not padding_bytes:
             return 0.0
@@ -352,12 +353,7 @@ class World(Environment):
             if self.random.random() < 0.5:
                 link.cut_by = peer
                 at = max(at, link.quiet_at)
-            far = link.nodes[other]
-
-            def reset(far: Node = far, link: Link = link) -> None:
-                far.link_down(link, peer, "connection reset")
-
-            self._at(at, reset)
+            self._at(at, partial(link.nodes[other].link_down, link, peer, "connection reset"))
         self.end_circuits(peer)
 
     def cut(self, one: str, other: str, seconds: float = 0.0) -> bool:
@@ -375,12 +371,8 @@ class World(Environment):
         link.open = False
         one, other = link.nodes
         for end, far in ((one, other), (other, one)):
-            node = link.nodes[end]
-
-            def broken(node: Node = node, far: str = far) -> None:
-                node.link_down(link, far, reason)
-
-            self.clock.after(self._delay(one, other), broken)
+            down = partial(link.nodes[end].link_down, link, far, reason)
+            self.clock.after(self._delay(one, other), down)
 
     def lose(self, sender: str, receiver: str, seconds: float = math.inf) -> None:
         """Lose everything from one peer to another for a while; their link stays open."""
@@ -401,11 +393,7 @@ class World(Environment):
         """Multiply the delays of the link of two peers by `factor` for a while."""
         pair = frozenset((one, other))
         self.slow[pair] = factor
-
-        def recover() -> None:
-            self.slow.pop(pair, None)
-
-        self.clock.after(seconds, recover)
+        self.clock.after(seconds, partial(self.slow.pop, pair, None))
 
     def disorder(
         self, duplicated: float, shaken_s: float, seconds: float, peers: Collection[str] | None = None

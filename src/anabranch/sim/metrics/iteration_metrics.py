@@ -163,35 +163,36 @@ _SUMS = (
 )  # fmt: skip
 
 
-def _sum_mean(key: str, rows: Sequence[Row], microbatches: int, tokens: int) -> float:
-    return _mean(rows, key)
-
-
 def _microbatches(rows: Sequence[Row], microbatches: int) -> float:
-    """Mean number of microbatches that count in an iteration."""
+    """Mean number of microbatches per iteration that entered the step: in rounds those of the slots that
+    counted."""
     return statistics.mean(row.microbatches or microbatches for row in rows)
 
 
-def _phase(name: str, rows: Sequence[Row], microbatches: int, tokens: int) -> float:
+def _mean(key: str, rows: Sequence[Row], *unused: int) -> float:
+    return float(statistics.mean(getattr(row, key) for row in rows))
+
+
+def _phase(name: str, rows: Sequence[Row], *unused: int) -> float:
     return statistics.mean(row.phases.get(name, 0.0) for row in rows)
 
 
 #: Reported figures: name -> function of a run's counted rows, microbatches and tokens per microbatch.
 FIGURES: dict[str, Callable[[Sequence[Row], int, int], float]] = {
-    "iteration_s": lambda rows, m, n: _mean(rows, "seconds"),
-    "bound_s": lambda rows, m, n: _mean(rows, "bound_s"),
-    "over_bound": lambda rows, m, n: _mean(rows, "seconds") / _mean(rows, "bound_s"),
-    "seconds_per_microbatch": lambda rows, m, n: _mean(rows, "seconds") / _microbatches(rows, m),
-    "tokens_per_s": lambda rows, m, n: _microbatches(rows, m) * n / _mean(rows, "seconds"),
-    "communicating_s": lambda rows, m, n: _mean(rows, "communicating_s"),
+    "iteration_s": lambda rows, m, n: _mean("seconds", rows),
+    "bound_s": lambda rows, m, n: _mean("bound_s", rows),
+    "over_bound": lambda rows, m, n: _mean("seconds", rows) / _mean("bound_s", rows),
+    "seconds_per_microbatch": lambda rows, m, n: _mean("seconds", rows) / _microbatches(rows, m),
+    "tokens_per_s": lambda rows, m, n: _microbatches(rows, m) * n / _mean("seconds", rows),
+    "communicating_s": lambda rows, m, n: _mean("communicating_s", rows),
     "utilisation": lambda rows, m, n: _share(rows, "busy_s", "alive_s"),
-    "wasted_s": lambda rows, m, n: _mean(rows, "wasted_s"),
+    "wasted_s": lambda rows, m, n: _mean("wasted_s", rows),
     "wasted_share": lambda rows, m, n: _share(rows, "wasted_s", "computed_s"),
     "died_share": lambda rows, m, n: _share(rows, "died_s", "computed_s"),
     "beyond_share": lambda rows, m, n: (
         _share(rows, "wasted_s", "computed_s") - _share(rows, "died_s", "computed_s")
     ),
-    **{key: partial(_sum_mean, key) for key in (*_COUNTS, "message_bytes", "payload_bytes")},
+    **{key: partial(_mean, key) for key in (*_COUNTS, "message_bytes", "payload_bytes")},
     **{name: partial(_phase, name) for name in (*PHASES, *COMPUTED)},
 }
 
@@ -210,7 +211,8 @@ class Summary(msgspec.Struct):
 
 
 def summary(outcomes: Sequence[Outcome], fleet: Fleet) -> Summary:
-    """Summary of the seeds that finished; the others are listed as failures."""
+    """Summary of the seeds that finished (their mean figures); failures: a line for each other seed. fleet:
+    of any of the seeds, for the sizes of the scenario."""
     model, warm_up = fleet.scenario.model, fleet.scenario.run.warm_up
     tokens = fleet.scenario.work.tokens
     counted = [o.rows[warm_up:] for o in outcomes if not o.failure and len(o.rows) > warm_up]
@@ -244,10 +246,6 @@ def estimate(values: Sequence[float]) -> Estimate:
         return Estimate(mean, 0.0)
     student = STUDENT[degrees - 1] if degrees <= len(STUDENT) else STUDENT_MANY
     return Estimate(mean, student * statistics.stdev(values) / math.sqrt(len(values)))
-
-
-def _mean(rows: Sequence[Row], key: str) -> float:
-    return float(statistics.mean(getattr(row, key) for row in rows))
 
 
 def _share(rows: Sequence[Row], part: str, whole: str) -> float:

@@ -95,7 +95,8 @@ class LowerBound:
 
 def _fill(replicas: Sequence[tuple[float, float]], work: float, lost_s: float) -> float:
     """Least T (seconds) with sum of speed * min(share * T, T - lost_s) >= work, over the (speed, share) pairs
-    of the replicas."""
+    of the replicas. share: part of the iteration in which the replica can contribute. lost_s: seconds in
+    which no replica can compute."""
     low, high = lost_s, lost_s + 1.0
 
     def done(seconds: float) -> float:
@@ -112,7 +113,8 @@ def _fill(replicas: Sequence[tuple[float, float]], work: float, lost_s: float) -
 
 
 def _quickest_paths(fleet: Fleet) -> tuple[list[float], float]:
-    """Seconds until the first activation can reach each stage, and of the quickest path forward and back."""
+    """(for each stage, seconds until the first activation can reach it; seconds of the quickest path through
+    all stages and back)."""
     stages, size = fleet.scenario.model.relay_stages, fleet.scenario.work.activation_bytes
 
     def onward(best: Mapping[str, float], hosts: Sequence[Host]) -> dict[str, float]:

@@ -38,9 +38,9 @@ class PhaseRecorder:
         self._computed = dict.fromkeys(COMPUTED, 0.0)
 
     def look(self, node: Node, event: ev.Event, now: float) -> None:
-        """Measure by an event that `node` has handled at `now` (s): a relay's finished task adds its seconds
-        to its kind of task, and may mark the end of fill or of the steady phase; the leader's reduces mark
-        the end of drain."""
+        """Measure by an event that `node` has handled at `now` (s). A relay's finished task adds its seconds
+        to its kind of task, and may mark the end of the phase fill or steady (see the module); the leader's
+        reduces mark the end of drain."""
         if node is not self._leader and not isinstance(event, ev.Finished):
             return
         lead = self._leader.peer.lead
@@ -49,17 +49,14 @@ class PhaseRecorder:
             seconds = event.result.seconds
             self._computed[KINDS.get(type(event.task), "step_s")] += seconds
             if isinstance(event.task, tasks.Forward) and current is not None and event.task.t == current.t:
-                self._forwarded(node, now, seconds)
+                if node.peer.ctx.run.stage == self._stages and not self._full:
+                    self._full, self._filled_at = True, max(self._begun_at, now - seconds)
+                self._forwarded_at = now
         if current is not None:
             settled = len(current.attempts) > self._stages
             if settled and not self._settled:
                 self._settled_at = now
             self._settled = settled
-
-    def _forwarded(self, node: Node, now: float, seconds: float) -> None:
-        if node.peer.ctx.run.stage == self._stages and not self._full:
-            self._full, self._filled_at = True, max(self._begun_at, now - seconds)
-        self._forwarded_at = now
 
     def end(self, now: float, relays: int) -> dict[str, float]:
         """Seconds of each phase of the iteration that ends at `now`, and seconds per relay of each kind of

@@ -62,7 +62,8 @@ class SharedLink:
         return self.latency_s + 8.0 * size_bytes / self.rate_bps
 
     def retransmit_s(self) -> float:
-        """Additional seconds of a control message for each time that it is lost and sent again."""
+        """Seconds by which each loss of a control message delays it: a round trip and the retransmission
+        timeout."""
         return 2.0 * self.latency_s + RETRANSMIT_S
 
 
@@ -109,14 +110,14 @@ class _Paced:
 
     @property
     def knows(self) -> bool:
-        """True if the measured amount covers the most bits that were offered within a round trip; more is not
-        learnt."""
+        """True if the measured rate carries the most bits that were offered within a round trip; then there
+        is nothing to learn."""
         return self._learnt_bits >= self._most_bits
 
     def offer(self, bits: float, now: float) -> None:
-        """Note bits offered by the sender. Within each round trip that begins with an offer they add up, and
-        the greatest total so far limits the measured amount (`rate_bps`). First measures, if the last
-        measurement is a round trip old."""
+        """Note bits that the sender wants to send. Those of one round trip add up, and the greatest sum so
+        far bounds the rate (`rate_bps`): more was never tried. Measures first, if the last measurement is a
+        round trip old."""
         if now - self._looked_at >= self.trip_s:
             self.measure(now)
         if now - self._since > self.trip_s:
@@ -131,7 +132,8 @@ class _Paced:
         self._carried_bits += bits
 
     def measure(self, now: float) -> None:
-        """Measure: count the bits carried since the last measurement as acknowledged."""
+        """End a measurement: the bits sent since the last one have arrived and widen the amount per round
+        trip, unless the sender offers no more than that."""
         self._looked_at = now
         if not self.knows:
             self._learnt_bits += self._carried_bits
@@ -239,7 +241,7 @@ class InFlightTime:
         self._now[host] = (count + 1, since if count else self._clock.now)
 
     def end(self, host: str, count: int = 1) -> None:
-        """Note that `count` payloads have arrived or are lost."""
+        """Note that `count` payloads sent by `host` have arrived or are lost."""
         before, since = self._now[host]
         if before == count:
             self.seconds[host] = self.seconds.get(host, 0.0) + self._clock.now - since
@@ -316,8 +318,8 @@ class Traffic:
     # --- inside --------------------------------------------------------------------------------
 
     def _pace(self, lane: _Lane, payload: _Payload) -> None:
-        """Report a payload's bits to the lane's connection, if that is paced: they limit what it can
-        measure."""
+        """Tell the lane's connection, if it is paced, how many bits a payload offers to it: it learns no rate
+        beyond what was offered."""
         link = lane.link
         if not link.burst_trips or not link.latency_s:
             return
@@ -327,8 +329,8 @@ class Traffic:
         self._apply_pacing(lane, paced)
 
     def _learn(self, ends: tuple[str, str], paced: _Paced) -> None:
-        """Let a paced connection measure its rate, at the end of a round trip in which its pacing limited the
-        lane."""
+        """Let a paced connection measure at the end of a round trip in which its pacing limited the lane, and
+        apply the rate that it has then."""
         lane = self._lanes.get(ends)
         paced.learns = False
         if lane is None or lane.paced is not paced:
@@ -406,7 +408,8 @@ class Traffic:
             self._end(lane)
 
     def _report(self, lane: _Lane) -> None:
-        """Report a span to `watch` if the lane now sends payloads of another priority, or none."""
+        """Report the span that ends now to `watch` if the lane goes on with payloads of another priority, or
+        has none left."""
         now, priority = self.clock.now, lane.waiting[0].priority if lane.waiting else None
         if priority == lane.sending:
             return

@@ -45,7 +45,7 @@ class Estimated:
 
     @property
     def values(self) -> dict[str, float]:
-        """Seconds by name of the part."""
+        """Seconds by name of the part, the whole iteration and its lower bound included."""
         return asdict(self)
 
 
@@ -103,11 +103,12 @@ class _StageCosts:
 
 class Estimates:
     """Estimates for assignments of relays to stages in one fleet, cached by group of machines. Identical
-    machines share the name of the first one, so that equal groups are computed once. hosts: further hosts,
-    one for each (machine, stage) pair that an assignment may contain."""
+    machines share the name of the first one, so that equal groups are computed once. hosts: besides the
+    fleet's own, hosts of the same machines at the other stages that an assignment may give them."""
 
     def __init__(self, fleet: Fleet, hosts: Iterable[Host] = ()) -> None:
         self._fleet, self._work = fleet, fleet.scenario.work
+        self.stages = self._work.stages
         self._microbatches = fleet.scenario.model.microbatches
         found = {(host.id, host.stage): host for host in [*fleet.hosts.values(), *hosts]}
         self._kinds = {at: _kind(fleet, host) for at, host in found.items()}
@@ -125,13 +126,9 @@ class Estimates:
         self._slowest: dict[Group, Mapping[str, float]] = {}
         self._found: dict[tuple[Group, ...], Estimated] = {}
 
-    @property
-    def stages(self) -> int:
-        """Number of relay stages."""
-        return self._work.stages
-
     def seconds(self, assignment: Mapping[str, int]) -> float:
-        """Iteration time of an assignment (relay -> stage), without the lower bound.
+        """Estimated iteration time of an assignment (relay -> stage); not raised to the lower bound, as
+        `estimate` does.
 
         Infinite if a stage is empty or does not fit into the memory of one of its machines.
         """
@@ -139,7 +136,7 @@ class Estimates:
         return self.of(assignment).iteration_s if fits else math.inf
 
     def of(self, assignment: Mapping[str, int]) -> Estimated:
-        """Estimate for an assignment (relay -> stage), without the lower bound."""
+        """Estimate for an assignment (relay -> stage); not raised to the lower bound, as `estimate` does."""
         names: list[list[str]] = [[] for _ in range(self.stages)]
         for name, stage in assignment.items():
             names[stage - 1].append(self._like[name])
@@ -210,7 +207,8 @@ class Estimates:
         return step_s + sent_s if math.isfinite(sent_s) else math.inf
 
     def _step_s(self, host: Host, count: int) -> float:
-        """Seconds of the optimizer step of one of `count` replicas."""
+        """Seconds of the tasks of reduce and optimizer step at one of `count` replicas: the parts that it
+        adds up become smaller with their number."""
         key = host.id, host.stage, count
         if key not in self._steps:
             tasks_s = (host.machine.seconds(host.stage, kind, count) for kind in OF_THE_STEP)
@@ -218,7 +216,7 @@ class Estimates:
         return self._steps[key]
 
     def _slowest_bps(self, names: Group) -> Mapping[str, float]:
-        """For each machine, the rate of its slowest link from one of `names`."""
+        """For each machine, the rate of the slowest of its links from the machines `names`."""
         if names not in self._slowest:
             rates = [self._rates_bps(name) for name in dict.fromkeys(names)]
             slowest = map(min, *rates) if len(rates) > 1 else rates[0]
@@ -226,7 +224,8 @@ class Estimates:
         return self._slowest[names]
 
     def _rates_bps(self, name: str) -> list[float]:
-        """Rates of the links from one machine to each of `_kinds_like`."""
+        """Rates of the links from one machine to each of `_kinds_like`, one machine for each group of
+        identical ones."""
         if name not in self._rates:
             self._rates[name] = [self._fleet.link(name, other).rate_bps for other in self._kinds_like]
         return self._rates[name]
@@ -271,16 +270,14 @@ def _kind(fleet: Fleet, host: Host) -> _MachineCosts:
 
 
 def _offload_and_recompute_s(kind: _MachineCosts, share: int) -> float:
-    """Seconds per microbatch for copies to host memory and recomputed forwards, at a machine that computes
-    `share` microbatches of the batch.
-
-    Microbatches in flight beyond the device's memory need them. Weight gradients are computed last, so the
-    slots fill up with microbatches that wait for their weight gradients.
-    """
-    if not kind.host.stage or kind.slots == kind.host.resident:
-        return 0.0
+    """Mean seconds per microbatch of copies to host memory and of repeated forwards, at a machine that
+    computes `share` microbatches of the batch. Only the microbatches beyond the device's memory need them: as
+    many as its slots hold at the end, since weight gradients are computed last."""
     flying = min(kind.slots, share)
-    beyond, again = (_share_beyond(slots, flying) for slots in (kind.host.resident, kind.host.capacity))
+    if not flying or not kind.host.stage or kind.slots == kind.host.resident:
+        return 0.0
+    # Fractions of the microbatches in flight beyond the device's memory, and beyond the host's, too.
+    beyond, again = (max(0.0, 1.0 - n / flying) for n in (kind.host.resident, kind.host.capacity))
     return again * kind.forward_s + (beyond - again) * kind.copies_s
 
 
@@ -296,6 +293,3 @@ def _shared_s(each_s: Sequence[float], most: Sequence[float], microbatches: int)
     return longest_s
 
 
-def _share_beyond(slots: int, flying: float) -> float:
-    """Fraction of the `flying` microbatches in flight for which `slots` slots do not suffice."""
-    return max(0.0, 1.0 - slots / flying) if flying else 0.0

@@ -132,13 +132,13 @@ def _improved(found: Sequence[Plan], regions: Regions, progress: Progress) -> It
 
     :param found: plans sorted by estimate.
     """
-    first = _best_of_each_depth(found, len(found), 1)
+    first = shortlist(found, len(found), 1)
     fewer = {id(plan): plan for plan in found}
     for number, plan in enumerate(first, start=1):
         fewer[id(plan)] = without(plan, regions)
         progress("leaving out machines that cost more than they bring", number, len(first))
     promising = sorted(found, key=lambda plan: _estimated_s(fewer[id(plan)]))
-    chosen = _best_of_each_depth(promising, IMPROVED, OF_STAGES)
+    chosen = shortlist(promising, IMPROVED, OF_STAGES)
     for number, plan in enumerate(chosen, start=1):
         better = improve(plan, regions)
         small = [without(better, regions), fewer[id(plan)]]
@@ -253,7 +253,8 @@ def without(plan: Plan, regions: Regions) -> Plan:
     shrinking = [_assignment_of(plan)]
     while True:
         assignment, count = shrinking[-1], Counter(shrinking[-1].values())
-        fewer = [_without_peer(assignment, peer) for peer in assignment if count[assignment[peer]] > keeps]
+        spared = [peer for peer in assignment if count[assignment[peer]] > keeps]
+        fewer = [{other: assignment[other] for other in assignment if other != peer} for peer in spared]
         if not fewer:
             break
         shrinking.append(min(fewer, key=estimates.seconds))
@@ -262,12 +263,8 @@ def without(plan: Plan, regions: Regions) -> Plan:
     return _judged(plan, enough, regions)
 
 
-def _without_peer(assignment: Deal, peer: str) -> Deal:
-    return {other: stage for other, stage in assignment.items() if other != peer}
-
-
 def _least_replicas(scenario: Scenario) -> int:
-    """Least number of replicas of a stage: two if relays may crash."""
+    """Least number of replicas of a stage: two if relays may crash, else one."""
     return 2 if scenario.churn.crash or scenario.churn.trace else 1
 
 
@@ -318,12 +315,8 @@ def simulated(
     return replace(plan, simulated=summary([outcome], fleet_of(scenario, regions, seed)))
 
 
-def shortlist(found: Sequence[Plan], most: int) -> list[Plan]:
-    """At most `most` of the best plans by estimate, only a few of them with the same number of stages."""
-    return _best_of_each_depth(found, most, ALIKE)
-
-
-def _best_of_each_depth(found: Sequence[Plan], most: int, of_stages: int) -> list[Plan]:
+def shortlist(found: Sequence[Plan], most: int, of_stages: int = ALIKE) -> list[Plan]:
+    """First `most` plans of `found`, at most `of_stages` of them with the same number of stages."""
     chosen: list[Plan] = []
     for plan in found:
         alike = sum(each.scenario.model.relay_stages == plan.scenario.model.relay_stages for each in chosen)

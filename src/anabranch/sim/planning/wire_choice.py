@@ -27,7 +27,8 @@ WORTH = 0.05
 def weighed(
     plan: Plan, regions: Regions, iterations: int, progress: Progress = lambda activity, done, total: None
 ) -> list[Plan]:
-    """The plan with each of CANDIDATES, on the same machines; simulated unless `iterations` is 0."""
+    """Variants of the plan on the same machines, one with each of the codecs in CANDIDATES; simulated for
+    `iterations`, or only estimated if that is 0."""
     found = []
     for wire in CANDIDATES:
         scenario = replace(plan.scenario, wire=wire)

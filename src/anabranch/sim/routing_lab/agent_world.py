@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 from anabranch.counter_rng import CounterRng
 from anabranch.flow.agents import interface as ev
@@ -249,23 +250,18 @@ class FlowWorld:
             before = self._links[name].get((peer, link.sides[at]))
             self._links[name][peer, link.sides[at]] = (link, at)
             # The two ends need not see the link at the same time.
-            opener = self._opener(name, peer, link, at, before[0] if before else None)
+            opener = partial(self._open_end, name, peer, link, at, before[0] if before else None)
             self.at(self.now + self._dice.uniform(low, high), opener)
 
-    def _opener(
-        self, name: str, peer: str, link: _Link, end: int, before: _Link | None
-    ) -> Callable[[], None]:
-        def open_end() -> None:
-            side = link.sides[end]
-            if name not in self.agents or self._links[name].get((peer, side), (None,))[0] is not link:
-                return
-            if before is not None and before.open[end]:
-                before.open[end] = False
-                self.handle(name, ev.PeerDown(peer, side))
-            link.open[end] = True
-            self.handle(name, ev.PeerUp(peer, side, link.cost))
-
-        return open_end
+    def _open_end(self, name: str, peer: str, link: _Link, end: int, before: _Link | None) -> None:
+        side = link.sides[end]
+        if name not in self.agents or self._links[name].get((peer, side), (None,))[0] is not link:
+            return
+        if before is not None and before.open[end]:
+            before.open[end] = False
+            self.handle(name, ev.PeerDown(peer, side))
+        link.open[end] = True
+        self.handle(name, ev.PeerUp(peer, side, link.cost))
 
     def _later_down(self, name: str, peer: str, side: Side, link: _Link, end: int) -> None:
         def close_end() -> None:

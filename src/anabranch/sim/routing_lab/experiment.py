@@ -22,10 +22,7 @@ HORIZON_S = 3600.0
 #: Policies with an agent at every node: those of live runs, and two that exist as agents only here.
 AGENTS: dict[str, Planner] = {**PLANNERS, "swarm": Planner(swarm_agent), "greedy": Planner(greedy_agent)}
 #: Policies that compute a flow from the whole graph, without messages.
-CENTRAL: dict[str, Callable[[Instance], Flow]] = {
-    "static": arrange,
-    "optimal": optimal,
-}
+CENTRAL: dict[str, Callable[[Instance], Flow]] = {"static": arrange, "optimal": optimal}
 POLICIES = (*AGENTS, *CENTRAL)
 
 
@@ -164,7 +161,8 @@ def messages_of(world: FlowWorld) -> Messages:
 def crash_and_repair(
     world: FlowWorld, victims: list[str], oracle: bool = False, horizon_s: float = HORIZON_S
 ) -> Repair:
-    """Crash `victims` now; measure the repair until all agents are quiet, at most for `horizon_s`."""
+    """Crash the relays `victims` now; measure the repair until all agents are quiet, at most for `horizon_s`.
+    oracle: True to compute the optimum without these relays as well."""
     started = world.now
     world.restart_counts()
     world.crash(victims)
@@ -206,7 +204,8 @@ def _optimum(instance: Instance) -> Optimum:
 
 
 def _distances(instance: Instance, starts: Iterable[str]) -> dict[str, int]:
-    """Node -> hops to the nearest of `starts`, over links in either direction."""
+    """Node -> number of hops to the nearest of `starts`, over links in either direction: how far a crash
+    there is felt."""
     distance = dict.fromkeys(starts, 0)
     queue = deque(distance)
     while queue:

@@ -47,23 +47,26 @@ def embedded(state: int, salt: int, index: int) -> int:
 
 
 def inner_salt(first: int, steps: int) -> int:
-    """Number that stands for the inner steps `first` + 1 to `first` + `steps` of a slot in a round."""
+    """Number that stands for the inner steps `first` + 1 to `first` + `steps` of a slot in a round: all
+    results of the slot depend on it."""
     return mix(9, first, steps)
 
 
 def with_state(x: int, carried: int) -> int:
-    """Input x of a slot at a relay that carries state of the slot (0: it carries none)."""
+    """Input x of a slot at a relay, mixed with the number of the state that the relay carries of the slot; x
+    itself if `carried` is 0 (no state)."""
     return mix(12, x, carried) if carried else x
 
 
 def slot_state(state: int, x: int) -> int:
-    """Number that stands for what a machine carries of a slot after a round. state: before the round. x:
-    input of the slot, `with_state`."""
+    """Number that stands for a machine's own state of a slot (its inner optimizer) after a round. state: the
+    stage's state before the round. x: input of the slot, `with_state`."""
     return mix(11, state, x)
 
 
 def late_contribution(number: int) -> Words:
-    """Stand-in for a contribution that was late. number: `slot_state` after its round; 0: there is none."""
+    """Numbers that stand for a slot's contribution that came too late for its round and is added in the next.
+    number: `slot_state` after the late round; 0: none was late, and all numbers are 0."""
     return tuple(mix(13, word, number) if number else 0 for word in range(WORDS))
 
 

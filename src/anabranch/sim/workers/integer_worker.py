@@ -36,7 +36,8 @@ from anabranch.sim.workers.integer_arithmetic import (
 
 
 class Begun:
-    """Work of an iteration that is open."""
+    """Results of an open iteration that wait at a worker: its gradient sum, inputs of forwards (`graphs`) and
+    weight gradients (`store`), by microbatch."""
 
     def __init__(self) -> None:
         self.sum: list[int] = [0] * WORDS
@@ -75,7 +76,8 @@ class IntegerWorker:
         return hashed(task, inputs, self._run(task, inputs))
 
     def _work(self, t: int) -> Begun:
-        """Work of iteration t, or of the open one."""
+        """Results of iteration t that wait: of the second open iteration where t is that, else of the
+        first."""
         return self._begun[t == self.t + 2 and self.delay.has(t)]
 
     def _weights(self, task: Task) -> int:
@@ -156,7 +158,8 @@ class IntegerWorker:
                 return self._state_task(task, inputs)
 
     def _begin_slot(self, task: tasks.Forward, work: Begun, weights: int, x: int) -> int:
-        """Input of a slot with what this machine carries of it; what it will carry is kept."""
+        """Begin a slot of a round: returns its input, mixed with the state that this machine carries of it,
+        and keeps the state that it will carry after the round."""
         number = self._slots.get((task.index, task.carried), 0) if task.carried else 0
         work.slots[task.index] = number, number if task.late else 0
         x = with_state(x, number)
@@ -193,21 +196,21 @@ class IntegerWorker:
         return Result()
 
     def _contribution(self, work: Begun, index: int, x: int, dy: int, weights: int) -> Words:
-        """Contribution of a microbatch, or of a slot with the late one that is merged. x: as computed
-        with."""
+        """Contribution of a microbatch, or of a slot together with the late one that it merges. x, dy:
+        activation and gradient received; x as the forward used it (`with_state`)."""
         words = contribution(weights, self.stage, x, dy)
         late = late_contribution(work.slots.get(index, (0, 0))[1])
         return tuple(word + other for word, other in zip(words, late, strict=True))
 
     def _recount(self, task: tasks.Recount, inputs: tuple[Payload, ...]) -> Result:
-        boundary, work = tuple(map(_number, inputs)), self._work(task.t)
+        boundary, work, weights = tuple(map(_number, inputs)), self._work(task.t), self._weights(task)
         if self.stage and task.unit in work.slots:
-            x, weights = with_state(boundary[0], work.slots[task.unit][0]), self._weights(task)
-            work.add(self._contribution(work, task.unit, x, boundary[1], weights), task.sign)
-            return Result()
-        if self._embeds(task.unit):
-            boundary = (task.t, task.unit // 2, *boundary)
-        work.add(contribution(self._weights(task), self.stage, *boundary), task.sign)
+            x = with_state(boundary[0], work.slots[task.unit][0])
+            words = self._contribution(work, task.unit, x, boundary[1], weights)
+        else:
+            first = (task.t, task.unit // 2) if self._embeds(task.unit) else ()
+            words = contribution(weights, self.stage, *first, *boundary)
+        work.add(words, task.sign)
         return Result()
 
     def _audit_unit(self, t: int, first: bool, x: int, dy: int) -> Result:
@@ -282,8 +285,8 @@ class IntegerWorker:
         self._begun = (self._begun[1] if delayed else Begun()), Begun()
 
     def _loaded(self, t: int, pieces: tuple[Payload, ...]) -> tuple[int, int | None] | None:
-        """State after step t from its pieces, with what iteration t + 1 computes with if it is delayed; None
-        if they are not the pieces of such a state."""
+        """(state after step t, stand-in for the weights of iteration t + 1 if that is delayed, else None)
+        from the pieces of a snapshot; None if they are not the pieces of such a state."""
         if not self.delay.has(t + 1):
             state = from_pieces(t, pieces)
             return None if state is None else (state, None)
@@ -299,7 +302,7 @@ def hashed(task: Task, inputs: tuple[Payload, ...], result: Result) -> Result:
 
 
 def payload_hash(payload: Payload) -> str:
-    """Hash of a number, or of numbers."""
+    """Hash of a payload: an integer, or a tuple of integers."""
     numbers = payload if isinstance(payload, tuple) else (payload,)
     return f"{mix(9, len(numbers), *map(_number, numbers)):016x}"
 

@@ -62,10 +62,11 @@ def counting_world(
     model: Model | None = None,
     disks: Mapping[str, str] = MappingProxyType({}),
 ) -> World:
-    """World of these machines with integer workers, not yet running.
+    """World of these machines, not yet running, whose workers compute with integers instead of tensors
+    (`integer_worker`).
 
-    :param machines: the first one, of stage 0, founds the run.
-    :param disks: machine -> name of its disk ("": no disk for the log).
+    machines: the first one, of stage 0, founds the run. disks: machine -> name of its disk ("": no disk for
+    the log).
     """
     members = {machine.id: member_of(machine, disks.get(machine.id, "0")) for machine in machines}
     schedule = schedule_of(settings, 1)
@@ -106,14 +107,10 @@ def member_of(machine: Machine, disk: str = "0") -> Member:
 
 
 def schedule_of(settings: Settings, window_tokens: int) -> Schedule:
-    """Schedule whose parameters are the same in every step. window_tokens: tokens of an evaluation window."""
+    """Schedule (batch hash and step parameters by iteration, which the leader logs) with the same parameters
+    in every step. window_tokens: tokens of an evaluation window, which stands in the log."""
     inner = settings.microbatches // max(1, settings.rounds.slots)
+    same = StepParameters(1.0, 1e-3, 1.0, 1.0)
     return Schedule(
-        "batch {}".format, constant_step, settings.microbatches, window_tokens,
-        lambda steps: constant_step(0, 0, 0.0), inner,
-    )  # fmt: skip
-
-
-def constant_step(t: int, adam_step: int, norm: float) -> StepParameters:
-    """Parameters of an optimizer step, the same for every step."""
-    return StepParameters(1.0, 1e-3, 1.0, 1.0)
+        "batch {}".format, lambda *_: same, settings.microbatches, window_tokens, lambda steps: same, inner
+    )

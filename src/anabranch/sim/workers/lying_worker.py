@@ -41,7 +41,7 @@ class LyingWorker:
 
 
 def _false(payload: Payload) -> Payload:
-    """Another payload of the same type and shape."""
+    """False payload in place of an output: of the same type and shape, with other values."""
     if isinstance(payload, tuple):
         return tuple(cast(int, word) + 1 for word in payload)
     return payload ^ 1 if isinstance(payload, int) else -cast(Any, payload)

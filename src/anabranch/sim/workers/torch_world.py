@@ -5,11 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable
 
+from msgspec import structs
+
 from anabranch.config import RunConfig
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.log.records import Member
 from anabranch.sim.kernel.founder import populate
 from anabranch.sim.kernel.swarm_world import Model, World
+from anabranch.sim.workers.integer_world import Machine, member_of
 from anabranch.train.model.sizes import ModelConfig
 from anabranch.train.stage.protocol_inputs import (
     Manifest,
@@ -59,15 +62,4 @@ def torch_world(
 
 def node_member(peer: str, stage: int, capacity: int = 4, numerics_class: str = ONE_CLASS) -> Member:
     """Member record with which a simulated machine joins."""
-    address = f"{peer}:1"
-    return Member(
-        id=peer,
-        stage=stage,
-        incarnation=1,
-        numerics_class=numerics_class,
-        capacity=capacity,
-        name=peer,
-        address=address,
-        forward_s=0.02,
-        disk="0",
-    )
+    return structs.replace(member_of(Machine(peer, stage, capacity)), numerics_class=numerics_class)
