@@ -12,8 +12,6 @@ from anabranch.protocol.audit.draw import Drawn
 from anabranch.protocol.audit.kept_work import RECEIPT, KeptWork
 from anabranch.protocol.audit.receipts import (
     Receipt,
-    SumReceipt,
-    UnitReceipt,
     broken_seal,
     opened,
     receipt_hash,
@@ -57,30 +55,22 @@ class _Check:
 def _checks(t: int, receipt: Receipt) -> Iterator[_Check]:
     """Computations that together repeat a contribution: its units, their sum, the parts that it added up."""
     for unit in receipt.units:
-        yield _check_of_unit(t, unit, first=unit is receipt.units[0])
+        index, first = unit.unit, unit is receipt.units[0]
+        yield _Check(
+            AuditUnit(t, index, first, hashed=True),
+            (WorkItem("activation", index), WorkItem("gradient", index)),
+            (unit.activation_in.hash, unit.gradient_in.hash, unit.activation_out, unit.gradient_out),
+            (f"activation of microbatch {index}", f"gradient of microbatch {index}"),
+        )
     if receipt.units:
         task = AuditSum(t, len(receipt.parts), hashed=True)
         names = tuple(f"part {part} of the sum" for part in range(len(receipt.parts)))
         yield _Check(task, (), receipt.parts, names)
     for total in receipt.sums:
-        yield _check_of_sum(t, total)
-
-
-def _check_of_unit(t: int, unit: UnitReceipt, first: bool) -> _Check:
-    index = unit.unit
-    return _Check(
-        AuditUnit(t, index, first, hashed=True),
-        (WorkItem("activation", index), WorkItem("gradient", index)),
-        (unit.activation_in.hash, unit.gradient_in.hash, unit.activation_out, unit.gradient_out),
-        (f"activation of microbatch {index}", f"gradient of microbatch {index}"),
-    )
-
-
-def _check_of_sum(t: int, total: SumReceipt) -> _Check:
-    items = tuple(WorkItem("part", total.part, position) for position, _ in total.inputs)
-    hashes = tuple(came.hash for _, came in total.inputs)
-    what = f"sum of part {total.part}"
-    return _Check(SumPart(t, hashed=True), items, (*hashes, total.output), (what,))
+        items = tuple(WorkItem("part", total.part, position) for position, _ in total.inputs)
+        hashes = tuple(came.hash for _, came in total.inputs)
+        what = f"sum of part {total.part}"
+        yield _Check(SumPart(t, hashed=True), items, (*hashes, total.output), (what,))
 
 
 @dataclass

@@ -53,8 +53,9 @@ class WitnessedReduces:
         self._until[stage] = t + WITNESSED_FOR
 
     def plan(self, stage: int, t: int, members: Sequence[str], owners: Collection[int]) -> ReducePlan | None:
-        """Plan of a witnessed reduce in iteration t; None if the stage needs none, or if it is impossible as
-        the stage is too large or this peer does not work in it. owners: of units; only they send parts."""
+        """Plan of a witnessed reduce in iteration t; None if the stage needs none, or if it is impossible
+        because the stage is too large or this peer does not serve. owners: positions of the members that own
+        units; only these send parts."""
         ctx, settings = self.ctx, self.ctx.run.settings
         if stage not in self._until or len(members) < 2:
             return None

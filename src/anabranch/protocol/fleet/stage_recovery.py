@@ -64,12 +64,9 @@ class StageRecovery:
         holders = [p for p in self.catalog.holders(wanted, message.stage) if p != peer or point.on_disk]
         self.ctx.outbox.send(peer, Holders(message.stage, wanted, fingerprint, tuple(holders)))
 
-    def caught_up(self, peer: str) -> None:
-        """Forget the report of `peer` that it cannot get its stage's state: it has applied the last step."""
-        self._behind.pop(peer, None)
-
-    def removed(self, peer: str) -> None:
-        """Forget the reports of a removed peer."""
+    def forget(self, peer: str) -> None:
+        """Forget the report of `peer` that it cannot get its stage's state: it has applied the last step, or
+        was removed."""
         self._behind.pop(peer, None)
 
     def rolled_back(self) -> None:
@@ -115,7 +112,8 @@ class StageRecovery:
             else:
                 self._lost.pop(stage, None)
         relays = range(1, self.ctx.run.settings.stages + 1)
-        self._alone = [stage for stage in relays if self._stands_alone(stage, t)]
+        alone = (s for s in relays if membership.count(s, t + 1) == 1 == len(self._members(s)))
+        self._alone = [stage for stage in alone if self._most_live[stage] > 1]
         self._looked = (t, membership.version) if all_served and not self._behind else None
 
     def _is_lost(self, stage: int, t: int) -> bool:
@@ -151,11 +149,6 @@ class StageRecovery:
             self._noted = text
             self.ctx.outbox.note("note", text=text)
 
-    def _stands_alone(self, stage: int, t: int) -> bool:
-        """True if a stage that had several replicas is down to one member."""
-        live = self.ctx.run.membership.count(stage, t + 1)
-        return live == 1 and len(self._members(stage)) == 1 and self._most_live.get(stage, 0) > 1
-
     def _move(self, stage: int, t: int, least: int, why: str) -> Members | None:
         """Record that moves a peer to `stage` from the stage with most replicas, if that has at least
         `least`; None: no peer can be moved. why: reason for the log."""
@@ -168,11 +161,15 @@ class StageRecovery:
         return Members(membership.number + 1, removed={peer: reason}, joined=(moved,))
 
     def _movable(self, stage: int, t: int, least: int) -> str | None:
-        """Peer to move to `stage` from the stage with most replicas: preferably no walk-in, no voter, a
-        keeper of the needed state, the slowest. For a lost stage (least 2) replicas that do not serve yet
-        count too; otherwise only reachable ones do, since others may have died as well."""
+        """Peer to move to `stage` from the stage with most replicas. In this order of preference it is: no
+        walk-in; no voter; a keeper of the needed state; the slowest. It is None if that stage has fewer than
+        `least` replicas, and for stage 0, as a data node needs the corpus.
+
+        For a lost stage (`least` 2) replicas that do not serve yet count. For one that is down to its last
+        replica only reachable ones do: what killed the others may have killed more.
+        """
         if stage == 0:
-            return None  # a data node needs the corpus
+            return None
         membership = self.ctx.run.membership
         relays = range(1, self.ctx.run.settings.stages + 1)
         live = {other: membership.live(other, t + 1) for other in relays if other not in self._lost}

@@ -28,7 +28,8 @@ class Progress:
 
     @property
     def matched(self) -> int:
-        """Number of entries that certainly agree with the leader's log and are durable."""
+        """Number of this peer's entries that certainly agree with the leader's log and are on this peer's
+        disk."""
         return 0 if self.probing else self.match_index
 
     def accepted(self, length: int) -> None:
@@ -51,14 +52,12 @@ class Progress:
 
 
 class ProgressTracker:
-    """Leader's view of all other voters and learners. round: running number of the leader's broadcasts.
-    reads: broadcasts that read requests wait for, in order."""
+    """Leader's view of all other voters and learners. round: running number of the leader's broadcasts."""
 
     def __init__(self) -> None:
         self.of: dict[str, Progress] = {}
         """Voter or learner -> its progress."""
         self.round = 0
-        self.reads: list[int] = []
         self._sent_at: dict[int, float] = {}
 
     def next_round(self, now: float) -> None:
@@ -92,9 +91,3 @@ class ProgressTracker:
         """Number of log entries of `voter` that certainly agree with the leader's (0: not tracked)."""
         known = self.of.get(voter)
         return known.matched if known is not None else 0
-
-    def confirmed_by(self) -> set[str]:
-        """Voters and learners that answered a broadcast since the first waiting read request."""
-        if not self.reads:
-            return set()
-        return {voter for voter, known in self.of.items() if known.round >= self.reads[0]}

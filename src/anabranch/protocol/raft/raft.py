@@ -167,18 +167,10 @@ class Raft(VoterState):
         known = self.replication.progress.of.get(learner)
         return known is not None and not known.probing and known.match_index >= self.commit_index
 
-    def match_index(self, voter: str) -> int:
-        """Number of log entries of another voter that certainly agree with this leader's log."""
-        return self.replication.progress.matched(voter)
-
     def lags(self, learner: str) -> bool:
         """True if a voter's or learner's log ends before the first entry kept here: it cannot catch up."""
         known = self.replication.progress.of.get(learner)
         return known is not None and known.beyond_reach
-
-    def heard_at(self, voter: str) -> float:
-        """Time (s) when a voter last answered this leader, or was first sent the log; -inf: neither."""
-        return self.replication.heard_at(voter)
 
     # --- requests to the leader ----------------------------------------------------------------
 
@@ -199,16 +191,6 @@ class Raft(VoterState):
         """Begin to replicate the log to `learner`, which is to become a voter."""
         self.replication.add_learner(learner)
         self._flush()
-
-    def read(self, now: float) -> int:
-        """Ask the other voters to confirm that this voter still leads. Returns a ticket: the effect
-        ReadConfirmed with the same ticket is the confirmation. Raises LogError unless this voter leads."""
-        self._advance(now)
-        if self.role is not Role.LEADER:
-            raise LogError("only the leader answers for the log")
-        ticket = self.replication.read()
-        self._flush()
-        return ticket
 
     def transfer_leadership(self, now: float, to: str) -> None:
         """Transfer leadership to voter `to`; until then, or for one election timeout, nothing is proposed."""

@@ -1,4 +1,4 @@
-"""Leader's part of Raft: log replication and commitment, reads, leadership transfer, check-quorum."""
+"""Leader's part of Raft: log replication and commitment, leadership transfer, check-quorum."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from anabranch.protocol.log.records import AnyRecord, Entry, NoOp, Voters, encod
 from anabranch.protocol.messages import Append, Appended, TakeOver
 from anabranch.protocol.raft.progress import Progress, ProgressTracker
 from anabranch.protocol.raft.state import VoterState
-from anabranch.protocol.raft.types import ReadConfirmed, Role
+from anabranch.protocol.raft.types import Role
 
 
 class Replication:
@@ -29,15 +29,14 @@ class Replication:
         and send the first broadcast."""
         state = self._state
         others = (set(state.log.voters) | state.learners) - {state.me}
-        self.progress.reads = []
         self.progress.of = {voter: Progress(state.log.length, state.now) for voter in sorted(others)}
         if state.log.length:
             self.append(NoOp())  # entries of earlier terms are committed only with one of this term (§5.4.2)
         self.broadcast()
 
     def end(self) -> None:
-        """Stop leading, as the voter steps down: forget others' progress, reads, learners and a transfer."""
-        self.progress.of, self.progress.reads = {}, []
+        """Stop leading, as the voter steps down: forget others' progress, learners and a transfer."""
+        self.progress.of = {}
         self._state.transferring = False
         self._state.learners.clear()
 
@@ -118,7 +117,6 @@ class Replication:
         round_trip_s = self.progress.replied(known, message.round, state.now)
         if round_trip_s is not None:
             state.timeout.add_round_trip(round_trip_s)
-        self._answer_reads()
         if message.matches and message.length <= state.log.length:
             known.accepted(message.length)
             self.advance_commit()
@@ -147,29 +145,12 @@ class Replication:
 
     def _committed(self) -> None:
         state = self._state
-        self._answer_reads()
         removed = state.me not in state.log.voters and state.commit_index > state.log.voters_since
         self.broadcast()  # a leader that is no voter any more announces the commit before it steps down
         if removed:
             self._step_down(state.term, "")
 
-    # --- reads and leadership transfer ---------------------------------------------------------
-
-    def read(self) -> int:
-        """Ask all voters whether this voter still leads. Returns a ticket; the effect ReadConfirmed with the
-        same ticket is the confirmation."""
-        self.broadcast()
-        ticket = self.progress.round
-        self.progress.reads.append(ticket)
-        self._answer_reads()
-        return ticket
-
-    def _answer_reads(self) -> None:
-        if not self._state.own_term_committed():
-            return
-        reads = self.progress.reads
-        while reads and self._state.has_quorum(self.progress.confirmed_by() | {self._state.me}):
-            self._state.effects.append(ReadConfirmed(reads.pop(0)))
+    # --- leadership transfer -------------------------------------------------------------------
 
     def transfer(self, to: str) -> None:
         """Hand leadership to voter `to` once that has the whole log; give up after one election timeout."""
