@@ -335,7 +335,7 @@ def test_a_log_that_ends_before_the_lines_that_are_kept_is_asked_after_with_hear
     world.isolate(learner)
     world.run(world.now + 60.0)
     assert 0 < learner.disk.length < raft.log.start.index and not raft.lags("p3/0")
-    raft.replication.progress.of["p3/0"] = Progress(raft.log.length, world.now)  # never heard of
+    raft.replication.progress["p3/0"] = Progress(raft.log.length, world.now)  # never heard of
     world.calm()
     answers: list[Appended] = []
 

@@ -231,7 +231,7 @@ class Voter(Timer):
 
         def rank(voter: str) -> tuple[bool, bool, int]:
             peer = peer_of(voter)
-            return peer in serves, peer == ctx.run.founder, raft.replication.progress.matched(voter)
+            return peer in serves, peer == ctx.run.founder, raft.replication.matched(voter)
 
         heirs = self.heirs(going)
         if heirs and not raft.busy:

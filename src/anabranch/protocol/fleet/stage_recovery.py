@@ -91,7 +91,7 @@ class StageRecovery:
         if gone:
             return self._rollback(t, gone)
         for stage, since in self._lost.items():
-            if self.ctx.clock.now >= since + MOVE_AFTER_S and not self._members(stage):
+            if self.ctx.clock.now >= since + MOVE_AFTER_S and not membership.of(stage):
                 moved = self._move(stage, t, 2, "which lost all its replicas")
                 if moved is not None:
                     return moved
@@ -112,7 +112,7 @@ class StageRecovery:
             else:
                 self._lost.pop(stage, None)
         relays = range(1, self.ctx.run.settings.stages + 1)
-        alone = (s for s in relays if membership.count(s, t + 1) == 1 == len(self._members(s)))
+        alone = (s for s in relays if membership.count(s, t + 1) == 1 == len(membership.of(s)))
         self._alone = [stage for stage in alone if self._most_live[stage] > 1]
         self._looked = (t, membership.version) if all_served and not self._behind else None
 
@@ -120,17 +120,13 @@ class StageRecovery:
         """True if no member can have the stage's state after iteration t, except in a snapshot of another
         stage's peer."""
         membership = self.ctx.run.membership
-        able = membership.live(stage, t + 1) or [p for p in self._members(stage) if self._knows(p)]
+        able = membership.live(stage, t + 1) or [p for p in membership.of(stage) if self._knows(p)]
         return all(self._behind.get(peer) == t for peer in able)
 
     def _knows(self, peer: str) -> bool:
         """True if `peer` has or had its stage's state: it reported ready, or the log says from which
         iteration it serves."""
         return peer in self.admission.ready or peer in self.ctx.run.membership.active_from
-
-    def _members(self, stage: int) -> list[str]:
-        members = self.ctx.run.membership.members
-        return [peer for peer, member in members.items() if member.stage == stage]
 
     def _rollback(self, t: int, lost: list[int]) -> Rollback | None:
         """Record of a rollback to the newest restore point with the states of all stages; None if there is
@@ -176,7 +172,7 @@ class StageRecovery:
         if least > 2:
             live = {other: [p for p in peers if self.ctx.reachable(p)] for other, peers in live.items()}
         else:
-            live = {other: sorted(filter(self._knows, self._members(other))) for other in live}
+            live = {other: sorted(filter(self._knows, membership.of(other))) for other in live}
         richest = max(live, key=lambda other: (len(live[other]), -other), default=0)
         willing = [p for p in live.get(richest, []) if p != self.ctx.me and self.ctx.reachable(p)]
         # A replica that serves only from now on may still have to fetch step t from one that has applied it.
@@ -201,7 +197,8 @@ class StageRecovery:
         if stage is None or self.ctx.run.settings.snapshot_every == 0:
             return math.inf
         point = self.catalog.newest(t + 1, in_reach)
-        heirs = any(map(in_reach, self._members(stage))) or self._movable(stage, t, 2) is not None
+        members = self.ctx.run.membership.of(stage)
+        heirs = any(map(in_reach, members)) or self._movable(stage, t, 2) is not None
         return (t + 1 - point.t) * step_s if point is not None and heirs else math.inf
 
     def deadline(self) -> float:

@@ -101,7 +101,7 @@ class JoinProcess(Timer):
             self._enquire()
         elif self.step is Step.REQUESTED:
             self._send_request()
-        elif self.step is Step.READY:
+        else:
             self.report()
         self._knock_at = math.inf
 
@@ -256,13 +256,11 @@ class JoinProcess(Timer):
         self._iterations.replica.advance()
         self._iterations.open()
 
-    def report_if_ready(self) -> None:
-        if self.step is Step.READY:
-            self.report()
-
     def report(self) -> None:
-        """Report the loaded state and its proof to the leader; repeated until the log lets this peer
-        serve."""
+        """Report the state and its proof to the leader, once it is loaded; repeated until the log lets this
+        peer serve."""
+        if self.step is not Step.READY:
+            return
         ctx, replica = self._ctx, self._iterations.replica
         if ctx.me in ctx.run.membership.active_from:
             self._entry.repeat_at = math.inf
@@ -318,7 +316,7 @@ class JoinProcess(Timer):
             self._send_request()
         elif self.step in (Step.FETCHING, Step.LOADING):
             self.fetching.begin()
-        elif self.step is Step.READY:
+        else:
             self.report()
 
     def link_up(self, peer: str) -> None:
@@ -327,7 +325,7 @@ class JoinProcess(Timer):
             self._snapshots.report()
             self._iterations.repeat()
         elif self._ctx.run.membership.stage_of(peer) == self._ctx.run.stage:
-            self.report_if_ready()  # a joiner may have waited for that link
+            self.report()  # a joiner may have waited for that link
 
     def link_down(self, lost: LostLink) -> None:
         if lost.peer != self._ctx.log.leader:

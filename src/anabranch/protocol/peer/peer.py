@@ -109,7 +109,7 @@ class Peer:
         self.iterations = Iterations(
             shared,
             on_opened=self._iteration_opened,
-            on_applied=lambda: self.joining.report_if_ready(),
+            on_applied=lambda: self.joining.report(),
             on_behind=lambda step: self.joining.fetching.fell_behind(step),
             repeat_others=self._repeat_others,
         )
