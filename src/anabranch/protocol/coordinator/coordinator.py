@@ -67,8 +67,8 @@ GIVEN_AWAY_S = 60.0
 class Coordinator:
     """Decisions of the peer that leads the log. admit: function that makes the part that admits and removes
     members. has_directory: True if checkpoints can be written on this machine. account: function that returns
-    what this peer knows of a reduce whose parts it sums. base_of: base of a delayed iteration. opening:
-    records that are logged first."""
+    who sent what, and the result, of a reduce whose parts this peer sums all. base_of: base of a delayed
+    iteration. opening: records that are logged first."""
 
     def __init__(
         self,

@@ -121,8 +121,8 @@ class IslandRounds:
         return self._longest(slot.steps / self._rate(slot.peer) for slot in bound)
 
     def _longest_s(self, current: Round) -> float:
-        """Seconds that the longest slot of a round should take. In the run's first round no slot is bound to
-        a machine: there the slowest machine is counted with a whole slot."""
+        """Seconds that the longest slot of a round should take. If no slot is bound to a machine, as in a
+        first round, the slowest machine is counted with a whole slot."""
         live = self.ctx.run.membership.live(1, current.t)
         inner = self.ctx.run.settings.rounds.length(current.t)
         return self.expected_s(current) or self._longest(inner / self._rate(peer) for peer in live)

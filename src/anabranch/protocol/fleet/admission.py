@@ -392,7 +392,7 @@ class Admission:
             self._doubt(overdue)
 
     def _doubt(self, overdue: Overdue) -> None:
-        """Write to the event log why a member whose link is down is not removed."""
+        """Write to the event log why a member that is not heard is not removed."""
         if overdue.verdict is Verdict.CUT_OFF:
             self._wait("nobody is heard: this machine's own connection may be gone")
         else:
