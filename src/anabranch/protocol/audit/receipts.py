@@ -8,18 +8,10 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
-from anabranch.protocol.audit.seals import (
-    ACTIVATION,
-    GRADIENT,
-    PART,
-    REDUCED,
-    Seals,
-    Transfer,
-    part_name,
-    seal_text,
-)
+from anabranch.protocol.audit.seals import ACTIVATION, GRADIENT, PART, REDUCED, Seals, part_name, seal_text
 from anabranch.protocol.interface.signatures import Signer
 from anabranch.protocol.messages import Attempt
+from anabranch.protocol.messages.audit import Transfer
 from anabranch.protocol.messages.common import Count, Hash, Id, Index, Seal, StageNumber
 
 

@@ -7,10 +7,8 @@ own signature.
 
 from __future__ import annotations
 
-import msgspec
-
 from anabranch.protocol.context.peer_context import PeerContext
-from anabranch.protocol.messages.common import Hash, Id, Seal, StageNumber
+from anabranch.protocol.messages.audit import Transfer
 
 ACTIVATION, GRADIENT, PART, REDUCED = "activation", "gradient", "part", "reduced part"
 
@@ -19,16 +17,6 @@ def seal_text(run: str, base: str, stage: int, kind: str, name: str, payload_has
     """Text that a seal signs. base: hash of the log entry before the iteration. stage: stage of the sender.
     name: name of the microbatch, or of the reduce attempt and part."""
     return f"anabranch seal|{run}|{base}|{stage}|{kind}|{name}|{payload_hash}".encode()
-
-
-class Transfer(msgspec.Struct, array_like=True, frozen=True):
-    """Payload that a peer received: its hash ("" until computed), its sender, and the sender's seal
-    (signature) and stage."""
-
-    hash: Hash
-    sender: Id
-    stage: StageNumber
-    seal: Seal
 
 
 class Seals:

@@ -23,7 +23,6 @@ from anabranch.protocol.audit.receipts import (
     output_of,
     receipt_hash,
 )
-from anabranch.protocol.audit.seals import Transfer
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.coordinator.operator_control import REVOKE, RevocationRequests
 from anabranch.protocol.coordinator.round import Round
@@ -31,6 +30,7 @@ from anabranch.protocol.fleet.admission import Admission
 from anabranch.protocol.interface.tasks import AUDIT_STEPS
 from anabranch.protocol.log.records import Commit
 from anabranch.protocol.messages import REMARK_MAX, Attempt, Audit, Audited, Prepared, Wish
+from anabranch.protocol.messages.audit import Transfer
 from anabranch.protocol.reduce.hierarchy import FLAT
 from anabranch.protocol.reduce.partial_sums import PARTS
 from anabranch.protocol.reduce.work_receipt import refused_sums
