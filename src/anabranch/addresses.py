@@ -21,8 +21,8 @@ IROH_KINDS = ("iroh", "iroh+http", "udp")
 
 @dataclass(frozen=True)
 class Address:
-    """Address of a peer. carrier: id of the carrier that listens there; "": the peer itself does. kind: one
-    of IROH_KINDS; "": TCP."""
+    """Address of a peer. carrier: id of the carrier (a peer that forwards links) that listens there; "": the
+    peer itself does. kind: one of IROH_KINDS, e.g. "iroh" for an iroh relay's address; "": TCP."""
 
     host: str
     port: int
@@ -44,7 +44,7 @@ class Address:
 
 
 def parse_address(text: str) -> Address:
-    """Parse one address. Raises ValueError."""
+    """Parse HOST:PORT, HOST:PORT/CARRIER_ID or HOST:PORT/KIND. Raises ValueError."""
     where, slash, carrier = text.strip().partition("/")
     host, _, port = where.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
@@ -90,7 +90,8 @@ def block_of(host: str) -> str:
 
 
 def foreign_block_of(host: str) -> str:
-    """The same; "" for this machine, whose processes are not strangers to each other, and for no address."""
+    """`block_of(host)`; "" for this machine, whose processes are not strangers to each other, and for what is
+    no address."""
     address = _address(host)
     return "" if address is None or address.is_loopback else block_of(host)
 

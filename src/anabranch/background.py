@@ -10,8 +10,8 @@ _T = TypeVar("_T")
 
 
 def background(work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
-    """Run a coroutine as a task. asyncio alone tells of its exception only when the task is collected as
-    garbage, which is never for a task that somebody keeps."""
+    """Run a coroutine as a task whose exception goes to the event loop's exception handler as soon as it
+    ends. asyncio alone does so only when the task is collected as garbage: never, if somebody keeps it."""
     task = asyncio.get_running_loop().create_task(work)
     task.add_done_callback(_tell_failure)
     return task

@@ -13,7 +13,8 @@ _MINUTES = 24 * 60
 
 @dataclass(frozen=True)
 class Hours:
-    """Span of every day, in minutes since midnight; it may pass midnight."""
+    """Hours of every day in which a volunteer lends the machine, in minutes since midnight; they may pass
+    midnight."""
 
     start: int
     end: int
@@ -23,7 +24,7 @@ class Hours:
         return (_minute(now) - self.start) % _MINUTES < (self.end - self.start) % _MINUTES
 
     def changes_in_s(self, now: datetime) -> float:
-        """Seconds until the span ends, or until it begins."""
+        """Seconds until lending ends (if the machine is lent now), or until it begins."""
         wait = ((self.end if self.open(now) else self.start) - _minute(now)) % _MINUTES or _MINUTES
         return timedelta(minutes=wait).total_seconds() - now.second - now.microsecond / 1e6
 

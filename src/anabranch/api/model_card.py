@@ -94,7 +94,7 @@ def model_card(run_dir: Path, t: int, vocabulary: int) -> str:
 
 
 def _data(run: RunConfig, directory: RunDirectory) -> str:
-    """Source of the corpus, without the path on the owner's machine, and its fingerprint."""
+    """Text of the card: the corpus' source, without the path on the owner's machine, and fingerprint."""
     try:
         manifest = json.loads((directory.corpus / "manifest.json").read_text("utf-8"))
         fingerprint = f", fingerprint `{_safe(str(manifest['fingerprint']))}`"

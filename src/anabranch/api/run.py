@@ -45,7 +45,7 @@ class Metrics:
 
     @property
     def held_out_loss(self) -> float | None:
-        """Loss on held-out text in nats per token; None for a step."""
+        """Loss on held-out text in nats per token; None for the figures of a training step."""
         return self.figures.get("loss/held_out")
 
 
@@ -94,8 +94,8 @@ class Run:
 
     @classmethod
     def open(cls, path: str | Path, *, local: bool = True) -> Run:
-        """Open a run directory, to start the run again or to read it. local: as in `create`. Raises UserError
-        if it is none."""
+        """Open a run directory, to start the run again or to read it. local: True if its processes all run on
+        this machine. Raises UserError if it is no run directory."""
         return cls(RunDirectory.open(path), local)
 
     @property
@@ -170,8 +170,9 @@ class Run:
     def events(self, past: bool = False) -> Iterator[Event]:
         """Events of the run as they are written, until its leading process ends.
 
-        past: begin with those of former parts of the run. Of a run that this object did not start, all events
-        that are there. Raises LeaderFailed if the leading process fails, UserError if it refuses its input.
+        past: begin with those before the last `start` of this object. Of a run that this object did not
+        start, all events that are in its log, whatever `past` says. Raises LeaderFailed if the leading
+        process fails, UserError if it refuses its input.
         """
         from anabranch.observe.event_log import EventTail
         from anabranch.observe.events import Event
@@ -321,8 +322,8 @@ def configuration(config: RunConfig | Mapping[str, Any] | str | Path | None) -> 
 
 
 def complete_at_once(run: RunConfig) -> RunConfig:
-    """Run file for a local swarm, whose first iteration waits for as many replicas a stage as its smallest
-    stage has, or for more if the run file asks for them."""
+    """Run file of a local swarm with `fleet.minimum` raised to the relays planned for its smallest stage: the
+    first iteration waits until each stage has that many replicas."""
     return with_changes(run, {"fleet.minimum": max(run.fleet.minimum, min(relays_by_stage(run)))})
 
 

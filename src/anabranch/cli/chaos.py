@@ -151,7 +151,8 @@ def _with_preset(config: RunConfig, name: str) -> RunConfig:
 
 
 def free_port(host: str) -> int:
-    """A free port that the kernel does not assign to outgoing connections. Raises UserError."""
+    """A free port that the kernel does not assign to outgoing connections. Raises UserError if PORT_TRIES
+    random ones are in use."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for _ in range(PORT_TRIES):
         port = secrets.choice(PORTS)

@@ -56,7 +56,8 @@ class Fleet:
 
     @property
     def stop_s(self) -> int:
-        """Seconds between an engine's SIGTERM and its SIGKILL."""
+        """Seconds between the SIGTERM and the SIGKILL of a scheduler or container engine that stops a
+        peer."""
         return self.grace_s + SLACK_S
 
     def join_words(self, group: Group, host: str, port: int | None = None) -> list[str]:

@@ -22,7 +22,8 @@ def plain_event(event: _E) -> _E:
 
 
 def own_event(event: _E, folder: Path) -> _E:
-    """Event of this peer as it is written: without paths, and plain, since it may quote another peer."""
+    """Event of this peer as it is written: without the paths of this machine, and without control
+    characters, since it may quote another peer."""
     return _changed(without_paths(event, folder), lambda text: plain(text, ERROR_MAX))
 
 

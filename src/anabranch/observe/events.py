@@ -326,8 +326,8 @@ def encode_event(event: Event | Unknown) -> bytes:
 
 
 def decode_event(line: bytes) -> Event | Unknown:
-    """Event of one line. Raises ValueError or msgspec.DecodeError unless it is a JSON object with a
-    `kind`."""
+    """Event of one line of the log; `Unknown` if this version does not know its kind or fields. Raises
+    ValueError or msgspec.DecodeError unless the line is a JSON object with a `kind`."""
     try:
         try:
             return _KNOWN.decode(line)

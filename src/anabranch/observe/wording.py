@@ -96,5 +96,5 @@ def duration(seconds: float) -> str:
 
 
 def number(value: float | None, form: str = ".3f", missing: str = "not finite") -> str:
-    """`value` in a format, or `missing` for None."""
+    """`value` in the format `form`; the text `missing` for None."""
     return missing if value is None else f"{value:{form}}"

@@ -7,7 +7,7 @@ import pytest
 from anabranch.protocol.context.peer_context import make_context
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.messages.table import ROW_OF
-from anabranch.protocol.peer.peer import Peer
+from anabranch.protocol.peer.fencing import HANDLER_OF
 from anabranch.protocol.peer.shared_state import NEXT_STEPS, Coordination, Entry, LeadRole, Step
 
 SETTINGS = Settings("run", 1, 1, 2, 3)
@@ -42,4 +42,4 @@ def test_a_peer_that_does_not_lead_cannot_resign() -> None:
 
 
 def test_each_message_type_has_a_handler() -> None:
-    assert Peer("a", 1, "b", SETTINGS).reception._handlers.keys() == ROW_OF.keys()
+    assert HANDLER_OF.keys() == ROW_OF.keys()

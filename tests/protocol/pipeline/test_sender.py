@@ -353,3 +353,27 @@ def test_a_gradient_that_cannot_be_used_is_computed_by_another() -> None:
     node.sender.on_backward("a", 0, b"g")
     node.repairs.reject(0, "it has a scale that no tensor has")
     assert node.sent(Forward) == ["a", "b"]
+
+
+def test_only_who_got_a_microbatch_gives_its_gradient_back() -> None:
+    """`b` sent gradients of microbatches that `a` had. They were taken for the true ones, and as it never
+    claimed a microbatch, no audit looked at it."""
+    node = Node("static")
+    node.slots("a", 1, 1)
+    node.sender.submit(0, b"x", ("d",), True)
+    assert node.sent(Forward) == ["a"]
+    first, refusal = node.sender.on_backward("b", 0, b"false")
+    assert not first and refusal == "gradient of microbatch 0, which it was neither sent nor asked for"
+    assert node.sender.on_backward("a", 0, b"g") == (True, None)
+
+
+def test_only_who_is_asked_has_what_is_searched() -> None:
+    node = Node("static", relays="abc")
+    node.lose("b")
+    node.repairs.find(0, ("d",), True)
+    transmission = node.sender.items[0].transmission
+    assert node.sent(Want) == ["a", "c"]
+    node.repairs.on_have("b", 0, transmission)
+    assert node.sender.items[0].leg is OutgoingState.FINDING
+    node.repairs.on_have("c", 0, transmission)
+    assert node.sender.items[0].peer == "c" and node.sender.on_backward("a", 0, b"g") == (True, None)

@@ -99,9 +99,9 @@ def test_who_is_waited_for_and_is_apart_by_now_does_not_serve() -> None:
     ctx.links.up["a"] = AdaptiveTimeout(0.0, 1.0)
     ctx.run.membership.apply(Members(2, joined=(Member("new", 1, 1, "class", 8),)))
     ctx.run.membership.open(4, 2)
-    assert admission.on_ready("new", Ready(2, 1, "two"), "two", "") is None
+    assert admission.on_ready("new", Ready(2, 1, "two"), "two", True) is None
     assert admission.change() is None
-    assert admission.on_ready("new", Ready(3, 1, "three", ("a",)), "three", "") is None
+    assert admission.on_ready("new", Ready(3, 1, "three", ("a",)), "three", True) is None
     assert admission.change(lambda stage, t: 5) is None
 
 

@@ -45,6 +45,7 @@ def test_guests_are_survived(seed: int) -> None:
         5211405,  # a data node that was new waited for a black hole for ever
         5300338,  # a black hole held credits of the next stage, and honest relays waited for these
         5302312,  # a search waited for a replica that never opened the iteration
+        5400240,  # the only neighbour at the next stage of a large swarm was a black hole
         5212158,  # a guest that withheld its inputs held an auditor up until the liar's audit had expired
     ],
 )

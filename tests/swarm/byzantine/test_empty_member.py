@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec import structs
+
 from anabranch.protocol import messages as msg
 from anabranch.protocol.context.peer_context import make_context
 from anabranch.protocol.interface.settings import Settings
@@ -76,3 +78,35 @@ def test_a_peer_that_moves_proves_the_state_of_its_new_stage() -> None:
         then(Result(digest=digest))
         assert proof.get() == digest
     assert proved == [1, 2]
+
+
+def test_one_false_voucher_keeps_nobody_out() -> None:
+    """A replica vouched with a false proof before the others did, and the joiner, which had the state, was
+    removed for another one."""
+    settings = Settings("voucher", 1, 1, 6, STEPS, min_replicas=2)
+    machines = [Machine("d0", 0), *(Machine(f"r1.{number}", 1) for number in range(3))]
+    world = counting_world(settings, machines, 1)
+    Invariants(world)
+    carry, false = world.carry, list[int]()
+
+    def vouch(sender: Node, peer: str, message: bytes, payload: Payload | None) -> None:
+        said = msg.decode(message)
+        if not isinstance(said, msg.Vouch):
+            carry(sender, peer, message, payload)
+        elif sender.id == "r1.0":
+            false.append(said.fence.t)
+            carry(sender, peer, msg.encode(structs.replace(said, proof="false")), payload)
+        else:
+            world.clock.after(0.1, lambda: carry(sender, peer, message, payload))
+
+    def come(node: Node, event: object) -> None:
+        if "x" not in world.nodes and world.log and world.history().t >= 2:
+            world.add(member_of(Machine("x", 1)), "d0", world.clock.now)
+
+    world.carry = vouch  # type: ignore[method-assign]
+    world.watchers.append(come)
+    world.run(until_s=300.0)
+    records = [r for line in world.log if isinstance(r := decode_entry(line).record, Members)]
+    assert false and not any(record.removed for record in records)
+    assert any("x" in record.active_from for record in records)
+    assert world.history().t == STEPS and wrong_states(world) == {}

@@ -486,7 +486,7 @@ def test_a_return_goes_back_before_every_step_whose_audit_is_open(slow: int) -> 
     def late(sender: Any, peer: str, message: Any, payload: Any) -> None:
         found = isinstance(message, Audited) and message.subject == "r1.1" and message.verdict == "different"
         if found and len(held) < slow and {message.t}.issuperset(held):
-            held.append(message.t)  # of the first false step that counts its work
+            held.append(message.t)  # the first false step that counts its work
             world.clock.after(20.0, lambda: send(sender, peer, message, payload))
         else:
             send(sender, peer, message, payload)

@@ -136,7 +136,8 @@ def _stages(view: View, width: int, room: int) -> list[Text]:
 
 
 def _story(view: View, width: int, room: int) -> list[Text]:
-    """Lines with the latest sentences that fit, in order; long ones take two lines."""
+    """Lines with the latest sentences of the story that fit into `room` lines, in order; a sentence that is
+    longer than a line takes two, and is cut after them."""
     lines: list[Text] = []
     began = float(view.state.get("run", "").get("began") or 0.0)
     for time, subject, _, text in reversed(view.story.items[-room:] if room > 0 else []):

@@ -181,7 +181,8 @@ class MetricExporter:
 
 
 class ExportThread:
-    """Thread that exports the events appended to an event log after byte `position`, until `close`.
+    """Thread that passes the events appended to an event log after byte `position` to `exporter`, which
+    writes metrics for other programs (TensorBoard, ...), until `close`.
 
     `close` exports the last events. After an error it reports once through `say` and stops; the run goes on.
     """

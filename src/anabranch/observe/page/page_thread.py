@@ -23,7 +23,8 @@ PREVIEW_S = 1.5
 
 
 class PageThread:
-    """Page of the run whose event log is `events`, served from `start` until `close`."""
+    """Thread that serves the web page of a run from `start` until `close`. events: path of the run's event
+    log."""
 
     def __init__(
         self,

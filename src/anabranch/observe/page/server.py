@@ -66,7 +66,8 @@ class Owner(Protocol):
 
 
 class _Action(msgspec.Struct):
-    """Body of `POST /act`. `peer`: key of its node, "" for the run."""
+    """Body of `POST /act`, an action of the run's owner. peer: key of the peer's record on the page
+    (`Peers`); "" for an action on the whole run."""
 
     action: str
     peer: str = ""

@@ -20,7 +20,7 @@ TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg":
 
 @cache
 def text_of(name: str) -> str:
-    """Text of a static file; geography.js is made from the data that the plots use, too."""
+    """Text of a static file of the page. geography.js is no file: it is made from the plots' map data."""
     if name == "geography.js":
         return f"export const GEOGRAPHY = {geography_json()};\n"
     return (resources.files(__package__) / "static" / name).read_text("utf-8")

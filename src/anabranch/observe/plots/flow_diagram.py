@@ -97,7 +97,8 @@ def _draw_nodes(
 
 
 def _draw_ribbons(axes: Axes, tops: dict[tuple[int, str], float], paths: Sequence[Sequence[str]]) -> None:
-    """Draw a ribbon per pair of neighbours and data node, as wide as its units."""
+    """Draw a ribbon for each two peers that follow each other on paths of the same data node, as wide as the
+    number of these microbatches."""
     colours = _colours(sorted({name for column, name in tops if column == 0}))
     left, right = dict(tops), dict(tops)
     for at in range(max((len(path) for path in paths), default=1) - 1):

@@ -127,7 +127,8 @@ def _draw_spans(
 
 
 def _name_phases(axes: Axes, phases: Mapping[str, float]) -> bool:
-    """Write the phases' names above the rows of the plot; True if there was not room for all in one line."""
+    """Write the phases' names above the rows of the plot. True if some stand in a second line, for which the
+    caller makes room."""
     whole_s, end, edge, lifted, any_lifted = sum(phases.values()), 0.0, -math.inf, False, False
     for phase, seconds in phases.items():
         if seconds:

@@ -157,8 +157,8 @@ def draw_throughput(history: History) -> Figure:
 
 
 def _alive_lines(alive_at: Sequence[Sequence[int]]) -> dict[str, list[int]]:
-    """Label -> peers alive at each step: of each stage, or where these are many the fewest and the most at
-    any of them."""
+    """Lines of the plot, label -> peers alive at each step: one line for each stage; for more than LISTED
+    relay stages, one for the stage with fewest peers and one for the stage with most."""
     stages = max(map(len, alive_at), default=0)
     by_stage = [[alive[s] if s < len(alive) else 0 for alive in alive_at] for s in range(stages)]
     if stages - 1 <= LISTED:

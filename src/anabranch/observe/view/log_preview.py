@@ -23,7 +23,9 @@ HEAD_BYTES, TAIL_BYTES = 1 << 19, 3 << 19
 
 
 def preview(path: Path) -> Recording | None:
-    """Preview of the log at `path`; None if the log is short or its ends lack the start or any peer."""
+    """Recording made from the first HEAD_BYTES and the last TAIL_BYTES of the log at `path`, which a page
+    shows until all is read. None if the log is short, its beginning lacks the run's start, or its end names
+    no peer."""
     try:
         with open(path, "rb") as file:
             size = file.seek(0, 2)

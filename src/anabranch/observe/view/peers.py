@@ -27,15 +27,16 @@ GONE = ("left", "crashed", "moved")
 
 
 class Peers:
-    """Peers of a run, kept in the section "nodes" of a state: key (a small number as text) -> fields.
+    """Peers of a run as page and terminal show them, kept in the section "nodes" of a `View`'s state: key (a
+    small number as text) -> fields.
 
-    Fields: id, name, region, role, stage, state (`PRESENT` or `GONE`), why (reason of the state), since
-    (unix s of the state), joined (unix s; 0 while gone), served (s before `joined`), capacity (microbatches),
-    forward_s, backward_s, trips (key -> ms), ways (key -> way of a link that is not direct: "punched",
-    "relayed", or the key of its carrier), share (microbatches of the last step), total (microbatches of
-    committed steps), busy (fraction of an iteration spent computing), sent (bytes), moved_off (microbatches
-    taken over by others), right, wrong (audits that found its work the same, and different or withheld),
-    program (version).
+    Fields: id, name, region, role, stage, state (`PRESENT` or `GONE`), why (reason of the state), since (unix
+    s of the state), joined (unix s; 0 while gone), served (s before `joined`), capacity (microbatches),
+    forward_s, backward_s, trips (round trips, key of the other peer -> ms), ways (key -> way of a link that
+    is not direct: "punched", "relayed", or the key of its carrier), share (microbatches of the last step),
+    total (microbatches of committed steps), busy (fraction of an iteration spent computing), sent (bytes),
+    moved_off (microbatches taken over by others), right, wrong (audits that found its work the same, and
+    different or withheld), program (version).
     """
 
     def __init__(self, state: TrackedState) -> None:

@@ -47,14 +47,14 @@ class Recording:
         self._shown_until = 0.0
 
     def take(self, event: Event | Unknown) -> None:
-        """Update the state by an event; a frame that is old enough is ended first."""
+        """Update the state by an event. The frame in the making is ended first if it has lasted FRAME_S."""
         if event.time - self._shown_until >= FRAME_S and self._shown_until:
             self.cut()
         self.view.take(event)
         self._shown_until = self._shown_until or self.view.time
 
     def cut(self) -> None:
-        """End the current frame, if the state has changed since the last one."""
+        """End the frame in the making; no frame is kept if the state has not changed since the last one."""
         patch = self.view.state.take_patch()
         self._shown_until = self.view.time
         if not patch:
@@ -66,7 +66,8 @@ class Recording:
             self._thin()
 
     def _thin(self) -> None:
-        """Merge frames in pairs, except for the latest tenth of them."""
+        """Merge the frames in pairs, except for the latest tenth of all frames: a long recording is coarse in
+        its past."""
         keep = len(self.frames) - len(self.frames) // 10
         old, new = self.frames[:keep], self.frames[keep:]
         thinned = []
@@ -114,7 +115,8 @@ LISTS = ("steps", "held_out", "story")
 
 @dataclass(frozen=True)
 class Cursor:
-    """Position of a reader: the last frame, and a position in each list."""
+    """Position of a reader in a `Recording`: number of the last frame that it has, and its position in each
+    list of LISTS."""
 
     frame: int = 0
     positions: tuple[ReadPosition, ...] = (ReadPosition(), ReadPosition(), ReadPosition())

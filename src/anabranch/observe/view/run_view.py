@@ -112,7 +112,7 @@ class View:
 
     @property
     def _held(self) -> object:
-        """Step after which the owner holds the run; None if it is not held."""
+        """Step after which the owner paused the run; None if it is not paused."""
         return self.state.get("run", "").get("held")
 
     # --- inside ----------------------------------------------------------------------------------

@@ -35,7 +35,8 @@ class Story:
         self._founder = ""
 
     def heard(self, event: log.Event) -> bool:
-        """True if `event` is another peer's word: neither the founder's nor the supervisor's (no peer)."""
+        """True if another peer reported `event`: neither the founder nor the supervisor (whose events name no
+        peer)."""
         return event.peer not in ("", self._founder)
 
     def tell(self, event: log.Event) -> list[Sentence]:
@@ -186,6 +187,6 @@ class Story:
         return named if self._detailed else without_addresses(named)
 
     def _is_trouble(self, event: log.Waiting) -> bool:
-        """True if a run that has begun waits; a run that waits for its first peers, or lets a joiner finish
-        its links, is as it should be."""
+        """True if a run that has committed a step waits for something that is wrong. Waiting for the first
+        peers, or for a joiner to connect to the others, is as it should be."""
         return self._has_step and " is ready, but " not in event.reason

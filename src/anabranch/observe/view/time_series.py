@@ -22,7 +22,8 @@ HELD_OUT_COLUMNS = ("time", "t", "loss", "bits")
 
 @dataclass(frozen=True)
 class ReadPosition:
-    """Position of a reader in a `BoundedList`."""
+    """Position of a reader in a `BoundedList`: the reader has its first `length` items as of the `revision`th
+    change; epoch: times that the list had been thinned."""
 
     epoch: int = -1
     length: int = 0

@@ -64,20 +64,17 @@ class CarrierChoice:
 
     def _linked_members(self, peer: str) -> list[str]:
         """Members that `peer` dials and keeps a link with, as far as this peer can tell."""
-        run, members = self.run, self.run.membership.members
-        member = members.get(peer)
-        if member is None:
+        run, membership = self.run, self.run.membership
+        stage, stages = membership.stage_of(peer), self.run.settings.stages + 1
+        if stage is None:
             return []
-        stages = run.settings.stages + 1
-        around = {member.stage, (member.stage + 1) % stages, (member.stage - 1) % stages}
-        near = run.near.all(member.stage, peer) if run.near.crowded else None
-        return [
-            other
-            for other, its in members.items()
-            if (other == self.log.leader or self.log.keeps_log(other) or its.stage in around)
-            and (near is None or other in near or self.log.keeps_log(other) or other == self.log.leader)
-            and run.membership.dials(peer, other)
-        ]
+        linked = {self.log.leader, *self.log.voting_peers}
+        if run.near.crowded:
+            linked |= run.near.all(stage, peer)
+        else:
+            linked.update(*(membership.of(s % stages) for s in (stage - 1, stage, stage + 1)))
+        known = sorted(linked.intersection(membership.members), key=membership.order.__getitem__)
+        return [other for other in known if membership.dials(peer, other)]
 
     def _rank(self, carrier: str) -> tuple[bool, bool, int]:
         known = self.costs.neighbours.get(carrier)

@@ -4,6 +4,7 @@ The first attempt is direct where the member has an address of its own; the late
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -38,6 +39,8 @@ class Dialer:
     """Addresses by peer of the other voters, from this peer's disk; used until it follows the log."""
     _dials: dict[str, tuple[float, Backoff]] = field(default_factory=dict)
     """Time (s) of the next attempt, and the back-off after it, by peer."""
+    _due_at: float | None = math.inf
+    """Earliest of these times; None: to be worked out."""
 
     @property
     def dialled(self) -> Iterable[str]:
@@ -49,7 +52,9 @@ class Dialer:
 
     def deadline(self) -> float:
         """Time (s) of the next attempt; infinite if none is planned."""
-        return min(at for at, _ in self._dials.values()) if self._dials else float("inf")
+        if self._due_at is None:
+            self._due_at = min([at for at, _ in self._dials.values()], default=math.inf)
+        return self._due_at
 
     def reach(self, peer: str) -> None:
         """Dial a member or fellow voter with a known address, unless it is linked or being dialled."""
@@ -63,20 +68,24 @@ class Dialer:
         _, backoff = self._dials.get(peer, (0.0, None))
         backoff = backoff or Backoff(self.rng, REDIAL_S, REDIAL_MAX_S)
         self._dials[peer] = (self.clock.now + max(least_s, backoff.next() or REDIAL_MAX_S), backoff)
+        self._due_at = None
 
     def cancel(self, peer: str) -> None:
-        self._dials.pop(peer, None)
+        if self._dials.pop(peer, None) is not None:
+            self._due_at = None
 
     def tick(self) -> None:
         """Make the attempts that are due; drop those to peers that are linked now, or have no address."""
+        if self.clock.now < self.deadline():
+            return
         for peer, (at, _) in list(self._dials.items()):
             if self.clock.now < at:
                 continue
-            address = self.addresses(peer, again=True)
-            if not address or peer in self.links.up:
-                del self._dials[peer]
-            else:
+            address = "" if peer in self.links.up else self.addresses(peer, again=True)
+            if address:
                 self._dial(peer, address)
+            else:
+                self.cancel(peer)
 
     def addresses(self, peer: str, again: bool = False) -> str:
         """Addresses of `peer` in order of preference ("" if there is none); through carriers if it has none

@@ -3,8 +3,6 @@ replicas report and the joiner must report, too."""
 
 from __future__ import annotations
 
-from collections import Counter
-
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.messages import Vouch
 
@@ -38,13 +36,14 @@ class Vouchers:
             self._proofs.setdefault((t, stage), {})[peer] = message.proof
         return None
 
-    def expected(self, t: int, stage: int) -> str | None:
-        """Proof that a joiner must show for the stage's state after iteration t: the one that most replicas
-        reported. "" if none is needed, since no serving replica can be reached or the state is the initial
-        one; None if no replica has reported a proof of this state yet."""
+    def proves(self, t: int, stage: int, proof: str) -> bool | None:
+        """True if a joiner's `proof` shows that it has the stage's state after iteration t: a serving replica
+        reported the same one, or none is needed, since no serving replica can be reached or the state is the
+        initial one. False if more than half of those that can be reached reported, all of them others; None:
+        not known yet."""
         ctx = self.ctx
         serving = [p for p in ctx.run.membership.serving(stage) if p == ctx.me or ctx.reachable(p)]
-        if t == 0 or not serving:
-            return ""
-        votes = Counter(self._proofs.get((t, stage), {}).values())
-        return votes.most_common(1)[0][0] if votes else None
+        proofs = self._proofs.get((t, stage), {})
+        if t == 0 or not serving or proof in proofs.values():
+            return True
+        return False if 2 * len(proofs.keys() & set(serving)) > len(serving) else None

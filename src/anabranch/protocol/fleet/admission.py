@@ -236,11 +236,13 @@ class Admission:
             return neediest_stage(members, blocks)
         return best_stage(joiner, members, blocks, batch_of(settings), link)
 
-    def on_ready(self, peer: str, message: Ready, fingerprint: str | None, proof: str | None) -> str | None:
+    def on_ready(
+        self, peer: str, message: Ready, fingerprint: str | None, proven: bool | None
+    ) -> str | None:
         """Handle a joiner's report that it has its stage's state after iteration message.t. It may serve if
         the state is right and it reaches its fellows; with a wrong state it is removed. Returns the reason if
-        the report is refused. fingerprint, proof: agreed fingerprint and proof of that state (None: not known
-        yet; the report will be repeated. proof "": none is needed)."""
+        the report is refused. fingerprint: agreed fingerprint of that state. proven: True if it shows the
+        proof of that state. None, of either: not known yet; the report will be repeated."""
         member = self.ctx.run.membership.members.get(peer)
         if member is not None and member.stage != message.stage:
             return f"its stage is {member.stage}, not {message.stage}"
@@ -248,9 +250,9 @@ class Admission:
             return None
         self._unproven.pop(peer, None)
         fellows = set(self.ctx.run.membership.serving(member.stage))
-        if proof is None:
+        if proven is None:
             self._unproven[peer] = message
-        elif message.fingerprint != fingerprint or (proof and message.proof != proof):
+        elif message.fingerprint != fingerprint or not proven:
             self.remove(peer, f"the state it fetched (after iteration {message.t}) is not the run's")
         elif unreached := sorted(filter(self.ctx.reachable, fellows.intersection(message.apart))):
             self.ready.pop(peer, None)  # fellows that this leader does not reach either are not demanded

@@ -66,7 +66,7 @@ class Overlay:
         membership = self._current()
         key = (peer, stage, t)
         if key not in self._known:
-            picks, active = self.picks, membership.live(own, t)
+            picks = self.picks
 
             def compute(fellows: list[str]) -> RendezvousGraph:
                 if stage == own:
@@ -75,12 +75,12 @@ class Overlay:
                 regions = membership.regions(fellows), membership.regions(others)
                 return neighbour_graph(tuple(fellows), tuple(others), picks, regions)
 
-            if peer in active:
+            if membership.is_live(peer, own, t):
                 # The graph of two stages is the same from both ends.
                 ends = (stage, own) if stage < own else (own, stage)
-                graph = membership.graph(*ends, t, picks, lambda: compute(active))
+                graph = membership.graph(*ends, t, picks, lambda: compute(membership.live(own, t)))
             else:
-                graph = compute(_with(active, peer))
+                graph = compute(_with(membership.live(own, t), peer))
             self._known[key] = graph[peer]
         return self._known[key]
 

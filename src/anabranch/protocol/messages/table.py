@@ -97,9 +97,9 @@ PAST = Allowance(4096.0, 64.0)
 class Row:
     """Properties of one message type.
 
-    handler: name of the function in `protocol.peer` that handles the message. to_leader: True if only the
-    log's leader acts on it. per_connection: True if the message is void once its connection broke. priority:
-    of the payload among a connection's bulk transfers, lowest first; None: no payload.
+    handler: name of the function that handles the message (`protocol.peer.handlers.HANDLERS`). to_leader:
+    True if only the log's leader acts on it. per_connection: True if the message is void once its connection
+    broke. priority: of the payload among a connection's bulk transfers, lowest first; None: no payload.
     """
 
     type: type[Message]

@@ -6,9 +6,7 @@ A message about an iteration that is not open yet is kept until this peer opens 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from anabranch.protocol import messages as msg
 from anabranch.protocol.context.rate_limits_and_bans import GARBLED, Kind
@@ -25,33 +23,31 @@ from anabranch.protocol.messages.table import (
     Row,
     Sender,
 )
+from anabranch.protocol.peer.handlers import HANDLERS, MessageHandlers
 from anabranch.protocol.peer.iterations import Iterations
 from anabranch.protocol.peer.link_events import LinkEvents
 from anabranch.protocol.peer.log_sources import LogSources
 from anabranch.protocol.peer.shared_state import SharedParts
 from anabranch.protocol.pipeline.microbatches import Iteration
 
-#: Handler of a message: (sender, message, payload) to the reason why it is refused, or None.
-Handler = Callable[[str, Any, Payload | None], str | None]
+#: Handler of each message type.
+HANDLER_OF = {row.type: HANDLERS[row.handler] for row in ROWS}
 
 _ONLY_LEADER = "only the leader says that"
 
 
 @dataclass(eq=False)
 class MessageGate:
-    """Gate between links and message handlers. handlers: by name in the message table. not_leading: handler
-    of messages to the leader while another peer leads."""
+    """Gate between links and message handlers."""
 
     shared: SharedParts
     iterations: Iterations
     links: LinkEvents
     sources: LogSources
-    handlers: Mapping[str, Handler]
-    not_leading: Handler
+    handlers: MessageHandlers
 
     def __post_init__(self) -> None:
         self._ctx, self._progress, self.early = self.shared.ctx, self.shared.progress, self.shared.early
-        self._handlers = {row.type: self.handlers[row.handler] for row in ROWS}
 
     def receive(self, peer: str, message: msg.Message, payload: Payload | None) -> None:
         """Charge a message to its sender's budget; then handle it, keep it for later, or refuse it."""
@@ -77,11 +73,11 @@ class MessageGate:
         elif row.sender is Sender.LEADER and not self._from_leader(peer, message):
             refusal = _ONLY_LEADER
         elif row.to_leader and self.shared.coordination.coordinator is None:
-            refusal = self.not_leading(peer, message, payload)
+            refusal = self.handlers.not_leading(peer, message, payload)
         elif row.fence is FenceCheck.INCARNATION and (former := self._former_process(peer, message)):
             refusal = former
         else:
-            refusal = self._handlers[kind](peer, message, payload)
+            refusal = HANDLER_OF[kind](self.handlers, peer, message, payload)
         if refusal is not None:
             self._refuse(peer, message, refusal)
 
@@ -182,7 +178,7 @@ class MessageGate:
         if iteration is not current and _waits(message):
             return self._keep(peer, message, payload)
         refusal = self._wrong_sender(row, peer, member.stage, message)
-        return refusal or self._handlers[row.type](peer, message, payload)
+        return refusal or HANDLER_OF[row.type](self.handlers, peer, message, payload)
 
     def _wrong_sender(self, row: Row, peer: str, stage: int, message: msg.Message) -> str | None:
         """Reason why a member of `stage` is not the sender that the message table (`row`) asks for in

@@ -1,11 +1,13 @@
-"""Handlers of messages, one for each handler name in the message table.
+"""Handlers of messages, one for each handler name in the message table (`HANDLERS`, at the end).
 
 A handler gets a message that passed the checks of `fencing`, and may still return a reason to refuse it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from anabranch.protocol import messages as msg
 from anabranch.protocol.audit.kept_work import RECEIPT
@@ -19,7 +21,6 @@ from anabranch.protocol.observers.event_log_server import EventLogServer
 from anabranch.protocol.observers.report_budget import ReportBudget
 from anabranch.protocol.observers.report_buffer import ReportBuffer
 from anabranch.protocol.peer.catch_up import Downloads
-from anabranch.protocol.peer.fencing import Handler
 from anabranch.protocol.peer.iterations import Iterations
 from anabranch.protocol.peer.join import JoinProcess
 from anabranch.protocol.peer.link_events import LinkEvents
@@ -35,7 +36,7 @@ from anabranch.protocol.reduce.helper import ReduceHelper
 
 @dataclass(frozen=True)
 class MessageHandlers:
-    """Parts that messages are handed to, and the handlers that do so.
+    """Parts of one peer that messages are handed to, and the handlers that do so.
 
     `not_leading` handles messages to the leader while another peer leads.
     """
@@ -52,41 +53,11 @@ class MessageHandlers:
     report_buffer: ReportBuffer
     report_budget: ReportBudget = field(default_factory=ReportBudget)
 
-    def table(self) -> dict[str, Handler]:
-        """All handlers by name."""
-        to_coordinator, among_peers = self._to_coordinator(), self._among_peers()
-        return {**self._in_iteration(), **self._from_leader(), **to_coordinator, **among_peers}
-
     @property
     def _ctx(self) -> PeerContext:
         return self.shared.ctx
 
     # --- open iteration: microbatches and reduces ------------------------------------------------
-
-    def _in_iteration(self) -> dict[str, Handler]:
-        return {
-            "slots": lambda peer, message, _: self._open(message).sender.on_slots(peer, message),
-            "ask": lambda peer, message, _: self._open(message).on_ask(peer, message),
-            "return_slots": lambda peer, message, _: self._open(message).credits.on_return(peer, message),
-            "forward": self._forward,
-            "backward": lambda peer, message, payload: self._open(message).on_backward(
-                peer, message, payload
-            ),
-            "want": lambda peer, message, _: self._open(message).on_want(peer, message),
-            "have": lambda peer, message, _: self._open(message).repairs.on_have(
-                peer, message.index, message.way
-            ),
-            "lack": lambda peer, message, _: self._open(message).repairs.on_lack(
-                peer, message.index, message.refused, message.way
-            ),
-            "call_back": lambda peer, message, _: self._open(message).on_call_back(peer, message),
-            "got": self._got,
-            "attempt": lambda peer, message, _: self._reduce(message.stage).on_attempt(message),
-            "reduce_part": lambda peer, message, payload: self._reduce(message.stage).on_part(
-                peer, message, payload
-            ),
-            "missing": self._missing,
-        }
 
     def _open(self, message: msg.FencedMessage) -> Iteration:
         """Open iteration that a message is about. The message gate lets no other message pass, so there is
@@ -133,24 +104,6 @@ class MessageHandlers:
 
     # --- messages from the log's leader ----------------------------------------------------------
 
-    def _from_leader(self) -> dict[str, Handler]:
-        joining, fetching = self.joining, self.joining.fetching
-        return {
-            "announce": self._announce,
-            "release": lambda _, message, __: self.iterations.released(message.fence),
-            "welcome": lambda _, message, __: joining.on_welcome(message),
-            "reached": lambda _, message, __: joining.on_reached(message),
-            "about": lambda _, message, __: joining.on_about(message),
-            "refused": lambda _, message, __: self.shared.exit.stop(
-                message.reason, ok=False, again=message.again
-            ),
-            "keep": self._keep,
-            "complete": self._complete,
-            "holders": lambda _, message, __: fetching.on_holders(message),
-            "spared": self._spared,
-            "audit": lambda _, message, __: self.iterations.auditor.on_audit(message),
-        }
-
     def _announce(self, peer: str, message: msg.Announce, payload: Payload | None) -> None:
         for line in message.entries:
             self.reactions.follow(line, peer)
@@ -176,30 +129,6 @@ class MessageHandlers:
         return refusal
 
     # --- messages to the log's leader ------------------------------------------------------------
-
-    def _to_coordinator(self) -> dict[str, Handler]:
-        return {
-            "claim": lambda peer, message, _: self._lead.reports.on_claim(peer, message),
-            "prepared": lambda peer, message, _: self._lead.reports.on_prepared(peer, message),
-            "applied": lambda peer, message, _: self._lead.on_applied(peer, message),
-            "measured": self._measured,
-            "overflow": lambda peer, message, _: self._lead.reports.on_overflow(peer, message),
-            "enquire": self._enquire,
-            "carry": lambda peer, message, _: self._lead.carriers.offered(peer, message.address),
-            "join_request": lambda peer, message, _: self._lead.admission.on_join(peer, message),
-            "ready": self._ready,
-            "vouch": self._vouch,
-            "leave": lambda peer, message, _: self._lead.admission.leave(peer, message.reason),
-            "report": self._report,
-            "wish": self._wish,
-            "audited": lambda peer, message, _: self._lead.audits.on_audited(peer, message),
-            "holds": lambda peer, message, _: self._lead.catalog.on_holds(peer, message),
-            "spoilt": lambda peer, message, _: self._lead.catalog.on_spoilt(peer, message),
-            "who_has": lambda peer, message, _: self._lead.stage_recovery.on_who_has(
-                peer, message, self._lead.t
-            ),
-            "behind": lambda peer, message, _: self._lead.stage_recovery.on_behind(peer, message),
-        }
 
     @property
     def _lead(self) -> Coordinator:
@@ -247,8 +176,8 @@ class MessageHandlers:
             return None
         lead.initial_assignment.told(peer, message.links)
         fingerprint = lead.released.fingerprint_at(message.t, message.stage)
-        proof = lead.vouchers.expected(message.t, message.stage)
-        return lead.admission.on_ready(peer, message, fingerprint, proof)
+        proven = lead.vouchers.proves(message.t, message.stage, message.proof)
+        return lead.admission.on_ready(peer, message, fingerprint, proven)
 
     def _vouch(self, peer: str, message: msg.Vouch, payload: Payload | None) -> str | None:
         refusal = self._lead.vouchers.on_vouch(peer, message)
@@ -296,28 +225,6 @@ class MessageHandlers:
         return None
 
     # --- messages that any peer may send ---------------------------------------------------------
-
-    def _among_peers(self) -> dict[str, Handler]:
-        indirect_probes = self.links.connections.indirect_probes
-        return {
-            "ping": self._ping,
-            "pong": self._pong,
-            "indirect_probe": lambda peer, message, _: indirect_probes.received(peer, message),
-            "route": lambda peer, message, _: self.shared.router.received(peer, message),
-            "raft": lambda peer, message, _: self.leadership.voter.receive(peer, message),
-            "fetch_log": self._fetch_log,
-            "elsewhere": self._elsewhere,
-            "fetch_gradient": self._fetch_gradient,
-            "gradient": self._gradient,
-            "fetch_state": lambda peer, message, _: self.shared.states.on_fetch_state(peer, message),
-            "fetch_piece": lambda peer, message, _: self.shared.states.on_fetch_piece(peer, message),
-            "state_offer": self.downloads.on_offer,
-            "piece": self.downloads.on_piece,
-            "fetch_work": self._fetch_work,
-            "work": lambda peer, message, payload: self.iterations.auditor.on_work(peer, message, payload),
-            "watch": self._watch,
-            "shown": lambda peer, message, _: "I am not the leader",
-        }
 
     # --- heartbeats ----------------------------------------------------------------------------
 
@@ -394,3 +301,80 @@ class MessageHandlers:
         if peer in self.event_log_server and peer in self._ctx.links.up:
             self.links.connections.link_down(peer)
         return refusal
+
+
+#: Handler of a message: (parts of the receiving peer, sender, message, payload) to the reason why it is
+#: refused, or None.
+Handler = Callable[[MessageHandlers, str, Any, Payload | None], str | None]
+#: Handlers by their names in the message table; one table for all peers of a process.
+HANDLERS: dict[str, Handler] = {
+    # open iteration: microbatches and reduces
+    "slots": lambda on, peer, message, _: on._open(message).sender.on_slots(peer, message),
+    "ask": lambda on, peer, message, _: on._open(message).on_ask(peer, message),
+    "return_slots": lambda on, peer, message, _: on._open(message).credits.on_return(peer, message),
+    "forward": MessageHandlers._forward,
+    "backward": lambda on, peer, message, payload: on._open(message).on_backward(peer, message, payload),
+    "want": lambda on, peer, message, _: on._open(message).on_want(peer, message),
+    "have": lambda on, peer, message, _: on._open(message).repairs.on_have(peer, message.index, message.way),
+    "lack": lambda on, peer, message, _: on._open(message).repairs.on_lack(
+        peer, message.index, message.refused, message.way
+    ),
+    "call_back": lambda on, peer, message, _: on._open(message).on_call_back(peer, message),
+    "got": MessageHandlers._got,
+    "attempt": lambda on, peer, message, _: on._reduce(message.stage).on_attempt(message),
+    "reduce_part": lambda on, peer, message, payload: on._reduce(message.stage).on_part(
+        peer, message, payload
+    ),
+    "missing": MessageHandlers._missing,
+    # messages from the log's leader
+    "announce": MessageHandlers._announce,
+    "release": lambda on, _, message, __: on.iterations.released(message.fence),
+    "welcome": lambda on, _, message, __: on.joining.on_welcome(message),
+    "reached": lambda on, _, message, __: on.joining.on_reached(message),
+    "about": lambda on, _, message, __: on.joining.on_about(message),
+    "refused": lambda on, _, message, __: on.shared.exit.stop(message.reason, ok=False, again=message.again),
+    "keep": MessageHandlers._keep,
+    "complete": MessageHandlers._complete,
+    "holders": lambda on, _, message, __: on.joining.fetching.on_holders(message),
+    "spared": MessageHandlers._spared,
+    "audit": lambda on, _, message, __: on.iterations.auditor.on_audit(message),
+    # messages to the log's leader
+    "claim": lambda on, peer, message, _: on._lead.reports.on_claim(peer, message),
+    "prepared": lambda on, peer, message, _: on._lead.reports.on_prepared(peer, message),
+    "applied": lambda on, peer, message, _: on._lead.on_applied(peer, message),
+    "measured": MessageHandlers._measured,
+    "overflow": lambda on, peer, message, _: on._lead.reports.on_overflow(peer, message),
+    "enquire": MessageHandlers._enquire,
+    "carry": lambda on, peer, message, _: on._lead.carriers.offered(peer, message.address),
+    "join_request": lambda on, peer, message, _: on._lead.admission.on_join(peer, message),
+    "ready": MessageHandlers._ready,
+    "vouch": MessageHandlers._vouch,
+    "leave": lambda on, peer, message, _: on._lead.admission.leave(peer, message.reason),
+    "report": MessageHandlers._report,
+    "wish": MessageHandlers._wish,
+    "audited": lambda on, peer, message, _: on._lead.audits.on_audited(peer, message),
+    "holds": lambda on, peer, message, _: on._lead.catalog.on_holds(peer, message),
+    "spoilt": lambda on, peer, message, _: on._lead.catalog.on_spoilt(peer, message),
+    "who_has": lambda on, peer, message, _: on._lead.stage_recovery.on_who_has(peer, message, on._lead.t),
+    "behind": lambda on, peer, message, _: on._lead.stage_recovery.on_behind(peer, message),
+    # messages that any peer may send
+    "ping": MessageHandlers._ping,
+    "pong": MessageHandlers._pong,
+    "indirect_probe": lambda on, peer, message, _: on.links.connections.indirect_probes.received(
+        peer, message
+    ),
+    "route": lambda on, peer, message, _: on.shared.router.received(peer, message),
+    "raft": lambda on, peer, message, _: on.leadership.voter.receive(peer, message),
+    "fetch_log": MessageHandlers._fetch_log,
+    "elsewhere": MessageHandlers._elsewhere,
+    "fetch_gradient": MessageHandlers._fetch_gradient,
+    "gradient": MessageHandlers._gradient,
+    "fetch_state": lambda on, peer, message, _: on.shared.states.on_fetch_state(peer, message),
+    "fetch_piece": lambda on, peer, message, _: on.shared.states.on_fetch_piece(peer, message),
+    "state_offer": lambda on, peer, message, payload: on.downloads.on_offer(peer, message, payload),
+    "piece": lambda on, peer, message, payload: on.downloads.on_piece(peer, message, payload),
+    "fetch_work": MessageHandlers._fetch_work,
+    "work": lambda on, peer, message, payload: on.iterations.auditor.on_work(peer, message, payload),
+    "watch": MessageHandlers._watch,
+    "shown": lambda on, peer, message, _: "I am not the leader",
+}

@@ -12,6 +12,7 @@ from anabranch.protocol.audit.kept_work import KeptWork
 from anabranch.protocol.context.clock import Timer
 from anabranch.protocol.context.links import LostLink
 from anabranch.protocol.log.records import Commit
+from anabranch.protocol.membership.overlay import ALL_TIMES
 from anabranch.protocol.peer.shared_state import SharedParts
 from anabranch.protocol.pipeline.microbatches import Iteration
 from anabranch.protocol.reduce.helper import ReduceHelper
@@ -264,7 +265,8 @@ class Iterations(Timer):
         to = self._state(), ctx.log.leader, ctx.log.term
         if self._vouched == to and len(run.membership.members) > REPEATING:
             return
-        if ctx.me not in serving or all(map(serving.__contains__, run.membership.of(run.stage))):
+        joiners = len(run.membership.of(run.stage)) - run.membership.count(run.stage, ALL_TIMES)
+        if ctx.me not in serving or not joiners:
             return
         if proof := self.possession.get():
             self._vouched = to if ctx.reachable(ctx.log.leader) else None

@@ -52,8 +52,10 @@ class LinkEvents(Timer):
     def _only_watches(self, peer: str) -> bool:
         """True if `peer` showed a ticket to watch last, and is no member: a member's owner may look on with
         the member's key."""
+        if peer in self._ctx.run.membership.members:  # nearly all senders
+            return False
         known = self.credentials.get(peer)
-        return known is not None and known.role == ROLE and peer not in self._ctx.run.membership.members
+        return known is not None and known.role == ROLE
 
     # --- up and down ---------------------------------------------------------------------------
 

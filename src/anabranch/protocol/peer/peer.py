@@ -7,6 +7,7 @@ style of h11 and aioquic). The peer does no I/O and owns no clock. `node/` and `
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from typing import Final
 
 from anabranch.protocol import messages as msg
 from anabranch.protocol.consensus.leader_view import LeaderView
@@ -17,7 +18,7 @@ from anabranch.protocol.context.peer_context import make_context
 from anabranch.protocol.coordinator.coordinator import Coordinator
 from anabranch.protocol.coordinator.operator_control import FounderRequests
 from anabranch.protocol.interface import events as ev
-from anabranch.protocol.interface.events import Received
+from anabranch.protocol.interface.events import Received, Wake
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.interface.signatures import Signer
 from anabranch.protocol.log.records import Member
@@ -48,6 +49,9 @@ from anabranch.protocol.routing.flow_agent import FlowAgentDriver
 from anabranch.protocol.state.download import State
 from anabranch.protocol.state.server import StateServer
 from anabranch.protocol.state.snapshots import Snapshots
+
+#: Deadline (s) of a peer that plans nothing.
+_NEVER: Final = float("inf")
 
 
 def no_certificate(member: Member, credential: ev.VerifiedCredential | None) -> bytes:
@@ -148,7 +152,7 @@ class Peer:
             shared, *work, *members, self.sources, reactions, self._downloads, self.event_log_server,
             self.report_buffer,
         )  # fmt: skip
-        self.reception = MessageGate(shared, *work, self.sources, handlers.table(), handlers.not_leading)
+        self.reception = MessageGate(shared, *work, self.sources, handlers)
 
     def _register_timers_and_observers(self) -> None:
         """Fix the order in which timers and link observers are called; runs are reproducible only with it."""
@@ -230,7 +234,7 @@ class Peer:
         heartbeat, letters = self._is_heartbeat(event), self.router.told
         self._dispatch(event)
         if not (heartbeat and self._only_answered(letters)):
-            self._go_on(isinstance(event, ev.Wake))
+            self._go_on(isinstance(event, Wake))
         return self.ctx.outbox.take_effects()
 
     def deadline(self) -> float:
@@ -241,7 +245,7 @@ class Peer:
         return self._time.awaits(self._due)
 
     def _deadline(self) -> float:
-        due = float("inf")
+        due = _NEVER
         for timer in self._timers:
             at = timer.deadline()
             if at < due:
@@ -251,8 +255,8 @@ class Peer:
     def _is_heartbeat(self, event: ev.Event) -> bool:
         """True for a heartbeat or its answer that arrives before any timer of this peer is due. Most of them
         change nothing, so that `handle` can save itself the rest of its work (`_only_answered`)."""
-        heartbeat = isinstance(event, Received) and type(event.message) in HEARTBEATS
-        return heartbeat and self._due is not None and self.ctx.clock.now < self._due
+        early = self._due is not None and self.ctx.clock.now < self._due
+        return early and isinstance(event, Received) and type(event.message) in HEARTBEATS
 
     def _only_answered(self, letters: int) -> bool:
         """True if handling an event changed nothing but to send at most one message. letters: count of the
@@ -303,6 +307,8 @@ class Peer:
                 self.iterations.pump()
             self.reception.receive(event.peer, event.message, event.payload)
             return
+        if isinstance(event, Wake):
+            return
         match event:
             case ev.Finished(task, result):
                 then = self.ctx.tasks.finish(task)
@@ -350,5 +356,3 @@ class Peer:
                 self.joining.start()
                 self.voter.begin()
                 self.joining.doors.update(self.ctx.dialer.fellows)
-            case ev.Wake():
-                pass

@@ -79,26 +79,11 @@ class LogReactions:
         self._hand_on(applied)
 
     def _hand_on(self, applied: AppliedEntry) -> None:
-        lead, stop_reason, again = self.shared.coordination.coordinator, "", False
-        if not isinstance(applied.change, Control):
-            run, record = self._ctx.run, applied.record
-            plan = run.plan(record.t) if isinstance(record, Commit) else ()
-            note_record(self._ctx.outbox, run, record, applied.base, plan)
-        match applied.change:
-            case Voters() | Epoch() | Carriers():
-                self.links.connections.connect()
-            case MembersChanged() as change:
-                self._members_changed(change)
-            case Commit() as step:
-                self.iterations.committed(step, applied.base)
-            case RolledBack() as rollback:
-                self._rolled_back(rollback)
-            case Closing():
-                self.iterations.close()
-            case Revoke() as revoked:
-                stop_reason = self._revoked(revoked)
-            case Control():
-                stop_reason, again = lead.end_reason if lead is not None else self._stopped(), self._goes_on
+        stop_reason, again = "", False
+        if isinstance(applied.change, MembersChanged):  # most lines of a large swarm's log
+            self._members_changed(applied.change)
+        else:
+            stop_reason, again = self._react(applied)
         self._log.split_next_batch()
         for iteration in self.iterations.in_flight:
             iteration.split_again()
@@ -110,6 +95,29 @@ class LogReactions:
             ok = not applied.wrong and not isinstance(applied.change, Revoke)
             self.shared.exit.stop(stop_reason, ok=ok, again=again)
         self.iterations.open()
+
+    def _react(self, applied: AppliedEntry) -> tuple[str, bool]:
+        """React to an entry other than a Members record. Returns why this peer is to stop ("": it is not),
+        and True if it may join the run again."""
+        lead = self.shared.coordination.coordinator
+        if not isinstance(applied.change, Control):
+            run, record = self._ctx.run, applied.record
+            plan = run.plan(record.t) if isinstance(record, Commit) else ()
+            note_record(self._ctx.outbox, run, record, applied.base, plan)
+        match applied.change:
+            case Voters() | Epoch() | Carriers():
+                self.links.connections.connect()
+            case Commit() as step:
+                self.iterations.committed(step, applied.base)
+            case RolledBack() as rollback:
+                self._rolled_back(rollback)
+            case Closing():
+                self.iterations.close()
+            case Revoke() as revoked:
+                return self._revoked(revoked), False
+            case Control():
+                return lead.end_reason if lead is not None else self._stopped(), self._goes_on
+        return "", False
 
     # --- end of the run ------------------------------------------------------------------------
 

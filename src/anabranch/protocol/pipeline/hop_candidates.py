@@ -51,6 +51,7 @@ class HopCandidates:
         """Peers that may get a microbatch now, and the time (s; infinite: none) at which further ones become
         eligible.
 
+        In a large swarm others are eligible, too, if no preferred neighbour is reachable.
         A standby is eligible if no other replica is reachable, or once no other replica was sent a microbatch
         for the time that the coordinator announced. A peer that refused the microbatch, or kept microbatches
         too long, is eligible if there is no other, or once the microbatch has waited for PREFERRED_S. A slot
@@ -61,7 +62,9 @@ class HopCandidates:
             if plan[item.index].carried:
                 return self._only(holder), math.inf
             return self._of_slot(item, holder, {slot.peer for slot in plan})
-        peers = [peer for peer in self.peers() if self.ctx.reachable(peer)] or self._strangers()
+        peers = [peer for peer in self.peers() if self.ctx.reachable(peer)]
+        if not any(self._is_preferred(item, peer) for peer in peers):
+            peers += [peer for peer in self.strangers() if peer not in peers]
         peers, all_at = self._preferred(item, peers)
         working, waits = self.ctx.standby_view.working(peers), self.ctx.standby_view.waits
         if len(working) == len(peers):
@@ -106,12 +109,14 @@ class HopCandidates:
     def _preferred(self, item: OutgoingMicrobatch, peers: list[str]) -> tuple[list[str], float]:
         """Those of `peers` that are preferred for a microbatch, and the time (s) from which all are eligible
         (infinite: now)."""
-        costs, refused_by = self.ctx.costs, item.refused_by
-        preferred = [p for p in peers if p not in refused_by and not costs.avoided(p, self.t)]
+        preferred = [peer for peer in peers if self._is_preferred(item, peer)]
         if not preferred or len(preferred) == len(peers):
             return peers, math.inf
         all_at = self._waits_since(item) + PREFERRED_S
         return (peers, math.inf) if self.ctx.clock.now >= all_at else (preferred, all_at)
+
+    def _is_preferred(self, item: OutgoingMicrobatch, peer: str) -> bool:
+        return peer not in item.refused_by and not self.ctx.costs.avoided(peer, self.t)
 
     def _waits_since(self, item: OutgoingMicrobatch) -> float:
         """Time (s) since which a microbatch waits for a preferred replica or no standby; set when first
@@ -164,9 +169,10 @@ class HopCandidates:
             return 0.0
         return pass_s(member, run.settings.counts[stage - 1])
 
-    def _strangers(self) -> list[str]:
-        """Reachable replicas of a large next stage, for when no neighbour is reachable; some unlinked ones
-        are dialled for later. Empty in a small swarm."""
+    def strangers(self) -> list[str]:
+        """Reachable replicas of a large next stage, for when no neighbour is reachable or all of them refused
+        a microbatch or kept some too long; some unlinked ones are dialled for later. Empty in a small
+        swarm."""
         ctx = self.ctx
         if not ctx.run.near.crowded:
             return []

@@ -32,17 +32,19 @@ class OutgoingMicrobatch:
     peer that it was sent to, or is being computed for. transmission: number of its last transmission or
     search, unique at this sender. lost: peers of the next stage that had it, or may have had it, and cannot
     be asked. asked: (peer, repair) of its outstanding credit requests. refused_by: peers that gave it up or
-    kept it too long; others are preferred. finding: peers that have not answered yet if they have it.
+    kept it too long; others are preferred. finding: peers that have not answered yet if they have it. told:
+    peers that it was sent to, or that were asked if they have it; only these may give its gradient.
     further: True if a later stage may have it although no reachable peer of the next stage does.
 
     sendable_since: time since which a credit was free. waits_since: time since which it waits for a preferred
     replica, or one that is no standby. held_for, held_until: preferred peer that it is held back for, and
     until when. asked_at: time since which it waits for credits that it asked for. sent_at: time of its last
-    transmission. first_sent_at: time of the first one that became overdue. overdue: how often it was kept, or
-    left waiting for a credit, too long. ahead_bytes: bytes queued on the link when it was last sent, its own
-    included. probe_at: time of the next inquiry after it. probes: inquiries so far. unclaimed: how often the
-    leader missed the claim of the peer that gave its gradient back. unacknowledged: peer -> time of the first
-    transmission to it over its present link that it has not acknowledged.
+    transmission. kept_since: peer that kept it too long -> time of the first such transmission to it.
+    overdue: how often it was kept, or left waiting for a credit, too long. ahead_bytes: bytes queued on the
+    link when it was last sent, its own included. probe_at: time of the next inquiry after it. probes:
+    inquiries so far. unclaimed: how often the leader missed the claim of the peer that gave its gradient
+    back. unacknowledged: peer -> time of the first transmission to it over its present link that it has not
+    acknowledged.
     """
 
     index: int
@@ -58,6 +60,7 @@ class OutgoingMicrobatch:
     lost: tuple[str, ...] = ()
     asked: set[tuple[str, bool]] = field(default_factory=set)
     finding: set[str] = field(default_factory=set)
+    told: set[str] = field(default_factory=set)
     further: bool = False
     sendable_since: float = math.inf
     waits_since: float = math.inf
@@ -66,7 +69,7 @@ class OutgoingMicrobatch:
     held_until: float = math.inf
     asked_at: float = math.inf
     sent_at: float = 0.0
-    first_sent_at: float = math.inf
+    kept_since: dict[str, float] = field(default_factory=dict)
     overdue: int = 0
     ahead_bytes: float = 0.0
     probe_at: float = math.inf

@@ -87,7 +87,9 @@ class Repairs:
     def on_have(self, peer: str, index: int, transmission: int) -> None:
         """End the search numbered `transmission`: `peer` has the microbatch, and is to send its gradient."""
         item = self._sender.items.get(index)
-        if item is not None and item.leg is OutgoingState.FINDING and item.transmission == transmission:
+        if item is None or item.leg is not OutgoingState.FINDING or peer not in item.told:
+            return
+        if item.transmission == transmission:
             item.peer, item.leg, item.sent_at = peer, OutgoingState.SENT, self.ctx.clock.now
             self._sender.changed()
             item.probe_at = self.ctx.clock.now + self._sender.patience_s(item)
@@ -243,10 +245,10 @@ class Repairs:
             if now < item.probe_at:
                 continue
             if item.leg is OutgoingState.SENT and not item.returned and item.peer:
-                if now >= sender.overdue_at(item) and sender.others_could(item):
+                if sender.others_could(item) and now >= sender.overdue_at(item):
                     self.ctx.costs.missed(item.peer, sender.t)
                     item.refused_by.add(item.peer)
-                    item.first_sent_at = min(item.first_sent_at, item.sent_at)
+                    item.kept_since.setdefault(item.peer, item.sent_at)
                     item.overdue += 1
                     self._repair(item, "it has kept the microbatch for far longer than usual")
                     continue

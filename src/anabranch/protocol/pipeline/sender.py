@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from statistics import median_low
 
 from anabranch.flow.dispatch.next_hop_policies import Candidate
 from anabranch.protocol.audit.seals import ACTIVATION, Seals
@@ -17,10 +18,13 @@ from anabranch.protocol.pipeline.credits import Credit
 from anabranch.protocol.pipeline.hop_candidates import HopCandidates
 from anabranch.protocol.pipeline.outgoing import OutgoingMicrobatch, OutgoingState
 from anabranch.protocol.pipeline.recall import units_to_recall
+from anabranch.protocol.telemetry.peer_costs import averaged
 
 #: A microbatch that did not come back after this multiple of the usual time, and after so many seconds, is
 #: sent to another replica. Plain choices: twice the time to the first inquiry; a heartbeat's usual patience.
 OVERDUE_FACTOR, OVERDUE_FLOOR_S = 12.0, 3.0
+#: Greatest ratio of the usual time to that of the middle peer of the next stage. Plain choice.
+MOST_USUAL = 4.0
 #: Reports of the leader that it lacks something of the iteration, after which a microbatch is overdue if its
 #: sender knows no usual time yet. Plain choice: the first comes after four steps, the next in twice as long.
 LATE_REPORTS = 2
@@ -56,6 +60,7 @@ class Sender:
         self._prepare = prepare
         self._seals = seals
         self._usual_s = 0.0
+        self._most_s = self._most_usual_s()
         self._last_transmission = 0
         self._due_at: float | None = None
         self._reported_at: list[float] = []
@@ -101,6 +106,8 @@ class Sender:
             return False, None
         if item is None:
             return False, f"gradient of microbatch {index}, which was never sent"
+        if peer not in item.told:
+            return False, f"gradient of microbatch {index}, which it was neither sent nor asked for"
         if item.returned:
             item.redoing = False
             return False, None
@@ -113,11 +120,12 @@ class Sender:
         if item.peer is None or item.leg is not OutgoingState.SENT:
             item.peer, item.leg = peer, OutgoingState.SENT
         else:
-            # The gradient of an overdue microbatch may come from the first that had it: its time counts from
-            # there, or the usual time would never be learned after all peers became slower.
-            took = self.ctx.clock.now - min(item.sent_at, item.first_sent_at)
-            self._usual_s = took if self._usual_s == 0.0 else 0.8 * self._usual_s + 0.2 * took
-            self.ctx.costs.returned(peer, self._usual_s)
+            # The gradient of an overdue microbatch may come from a peer that had it before: its time counts
+            # from there, or the usual time would never be learned after all peers became slower.
+            took_s = self.ctx.clock.now - item.kept_since.get(peer, item.sent_at)
+            self._usual_s = averaged(self._usual_s, took_s)
+            self.ctx.costs.returned(peer, took_s, self._usual_s)
+            self._most_s = self._most_usual_s()
         return True, None
 
     def forget(self, index: int) -> None:
@@ -147,7 +155,9 @@ class Sender:
         """Store the credits that `peer` reports, and send what can be sent. If it began to serve during this
         iteration, call microbatches back from other peers for it."""
         comes = peer not in self.credits and peer not in self._initial_peers
-        self.credits.setdefault(peer, Credit()).told(slots, self.ctx.clock.now)
+        if peer not in self.credits:
+            self.credits[peer] = Credit()
+        self.credits[peer].told(slots, self.ctx.clock.now)
         self.pump()
         if comes and not self.ctx.run.near.crowded and peer not in self.ctx.standby_view.waits:
             self._call_back(peer)
@@ -276,6 +286,7 @@ class Sender:
 
     def _transmit(self, item: OutgoingMicrobatch, peer: str) -> None:
         item.leg, item.sent_at = OutgoingState.SENT, self.ctx.clock.now
+        item.told.add(peer)
         item.unacknowledged.setdefault(peer, self.ctx.clock.now)
         item.transmission, item.redoing = self.new_transmission(), item.returned
         if not item.returned:
@@ -306,6 +317,7 @@ class Sender:
 
     def ask_after(self, item: OutgoingMicrobatch, peer: str) -> None:
         """Ask `peer` if it has a microbatch; if so, it will send the gradient to this peer."""
+        item.told.add(peer)
         self.ctx.outbox.send(peer, Want(self._fence(), item.index, not item.returned, item.transmission))
 
     def overdue_at(self, item: OutgoingMicrobatch) -> float:
@@ -319,11 +331,19 @@ class Sender:
         if item.leg is OutgoingState.WAITING:
             granted = [self.credits[peer].granted_at for peer, _ in item.asked if peer in self.credits]
             since = max([item.asked_at, *granted]) if item.asked else math.inf
-        usual_s = max(self._usual_s, self.ctx.costs.usual_s)
+        usual_s = min(max(self._usual_s, self.ctx.costs.usual_s), self._most_s)
         if usual_s:
             return since + max(OVERDUE_FLOOR_S, OVERDUE_FACTOR * usual_s) * 2.0 ** min(item.overdue, 6)
         reported_at = [at for at in self._reported_at if at > since]
         return reported_at[LATE_REPORTS - 1] if len(reported_at) >= LATE_REPORTS else math.inf
+
+    def _most_usual_s(self) -> float:
+        """Greatest usual time (s) that is believed: MOST_USUAL times that of the middle peer of the next
+        stage, of two the faster one; infinite if fewer than two are known. Without it a peer that gives each
+        microbatch back just in time would be given more time by each."""
+        costs, peers = self.ctx.costs.neighbours, {*self.hops.peers(), *self.credits}
+        known = [costs[peer].gradient_s for peer in peers if peer in costs and costs[peer].gradient_s]
+        return MOST_USUAL * median_low(known) if len(known) > 1 else math.inf
 
     def reported(self) -> None:
         """Note that the leader reported that it lacks something of this iteration. In the first step of a run
@@ -337,8 +357,11 @@ class Sender:
                 item.probe_at = min(item.probe_at, self.overdue_at(item))
 
     def others_could(self, item: OutgoingMicrobatch) -> bool:
-        """True if another peer of the next stage than the one that has the microbatch is reachable."""
-        return any(self.ctx.reachable(peer) for peer in self.hops.peers() if peer != item.peer)
+        """True if another peer of the next stage than the one that has the microbatch is reachable. Where no
+        other neighbour is in a large swarm, replicas that are none count, and some are dialled."""
+        if any(self.ctx.reachable(peer) for peer in self.hops.peers() if peer != item.peer):
+            return True
+        return any(peer != item.peer for peer in self.hops.strangers())
 
     # --- time ----------------------------------------------------------------------------------
 
@@ -370,7 +393,10 @@ class Sender:
     def deadline(self) -> float:
         """Earliest time (s) at which a microbatch was held back long enough, or is to be inquired after."""
         if self._due_at is None:
-            self._due_at = min(map(self._due, self.items.values()), default=math.inf)
+            due = math.inf
+            for item in self.items.values():
+                due = min(due, self._due(item))
+            self._due_at = due
         return self._due_at
 
     def _due(self, item: OutgoingMicrobatch) -> float:

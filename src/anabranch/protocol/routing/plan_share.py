@@ -107,5 +107,10 @@ class PlanShare:
 
     def _measured_s(self, stage: Sequence[str]) -> dict[str, float] | None:
         """Compute seconds of a pass at each replica of `stage`; None unless all were measured in this run."""
-        found = {peer: self._ctx.costs.pass_s(peer, self._ctx.me) for peer in stage}
-        return found if all(map(plausible, found.values())) else None
+        found = {}
+        for peer in stage:
+            seconds = self._ctx.costs.pass_s(peer, self._ctx.me)
+            if not plausible(seconds):
+                return None
+            found[peer] = seconds
+        return found

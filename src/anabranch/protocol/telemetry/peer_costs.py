@@ -19,6 +19,11 @@ CRAWL_BPS, THINNER = 1e5, 64.0
 AVOIDED_FACTOR, AVOIDED_MAX = 4, 4
 
 
+def averaged(usual_s: float, took_s: float) -> float:
+    """Usual time after one more measurement `took_s`; usual_s: the one before, 0 if there is none."""
+    return took_s if usual_s == 0.0 else 0.8 * usual_s + 0.2 * took_s
+
+
 @dataclass(slots=True)
 class Neighbour:
     """Record of a neighbour, a peer of an adjacent stage: its reported pass times and price, and the measured
@@ -32,6 +37,8 @@ class Neighbour:
     forward_s: float = 0.0
     backward_s: float = 0.0
     price: float = math.inf
+    gradient_s: float = 0.0
+    """Mean seconds, mostly of the last few, from sending it a microbatch to its gradient; 0: not known."""
     missed: int = 0
     """Iterations in a row in which it took microbatches and did not give one back in time."""
     missed_t: int = -1
@@ -167,12 +174,14 @@ class PeerCosts:
             neighbour.unclaimed = min(neighbour.unclaimed + 1, AVOIDED_MAX)
             neighbour.avoided_until = t + AVOIDED_FACTOR**neighbour.unclaimed
 
-    def returned(self, peer: str, usual_s: float) -> None:
-        """Note that `peer` sent a microbatch's gradient back, which ends its series of missed iterations.
-        usual_s: usual time (s) in this iteration from sending a microbatch to its gradient; stored."""
+    def returned(self, peer: str, took_s: float, usual_s: float) -> None:
+        """Note that `peer` sent a microbatch's gradient back `took_s` seconds after the microbatch was sent,
+        which ends its series of missed iterations. usual_s: usual time (s) of this in this iteration, of all
+        peers; stored."""
         self.usual_s = usual_s
-        if peer in self.neighbours:
-            self.neighbours[peer].missed = 0
+        if known := self.neighbours.get(peer):
+            known.missed = 0
+            known.gradient_s = averaged(known.gradient_s, took_s)
 
     def avoided(self, peer: str, t: int) -> bool:
         """True if `peer` gets no microbatches of iteration t while others can take them, because of earlier

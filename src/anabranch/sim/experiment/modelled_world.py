@@ -102,6 +102,7 @@ class ModelledWorld(World):
         super().__init__(seed, settings, integer_world.genesis_of(settings, leader.id), make)
         self.unheard = SAME_EVERYWHERE
         self.work = work
+        self._parameters = [work.parameters(stage) for stage in range(work.stages + 1)]
         self._region = {host.id: host.region for host in fleet.hosts.values()}
         self._links: dict[tuple[str, str], SharedLink] = {}
         self.traffic = Traffic(self.clock, self._link, fleet.line, fleet.machine)
@@ -227,19 +228,19 @@ class ModelledWorld(World):
         if isinstance(message, msg.FencedMessage) and rounds.has(message.fence.t):
             if isinstance(message, msg.ReducePart):
                 of_part = CONTRIBUTION_BYTES[part.contributions]
-                return of_part * work.parameters(message.stage) / self._parts(sender, message.stage)
+                return of_part * self._parameters[message.stage] / self._parts(sender, message.stage)
             if isinstance(message, msg.ReducedPart):
                 of_part = RESULT_BYTES[part.results]
-                return of_part * work.parameters(message.stage) / self._parts(sender, message.stage)
+                return of_part * self._parameters[message.stage] / self._parts(sender, message.stage)
         if work.whole and isinstance(message, msg.Forward | msg.Backward):
             return self._tokens_bytes(sender, message)
         match message:
             case msg.ReducePart():
-                return work.sum_bytes * work.parameters(stage) / self._parts(sender, message.stage)
+                return work.sum_bytes * self._parameters[stage] / self._parts(sender, message.stage)
             case msg.ReducedPart(stage=of_stage):
-                return work.reduced_bytes * work.parameters(of_stage) / self._parts(sender, of_stage)
+                return work.reduced_bytes * self._parameters[of_stage] / self._parts(sender, of_stage)
             case msg.Gradient():
-                return float(work.reduced_bytes * work.parameters(stage))
+                return float(work.reduced_bytes * self._parameters[stage])
             case msg.Backward():
                 return float(work.gradient_bytes)
             case msg.Burst():

@@ -16,7 +16,7 @@ from msgspec import structs
 
 from anabranch.protocol.consensus.raft_node import SavedVoterState
 from anabranch.protocol.interface import events as ev
-from anabranch.protocol.interface.events import Send
+from anabranch.protocol.interface.events import Finished, Send
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.interface.tasks import (
     AuditUnit,
@@ -237,7 +237,7 @@ class Node:
             self._report_committed()
         for watcher in world.watchers:
             watcher(self, event)
-        if more or isinstance(event, ev.Finished) or self.id == world.genesis.leader:
+        if more or type(event) is Finished or self.id == world.genesis.leader:
             for bookkeeper in world.bookkeepers:
                 bookkeeper(self, event)
         if self.running:  # the event may have ended it
