@@ -298,7 +298,7 @@ class Swarm:
         self.ctx.run.membership.apply(record)
         self.ctx.run.membership.open(self.t + 1, self.case.stages)
         for peer in record.removed:
-            self.stage_recovery.removed(peer)
+            self.stage_recovery.forget(peer)
         for member in record.joined:
             self.moves += member.id in record.removed
             if member.id in record.active_from:

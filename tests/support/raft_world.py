@@ -17,15 +17,7 @@ from anabranch.protocol.log.records import Control, Voters, decode_entry
 from anabranch.protocol.messages import Appended, Vote, decode, encode
 from anabranch.protocol.raft.raft import Raft
 from anabranch.protocol.raft.raft_log import RaftLog
-from anabranch.protocol.raft.types import (
-    Committed,
-    RaftMessage,
-    ReadConfirmed,
-    Role,
-    RoleChanged,
-    Send,
-    Write,
-)
+from anabranch.protocol.raft.types import Committed, RaftMessage, Role, RoleChanged, Send, Write
 
 
 class Violation(AssertionError):
@@ -69,7 +61,6 @@ class Machine:
         self.boot = 0
         self.writes: list[Write] = []
         self.chosen = 0
-        self.reads: dict[int, int] = {}
 
     @property
     def voter(self) -> str:
@@ -146,7 +137,6 @@ class RaftWorld:
         disk = machine.disk
         machine.boot += 1
         machine.writes = []
-        machine.reads = {}
         rng = CounterRng(self.draw.getrandbits(63))
         machine.raft = self.make(machine.voter, disk.log(), rng, 1.0, disk.term, disk.vote)
         machine.chosen = machine.raft.commit_index
@@ -205,8 +195,6 @@ class RaftWorld:
                     self._chosen(machine, index, line)
                 case RoleChanged(Role.LEADER, term, _):
                     self._elected(machine, term)
-                case ReadConfirmed(ticket):
-                    self._readable(machine, ticket)
         if own and raft.role is Role.LEADER and decode_entry(own[-1].line).term != raft.term:
             raise Violation(f"commit rule: {machine.voter} chose up to an entry of an older term")
         self._plan(machine)
@@ -297,10 +285,6 @@ class RaftWorld:
         elif index > len(self.chosen) or self.chosen[index] != line:
             raise Violation(f"state machine safety: {machine.voter} chose another line {index}")
 
-    def _readable(self, machine: Machine, ticket: int) -> None:
-        if machine.chosen < machine.reads.pop(ticket, 0):
-            raise Violation(f"stale read: {machine.voter} answers for less than was chosen when asked")
-
     # --- events of each second -----------------------------------------------------------------
 
     def _second(self) -> None:
@@ -348,7 +332,7 @@ class RaftWorld:
         return machine.voter == voter
 
     def _use(self, machine: Machine) -> None:
-        """Whoever leads proposes, reads, and changes the voters now and then."""
+        """Whoever leads proposes, and changes the voters now and then."""
         raft = machine.raft
         if raft is None or raft.role is not Role.LEADER:
             return
@@ -356,7 +340,6 @@ class RaftWorld:
         if raft.role is Role.LEADER and (not raft.busy or self.draw.random() < 0.3):
             self._number += 1
             raft.propose(Control("steps", self._number), self.now)
-            machine.reads[raft.read(self.now)] = len(self.chosen)
         self.settle(machine)
 
     def _change(self, machine: Machine, raft: Raft) -> None:

@@ -181,8 +181,6 @@ def test_a_voter_that_is_not_the_only_one_waits_to_be_elected() -> None:
     assert raft.take() == [] and raft.role is Role.FOLLOWER
     with pytest.raises(LogError, match="only the leader"):
         raft.propose(NoOp(), 0.0)
-    with pytest.raises(LogError, match="only the leader"):
-        raft.read(0.0)
 
 
 # --- elections --------------------------------------------------------------------------------------
@@ -277,17 +275,6 @@ def test_patience_grows_with_what_is_measured() -> None:
     assert patience[1] > 2.0 * patience[0]
 
 
-def test_a_deposed_leader_answers_no_reads() -> None:
-    world = RaftWorld(9, 3)
-    old = elected(world)
-    world.run(world.now + 5.0)
-    world.isolate(old)
-    old.reads[raft_of(old).read(world.now)] = len(world.chosen)
-    world.settle(old)
-    world.run(world.now + 60.0)
-    assert old.reads, "it was told that it leads, by nobody"
-
-
 # --- the voters -------------------------------------------------------------------------------------
 
 
@@ -348,7 +335,7 @@ def test_a_log_that_ends_before_the_lines_that_are_kept_is_asked_after_with_hear
     world.isolate(learner)
     world.run(world.now + 60.0)
     assert 0 < learner.disk.length < raft.log.start.index and not raft.lags("p3/0")
-    raft.replication.progress.of["p3/0"] = Progress(raft.log.length, world.now)  # never heard of
+    raft.replication.progress["p3/0"] = Progress(raft.log.length, world.now)  # never heard of
     world.calm()
     answers: list[Appended] = []
 

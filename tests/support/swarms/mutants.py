@@ -35,7 +35,7 @@ from anabranch.protocol.coordinator.reports import Reports
 from anabranch.protocol.coordinator.round import Round
 from anabranch.protocol.coordinator.vouchers import Vouchers
 from anabranch.protocol.fleet.admission import Admission
-from anabranch.protocol.interface.events import NEVER_EXPIRES_S, LinkUp, VerifiedCredential
+from anabranch.protocol.interface.events import NEVER_EXPIRES_S, LinkUp, StageBuilt, VerifiedCredential
 from anabranch.protocol.interface.tasks import (
     Forward,
     InputGradient,
@@ -52,6 +52,7 @@ from anabranch.protocol.peer import iterations
 from anabranch.protocol.peer.fencing import MessageGate
 from anabranch.protocol.peer.join import JoinProcess
 from anabranch.protocol.peer.link_events import LinkEvents
+from anabranch.protocol.peer.shared_state import Step
 from anabranch.protocol.pipeline.claims import Claims
 from anabranch.protocol.pipeline.credits import Credit, Grant, SlotLedger
 from anabranch.protocol.pipeline.incoming import IncomingMicrobatch
@@ -313,10 +314,11 @@ def repair_slot_for_admission(patch: Patch) -> None:
 def joiner_unchecked(patch: Patch) -> None:
     """A joiner serves in whatever state it is, and nobody compares fingerprints."""
 
-    def built(self: JoinProcess, fingerprint: str) -> None:
+    def built(self: JoinProcess, event: StageBuilt) -> None:
         lead, announced = self._coordination.coordinator, self.fetching.announced
         t, base = (lead.t, lead.base) if lead is not None else (announced.t, announced.base)
-        self.fetching.have(t, base, fingerprint)
+        if self.step is Step.BUILDING:
+            self.fetching.have(t, base, event.fingerprint)
 
     def on_ready(
         self: Admission, peer: str, message: msg.Ready, fingerprint: str | None, proof: str | None
@@ -325,7 +327,7 @@ def joiner_unchecked(patch: Patch) -> None:
         if member is not None and peer not in self.ctx.run.membership.active_from:
             self.ready[peer] = member
 
-    patch.setattr(JoinProcess, "_built", built)
+    patch.setattr(JoinProcess, "built", built)
     patch.setattr(Admission, "on_ready", on_ready)
 
 
@@ -426,16 +428,17 @@ def amnesiac_voter(patch: Patch) -> None:
 def absent_members_vote(patch: Patch) -> None:
     """All members of a stage count in a dispute about its state, whether they serve or not."""
 
-    def members(self: Releases, stage: int) -> list[str]:
-        return [p for p, member in self.ctx.run.membership.members.items() if member.stage == stage]
+    def members(self: Releases, stage: int) -> tuple[list[str], dict[str, str]]:
+        peers = [p for p, member in self.ctx.run.membership.members.items() if member.stage == stage]
+        return peers, {peer: known for peer, known in self.applied.get(stage, {}).items() if peer in peers}
 
-    patch.setattr(Releases, "_electorate", members)
+    patch.setattr(Releases, "_reported", members)
 
 
 def lowest_id_decides(patch: Patch) -> None:
     """The state that the lowest id reports is taken for the stage's."""
 
-    def lowest(self: Releases, stage: int, live: list[str], applied: dict[str, str]) -> str | None:
+    def lowest(self: Releases, live: list[str], applied: dict[str, str]) -> str | None:
         return applied[min(applied)]
 
     patch.setattr(Releases, "_majority", lowest)

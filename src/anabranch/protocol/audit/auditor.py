@@ -12,8 +12,6 @@ from anabranch.protocol.audit.draw import Drawn
 from anabranch.protocol.audit.kept_work import RECEIPT, KeptWork
 from anabranch.protocol.audit.receipts import (
     Receipt,
-    SumReceipt,
-    UnitReceipt,
     broken_seal,
     opened,
     receipt_hash,
@@ -46,10 +44,12 @@ AUDITORS = 2
 @dataclass(frozen=True)
 class _Check:
     """Computation of an audit, with the hashes that the audited receipt states for it. items: its inputs in
-    order. expected: hashes of the inputs, then of the outputs. what: name of each output."""
+    order. senders: peer that sent each input to the audited replica. expected: hashes of the inputs, then of
+    the outputs. what: name of each output."""
 
     task: Task
     items: tuple[WorkItem, ...]
+    senders: tuple[str, ...]
     expected: tuple[str, ...]
     what: tuple[str, ...]
 
@@ -57,30 +57,24 @@ class _Check:
 def _checks(t: int, receipt: Receipt) -> Iterator[_Check]:
     """Computations that together repeat a contribution: its units, their sum, the parts that it added up."""
     for unit in receipt.units:
-        yield _check_of_unit(t, unit, first=unit is receipt.units[0])
+        index, first = unit.unit, unit is receipt.units[0]
+        yield _Check(
+            AuditUnit(t, index, first, hashed=True),
+            (WorkItem("activation", index), WorkItem("gradient", index)),
+            (unit.activation_in.sender, unit.gradient_in.sender),
+            (unit.activation_in.hash, unit.gradient_in.hash, unit.activation_out, unit.gradient_out),
+            (f"activation of microbatch {index}", f"gradient of microbatch {index}"),
+        )
     if receipt.units:
         task = AuditSum(t, len(receipt.parts), hashed=True)
         names = tuple(f"part {part} of the sum" for part in range(len(receipt.parts)))
-        yield _Check(task, (), receipt.parts, names)
+        yield _Check(task, (), (), receipt.parts, names)
     for total in receipt.sums:
-        yield _check_of_sum(t, total)
-
-
-def _check_of_unit(t: int, unit: UnitReceipt, first: bool) -> _Check:
-    index = unit.unit
-    return _Check(
-        AuditUnit(t, index, first, hashed=True),
-        (WorkItem("activation", index), WorkItem("gradient", index)),
-        (unit.activation_in.hash, unit.gradient_in.hash, unit.activation_out, unit.gradient_out),
-        (f"activation of microbatch {index}", f"gradient of microbatch {index}"),
-    )
-
-
-def _check_of_sum(t: int, total: SumReceipt) -> _Check:
-    items = tuple(WorkItem("part", total.part, position) for position, _ in total.inputs)
-    hashes = tuple(came.hash for _, came in total.inputs)
-    what = f"sum of part {total.part}"
-    return _Check(SumPart(t, hashed=True), items, (*hashes, total.output), (what,))
+        items = tuple(WorkItem("part", total.part, position) for position, _ in total.inputs)
+        hashes = tuple(came.hash for _, came in total.inputs)
+        senders = tuple(came.sender for _, came in total.inputs)
+        what = f"sum of part {total.part}"
+        yield _Check(SumPart(t, hashed=True), items, senders, (*hashes, total.output), (what,))
 
 
 @dataclass
@@ -89,10 +83,9 @@ class _Job:
     peers that may have the pieces, besides those that sent them to the subject. asked: sources of the present
     piece that were not asked yet; the first one is being asked. silent: sources that did not answer.
     linked_by: time by which a source that is being dialled must be linked; infinite if none is. apart: True
-    if a source was out of reach. data: the signed receipt. senders: piece -> peer that sent it to the
-    subject. again: True while pieces are fetched again that their senders gave falsely. checks: computations
-    to come. got: all pieces so far. wanted: pieces of the present computation that are still missing. due_at:
-    time when the next source is asked."""
+    if a source was out of reach. data: the signed receipt. again: True while pieces are fetched again that
+    their senders gave falsely. checks: computations to come. got: all pieces so far. wanted: pieces of the
+    present computation that are still missing. due_at: time when the next source is asked."""
 
     drawn: Drawn
     sources: tuple[str, ...]
@@ -101,24 +94,11 @@ class _Job:
     linked_by: float = math.inf
     apart: bool = False
     data: bytes = b""
-    senders: dict[WorkItem, str] = field(default_factory=dict)
     again: bool = False
     checks: list[_Check] = field(default_factory=list)
     got: dict[WorkItem, Payload] = field(default_factory=dict)
     wanted: list[WorkItem] = field(default_factory=lambda: [RECEIPT])
     due_at: float = math.inf
-
-
-def senders_of(receipt: Receipt) -> dict[WorkItem, str]:
-    """Senders of a contribution's inputs: input -> peer that sent it to the audited replica."""
-    senders = {}
-    for unit in receipt.units:
-        senders[WorkItem("activation", unit.unit)] = unit.activation_in.sender
-        senders[WorkItem("gradient", unit.unit)] = unit.gradient_in.sender
-    for total in receipt.sums:
-        for position, came in total.inputs:
-            senders[WorkItem("part", total.part, position)] = came.sender
-    return senders
 
 
 class Auditor(Timer):
@@ -199,7 +179,10 @@ class Auditor(Timer):
         contribution. The audited replica comes last, so that the audit ends while the weights are kept even
         if that replica does not answer."""
         item = job.wanted[0]
-        also = self._ctx.log.leader if item == RECEIPT else job.senders[item]
+        if item == RECEIPT:
+            also = self._ctx.log.leader
+        else:
+            also = job.checks[0].senders[job.checks[0].items.index(item)]
         peers = dict.fromkeys(job.sources if job.again else (also, *job.sources))
         members = self._ctx.run.membership.members
         able = (peer for peer in peers if peer != self._ctx.me and peer in members)
@@ -262,7 +245,7 @@ class Auditor(Timer):
         if (what := broken_seal(receipt, self._ctx.signer)) is not None:
             self._report(job, "different", what)
             return
-        job.checks, job.senders = list(_checks(job.drawn.t, receipt)), senders_of(receipt)
+        job.checks = list(_checks(job.drawn.t, receipt))
         self._next_check(job)
 
     # --- computing again -----------------------------------------------------------------------

@@ -44,9 +44,10 @@ def _number(*parts: object) -> int:
 
 
 def drawn(record: Commit, base: str, share: float, walk_ins: Mapping[str, int] = _NONE) -> list[Drawn]:
-    """Contributions to a step that are audited, drawn at random. base: hash of the commit's log entry, which
-    seeds the draw. share: probability that a contribution is drawn. walk_ins: first iteration that each
-    walk-in serves."""
+    """Contributions to a step that are audited: a random draw, and all contributions of walk-ins on
+    probation. base: hash of the commit's log entry, which seeds the draw. share: probability that a
+    contribution is drawn. walk_ins: walk-in -> first iteration that it serves, with which its probation
+    begins."""
     found = []
     for stage, commit in enumerate(record.stages[1:], start=1):  # data nodes only give receipts
         for position, receipt in enumerate(commit.receipts):

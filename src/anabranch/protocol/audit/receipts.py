@@ -5,23 +5,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Sequence
-from functools import partial
 
 import msgspec
 
 from anabranch.protocol.audit.seals import ACTIVATION, GRADIENT, PART, REDUCED, Seals, part_name, seal_text
 from anabranch.protocol.interface.signatures import Signer
 from anabranch.protocol.messages import Attempt
+from anabranch.protocol.messages.audit import Transfer
 from anabranch.protocol.messages.common import Count, Hash, Id, Index, Seal, StageNumber
-
-
-class Transfer(msgspec.Struct, array_like=True, frozen=True):
-    """Payload that a peer received: its hash, its sender and the sender's seal (signature) and stage."""
-
-    hash: Hash
-    sender: Id
-    stage: StageNumber
-    seal: Seal
 
 
 class UnitReceipt(msgspec.Struct, array_like=True, frozen=True):
@@ -35,8 +26,8 @@ class UnitReceipt(msgspec.Struct, array_like=True, frozen=True):
 
 
 class EndReceipt(msgspec.Struct, array_like=True, frozen=True):
-    """Receipt for one unit of a data node: the activation that the head of a microbatch received from the
-    last stage, or the gradient that its embedding received from stage 1. unit: `head_unit` or
+    """Receipt for one unit of a data node, with what the unit received (`came`): the head of a microbatch an
+    activation from the last stage, its embedding a gradient from stage 1. unit: `head_unit` or
     `embed_unit`."""
 
     unit: Index
@@ -108,27 +99,18 @@ def receipt_hash(data: bytes) -> str:
 
 def unit_receipts(seals: Seals, units: Collection[int]) -> tuple[UnitReceipt, ...]:
     """Receipts of the microbatches `units`, which this relay computed. seals: what it received and sent."""
-    came = partial(_came, seals)
+    came, made = seals.received, seals.computed
     return tuple(
         UnitReceipt(
-            unit,
-            came(ACTIVATION, unit),
-            came(GRADIENT, unit),
-            seals.computed[ACTIVATION, unit],
-            seals.computed[GRADIENT, unit],
+            unit, came[ACTIVATION, unit], came[GRADIENT, unit], made[ACTIVATION, unit], made[GRADIENT, unit]
         )
         for unit in sorted(units)
     )
 
 
-def _came(seals: Seals, kind: str, index: int) -> Transfer:
-    received = seals.received[kind, index]
-    return Transfer(received.hash, received.sender, received.stage, received.seal)
-
-
 def end_receipts(seals: Seals, units: Collection[int]) -> tuple[EndReceipt, ...]:
     """Receipts of the units `units` of stage 0, which this data node computed. seals: what it received."""
-    return tuple(EndReceipt(unit, _came(seals, *end_of(unit))) for unit in sorted(units))
+    return tuple(EndReceipt(unit, seals.received[end_of(unit)]) for unit in sorted(units))
 
 
 def end_of(unit: int) -> tuple[str, int]:
@@ -149,10 +131,9 @@ def mismatch(receipt: Receipt, peer: str, attempt: Attempt, run: str, stages: in
     relay, data = (owned, []) if attempt.stage else ([], owned)
     if [unit.unit for unit in receipt.units] != relay or [end.unit for end in receipt.ends] != data:
         return "a receipt of other units than it owns"
-    if any(end.came.stage != (1 if end_of(end.unit)[0] == GRADIENT else stages) for end in receipt.ends):
-        return "a payload that is not of an adjacent stage"
+    strange = any(e.came.stage != (1 if end_of(e.unit)[0] == GRADIENT else stages) for e in receipt.ends)
     before, after = attempt.stage - 1, (attempt.stage + 1) % (stages + 1)
-    if any((u.activation_in.stage, u.gradient_in.stage) != (before, after) for u in receipt.units):
+    if strange or any((u.activation_in.stage, u.gradient_in.stage) != (before, after) for u in receipt.units):
         return "a payload that is not of an adjacent stage"
     return None
 
@@ -169,9 +150,9 @@ def broken_seal(receipt: Receipt, signer: Signer) -> str | None:
 
 
 def contradictions(receipts: Sequence[Receipt], signer: Signer) -> dict[str, str]:
-    """Peers that contradict themselves in the receipts of one step -> reason. A peer contradicts itself if it
-    sealed another part of its sum than its receipt states, or states a seal that the sender never made for a
-    payload that differs from its owner's."""
+    """Peers that the receipts of one step prove to be liars -> reason. A liar sealed another part of its sum
+    than its receipt states, or states a seal that the sender never made for a payload of which the receipt of
+    the peer that computed it states another hash."""
     found: dict[str, str] = {}
     by_unit = {(r.stage, unit.unit): (r, unit) for r in receipts for unit in r.units}
     by_peer = {(r.stage, r.peer): r for r in receipts}
@@ -220,9 +201,10 @@ def _compare(
     kind: str,
     name: str,
 ) -> None:
-    """Judge a payload that `receiver` received otherwise than the receipt of `owner` says: enter `receiver`
-    into `found` (peer -> reason) if the sender never made the seal that it states, or `owner` if that sealed
-    another part."""
+    """Find the liar if the receipt of `receiver` states another hash of a payload than the receipt of its
+    computer `owner`, and enter it into `found` (peer -> reason). It is the receiver if the payload's sender
+    did not sign the seal that the receipt shows (`came`); the owner, if it signed that seal itself, for a
+    part of a reduce."""
     text = seal_text(receiver.run, receiver.base, came.stage, kind, name, came.hash)
     if not signer.verify(came.sender, text, came.seal):
         found.setdefault(receiver.peer, f"its receipt has a seal that the sender of {kind} {name} never made")

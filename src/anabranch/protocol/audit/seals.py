@@ -7,9 +7,8 @@ own signature.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from anabranch.protocol.context.peer_context import PeerContext
+from anabranch.protocol.messages.audit import Transfer
 
 ACTIVATION, GRADIENT, PART, REDUCED = "activation", "gradient", "part", "reduced part"
 
@@ -20,16 +19,6 @@ def seal_text(run: str, base: str, stage: int, kind: str, name: str, payload_has
     return f"anabranch seal|{run}|{base}|{stage}|{kind}|{name}|{payload_hash}".encode()
 
 
-@dataclass(frozen=True)
-class Received:
-    """Payload that came from `sender`, which serves `stage`, with its seal. hash: "" until computed."""
-
-    sender: str
-    stage: int
-    seal: bytes
-    hash: str = ""
-
-
 class Seals:
     """Seals that this peer made and received in one iteration, by kind of payload and microbatch. Empty in a
     run without audits."""
@@ -38,7 +27,7 @@ class Seals:
         self._ctx = ctx
         self._base = base
         self.on = ctx.run.settings.audits
-        self.received: dict[tuple[str, int], Received] = {}
+        self.received: dict[tuple[str, int], Transfer] = {}
         self.computed: dict[tuple[str, int], str] = {}
         """(kind, microbatch) -> hash of what this peer computed."""
         self._seals: dict[tuple[str, int], bytes] = {}
@@ -46,7 +35,7 @@ class Seals:
     def arrived(self, kind: str, index: int, sender: str, stage: int, seal: bytes) -> None:
         """Note sender and seal of an arrived payload; the seal is checked once the hash is known."""
         if self.on:
-            self.received[kind, index] = Received(sender, stage, seal)
+            self.received[kind, index] = Transfer("", sender, stage, seal)
 
     def check(self, kind: str, index: int, payload_hash: str) -> str | None:
         """Check the seal of a received payload that has this hash; returns the reason if it is not valid. The
@@ -60,11 +49,12 @@ class Seals:
         if not self._ctx.signer.verify(came.sender, text, came.seal):
             self._ctx.links.forged(came.sender)
             return f"the {kind} of microbatch {index} does not have the seal of its sender"
-        self.received[kind, index] = Received(came.sender, came.stage, came.seal, payload_hash)
+        self.received[kind, index] = Transfer(payload_hash, came.sender, came.stage, came.seal)
         return None
 
     def made(self, kind: str, index: int, payload_hash: str) -> None:
-        """Note the hash of a payload that this peer computed, for its seal and the receipt."""
+        """Note the hash of a payload of this kind (`ACTIVATION` or `GRADIENT`) that this peer computed for
+        microbatch `index`: its seal signs it, and the receipt states it."""
         self.computed[kind, index] = payload_hash
         self._seals.pop((kind, index), None)
 
@@ -84,7 +74,8 @@ class Seals:
     # --- parts of a reduce ---------------------------------------------------------------------
 
     def seal_part(self, kind: str, name: str, payload_hash: str) -> bytes:
-        """This peer's signature for a part of its sum, or a part that it reduced. name: `part_name`."""
+        """This peer's signature for a part of its own sum (kind `PART`) or of the reduced gradient that it
+        summed (`REDUCED`); b"" in a run without audits. name: `part_name`."""
         return self._sign(kind, name, payload_hash) if self.on else b""
 
     def part_is_sealed(self, kind: str, sender: str, name: str, payload_hash: str, seal: bytes) -> bool:

@@ -23,45 +23,42 @@ class LeaderView:
     def __init__(self, ctx: PeerContext, changed: Callable[[], None]) -> None:
         self.ctx = ctx
         self._changed = changed
-        self._proven = 0
+        self.proven_term = 0
+        """Highest term of a committed entry that this peer applied: that term had a leader."""
         self._since = 0.0
         """Time since which claims are followed of which the log has no entry (s)."""
         self._doubted: set[str] = set()
         """Voters whose claim was given up."""
 
-    @property
-    def proven_term(self) -> int:
-        """Highest term of which the log has a committed entry."""
-        return self._proven
-
     def line(self, term: int) -> None:
-        """Note that this peer applied a committed log entry of `term`, which proves that term's leader."""
-        self._proven = max(self._proven, term)
+        """Note that this peer applied a committed log entry of `term`, which proves that a leader was elected
+        in it."""
+        self.proven_term = max(self.proven_term, term)
 
     def admitted(self, term: int) -> None:
         """Take `term` as proven: its leader admitted this peer to the run."""
-        self._proven = term
+        self.proven_term = term
         self.ctx.log.reach_term(term)
 
     def elected(self, leader: str, term: int) -> None:
         """Follow the leader that this peer's own Raft node knows, unless the log proves a later term."""
-        if term >= self._proven:
+        if term >= self.proven_term:
             self._follow(leader, term)
 
     def claims(self, voter: str, term: int) -> str | None:
         """Follow `voter`, which claims to lead in `term`, if the claim is to be believed. Returns the reason
         if it is refused: a term too far ahead."""
         ctx = self.ctx
-        if term > max(ctx.log.term, self._proven) + TERMS_AHEAD:
+        if term > max(ctx.log.term, self.proven_term) + TERMS_AHEAD:
             return f"nobody is in term {term}"
-        if term < self._proven or (term == ctx.log.term and voter == ctx.log.leader):
+        if term < self.proven_term or (term == ctx.log.term and voter == ctx.log.leader):
             return None
-        proven = term == self._proven
+        proven = term == self.proven_term
         if voter in self._doubted and not proven:
             return None
         if term > ctx.log.term:
             self._follow(voter, term)
-        elif ctx.log.term > self._proven and ctx.clock.now >= self._since + PROOF_S:
+        elif ctx.log.term > self.proven_term and ctx.clock.now >= self._since + PROOF_S:
             text = f"{ctx.log.leader[:8]} says that it leads in term {ctx.log.term}"
             text += ", and the log has no line of it"
             ctx.outbox.note("note", text=f"{text}: following {voter[:8]}, term {term}")
@@ -73,7 +70,7 @@ class LeaderView:
         ctx = self.ctx
         if (term, leader) == (ctx.log.term, ctx.log.leader):
             return
-        if ctx.log.term <= self._proven or term <= self._proven:
+        if ctx.log.term <= self.proven_term or term <= self.proven_term:
             self._since = ctx.clock.now
         ctx.log.follow(leader, term)
         self._changed()

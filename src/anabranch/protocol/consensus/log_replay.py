@@ -45,7 +45,6 @@ class LogReplay:
     membership: Membership = field(default_factory=Membership)
     position: Position = field(default_factory=Position)
     term: int = 0
-    start_t: int = 0
     rolled_back: int = 0
     removals: int = 0
     epoch: int = 0
@@ -58,8 +57,8 @@ class LogReplay:
 
     @property
     def t(self) -> int:
-        """Last committed iteration of the run that was not rolled back."""
-        return self.commits[-1].t if self.commits else self.start_t
+        """Last committed iteration of the run that was not rolled back; 0: none."""
+        return self.commits[-1].t if self.commits else 0
 
     @property
     def base(self) -> str:

@@ -94,10 +94,6 @@ class Voter(Timer):
         before it led (Raft §5.4.2)."""
         return self.raft.role is Role.LEADER and self.raft.own_term_committed()
 
-    @property
-    def term(self) -> int:
-        return self.raft.term
-
     def append(self, record: AnyRecord) -> None:
         """Propose a log record. Raises LogError if this peer may not, for example if it does not lead."""
         self.raft.propose(record, self.ctx.clock.now)
@@ -172,10 +168,6 @@ class Voter(Timer):
         self._settle()
         return None
 
-    def leave(self) -> None:
-        """Prefer, from now on, that any other voter leads, because this peer leaves the run."""
-        self.leaving = True
-
     def persisted(self, number: int) -> None:
         """Note that the write `number` is on disk, and send what waited for it."""
         self._look()
@@ -202,9 +194,8 @@ class Voter(Timer):
             self._settle()
 
     def _look_for_votes(self) -> None:
-        """Dial all voters, as a candidate that needs their votes. Linked peers are dialled, too (one may have
-        come back with another disk, which has no vote), and so are removed voters, which keep their vote
-        until another peer has it."""
+        """Dial the peers whose votes count and that are not linked, as this candidate needs a majority.
+        Removed voters are among them: their votes count until the removal is committed."""
         raft = self.raft
         for voter in sorted(raft.log.electors(raft.commit_index) - {raft.me}):
             self.ctx.dialer.reach(peer_of(voter))
@@ -216,8 +207,8 @@ class Voter(Timer):
         return not self._yields() or not (self.raft.transferring or self._to_be_offered())
 
     def _to_be_offered(self) -> bool:
-        """True if there is a voter that could lead and has not been offered leadership yet. A process that
-        was started after the log's last entry about its peer could not, for it is no member."""
+        """True if a voter that could lead has not been offered leadership yet. A voter whose present process
+        is not in the log could not: it is no member until the leader admits it."""
         left, log, known = set(self.heirs()) - self._offered, self.raft.log, dict[str, int]()
         for index in range(log.start.index, log.length) if left else ():
             record = decode_entry(log.line(index)).record
@@ -240,7 +231,7 @@ class Voter(Timer):
 
         def rank(voter: str) -> tuple[bool, bool, int]:
             peer = peer_of(voter)
-            return peer in serves, peer == ctx.run.founder, raft.match_index(voter)
+            return peer in serves, peer == ctx.run.founder, raft.replication.matched(voter)
 
         heirs = self.heirs(going)
         if heirs and not raft.busy:

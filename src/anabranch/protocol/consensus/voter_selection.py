@@ -72,16 +72,17 @@ def next_voters(
 def heard(ctx: PeerContext, voter: Voter) -> set[str]:
     """Voters and learners that are reachable and answered this leader in the last two heartbeat intervals."""
     raft, recently = voter.raft, ctx.clock.now - 2.0 * ctx.run.settings.heartbeat_s
-    known = {*raft.log.voters, *raft.learners}
-    return {name for name in known if ctx.reachable(peer_of(name)) and raft.heard_at(name) >= recently}
+    reachable = {name for name in {*raft.log.voters, *raft.learners} if ctx.reachable(peer_of(name))}
+    return {name for name in reachable if raft.replication.heard_at(name) >= recently}
 
 
 def target(ctx: PeerContext, voter: Voter, leaving: Collection[str] = ()) -> list[str]:
     """Voters that the log should have, the leader first. leaving: members that want to leave the run and
     should vote no longer.
 
-    An even number of voters tolerates no more losses than the odd number below it, so one is left out: of two
-    voters the other one, if the founder leads.
+    An even number of voters tolerates no more losses than the odd number below it. So a founder that leads
+    does without a second voter, and of four or more voters one is left out. (Of two whose leader is not the
+    founder both stay.)
     """
     membership, raft = ctx.run.membership, voter.raft
     members = membership.members
@@ -129,7 +130,7 @@ def fewer(ctx: PeerContext, voter: Voter) -> Voters | None:
     tolerate no loss)."""
     raft, alive = voter.raft, heard(ctx, voter)
     others = [v for v in raft.log.voters if v != raft.me]
-    removed = min(others, key=lambda v: (v in alive, raft.heard_at(v)), default=None)
+    removed = min(others, key=lambda v: (v in alive, raft.replication.heard_at(v)), default=None)
     if removed is None or any(v not in alive for v in others if v != removed):
         return None
     following = tuple(v for v in raft.log.voters if v != removed)

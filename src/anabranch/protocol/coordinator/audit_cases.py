@@ -16,7 +16,6 @@ from anabranch.protocol.audit.auditor import AUDITORS, WAIT_S
 from anabranch.protocol.audit.draw import Drawn, drawn
 from anabranch.protocol.audit.receipts import (
     Receipt,
-    Transfer,
     contradictions,
     end_of,
     mismatch,
@@ -31,6 +30,7 @@ from anabranch.protocol.fleet.admission import Admission
 from anabranch.protocol.interface.tasks import AUDIT_STEPS
 from anabranch.protocol.log.records import Commit
 from anabranch.protocol.messages import REMARK_MAX, Attempt, Audit, Audited, Prepared, Wish
+from anabranch.protocol.messages.audit import Transfer
 from anabranch.protocol.reduce.hierarchy import FLAT
 from anabranch.protocol.reduce.partial_sums import PARTS
 from anabranch.protocol.reduce.work_receipt import refused_sums
@@ -64,9 +64,10 @@ class Case:
 
 @dataclass(eq=False)
 class AuditCases:
-    """Receipts and audits of the last steps, at the leader. returns: reason to go back to a snapshot, "" if
-    there is none. returns_before: first iteration that is void then. settled: True if a peer was convicted
-    for it, and so leaves the run."""
+    """Receipts and audits of the last steps, at the leader. returns: reason why the log has to go back to a
+    snapshot, "" if it need not. returns_before: first iteration that is void then, if it has to. settled:
+    True if the liar was found, whose key is revoked; else the same dispute may come again after the
+    return."""
 
     ctx: PeerContext
     admission: Admission
@@ -120,9 +121,9 @@ class AuditCases:
         return all(attempt.members[position] in prepared for position in set(attempt.owners) - {-1})
 
     def summing(self, stage: int, t: int, owners: tuple[int, ...]) -> tuple[int, ...]:
-        """Positions of the members that sum one part each in iteration t: with audits at most PARTS of the
-        owners of units, in turn, as their receipts are in the commit. Such a reduce has no cells, whose sums
-        nobody audits. () without audits, where all members sum."""
+        """Positions of the members that sum one part each in iteration t. With audits they are at most PARTS
+        of the owners of units, other ones in each iteration: only owners have a receipt in the commit, by
+        which their sums are audited. () without audits, where all members sum, and at stage 0."""
         able = tuple(sorted(set(owners) - {-1}))
         if not self.on or not stage:
             return ()
@@ -190,7 +191,7 @@ class AuditCases:
         return self.returns != had
 
     def awaited_until(self) -> float:
-        """Time (s) until which reports about audits of the last steps are awaited; -inf: no audit is open."""
+        """Time (s) until which the end of the run waits for auditors' reports; -inf: no audit is open."""
         members = self.ctx.run.membership.members
         due = [c.due_at for c in self._cases.values() if not c.over and c.drawn.auditors[0] in members]
         return max(due, default=-math.inf)
@@ -294,9 +295,10 @@ class AuditCases:
         self._return(text, case.drawn.t)
 
     def _by_two(self, case: Case, peer: str, message: Audited, about: str) -> None:
-        """End an audit with the reports of two auditors; the last is `message`, of `peer`. Both found a
-        difference: the audited peer is convicted. Only the first did: that auditor is removed. Both lack what
-        the peer withholds: it is removed, and the step void. A doubt voids the step too."""
+        """End an audit when the reports of both auditors are in; `message` is the last, of `peer`. Both found
+        a difference: the audited peer is convicted. The first found one and the second did not: the first is
+        removed. The audited peer, which is still there, withheld inputs from both: it is removed, and the
+        step is void. One found a difference and the other could not tell: the step is void."""
         each, verdicts = case.drawn, case.verdicts
         asked = each.auditors[:AUDITORS]
         case.over = True
@@ -359,8 +361,9 @@ class AuditCases:
 
 
 def unlinked(receipts: list[Receipt]) -> str:
-    """First unit whose input is not what the owner of the same microbatch at the stage before or after sent;
-    "" if there is none."""
+    """First microbatch with two receipts that disagree: a unit's received activation is not the one that the
+    microbatch's owner at the stage before sent, or its received gradient not the one of the stage after. ""
+    if all agree."""
     out = {(r.stage, u.unit): u for r in receipts for u in r.units}
     for (stage, index), unit in out.items():
         before, after = out.get((stage - 1, index)), out.get((stage + 1, index))

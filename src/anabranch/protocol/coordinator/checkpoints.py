@@ -59,7 +59,7 @@ class Checkpoints:
             return
         if self.ctx.clock.now < self._again_at or not self.has_directory:
             return
-        due = self.ctx.run.settings.checkpoints_at(self.tip.t) and self.catalog.keeps_a_sound_one()
+        due = self.ctx.run.settings.checkpoints_at(self.tip.t) and self.catalog.leaves_sound_checkpoint()
         if self.tip.over or due:
             self._collect(Collection(self.tip.t, self.tip.base))
 

@@ -67,8 +67,8 @@ GIVEN_AWAY_S = 60.0
 class Coordinator:
     """Decisions of the peer that leads the log. admit: function that makes the part that admits and removes
     members. has_directory: True if checkpoints can be written on this machine. account: function that returns
-    what this peer knows of a reduce whose parts it sums. base_of: base of a delayed iteration. opening:
-    records that are logged first."""
+    who sent what, and the result, of a reduce whose parts this peer sums all. base_of: base of a delayed
+    iteration. opening: records that are logged first."""
 
     def __init__(
         self,
@@ -119,9 +119,9 @@ class Coordinator:
         self.finished = False
         self._skips = 0
         self._false: dict[str, int] = {}
+        """Peer -> overflows that it reported and others did not find."""
         self._blamed: dict[str, set[str]] = {}
         """Peer that reported false overflows -> peers whose inputs it said to have had."""
-        """Peer -> overflows that it reported and others did not find."""
         self._stop_logged = False
         self._closed = False
         self._voters_at = 0.0
@@ -143,8 +143,8 @@ class Coordinator:
         return self.tip.round
 
     def restore(self, t: int, base: str, adam_step: int, fingerprints: tuple[str, ...]) -> None:
-        """Set the last committed step, when this process begins to lead a run that stands at step `t`.
-        fingerprints: state hashes of all stages after it."""
+        """Continue from step `t`, after which the states of all stages are known: at the run's genesis, when
+        it is resumed from its directory, and after a rollback. fingerprints: hashes of these states."""
         self.tip.move(t, base, adam_step, fingerprints)
         self.vouchers.moved(t, base)
         self.released.begin(t, fingerprints)
@@ -180,8 +180,8 @@ class Coordinator:
         self._open_round()
 
     def _waits_for(self, stage: int) -> bool:
-        """True if the open step still waits for something from `stage`: its reduce, or replicas that have not
-        applied the last step."""
+        """True if the open step still waits for something from `stage`: for its reduce; and while the last
+        step is not released, for reports from any stage."""
         current = self.round
         if current is None:
             return False
@@ -190,9 +190,9 @@ class Coordinator:
     def removed(self, peer: str) -> None:
         """Drop the reports of a removed member. A reduce in which it took part may be unable to end and is
         then ordered anew."""
-        self.catalog.removed(peer)
+        self.catalog.forget(peer)
         self.audits.removed(peer)
-        self.stage_recovery.removed(peer)
+        self.stage_recovery.forget(peer)
         self.admission.parted.removed(peer)
         self.admission.absent.removed(peer)
         if peer not in self.ctx.run.membership.members:
@@ -229,14 +229,9 @@ class Coordinator:
         """Take the next decision that the present state allows."""
         if self.finished or self.log.busy:
             return
-        if self.opening:
-            self.log.append(self.opening.pop(0))
-            return
-        if (revoked := self.revocations.record()) is not None:
-            self.log.append(revoked)
-            return
-        if (carriers := self.carriers.record()) is not None:
-            self.log.append(carriers)
+        first = self.opening.pop(0) if self.opening else self.revocations.record() or self.carriers.record()
+        if first is not None:
+            self.log.append(first)
             return
         # Two iterations in flight are never quiet; then the beginning of one has to do.
         current, delay = self.round, self.ctx.run.settings.delay
@@ -352,8 +347,8 @@ class Coordinator:
         return False
 
     def _give_back(self) -> bool:
-        """Offer leadership to the founder, which has the run's directory, once it serves and votes again.
-        True if it was offered. Between two offers other decisions are taken."""
+        """Offer leadership to the founder, which has the run's directory, once it serves and votes again; at
+        most once in OFFER_AGAIN_S. True if it was offered."""
         ctx, founder = self.ctx, self.ctx.run.founder
         begins = ctx.run.membership.active_from.get(founder)
         if begins is None or ctx.clock.now < self._offer_at:
@@ -379,15 +374,15 @@ class Coordinator:
             return t + 1 + delay.has(t + 1)
         ready = self.admission.ready
         begun = membership.begun
-        needed = 1 if begun else self.ctx.run.settings.min_replicas
         short = []
         for stage in stages:
+            needed = 1 if begun or not stage else self.ctx.run.settings.min_replicas
             live = membership.count(stage, t)
             if not live and begun:
                 self.admission.serve_at_once(stage, t)
             count = live + sum(1 for member in ready.values() if member.stage == stage)
-            if count < (1 if stage == 0 else needed):
-                short.append(f"stage {stage} ({count} of {1 if stage == 0 else needed})")
+            if count < needed:
+                short.append(f"stage {stage} ({count} of {needed})")
         if not short:
             self._waiting_for = ""
             return t
@@ -497,8 +492,12 @@ class Coordinator:
 
     def _false_witnesses(self, current: Round) -> None:
         """Count the overflows that a peer reported and another replica did not find; remove a peer that
-        reports several. The first one with inputs of a peer does not count, for up to FALSE_WITNESSES peers:
-        the inputs may have been false, and an honest replica takes no others of that peer."""
+        reports several.
+
+        The inputs may have been false, not the report. So the first report about inputs of one supplier does
+        not count: an honest replica takes no more inputs of a forger. At most FALSE_WITNESSES suppliers
+        excuse a peer.
+        """
         for peer, supplier in self.reports.unconfirmed(current).items():
             blamed = self._blamed.setdefault(peer, set())
             excused = bool(supplier) and supplier not in blamed and len(blamed) < FALSE_WITNESSES

@@ -21,7 +21,8 @@ AGAIN_S = (30.0, 3600.0)
 
 
 class Disputes:
-    """Decisions about replicas of a stage that report different states."""
+    """Rollbacks that end a dispute, with growing waits between them. It does not judge which replica is
+    wrong."""
 
     def __init__(self, ctx: PeerContext, tip: LogTip, catalog: SnapshotCatalog) -> None:
         self.ctx = ctx
@@ -61,5 +62,5 @@ class Disputes:
         return rollback(self.ctx.run, point, reason)
 
     def deadline(self) -> float:
-        """Time (s) at which a dispute that returned is rolled back again."""
+        """Time (s) from which the log may go back for a dispute again; infinite if it may now."""
         return self._next_at if self._next_at > self.ctx.clock.now else math.inf

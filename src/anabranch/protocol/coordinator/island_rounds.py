@@ -15,7 +15,7 @@ from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.coordinator.round import Round
 from anabranch.protocol.fleet.admission import Admission
 from anabranch.protocol.interface.rounds import MOST_RATE
-from anabranch.protocol.log.records import STRANDED, Commit, StageCommit, Witness
+from anabranch.protocol.log.records import STRANDED, Commit, Witness
 from anabranch.protocol.rounds.plan import Plan, active, counted, even_plan, next_plan, units_of
 from anabranch.protocol.telemetry.estimators import plausible
 
@@ -34,7 +34,8 @@ class IslandRounds:
     """Leader's part of rounds. Without rounds in the settings all methods do nothing."""
 
     def __init__(self, ctx: PeerContext, admission: Admission, has_last: Callable[[str], bool]) -> None:
-        """has_last(peer): True if the member certainly has the state before the open round."""
+        """has_last(peer): True if the member certainly has the state before the open round, so that it can
+        begin a slot of the next one in time."""
         self.ctx = ctx
         self._admission = admission
         self._has_last = has_last
@@ -47,7 +48,7 @@ class IslandRounds:
 
     @property
     def _of_inner_step(self) -> int:
-        """Number of microbatches of an inner step."""
+        """Number of microbatches of one inner step of a slot: an equal share of the iteration's."""
         settings = self.ctx.run.settings
         return settings.microbatches // max(1, settings.rounds.slots)
 
@@ -59,9 +60,13 @@ class IslandRounds:
         self._units = {}
         if len(record.stages) > 1:
             plan = self.ctx.run.plan(record.t)
-            self._units = self._counted(record.stages[1], plan)
+            part, units = record.stages[1], Counter[str]()
+            for unit, owner in enumerate(part.owners):
+                if owner >= 0:
+                    units[part.members[owner]] += plan[unit].weight * self._of_inner_step if plan else 1
+            self._units = units
             if plan and current is not None and current.t == record.t:
-                self._warn(current, counted(record.stages[1].owners))
+                self._warn(current, counted(part.owners))
 
     def _warn(self, current: Round, accepted: tuple[int, ...]) -> None:
         """Note in the event log slots that overflowed in several rounds running: their batches wait for ever.
@@ -75,15 +80,9 @@ class IslandRounds:
                 advice = "lower the learning rate, or take fewer round.steps"
                 self.ctx.outbox.note("note", text=f"{text}: {advice}")
 
-    def _counted(self, part: StageCommit, plan: Plan) -> Counter[str]:
-        units: Counter[str] = Counter()
-        for unit, owner in enumerate(part.owners):
-            if owner >= 0:
-                units[part.members[owner]] += plan[unit].weight * self._of_inner_step if plan else 1
-        return units
-
     def on_applied(self, peer: str, timing: Mapping[str, float]) -> None:
-        """Measure the speed of a peer by the compute seconds that it reports for the last step."""
+        """Measure the speed of a peer (microbatches per second) by the compute seconds that it reports for
+        the last step."""
         seconds = sum(timing.get(kind, 0.0) for kind in _WORK)
         if (units := self._units.get(peer)) and plausible(seconds):
             self._rates[peer] = units / seconds
@@ -119,18 +118,20 @@ class IslandRounds:
         bound; 0 in a synchronous iteration, and if no slot is bound to a machine."""
         members = self.ctx.run.membership.members
         bound = [slot for slot in current.slots if slot.steps and slot.peer in members]
-        return self._most(slot.steps / self._rate(slot.peer) for slot in bound)
+        return self._longest(slot.steps / self._rate(slot.peer) for slot in bound)
 
     def _longest_s(self, current: Round) -> float:
-        """Seconds that the slots of a round should take, also of a first one, whose slots anybody fills."""
+        """Seconds that the longest slot of a round should take. If no slot is bound to a machine, as in a
+        first round, the slowest machine is counted with a whole slot."""
         live = self.ctx.run.membership.live(1, current.t)
         inner = self.ctx.run.settings.rounds.length(current.t)
-        return self.expected_s(current) or self._most(inner / self._rate(peer) for peer in live)
+        return self.expected_s(current) or self._longest(inner / self._rate(peer) for peer in live)
 
     @staticmethod
-    def _most(seconds: Iterable[float]) -> float:
-        """The longest time; 0 if there is none. A machine that reports itself far slower than the others
-        counts with at most MOST_RATE times the median."""
+    def _longest(seconds: Iterable[float]) -> float:
+        """Longest of the times (s) that machines' slots take; 0 if there is none. One time counts with at
+        most MOST_RATE times the median, so that one machine that reports itself far too slow does not hold up
+        the round."""
         times = sorted(seconds)
         return min(times[-1], MOST_RATE * times[(len(times) - 1) // 2]) if times else 0.0
 
@@ -185,15 +186,17 @@ class IslandRounds:
         return {k for k in slots if all(units_of(stage, (k,)) <= held[stage] for stage in held)}
 
     def _waited(self, current: Round, late: frozenset[int]) -> bool:
-        """True if the round has waited long enough for late slots. It does not wait for those of machines
-        that left: another machine that fills one has begun later than all."""
+        """True if the round has waited long enough for the slots `late`: its deadline has passed, or the
+        machines to which they are bound are gone or silent. Another machine that fills such a slot began
+        later than all others, and would need about a whole slot's time more."""
         if self.ctx.clock.now >= self.deadline(current):
             return True
         present = {"", *self._admission.absent.present(1, current.t)}
         return all(self._left(current, slot) or current.slots[slot].peer not in present for slot in late)
 
     def _left(self, current: Round, slot: int) -> bool:
-        """True if the machine for which a slot was planned left, or came back in this round."""
+        """True if the machine to which a slot is bound does not serve from before this round on: it left, or
+        left and came back. It lost what it had computed of the slot."""
         peer, membership = current.slots[slot].peer, self.ctx.run.membership
         return peer != "" and not membership.is_live(peer, 1, current.t - 1)
 

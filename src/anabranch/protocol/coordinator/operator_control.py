@@ -58,7 +58,8 @@ class FounderRequests:
             ctx.outbox.send(ctx.log.leader, self._own)
 
     def folded(self, record: AnyRecord) -> None:
-        """End the request that the applied log record `record` fulfils."""
+        """End the operator's request that the log record `record` fulfils; called for each record as it is
+        applied."""
         own = self._own
         if isinstance(record, Revoke):
             self._revocations.pop(record.id, None)

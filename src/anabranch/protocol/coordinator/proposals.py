@@ -45,7 +45,7 @@ class Proposals:
         if not current.manifest:
             return None
         if current.witness is not None:
-            return self._skip(current, current.witness)
+            return self._record(current, self.tip.adam_step, 0.0, (), (), None, current.witness)
         if evaluation is None and self.tip.windows(current):
             return None
         if not current.attempts:
@@ -61,7 +61,8 @@ class Proposals:
         return self._commit(current, messages, evaluation)
 
     def _evaluation(self, current: Round) -> Evaluation | None:
-        """Held-out evaluation of the state before this iteration; None until all its windows are reported."""
+        """Held-out evaluation of the state before iteration `current`; None until all its windows are
+        reported, and if it has none."""
         windows = self.tip.windows(current)
         if not windows or any(index not in current.evaluations for index in windows):
             return None
@@ -88,10 +89,6 @@ class Proposals:
         adam_step = self.tip.adam_step + (not current.slots)
         return self._record(current, adam_step, norm, current.counted_losses, tuple(stages), evaluation)
 
-    def _skip(self, current: Round, witness: Witness) -> Commit:
-        """Record of a skipped step; `witness` tells why (an overflow, or slots that nobody can fill)."""
-        return self._record(current, self.tip.adam_step, 0.0, (), (), None, witness)
-
     def _record(
         self,
         current: Round,
@@ -102,7 +99,8 @@ class Proposals:
         evaluation: Evaluation | None,
         witness: Witness | None = None,
     ) -> Commit:
-        """Record of a step; of a skipped step if there is a witness."""
+        """Record of a step; of a skipped one if there is a `witness`, which tells why (an overflow, or slots
+        that nobody can fill)."""
         tokens, step = self.schedule.tokens, self.schedule.step(current.t, max(1, adam_step), norm)
         accepted = filled(stages[1]) if current.slots and stages else {}
         if current.slots:
@@ -112,7 +110,7 @@ class Proposals:
         return Commit(
             run=self.ctx.run.settings.run,
             epoch=self.ctx.run.settings.epoch,
-            term=self.log.term,
+            term=self.log.raft.term,
             t=current.t,
             previous_base=self.tip.base,
             manifest=current.manifest,

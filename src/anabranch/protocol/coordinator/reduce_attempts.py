@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from anabranch.protocol.consensus.raft_node import Voter
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.coordinator.audit_cases import AuditCases
-from anabranch.protocol.coordinator.reduce_schedule import EVEN, ReducePlan, ReduceSchedule
+from anabranch.protocol.coordinator.reduce_schedule import EVEN, ReduceSchedule
 from anabranch.protocol.coordinator.round import Look, Round
 from anabranch.protocol.coordinator.witnessed_reduces import TRIES_LATE, WitnessedReduces
 from anabranch.protocol.fleet.admission import Admission
@@ -35,7 +35,8 @@ def attempt_units(attempt: Attempt) -> frozenset[int]:
 
 
 def _result(message: Prepared) -> tuple[object, ...]:
-    """Result that a PREPARED report states: the gradient's digest and sums of squares."""
+    """Result of a reduce as a PREPARED report states it, comparable between reports: the gradient's digest
+    and sums of squares."""
     return (message.digest, *sorted(message.squares.items()))
 
 
@@ -50,7 +51,8 @@ class ReduceAttempts:
         cases: AuditCases,
         account: Callable[[Attempt], ReduceAccount | None],
     ) -> None:
-        """account: function that returns what this peer knows of an attempt whose parts it sums."""
+        """account: function that returns who sent what, and the result, of an attempt whose parts this peer
+        sums all."""
         self.ctx = ctx
         self._cases = cases
         self.log = log
@@ -117,13 +119,17 @@ class ReduceAttempts:
 
     def _order(self, current: Round, stage: int, members: list[str], owners: tuple[int, ...]) -> None:
         self._attempt_number += 1
-        spread = self.witnessing.plan(stage, current.t, members, owners)
-        if spread is None:
-            spread = self._unwitnessed(current, stage, members, owners)
+        plan = self.witnessing.plan(stage, current.t, members, owners)
+        untried = not current.retries.get(stage) and stage not in current.even
+        if plan is None and untried and not self._cases.on:
+            worked = {peer for claims in current.claims.values() for peer, units in claims.items() if units}
+            able = frozenset(worked - self.admission.absent.silent())
+            plan = self.spreading.of(stage, current.t, members, able, owners)
+        spread = plan or EVEN
         message = Attempt(
             self.ctx.fence(current.t, current.base),
             stage,
-            AttemptId(self.log.term, self._attempt_number),
+            AttemptId(self.log.raft.term, self._attempt_number),
             self.ctx.run.membership.number,
             tuple(members),
             owners,
@@ -143,18 +149,6 @@ class ReduceAttempts:
         current.progress_at = self.ctx.clock.now
         for peer in (*members, *spread.helpers):
             self.ctx.outbox.send(peer, message)
-
-    def _unwitnessed(
-        self, current: Round, stage: int, members: list[str], owners: tuple[int, ...]
-    ) -> ReducePlan:
-        """Plan of a reduce that is not witnessed: its parts are summed by its members, and by helpers where
-        that is faster."""
-        spread = EVEN
-        if not current.retries.get(stage) and stage not in current.even and not self._cases.on:
-            worked = {peer for claims in current.claims.values() for peer, units in claims.items() if units}
-            able = frozenset(worked - self.admission.absent.silent())
-            spread = self.spreading.of(stage, current.t, members, able, owners)
-        return spread
 
     def _redo(
         self, current: Round, stage: int, members: set[str], claims: Mapping[str, frozenset[int]]
@@ -180,8 +174,9 @@ class ReduceAttempts:
             self.ctx.outbox.send(peer, Missing(fence, {stage: tuple(sorted(lacking))}))
 
     def prepared(self, current: Round, stage: int) -> Prepared | None:
-        """A PREPARED report of the stage, if min(2, live) replicas, and more than half of the reduce's jury
-        or of all its members that are heard, agree on the gradient's digest; else None.
+        """A PREPARED report of the stage if its reduce has ended, else None. It has if min(2, live) replicas
+        agree on the gradient's digest, and they are more than half of its members that are heard, or of those
+        of them that are no standbys (`Stragglers.jury`).
 
         If a member of the reduce was removed meanwhile, all that are left must have reported: otherwise they
         would have to fetch the gradient from the few that have it.
@@ -278,22 +273,19 @@ class ReduceAttempts:
         )
 
     def patience_s(self, current: Round) -> float:
-        """Seconds without any report after which `stalled` acts; they double with each stall or retry."""
+        """Seconds without any report after which the open step counts as stalled (`stalled`): several times
+        its usual duration. They double with each stall or retry."""
         doubled = min(current.stalls, 5)
         if current.retries:
             witnessed = sum(min(tries, TRIES_LATE) for tries in current.witnessed.values())
             doubled += min(max(1, sum(current.retries.values()) - witnessed), 10)
-        # In the first step a reduce may take as long as the work before it, or as its sums need over links
-        # like this peer's.
-        usual_s = STALL_FACTOR * max(self.step_s, self.expected_s) or (
-            current.worked_s and max(current.worked_s, self._sums_s())
-        )
+        usual_s = STALL_FACTOR * max(self.step_s, self.expected_s)
+        if not usual_s and current.worked_s:
+            # In the first step a reduce may take as long as the work before it, or as the largest stage's
+            # sums need over links like this peer's.
+            sizes = map(self.ctx.run.settings.reduced_bytes_of, range(self.ctx.run.settings.stages + 1))
+            usual_s = max(current.worked_s, self.ctx.costs.reduce_s(max(sizes)))
         return max(STALL_FLOOR_S, usual_s) * 2.0**doubled * current.spread
-
-    def _sums_s(self) -> float:
-        """Estimated seconds of the longest stage's reduce, from the measured costs of this peer's links."""
-        sizes = map(self.ctx.run.settings.reduced_bytes_of, range(self.ctx.run.settings.stages + 1))
-        return self.ctx.costs.reduce_s(max(sizes))
 
     def stalled(self, current: Round) -> None:
         """If no report came for too long, ask all members for missing units and order stuck reduces again."""

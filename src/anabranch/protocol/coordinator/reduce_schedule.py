@@ -43,7 +43,8 @@ EVEN = ReducePlan()
 
 
 class ReduceSchedule:
-    """Planner of reduces, with the durations of past ones. ways: link measurements that members reported."""
+    """Choice of the peers that sum the parts of each reduce, with the durations of past reduces. ways: link
+    measurements that members reported."""
 
     def __init__(self, ctx: PeerContext, ways: LinkMeasurements) -> None:
         self.ctx = ctx
@@ -103,8 +104,9 @@ class ReduceSchedule:
         )
 
     def failed(self, stage: int, t: int) -> None:
-        """Reduce the stage evenly for EVEN_FOR iterations, because a spread reduce of iteration `t` failed or
-        its results differed: a helper may be at fault."""
+        """Reduce the stage evenly (each member sums one part) for EVEN_FOR iterations. Called when a spread
+        reduce, in which chosen peers sum the parts, failed in iteration `t` or its results differed: a helper
+        may be at fault."""
         self._even_until[stage] = t + EVEN_FOR
 
     def took(self, stage: int, t: int, members: tuple[str, ...], spread: bool, seconds: float) -> None:
@@ -130,11 +132,12 @@ def spread(
     """Plan of a spread reduce, or EVEN if that is not clearly quicker. Parts are assigned one by one, each to
     the peer with which the whole reduce takes least time.
 
-    helpers: peers that may sum parts besides `members`. size_bytes: sums and reduced gradient. way: function
-    (sender, receiver) -> estimate of the link. even_s: measured seconds of an even reduce of these members, a
-    lower bound of its estimate. working: positions of the members that have sums to send, and share the parts
-    in an even reduce; empty: all. of_sums: share of the bytes that are sums. down: True if lines may be
-    quicker down than up.
+    helpers: peers that may sum parts besides `members`. size_bytes: bytes of all sums and of the reduced
+    gradient that one member exchanges. way: function (sender, receiver) -> estimate of the link. even_s:
+    measured seconds of an even reduce of these members, 0 if there was none; the even reduce is taken to last
+    as long at least. working: positions of the members that have sums to send, and share the parts in an even
+    reduce; empty: all. of_sums: share of `size_bytes` that are sums. down: True if a machine's downlink may
+    be faster than its uplink (else both count as equal).
     """
     everybody, way = [*members, *helpers], cache(way)
     senders = tuple(working) or tuple(range(len(members)))
@@ -192,17 +195,17 @@ class _Plan:
         self._bits = (8.0 * of_sums * part_bytes, 8.0 * (1.0 - of_sums) * part_bytes)
         self._carried: dict[tuple[object, ...], float] = defaultdict(float)
         self._longest_s = [0.0, 0.0]
-        best = {
-            one: max((way(one, other).bandwidth_bps for other in everybody if other != one), default=1.0)
-            for one in everybody
-        }
-        self._line_bps = self._down_bps = {one: LINE * bps for one, bps in best.items()}
+        self._line_bps = self._down_bps = self._lines(way)
         if down:
-            incoming = {
-                one: max((way(other, one).bandwidth_bps for other in everybody if other != one), default=1.0)
-                for one in everybody
-            }
-            self._down_bps = {one: LINE * bps for one, bps in incoming.items()}
+            self._down_bps = self._lines(lambda one, other: way(other, one))
+
+    def _lines(self, way: Callable[[str, str], LinkEstimate]) -> dict[str, float]:
+        """Bits per second of each peer's line, by its fastest link."""
+        found = {}
+        for one in self._everybody:
+            links = (way(one, other).bandwidth_bps for other in self._everybody if other != one)
+            found[one] = LINE * max(links, default=1.0)
+        return found
 
     def seconds(self, position: int | None = None) -> float:
         """Estimated seconds of the whole exchange; with `position`, as if that peer summed one more part."""
@@ -223,8 +226,9 @@ class _Plan:
         return longest
 
     def _loads(self, position: int) -> list[tuple[tuple[object, ...], float, float, float]]:
-        """Loads that one more part summed at `position` would add: (phase with link or line, bits, bits per
-        second, latency in s)."""
+        """Transfers that one more part summed at `position` would add, each as (what carries it, bits, bits
+        per second, latency in s). What carries it is a link or a machine's uplink or downlink, in one of the
+        two phases."""
         there, back = self._bits
         middle = self._everybody[position]
         found: list[tuple[tuple[object, ...], float, float, float]] = []

@@ -24,11 +24,11 @@ WITHHELD_STALLS, AWAITED_STALLS = 3, 6
 
 @dataclass(eq=False)
 class Releases:
-    """Release state of the last step.
+    """Release of the last step, and what it waits for: t: last released step. applied: stage -> peer ->
+    fingerprint of its state after the last step, as reported.
 
-    t: last released step. applied: stage -> peer -> fingerprint of its state after the last step, as
-    reported. Only replicas that serve decide which fingerprint is agreed, by majority: one report never
-    overrides one other.
+    Only replicas that serve decide which fingerprint is agreed, by majority: one report never overrides one
+    other.
     """
 
     ctx: PeerContext
@@ -72,7 +72,7 @@ class Releases:
             self.admission.ways.told(peer, message.links)
             self._unchecked.append((peer, message.stage))
             self.admission.absent.back(peer)
-            self.stage_recovery.caught_up(peer)
+            self.stage_recovery.forget(peer)
 
     def has_last(self, peer: str) -> bool:
         """True if `peer` certainly has the state after the last step: it reported it, or later work."""
@@ -89,11 +89,10 @@ class Releases:
             return
         agreed = []
         for stage in range(self.ctx.run.settings.stages + 1):
-            live = self._electorate(stage)
-            applied = {p: f for p, f in self.applied.get(stage, {}).items() if p in live}
+            live, applied = self._reported(stage)
             if not live or len(applied) < min(2, len(live)):
                 return
-            fingerprint = self._majority(stage, live, applied)
+            fingerprint = self._majority(live, applied)
             if fingerprint is None:
                 return
             agreed.append(fingerprint)
@@ -106,13 +105,15 @@ class Releases:
         for peer in list(self.ctx.run.membership.members):
             self.ctx.outbox.send(peer, Release(fence))
 
-    def _electorate(self, stage: int) -> list[str]:
-        """Replicas of `stage` that may decide its fingerprint: those that served in the last step. If they
-        died after the commit, those that serve from the next iteration on."""
-        membership = self.ctx.run.membership
-        return membership.live(stage, self.tip.t) or membership.live(stage, self.tip.t + 1)
+    def _reported(self, stage: int) -> tuple[list[str], dict[str, str]]:
+        """Electorate of `stage`, the replicas that may decide its fingerprint, and the fingerprints that they
+        reported. They served in the last step; if those died after the commit, the replicas that serve from
+        the next iteration on decide."""
+        membership, reported = self.ctx.run.membership, self.applied.get(stage, {})
+        live = membership.live(stage, self.tip.t) or membership.live(stage, self.tip.t + 1)
+        return live, {peer: reported[peer] for peer in live if peer in reported}
 
-    def _majority(self, stage: int, live: list[str], applied: Mapping[str, str]) -> str | None:
+    def _majority(self, live: list[str], applied: Mapping[str, str]) -> str | None:
         """Fingerprint that more than half of a stage's electorate `live` reported, not counting silent
         members, nor standbys if others can decide; None: there is none yet. applied: peer -> fingerprint."""
         absent = self.admission.absent
@@ -131,25 +132,27 @@ class Releases:
         if self.last:
             return None
         for stage in range(self.ctx.run.settings.stages + 1):
-            live, reported = self._electorate(stage), self.applied.get(stage, {})
-            applied = {peer: reported[peer] for peer in live if peer in reported}
-            if live and len(applied) == len(live) and self._majority(stage, live, applied) is None:
+            live, applied = self._reported(stage)
+            if live and len(applied) == len(live) and self._majority(live, applied) is None:
                 return stage, live
         return None
 
     def withheld(self, current: Round) -> dict[str, str]:
-        """Replicas whose missing report blocks the release -> reason to remove them. A replica that works in
-        the next iteration has applied the last one, and an honest one repeats its report. Others may still
-        fetch the state; after more stalls they have to do so as joiners, for which the run does not wait."""
+        """Replicas whose missing report of their state blocks the release -> reason to remove them.
+
+        A replica that claimed units of the open step has applied the last one, and an honest one repeats its
+        report: it is named after WITHHELD_STALLS stalls of the step. Any other may still be fetching the
+        state: it is named after AWAITED_STALLS, and then has to fetch it as a joiner, for which the run does
+        not wait.
+        """
         if self.last or current.stalls < WITHHELD_STALLS:
             return {}
         found = {}
         for stage in range(self.ctx.run.settings.stages + 1):
-            live, reported = self._electorate(stage), self.applied.get(stage, {})
-            silent = [peer for peer in live if peer not in reported and peer != self.ctx.me]
-            applied = {peer: reported[peer] for peer in live if peer in reported}
+            live, applied = self._reported(stage)
+            silent = [peer for peer in live if peer not in applied and peer != self.ctx.me]
             enough = len(applied) >= min(2, len(live))
-            if not applied or (enough and self._majority(stage, live, applied) is not None):
+            if not applied or (enough and self._majority(live, applied) is not None):
                 continue
             for peer in silent:
                 if current.claims.get(stage, {}).get(peer) or current.stalls >= AWAITED_STALLS:
@@ -157,7 +160,8 @@ class Releases:
         return found
 
     def check_parity(self) -> None:
-        """Remove replicas whose state differs from the agreed one; they have to join again (I2)."""
+        """Remove replicas whose state differs from the agreed one: all replicas of a stage are equal to the
+        bit (I2). They have to join again."""
         if not self.last:
             return
         unchecked, self._unchecked = self._unchecked, []

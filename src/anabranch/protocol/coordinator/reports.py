@@ -130,9 +130,10 @@ class Reports:
                 return
 
     def unconfirmed(self, current: Round) -> dict[str, str]:
-        """Peers that reported an overflow which another replica of the same numerics class did not find, in a
-        step that was committed -> peer whose input they computed with, "" if it is no relay of an adjacent
-        stage. In another class the same microbatch may well stay in range."""
+        """Reporters of overflows that the commit disproves: the microbatch counts in the step, computed
+        without overflow by another replica of the same numerics class (in another class it may well stay in
+        range). Returns reporter -> peer whose input it computed with, "" if that is no relay of an adjacent
+        stage. Called when a step was committed."""
         members = self.ctx.run.membership.members
         false: dict[str, str] = {}
         for (stage, index), found in current.witnesses.items():
@@ -147,6 +148,7 @@ class Reports:
         return false
 
     def _supplier(self, stage: int, peer: str) -> str:
-        """The same peer if it is a relay of an adjacent stage; else ""."""
+        """`peer`, which sent the input of a microbatch that overflowed at `stage`, if it is a relay of an
+        adjacent stage; else ""."""
         found = self.ctx.run.membership.stage_of(peer)
         return peer if found and found in (stage - 1, stage + 1) else ""

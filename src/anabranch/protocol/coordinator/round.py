@@ -21,8 +21,13 @@ Compared = tuple[AttemptId, int, int, bool, frozenset[str]]
 
 @dataclass
 class Round:
-    """Reports and decisions about the open iteration `t`, at the coordinator. Most fields are by stage:
-    claims (replica -> units), attempts, prepared (member -> report), retries (number of repeated reduces)."""
+    """Members' reports about the open iteration `t`, and the coordinator's decisions on it. Fields without a
+    note are by stage: claims (replica -> units), attempts, ordered_at (times of their orders, s), classes
+    (numerics classes of an attempt's members), prepared (member -> report), retries (number of repeated
+    reduces); or losses (head's owner -> microbatch -> loss sum), evaluations (held-out window -> loss sum),
+    counted_losses (by microbatch, for the commit), manifest (hash of the batch), progress_at (time of the
+    last report that was news, s), stalls (number of times that no news came for too long since), spread
+    (random factor of the wait for the next)."""
 
     t: int
     base: str
@@ -79,14 +84,14 @@ class Round:
         """Units of the round that count at a stage: those of slots that were not dropped."""
         return units_of(stage, (slot for slot in active(self.slots) if slot not in self.dropped))
 
-    def give_up(self, stage: int) -> dict[str, Prepared]:
-        """Forget a stage's reduce attempt; return the PREPARED reports that it had."""
+    def give_up(self, stage: int) -> None:
+        """Forget a stage's reduce attempt, and the PREPARED reports that it had."""
         self.torn.discard(stage)
         self.attempts.pop(stage, None)
         self.looked.pop(stage, None)
         self.agreed.pop(stage, None)
         self.receipts.pop(stage, None)
-        return self.prepared.pop(stage, {})
+        self.prepared.pop(stage, None)
 
 
 class LogTip:

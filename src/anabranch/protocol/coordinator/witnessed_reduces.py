@@ -13,6 +13,7 @@ Not here: whether a contribution is the right one.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.coordinator.reduce_schedule import ReducePlan
@@ -32,34 +33,30 @@ MOST_BYTES = 4 << 30
 TRIES_LATE = 2
 
 
+@dataclass(eq=False)
 class WitnessedReduces:
-    """Decisions about witnessed reduces. account: function that returns what this peer knows of an attempt
-    whose parts it sums."""
+    """Decisions about witnessed reduces. account: function that returns who sent what, and the result, of an
+    attempt whose parts this peer sums all."""
 
-    def __init__(
-        self,
-        ctx: PeerContext,
-        admission: Admission,
-        account: Callable[[Attempt], ReduceAccount | None],
-    ) -> None:
-        self.ctx = ctx
-        self._admission = admission
-        self._account = account
-        self._until: dict[int, int] = {}
-        """Stage -> iteration up to which it is reduced in this way."""
+    ctx: PeerContext
+    admission: Admission
+    account: Callable[[Attempt], ReduceAccount | None]
+    _until: dict[int, int] = field(default_factory=dict)
+    """Stage -> iteration up to which it is reduced in this way."""
 
     def failed(self, stage: int, t: int) -> None:
         """Have the stage's reduces witnessed for WITNESSED_FOR iterations, as one failed in iteration t."""
         self._until[stage] = t + WITNESSED_FOR
 
     def plan(self, stage: int, t: int, members: Sequence[str], owners: Collection[int]) -> ReducePlan | None:
-        """Plan of a witnessed reduce in iteration t; None if the stage needs none, or if it is impossible as
-        the stage is too large or this peer does not work in it. owners: of units; only they send parts."""
+        """Plan of a witnessed reduce in iteration t; None if the stage needs none, or if it is impossible
+        because the stage is too large or this peer does not serve. owners: positions of the members that own
+        units; only these send parts."""
         ctx, settings = self.ctx, self.ctx.run.settings
         if stage not in self._until or len(members) < 2:
             return None
         if t > self._until[stage]:
-            if not self._admission.parted.among(members):
+            if not self.admission.parted.among(members):
                 del self._until[stage]
                 return None
             self.failed(stage, t)
@@ -77,7 +74,7 @@ class WitnessedReduces:
         None if not known)."""
         if not witnessed(attempt, self.ctx.me):
             return False, None
-        account = self._account(attempt)
+        account = self.account(attempt)
         return True, account.result if account is not None else None
 
     def at_fault(
@@ -87,11 +84,11 @@ class WitnessedReduces:
         not witnessed. Members that are silent to this peer are judged elsewhere."""
         if not witnessed(attempt, self.ctx.me):
             return None
-        account, stage = self._account(attempt), attempt.stage
+        account, stage = self.account(attempt), attempt.stage
         tries = current.witnessed[stage] = current.witnessed.get(stage, 0) + 1
         if account is None:
             return {}
-        silent, has_last = self._admission.absent.silent(), self._admission.has_last
+        silent, has_last = self.admission.absent.silent(), self.admission.has_last
         heard = [p for p in attempt.members if p not in silent and self.ctx.reachable(p) and has_last(p)]
         others, gone = bool(prepared.keys() - {self.ctx.me}), dict[str, str]()
         for peer in heard:

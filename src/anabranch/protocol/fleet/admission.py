@@ -23,7 +23,7 @@ from anabranch.protocol.fleet.offers import absurd
 from anabranch.protocol.fleet.stragglers import LostMember, Stragglers
 from anabranch.protocol.fleet.unreachable_pairs import UnreachablePairs
 from anabranch.protocol.fleet.walk_ins import marked, open_stages, walks_in
-from anabranch.protocol.interface.events import Dial, DialledBack, VerifiedCredential
+from anabranch.protocol.interface.events import Dial, VerifiedCredential
 from anabranch.protocol.log.records import Member, Members
 from anabranch.protocol.messages import JoinRequest, Ready, Refused
 from anabranch.protocol.placement.join_placement import KEPT_FIRST, best_stage, neediest_stage
@@ -41,16 +41,12 @@ NAMED = 8
 DIAL_AGAIN_S = 0.1
 
 
-def _later(stage: int, t: int) -> None:
-    """Default for `begins` of `Admission.change`: no joiner may serve yet."""
-
-
 @dataclass(frozen=True)
 class StepQueries:
     """Functions that answer questions about the coordinator's open step. has_last(peer): True if the member
-    reported that it applied the last step. waits_for(stage): True if the open step still waits for something
-    from the stage. worth_s(peer): seconds for which it pays to wait for the last replica of a stage instead
-    of restoring the stage."""
+    reported that it applied the last step, or work of the open one. waits_for(stage): True if the open step
+    still waits for something from the stage. worth_s(peer): seconds for which it pays to wait for the last
+    replica of a stage instead of restoring the stage."""
 
     has_last: Callable[[str], bool] = lambda peer: False
     waits_for: Callable[[int], bool] = lambda stage: True
@@ -77,6 +73,7 @@ class Admission:
         it showed when it dialled. hang_up(peer, reason): closes a link. step: answers about the open step; by
         default no step is open."""
         step = self._step = step or StepQueries()
+        self.has_last = step.has_last
         self.ctx = ctx
         self._connections = connections
         self._welcome = welcome
@@ -102,7 +99,7 @@ class Admission:
         """Members that the last record removes, which may not be committed yet."""
         self._leaving: dict[str, tuple[str, float]] = {}
         """Members that asked to leave -> reason, and time at which they are removed even if they vote."""
-        self._back = DialBacks(ctx)
+        self.dial_backs = DialBacks(ctx)
         self._lost: dict[str, LostMember] = {}
         self.absent = Stragglers(ctx, connections.indirect_probes, self._lost, self.going, step.waits_for)
         self._waiting_for = ""
@@ -126,7 +123,7 @@ class Admission:
             self.ctx.outbox.send(peer, Refused(reason, again=full is not None))
             return reason
         # The id is proved by the TLS connection, the ticket by the handshake.
-        address = self._back.confirmed(peer, request.member.address)
+        address = self.dial_backs.confirmed(peer, request.member.address)
         member = msgspec.structs.replace(
             request.member, id=peer, ticket=credential.ticket, address=address, walk_in=msgspec.UNSET
         )
@@ -147,13 +144,6 @@ class Admission:
             stage = self._stage_for(member) if asked is None else asked.stage
         self._joining[peer] = msgspec.structs.replace(member, stage=stage)
         return None
-
-    def dial_back(self, peer: str, address: str) -> None:
-        """Try the addresses of a joiner, which it names with its first question."""
-        self._back.ask(peer, address)
-
-    def dialled_back(self, event: DialledBack) -> None:
-        self._back.answered(event)
 
     def _refusal(self, peer: str, request: JoinRequest, credential: VerifiedCredential) -> str | None:
         member, role = request.member, credential.role
@@ -259,12 +249,13 @@ class Admission:
         if member is None or peer in self.ctx.run.membership.active_from or fingerprint is None:
             return None
         self._unproven.pop(peer, None)
+        fellows = set(self.ctx.run.membership.serving(member.stage))
         if proven is None:
             self._unproven[peer] = message
         elif message.fingerprint != fingerprint or not proven:
             self.remove(peer, f"the state it fetched (after iteration {message.t}) is not the run's")
-        elif unreached := self.parted.keeps_out(message.apart, self.ctx.run.membership.serving(member.stage)):
-            self.ready.pop(peer, None)
+        elif unreached := sorted(filter(self.ctx.reachable, fellows.intersection(message.apart))):
+            self.ready.pop(peer, None)  # fellows that this leader does not reach either are not demanded
             others = " and ".join(other[:8] for other in unreached)
             self._wait(f"{peer[:8]} is ready, but cannot reach {others} of its stage to reduce with")
         else:
@@ -276,13 +267,9 @@ class Admission:
         proof to compare with; with their reports."""
         return [(p, ready) for p, ready in self._unproven.items() if (ready.t, ready.stage) == (t, stage)]
 
-    def has_last(self, peer: str) -> bool:
-        """True if the member reported that it applied the last step, or reported work of the open step."""
-        return self._step.has_last(peer)
-
     def serve_at_once(self, stage: int, t: int) -> None:
-        """Let the members of a stage that has no active replica at iteration t serve from t on, if the log
-        says a later iteration: they have the stage's state already."""
+        """Let the members of a stage that has no active replica at iteration t serve from t on, where the log
+        has them serve only from a later iteration: they have the stage's state already."""
         membership = self.ctx.run.membership
         for peer, member in membership.members.items():
             if member.stage == stage and membership.active_from.get(peer, t) > t:
@@ -291,7 +278,8 @@ class Admission:
     # --- out -----------------------------------------------------------------------------------
 
     def leave(self, peer: str, reason: str) -> None:
-        """Note that a member asked to leave (`let_go`); a joiner that is not a member yet is dropped."""
+        """Note that a member asked to leave; `let_go` removes it when the run can do without it. A joiner
+        that is not a member yet is dropped at once."""
         if peer in self.ctx.run.membership.members:
             self._leaving.setdefault(peer, (reason, self.ctx.clock.now + VOTE_S))
         else:
@@ -406,7 +394,7 @@ class Admission:
             self._doubt(overdue)
 
     def _doubt(self, overdue: Overdue) -> None:
-        """Write to the event log why a member whose link is down is not removed."""
+        """Write to the event log why a member that is not heard is not removed."""
         if overdue.verdict is Verdict.CUT_OFF:
             self._wait("nobody is heard: this machine's own connection may be gone")
         else:
@@ -424,8 +412,8 @@ class Admission:
         return True
 
     def held_up_by(self) -> list[str]:
-        """Lost members on which the run waits: each is the only one with its stage's state, and could not be
-        reached for LAST timeouts."""
+        """Lost members on which the run waits: each is the only one with its stage's state, and was out of
+        reach for LAST times its silence timeout."""
         now, lost = self.ctx.clock.now, self._lost.items()
         unreached = [p for p, known in lost if now - known.since >= (LAST - 1.0) * known.patience_s]
         return [peer for peer in unreached if self._last_of_its_stage(peer)]
@@ -442,8 +430,8 @@ class Admission:
         stage = membership.stage_of(peer)
         serving = membership.serving(stage) if stage is not None else []
         others = [p for p in serving if p != peer and not self.absent.lacks(p)]
-        if self._step.has_last(peer):
-            others = [p for p in others if self._step.has_last(p)]
+        if self.has_last(peer):
+            others = [p for p in others if self.has_last(p)]
         others += [
             p
             for p in membership.active_from
@@ -474,7 +462,7 @@ class Admission:
 
     # --- the record ----------------------------------------------------------------------------
 
-    def change(self, begins: Callable[[int, int], int | None] = _later) -> Members | None:
+    def change(self, begins: Callable[[int, int], int | None] = lambda stage, t: None) -> Members | None:
         """Next Members record to log, or None: removals if any are planned, else joiners, else members that
         begin to serve; its contents are planned no longer. begins(stage, t): iteration from which ready
         members with the stage's state after t serve; None: not yet."""
@@ -485,7 +473,8 @@ class Admission:
         if removed:
             return Members(number, removed=removed)
         # A joiner may repeat its request before it knows of the record that admits it.
-        joined = [m for m in self._joining.values() if not _same(m, members.get(m.id))]
+        known = {(peer, member.incarnation) for peer, member in members.items()}
+        joined = [m for m in self._joining.values() if (m.id, m.incarnation) not in known]
         self._joining, self._coming = {}, {member.id: member for member in joined}
         if joined:
             return Members(number, joined=tuple(joined))
@@ -496,7 +485,3 @@ class Admission:
         earlier = self.ctx.run.membership.active_from
         serving = {peer: t for peer, t in serving.items() if earlier.get(peer, t + 1) > t}
         return Members(number, active_from=serving) if serving else None
-
-
-def _same(one: Member, other: Member | None) -> bool:
-    return other is not None and one.incarnation == other.incarnation

@@ -16,7 +16,8 @@ _TEXT_BYTES = 512
 
 
 class CarrierList:
-    """Dedicated carriers that this coordinator knows. Members are none: they carry anyway."""
+    """Dedicated carriers (`anabranch relay`) that this coordinator knows. Members are not listed: they carry
+    anyway."""
 
     def __init__(self, ctx: PeerContext) -> None:
         self._ctx = ctx
@@ -64,5 +65,5 @@ class CarrierList:
         return Carriers(listed)
 
     def deadline(self) -> float:
-        """Time (s) at which `record` has something to decide."""
+        """Time (s) at which `record` gives up the next carrier without a link; infinite if all are linked."""
         return min(self._unlinked.values(), default=math.inf)

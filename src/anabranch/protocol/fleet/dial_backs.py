@@ -43,7 +43,8 @@ class DialBacks:
         self._ctx.outbox.send(peer, Reached(event.reached, event.reason[:REMARK_MAX]))
 
     def confirmed(self, peer: str, address: str) -> str:
-        """The addresses of a joiner without those that did not answer; all, if they were not tried."""
+        """Those of a joiner's addresses that answered a dial-back, and its addresses at carriers; all of them
+        if no dial-back of these addresses has ended."""
         tried, reached = self._results.get(peer, ("", ""))
         if tried != direct_addresses(address) or not tried:
             return address

@@ -59,9 +59,10 @@ class InitialAssignment:
             self._reported[peer] = frozenset(other for other, (_, bps) in links.items() if plausible(bps))
 
     def removed(self, peer: str) -> None:
-        """Drop the link report of a peer that was removed or moved, and that a moved one was ready."""
+        """Drop the link report of a peer that was removed or moved. A moved one is no longer ready to serve:
+        its report that it was ready may have been of its old stage."""
         self._reported.pop(peer, None)
-        if peer in self._moved:  # it may have reported again that it was ready at its old stage
+        if peer in self._moved:
             self.admission.ready.pop(peer, None)
 
     def deadline(self) -> float:
@@ -101,10 +102,13 @@ class InitialAssignment:
     def _reassigned(self, movable: Collection[str]) -> Members | None:
         """Record of the best assignment found, if that is better than the present one by GAIN; else None.
         movable: relays that may change stages."""
-        ctx = self.ctx
-        model = self._model()
-        if model is None:
+        ctx, settings = self.ctx, self.ctx.run.settings
+        members = [*ctx.run.membership.members.values()]
+        if not any(member.stage == 0 for member in members):
             return None
+        model = cost_model_of(members, settings, self.admission.ways, settings.spare == "links")
+        if model is None:
+            return None  # no link is measured
         before = model.deal
         deal = self._best(model, before, movable)
         seconds = model.seconds(before), model.seconds(deal)
@@ -147,11 +151,3 @@ class InitialAssignment:
         moved.sort(key=lambda member: membership.order[member.id])
         reasons = {member.id: f"is dealt to stage {member.stage}, by its links" for member in moved}
         return Members(membership.number + 1, removed=reasons, joined=tuple(moved))
-
-    def _model(self) -> CostModel | None:
-        """Cost model of all members; None if no link is measured or there is no data node."""
-        members = [*self.ctx.run.membership.members.values()]
-        if not any(member.stage == 0 for member in members):
-            return None
-        spares = self.ctx.run.settings.spare == "links"
-        return cost_model_of(members, self.ctx.run.settings, self.admission.ways, spares)

@@ -91,9 +91,10 @@ class Rebalancing:
     def _possible(
         self, t: int, plan: Mapping[str, int], applied: Mapping[int, Collection[str]]
     ) -> dict[str, int]:
-        """Those planned moves that leave KEEPS replicas with step t at each stage. None of them before all
-        active replicas of the stages concerned have confirmed step t (`applied`), since a relay that serves
-        only from t + 1 on may have to fetch that step from a relay that would leave."""
+        """Planned moves (relay -> new stage) that can be made now: at each stage KEEPS replicas with the
+        state after step t remain. Empty until all active replicas of the stages that relays would leave have
+        reported that they applied step t (`applied`): a relay that serves only from t + 1 on may have to
+        fetch that step from one that would leave."""
         membership = self.ctx.run.membership
         serving = {peer: m.stage for peer, m in membership.members.items() if m.stage and self._serves(m, t)}
         going = {peer: to for peer, to in plan.items() if peer in serving and not self._stays(peer)}
@@ -176,8 +177,8 @@ class Rebalancing:
         return peer == ctx.me or bound or not ctx.reachable(peer)
 
     def _saved_s(self, t: int, now: float, away: float, after: float) -> float:
-        """Seconds that moves save in all later iterations, less those lost while the relays move, per
-        microbatch of one iteration.
+        """Seconds that moves save in all later iterations, less those lost while the relays move; per
+        microbatch of an iteration: times their number it is the time of the run.
 
         :param now: lowest stage rate at present, in microbatches per second.
         :param away: lowest stage rate while the moving relays do not work.

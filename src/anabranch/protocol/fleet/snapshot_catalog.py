@@ -32,14 +32,8 @@ SOURCES_NAMED = 8
 HELD_MAX = 16384
 #: Greatest age (iterations) of a checkpoint whose write to disk ends.
 RECENT_KEPT = 64
-
-
+#: Filter of peers.
 Among = Callable[[str], bool]
-
-
-def _anybody(peer: str) -> bool:
-    """True for every peer: the filter that excludes nobody."""
-    return True
 
 
 @dataclass
@@ -113,9 +107,9 @@ class SnapshotCatalog:
         self._changed = True
 
     def logged(self, point: RestorePoint) -> None:
-        """Note that the log has the fingerprints of a restore point (record C_{t+1} has those after iteration
-        t), so that the next leader will know the point. A leader that took over before it applied that record
-        learns them here."""
+        """Note that the log has the fingerprints of a restore point (the record of step t + 1 has those after
+        iteration t), so that the next leader will know the point. A leader that took over before it applied
+        that record learns the point itself here."""
         if self.ctx.run.settings.snapshots_at(point.t) and point.t >= self.complete_t:
             self.points.setdefault(point.t, point)
             self._logged.add(point.t)
@@ -135,9 +129,9 @@ class SnapshotCatalog:
             self.points[t] = self._recent[t]
             self._changed = True
 
-    def keeps_a_sound_one(self) -> bool:
-        """True if the leader's newest checkpoint is of a step before all that have an open audit. The next
-        one leaves only it and that one on the disk."""
+    def leaves_sound_checkpoint(self) -> bool:
+        """True if a state before all doubtful steps stays on disk when the next checkpoint is written: the
+        leader's newest checkpoint, as all older ones are deleted then."""
         newest_t = max((t for t, point in self.points.items() if point.on_disk), default=-1)
         return newest_t < self._doubtful_from()
 
@@ -172,24 +166,17 @@ class SnapshotCatalog:
             self._spoilt.add((message.holder, message.stage, message.t))
             self._changed = True
 
-    def link_down(self, peer: str) -> None:
-        """Drop the report of a peer that is no member, as its link broke; once linked it reports again."""
-        if peer not in self.ctx.run.membership.members:
-            self._forget(peer)
-
-    def removed(self, peer: str) -> None:
-        """Drop the report of a removed peer, unless it was only moved to another stage."""
-        if peer not in self.ctx.run.membership.members:
-            self._forget(peer)
-            self._changed = True
-
-    def _forget(self, peer: str) -> None:
+    def forget(self, peer: str) -> None:
+        """Drop the report of snapshots of a peer that was removed or whose link broke, unless it is a member
+        (one that only moved to another stage). A peer reports again to each leader that it is linked to."""
+        if peer in self.ctx.run.membership.members:
+            return
         self._states.forget(peer)
         self._reported.pop(peer, None)
         self._refused = {(other, stage) for other, stage in self._refused if other != peer}
 
     def members_changed(self) -> None:
-        """Plan to check the ordered copies at the next tick, because the members changed."""
+        """Have the next `tick` check whether copies are missing, because the members changed."""
         self._changed = True
 
     def holders(self, t: int, stage: int) -> list[str]:
@@ -207,13 +194,13 @@ class SnapshotCatalog:
             peers.append(self.ctx.me)
         return [p for p in peers if (p, stage, t) not in self._spoilt] if self._spoilt else peers
 
-    def has(self, t: int, stage: int, among: Among = _anybody) -> bool:
+    def has(self, t: int, stage: int, among: Among = lambda peer: True) -> bool:
         """True if some peer that satisfies `among` has the stage's state after iteration t, or every peer can
         make it from the seed."""
         point = self.points.get(t)
         return point is not None and (point.initial or any(map(among, self._holding(point, stage))))
 
-    def newest(self, before: int, among: Among = _anybody) -> RestorePoint | None:
+    def newest(self, before: int, among: Among = lambda peer: True) -> RestorePoint | None:
         """Latest restore point before iteration `before` for which peers that satisfy `among` have every
         stage's state; None: there is none.
 

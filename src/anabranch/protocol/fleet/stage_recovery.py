@@ -64,12 +64,9 @@ class StageRecovery:
         holders = [p for p in self.catalog.holders(wanted, message.stage) if p != peer or point.on_disk]
         self.ctx.outbox.send(peer, Holders(message.stage, wanted, fingerprint, tuple(holders)))
 
-    def caught_up(self, peer: str) -> None:
-        """Forget the report of `peer` that it cannot get its stage's state: it has applied the last step."""
-        self._behind.pop(peer, None)
-
-    def removed(self, peer: str) -> None:
-        """Forget the reports of a removed peer."""
+    def forget(self, peer: str) -> None:
+        """Forget the report of `peer` that it cannot get its stage's state: it has applied the last step, or
+        was removed."""
         self._behind.pop(peer, None)
 
     def rolled_back(self) -> None:
@@ -94,7 +91,7 @@ class StageRecovery:
         if gone:
             return self._rollback(t, gone)
         for stage, since in self._lost.items():
-            if self.ctx.clock.now >= since + MOVE_AFTER_S and not self._members(stage):
+            if self.ctx.clock.now >= since + MOVE_AFTER_S and not membership.of(stage):
                 moved = self._move(stage, t, 2, "which lost all its replicas")
                 if moved is not None:
                     return moved
@@ -115,24 +112,21 @@ class StageRecovery:
             else:
                 self._lost.pop(stage, None)
         relays = range(1, self.ctx.run.settings.stages + 1)
-        self._alone = [stage for stage in relays if self._stands_alone(stage, t)]
+        alone = (s for s in relays if membership.count(s, t + 1) == 1 == len(membership.of(s)))
+        self._alone = [stage for stage in alone if self._most_live[stage] > 1]
         self._looked = (t, membership.version) if all_served and not self._behind else None
 
     def _is_lost(self, stage: int, t: int) -> bool:
         """True if no member can have the stage's state after iteration t, except in a snapshot of another
         stage's peer."""
         membership = self.ctx.run.membership
-        able = membership.live(stage, t + 1) or [p for p in self._members(stage) if self._knows(p)]
+        able = membership.live(stage, t + 1) or [p for p in membership.of(stage) if self._knows(p)]
         return all(self._behind.get(peer) == t for peer in able)
 
     def _knows(self, peer: str) -> bool:
         """True if `peer` has or had its stage's state: it reported ready, or the log says from which
         iteration it serves."""
         return peer in self.admission.ready or peer in self.ctx.run.membership.active_from
-
-    def _members(self, stage: int) -> list[str]:
-        members = self.ctx.run.membership.members
-        return [peer for peer, member in members.items() if member.stage == stage]
 
     def _rollback(self, t: int, lost: list[int]) -> Rollback | None:
         """Record of a rollback to the newest restore point with the states of all stages; None if there is
@@ -151,11 +145,6 @@ class StageRecovery:
             self._noted = text
             self.ctx.outbox.note("note", text=text)
 
-    def _stands_alone(self, stage: int, t: int) -> bool:
-        """True if a stage that had several replicas is down to one member."""
-        live = self.ctx.run.membership.count(stage, t + 1)
-        return live == 1 and len(self._members(stage)) == 1 and self._most_live.get(stage, 0) > 1
-
     def _move(self, stage: int, t: int, least: int, why: str) -> Members | None:
         """Record that moves a peer to `stage` from the stage with most replicas, if that has at least
         `least`; None: no peer can be moved. why: reason for the log."""
@@ -168,18 +157,22 @@ class StageRecovery:
         return Members(membership.number + 1, removed={peer: reason}, joined=(moved,))
 
     def _movable(self, stage: int, t: int, least: int) -> str | None:
-        """Peer to move to `stage` from the stage with most replicas: preferably no walk-in, no voter, a
-        keeper of the needed state, the slowest. For a lost stage (least 2) replicas that do not serve yet
-        count too; otherwise only reachable ones do, since others may have died as well."""
+        """Peer to move to `stage` from the stage with most replicas. In this order of preference it is: no
+        walk-in; no voter; a keeper of the needed state; the slowest. It is None if that stage has fewer than
+        `least` replicas, and for stage 0, as a data node needs the corpus.
+
+        For a lost stage (`least` 2) replicas that do not serve yet count. For one that is down to its last
+        replica only reachable ones do: what killed the others may have killed more.
+        """
         if stage == 0:
-            return None  # a data node needs the corpus
+            return None
         membership = self.ctx.run.membership
         relays = range(1, self.ctx.run.settings.stages + 1)
         live = {other: membership.live(other, t + 1) for other in relays if other not in self._lost}
         if least > 2:
             live = {other: [p for p in peers if self.ctx.reachable(p)] for other, peers in live.items()}
         else:
-            live = {other: sorted(filter(self._knows, self._members(other))) for other in live}
+            live = {other: sorted(filter(self._knows, membership.of(other))) for other in live}
         richest = max(live, key=lambda other: (len(live[other]), -other), default=0)
         willing = [p for p in live.get(richest, []) if p != self.ctx.me and self.ctx.reachable(p)]
         # A replica that serves only from now on may still have to fetch step t from one that has applied it.
@@ -204,7 +197,8 @@ class StageRecovery:
         if stage is None or self.ctx.run.settings.snapshot_every == 0:
             return math.inf
         point = self.catalog.newest(t + 1, in_reach)
-        heirs = any(map(in_reach, self._members(stage))) or self._movable(stage, t, 2) is not None
+        members = self.ctx.run.membership.of(stage)
+        heirs = any(map(in_reach, members)) or self._movable(stage, t, 2) is not None
         return (t + 1 - point.t) * step_s if point is not None and heirs else math.inf
 
     def deadline(self) -> float:

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING
 
 from anabranch.counter_rng import CounterRng
 from anabranch.protocol.context.run_view import MOST_S
-from anabranch.protocol.log.records import Member
 from anabranch.protocol.messages import Spared
-from anabranch.protocol.placement.cost_model import CostModel, Deal, cost_model_of
+from anabranch.protocol.placement.cost_model import Deal, cost_model_of
 from anabranch.protocol.placement.rates import SEARCHED
 from anabranch.protocol.telemetry.link_table import LinkMeasurements
 
@@ -43,8 +42,9 @@ def searchable(ctx: PeerContext) -> bool:
 def by_chance(
     relays: Sequence[str], t: int, before: Mapping[str, float], rng: CounterRng
 ) -> Mapping[str, float]:
-    """Random standbys (peer -> seconds that a sender waits before it uses it) of iteration t, drawn anew
-    every other iteration, for tests (`spare = "always"`). before: those of the last draw."""
+    """Random standbys (peer -> seconds that a sender waits before it uses it) of iteration t, for tests
+    (`spare = "always"`): drawn anew in even iterations, and those of the iteration before (`before`) in odd
+    ones."""
     if t % 2:
         return before
     return {peer: float(1 + rng.below(8)) for peer in relays if rng.below(3) == 0}
@@ -122,8 +122,10 @@ class Standbys:
         waits = {
             peer: s for peer, s in ctx.standby_view.waits.items() if peer in members and members[peer].stage
         }
-        model = self._model(live)
-        if model is None:
+        stages = range(settings.stages + 1)
+        whole = all(ctx.run.membership.count(stage, t) for stage in stages)
+        model = cost_model_of(live, settings, self.ways, spares=True) if whole else None
+        if model is None:  # no link is measured, or a stage has no replica
             return waits
         deal: Deal = model.deal
         before = waits.keys() & deal.keys()
@@ -141,15 +143,6 @@ class Standbys:
             peer: waits[peer] if peer in kept else _wait_s(model.costs_s(peer, spared, deal))
             for peer in sorted(spared)
         }
-
-    def _model(self, live: Sequence[Member]) -> CostModel | None:
-        """Cost model of the members `live`, standbys included; None while no link is measured, or a stage has
-        no replica in the open iteration."""
-        ctx, settings = self.ctx, self.ctx.run.settings
-        t, membership = ctx.run.membership.opening_t, ctx.run.membership
-        if not all(membership.count(stage, t) for stage in range(settings.stages + 1)):
-            return None
-        return cost_model_of(live, settings, self.ways, spares=True)
 
 
 def _wait_s(reduce_s: float) -> float:

@@ -39,7 +39,8 @@ class LostMember:
 
 
 class Stragglers:
-    """Record of the members that reduces leave out, kept by the coordinator."""
+    """Record of stragglers: members that a reduce is ordered without, since they are silent, and that later
+    steps wait for again once they have caught up. Kept by the coordinator."""
 
     def __init__(self, ctx: PeerContext, indirect_probes: IndirectProbes, lost: Mapping[str, LostMember],
         going: Callable[[], Collection[str]] = tuple, waits_for: Callable[[int], bool] = lambda stage: True,
@@ -88,7 +89,7 @@ class Stragglers:
             return live
         for peer in silent.intersection(live):
             self._without.setdefault(peer, t)
-            self._waited(peer)
+            self._end_wait(peer)
         return present
 
     def jury(self, replicas: Sequence[str]) -> set[str]:
@@ -97,7 +98,8 @@ class Stragglers:
         return set(self.ctx.standby_view.working(replicas)) - self.silent()
 
     def without(self, t: int) -> set[str]:
-        """Members left out since iteration t, which may have computed a part of that iteration."""
+        """Members whom the reduces leave out from iteration t on. They may have computed a part of iteration
+        t before, which others compute again."""
         return {peer for peer, since in self._without.items() if since == t}
 
     def lacks(self, peer: str) -> bool:
@@ -117,10 +119,11 @@ class Stragglers:
         """Note that `peer` takes part in the open iteration again, or has reported to this new leader."""
         self._without.pop(peer, None)
         self._unheard.discard(peer)
-        self._waited(peer)
+        self._end_wait(peer)
 
-    def _waited(self, peer: str) -> None:
-        """Note that steps no longer wait for `peer`, and compute for how long they will not do so again."""
+    def _end_wait(self, peer: str) -> None:
+        """End the steps' wait for `peer`, if they wait, and note the time before which they do not wait for
+        it again."""
         since = self._awaited.pop(peer, None)
         if since is not None:
             self._not_before[peer] = self.ctx.clock.now + (self.ctx.clock.now - since) / WAITING_SHARE
@@ -131,8 +134,9 @@ class Stragglers:
         self._not_before.pop(peer, None)
 
     def has(self, peer: str, t: int) -> None:
-        """Note that `peer` has the state after iteration t, which is not the last one. If it was left out
-        before t, it got that state from others, and the next step waits for it as for a joiner."""
+        """Note that `peer` has the state after iteration t, an earlier one than the last. If it was left out
+        from an iteration before t, it got that state from others, and the next step waits for it as for a
+        joiner."""
         now = self.ctx.clock.now
         if t > self._without.get(peer, t) and now >= self._not_before.get(peer, now):
             del self._without[peer]

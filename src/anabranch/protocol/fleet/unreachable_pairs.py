@@ -36,12 +36,6 @@ class UnreachablePairs:
         """True if one of `members` reports that it cannot reach another of them."""
         return any(self._apart_from(peer, members, ()) for peer in members)
 
-    def keeps_out(self, apart: Collection[str], live: Collection[str]) -> list[str]:
-        """Replicas that a joiner must reach before it may serve. apart: replicas that it cannot reach now.
-        live: active replicas of its stage. A replica that the coordinator does not reach either is not
-        demanded."""
-        return sorted(peer for peer in apart if peer in live and self.ctx.reachable(peer))
-
     def take_out(
         self,
         members: Sequence[str],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from anabranch.protocol.messages.common import Count, Hash, Id, Message, Receipt, Remark, StageNumber
+from anabranch.protocol.messages.common import Count, Hash, Id, Message, Receipt, Remark, Seal, StageNumber
 
 
 class WorkItem(msgspec.Struct, array_like=True, frozen=True):
@@ -15,6 +15,16 @@ class WorkItem(msgspec.Struct, array_like=True, frozen=True):
     kind: Hash
     index: Count = 0
     position: Count = 0
+
+
+class Transfer(msgspec.Struct, array_like=True, frozen=True):
+    """Payload that a peer received: its hash ("" until computed), its sender, and the sender's seal
+    (signature) and stage. Receipts consist of such."""
+
+    hash: Hash
+    sender: Id
+    stage: StageNumber
+    seal: Seal
 
 
 class FetchWork(Message, frozen=True, tag=87):

@@ -88,14 +88,16 @@ def lead(
 
 
 def first_door(peer: Peer) -> tuple[str, str] | None:
-    """(id, address) of the peer that a returning founder dials first; None if it leads at once."""
+    """(id, address) of the peer that a founder coming back to its run dials first; None if the founder leads
+    the run without asking, as the log has no other voter or no address is known."""
     leader = peer.ctx.log.leader
     return (leader, peer.joining.doors[leader]) if leader in peer.joining.doors else None
 
 
 def _own(kept: SavedVoterState, me: str) -> SavedVoterState:
-    """Saved voter state with the founder as the only voter of a log without voters. If the log's only voter
-    is peer `me`, its disk id is taken from the log: such a log proves that this is the same disk."""
+    """Saved voter state in which the founder is the only voter, for as long as the log names no voters. If
+    the log's only voter is peer `me`, the disk's name is the one in that voter's id: such a log was written
+    on this disk alone."""
     voters = RaftLog(kept.lines).voters
     if len(voters) == 1 and peer_of(voters[0]) == me:
         kept = replace(kept, nonce=voters[0].partition("/")[2])
@@ -105,8 +107,8 @@ def _own(kept: SavedVoterState, me: str) -> SavedVoterState:
 def _taken_up(
     history: LogReplay, genesis: Genesis, member: Member, saved: SavedCheckpoint | None
 ) -> list[AnyRecord]:
-    """First records of a founder that resumes a run: removal of all former members, rollback of the steps
-    after the checkpoint `saved`, end of a pause, and its own admission."""
+    """First records of a founder that resumes a run: removal of all former members, rollback to the
+    checkpoint `saved` (None: to the initial state), end of a pause, and its own admission."""
     number = history.membership.number
     records: list[AnyRecord] = []
     gone = dict.fromkeys(history.membership.members, "the run was taken up again")
@@ -134,7 +136,9 @@ def _adam_step(history: LogReplay, t: int) -> int:
 def _take_up(
     peer: Peer, history: LogReplay, opening: Sequence[AnyRecord], saved: SavedCheckpoint | None
 ) -> None:
-    """Resume the run as leader from the end of the log on disk. opening: records that are logged first."""
+    """Resume the run as leader from the end of the log on disk. history: replay of that log. opening: records
+    that are logged first. saved: newest checkpoint, to which they roll the run back (None: the initial
+    state)."""
     run = peer.ctx.run
     if history.genesis is None:
         raise ValueError("the log does not begin with a genesis record")

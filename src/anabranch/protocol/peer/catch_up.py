@@ -38,7 +38,8 @@ class AnnouncedState:
 
 
 class CatchUp(Timer):
-    """Download and load of the state of this peer's stage, with the steps of `Entry` from FETCHING to READY.
+    """Download and load of the state of this peer's stage. It advances the peer's entry into the run
+    (`shared_state.Entry`) from FETCHING over LOADING to READY.
 
     initial: fingerprint of the stage's state as the seed gives it ("" if unknown).
     """
@@ -98,7 +99,7 @@ class CatchUp(Timer):
             ctx.outbox.send(ctx.log.leader, msg.WhoHas(run.stage, self._wanted_t))
             self._entry.repeat_at = ctx.clock.now + WHO_HAS_AGAIN_S
         else:
-            self._pull(-1, live or [ctx.log.leader])
+            self._download(run.stage, -1, live or [ctx.log.leader], self._fetched)
 
     def fell_behind(self, step: int) -> None:
         """Fetch the state after iteration `step` (no peer has its gradient any more), or a later state."""
@@ -110,7 +111,7 @@ class CatchUp(Timer):
     def _load_frozen(self, state: State | None = None) -> None:
         """Load the stage's frozen weights: those downloaded, or those of this machine, if it has them; fetch
         them otherwise. Once they are loaded, other peers can have them."""
-        wanted, stage = self._frozen, self._ctx.run.stage
+        wanted, stage, self.download = self._frozen, self._ctx.run.stage, None
         self._entry.advance(Step.LOADING)
 
         def loaded(result: Result) -> None:
@@ -135,16 +136,8 @@ class CatchUp(Timer):
         self._entry.advance(Step.FETCHING)
         replicas, data = (run.membership.live(stage, ALL_TIMES) for stage in (run.stage, 0))
         sources = [p for p in dict.fromkeys((*replicas, ctx.log.leader, *data)) if p not in ("", ctx.me)]
-        self._entry.repeat_at = math.inf
         number = run.settings.frozen_number(run.stage)
-        self.download = Download(
-            ctx, number, 0, sources, self._frozen_fetched, self._fetch_failed, self._frozen
-        )
-        self.download.start()
-
-    def _frozen_fetched(self, state: State) -> None:
-        self.download = None
-        self._load_frozen(state)
+        self._download(number, 0, sources, self._load_frozen, self._frozen)
 
     # --- the leader's answers ------------------------------------------------------------------
 
@@ -167,7 +160,7 @@ class CatchUp(Timer):
         elif not message.peers:
             self._fetch_failed(f"nobody has the state of stage {stage} after iteration {t} yet")
         elif self._wanted_t in (-1, t):
-            self._pull(t, list(message.peers), message.fingerprint)
+            self._download(stage, t, list(message.peers), self._fetched, message.fingerprint)
 
     def _waits_for(self, stage: int) -> bool:
         """True if this peer waits for the leader's answer where the state of `stage` is."""
@@ -176,11 +169,11 @@ class CatchUp(Timer):
 
     # --- download and load ---------------------------------------------------------------------
 
-    def _pull(self, t: int, sources: list[str], fingerprint: str = "") -> None:
-        ctx = self._ctx
+    def _download(
+        self, stage: int, t: int, sources: list[str], done: Callable[[State], None], fingerprint: str = ""
+    ) -> None:
         self._entry.repeat_at = math.inf
-        done, failed = self._fetched, self._fetch_failed
-        self.download = Download(ctx, ctx.run.stage, t, sources, done, failed, fingerprint)
+        self.download = Download(self._ctx, stage, t, sources, done, self._fetch_failed, fingerprint)
         self.download.start()
 
     def _fetched(self, state: State) -> None:
@@ -236,8 +229,9 @@ class CatchUp(Timer):
             self._entry.repeat_at = ctx.clock.now + wait_s
 
     def _base_after(self, t: int) -> str | None:
-        """Base (hash of the last log entry) of the state after iteration `t`; None if this peer lacks the
-        steps after it."""
+        """Base of the state after iteration `t` (hash of the log entry that led to it), from which this peer
+        can apply the steps that follow; None if it lacks records of these steps, or does not know that
+        entry."""
         pending = self._replica.pending
         if t + 1 < min(pending, default=0):
             return None

@@ -82,7 +82,8 @@ class MessageGate:
             self._refuse(peer, message, refusal)
 
     def _from_leader(self, peer: str, message: msg.Message) -> bool:
-        """True if the leader sent `message`, or if it is a log line of another peer that is believed."""
+        """True if the leader sent `message`. Log lines count as the leader's, too, if they come from a peer
+        whose log lines this peer accepts (`LogSources.believes`)."""
         if peer == self._ctx.log.leader:
             return True
         return isinstance(message, msg.Announce) and self.sources.believes(peer)
@@ -180,7 +181,8 @@ class MessageGate:
         return refusal or HANDLER_OF[row.type](self.handlers, peer, message, payload)
 
     def _wrong_sender(self, row: Row, peer: str, stage: int, message: msg.Message) -> str | None:
-        """Reason why a member of `stage` may not send a message of this `row` about the open iteration."""
+        """Reason why a member of `stage` is not the sender that the message table (`row`) asks for in
+        messages about the open iteration, for example one of an adjacent stage; None if it is."""
         run, sender = self._ctx.run, row.sender
         if sender is Sender.NEXT_STAGE:
             return None if stage == run.next_stage() else f"stage {stage} does not follow mine"

@@ -60,7 +60,8 @@ class MessageHandlers:
     # --- open iteration: microbatches and reduces ------------------------------------------------
 
     def _open(self, message: msg.FencedMessage) -> Iteration:
-        """Open iteration that a message is about."""
+        """Open iteration that a message is about. The message gate lets no other message pass, so there is
+        one."""
         iteration = self.iterations.at(message.fence.t)
         assert iteration is not None
         return iteration
@@ -85,9 +86,9 @@ class MessageHandlers:
             self._open(message).on_got(peer, message)
 
     def _missing(self, peer: str, message: msg.Missing, payload: Payload | None) -> None:
-        """Inquire after claims that the leader misses (R6): `message.units` has the missing units by stage.
-        This peer asks the next hops of microbatches that it sent; without any units it repeats its own
-        reports."""
+        """Help to find units whose claims the leader lacks; `message.units` has them by stage. This peer asks
+        the peers to which it sent those microbatches whether they have them, and sends the microbatches again
+        if not (R6). If no units are lacking, it repeats its own reports, as the leader may lack one."""
         iteration, following = self._open(message), self._ctx.run.next_stage()
         iteration.sender.reported()
         repairs = iteration.repairs
@@ -164,7 +165,7 @@ class MessageHandlers:
 
     def _enquire(self, peer: str, message: msg.Enquire, payload: Payload | None) -> None:
         self._ctx.outbox.send(peer, msg.About(self.shared.entry.genesis, self.sources.doors()))
-        self._lead.admission.dial_back(peer, message.address)
+        self._lead.admission.dial_backs.ask(peer, message.address)
 
     def _ready(self, peer: str, message: msg.Ready, payload: Payload | None) -> str | None:
         lead = self._lead

@@ -45,8 +45,8 @@ class Iterations(Timer):
         on_behind: Callable[[int], None],
         repeat_others: Callable[[], bool],
     ) -> None:
-        """on_behind: called with a step whose gradient no peer has any more. repeat_others: repeats reports
-        of other parts; True if they have to be repeated once more."""
+        """on_behind: called with a step whose gradient no peer has any more. repeat_others: repeats requests
+        to the leader that other parts of this peer have open; True if there are any."""
         ctx = self._ctx = shared.ctx
         self._progress, self._exit, self._router = shared.progress, shared.exit, shared.router
         self._states, self._snapshots = shared.states, shared.snapshots
@@ -69,7 +69,8 @@ class Iterations(Timer):
         ctx.links.register_user(self._partners)
 
     def reduce_account(self, attempt: msg.Attempt) -> ReduceAccount | None:
-        """Account of an attempt whose parts are all summed here; None if it has not begun here."""
+        """First-hand account (who sent what, and the result) of an attempt whose parts are all summed by this
+        peer; None if the attempt has not begun here."""
         if attempt.stage == self._ctx.run.stage:
             return self.replica.all_reduce.account(attempt)
         return self.helping.account(attempt)
@@ -88,9 +89,8 @@ class Iterations(Timer):
         return None
 
     def open(self) -> None:
-        """Open the iteration after the applied one, and the one after that if it is delayed: if it is not
-        open, no committed step waits to be applied, the run is neither over nor held, this peer serves in it,
-        and no stage is without replicas (R1)."""
+        """Open the iteration after the applied one, and the one after that if it is delayed, unless they are
+        open or must not be (R1, `_opens`)."""
         t, delay = self.replica.t + 1, self._ctx.run.settings.delay
         if self.current is None and self._opens(t):
             iteration = self._opened(t, delayed=False)
@@ -106,8 +106,8 @@ class Iterations(Timer):
             self._on_opened(iteration)
 
     def _opens(self, t: int) -> bool:
-        """True if iteration t may be opened, its turn apart: no committed step waits to be applied, the run
-        is neither over nor paused, this peer serves in it, and every stage has a replica."""
+        """True if iteration t may be opened once its turn comes: no committed step waits to be applied, the
+        run is neither over nor paused, this peer serves in it, and every stage has a replica."""
         ctx, run = self._ctx, self._ctx.run
         if t < 1 or self._exit.stopped or self.replica.pending:
             return False
@@ -119,7 +119,7 @@ class Iterations(Timer):
         return t <= run.steps or (not self._progress.closed and windows > 0 and t == run.steps + 1)
 
     def _windows(self, t: int) -> int:
-        """Held-out windows that pass the pipeline in iteration t."""
+        """Number of held-out windows that are evaluated in iteration t, by all data nodes together."""
         run = self._ctx.run
         return run.settings.windows if run.settings.evaluates(t - 1, run.steps) else 0
 
@@ -219,7 +219,8 @@ class Iterations(Timer):
         self.open()
 
     def _keep_ahead(self, t: int) -> None:
-        """Keep a copy of the state before round t, and its proof, for joiners if it is this peer's turn."""
+        """Copy the present state for joiners, with its proof, if this peer is a keeper for round t, which
+        begins now: inner steps change the state. Replicas take turns as keepers (`rounds.plan.keepers`)."""
         run = self._ctx.run
         is_round = run.stage and run.settings.rounds.has(t) and t <= run.steps
         if is_round and self._ctx.me in keepers(run.membership.live(run.stage, t), t):
@@ -227,16 +228,18 @@ class Iterations(Timer):
             self.possession.get()
 
     def _fell_behind(self, step: int) -> None:
-        """Give up applying step by step: no peer has the gradient of `step` any more. Work of a delayed
-        iteration goes, too: done on the state to come, it would be in a sum whose claims do not know it."""
+        """Stop applying steps one by one, as no peer has the gradient of `step` any more, and fetch a later
+        state. The open iterations are dropped with their tasks: no claim would state what these add to the
+        gradient sum from now on."""
         begun = [iteration.t for iteration in self.in_flight]
         self.close()
         self._ctx.tasks.drop(max(self._progress.committed, *begun, 0))
         self._on_behind(step)
 
     def released(self, fence: msg.Fence) -> None:
-        """Drop the activations and gradients kept for the step in `fence`, which enough replicas of every
-        stage have applied (R11), and stop repeating its report."""
+        """Stop keeping what was kept for the step in `fence`: enough replicas of every stage have applied it,
+        so nobody needs these activations and gradients again (R11). Stop repeating the report that it is
+        applied."""
         self.retained = [kept for kept in self.retained if kept.t > fence.t]
         if self.applied is not None and self.applied.fence.base == fence.base:
             self.applied = None
@@ -244,17 +247,19 @@ class Iterations(Timer):
     # --- reports -------------------------------------------------------------------------------
 
     def report_applied(self, timing: dict[str, float]) -> None:
-        """Report the last applied step to the leader (R9). timing: compute seconds by task kind."""
+        """Report the last applied step, and the fingerprint of the state after it, to the leader, which
+        releases the step when enough replicas agree (R9). timing: compute seconds by task kind."""
         self.applied = self._applied_report(timing)
         self._repeat_at = self._ctx.clock.now + self._repeat_s()
         self._ctx.outbox.send(self._ctx.log.leader, self.applied)
 
     def vouch(self) -> None:
-        """Send the leader the proof of this replica's state while its stage has a joiner (R14).
+        """Send the leader the proof of this replica's state while its stage has a joiner, whose own proof is
+        compared with it (R14).
 
-        Where more than REPEATING members come and go all the time, the same proof is sent once to a leader,
-        and then only repeated with the other reports: after each Members record it was a sixth of all
-        messages.
+        In a run of more than REPEATING members, which come and go all the time, the same proof is sent once
+        to a leader and then only with the repeated reports: sent after each Members record, it was a sixth of
+        all messages.
         """
         ctx, run, serving = self._ctx, self._ctx.run, self._ctx.run.membership.active_from
         to = self._state(), ctx.log.leader, ctx.log.term
@@ -319,7 +324,8 @@ class Iterations(Timer):
             iteration.sender.pump()
 
     def send_changed_claim(self) -> bool:
-        """Send the claim (`Claims.send`) if it changed and no weight gradient is being added; True if so."""
+        """Send the claim (`Claims.send`) if it changed and no weight gradient is being added. True if it was
+        sent."""
         if self.current is None or not self.current.claims.changed or self._ctx.tasks.adding:
             return False
         self.current.claims.send()

@@ -86,7 +86,8 @@ class JoinProcess(Timer):
         self._knock_at = math.inf
 
     def lost_lead(self) -> None:
-        """Become a stranger again: the lead was lost before the log had admitted this peer."""
+        """Become a stranger again: this founder, which was elected and began to resume the run, lost the lead
+        before the log admitted it."""
         self._entry.done = False
         self._entry.advance(Step.STRANGER)
         self._entry.repeat_at = math.inf
@@ -100,7 +101,7 @@ class JoinProcess(Timer):
             self._enquire()
         elif self.step is Step.REQUESTED:
             self._send_request()
-        elif self.step is Step.READY:
+        else:
             self.report()
         self._knock_at = math.inf
 
@@ -224,14 +225,12 @@ class JoinProcess(Timer):
         self._connect()
 
     def built(self, event: StageBuilt) -> None:
-        if self.step is Step.BUILDING:
-            self._built(event.fingerprint)
-
-    def _built(self, fingerprint: str) -> None:
-        lead = self._coordination.coordinator
-        if lead is not None and fingerprint == self._entry.genesis.fingerprints[self._ctx.run.stage]:
+        if self.step is not Step.BUILDING:
+            return
+        lead, seeded = self._coordination.coordinator, self._entry.genesis.fingerprints[self._ctx.run.stage]
+        if lead is not None and event.fingerprint == seeded:
             lead.catalog.begun_as_seeded()
-        self.fetching.built(fingerprint)
+        self.fetching.built(event.fingerprint)
 
     def members_changed(self, record: Members) -> None:
         """React to a membership record by which this peer begins to serve, or which admits this peer while it
@@ -257,13 +256,11 @@ class JoinProcess(Timer):
         self._iterations.replica.advance()
         self._iterations.open()
 
-    def report_if_ready(self) -> None:
-        if self.step is Step.READY:
-            self.report()
-
     def report(self) -> None:
-        """Report the loaded state and its proof to the leader; repeated until the log lets this peer
-        serve."""
+        """Report the state and its proof to the leader, once it is loaded; repeated until the log lets this
+        peer serve."""
+        if self.step is not Step.READY:
+            return
         ctx, replica = self._ctx, self._iterations.replica
         if ctx.me in ctx.run.membership.active_from:
             self._entry.repeat_at = math.inf
@@ -276,8 +273,9 @@ class JoinProcess(Timer):
         self._entry.repeat_at = ctx.clock.now + REPORT_S * ctx.rng.uniform(0.75, 1.0)
 
     def _report_applied(self) -> None:
-        """Report the step of the loaded state as applied: if other replicas of the stage are gone, the leader
-        may need this report to release the step (R9)."""
+        """Report the step after which the loaded state is as applied. If the other replicas of the stage are
+        gone, the leader needs this report: only a step that replicas of every stage have applied is released,
+        and the next one taken (R9)."""
         serves = self._ctx.me in self._ctx.run.membership.active_from
         if self.step is Step.READY and serves and self._iterations.replica.t > 0:
             self._iterations.report_applied({})
@@ -318,7 +316,7 @@ class JoinProcess(Timer):
             self._send_request()
         elif self.step in (Step.FETCHING, Step.LOADING):
             self.fetching.begin()
-        elif self.step is Step.READY:
+        else:
             self.report()
 
     def link_up(self, peer: str) -> None:
@@ -327,7 +325,7 @@ class JoinProcess(Timer):
             self._snapshots.report()
             self._iterations.repeat()
         elif self._ctx.run.membership.stage_of(peer) == self._ctx.run.stage:
-            self.report_if_ready()  # a joiner may have waited for that link
+            self.report()  # a joiner may have waited for that link
 
     def link_down(self, lost: LostLink) -> None:
         if lost.peer != self._ctx.log.leader:

@@ -53,7 +53,7 @@ class LeaveProcess(Timer):
         if self.reason is None:
             self._until, self._linked_at = ctx.clock.now + LEAVE_S, ctx.clock.now
         self.reason = reason[:REMARK_MAX]
-        self._voter.leave()
+        self._voter.leaving = True
         if ctx.log.leads:
             self._hand_over()
             return
@@ -88,9 +88,9 @@ class LeaveProcess(Timer):
             self._exit.stop(f"{self.reason}; nobody who keeps the log is in reach", ok=True)
 
     def _hand_over(self) -> None:
-        """Offer the lead to a voter that stays, at most once in LEAD_ON_S. Until one takes it this peer leads
-        on, so that returning voters are admitted and other members are made voters. It ends if for BROKEN_S
-        nobody is in reach who could take over."""
+        """Offer the lead to a voter that stays, again LEAD_ON_S after an offer that was not taken. Until one
+        takes it this peer leads on: it admits returning voters and has other members made voters. This peer
+        ends if for BROKEN_S nobody who could take over is in reach."""
         voter, lead, now = self._voter, self._coordination.coordinator, self._ctx.clock.now
         leaving = lead.admission.leaving if lead is not None else ()
         if voter.heirs(leaving) or self._has_successors(leaving):
@@ -121,7 +121,8 @@ class LeaveProcess(Timer):
 
 
 class Return:
-    """Decision of a peer whose part in the run ended: whether it joins again with its ticket, and when.
+    """Rejoining of a machine whose part in the run ended against its owner's will (`Stop.again`), with the
+    same ticket.
 
     until_s: time (Unix, s) at which the ticket expires.
     """

@@ -24,8 +24,8 @@ CREDENTIALS_KEPT = 4096
 class LinkEvents(Timer):
     """Reactions of one peer to link events.
 
-    credentials: by peer, the one that it showed last. A link that this side dialled shows none, and takes
-    none away.
+    credentials: peer -> credential that it showed last, in dialling this peer. On a link that this side
+    dialled no credential is shown, and the one known before stays.
     """
 
     def __init__(self, shared: SharedParts, iterations: Iterations, observers: EventLogServer) -> None:

@@ -114,8 +114,9 @@ class LogApplication:
         return AppliedEntry(entry.term, record, base, change, wrong)
 
     def split_next_batch(self) -> None:
-        """Fix which data node begins which microbatches of the next iteration, and of a delayed one after it
-        (R2), once all parts have reacted to the entry."""
+        """Fix which data node embeds which microbatches of the next iteration, and of a delayed one after it
+        (R2). Called for each entry once all parts have reacted to it: the members that it changed may be data
+        nodes."""
         run = self._ctx.run
         t, delay = self._progress.committed + 1, run.settings.delay
         run.membership.open(t, run.settings.stages, delay.has(t))

@@ -29,9 +29,9 @@ class LogSources:
         self._ctx.outbox.send(peer, FetchLog(self._progress.position.index))
 
     def lost_by(self, peer: str) -> bool:
-        """Stop this peer, which joins anew, if `peer` leads the log and lacks entries that this peer applied:
-        a disk that lost what it had promised to keep, or a copy of the run directory. False if it is not the
-        leader, or if this peer votes itself: then Raft decides."""
+        """Stop this peer, to join anew, if `peer` leads the log without entries that this peer has applied:
+        its disk lost them, or it runs a copy of the run directory. Returns False if `peer` is not the leader,
+        or if this peer votes itself: then it is for Raft to say which entries count."""
         log = self._ctx.log
         if peer != log.leader or log.keeps_log(self._ctx.me):
             return False
@@ -68,9 +68,10 @@ class LogSources:
         return refusal
 
     def _is_short(self, peer: str, message: Ping) -> bool:
-        """True if the only voter says for SHORT_S seconds that its log is shorter than this peer's, or no
-        longer although it begins a term with an entry that this peer has not. Heartbeats tell the length of a
-        moment ago."""
+        """True if the log's only voter has for SHORT_S seconds said that its log lacks entries which this
+        peer applied: it is shorter than this peer's, or exactly as long although the voter leads in a later
+        term, which begins with an entry that this peer does not have."""
+        # For a moment that is so with every honest voter: a heartbeat tells the length of a moment ago.
         ctx, known = self._ctx, self._progress.position.index
         only = len(ctx.log.voters) == 1 and ctx.log.keeps_log(peer)
         newer = message.leads > self._following.proven_term

@@ -113,7 +113,7 @@ class Peer:
         self.iterations = Iterations(
             shared,
             on_opened=self._iteration_opened,
-            on_applied=lambda: self.joining.report_if_ready(),
+            on_applied=lambda: self.joining.report(),
             on_behind=lambda step: self.joining.fetching.fell_behind(step),
             repeat_others=self._repeat_others,
         )
@@ -238,7 +238,8 @@ class Peer:
         return self.ctx.outbox.take_effects()
 
     def deadline(self) -> float:
-        """Driver's time (s) at which `Wake` is wanted next."""
+        """Earliest time, on the driver's clock (s), at which a timer of this peer is due: the driver sends
+        `Wake` then."""
         if self._due is None:
             self._due = self._deadline()
         return self._time.awaits(self._due)
@@ -252,13 +253,15 @@ class Peer:
         return due
 
     def _is_heartbeat(self, event: ev.Event) -> bool:
-        """True for a heartbeat, or the answer to a heartbeat, that arrives before the next deadline."""
+        """True for a heartbeat or its answer that arrives before any timer of this peer is due. Most of them
+        change nothing, so that `handle` can save itself the rest of its work (`_only_answered`)."""
         early = self._due is not None and self.ctx.clock.now < self._due
         return early and isinstance(event, Received) and type(event.message) in HEARTBEATS
 
     def _only_answered(self, letters: int) -> bool:
-        """True if an event had no effect but at most one message. letters: number of events that the flow
-        agent had got (`router.told`) before this one."""
+        """True if handling an event changed nothing but to send at most one message. letters: count of the
+        flow agent's events (`router.told`) before it; if the count grew, the agent may have something to
+        do."""
         outbox = self.ctx.outbox
         effects = outbox.effects
         answered = not effects or (len(effects) == 1 and isinstance(effects[0], ev.Send))
@@ -276,7 +279,7 @@ class Peer:
             self._due = None
 
     def _busy(self) -> bool:
-        """True if a part may have something to do before its deadline."""
+        """True if a timer of this peer may have to act before the time that its `deadline` says."""
         always = self.exit.stopped or self.lead is not None or self.leaving.reason is not None
         return always or self.links.silence_due()
 
@@ -334,7 +337,7 @@ class Peer:
                     self.lead.checkpoints.written(t)
             case ev.DialledBack():
                 if self.lead is not None:
-                    self.lead.admission.dialled_back(event)
+                    self.lead.admission.dial_backs.answered(event)
             case ev.Described():
                 self.joining.described(event)
             case ev.StageBuilt():

@@ -72,9 +72,9 @@ class Progress:
         self.committed = t
 
     def base_of(self, t: int, delayed: bool) -> str:
-        """Base of iteration t, which every message about it carries: the entry by which the run reached the
-        state that it is opened on, or a later one if the run was rolled back since. delayed: True if t is
-        delayed."""
+        """Base of iteration t, which the fence of every message about it names: hash of the log entry that
+        led to the state on which t is computed. That is the commit of t - 1, of a delayed iteration the one
+        of t - 2, or a later rollback to that state."""
         return self._base_of.get(t - 1 - delayed) or self._base_of[min(self._base_of)]
 
 
@@ -93,7 +93,8 @@ class LogSummary:
         self._checkpoint: RestorePoint | None = None
 
     def start(self, adam_step: int, fingerprints: tuple[str, ...] = (), skips: int = 0) -> None:
-        """Set the facts of the last step, when a peer begins in the middle of the log."""
+        """Set the facts as they are after the last step, when a peer begins in the middle of the log
+        (arguments as the attributes)."""
         self.adam_step, self.fingerprints, self.skips = adam_step, fingerprints, skips
 
     def has_checkpoint(self, point: RestorePoint) -> None:
@@ -129,7 +130,8 @@ class LogSummary:
 
 
 class Exit:
-    """End of this peer's part in the run. The driver ends the process, or joins again."""
+    """Switch with which any part of a peer ends the peer's part in the run. The driver then ends the process,
+    or joins again. stopped: True once it was used."""
 
     def __init__(self, ctx: PeerContext) -> None:
         self._outbox = ctx.outbox
@@ -143,7 +145,7 @@ class Exit:
 
 
 class Step(Enum):
-    """Step of a joiner on its way to a serving replica (R14)."""
+    """Steps by which a stranger becomes a serving replica; `NEXT_STEPS` has the transitions (R14)."""
 
     STRANGER = "not connected to the leader"
     ENQUIRED = "asked what the run is"
@@ -186,7 +188,7 @@ class Entry:
         self.repeat_at = math.inf
 
     def advance(self, step: Step) -> None:
-        """Change the step to one that `NEXT_STEPS` allows."""
+        """Go on to another step, which must be one that `NEXT_STEPS` allows after the present one."""
         assert step in NEXT_STEPS[self.step], f"{self.step.name} to {step.name}"
         self.step = step
 
@@ -202,7 +204,7 @@ class Entry:
 
 
 class LeadRole(Enum):
-    """Role of this peer in leading the log."""
+    """States of `Coordination`: this peer's part in leading the log."""
 
     FOLLOWER = "another peer leads, or none"
     ELECTED = "elected; has yet to take the run up from its disk"
@@ -256,7 +258,7 @@ class Coordination(Timer):
         return True
 
     def downloads(self) -> list[Download]:
-        """Downloads of stage states for the open checkpoint."""
+        """Running downloads of the stages' states for the checkpoint in progress."""
         return [] if self.coordinator is None else self.coordinator.checkpoints.downloads
 
     # --- timer and link observer ---------------------------------------------------------------
@@ -277,7 +279,7 @@ class Coordination(Timer):
         if self.coordinator is not None and lost.peer != self._ctx.me:
             admission = self.coordinator.admission
             admission.link_down(lost.peer, lost.reason, lost.refused, lost.patience_s)
-            self.coordinator.catalog.link_down(lost.peer)
+            self.coordinator.catalog.forget(lost.peer)
 
 
 @dataclass(frozen=True)

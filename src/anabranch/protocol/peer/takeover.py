@@ -198,7 +198,7 @@ class Leadership:
             f"{lead.base} {former}" if former else lead.base,
             lead.t,
             lead.tip.adam_step,
-            lead.log.term,
+            lead.log.raft.term,
             lead.released.fingerprint_at(lead.t, member.stage) or "",
             self._certify(member, self._links.credentials.get(member.id)),
             ctx.log.voters,

@@ -4,11 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from anabranch.protocol.raft.raft_log import RaftLog
-
-#: Rounds whose send time is kept to measure round trips. A choice: later replies say nothing new.
-ROUNDS_KEPT = 64
-
 
 @dataclass
 class Progress:
@@ -28,7 +23,8 @@ class Progress:
 
     @property
     def matched(self) -> int:
-        """Number of entries that certainly agree with the leader's log and are durable."""
+        """Number of this peer's entries that certainly agree with the leader's log and are on this peer's
+        disk."""
         return 0 if self.probing else self.match_index
 
     def accepted(self, length: int) -> None:
@@ -48,53 +44,3 @@ class Progress:
         self.match_index = max(0, min(length, self.match_index - self.step_back))
         self.step_back *= 2
         return True
-
-
-class ProgressTracker:
-    """Leader's view of all other voters and learners. round: running number of the leader's broadcasts.
-    reads: broadcasts that read requests wait for, in order."""
-
-    def __init__(self) -> None:
-        self.of: dict[str, Progress] = {}
-        """Voter or learner -> its progress."""
-        self.round = 0
-        self.reads: list[int] = []
-        self._sent_at: dict[int, float] = {}
-
-    def next_round(self, now: float) -> None:
-        """Begin the next broadcast, at time `now`."""
-        self.round += 1
-        self._sent_at[self.round] = now
-        self._sent_at.pop(self.round - ROUNDS_KEPT, None)
-
-    def replied(self, known: Progress, number: int, now: float) -> float | None:
-        """Note that follower `known` answered broadcast `number`, and was heard at `now`.
-
-        Returns the round trip (s); None if it had answered that broadcast or a later one before, or if the
-        broadcast is older than the last ROUNDS_KEPT.
-        """
-        known.heard_at = now
-        new = number > known.round and number in self._sent_at
-        known.round = max(known.round, number)
-        return now - self._sent_at[number] if new else None
-
-    def to_send(self, voter: str, log: RaftLog) -> tuple[int, str, tuple[bytes, ...]]:
-        """Next AppendEntries for `voter`: index of its first entry, hash of the one before it, entries."""
-        known = self.of[voter]
-        known.match_index = max(known.match_index, log.start.index)
-        previous = log.hash_before(known.match_index)
-        assert previous is not None
-        lines = log.entries_from(known.match_index) if known.match_index < log.length else ()
-        known.next_index = known.match_index + len(lines)
-        return known.match_index, previous, lines
-
-    def matched(self, voter: str) -> int:
-        """Number of log entries of `voter` that certainly agree with the leader's (0: not tracked)."""
-        known = self.of.get(voter)
-        return known.matched if known is not None else 0
-
-    def confirmed_by(self) -> set[str]:
-        """Voters and learners that answered a broadcast since the first waiting read request."""
-        if not self.reads:
-            return set()
-        return {voter for voter, known in self.of.items() if known.round >= self.reads[0]}

@@ -11,11 +11,10 @@ cannot vote twice in a term. A message that states what the disk holds is sent o
 from __future__ import annotations
 
 from anabranch.counter_rng import CounterRng
-from anabranch.protocol.log.hash_chain import LogError
+from anabranch.protocol.log.hash_chain import LogError, Position
 from anabranch.protocol.log.records import AnyRecord, Entry, Voters
 from anabranch.protocol.messages import Append, Appended, AskVote, TakeOver, Vote
 from anabranch.protocol.raft.election import Election
-from anabranch.protocol.raft.follower import LogFollower
 from anabranch.protocol.raft.raft_log import RaftLog
 from anabranch.protocol.raft.replication import Replication
 from anabranch.protocol.raft.state import VoterState
@@ -43,7 +42,6 @@ class Raft(VoterState):
         super().__init__(me, log, heartbeat_s, term, vote, commit_index)
         self.election = Election(self, rng, self._step_down, self._lead)
         self.replication = Replication(self, self._step_down)
-        self._follower = LogFollower(self, self.election, self._step_down)
 
     # --- inputs --------------------------------------------------------------------------------
 
@@ -95,7 +93,7 @@ class Raft(VoterState):
             case Vote():
                 self.election.on_vote(message)
             case Append():
-                self._follower.on_append(message)
+                self._on_append(message)
             case Appended():
                 self.replication.on_appended(message)
             case TakeOver():
@@ -133,6 +131,51 @@ class Raft(VoterState):
         self.change_role(Role.LEADER, self.me)
         self.replication.begin()
 
+    # --- follower ------------------------------------------------------------------------------
+
+    def _on_append(self, message: Append) -> None:
+        """Handle an AppendEntries message: follow its sender, the leader of this or a later term."""
+        if message.term < self.term or (self.role is Role.LEADER and message.term == self.term):
+            self._reply(message, None)
+            return
+        is_new = message.sender != self.leader or message.term > self.term
+        if is_new:
+            self._step_down(message.term, message.sender)
+        self.election.leader_heard(is_new)
+        matched = self._append_entries(message)
+        self._reply(message, matched)
+        if matched is not None:
+            self.commit(min(message.chosen, matched))
+
+    def _reply(self, message: Append, matched: int | None) -> None:
+        """Answer an AppendEntries message. matched: number of entries that agree with the leader's log; None:
+        the sent entries do not follow this log, or the leader's term is over."""
+        matches, length = matched is not None, self.log.length if matched is None else matched
+        self.send(Appended(self.me, message.sender, self.term, matches, length, message.round))
+
+    def _append_entries(self, message: Append) -> int | None:
+        """Append the entries of an AppendEntries message to the log, in place of entries that differ. Returns
+        the number of entries of this log that now agree with the leader's; None if the new entries do not
+        follow it."""
+        log = self.log
+        if log.length == 0 and self.me not in log.voters and 0 < message.start <= message.chosen:
+            # An empty learner of a leader that keeps no older entries: those are committed.
+            self.restart_log(Position(message.start, message.previous))
+            log = self.log
+        if message.start > self.commit_index and log.hash_before(message.start) != message.previous:
+            return None
+        for index, line in enumerate(message.lines, message.start):
+            if index < self.commit_index or (index < log.length and log.line(index) == line):
+                continue
+            if index < log.length:
+                log.truncate(index)
+                self.persistence.truncated(index)
+            try:
+                log.append(line, message.term)
+            except LogError:
+                return None
+        return max(message.start + len(message.lines), min(self.commit_index, message.chosen))
+
     # --- questions -----------------------------------------------------------------------------
 
     @property
@@ -164,21 +207,13 @@ class Raft(VoterState):
 
     def caught_up(self, learner: str) -> bool:
         """True if a voter or learner has all committed entries on its disk."""
-        known = self.replication.progress.of.get(learner)
+        known = self.replication.progress.get(learner)
         return known is not None and not known.probing and known.match_index >= self.commit_index
-
-    def match_index(self, voter: str) -> int:
-        """Number of log entries of another voter that certainly agree with this leader's log."""
-        return self.replication.progress.matched(voter)
 
     def lags(self, learner: str) -> bool:
         """True if a voter's or learner's log ends before the first entry kept here: it cannot catch up."""
-        known = self.replication.progress.of.get(learner)
+        known = self.replication.progress.get(learner)
         return known is not None and known.beyond_reach
-
-    def heard_at(self, voter: str) -> float:
-        """Time (s) when a voter last answered this leader, or was first sent the log; -inf: neither."""
-        return self.replication.heard_at(voter)
 
     # --- requests to the leader ----------------------------------------------------------------
 
@@ -199,16 +234,6 @@ class Raft(VoterState):
         """Begin to replicate the log to `learner`, which is to become a voter."""
         self.replication.add_learner(learner)
         self._flush()
-
-    def read(self, now: float) -> int:
-        """Ask the other voters to confirm that this voter still leads. Returns a ticket: the effect
-        ReadConfirmed with the same ticket is the confirmation. Raises LogError unless this voter leads."""
-        self._advance(now)
-        if self.role is not Role.LEADER:
-            raise LogError("only the leader answers for the log")
-        ticket = self.replication.read()
-        self._flush()
-        return ticket
 
     def transfer_leadership(self, now: float, to: str) -> None:
         """Transfer leadership to voter `to`; until then, or for one election timeout, nothing is proposed."""

@@ -66,14 +66,12 @@ class RaftLog:
         one that may yet be truncated. Only the last record can be uncommitted, for each is committed before
         the next is proposed (§4.1 of the thesis), even if a restarted voter knows a lower commit index."""
         if self._electors is None or self._electors[0] != commit_index:
-            self._electors = commit_index, self._electors_at(commit_index)
+            committed = [index for index, _ in self._voters if index < commit_index]
+            replaced = [index for index, ids in self._voters if set(ids) != set(self.voters)]
+            since = max([self._voters[0][0], *committed, *replaced])
+            found = frozenset(voter for index, ids in self._voters if index >= since for voter in ids)
+            self._electors = commit_index, found
         return self._electors[1]
-
-    def _electors_at(self, commit_index: int) -> frozenset[str]:
-        committed = [index for index, _ in self._voters if index < commit_index]
-        replaced = [index for index, ids in self._voters if set(ids) != set(self.voters)]
-        since = max([self._voters[0][0], *committed, *replaced])
-        return frozenset(voter for index, ids in self._voters if index >= since for voter in ids)
 
     def term_of(self, index: int) -> int:
         return self._terms[index - self.start.index]
@@ -83,7 +81,8 @@ class RaftLog:
         return self._lines[index - self.start.index]
 
     def hash_before(self, index: int) -> str | None:
-        """Hash of the log entry before `index`; None if that entry is not kept."""
+        """Hash of log entry `index` - 1, with which entry `index` is chained; None if entry `index` - 1 is
+        beyond the log's end, or its hash is no longer kept."""
         offset = index - self.start.index
         if offset == 0:
             return self.start.previous

@@ -1,4 +1,4 @@
-"""Leader's part of Raft: log replication and commitment, reads, leadership transfer, check-quorum."""
+"""Leader's part of Raft: log replication and commitment, leadership transfer, check-quorum."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from collections.abc import Callable
 
 from anabranch.protocol.log.records import AnyRecord, Entry, NoOp, Voters, encode_entry
 from anabranch.protocol.messages import Append, Appended, TakeOver
-from anabranch.protocol.raft.progress import Progress, ProgressTracker
+from anabranch.protocol.raft.progress import Progress
 from anabranch.protocol.raft.state import VoterState
-from anabranch.protocol.raft.types import ReadConfirmed, Role
+from anabranch.protocol.raft.types import Role
+
+#: Broadcasts whose send time is kept to measure round trips. A choice: later replies say nothing new.
+ROUNDS_KEPT = 64
 
 
 class Replication:
@@ -16,7 +19,11 @@ class Replication:
     callback that makes the voter a follower. heartbeat_at: time of the next broadcast (s)."""
 
     def __init__(self, state: VoterState, step_down: Callable[[int, str], None]) -> None:
-        self.progress = ProgressTracker()
+        self.progress: dict[str, Progress] = {}
+        """Other voter, or learner -> its progress."""
+        self._round = 0
+        """Running number of the broadcasts."""
+        self._sent_at: dict[int, float] = {}
         self.heartbeat_at = 0.0
         self._transferee = ""
         """Voter to which leadership is being transferred, until `_transfer_until` (s)."""
@@ -29,15 +36,14 @@ class Replication:
         and send the first broadcast."""
         state = self._state
         others = (set(state.log.voters) | state.learners) - {state.me}
-        self.progress.reads = []
-        self.progress.of = {voter: Progress(state.log.length, state.now) for voter in sorted(others)}
+        self.progress = {voter: Progress(state.log.length, state.now) for voter in sorted(others)}
         if state.log.length:
             self.append(NoOp())  # entries of earlier terms are committed only with one of this term (§5.4.2)
         self.broadcast()
 
     def end(self) -> None:
-        """Stop leading, as the voter steps down: forget others' progress, reads, learners and a transfer."""
-        self.progress.of, self.progress.reads = {}, []
+        """Stop leading, as the voter steps down: forget others' progress, learners and a transfer."""
+        self.progress = {}
         self._state.transferring = False
         self._state.learners.clear()
 
@@ -59,8 +65,13 @@ class Replication:
         """Time (s) when `voter` last answered this leader, or was first sent the log; -inf: neither."""
         if voter == self._state.me:
             return self._state.now
-        known = self.progress.of.get(voter)
+        known = self.progress.get(voter)
         return known.heard_at if known is not None else float("-inf")
+
+    def matched(self, voter: str) -> int:
+        """Number of log entries of `voter` that certainly agree with the leader's (0: not tracked)."""
+        known = self.progress.get(voter)
+        return known.matched if known is not None else 0
 
     # --- entries -------------------------------------------------------------------------------
 
@@ -73,7 +84,7 @@ class Replication:
         if isinstance(record, Voters):
             for voter in record.ids:
                 if voter != state.me:
-                    self.progress.of.setdefault(voter, Progress(state.log.length, state.now))
+                    self.progress.setdefault(voter, Progress(state.log.length, state.now))
             state.learners -= set(record.ids)
         return entry
 
@@ -81,29 +92,34 @@ class Replication:
         """Send each voter and learner the log entries that it lacks, or an empty heartbeat; drop the progress
         of peers that vote no longer."""
         state = self._state
-        self.progress.next_round(state.now)
+        self._round += 1
+        self._sent_at[self._round] = state.now
+        self._sent_at.pop(self._round - ROUNDS_KEPT, None)
         self.heartbeat_at = state.now + self._state.heartbeat_s
-        for voter in sorted(self.progress.of):
+        for voter in sorted(self.progress):
             if voter in state.log.voters or voter in state.learners:
                 self._replicate(voter)
             else:
-                del self.progress.of[voter]
+                del self.progress[voter]
 
     def add_learner(self, learner: str) -> None:
         """Begin to replicate the log to `learner`, which is to become a voter."""
         state = self._state
         if learner not in state.learners:
             state.learners.add(learner)
-            if state.role is Role.LEADER and learner not in self.progress.of:
-                self.progress.of[learner] = Progress(state.log.start.index, state.now)
+            if state.role is Role.LEADER and learner not in self.progress:
+                self.progress[learner] = Progress(state.log.start.index, state.now)
                 self._replicate(learner)
 
     def _replicate(self, voter: str) -> None:
         """Send `voter` the log entries that it lacks, or an empty heartbeat."""
-        state = self._state
-        start, previous, lines = self.progress.to_send(voter, state.log)
-        round_ = self.progress.round
-        append = Append(state.me, voter, state.term, start, previous, lines, state.commit_index, round_)
+        state, known = self._state, self.progress[voter]
+        start = known.match_index = max(known.match_index, state.log.start.index)
+        previous = state.log.hash_before(start)
+        assert previous is not None
+        lines = state.log.entries_from(start) if start < state.log.length else ()
+        known.next_index = start + len(lines)
+        append = Append(state.me, voter, state.term, start, previous, lines, state.commit_index, self._round)
         state.send(append, after_log=False)
 
     def on_appended(self, message: Appended) -> None:
@@ -112,13 +128,13 @@ class Replication:
         state = self._state
         if message.term > state.term:
             self._step_down(message.term, "")
-        known = self.progress.of.get(message.sender)
+        known = self.progress.get(message.sender)
         if state.role is not Role.LEADER or message.term != state.term or known is None:
             return
-        round_trip_s = self.progress.replied(known, message.round, state.now)
-        if round_trip_s is not None:
-            state.timeout.add_round_trip(round_trip_s)
-        self._answer_reads()
+        known.heard_at = state.now
+        if message.round > known.round and message.round in self._sent_at:
+            state.timeout.add_round_trip(state.now - self._sent_at[message.round])
+        known.round = max(known.round, message.round)
         if message.matches and message.length <= state.log.length:
             known.accepted(message.length)
             self.advance_commit()
@@ -131,7 +147,7 @@ class Replication:
     def advance_commit(self) -> None:
         """Commit all entries that a majority of voters has on disk, if the last of them is of this term."""
         state = self._state
-        lengths = {voter: self.progress.matched(voter) for voter in state.log.voters}
+        lengths = {voter: self.matched(voter) for voter in state.log.voters}
         lengths[state.me] = state.persistence.durable
         for length in sorted({lengths[voter] for voter in state.log.voters}, reverse=True):
             holders = {voter for voter in state.log.voters if lengths[voter] >= length}
@@ -147,29 +163,12 @@ class Replication:
 
     def _committed(self) -> None:
         state = self._state
-        self._answer_reads()
         removed = state.me not in state.log.voters and state.commit_index > state.log.voters_since
         self.broadcast()  # a leader that is no voter any more announces the commit before it steps down
         if removed:
             self._step_down(state.term, "")
 
-    # --- reads and leadership transfer ---------------------------------------------------------
-
-    def read(self) -> int:
-        """Ask all voters whether this voter still leads. Returns a ticket; the effect ReadConfirmed with the
-        same ticket is the confirmation."""
-        self.broadcast()
-        ticket = self.progress.round
-        self.progress.reads.append(ticket)
-        self._answer_reads()
-        return ticket
-
-    def _answer_reads(self) -> None:
-        if not self._state.own_term_committed():
-            return
-        reads = self.progress.reads
-        while reads and self._state.has_quorum(self.progress.confirmed_by() | {self._state.me}):
-            self._state.effects.append(ReadConfirmed(reads.pop(0)))
+    # --- leadership transfer -------------------------------------------------------------------
 
     def transfer(self, to: str) -> None:
         """Hand leadership to voter `to` once that has the whole log; give up after one election timeout."""
@@ -181,7 +180,7 @@ class Replication:
 
     def _offer_leadership(self) -> None:
         state, to = self._state, self._transferee
-        known = self.progress.of.get(to)
+        known = self.progress.get(to)
         whole = known is not None and not known.probing and known.match_index == state.log.length
         if state.transferring and whole and to in state.log.voters:
             state.send(TakeOver(state.me, to, state.term))

@@ -77,7 +77,8 @@ class VoterState:
         self.commit_index = start.index
 
     def send(self, message: RaftMessage, after_log: bool = True) -> None:
-        """Send a message once the state that it reports is on disk (`Persistence.send`)."""
+        """Send a message once the term and vote that it reports are on disk; with `after_log`, the log's
+        entries so far, too."""
         self.persistence.send(message, after_log)
 
     def has_quorum(self, voters: set[str]) -> bool:

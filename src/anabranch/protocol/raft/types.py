@@ -71,11 +71,4 @@ class RoleChanged:
     leader: str
 
 
-@dataclass(frozen=True)
-class ReadConfirmed:
-    """Effect: a majority still followed this leader when `Raft.read` returned `ticket` (thesis §6.4)."""
-
-    ticket: int
-
-
-Effect = Send | Write | Committed | RoleChanged | ReadConfirmed
+Effect = Send | Write | Committed | RoleChanged

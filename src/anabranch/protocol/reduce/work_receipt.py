@@ -7,18 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from anabranch.protocol.audit.receipts import (
-    Receipt,
-    SumReceipt,
-    Transfer,
-    end_receipts,
-    signed,
-    unit_receipts,
-)
+from anabranch.protocol.audit.receipts import Receipt, SumReceipt, end_receipts, signed, unit_receipts
 from anabranch.protocol.audit.seals import PART, REDUCED, Seals, part_name
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.interface.tasks import Payload
 from anabranch.protocol.messages import Attempt
+from anabranch.protocol.messages.audit import Transfer
 from anabranch.protocol.reduce.hierarchy import cells_of
 from anabranch.protocol.reduce.partial_sums import collectors, contributors
 
