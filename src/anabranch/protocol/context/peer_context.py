@@ -86,8 +86,9 @@ class PeerContext:
         return peer == self.me or (peer in links.up and peer not in links.suspects)
 
     def apart(self) -> tuple[str, ...]:
-        """Replicas of this peer's stage that it cannot reach, among those that serve or will serve; in a
-        large stage only those with which it exchanges work."""
+        """Replicas of this peer's stage that it cannot reach, among those that serve or will serve, for its
+        claims to the leader; in a large stage only overlay neighbours and the replicas that it exchanges
+        reduce parts with."""
         run = self.run
         fellows = set(run.near.active_neighbours(run.stage, run.stage, ALL_TIMES))
         if run.near.crowded:

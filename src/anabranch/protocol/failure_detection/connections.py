@@ -66,8 +66,8 @@ class Connections:
         return due
 
     def _not_before(self, silence: AdaptiveTimeout) -> None:
-        """Lower `_none_silent_before` to the time at which this link will have been silent for long enough to
-        ask other members about the peer."""
+        """Lower `_none_silent_before`, before which `tick` need not look at silences, to the time at which
+        this link's silence is long enough to ask other members about the peer."""
         doubted_at = silence.doubted_at()
         if doubted_at < self._none_silent_before:
             self._none_silent_before = doubted_at
@@ -192,8 +192,8 @@ class Connections:
         return reason
 
     def _alone(self, peer: str) -> bool:
-        """True if this peer may itself be cut off: it hears no member but perhaps `peer`, though there are
-        some."""
+        """True if this peer may itself be cut off, so that the silence of `peer` proves nothing: it hears no
+        other member although there are some."""
         ctx, watched = self.ctx, self._listening()
         members = ctx.run.membership.members.keys()
         links = [watched[other] for other in members & watched.keys() - {peer}]
@@ -312,7 +312,8 @@ class Connections:
         return self.ctx.run.near.all(self.ctx.run.stage) | self._keepers()
 
     def _keepers(self) -> frozenset[str]:
-        """Known voters and the leader, which keep the log."""
+        """Known voters and the leader, which keep the log: every peer wants links to them, and they watch all
+        their links."""
         return self.ctx.log.voting_peers | {self.ctx.log.leader}
 
     def trim(self) -> None:

@@ -54,7 +54,8 @@ def highest(
 
 
 class RendezvousGraph:
-    """Neighbour graph of two stages: `graph[peer]` is the set of its neighbours in the other stage.
+    """Neighbour graph of two stages (or of one with itself), as `neighbour_graph` computes it: `graph[peer]`
+    is the set of the peer's neighbours in the other stage.
 
     adjacency: shape (peers of the first stage, peers of the second); None: all are neighbours.
     """

@@ -355,7 +355,9 @@ class Membership:
         return t == self.opening_t or (self.former is not None and t == self.former.t)
 
     def is_reopened(self, t: int) -> bool:
-        """True if iteration t, in flight, or the one after it lost all data nodes that it was opened with."""
+        """True if iteration t, in flight, may have been begun by data nodes that are all removed: t was
+        opened again for that reason, or the iteration after t was (both are in flight if that one is
+        delayed)."""
         return self.reopened_t - 1 <= t <= self.reopened_t
 
     def handed(self, t: int) -> Sequence[tuple[str, tuple[str, ...]]]:
@@ -366,8 +368,9 @@ class Membership:
         return self.handed_on
 
     def dials(self, me: str, other: str) -> bool:
-        """True if `me` has to dial `other` to make the link between them: the member that joined later dials
-        the earlier one, unless the later one is easier to reach: it alone has an address, or a direct one."""
+        """True if `me` has to dial `other` to make the link between them. The member that is harder to reach
+        (no address; then, carriers' addresses only) dials the other; of two alike, the one that joined
+        later."""
         mine, theirs = self.members.get(me), self.members.get(other)
         if mine is not None and theirs is not None and mine.address != theirs.address:
             own, others = _reach(mine.address), _reach(theirs.address)

@@ -97,6 +97,7 @@ class CreditReports:
         self.tell(self.ledger.forget(peer))
 
     def _is_next(self, peer: str) -> bool:
-        """True if the linked process of `peer` is a later incarnation than the one in the log."""
+        """True if the linked process of `peer` is a later incarnation than the member in the log: the credits
+        are still those of the earlier one."""
         member = self.ctx.run.membership.members.get(peer)
         return member is not None and self.ctx.links.incarnations.get(peer, 0) > member.incarnation

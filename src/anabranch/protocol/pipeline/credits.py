@@ -23,13 +23,15 @@ from anabranch.protocol.messages import Fence, Slots
 
 @dataclass
 class Grant:
-    """Credits of one upstream peer in this iteration. Totals only rise while its link is up.
+    """Credits that the receiver granted to one upstream peer in this iteration. Totals only rise while its
+    link is up.
 
-    standing: guaranteed credits. total, received, released, returned: credits granted, microbatches received,
-    credits freed by finished microbatches, and credits handed back so far. own: credits that the upstream
-    peer may hold unused in any case. calls: times that another peer was asked to return a credit for this
-    one. linked: True while its link is up. at_work: its microbatches at this receiver whose gradient is not
-    ready. told_others: load of other senders as last reported to the upstream peer, in microbatches.
+    standing: credits that the upstream peer keeps without asking (guaranteed ones). total, received,
+    released, returned: credits granted, microbatches received, credits freed by finished microbatches, and
+    credits handed back so far. own: credits that the upstream peer may hold unused in any case. calls: times
+    that another peer was asked to return a credit for this one. linked: True while its link is up. at_work:
+    its microbatches at this receiver whose gradient is not ready. told_others: microbatches of other upstream
+    peers here, as this peer was last told.
     """
 
     standing: int
@@ -50,7 +52,8 @@ class Grant:
 
     @property
     def lacks(self) -> bool:
-        """True if the upstream peer holds fewer credits than guaranteed: another peer has one of them."""
+        """True if the upstream peer is linked and holds fewer credits than guaranteed, because the rest went
+        to others meanwhile."""
         return self.linked and self.held < self.standing
 
     @property
@@ -64,8 +67,8 @@ class Grant:
         return self.total - self.received - self.returned
 
     def told(self, fence: Fence, others: int = 0) -> Slots:
-        """Make the report of this grant to its peer, and store the load that it states. others: microbatches
-        of other senders being computed here."""
+        """Make the report of this grant to its peer. others: microbatches of other senders being computed
+        here; stored, so that only great changes are reported again."""
         self.told_others = others
         return Slots(fence, self.total, self.received, self.released, self.returned, self.standing, others)
 
@@ -74,9 +77,10 @@ class Grant:
 class SlotLedger:
     """Receiver's side of the credits of one iteration.
 
-    capacity: credits in all. pool: free credits. repair_free: True if the repair credit is free. uses:
-    credits that each peer has used. grants: upstream peer -> its grant. asks: sorted requests that wait:
-    (False for a repair, microbatch index, peer). _spare: credits of the pool that are guaranteed to no peer.
+    capacity: credits in all. pool: free credits. repair_free: True if the repair credit (one beyond the
+    capacity, for microbatches sent again after a loss) is free. uses: credits that each peer has used.
+    grants: upstream peer -> its grant. asks: sorted requests that wait: (False for a repair, microbatch
+    index, peer). _spare: credits of the pool that are guaranteed to no peer.
 
     Methods that return a list of peers: the peers to report their credits to.
     """
@@ -90,7 +94,7 @@ class SlotLedger:
     _spare: int = 0
 
     def deal(self, upstream: list[str], plan: Mapping[str, int] | None = None) -> list[str]:
-        """Grant the capacity in advance to the peers `upstream`.
+        """Grant the capacity in advance to the peers `upstream`; returns them all, to be told.
 
         plan: upstream peer -> planned microbatches; at most half of the capacity is granted by the plan. The
         rest is split evenly, less one credit if there is a plan. The remainder is the pool, so that a peer
@@ -118,7 +122,8 @@ class SlotLedger:
         return True
 
     def use(self, peer: str) -> list[str]:
-        """Count a new microbatch of `peer`, which by that may get another credit that it asked for."""
+        """Count a new microbatch of `peer`, which by that may get another credit that it asked for; returns
+        the peers to tell their credits."""
         self.uses.add(peer, 1)
         if not self.asks:
             return []
@@ -154,7 +159,7 @@ class SlotLedger:
         return None
 
     def release(self, peer: str) -> list[str]:
-        """Free the credit of a finished microbatch of `peer`."""
+        """Free the credit of a finished microbatch of `peer`; returns the peers to tell their credits."""
         grant = self.grants.get(peer)
         if grant is None:
             self._put_back(1)
@@ -163,7 +168,8 @@ class SlotLedger:
         return self._reuse(grant, peer)
 
     def give_back(self, peer: str, total: int) -> list[str]:
-        """Take back credits that `peer` returns. total: credits that it has returned so far."""
+        """Take back credits that `peer` returns; returns the peers to tell their credits. total: credits that
+        `peer` has returned so far."""
         grant = self.grants.get(peer)
         notified: list[str] = []
         if grant is None:
@@ -175,8 +181,9 @@ class SlotLedger:
         return notified
 
     def ask(self, peer: str, index: int, repair: bool) -> list[str]:
-        """Handle a request of `peer` for a credit for microbatch `index`. repair: True if it is sent again
-        after a loss. A peer that asks again is among the returned ones: it may not know its credits."""
+        """Handle a request of `peer` for a credit for microbatch `index`; returns the peers to tell their
+        credits. repair: True if the microbatch is sent again after a loss. A peer that repeats its request is
+        told: it may not know its credits."""
         notified: list[str] = []
         if peer not in self.grants:
             self.grants[peer] = Grant(0, 0)
@@ -196,7 +203,8 @@ class SlotLedger:
 
     def _call_in(self, asker: str) -> list[str]:
         """Ask the peer with the most unused credits to return one for `asker`, if fewer are being returned
-        than requests wait. Done once for each asker, plus once for each credit that the asker has used."""
+        than requests wait; returns that peer, to be told. Done once for each asker, plus once for each credit
+        that the asker has used."""
         mine = self.grants[asker]
         if self._bound(asker) or mine.calls > self.uses.of.get(asker, 0.0):
             return []
@@ -218,7 +226,7 @@ class SlotLedger:
         return self._take_back(self.grants) if self.pool <= 0 or self._spare <= 0 else []
 
     def insist(self) -> list[str]:
-        """Ask for credits again if a peer still waits for its first one.
+        """Ask for credits again if a peer still waits for its first one; returns the peers to tell.
 
         Peers that have to return a credit get another report, since a peer that is an iteration behind may
         not know that it holds any. It may stay behind for long, so another peer has to return one too.
@@ -230,7 +238,8 @@ class SlotLedger:
         return [*late, *self._take_back(linked.keys() - late)]
 
     def _take_back(self, peers: Collection[str]) -> list[str]:
-        """Reduce the largest guarantee among `peers` by one credit; return that peer, if any."""
+        """Lower the largest number of guaranteed credits among `peers` by one, so that its holder returns a
+        credit; returns a list with that peer, empty if none has any."""
         richest = max(peers, key=lambda peer: (self.grants[peer].standing, peer), default=None)
         if richest is None or self.grants[richest].standing == 0:
             return []
@@ -278,7 +287,7 @@ class SlotLedger:
 
     def _reuse(self, grant: Grant, peer: str) -> list[str]:
         """Give a freed credit of `peer` back to it if it lacks a guaranteed one, else to waiting requests; to
-        these also if `peer` has unused credits."""
+        these also if `peer` has unused credits. Returns the peers to tell their credits."""
         if grant.lacks and not (grant.unused and self._next() is not None):
             grant.total += 1
             return [peer]
@@ -286,7 +295,8 @@ class SlotLedger:
         return self._serve()
 
     def _serve(self) -> list[str]:
-        """Grant free credits: first to waiting requests in order, then to peers that lack guaranteed ones."""
+        """Grant free credits: first to waiting requests in order, then to peers that lack guaranteed ones.
+        Returns these peers, to be told."""
         notified: list[str] = []
         if self.pool <= 0 and not self.repair_free:
             return notified
@@ -315,9 +325,10 @@ class SlotLedger:
 class Credit:
     """Sender's side of the credits of one iteration: the totals that one receiver reported.
 
-    total, released, standing: as in `Grant`. used, returned: credits that this sender has used and handed
-    back. stale: True until the receiver has reported since the link broke. others: microbatches of other
-    senders that the receiver has. granted_at: time (s) of the last report that granted a credit.
+    total, released: credits that the receiver has granted and freed (their microbatches are finished).
+    standing: those that this sender keeps without asking. used, returned: credits that this sender has used
+    and handed back. stale: True until the receiver has reported since the link broke. others: microbatches of
+    other senders that the receiver has. granted_at: time (s) of the last report that granted a credit.
     """
 
     total: int = 0

@@ -79,9 +79,9 @@ class Iteration:
         delayed: bool = False,
     ) -> None:
         """capacity: microbatches that this peer can hold. windows: evaluation microbatches of the iteration.
-        delayed: True if the step before is not applied yet; `settle` is called once it is.
-        admits: True if the iteration trains. plan: upstream peer -> units of the planned flow that come from
-        it. planned: returns next hop -> units of the planned flow that go to it."""
+        admits: False if it has only evaluation windows, no microbatches to train. delayed: True if the step
+        before is not applied yet; `settle` is called once it is. plan: upstream peer -> units of the planned
+        flow that come from it. planned: returns next hop -> units of the planned flow that go to it."""
         self.ctx = ctx
         self.t = t
         self.base = base
@@ -114,7 +114,8 @@ class Iteration:
             self._admit([0] if delayed else [0, 1])
 
     def settle(self) -> None:
-        """Begin what waits for the state after the step before: the held-out windows, and the claims."""
+        """Begin what had to wait for the step before, in a delayed iteration whose previous step is applied
+        now: held-out windows are computed, and the claims are sent."""
         self._delayed = False
         waiting, self._waiting = self._waiting, []
         for unit in waiting:
@@ -138,7 +139,8 @@ class Iteration:
         return index < self.ctx.run.settings.microbatches
 
     def _slot(self, index: int) -> Slot:
-        """Slot of a round with this number; one without steps for a microbatch."""
+        """Plan of the slot that `index` numbers in a round; for a microbatch of another iteration, or an
+        evaluation window, NO_SLOT (no inner steps)."""
         if not self.slots or not self._trains(index):
             return NO_SLOT
         return self.slots[index]
@@ -406,8 +408,8 @@ class Iteration:
             self._release_slot(unit)
 
     def _source_hashed(self, index: int, result: Result) -> None:
-        """Use the gradient of the embedding of microbatch `index`, which this data node began, if it has its
-        sender's seal."""
+        """Add the embedding's gradient of microbatch `index` at its data node if the hash of the received
+        gradient fits the seal of its sender; otherwise have the microbatch computed again."""
         refusal = result.error or self.seals.check(GRADIENT, index, result.hashes[0])
         if refusal:
             self.repairs.reject(index, refusal)
@@ -426,10 +428,11 @@ class Iteration:
             self.claims.hold(embed_unit(index))
 
     def _in_range(self, unit: IncomingMicrobatch, result: Result) -> bool:
-        """True if the task's result is finite and in range.
+        """True if the task found no overflow (non-finite or out-of-range value).
 
-        Otherwise the overflow is claimed. If the stage has other replicas, the first one to find it gives the
-        microbatch up, so that another computes it too: no step is skipped on the word of one peer.
+        Otherwise the overflow is reported to the leader. If the stage has other replicas, one that finds the
+        overflow for the first time gives the microbatch up, so that another computes it too: no step is
+        skipped on the word of one peer.
         """
         run, again = self.ctx.run, unit.index in self.claims.overflows
         if self.claims.in_range(unit.index, result, unit.sender_of_last):
@@ -483,7 +486,8 @@ class Iteration:
             self._let_go(unit)
 
     def _let_go(self, unit: IncomingMicrobatch) -> None:
-        """Give up a microbatch on which no task runs; its sender sends it elsewhere."""
+        """Give up a microbatch that its sender called back and on which no task runs: the sender sends it to
+        another replica."""
         del self.units[unit.index]
         self.sender.let_go(unit.index)
         if unit.forward_done:
@@ -538,8 +542,9 @@ class Iteration:
                     self._take(now.holder, index, peer)
 
     def _take(self, holder: Mapping[int, str], index: int, peer: str) -> None:
-        """Search microbatch `index`, which the removed data node `peer` had, if this one has it now. holder:
-        microbatch -> data node that has it now."""
+        """Follow the removal of data node `peer`, which had microbatch `index`: if this data node has the
+        microbatch now, ask the next stage for it before it is begun again. holder: microbatch -> data node
+        that has it now."""
         if self._delayed and not self._trains(index):
             self._taken[index] = (*self._taken.get(index, ()), peer)
         elif holder[index] == self.ctx.me and index not in self.sender.items:

@@ -102,7 +102,8 @@ class Shares:
 
 
 class Hops:
-    """Mean seconds of a microbatch from one stage to the next, half of the passes at both ends included.
+    """Calculator of the mean seconds of a microbatch from one stage to the next, by their division of the
+    batch; half of the pass at either end is included.
 
     The cost between two replicas is `d_ij` of the flow problem. link_s(one, other): seconds of an activation
     between two peers, mean of both directions.
@@ -130,8 +131,9 @@ def _ends(shares: Shares) -> list[tuple[str, float]]:
 
 @dataclass(frozen=True)
 class _Stage:
-    """Times of one stage in an iteration. busy_s: seconds of the replica that is busy longest, in computing
-    or on its access line. reduce_s: of the gradient reduce. slots: of the working replicas."""
+    """Estimated times of one stage in an iteration. shares: division of the batch over its replicas. busy_s:
+    seconds of the replica that is busy longest, in computing or on its access line. reduce_s: of the gradient
+    reduce. slots: microbatches that its working replicas can hold at once."""
 
     shares: Shares
     busy_s: float
@@ -254,14 +256,16 @@ class CostModel:
         return found
 
     def with_mean(self, spared: Collection[str], deal: Deal) -> float:
-        """Estimated iteration time (s) with the standbys `spared`, plus the mean over stages of work and
-        reduce. The mean tells choices apart that do not change the slowest stage."""
+        """Estimated iteration time (s) of the assignment `deal` with the standbys `spared`, plus the mean
+        over stages of busy and reduce seconds. The mean tells choices apart that do not change the slowest
+        stage."""
         groups = zip([0, *self._blocks], self._layers(deal)[:-1], strict=True)
         alone_s = [self._alone_s(blocks, group, _working(group, spared)) for blocks, group in groups if group]
         return self.without(spared, deal) + sum(alone_s) / len(alone_s)
 
     def costs_s(self, peer: str, spared: Collection[str], deal: Mapping[str, int]) -> float:
-        """Seconds by which its stage's reduce gets longer if `peer`, one of the standbys `spared`, works."""
+        """Seconds by which the reduce of a stage gets longer if its replica `peer`, one of the standbys
+        `spared`, works. deal: assignment, relay -> stage."""
         group = self._layers(deal)[deal[peer]]
         blocks, working = self._blocks[deal[peer] - 1], _working(group, spared)
         more = tuple(sorted({*working, peer}))
@@ -288,8 +292,8 @@ class CostModel:
         return stage.busy_s + stage.reduce_s
 
     def _choices_of(self, group: Group) -> Iterator[Group]:
-        """Candidate sets of working replicas for a stage: the 1, 2, ... peers of `group` with the fastest
-        access lines, up to all but one."""
+        """Candidate sets of working replicas for a stage, if the rest of `group` are standbys: for each count
+        from 1 to all but one, the peers with the fastest access lines."""
         ranked = sorted(group, key=lambda peer: (-self._line_bps[peer], peer))
         for count in range(1, len(group)):
             yield tuple(sorted(ranked[:count]))

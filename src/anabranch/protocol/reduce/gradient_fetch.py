@@ -98,8 +98,8 @@ class GradientFetch:
             self._dial_some(live)
 
     def _ask(self, t: int, free: list[str]) -> None:
-        """Ask one of the replicas `free`: the one that should deliver first, by the measured links, or the
-        next in turn for a model of unknown size."""
+        """Ask one of the replicas `free`, which are not sending the gradient yet: the one that should deliver
+        first, by the measured links; where the gradient's size is not known, the next in turn."""
         ctx, size_bytes = self.ctx, self.ctx.run.settings.gradient_bytes_of(self.ctx.run.stage)
         peer = free[self._fetches.tries % len(free)]
         if size_bytes:
@@ -146,6 +146,6 @@ class GradientFetch:
         self.ctx.tasks.submit(TaskPriority.STEP, Assemble(record.t), (payload,), checked)
 
     def _ask_next(self) -> None:
-        """Ask the next replica at once. Replicas keep only the last gradients; if this one is further behind,
-        it soon finds out that it has to fetch the state."""
+        """Ask the next replica at once. Replicas keep only the last gradients: a peer that is further behind
+        soon has asked them all, and fetches the state."""
         self._at = min(self._at, self.ctx.clock.now)

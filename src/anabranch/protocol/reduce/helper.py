@@ -67,7 +67,8 @@ class ReduceHelper:
 
     @property
     def early(self) -> int:
-        """Number of parts that arrived before their attempt was announced."""
+        """Number of parts kept that arrived before their attempt was announced, for the check of memory
+        bounds."""
         return sum(map(len, self._early.values()))
 
     def parts(self, stage: int) -> int:
@@ -154,8 +155,9 @@ class ReduceHelper:
             self.ctx.tasks.submit(TaskPriority.STEP, task, inputs, then)
 
     def _assembled(self, help: _Help, result: Result) -> None:
-        """Store the result of a reduce whose parts were all summed here; if it is no gradient, have the
-        members' contributions examined."""
+        """Store the gradient's digest and squares where this peer summed all parts of a reduce. If they make
+        no gradient (overflow, or parts that do not fit), have the members' contributions examined one by
+        one."""
         if result.digest and not result.error and not result.overflow:
             help.result = result.digest, result.squares
             return
@@ -182,7 +184,9 @@ class ReduceHelper:
         )
 
     def _unsealed(self, help: _Help, part: int, hashes: tuple[str, ...]) -> bool:
-        """Enter members whose part lacks their own seal as unusable, in audited runs; True if any."""
+        """In audited runs, check the seals of the parts that were added up; enter members whose part lacks
+        their own seal as unusable for the account of the attempt. True if there is any. hashes: of these
+        parts, then of their sum."""
         message, found = help.message, False
         for position, payload_hash in zip(contributors(message), hashes[:-1], strict=False):
             peer, seal = message.members[position], help.came.get((part, position), b"")

@@ -49,7 +49,8 @@ class PartialSums:
         """Positions whose contribution makes no gradient, as `examine` found."""
 
     def keep(self) -> None:
-        """Keep all contributions, so that they can be examined one by one."""
+        """Keep the parts of each member beside their sums, so that `examine` can check the members one by
+        one."""
         self._kept = {position: {} for position in self._positions}
 
     def lacking(self) -> dict[int, int]:
@@ -116,11 +117,11 @@ class _Examination:
 
 
 class ReduceAccount(NamedTuple):
-    """First-hand account of a reduce by the peer that sums all its parts.
+    """First-hand account of a witnessed reduce by the peer that sums all its parts, the coordinator.
 
     lacking: members that have not sent all their parts -> number of parts that came. unusable: members whose
-    contribution alone makes no gradient. summed: True if all parts are summed and sent to the members.
-    result: digest and sums of squares of the gradient; None: not known (yet).
+    parts alone make no gradient (wrong size, overflow). summed: True if all parts are summed and sent to the
+    members. result: digest and sums of squares of the gradient; None: not known (yet).
     """
 
     lacking: Mapping[str, int]
@@ -160,8 +161,8 @@ def misdealt(message: Attempt) -> str | None:
 def account_of(
     message: Attempt, summing: PartialSums, reduced: int, result: tuple[str, Mapping[str, float]] | None
 ) -> ReduceAccount:
-    """Account of an attempt. summing: its sums. reduced: number of parts that are summed. result: digest and
-    sums of squares of the gradient."""
+    """Account (what members sent, and the result) of an attempt, for the leader at this peer. summing: its
+    sums. reduced: number of parts that are summed. result: digest and sums of squares of the gradient."""
     lacking = {message.members[position]: count for position, count in summing.lacking().items()}
     unusable = {message.members[position] for position in summing.unusable}
     return ReduceAccount(lacking, unusable, reduced == len(message.sums), result)
@@ -175,7 +176,8 @@ class EarlyParts:
 
     def keep(self, peer: str, message: APart, payload: Payload) -> None:
         """Keep a part of the sender `peer`, and drop its parts of older attempts. Not kept: a part of an
-        older attempt, a second one of the same class and number, and more than PARTS of a class."""
+        older attempt, a second one of the same number and kind (of a sum, or reduced), and more than PARTS of
+        a kind."""
         of_peer = [m for p, m, _ in self._kept if p == peer]
         if any(m.attempt > message.attempt for m in of_peer):
             return

@@ -73,8 +73,8 @@ class PlanShare:
         return self._places(working, self._measured_s(working))
 
     def _places(self, working: Sequence[str], measured: dict[str, float] | None) -> int:
-        """The same; working: replicas that are no standbys. measured: compute seconds of a pass at each of
-        them, None unless all are known."""
+        """Places of this relay (see `places`). working: replicas that are no standbys. measured: compute
+        seconds of a pass at each of them, None unless all are known."""
         run, me, spared = self._ctx.run, self._ctx.me, self._ctx.standby_view.waits
         members = run.membership.members
         basis = (run.settings, run.membership, run.membership.version_of(run.stage), spared)

@@ -46,7 +46,7 @@ class State:
 
 
 class SourceStatus(Enum):
-    """Status of one source peer in a download."""
+    """Status of one source peer in a download: not asked, asked, delivering, or of no use."""
 
     IDLE = "not asked"
     ASKED = "asked what it has"
@@ -121,9 +121,9 @@ class Download:
     # --- asking --------------------------------------------------------------------------------
 
     def _ask(self) -> None:
-        """Ask idle sources what they offer, so that up to AT_ONCE sources are busy. Only one is asked while
-        any iteration is acceptable, since its offer fixes the iteration. If nobody is busy or can be asked,
-        change to another offer, or fail."""
+        """Ask idle sources what they offer, so that up to AT_ONCE sources are busy; only one while the newest
+        state is wanted (t = -1), since its offer fixes the iteration. If nobody is busy or can be asked:
+        download other bytes that a source offered before, or fail."""
         if self.over:
             return
         busy = sum(s.status in (SourceStatus.ASKED, SourceStatus.PULLED) for s in self.sources.values())
@@ -227,8 +227,8 @@ class Download:
         return self.ctx.costs.coming_s(source.peer, WINDOW * piece_bytes)
 
     def _wanted(self, source: Source) -> Iterator[int]:
-        """Pieces to request from a source: unrequested ones first, then those that one other source was asked
-        for and has not delivered."""
+        """Pieces to request from a source: unrequested ones first, then those that exactly one other source
+        was asked for and has not delivered."""
         room = WINDOW - len(source.asked)
         while room > 0 and self._pending:
             room -= 1
@@ -298,7 +298,8 @@ class Download:
         self._ask()
 
     def _start_over(self, offer: StateOffer) -> None:
-        """Disqualify an offer whose pieces have the offered hashes but are not the state."""
+        """Disqualify all sources of an offer whose pieces have the offered hashes but are not the state, and
+        ask others."""
         for source in self.sources.values():
             if source.offer == offer and source.status is not SourceStatus.OUT:
                 self._condemn(source, f"StateOffer of stage {self.stage}: its pieces are not that state")
