@@ -113,7 +113,7 @@ class Standbys:
         as before unless a change clearly pays, and at stages with a replica that has not reported its
         links."""
         ctx, settings = self.ctx, self.ctx.run.settings
-        t, members = ctx.run.membership.opening_t, ctx.run.membership.members
+        t, members = ctx.run.membership.opening.t, ctx.run.membership.members
         live = [
             member for member in members.values() if ctx.run.membership.is_live(member.id, member.stage, t)
         ]
@@ -146,7 +146,7 @@ class Standbys:
         """Cost model of the members `live`, standbys included; None while no link is measured, or a stage has
         no replica in the open iteration."""
         ctx, settings = self.ctx, self.ctx.run.settings
-        t, membership = ctx.run.membership.opening_t, ctx.run.membership
+        t, membership = ctx.run.membership.opening.t, ctx.run.membership
         if not all(membership.count(stage, t) for stage in range(settings.stages + 1)):
             return None
         return cost_model_of(live, settings, self.ways, spares=True)

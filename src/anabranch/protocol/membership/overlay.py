@@ -51,7 +51,7 @@ class Overlay:
             self._seen, self._version = membership, membership.version
             self._known.clear()
             self._around.clear()
-            self._crowded = membership.widest() > 2 * self.picks
+            self._crowded = membership.widest > 2 * self.picks
         return membership
 
     @property

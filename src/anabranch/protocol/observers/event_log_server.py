@@ -92,8 +92,6 @@ class EventLogServer:
             return True
         seats = Counter(seat[0] for seat in self._seats.values())
         crowded, most = seats.most_common(1)[0]
-        if most < seats[ticket]:
-            return False
         longest, (_, since) = next(item for item in self._seats.items() if item[1][0] == crowded)
         if most <= seats[ticket] + 1 and now < since + SEAT_S:
             return False

@@ -17,8 +17,17 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from anabranch.protocol.context.credit_usage import CreditUsage
 from anabranch.protocol.messages import Fence, Slots
+
+#: Decay of the use of credits per iteration, and number below which it is forgotten. Plain choices.
+FADES, FADED = 0.75, 0.5
+
+
+def fade(uses: dict[str, float]) -> None:
+    """Decay the use of credits (upstream peer -> number used), at the beginning of an iteration."""
+    left = {peer: FADES * used for peer, used in uses.items() if FADES * used > FADED}
+    uses.clear()
+    uses.update(left)
 
 
 @dataclass
@@ -88,7 +97,7 @@ class SlotLedger:
     capacity: int
     pool: int = 0
     repair_free: bool = True
-    uses: CreditUsage = field(default_factory=CreditUsage)
+    uses: dict[str, float] = field(default_factory=dict)
     grants: dict[str, Grant] = field(default_factory=dict)
     asks: list[tuple[bool, int, str]] = field(default_factory=list)
     _spare: int = 0
@@ -124,7 +133,7 @@ class SlotLedger:
     def use(self, peer: str) -> list[str]:
         """Count a new microbatch of `peer`, which by that may get another credit that it asked for; returns
         the peers to tell their credits."""
-        self.uses.add(peer, 1)
+        self.uses[peer] = self.uses.get(peer, 0.0) + 1.0
         if not self.asks:
             return []
         notified = self._serve()
@@ -134,7 +143,7 @@ class SlotLedger:
 
     def useless(self, peer: str) -> None:
         """Undo the count that `use` made for a microbatch of `peer` that turned out to be unusable."""
-        self.uses.add(peer, -1)
+        self.uses[peer] = self.uses.get(peer, 0.0) - 1.0
 
     def _bound(self, peer: str) -> bool:
         """True if a peer may get no further credit now, as it holds too many unused ones.
@@ -147,7 +156,7 @@ class SlotLedger:
         grant = self.grants[peer]
         if grant.unused < grant.own:
             return False
-        if grant.unused >= 1 + self.uses.of.get(peer, 0.0):
+        if grant.unused >= 1 + self.uses.get(peer, 0.0):
             return True
         return sum(max(0, each.unused - each.own) for each in self.grants.values()) >= self.capacity // 4
 
@@ -187,7 +196,8 @@ class SlotLedger:
         notified: list[str] = []
         if peer not in self.grants:
             self.grants[peer] = Grant(0, 0)
-            notified = self._ask_back()
+            # Not if the pool has a credit guaranteed to nobody: others belong to peers whose link is down.
+            notified = self._take_back(self.grants) if self.pool <= 0 or self._spare <= 0 else []
         ask = (not repair, index, peer)
         at = bisect.bisect_left(self.asks, ask)
         again = self.asks[at : at + 1] == [ask]
@@ -206,7 +216,7 @@ class SlotLedger:
         than requests wait; returns that peer, to be told. Done once for each asker, plus once for each credit
         that the asker has used."""
         mine = self.grants[asker]
-        if self._bound(asker) or mine.calls > self.uses.of.get(asker, 0.0):
+        if self._bound(asker) or mine.calls > self.uses.get(asker, 0.0):
             return []
         idle = {peer: grant for peer, grant in self.grants.items() if grant.unused > 0}
         wanted = sum(not self._bound(peer) for _, _, peer in self.asks)
@@ -219,11 +229,6 @@ class SlotLedger:
             return []
         mine.calls += 1
         return self._take_back([richest])
-
-    def _ask_back(self) -> list[str]:
-        """Withdraw one guaranteed credit for a peer that came after the capacity was granted, unless the pool
-        has a credit that is guaranteed to nobody. (Others in the pool belong to peers whose link is down.)"""
-        return self._take_back(self.grants) if self.pool <= 0 or self._spare <= 0 else []
 
     def insist(self) -> list[str]:
         """Ask for credits again if a peer still waits for its first one; returns the peers to tell.
@@ -253,7 +258,9 @@ class SlotLedger:
         grant = self.grants.get(peer)
         if grant is not None:
             grant.linked = False
-            self._revoke(grant)
+            unused = grant.unused
+            grant.total -= unused
+            self._put_back(unused)
         return self._serve()
 
     def link(self, peer: str) -> None:
@@ -271,12 +278,6 @@ class SlotLedger:
         notified = self.unlink(peer)
         self.grants.pop(peer, None)
         return notified
-
-    def _revoke(self, grant: Grant) -> None:
-        """Take the unused credits of a grant back into the pool."""
-        unused = grant.unused
-        grant.total -= unused
-        self._put_back(unused)
 
     def _put_back(self, slots: int) -> None:
         """Return `slots` freed credits to the pool; the repair credit is restored first if it is in use."""

@@ -174,8 +174,5 @@ class HopCandidates:
         if not ctx.run.near.crowded:
             return []
         live = ctx.run.membership.live(ctx.run.next_stage(), self.t)
-        strangers = [peer for peer in live if peer not in ctx.links.up]
-        ctx.rng.shuffle(strangers)
-        for peer in strangers[: ctx.run.near.picks]:
-            ctx.dialer.reach(peer)
+        ctx.dialer.reach_some(live)
         return [peer for peer in live if ctx.reachable(peer)]

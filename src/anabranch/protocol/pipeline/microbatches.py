@@ -163,7 +163,7 @@ class Iteration:
 
     def link_down(self, peer: str, reason: str) -> None:
         """Send microbatches that were sent to `peer`, whose link broke, to another replica."""
-        self.credits.link_down(peer)
+        self.credits.tell(self.credits.ledger.unlink(peer))
         for unit in self.units.values():
             unit.back.pop(peer, None)
         self.repairs.link_down(peer, reason)
@@ -172,7 +172,7 @@ class Iteration:
         """Take a request for a credit; return why it is refused, or None."""
         if not self._exists(message.index):
             return f"no microbatch {message.index} in iteration {self.t}"
-        self.credits.ask(peer, message.index, message.repair)
+        self.credits.tell(self.credits.ledger.ask(peer, message.index, message.repair))
         return None
 
     def _release_slot(self, unit: IncomingMicrobatch) -> None:
@@ -270,12 +270,7 @@ class Iteration:
             self.sender.provide(index, result.outputs[0])
 
     def _forward_done(self, unit: IncomingMicrobatch, result: Result) -> None:
-        if refusal := result.error or self._sealed(unit.index, ACTIVATION, ACTIVATION, result):
-            if unit.kept and not result.error:
-                self.ctx.tasks.submit(TaskPriority.STEP, Discard(self.t, unit.index), (), lambda result: None)
-            self._refuse(unit, refusal)
-            return
-        if not self._in_range(unit, result):
+        if not self._is_usable(unit, ACTIVATION, result):
             return
         unit.forward_done = True
         if unit.index in self.sender.items:
@@ -285,15 +280,24 @@ class Iteration:
         if unit.gradient_in is not None:
             self._input_gradient(unit)
 
+    def _is_usable(self, unit: IncomingMicrobatch, made: str, result: Result) -> bool:
+        """True if the forward or head task of a microbatch gave a usable output (of kind `made`): its input
+        has the seal of its sender, and nothing overflowed. Otherwise the microbatch is refused."""
+        refusal = result.error or self._sealed(unit.index, ACTIVATION, made, result)
+        if not refusal:
+            return self._in_range(unit, result)
+        if not result.error and (unit.kept or not self.ctx.run.stage):
+            self._discard(unit)
+        self._refuse(unit, refusal)
+        return False
+
+    def _discard(self, unit: IncomingMicrobatch) -> None:
+        self.ctx.tasks.submit(TaskPriority.STEP, Discard(self.t, unit.index), (), lambda result: None)
+
     # --- loss and backward -------------------------------------------------------------------
 
     def _head_done(self, unit: IncomingMicrobatch, result: Result) -> None:
-        if refusal := result.error or self._sealed(unit.index, ACTIVATION, GRADIENT, result):
-            if not result.error:
-                self.ctx.tasks.submit(TaskPriority.STEP, Discard(self.t, unit.index), (), lambda result: None)
-            self._refuse(unit, refusal)
-            return
-        if not self._in_range(unit, result):
+        if not self._is_usable(unit, GRADIENT, result):
             return
         unit.forward_done = True
         self._finish(unit)
@@ -358,7 +362,8 @@ class Iteration:
         if refusal := result.error or self._sealed(unit.index, GRADIENT, GRADIENT, result):
             unit.gradient_in = None
             if not result.error:
-                self._back_to_forward(unit)
+                self._discard(unit)
+                unit.kept = False  # the next gradient begins with the forward again
             self.repairs.reject(unit.index, refusal)
             return
         if not self._in_range(unit, result):
@@ -377,11 +382,6 @@ class Iteration:
             return refusal
         self.seals.made(made, index, result.hashes[-1])
         return None
-
-    def _back_to_forward(self, unit: IncomingMicrobatch) -> None:
-        """Drop what a refused gradient was computed with: the next one begins with the forward again."""
-        self.ctx.tasks.submit(TaskPriority.STEP, Discard(self.t, unit.index), (), lambda result: None)
-        unit.kept = False
 
     def _finish(self, unit: IncomingMicrobatch) -> None:
         """Note that the gradient can go upstream, so that the microbatch is no load to its sender any
@@ -439,7 +439,7 @@ class Iteration:
             return True
         if not again and run.membership.count(run.stage, self.t) > 1:
             if unit.forward_done and run.stage:
-                self.ctx.tasks.submit(TaskPriority.STEP, Discard(self.t, unit.index), (), lambda result: None)
+                self._discard(unit)
             self._refuse(unit, f"{result.overflow} is out of range")
         return False
 
@@ -491,16 +491,12 @@ class Iteration:
         del self.units[unit.index]
         self.sender.let_go(unit.index)
         if unit.forward_done:
-            self.ctx.tasks.submit(TaskPriority.STEP, Discard(self.t, unit.index), (), lambda result: None)
+            self._discard(unit)
         self._finish(unit)
         self._release_slot(unit)
         self.replies.lack(unit.upstream, unit.index, unit.transmission, refused=True)
 
     # --- membership --------------------------------------------------------------------------
-
-    def peer_lost(self, peer: str, reason: str) -> None:
-        """Send the microbatches whose gradient a suspected peer owes to another replica."""
-        self.repairs.peer_lost(peer, reason)
 
     def peer_removed(self, peer: str, stage: int, reason: str) -> None:
         """Free the credits of a removed member of `stage`; send the microbatches that it had again; take over
@@ -511,7 +507,7 @@ class Iteration:
                 unit.back.pop(peer, None)
                 if unit.granted == peer:
                     unit.granted = GONE
-            self.credits.forget(peer)
+            self.credits.tell(self.credits.ledger.forget(peer))
             for known in [known for known in self._received_transmissions if known[0] == peer]:
                 del self._received_transmissions[known]  # its next incarnation numbers anew
         if stage == self.ctx.run.next_stage():

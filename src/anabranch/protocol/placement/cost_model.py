@@ -141,10 +141,6 @@ class _Stage:
     slots: int
 
 
-def _unknown(peer: str) -> Iterable[Collection[float]]:
-    return ()
-
-
 def _line_bps(rates: Collection[float]) -> float:
     """Estimated rate of a peer's access line (bits per second) from the measured rates of its links in one
     direction: the rate of the fastest link, or LINE times that rate if only one link is measured. More is
@@ -171,7 +167,7 @@ class CostModel:
         batch: Batch,
         way: Callable[[str, str], LinkEstimate],
         spares: bool = False,
-        rates: Callable[[str], Iterable[Collection[float]]] = _unknown,
+        rates: Callable[[str], Iterable[Collection[float]]] = lambda peer: (),
         spread: bool = True,
     ) -> None:
         self._members = {member.id: member for member in members}
@@ -181,7 +177,7 @@ class CostModel:
         self._choices: dict[tuple[int, Group], Group] = {}
         self._spares, self._spread = spares, spread
         self._hops = Hops(batch.microbatches, self._link_s)
-        reported = rates if spares else _unknown
+        reported = rates if spares else lambda peer: ()
         self._line_bps = {
             peer: min([LINE * self._best_bps(peer), *map(_line_bps, filter(None, reported(peer)))])
             for peer in self._members
@@ -273,19 +269,17 @@ class CostModel:
 
     def _choice(self, deal: Mapping[str, int]) -> frozenset[str]:
         """Best standbys of the assignment `deal` if each stage is considered alone."""
-        groups = zip(self._blocks, self._layers(deal)[1:-1], strict=True)
-        return frozenset(peer for blocks, group in groups for peer in self._spared_of(blocks, group))
-
-    def _spared_of(self, blocks: int, group: Group) -> Group:
-        key = (blocks, group)
-        if key not in self._choices:
-            best, best_s = group, SPARED_SHARE * self._alone_s(blocks, group, group)
-            for working in self._choices_of(group):
-                seconds = self._alone_s(blocks, group, working)
-                if seconds < best_s:
-                    best, best_s = working, seconds
-            self._choices[key] = tuple(peer for peer in group if peer not in best)
-        return self._choices[key]
+        found: set[str] = set()
+        for key in zip(self._blocks, self._layers(deal)[1:-1], strict=True):
+            if key not in self._choices:
+                best, best_s = key[1], SPARED_SHARE * self._alone_s(*key, key[1])
+                for working in self._choices_of(key[1]):
+                    seconds = self._alone_s(*key, working)
+                    if seconds < best_s:
+                        best, best_s = working, seconds
+                self._choices[key] = tuple(peer for peer in key[1] if peer not in best)
+            found.update(self._choices[key])
+        return frozenset(found)
 
     def _alone_s(self, blocks: int, group: Group, working: Group) -> float:
         stage = self._stage(blocks, group, working)

@@ -462,10 +462,6 @@ class AllReduce:
         their senders are linked, and their time is not over."""
         return self._deferred.arriving(self.reduce, t)
 
-    def discard_prepared(self) -> None:
-        """Drop a reduced gradient that could not be applied."""
-        self.prepared = None
-
     def step_committed(self) -> None:
         """React to the commit of the open iteration's step: deliver the reduced parts to the standbys."""
         self._deferred.committed()

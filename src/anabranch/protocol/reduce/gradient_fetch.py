@@ -94,8 +94,9 @@ class GradientFetch:
             self._give_up(t)
         elif free:
             self._ask(t, free)
-        elif self.ctx.run.near.crowded:
-            self._dial_some(live)
+        elif self.ctx.run.near.crowded:  # none that may have the gradient is linked
+            self._at = min(self._at, self.ctx.clock.now + FETCH_AFTER_S)
+            self.ctx.dialer.reach_some(live)
 
     def _ask(self, t: int, free: list[str]) -> None:
         """Ask one of the replicas `free`, which are not sending the gradient yet: the one that should deliver
@@ -108,15 +109,6 @@ class GradientFetch:
         most_s = ctx.costs.coming_s(peer, size_bytes)
         self._awaited[peer], self._expected_at = ctx.clock.now + most_s, ctx.clock.now + most_s / SLOWER
         ctx.outbox.send(peer, FetchGradient(t, ctx.run.stage))
-
-    def _dial_some(self, live: list[str]) -> None:
-        """Connect to some replicas of a large stage, as none that may have the gradient is linked."""
-        ctx = self.ctx
-        self._at = min(self._at, ctx.clock.now + FETCH_AFTER_S)
-        strangers = [peer for peer in live if peer not in ctx.links.up]
-        ctx.rng.shuffle(strangers)
-        for peer in strangers[: ctx.run.near.picks]:
-            ctx.dialer.reach(peer)
 
     def link_down(self, peer: str) -> None:
         """Forget that `peer`, whose link broke, may be sending the gradient."""

@@ -145,7 +145,8 @@ class ReduceHelper:
         if self._unsealed(help, part, result.hashes):
             return  # the leader orders the reduce again, without who sent it
         help.reduced[part] = result.outputs[0]
-        help.seals[part] = self._seal(message, part, result.hashes[-1]) if result.hashes else b""
+        text = self._text(message, REDUCED, part, result.hashes[-1]) if result.hashes else b""
+        help.seals[part] = self.ctx.signer.sign(text) if text else b""
         for member in message.members:
             self._send(help, part, member)
         if witnessed(message, self.ctx.me) and len(help.reduced) == len(message.sums):
@@ -195,10 +196,6 @@ class ReduceHelper:
                 help.summing.unusable.add(position)
                 found = True
         return found
-
-    def _seal(self, message: Attempt, part: int, payload_hash: str) -> bytes:
-        """This peer's seal of a part that it summed."""
-        return self.ctx.signer.sign(self._text(message, REDUCED, part, payload_hash))
 
     def _text(self, message: Attempt, kind: str, part: int, payload_hash: str) -> bytes:
         """Text that a seal of a part signs."""

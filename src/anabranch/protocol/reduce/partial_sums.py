@@ -64,7 +64,28 @@ class PartialSums:
         kept, self._kept = self._kept or {}, None
         for position, parts in kept.items():
             if len(parts) == len(self.mine):
-                _Examination(self, position, stage).begin([parts[part] for part in sorted(parts)])
+                self._examine(position, stage, [parts[part] for part in sorted(parts)])
+
+    def _examine(self, position: int, stage: int, parts: list[Payload]) -> None:
+        """Start the check that the parts of the member at `position` alone make a gradient of the stage, of
+        the right size and in range; otherwise the member is entered in `unusable`."""
+        rounded: list[Payload] = []
+
+        def summed(result: Result) -> None:
+            if not result.outputs:
+                self.unusable.add(position)
+                return
+            rounded.append(result.outputs[0])
+            if len(rounded) == len(parts):
+                task = Assemble(self._task.t, stage)
+                self.ctx.tasks.submit(TaskPriority.STEP, task, tuple(rounded), assembled)
+
+        def assembled(result: Result) -> None:
+            if not result.digest or result.error or result.overflow:
+                self.unusable.add(position)
+
+        for payload in parts:
+            self.ctx.tasks.submit(TaskPriority.STEP, self._task, (payload,), summed)
 
     def add(self, part: int, position: int, payload: Payload) -> None:
         """Store the contribution of the member at `position` to a part; the last one to arrive starts the
@@ -82,38 +103,6 @@ class PartialSums:
         inputs = tuple(contributions[position] for position in self._positions)
         self.ctx.tasks.submit(TaskPriority.STEP, self._task, inputs, partial(self._then, self, part, inputs))
 
-    @property
-    def task(self) -> SumPart:
-        """Task that sums one part."""
-        return self._task
-
-
-class _Examination:
-    """Check that one member's parts alone make a gradient of the stage, of the right size and in range;
-    otherwise the member is entered in `unusable`."""
-
-    def __init__(self, sums: PartialSums, position: int, stage: int) -> None:
-        self._sums, self._position, self._stage = sums, position, stage
-        self._rounded: list[Payload] = []
-
-    def begin(self, parts: list[Payload]) -> None:
-        """Start the check of the member's parts, in order."""
-        for payload in parts:
-            then = partial(self._summed, len(parts))
-            self._sums.ctx.tasks.submit(TaskPriority.STEP, self._sums.task, (payload,), then)
-
-    def _summed(self, count: int, result: Result) -> None:
-        if not result.outputs:
-            self._sums.unusable.add(self._position)
-            return
-        self._rounded.append(result.outputs[0])
-        if len(self._rounded) == count:
-            task = Assemble(self._sums.task.t, self._stage)
-            self._sums.ctx.tasks.submit(TaskPriority.STEP, task, tuple(self._rounded), self._assembled)
-
-    def _assembled(self, result: Result) -> None:
-        if not result.digest or result.error or result.overflow:
-            self._sums.unusable.add(self._position)
 
 
 class ReduceAccount(NamedTuple):

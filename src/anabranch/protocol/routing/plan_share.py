@@ -3,8 +3,6 @@ sources at once) and places of a relay (how many the plan may send through it)."
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from anabranch.flow.dispatch.load_balance import places
 from anabranch.flow.policies.registry import is_published
 from anabranch.protocol.context.peer_context import PeerContext
@@ -30,8 +28,6 @@ class PlanShare:
         """Slots of each replica of the stage that is no standby."""
         self._found: int | None = None
         """Places that follow from `_pass_s` and `_capacity`; None: to be computed."""
-        self._seen_at_join: object = None
-        """These inputs without measurements, if the places followed from the times offered at the join."""
 
     def demand(self) -> int:
         """Demand of this data node, in microbatches that it has in flight at once: its part of the batch, or
@@ -48,18 +44,11 @@ class PlanShare:
     def changed_places(self) -> int | None:
         """Places of this relay if an input of that number has changed since the last call, else None."""
         run, costs, spared = self._ctx.run, self._ctx.costs, self._ctx.standby_view.waits
-        version = run.membership.version_of(run.stage)
-        seen = (run.settings, run.membership, version, costs.changes, spared)
+        seen = (run.settings, run.membership, run.membership.version_of(run.stage), costs.changes, spared)
         if seen == self._seen:
             return None
         self._seen = seen
-        seen_at_join = (run.settings, run.membership, version, spared)
-        working = self._working()
-        measured = self._measured_s(working)
-        if seen_at_join == self._seen_at_join and measured is None:
-            return None
-        self._seen_at_join = None if measured is not None else seen_at_join
-        return self._places(working, measured)
+        return self.places()
 
     def places(self) -> int:
         """Places of this relay, the number of microbatches that the plan may send through it: its part of the
@@ -69,14 +58,9 @@ class PlanShare:
         relay has as many places as slots (microbatches that it can hold) if no times are known, and none if
         it is a standby.
         """
-        working = self._working()
-        return self._places(working, self._measured_s(working))
-
-    def _places(self, working: Sequence[str], measured: dict[str, float] | None) -> int:
-        """Places of this relay (see `places`). working: replicas that are no standbys. measured: compute
-        seconds of a pass at each of them, None unless all are known."""
-        run, me, spared = self._ctx.run, self._ctx.me, self._ctx.standby_view.waits
-        members = run.membership.members
+        run, me, standbys = self._ctx.run, self._ctx.me, self._ctx.standby_view
+        members, spared = run.membership.members, standbys.waits
+        working = standbys.working(run.membership.live(run.stage, ALL_TIMES))
         basis = (run.settings, run.membership, run.membership.version_of(run.stage), spared)
         if basis != self._basis:
             slots, stage = run.settings.slots, run.stage
@@ -88,9 +72,11 @@ class PlanShare:
             return 0
         if me not in capacity or published:
             return run.settings.slots(run.stage, members[me].capacity)
-        pass_s = measured or {peer: members[peer].forward_s for peer in working}
+        pass_s = {peer: self._ctx.costs.pass_s(peer, me) for peer in working}
         if not all(map(plausible, pass_s.values())):
-            return capacity[me]
+            pass_s = {peer: members[peer].forward_s for peer in working}
+            if not all(map(plausible, pass_s.values())):
+                return capacity[me]
         before = self._pass_s
         if before.keys() != pass_s.keys() or any(
             not 1.0 / PASS_CHANGE < pass_s[peer] / before[peer] < PASS_CHANGE for peer in pass_s
@@ -99,13 +85,3 @@ class PlanShare:
         if self._found is None:
             self._found = places(self._pass_s, capacity, run.settings.microbatches)[me]
         return self._found
-
-    def _working(self) -> Sequence[str]:
-        """Replicas of this relay's stage that are no standbys."""
-        run = self._ctx.run
-        return self._ctx.standby_view.working(run.membership.live(run.stage, ALL_TIMES))
-
-    def _measured_s(self, stage: Sequence[str]) -> dict[str, float] | None:
-        """Compute seconds of a pass at each replica of `stage`; None unless all were measured in this run."""
-        found = {peer: self._ctx.costs.pass_s(peer, self._ctx.me) for peer in stage}
-        return found if all(map(plausible, found.values())) else None
