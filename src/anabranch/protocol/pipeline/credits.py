@@ -162,10 +162,7 @@ class SlotLedger:
 
     def _next(self) -> int | None:
         """Position of the first request that may be served, or None."""
-        for at, (_, _, peer) in enumerate(self.asks):
-            if not self._bound(peer):
-                return at
-        return None
+        return next((at for at, (_, _, peer) in enumerate(self.asks) if not self._bound(peer)), None)
 
     def release(self, peer: str) -> list[str]:
         """Free the credit of a finished microbatch of `peer`; returns the peers to tell their credits."""

@@ -453,10 +453,6 @@ class AllReduce:
             if reduce.collectors[part] == subject
         }
 
-    def reduces(self, t: int) -> bool:
-        """True if an attempt of iteration t is under way here."""
-        return self.reduce is not None and self.reduce.message.fence.t == t
-
     def parts_arriving(self, t: int) -> bool:
         """True if this replica is a standby and the reduced parts of step t that it lacks may still arrive:
         their senders are linked, and their time is not over."""

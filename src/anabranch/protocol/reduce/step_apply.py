@@ -78,7 +78,8 @@ class StepApply(Timer):
         if self.all_reduce.holds_gradient(record.t, record.stages[self.ctx.run.stage].digest):
             self._take(self._apply_task(record))
         elif not self.lacking.sought:
-            self.lacking.seek(self.all_reduce.reduces(record.t))
+            reduce = self.all_reduce.reduce
+            self.lacking.seek(reduce is not None and reduce.message.fence.t == record.t)
             self.tick()
 
     def _take(self, task: Task) -> None:

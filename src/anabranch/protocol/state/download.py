@@ -219,6 +219,11 @@ class Download:
         if not source.asked:
             source.due = math.inf
 
+    def _pull_all(self) -> None:
+        for source in self.sources.values():
+            if source.status is SourceStatus.PULLED:
+                self._pull(source)
+
     def _pieces_s(self, source: Source) -> float:
         """Longest plausible seconds until WINDOW pieces from a source have arrived."""
         assert self._chosen is not None
@@ -250,9 +255,7 @@ class Download:
         source.asked.discard(message.piece)
         source.due = self.ctx.clock.now + source.patience_s
         self._pieces.setdefault(message.piece, (payload, peer))
-        for other in self.sources.values():
-            if other.status is SourceStatus.PULLED:
-                self._pull(other)
+        self._pull_all()
         if len(self._pieces) == self._chosen.pieces:
             self._complete(self._chosen)
 
@@ -352,9 +355,7 @@ class Download:
             source.patience_s *= 2.0  # the link may be slow; doubling finds a wait that is long enough
         pulled = source.status is SourceStatus.PULLED
         self._put_aside(source, SourceStatus.IDLE if source.tries > 0 else SourceStatus.OUT)
-        for other in self.sources.values():
-            if other.status is SourceStatus.PULLED:
-                self._pull(other)
+        self._pull_all()
         if pulled and reachable and source.tries > 0:
             source.tries -= 1
             source.status = SourceStatus.PULLED
