@@ -6,7 +6,7 @@ import pytest
 
 from anabranch.addresses import foreign_block_of
 from anabranch.protocol import messages as msg
-from anabranch.protocol.context.rate_limits_and_bans import BAN_S, LONGEST_BAN_S, SHARED, Kind, RateLimits
+from anabranch.protocol.context.rate_limits_and_bans import BAN_S, LONGEST_BAN_S, REFUSALS, SHARED, RateLimits
 from anabranch.protocol.interface import events as ev
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.log.records import Member, Members
@@ -18,15 +18,15 @@ TICKET, BLOCK = "ab" * 32, "198.51.100.0/24"
 def test_strangers_share_the_allowance_of_their_ticket() -> None:
     """Many keys have no more together than SHARED peers; a member still has its own."""
     limits = RateLimits(lambda peer: peer == "member")
-    burst = Kind.REFUSAL.value.burst
+    burst = REFUSALS.burst
     for key in range(100):
         limits.came_with(f"key {key}", TICKET, "")
-    taken = sum(limits.take(f"key {key}", Kind.REFUSAL, 0.0) for key in range(100) for _ in range(int(burst)))
+    taken = sum(limits.charge(f"key {key}", REFUSALS, 0.0) for key in range(100) for _ in range(int(burst)))
     assert taken == SHARED * burst
     limits.came_with("member", TICKET, "")
-    assert limits.take("member", Kind.REFUSAL, 0.0)
+    assert limits.charge("member", REFUSALS, 0.0)
     limits.came_with("else", "cd" * 32, "")
-    assert limits.take("else", Kind.REFUSAL, 0.0)
+    assert limits.charge("else", REFUSALS, 0.0)
 
 
 @pytest.mark.parametrize("shared", [(TICKET, ""), ("", BLOCK)])

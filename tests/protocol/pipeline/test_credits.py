@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anabranch.protocol.context.credit_usage import CreditUsage
 from anabranch.protocol.messages import Fence, Slots
-from anabranch.protocol.pipeline.credits import Credit, SlotLedger
+from anabranch.protocol.pipeline.credits import Credit, SlotLedger, fade
 
 FENCE = Fence(1, 1, 1, "base", 1)
 
@@ -309,7 +308,7 @@ def test_slots_that_are_handed_back_and_asked_for_again_leave_the_others_what_is
 
 def test_who_uses_what_it_asks_for_gets_more_each_time_and_at_most_a_quarter_beyond_its_own() -> None:
     """Asks overtake what is sent: with each that came, one more may be on its way."""
-    uses = CreditUsage()
+    uses: dict[str, float] = {}
     ledger = SlotLedger(8, uses=uses)
     ledger.deal([])
     for index in range(8):
@@ -321,7 +320,7 @@ def test_who_uses_what_it_asks_for_gets_more_each_time_and_at_most_a_quarter_bey
         ledger.use("a")
     assert on_its_way == [1, 2, 3, 3, 3, 3, 2]
     for left in (3, 3, 3, 3, 3, 3, 2):
-        uses.fade()
+        fade(uses)
         ledger = SlotLedger(8, uses=uses)
         ledger.deal([])
         for index in range(8):

@@ -63,7 +63,8 @@ class CarrierChoice:
         return [f"{candidates[carrier].partition(',')[0]}/{carrier}" for carrier in best]
 
     def _linked_members(self, peer: str) -> list[str]:
-        """Members that `peer` dials and keeps a link with, as far as this peer can tell."""
+        """Members with which `peer` has a link, since `peer` dials them, as far as this peer can tell: they
+        can forward to `peer`."""
         run, membership = self.run, self.run.membership
         stage, stages = membership.stage_of(peer), self.run.settings.stages + 1
         if stage is None:

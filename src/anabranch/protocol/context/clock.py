@@ -64,8 +64,8 @@ class OwnTime:
         return self.now
 
     def awaits(self, own: float) -> float:
-        """Convert own time of the next wake-up to the driver's time, and store it: a wake-up that comes much
-        later shows a sleep."""
+        """Store own time `own` of the next wake-up, and return the driver's time of it. If the next event
+        comes much later than that, the process slept."""
         self._awaited_own = own
         self._awaited = own + self._ahead
         return self._awaited

@@ -63,6 +63,13 @@ class Dialer:
         if address := self.addresses(peer):
             self._dial(peer, address)
 
+    def reach_some(self, peers: Iterable[str]) -> None:
+        """Dial a random few of `peers` that are not linked: as many as a peer picks neighbours."""
+        strangers = [peer for peer in peers if peer not in self.links.up]
+        self.rng.shuffle(strangers)
+        for peer in strangers[: self.run.near.picks]:
+            self.reach(peer)
+
     def plan(self, peer: str, least_s: float = 0.0) -> None:
         """Plan the next attempt to dial `peer`, after a back-off of at least `least_s` seconds."""
         _, backoff = self._dials.get(peer, (0.0, None))

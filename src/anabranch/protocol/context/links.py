@@ -75,7 +75,8 @@ class LinkTable:
         self.up.pop(peer)
 
     def forged(self, peer: str) -> None:
-        """Record that the linked process of `peer` sent a payload without a valid seal (signature)."""
+        """Record that the linked process of `peer` sent a payload without a valid seal (signature); no more
+        work is shared with that process (`forgers`)."""
         self.forgers.add((peer, self.incarnations.get(peer, 0)))
 
     def is_forger(self, peer: str) -> bool:
@@ -86,9 +87,9 @@ class LinkTable:
         self.epochs[peer] = epoch
 
     def timed_directions(self, peer: str) -> set[bool]:
-        """Directions in which this peer acknowledged a payload from `peer` since the link came up: True for
-        backward, False for forward. The first payload in each direction is always acknowledged, so that
-        `peer` can time it. The caller adds to this set."""
+        """Directions of the link to `peer` in which this peer has acknowledged a payload since the link came
+        up: True for backward, False for forward. The first payload in each direction is always acknowledged,
+        so that `peer` can measure the link. It is the stored set: the caller adds to it."""
         return self._timed.setdefault(peer, set())
 
     def register_user(self, partners: Callable[[], Collection[str]]) -> None:

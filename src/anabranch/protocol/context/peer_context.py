@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from anabranch.counter_rng import CounterRng
 from anabranch.protocol.context.carriers import CarrierChoice
 from anabranch.protocol.context.clock import Clock
-from anabranch.protocol.context.credit_usage import CreditUsage
 from anabranch.protocol.context.dialer import Dialer
 from anabranch.protocol.context.links import LinkTable
 from anabranch.protocol.context.outbox import Outbox
@@ -46,7 +45,8 @@ class PeerContext:
     rate_limits: RateLimits
     rng: CounterRng
     standby_view: StandbyView
-    uses: CreditUsage
+    uses: dict[str, float]
+    """Recent use of credits: upstream peer -> number that it used for new microbatches, decaying."""
     signer: Signer
 
     def use_settings(self, settings: Settings) -> None:
@@ -86,8 +86,9 @@ class PeerContext:
         return peer == self.me or (peer in links.up and peer not in links.suspects)
 
     def apart(self) -> tuple[str, ...]:
-        """Replicas of this peer's stage that it cannot reach, among those that serve or will serve; in a
-        large stage only those with which it exchanges work."""
+        """Replicas of this peer's stage that it cannot reach, among those that serve or will serve, for its
+        claims to the leader; in a large stage only overlay neighbours and the replicas that it exchanges
+        reduce parts with."""
         run = self.run
         fellows = set(run.near.active_neighbours(run.stage, run.stage, ALL_TIMES))
         if run.near.crowded:
@@ -120,7 +121,7 @@ def make_context(
     dialer = Dialer(me, clock, links, outbox, run, rng, carriers)
     context = PeerContext(
         me, incarnation, clock, outbox, WorkQueue(), links, dialer, run, log, costs, rate_limits, rng,
-        StandbyView(), CreditUsage(),
+        StandbyView(), {},
         signer or NoSigner(),
     )  # fmt: skip
     context.use_settings(settings)

@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum
 
 from anabranch.protocol.messages.table import Allowance
 
@@ -35,14 +34,9 @@ GARBLED = 64.0
 #: Number of refusals of one kind of message of one peer that are all noted; later ones are noted at powers of
 #: two only.
 ALL_NOTED = 32
-
-
-class Kind(Enum):
-    """Rate-limited quantities besides messages: refused messages, event-log lines. The values are their
-    allowances, far above the need of honest peers in the fuzzed runs."""
-
-    REFUSAL = Allowance(256.0, 2.0)
-    LINES = Allowance(8192.0, 256.0)
+#: Allowances of refused messages and of event-log lines, far above the need of honest peers in the fuzzed
+#: runs.
+REFUSALS, LINES = Allowance(256.0, 2.0), Allowance(8192.0, 256.0)
 
 
 @dataclass(slots=True)
@@ -87,15 +81,11 @@ class RateLimits:
         self._buckets: dict[Allowance, dict[str, TokenBucket]] = {}
         #: Messages beyond a budget, by type.
         self.over_budget: Counter[str] = Counter()
-        self._counts: dict[str, dict[str, int]] = {}
+        self.counts: dict[str, dict[str, int]] = {}
+        """Numbers of refused messages, by peer and kind of message."""
         self._bans: dict[str, _Ban] = {}
         self._came_with: dict[str, tuple[str, ...]] = {}
         """Peer -> ticket and address block with which it came."""
-
-    @property
-    def counts(self) -> Mapping[str, Mapping[str, int]]:
-        """Numbers of refused messages, by peer and kind of message."""
-        return self._counts
 
     def came_with(self, peer: str, *shared: str) -> None:
         """Note the ticket that `peer` showed and the address block that it came from ("": none); as a
@@ -110,11 +100,6 @@ class RateLimits:
         """Names of ticket and address block to which a stranger is charged, too; none for a member."""
         found = self._came_with.get(peer, ())
         return () if not found or self._seated(peer) else found
-
-    def take(self, peer: str, kind: Kind, now: float, amount: float = 1.0) -> bool:
-        """Charge `amount` of `kind` to `peer`, and to its ticket and address block if it is a stranger;
-        False, without a charge, if one of these allowances is exhausted."""
-        return self.charge(peer, kind.value, now, amount)
 
     def charge(self, peer: str, allowance: Allowance, now: float, amount: float = 1.0) -> bool:
         """Charge `amount` of `allowance` to `peer`, and to its ticket and address block if it is a stranger;
@@ -148,9 +133,9 @@ class RateLimits:
 
     def count(self, peer: str, message: str) -> int:
         """Count a refused message of kind `message`; returns how many of that kind `peer` had refused."""
-        if peer not in self._counts and len(self._counts) >= PEERS_KEPT:
-            self._counts.pop(next(iter(self._counts)))
-        mine = self._counts.setdefault(peer, {})
+        if peer not in self.counts and len(self.counts) >= PEERS_KEPT:
+            self.counts.pop(next(iter(self.counts)))
+        mine = self.counts.setdefault(peer, {})
         mine[message] = mine.get(message, 0) + 1
         return mine[message]
 

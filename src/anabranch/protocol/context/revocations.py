@@ -11,15 +11,11 @@ class Revocations:
     """Ids of revoked peers and keys of revoked tickets, with the reasons. None is ever lifted."""
 
     def __init__(self) -> None:
-        self._reasons: dict[str, str] = {}
+        self.reasons: dict[str, str] = {}
+        """Reasons of all revocations, by peer id or ticket key."""
 
     def __contains__(self, target: str) -> bool:
-        return target in self._reasons
-
-    @property
-    def reasons(self) -> Mapping[str, str]:
-        """Reasons of all revocations, by peer id or ticket key."""
-        return self._reasons
+        return target in self.reasons
 
     def fold(self, record: AnyRecord) -> None:
         """Add the revocations in the next record of the log."""
@@ -29,20 +25,20 @@ class Revocations:
     def add(self, reasons: Mapping[str, str]) -> None:
         """Add revocations that are known from elsewhere: a resumed run's log, or a `Welcome`."""
         for target, reason in reasons.items():
-            self._reasons.setdefault(target, reason)
+            self.reasons.setdefault(target, reason)
 
     def refusal(self, peer: str, ticket: str) -> str | None:
         """Reason why a peer with a credential of this ticket may not take part; None: it may. ticket: "" if
         the peer has none."""
-        if peer in self._reasons:
-            return f"the run's owner expelled this peer: {self._reasons[peer]}"
-        if ticket and ticket in self._reasons:
-            return f"the run's owner revoked this peer's ticket: {self._reasons[ticket]}"
+        if peer in self.reasons:
+            return f"the run's owner expelled this peer: {self.reasons[peer]}"
+        if ticket and ticket in self.reasons:
+            return f"the run's owner revoked this peer's ticket: {self.reasons[ticket]}"
         return None
 
     def refused(self, members: Iterable[Member]) -> dict[str, str]:
         """Those of the given members that may not take part: id -> reason."""
-        if not self._reasons:
+        if not self.reasons:
             return {}
         found = {member.id: self.refusal(member.id, member.ticket) for member in members}
         return {peer: reason for peer, reason in found.items() if reason is not None}

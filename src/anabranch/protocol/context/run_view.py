@@ -52,13 +52,13 @@ class RunCourse:
                 self.held = min(self.held, t)
 
     def opens(self, t: int) -> bool:
-        """True if no pause keeps iteration `t` from being opened."""
+        """True if iteration `t` may be opened: the run is not paused, or pauses only after `t`."""
         return self.held < 0 or t <= self.held
 
 
 class RunView:
-    """A peer's view of the run: settings, members, its own stage, progress. memberships: factory of an empty
-    membership."""
+    """A peer's view of the run: settings, members, its own stage, progress, routing policy (`policy`) and
+    overlay graph of neighbours (`near`). memberships: factory of an empty membership."""
 
     policy: Policy
     near: Overlay
@@ -242,7 +242,8 @@ class StandbyView:
 
     @property
     def number(self) -> int:
-        """Running number of the last announcement."""
+        """Running number, within the leader's term, of its newest announcement of standbys that this peer
+        knows."""
         return self._latest[1]
 
     def working(self, peers: Sequence[str]) -> Sequence[str]:

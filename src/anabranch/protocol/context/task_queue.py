@@ -78,8 +78,8 @@ class WorkQueue:
         heapq.heappush(self._heap, _Job(group, int(rank), task.t, index, number, task, inputs, timed))
 
     def _group(self, rank: TaskPriority, t: int) -> tuple[int, int]:
-        """Sort key of a task that comes before its rank: the iteration (after steps, before background work)
-        where the queue orders by iteration; else the same for all."""
+        """First part of a task's sort key, compared before its priority: the same for all tasks, or where the
+        queue orders by iteration: steps first, then microbatch work by iteration, then background work."""
         if not self._by_iteration or rank is TaskPriority.STEP:
             return 0, 0
         return (2, 0) if rank is TaskPriority.BACKGROUND else (1, t)
@@ -132,7 +132,8 @@ class WorkQueue:
 
     @property
     def adding(self) -> bool:
-        """True while the worker computes and adds a weight gradient."""
+        """True while the worker computes and adds a weight gradient: the claims of units do not match the
+        gradient sum then."""
         return self.running is not None and isinstance(self.running.task, WeightGradient)
 
     @property

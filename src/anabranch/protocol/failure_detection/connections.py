@@ -65,13 +65,6 @@ class Connections:
                 due = min(due, silence.suspected_at())
         return due
 
-    def _not_before(self, silence: AdaptiveTimeout) -> None:
-        """Lower `_none_silent_before` to the time at which this link will have been silent for long enough to
-        ask other members about the peer."""
-        doubted_at = silence.doubted_at()
-        if doubted_at < self._none_silent_before:
-            self._none_silent_before = doubted_at
-
     def _ask_at(self, peer: str, silence: AdaptiveTimeout) -> float:
         """Earliest time (s) at which this peer asks other members about the silent `peer` (again)."""
         return self.indirect_probes.asked_at(peer) + DOUBT * silence.patience_s
@@ -95,7 +88,8 @@ class Connections:
             return []
         links = self._listening()
         self._none_silent_before = min((s.doubted_at() for s in links.values()), default=math.inf)
-        overdue = [self._overdue(p, s) for p, s in links.items() if ctx.clock.now >= s.suspected_at()]
+        now, late = ctx.clock.now, [p for p, s in links.items() if ctx.clock.now >= s.suspected_at()]
+        overdue = [self.overdue(p, now - links[p].last_heard, links[p].patience_s) for p in late]
         for peer, silence in links.items():
             if ctx.clock.now >= max(silence.doubted_at(), self._ask_at(peer, silence)):
                 self.indirect_probes.ask(peer, silence.patience_s)
@@ -121,7 +115,7 @@ class Connections:
         for peer, silence in self._listened.items():
             if before is not None and peer not in before:
                 silence.last_heard = ctx.clock.now
-                self._not_before(silence)
+                self._none_silent_before = min(self._none_silent_before, silence.doubted_at())
         return self._listened
 
     def _beat(self) -> None:
@@ -164,9 +158,6 @@ class Connections:
         for peer in peers:
             self.ctx.outbox.send(peer, Ping(self._number, self._next_index, self.ctx.log.leads, epoch))
 
-    def _overdue(self, peer: str, silence: AdaptiveTimeout) -> Overdue:
-        return self.overdue(peer, self.ctx.clock.now - silence.last_heard, silence.patience_s)
-
     def overdue(self, peer: str, silence_s: float, patience_s: float) -> Overdue:
         """Make the evidence about a member that has been silent for `silence_s`, from which its verdict
         follows. patience_s: the member's timeout (s)."""
@@ -192,8 +183,8 @@ class Connections:
         return reason
 
     def _alone(self, peer: str) -> bool:
-        """True if this peer may itself be cut off: it hears no member but perhaps `peer`, though there are
-        some."""
+        """True if this peer may itself be cut off, so that the silence of `peer` proves nothing: it hears no
+        other member although there are some."""
         ctx, watched = self.ctx, self._listening()
         members = ctx.run.membership.members.keys()
         links = [watched[other] for other in members & watched.keys() - {peer}]
@@ -220,7 +211,7 @@ class Connections:
         ctx.links.add(peer, silence)
         if self._listened is not None:
             self._listened[peer] = silence  # until the watched links are chosen anew
-        self._not_before(silence)
+        self._none_silent_before = min(self._none_silent_before, silence.doubted_at())
         self.indirect_probes.forget(peer)
         ctx.dialer.cancel(peer)
 
@@ -252,7 +243,7 @@ class Connections:
                     link.last_heard = ctx.clock.now
         silent_s, doubted = ctx.clock.now - silence.last_heard, ctx.clock.now >= silence.doubted_at()
         silence.heard(ctx.clock.now)
-        self._not_before(silence)
+        self._none_silent_before = min(self._none_silent_before, silence.doubted_at())
         self.indirect_probes.heard(peer)
         if doubted:
             self.indirect_probes.forget(peer)
@@ -302,17 +293,13 @@ class Connections:
         stages = {ctx.run.stage, ctx.run.next_stage(), ctx.run.previous_stage()}
         return [peer for peer, member in members.items() if member.stage in stages or peer in keepers]
 
-    def _wants(self, peer: str) -> bool:
-        """True if this peer wants a link with `peer` in a large swarm, as of the last heartbeat."""
-        ctx = self.ctx
-        return ctx.log.keeps_log(ctx.me) or ctx.run.deals or peer in self._near or peer in self._keepers()
-
     def _around(self) -> frozenset[str]:
         """Members that this peer wants links with in a large swarm: neighbours and voters."""
         return self.ctx.run.near.all(self.ctx.run.stage) | self._keepers()
 
     def _keepers(self) -> frozenset[str]:
-        """Known voters and the leader, which keep the log."""
+        """Known voters and the leader, which keep the log: every peer wants links to them, and they watch all
+        their links."""
         return self.ctx.log.voting_peers | {self.ctx.log.leader}
 
     def trim(self) -> None:
@@ -346,12 +333,12 @@ class Connections:
     def redial(self, peer: str) -> None:
         """Plan to dial `peer`, whose link broke: a carrier, a fellow voter, or a member with which this peer
         still wants a link and is the one to dial."""
-        membership, near = self.ctx.run.membership, self.ctx.run.near
-        mine = peer in membership.members and membership.dials(self.ctx.me, peer)
-        wanted = not near.crowded or self._wants(peer)
-        dialer = self.ctx.dialer
+        run, log, dialer = self.ctx.run, self.ctx.log, self.ctx.dialer
+        mine = peer in run.membership.members and run.membership.dials(self.ctx.me, peer)
+        all_wanted = not run.near.crowded or run.deals or log.keeps_log(self.ctx.me)
+        wanted = all_wanted or peer in self._near or peer in self._keepers()
         if (mine and wanted) or peer in dialer.fellows or peer in dialer.carriers.listed():
-            self.ctx.dialer.plan(peer)
+            dialer.plan(peer)
 
     def forget(self, peer: str) -> None:
         """Drop what is known of `peer`, no longer a member: planned dials, timeout, others' statements."""

@@ -144,7 +144,8 @@ class IndirectProbes:
         return [witness for witness, (probed, _) in answers if probed is not None and probed.heard]
 
     def asked_at(self, subject: str) -> float:
-        """Time (s) of the last question about `subject`; -inf: none since a message of it last came."""
+        """Time (s) at which witnesses were last asked about `subject`; -inf if they were not since this peer
+        last heard `subject`."""
         inquiry = self._inquiries.get(subject)
         return -math.inf if inquiry is None else inquiry.asked_at
 

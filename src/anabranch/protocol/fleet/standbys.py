@@ -113,7 +113,7 @@ class Standbys:
         as before unless a change clearly pays, and at stages with a replica that has not reported its
         links."""
         ctx, settings = self.ctx, self.ctx.run.settings
-        t, members = ctx.run.membership.opening_t, ctx.run.membership.members
+        t, members = ctx.run.membership.opening.t, ctx.run.membership.members
         live = [
             member for member in members.values() if ctx.run.membership.is_live(member.id, member.stage, t)
         ]

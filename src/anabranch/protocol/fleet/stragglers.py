@@ -113,7 +113,7 @@ class Stragglers:
         stage = membership.stage_of(peer)
         if stage is None or not self._waits_for(stage):
             return False
-        return peer in self.present(stage, membership.opening_t)
+        return peer in self.present(stage, membership.opening.t)
 
     def back(self, peer: str) -> None:
         """Note that `peer` takes part in the open iteration again, or has reported to this new leader."""

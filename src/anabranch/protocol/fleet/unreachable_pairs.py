@@ -70,7 +70,7 @@ class UnreachablePairs:
     def _service(self, peer: str) -> int:
         """Number of iterations that a replica has served, the open one included."""
         membership = self.ctx.run.membership
-        return max(1, membership.opening_t - membership.active_from.get(peer, membership.opening_t) + 1)
+        return max(1, membership.opening.t - membership.active_from.get(peer, membership.opening.t) + 1)
 
     def _apart_from(self, peer: str, members: Sequence[str], gone: Collection[str]) -> list[str]:
         """Members that `peer` reports as unreachable, or that report `peer` so, without those in `gone`."""

@@ -104,7 +104,8 @@ class Described(Event, frozen=True):
 
 
 class Observed(Event, frozen=True):
-    """Event-log lines of this peer (JSON), to be sent to the leader for the run's event log."""
+    """Event-log lines (JSON) that this peer's driver wrote; the protocol sends them to the leader, for the
+    run's event log."""
 
     lines: tuple[bytes, ...]
 
@@ -244,8 +245,8 @@ class Describe(Effect, frozen=True):
 
 
 class Admitted(Effect, frozen=True):
-    """Notice to the driver that this peer was admitted to `stage`. certificate: proof of the admission for
-    other members."""
+    """Notice of the protocol to its driver that this peer was admitted to `stage`. certificate: proof of the
+    admission for other members."""
 
     stage: int
     certificate: bytes

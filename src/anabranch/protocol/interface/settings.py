@@ -107,7 +107,8 @@ class Settings:
 
     @property
     def boundary_bytes(self) -> int:
-        """Bytes of the largest payload between two stages: an activation, or the token ids of a slot."""
+        """Bytes of the largest payload between two stages: an activation; in a run with rounds, the token ids
+        of all inner steps that a slot of a round may have."""
         if not self.rounds.inner:
             return self.activation_bytes
         inner = self.microbatches // self.rounds.slots
@@ -140,8 +141,8 @@ class Settings:
         return self.stages + 1 + stage
 
     def state_bytes_of(self, stage: int) -> float:
-        """Bytes of weights and moments of a whole stage (0: not known); infinite if `stage` is a number of
-        frozen weights (`frozen_number`)."""
+        """Bytes of weights and moments of a whole stage (0: not known). Infinite, so that nothing is assumed
+        about the size, if `stage` is the number of a stage's frozen weights (`frozen_number`)."""
         if stage > self.stages:
             return math.inf
         return self.state_bytes * self._blocks(stage)
@@ -163,7 +164,8 @@ class Settings:
         return max(sizes) / sum(sizes)
 
     def _blocks(self, stage: int) -> float:
-        """Size of a stage in block equivalents."""
+        """Size of a stage in model blocks; that of stage 0 (embedding, norm, head) is its bytes in a reduce
+        over those of one block."""
         if stage:
             return self.counts[stage - 1]
         return self.ends_bytes / self.block_bytes if self.block_bytes else 0.0

@@ -31,12 +31,12 @@ PIECE_BYTES = 4 << 20
 
 
 def head_unit(index: int) -> int:
-    """Unit of head and loss of a microbatch at stage 0."""
+    """Number of the unit that stands for head and loss of microbatch `index` at stage 0."""
     return 2 * index
 
 
 def embed_unit(index: int) -> int:
-    """Unit of the embedding of a microbatch at stage 0."""
+    """Number of the unit that stands for the embedding of microbatch `index` at stage 0."""
     return 2 * index + 1
 
 
@@ -65,7 +65,8 @@ class MicrobatchTask(Task, frozen=True):
 
 class Embed(MicrobatchTask, frozen=True):
     """Embedding at stage 0. inputs () -> outputs (activation,). Keeps nothing: the token ids are a function
-    of (t, index). In a round `index` is a slot: its inner steps `first` + 1 to `first` + `steps`."""
+    of (t, index). In a round `index` is a slot, and the output has the token ids of its inner steps `first` +
+    1 to `first` + `steps`, which the island takes."""
 
     first: int = 0
     steps: int = 0
@@ -128,7 +129,8 @@ class Recount(Task, frozen=True):
 
 
 class Discard(MicrobatchTask, frozen=True):
-    """Removal of graph and values of microbatch `index`, refused or taken back; nothing is added."""
+    """Removal of graph and values that the worker keeps of microbatch `index`, because this peer refused the
+    microbatch or its sender took it back; nothing is added to the gradient."""
 
 
 class Freeze(Task, frozen=True):
@@ -179,8 +181,8 @@ class Apply(Task, frozen=True):
 
 
 class HashInputs(Task, frozen=True):
-    """Hash of a received payload, before it is used. inputs (payload,) -> Result.hashes (one hash); nothing
-    is computed from it. Needs hashed=True."""
+    """Hash of a received payload, for the check of its seal before the payload is used. inputs (payload,) ->
+    Result.hashes (one hash). The task must be made with `hashed` True."""
 
 
 class AuditUnit(MicrobatchTask, frozen=True):

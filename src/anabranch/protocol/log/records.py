@@ -62,7 +62,8 @@ class Slot(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def weight(self) -> int:
-        """Inner steps that count in this round if the slot does."""
+        """Inner steps by which this slot's counter rises if its contribution counts in this round: those of
+        the round, and those of a late contribution that is merged."""
         return self.steps + self.late
 
 
@@ -123,9 +124,9 @@ STRANDED = "state of slots"
 
 
 class Witness(msgspec.Struct, frozen=True):
-    """Overflow that made an iteration a skipped step: who computed which microbatch (`index`) and tensor.
-    With tensor `STRANDED`: a round none of whose slots can be filled any more; peer is the leader, and index
-    the first of these slots."""
+    """Cause of a skipped step: the overflow, as the peer that found it reported it: microbatch `index`, and
+    tensor. With tensor `STRANDED` the cause is a round none of whose slots can be filled any more; peer is
+    the leader, and index the first of these slots."""
 
     peer: str
     stage: int

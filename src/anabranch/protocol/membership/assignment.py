@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from anabranch.protocol.interface.tasks import part_bounds
+
 
 def split_indices(count: int, data_nodes: Sequence[str]) -> dict[str, range]:
     """Contiguous ranges that together are 0 to `count` - 1: data node -> range, in the order of ids; sizes
@@ -11,13 +13,8 @@ def split_indices(count: int, data_nodes: Sequence[str]) -> dict[str, range]:
     nodes = sorted(data_nodes)
     if not nodes:
         return {}
-    base, extra = divmod(count, len(nodes))
-    ranges, start = {}, 0
-    for rank, node in enumerate(nodes):
-        end = start + base + (1 if rank < extra else 0)
-        ranges[node] = range(start, end)
-        start = end
-    return ranges
+    bounds = part_bounds(count, len(nodes))
+    return {node: range(*ends) for node, ends in zip(nodes, bounds, strict=True)}
 
 
 class Assignment:

@@ -51,7 +51,7 @@ class Overlay:
             self._seen, self._version = membership, membership.version
             self._known.clear()
             self._around.clear()
-            self._crowded = membership.widest() > 2 * self.picks
+            self._crowded = membership.widest > 2 * self.picks
         return membership
 
     @property
@@ -94,7 +94,8 @@ class Overlay:
         return self._picks(membership, peer, others, other) or self._picks(membership, other, fellows, peer)
 
     def _picks(self, membership: Membership, peer: str, others: list[str], other: str) -> bool:
-        """True if `peer` picks the peer `other`, one of the peers `others` of an adjacent stage."""
+        """True if `peer` picks `other` as a neighbour among `others`, the peers of an adjacent stage: by the
+        highest hashes of pairs, most of them in its own region."""
         (here,), there = membership.regions((peer,)), membership.regions(others)
         same_region = np.array([[region == here for region in there]])
         picked = highest(pair_scores((peer,), others), same_region, self.picks)

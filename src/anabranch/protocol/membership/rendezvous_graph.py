@@ -54,7 +54,8 @@ def highest(
 
 
 class RendezvousGraph:
-    """Neighbour graph of two stages: `graph[peer]` is the set of its neighbours in the other stage.
+    """Neighbour graph of two stages (or of one with itself), as `neighbour_graph` computes it: `graph[peer]`
+    is the set of the peer's neighbours in the other stage.
 
     adjacency: shape (peers of the first stage, peers of the second); None: all are neighbours.
     """
@@ -69,10 +70,9 @@ class RendezvousGraph:
         self._known: dict[str, frozenset[str]] = {}
 
     def __getitem__(self, peer: str) -> frozenset[str]:
-        known = self._known.get(peer)
-        if known is None:
-            known = self._known[peer] = self._neighbours_of(peer)
-        return known
+        if peer not in self._known:
+            self._known[peer] = self._neighbours_of(peer)
+        return self._known[peer]
 
     def _neighbours_of(self, peer: str) -> frozenset[str]:
         (first, second), row = self._ends, self._rows.get(peer)

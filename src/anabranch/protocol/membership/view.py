@@ -43,6 +43,10 @@ class Opening:
         return bool(self.handed_on) and not self.handed_on[-1][1]
 
 
+#: Opening of no iteration.
+NOT_OPEN = Opening(0, ())
+
+
 class Membership:
     """Members of the run after the log's Members records so far.
 
@@ -52,19 +56,18 @@ class Membership:
 
     number: number of the latest Members record. members: by id, in the order of joining. active_from: peer ->
     iteration from which it serves. order: peer -> rank in the order of joining. begun: True once every stage
-    has had an active member. opening_t: open iteration, whose microbatches are split over the data nodes
-    `opening`; 0: none. handed_on: data nodes removed since the iteration was opened, each with the data nodes
-    left then, which took its microbatches over. reopened_t: iteration that lost all data nodes that it was
-    opened with. former: iteration in flight that was opened before that, if that is delayed, with its data
-    nodes and those removed since. gone: peers removed since the iteration was opened -> their stage and
-    region. walk_ins: peers that came with an open ticket, removed ones too -> iteration from which they serve
-    or served. version: changes with every change.
+    has had an active member. opening: open iteration, with the data nodes over which its microbatches are
+    split (`NOT_OPEN`: none). reopened_t: iteration that lost all data nodes that it was opened with. former:
+    opening of the iteration before, if both are in flight because `opening` is delayed. gone: peers removed
+    since the iteration was opened -> their stage and region. walk_ins: peers that came with an open ticket,
+    removed ones too -> iteration from which they serve or served. version: changes with every change. widest:
+    number of members of the stage with most members.
     """
 
     __slots__ = (
-        *("number", "members", "active_from", "order", "begun", "opening_t", "opening", "handed_on"),
-        *("reopened_t", "gone", "version", "_versions", "_stages", "_seats", "_live", "_graphs", "_former"),
-        *("former", "_long_gone", "_widest", "walk_ins"),
+        *("number", "members", "active_from", "order", "begun", "opening", "former", "reopened_t", "gone"),
+        *("version", "_versions", "_stages", "_seats", "_live", "_graphs", "_former", "_long_gone", "widest"),
+        "walk_ins",
     )
 
     def __init__(self) -> None:
@@ -73,21 +76,18 @@ class Membership:
         self.active_from: dict[str, int] = {}
         self.order: dict[str, int] = {}
         self.begun = False
-        self.opening_t = 0
-        self.opening: list[str] = []
-        self.handed_on: list[tuple[str, tuple[str, ...]]] = []
+        self.opening = NOT_OPEN
         self.reopened_t = 0
         self.gone: dict[str, tuple[int, str]] = {}
         self.former: Opening | None = None
         self.walk_ins: dict[str, int] = {}
         self._long_gone = 0
-        """Number of peers in `gone` that were removed before `opening_t` was opened."""
+        """Number of peers in `gone` that were removed before `opening` was opened."""
         self.version = 0
         self._versions: dict[int, int] = {}
         """Stage -> version of its latest change."""
         self._stages: dict[int, list[str]] = {}
-        self._widest = 0
-        """Number of members of the stage with most members."""
+        self.widest = 0
         self._seats = 0
         """Number of members entered so far."""
         self._live: dict[int, dict[int, list[str]]] = {}
@@ -100,11 +100,10 @@ class Membership:
         """Become a copy of `other`, but keep the incarnations that this membership has seen."""
         self.number, self.members, self.active_from = other.number, other.members, other.active_from
         self.order, self.begun, self.gone = other.order, other.begun, other.gone
-        self.opening_t, self.opening, self.handed_on = other.opening_t, other.opening, other.handed_on
-        self.reopened_t, self.version, self._versions = other.reopened_t, other.version, other._versions
-        self._stages, self._widest, self._seats = other._stages, other._widest, other._seats
-        self._live, self._graphs = other._live, other._graphs
-        self.former, self._long_gone, self.walk_ins = other.former, other._long_gone, other.walk_ins
+        self.opening, self.former, self.reopened_t = other.opening, other.former, other.reopened_t
+        self.version, self._versions, self._stages = other.version, other._versions, other._stages
+        self.widest, self._seats, self._long_gone = other.widest, other._seats, other._long_gone
+        self._live, self._graphs, self.walk_ins = other._live, other._graphs, other.walk_ins
 
     # --- changes -------------------------------------------------------------------------------
 
@@ -152,7 +151,7 @@ class Membership:
         self._stages, self._versions = self._stages.copy(), self._versions.copy()
         self._live, self._graphs = self._live.copy(), {}
         change()
-        self._widest = max(map(len, self._stages.values()), default=0)
+        self.widest = max(map(len, self._stages.values()), default=0)
 
     def _apply(self, record: Members) -> None:
         self.number = record.number
@@ -173,19 +172,18 @@ class Membership:
         self.number = number
 
     def _open(self, t: int, delayed: bool) -> None:
-        if self.opening_t == t + 1:  # t lost all data nodes, and the iteration after it, in flight, has some
+        if self.opening.t == t + 1:  # t lost all data nodes, and the iteration after it, in flight, has some
             self.former = Opening(t, tuple(self._active(0, t)))
             return
-        before = Opening(self.opening_t, tuple(self.opening), tuple(self.handed_on))
-        self.former = before if delayed and before.t == t - 1 else None
-        self.opening_t, self.opening, self.handed_on = t, list(self._active(0, t)), []
+        self.former = self.opening if delayed and self.opening.t == t - 1 else None
+        self.opening = Opening(t, tuple(self._active(0, t)))
         gone = list(self.gone.items())[self._long_gone :] if self.former is not None else []
         self.gone, self._long_gone, self.begun = dict(gone), len(gone), True
 
     def _roll_back(self, t: int) -> None:
         self._activate({peer: min(since, t + 1) for peer, since in self.active_from.items()})
         self._changed(list(self._stages))
-        self.opening_t, self.opening, self.handed_on, self.former = 0, [], [], None
+        self.opening, self.former = NOT_OPEN, None
 
     def _changed(self, stages: Iterable[int]) -> None:
         for stage in stages:
@@ -223,14 +221,13 @@ class Membership:
     def _hand_on(self, peer: str) -> None:
         """Note that a data node of the open iteration was removed, and which ones take its microbatches
         over."""
-        opening = Opening(self.opening_t, tuple(self.opening), tuple(self.handed_on)).without(peer)
-        self.handed_on = list(opening.handed_on)
+        self.opening = self.opening.without(peer)
         if self.former is not None:
             self.former = self.former.without(peer)
             if self.former.is_lost:  # so are the later one's, or its data nodes are new
                 self.reopened_t, self.former = self.former.t, None
-        if opening.is_lost:
-            self.reopened_t, self.opening_t, self.opening, self.handed_on = self.opening_t, 0, [], []
+        if self.opening.is_lost:
+            self.reopened_t, self.opening = self.opening.t, NOT_OPEN
 
     # --- incarnations --------------------------------------------------------------------------
 
@@ -293,15 +290,11 @@ class Membership:
     def serving(self, stage: int) -> list[str]:
         """Active members of `stage` in the open iteration. If none is open (after a rollback, or the loss of
         all data nodes), members that become active later are included."""
-        return self.live(stage, self.opening_t if self.opening_t or not self.begun else 1 << 40)
+        return self.live(stage, self.opening.t if self.opening.t or not self.begun else 1 << 40)
 
     def of(self, stage: int) -> Collection[str]:
         """Members of `stage`, active or not, in no particular order."""
         return self._stages.get(stage, ())
-
-    def widest(self) -> int:
-        """Number of members of the stage with most members."""
-        return self._widest
 
     def stage_of(self, peer: str) -> int | None:
         """Stage of a member; None if `peer` is no member."""
@@ -340,34 +333,36 @@ class Membership:
 
     def assignment(self, t: int, indices: Sequence[int]) -> Assignment:
         """Data node of each of the microbatches `indices` of iteration t, after all removals."""
-        if self.former is not None and t == self.former.t:
-            assignment = Assignment(indices, list(self.former.data_nodes))
-        elif t == self.opening_t:
-            assignment = Assignment(indices, self.opening)
-        else:
+        if not self.is_split(t):
             return Assignment(indices, self.live(0, t))
-        for peer, remaining in self.handed(t):
+        opening = self._opening_of(t)
+        assignment = Assignment(indices, opening.data_nodes)
+        for peer, remaining in opening.handed_on:
             assignment.remove(peer, remaining)
         return assignment
 
     def is_split(self, t: int) -> bool:
         """True if it is fixed which data node begins which microbatches of iteration t."""
-        return t == self.opening_t or (self.former is not None and t == self.former.t)
+        return t == self._opening_of(t).t
 
     def is_reopened(self, t: int) -> bool:
-        """True if iteration t, in flight, or the one after it lost all data nodes that it was opened with."""
+        """True if iteration t, in flight, may have been begun by data nodes that are all removed: t was
+        opened again for that reason, or the iteration after t was (both are in flight if that one is
+        delayed)."""
         return self.reopened_t - 1 <= t <= self.reopened_t
 
     def handed(self, t: int) -> Sequence[tuple[str, tuple[str, ...]]]:
         """Data nodes of open iteration t that were removed since, each with those that took its microbatches
         over."""
-        if self.former is not None and t == self.former.t:
-            return self.former.handed_on
-        return self.handed_on
+        return self._opening_of(t).handed_on
+
+    def _opening_of(self, t: int) -> Opening:
+        return self.former if self.former is not None and t == self.former.t else self.opening
 
     def dials(self, me: str, other: str) -> bool:
-        """True if `me` has to dial `other` to make the link between them: the member that joined later dials
-        the earlier one, unless the later one is easier to reach: it alone has an address, or a direct one."""
+        """True if `me` has to dial `other` to make the link between them. The member that is harder to reach
+        (no address; then, carriers' addresses only) dials the other; of two alike, the one that joined
+        later."""
         mine, theirs = self.members.get(me), self.members.get(other)
         if mine is not None and theirs is not None and mine.address != theirs.address:
             own, others = _reach(mine.address), _reach(theirs.address)

@@ -63,7 +63,8 @@ class Burst(Message, frozen=True, tag=57):
 
 
 class GotBurst(Message, frozen=True, tag=58):
-    """Reply to the bandwidth probe Burst."""
+    """Reply to the bandwidth probe Burst, sent at once, so that the prober can time it. number: that of the
+    Burst."""
 
     number: Count
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import msgspec
 
 from anabranch.protocol.log.records import Genesis, Member, Slot
@@ -15,6 +13,7 @@ from anabranch.protocol.messages.common import (
     Message,
     Remark,
     StageNumber,
+    StageOrNone,
     Text,
 )
 
@@ -47,7 +46,7 @@ class JoinRequest(Message, frozen=True, tag=40):
     """Application of a peer with a valid ticket to serve `stage` (-1: any stage)."""
 
     member: Member
-    stage: Annotated[int, msgspec.Meta(ge=-1, le=4096)]
+    stage: StageOrNone
     protocol_version: Count
     model_hash: Hash
     corpus_fingerprint: Hash

@@ -14,12 +14,12 @@ Lost = Annotated[tuple[Id, ...], msgspec.Meta(max_length=LOST_MAX)]
 
 
 class Slots(FencedMessage, frozen=True, tag=1):
-    """Credit grant to an upstream peer, the receiver; counts are cumulative over the iteration.
+    """Credit grant to the peer upstream to which this message goes; counts are cumulative over the iteration.
 
-    total: forwards that the receiver may have sent so far. received: forwards that came from the receiver.
-    released: those of them that are finished. returned: credits that the receiver gave back. standing:
-    credits that the receiver keeps without asking; further ones answer an Ask. others: unfinished
-    microbatches of other upstream peers at the sender.
+    total: forwards that the upstream peer may have sent so far. received: its forwards that came. released:
+    those of them that are finished. returned: credits that it gave back. standing: credits that it keeps
+    without asking; further ones answer an Ask. others: unfinished microbatches of other upstream peers at the
+    granting peer.
     """
 
     total: Count

@@ -113,8 +113,8 @@ class Holders(Message, frozen=True, tag=74):
 
 
 class Behind(Message, frozen=True, tag=75):
-    """Report of a replica of `stage` that it cannot get what it needs to apply step t (R12). step: always 0,
-    formerly the step whose kept gradient was missing."""
+    """Report of a replica of `stage` that it cannot get what it needs to apply step t (R12); the leader may
+    roll the run back. step: always 0, formerly the step whose kept gradient was missing."""
 
     t: Count
     stage: StageNumber

@@ -20,7 +20,8 @@ from anabranch.protocol.messages.common import Message
 
 
 class FenceCheck(Enum):
-    """Part of a message's Fence that the receiver compares before the handler runs."""
+    """Checks of a message's Fence by the receiver, before the handler runs; each type of message has one of
+    them."""
 
     NONE = auto()
     #: Incarnation of the sending member. A message of a former incarnation is refused.
@@ -50,7 +51,8 @@ class Sender(Enum):
 
 
 class Rate(Enum):
-    """Budget that a message is charged to, before anything else is looked at."""
+    """Kinds of budget, one for each type of message: a message is charged to its sender's budget of that
+    kind, before anything else is looked at."""
 
     #: Heartbeats. They are no sign of work, so nothing else is looked at after them.
     HEARTBEAT = auto()

@@ -55,7 +55,8 @@ class CarrierClient:
         return []
 
     def _go_on(self, now: float) -> list[ev.Effect]:
-        """Offer to the leader, or dial it and ask another peer for the present leader meanwhile."""
+        """Offer this carrier to the leader; without a link to the leader dial it, and meanwhile send the
+        offer to another linked peer, whose answer names the present leader."""
         self._at = now + OFFER_S
         offer = Carry(self._own_address)
         if self._leader in self.linked:

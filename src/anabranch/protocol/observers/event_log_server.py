@@ -25,7 +25,8 @@ BURST_BYTES, BYTES_PER_S = 1 << 20, 128 << 10
 
 
 class EventLogServer:
-    """Server side of the event log: recently served observers, and the bytes that they may still read."""
+    """Server side of the event log: recently served observers, and the bytes that all of them together may
+    still read now."""
 
     def __init__(self, ctx: PeerContext) -> None:
         self._ctx = ctx
@@ -41,7 +42,7 @@ class EventLogServer:
 
     def asked(self, peer: str, message: Watch, ticket: str = "") -> str | None:
         """Handle an observer's request for the event log; return the reason if it is refused. ticket: key of
-        the ticket that it showed."""
+        the ticket that it showed, by which seats are shared out."""
         ctx = self._ctx
         if peer in ctx.run.membership.members:
             return "it takes part in the run, and does not look on"
@@ -77,10 +78,12 @@ class EventLogServer:
         return self.asked_at.pop(peer, None) is not None
 
     def _make_room(self, ticket: str) -> bool:
-        """Make room for one more observer with `ticket`; True if there is room. Idle observers are
-        disconnected, then one observer of the ticket with the most seats if that is fair. Keys are free: a
-        ticket that takes all seats gives them up to other tickets at once, and to others with its ticket by
-        turns."""
+        """Make room for one more observer with `ticket`; True if there is room.
+
+        Idle observers are disconnected. If all seats stay taken, the ticket with most seats gives one up,
+        that of its longest seated observer: at once if it still has as many as `ticket` then, else after
+        SEAT_S, so that observers take turns. (Keys are free: one ticket may take all seats.)
+        """
         now = self._ctx.clock.now
         for peer, at in list(self.asked_at.items()):
             if now > at + IDLE_S:
@@ -89,8 +92,6 @@ class EventLogServer:
             return True
         seats = Counter(seat[0] for seat in self._seats.values())
         crowded, most = seats.most_common(1)[0]
-        if most < seats[ticket]:
-            return False
         longest, (_, since) = next(item for item in self._seats.items() if item[1][0] == crowded)
         if most <= seats[ticket] + 1 and now < since + SEAT_S:
             return False

@@ -16,7 +16,7 @@ from anabranch.protocol.messages import Report
 #: Lines kept, and their bytes; the oldest reports go first. It bounds the leader's memory.
 LINES_MAX, BYTES_MAX = 8192, 4 << 20
 #: Batch that is sent to the founder at once (bytes, lines; at least one report), and pause (s) after it: no
-#: more lines per second than the founder accepts from one peer (`rate_limits_and_bans.Kind.LINES`).
+#: more lines per second than the founder accepts from one peer (`rate_limits_and_bans.LINES`).
 BYTES_AT_ONCE, LINES_AT_ONCE, PAUSE_S = 64 << 10, 128, 0.5
 
 

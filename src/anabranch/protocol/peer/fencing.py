@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from anabranch.protocol import messages as msg
-from anabranch.protocol.context.rate_limits_and_bans import GARBLED, Kind
+from anabranch.protocol.context.rate_limits_and_bans import GARBLED, REFUSALS
 from anabranch.protocol.interface import events as ev
 from anabranch.protocol.interface.tasks import Payload
 from anabranch.protocol.messages.table import (
@@ -102,7 +102,7 @@ class MessageGate:
         """Count a refused message; ban a peer that exceeds its allowance."""
         ctx = self._ctx
         ctx.outbox.refuse(peer, type(message).__name__, reason)
-        if peer != ctx.me and not ctx.rate_limits.take(peer, Kind.REFUSAL, ctx.clock.now):
+        if peer != ctx.me and not ctx.rate_limits.charge(peer, REFUSALS, ctx.clock.now):
             self._ban(peer, f"too many messages that are refused (the last: {reason})")
 
     def _flooded(self, peer: str, message: msg.Message, reason: str) -> None:
@@ -130,7 +130,7 @@ class MessageGate:
         """Count undecodable bytes of a peer, whose link the driver closed; ban a peer that repeats it."""
         ctx, peer = self._ctx, event.peer
         ctx.outbox.refuse(peer, "bytes", event.reason)
-        if not ctx.rate_limits.take(peer, Kind.REFUSAL, ctx.clock.now, GARBLED):
+        if not ctx.rate_limits.charge(peer, REFUSALS, ctx.clock.now, GARBLED):
             ctx.rate_limits.ban(peer, ctx.clock.now)
         self.links.link_down(peer, event.reason)
 

@@ -12,7 +12,7 @@ from typing import Any
 from anabranch.protocol import messages as msg
 from anabranch.protocol.audit.kept_work import RECEIPT
 from anabranch.protocol.context.peer_context import PeerContext
-from anabranch.protocol.context.rate_limits_and_bans import Kind
+from anabranch.protocol.context.rate_limits_and_bans import LINES
 from anabranch.protocol.coordinator.coordinator import Coordinator
 from anabranch.protocol.coordinator.operator_control import REVOKE
 from anabranch.protocol.interface import events as ev
@@ -193,7 +193,7 @@ class MessageHandlers:
         also accepts lines that other peers reported to them meanwhile.
         """
         ctx, founder = self._ctx, self.leadership.founder
-        if not ctx.rate_limits.take(peer, Kind.LINES, ctx.clock.now, len(message.events)):
+        if not ctx.rate_limits.charge(peer, LINES, ctx.clock.now, len(message.events)):
             return "too many lines for the event log"
         if message.origin and not (founder and ctx.log.keeps_log(peer)):
             return "lines of another peer"

@@ -170,7 +170,7 @@ class LinkEvents(Timer):
         lead = self._coordination.coordinator
         if self.connections.suspect(overdue):
             for iteration in self._iterations.in_flight:
-                iteration.peer_lost(overdue.peer, str(overdue))
+                iteration.repairs.peer_lost(overdue.peer, str(overdue))
         if overdue.verdict is Verdict.BAD_LINK:
             self.link_down(overdue.peer, self.connections.renew(overdue))
         elif lead is not None:

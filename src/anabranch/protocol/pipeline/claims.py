@@ -40,8 +40,9 @@ class Claims:
         self.changed = True
 
     def in_range(self, index: int, result: Result, sender: str = "") -> bool:
-        """True if the task's result is finite and in range. Otherwise note an overflow, for which the leader
-        skips the step if another replica finds it too. sender: peer that sent the last input."""
+        """True if the task found no overflow (non-finite or out-of-range value). Otherwise note it for the
+        leader, which skips the step if another replica finds it too. sender: peer that sent the last input,
+        and may be the cause."""
         if result.overflow and index not in self.overflows:
             fence = self.ctx.fence(self.t, self.base)
             self.overflows[index] = Overflow(fence, self.ctx.run.stage, index, result.overflow, sender)

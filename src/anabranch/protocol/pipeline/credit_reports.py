@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.messages import Return
-from anabranch.protocol.pipeline.credits import SlotLedger
+from anabranch.protocol.pipeline.credits import SlotLedger, fade
 
 #: A change of other senders' load is reported if it exceeds 1/NEWS of the load last reported. Plain choice.
 NEWS = 4
@@ -25,7 +25,7 @@ class CreditReports:
         self.ctx = ctx
         self.t = t
         self.base = base
-        ctx.uses.fade()
+        fade(ctx.uses)
         self.ledger = SlotLedger(ctx.run.settings.slots(ctx.run.stage, capacity), uses=ctx.uses)
         upstream = [
             *ctx.standby_view.working(
@@ -66,15 +66,6 @@ class CreditReports:
             if peer in self.ledger.grants:
                 self.tell([peer])
 
-    def link_down(self, peer: str) -> None:
-        """Revoke the unused credits of a peer whose link broke, and report those that others get."""
-        self.tell(self.ledger.unlink(peer))
-
-    def ask(self, peer: str, index: int, repair: bool) -> None:
-        """Handle the request of `peer` for a credit for microbatch `index`, and report the credits that
-        changed. repair: True if the microbatch is sent again after a loss."""
-        self.tell(self.ledger.ask(peer, index, repair))
-
     def on_return(self, peer: str, message: Return) -> None:
         """Take back the credits that `peer` returns, and report those that others get by it."""
         self.tell(self.ledger.give_back(peer, message.total))
@@ -92,11 +83,8 @@ class CreditReports:
         """Free the credit of a finished microbatch of `peer`, and report whose credits changed."""
         self.tell(self.ledger.release(peer))
 
-    def forget(self, peer: str) -> None:
-        """Free a removed peer's unused credits, drop its grant, and report the credits that others get."""
-        self.tell(self.ledger.forget(peer))
-
     def _is_next(self, peer: str) -> bool:
-        """True if the linked process of `peer` is a later incarnation than the one in the log."""
+        """True if the linked process of `peer` is a later incarnation than the member in the log: the credits
+        are still those of the earlier one."""
         member = self.ctx.run.membership.members.get(peer)
         return member is not None and self.ctx.links.incarnations.get(peer, 0) > member.incarnation

@@ -17,19 +17,30 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from anabranch.protocol.context.credit_usage import CreditUsage
 from anabranch.protocol.messages import Fence, Slots
+
+#: Decay of the use of credits per iteration, and number below which it is forgotten. Plain choices.
+FADES, FADED = 0.75, 0.5
+
+
+def fade(uses: dict[str, float]) -> None:
+    """Decay the use of credits (upstream peer -> number used), at the beginning of an iteration."""
+    left = {peer: FADES * used for peer, used in uses.items() if FADES * used > FADED}
+    uses.clear()
+    uses.update(left)
 
 
 @dataclass
 class Grant:
-    """Credits of one upstream peer in this iteration. Totals only rise while its link is up.
+    """Credits that the receiver granted to one upstream peer in this iteration. Totals only rise while its
+    link is up.
 
-    standing: guaranteed credits. total, received, released, returned: credits granted, microbatches received,
-    credits freed by finished microbatches, and credits handed back so far. own: credits that the upstream
-    peer may hold unused in any case. calls: times that another peer was asked to return a credit for this
-    one. linked: True while its link is up. at_work: its microbatches at this receiver whose gradient is not
-    ready. told_others: load of other senders as last reported to the upstream peer, in microbatches.
+    standing: credits that the upstream peer keeps without asking (guaranteed ones). total, received,
+    released, returned: credits granted, microbatches received, credits freed by finished microbatches, and
+    credits handed back so far. own: credits that the upstream peer may hold unused in any case. calls: times
+    that another peer was asked to return a credit for this one. linked: True while its link is up. at_work:
+    its microbatches at this receiver whose gradient is not ready. told_others: microbatches of other upstream
+    peers here, as this peer was last told.
     """
 
     standing: int
@@ -50,7 +61,8 @@ class Grant:
 
     @property
     def lacks(self) -> bool:
-        """True if the upstream peer holds fewer credits than guaranteed: another peer has one of them."""
+        """True if the upstream peer is linked and holds fewer credits than guaranteed, because the rest went
+        to others meanwhile."""
         return self.linked and self.held < self.standing
 
     @property
@@ -64,8 +76,8 @@ class Grant:
         return self.total - self.received - self.returned
 
     def told(self, fence: Fence, others: int = 0) -> Slots:
-        """Make the report of this grant to its peer, and store the load that it states. others: microbatches
-        of other senders being computed here."""
+        """Make the report of this grant to its peer. others: microbatches of other senders being computed
+        here; stored, so that only great changes are reported again."""
         self.told_others = others
         return Slots(fence, self.total, self.received, self.released, self.returned, self.standing, others)
 
@@ -74,9 +86,10 @@ class Grant:
 class SlotLedger:
     """Receiver's side of the credits of one iteration.
 
-    capacity: credits in all. pool: free credits. repair_free: True if the repair credit is free. uses:
-    credits that each peer has used. grants: upstream peer -> its grant. asks: sorted requests that wait:
-    (False for a repair, microbatch index, peer). _spare: credits of the pool that are guaranteed to no peer.
+    capacity: credits in all. pool: free credits. repair_free: True if the repair credit (one beyond the
+    capacity, for microbatches sent again after a loss) is free. uses: credits that each peer has used.
+    grants: upstream peer -> its grant. asks: sorted requests that wait: (False for a repair, microbatch
+    index, peer). _spare: credits of the pool that are guaranteed to no peer.
 
     Methods that return a list of peers: the peers to report their credits to.
     """
@@ -84,13 +97,13 @@ class SlotLedger:
     capacity: int
     pool: int = 0
     repair_free: bool = True
-    uses: CreditUsage = field(default_factory=CreditUsage)
+    uses: dict[str, float] = field(default_factory=dict)
     grants: dict[str, Grant] = field(default_factory=dict)
     asks: list[tuple[bool, int, str]] = field(default_factory=list)
     _spare: int = 0
 
     def deal(self, upstream: list[str], plan: Mapping[str, int] | None = None) -> list[str]:
-        """Grant the capacity in advance to the peers `upstream`.
+        """Grant the capacity in advance to the peers `upstream`; returns them all, to be told.
 
         plan: upstream peer -> planned microbatches; at most half of the capacity is granted by the plan. The
         rest is split evenly, less one credit if there is a plan. The remainder is the pool, so that a peer
@@ -118,8 +131,9 @@ class SlotLedger:
         return True
 
     def use(self, peer: str) -> list[str]:
-        """Count a new microbatch of `peer`, which by that may get another credit that it asked for."""
-        self.uses.add(peer, 1)
+        """Count a new microbatch of `peer`, which by that may get another credit that it asked for; returns
+        the peers to tell their credits."""
+        self.uses[peer] = self.uses.get(peer, 0.0) + 1.0
         if not self.asks:
             return []
         notified = self._serve()
@@ -129,7 +143,7 @@ class SlotLedger:
 
     def useless(self, peer: str) -> None:
         """Undo the count that `use` made for a microbatch of `peer` that turned out to be unusable."""
-        self.uses.add(peer, -1)
+        self.uses[peer] = self.uses.get(peer, 0.0) - 1.0
 
     def _bound(self, peer: str) -> bool:
         """True if a peer may get no further credit now, as it holds too many unused ones.
@@ -142,19 +156,16 @@ class SlotLedger:
         grant = self.grants[peer]
         if grant.unused < grant.own:
             return False
-        if grant.unused >= 1 + self.uses.of.get(peer, 0.0):
+        if grant.unused >= 1 + self.uses.get(peer, 0.0):
             return True
         return sum(max(0, each.unused - each.own) for each in self.grants.values()) >= self.capacity // 4
 
     def _next(self) -> int | None:
         """Position of the first request that may be served, or None."""
-        for at, (_, _, peer) in enumerate(self.asks):
-            if not self._bound(peer):
-                return at
-        return None
+        return next((at for at, (_, _, peer) in enumerate(self.asks) if not self._bound(peer)), None)
 
     def release(self, peer: str) -> list[str]:
-        """Free the credit of a finished microbatch of `peer`."""
+        """Free the credit of a finished microbatch of `peer`; returns the peers to tell their credits."""
         grant = self.grants.get(peer)
         if grant is None:
             self._put_back(1)
@@ -163,7 +174,8 @@ class SlotLedger:
         return self._reuse(grant, peer)
 
     def give_back(self, peer: str, total: int) -> list[str]:
-        """Take back credits that `peer` returns. total: credits that it has returned so far."""
+        """Take back credits that `peer` returns; returns the peers to tell their credits. total: credits that
+        `peer` has returned so far."""
         grant = self.grants.get(peer)
         notified: list[str] = []
         if grant is None:
@@ -175,12 +187,14 @@ class SlotLedger:
         return notified
 
     def ask(self, peer: str, index: int, repair: bool) -> list[str]:
-        """Handle a request of `peer` for a credit for microbatch `index`. repair: True if it is sent again
-        after a loss. A peer that asks again is among the returned ones: it may not know its credits."""
+        """Handle a request of `peer` for a credit for microbatch `index`; returns the peers to tell their
+        credits. repair: True if the microbatch is sent again after a loss. A peer that repeats its request is
+        told: it may not know its credits."""
         notified: list[str] = []
         if peer not in self.grants:
             self.grants[peer] = Grant(0, 0)
-            notified = self._ask_back()
+            # Not if the pool has a credit guaranteed to nobody: others belong to peers whose link is down.
+            notified = self._take_back(self.grants) if self.pool <= 0 or self._spare <= 0 else []
         ask = (not repair, index, peer)
         at = bisect.bisect_left(self.asks, ask)
         again = self.asks[at : at + 1] == [ask]
@@ -196,9 +210,10 @@ class SlotLedger:
 
     def _call_in(self, asker: str) -> list[str]:
         """Ask the peer with the most unused credits to return one for `asker`, if fewer are being returned
-        than requests wait. Done once for each asker, plus once for each credit that the asker has used."""
+        than requests wait; returns that peer, to be told. Done once for each asker, plus once for each credit
+        that the asker has used."""
         mine = self.grants[asker]
-        if self._bound(asker) or mine.calls > self.uses.of.get(asker, 0.0):
+        if self._bound(asker) or mine.calls > self.uses.get(asker, 0.0):
             return []
         idle = {peer: grant for peer, grant in self.grants.items() if grant.unused > 0}
         wanted = sum(not self._bound(peer) for _, _, peer in self.asks)
@@ -212,13 +227,8 @@ class SlotLedger:
         mine.calls += 1
         return self._take_back([richest])
 
-    def _ask_back(self) -> list[str]:
-        """Withdraw one guaranteed credit for a peer that came after the capacity was granted, unless the pool
-        has a credit that is guaranteed to nobody. (Others in the pool belong to peers whose link is down.)"""
-        return self._take_back(self.grants) if self.pool <= 0 or self._spare <= 0 else []
-
     def insist(self) -> list[str]:
-        """Ask for credits again if a peer still waits for its first one.
+        """Ask for credits again if a peer still waits for its first one; returns the peers to tell.
 
         Peers that have to return a credit get another report, since a peer that is an iteration behind may
         not know that it holds any. It may stay behind for long, so another peer has to return one too.
@@ -230,7 +240,8 @@ class SlotLedger:
         return [*late, *self._take_back(linked.keys() - late)]
 
     def _take_back(self, peers: Collection[str]) -> list[str]:
-        """Reduce the largest guarantee among `peers` by one credit; return that peer, if any."""
+        """Lower the largest number of guaranteed credits among `peers` by one, so that its holder returns a
+        credit; returns a list with that peer, empty if none has any."""
         richest = max(peers, key=lambda peer: (self.grants[peer].standing, peer), default=None)
         if richest is None or self.grants[richest].standing == 0:
             return []
@@ -244,7 +255,9 @@ class SlotLedger:
         grant = self.grants.get(peer)
         if grant is not None:
             grant.linked = False
-            self._revoke(grant)
+            unused = grant.unused
+            grant.total -= unused
+            self._put_back(unused)
         return self._serve()
 
     def link(self, peer: str) -> None:
@@ -263,12 +276,6 @@ class SlotLedger:
         self.grants.pop(peer, None)
         return notified
 
-    def _revoke(self, grant: Grant) -> None:
-        """Take the unused credits of a grant back into the pool."""
-        unused = grant.unused
-        grant.total -= unused
-        self._put_back(unused)
-
     def _put_back(self, slots: int) -> None:
         """Return `slots` freed credits to the pool; the repair credit is restored first if it is in use."""
         if slots > 0 and not self.repair_free:
@@ -278,7 +285,7 @@ class SlotLedger:
 
     def _reuse(self, grant: Grant, peer: str) -> list[str]:
         """Give a freed credit of `peer` back to it if it lacks a guaranteed one, else to waiting requests; to
-        these also if `peer` has unused credits."""
+        these also if `peer` has unused credits. Returns the peers to tell their credits."""
         if grant.lacks and not (grant.unused and self._next() is not None):
             grant.total += 1
             return [peer]
@@ -286,7 +293,8 @@ class SlotLedger:
         return self._serve()
 
     def _serve(self) -> list[str]:
-        """Grant free credits: first to waiting requests in order, then to peers that lack guaranteed ones."""
+        """Grant free credits: first to waiting requests in order, then to peers that lack guaranteed ones.
+        Returns these peers, to be told."""
         notified: list[str] = []
         if self.pool <= 0 and not self.repair_free:
             return notified
@@ -315,9 +323,10 @@ class SlotLedger:
 class Credit:
     """Sender's side of the credits of one iteration: the totals that one receiver reported.
 
-    total, released, standing: as in `Grant`. used, returned: credits that this sender has used and handed
-    back. stale: True until the receiver has reported since the link broke. others: microbatches of other
-    senders that the receiver has. granted_at: time (s) of the last report that granted a credit.
+    total, released: credits that the receiver has granted and freed (their microbatches are finished).
+    standing: those that this sender keeps without asking. used, returned: credits that this sender has used
+    and handed back. stale: True until the receiver has reported since the link broke. others: microbatches of
+    other senders that the receiver has. granted_at: time (s) of the last report that granted a credit.
     """
 
     total: int = 0

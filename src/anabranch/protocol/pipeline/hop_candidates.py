@@ -37,8 +37,8 @@ class HopCandidates:
         """Last time at which a microbatch was sent to a replica that is no standby."""
 
     def took(self, peer: str) -> None:
-        """Note that a microbatch is sent to `peer`. Standbys become eligible some time after the last one
-        sent to another replica."""
+        """Note that a microbatch is sent to `peer`. Standbys become eligible once no microbatch was sent to
+        any other replica for some time."""
         if peer not in self.ctx.standby_view.waits:
             self._served_at = self.ctx.clock.now
 
@@ -77,11 +77,14 @@ class HopCandidates:
     def _of_slot(
         self, item: OutgoingMicrobatch, holder: str, holders: Collection[str]
     ) -> tuple[list[str], float]:
-        """Answer of `open_to` for a slot of a round, which is planned for the peer `holder`. holders:
-        planned peers of all slots. If `holder` left, peers without a slot of their own are eligible at
-        once, and all others once the slot has waited for long. In a round that drops late slots newcomers
-        count as such others: they would begin the next round late. There a planned peer that is linked
-        stays the only one."""
+        """Peers that may get a slot of a round planned for the peer `holder`, and the time at which further
+        ones become eligible, as `open_to`. holders: planned peers of all slots.
+
+        If `holder` left, peers without a slot of their own are eligible at once, and all others once the slot
+        has waited for long. In a round that drops late slots, peers that began to serve with this round count
+        as such others: they would begin the next one late. In such a round a linked `holder` stays the only
+        one.
+        """
         ctx, drops = self.ctx, self.ctx.run.settings.rounds.drops
         live = ctx.run.membership.live(ctx.run.next_stage(), self.t)
         all_at = self._waits_since(item) + max(SLOT_WAITS_S, SLOT_WAITS * ctx.costs.usual_s)
@@ -119,8 +122,8 @@ class HopCandidates:
         return peer not in item.refused_by and not self.ctx.costs.avoided(peer, self.t)
 
     def _waits_since(self, item: OutgoingMicrobatch) -> float:
-        """Time (s) since which a microbatch waits for a preferred replica or no standby; set when first
-        used."""
+        """Time (s) since which a microbatch waits for better peers than those at hand: any that did not
+        refuse it, any that are no standbys. Set by the first call."""
         if item.waits_since == math.inf:
             item.waits_since = self.ctx.clock.now
         return item.waits_since
@@ -177,8 +180,5 @@ class HopCandidates:
         if not ctx.run.near.crowded:
             return []
         live = ctx.run.membership.live(ctx.run.next_stage(), self.t)
-        strangers = [peer for peer in live if peer not in ctx.links.up]
-        ctx.rng.shuffle(strangers)
-        for peer in strangers[: ctx.run.near.picks]:
-            ctx.dialer.reach(peer)
+        ctx.dialer.reach_some(live)
         return [peer for peer in live if ctx.reachable(peer)]

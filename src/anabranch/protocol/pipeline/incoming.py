@@ -10,7 +10,8 @@ from anabranch.protocol.interface.tasks import Payload
 
 
 class ReturnedGradient(NamedTuple):
-    """Gradient that was sent to an upstream peer.
+    """Record of a gradient that was sent to an upstream peer, so that it is not sent again while it is under
+    way.
 
     transmission: the upstream peer's number of the transmission that the gradient answers. tensor: True if it
     had a payload. at: send time (s). ahead_bytes: bytes queued on the link when it was sent, its own

@@ -15,7 +15,8 @@ def sampled(t: int) -> bool:
 
 
 class LinkSampling:
-    """Acknowledgements (`Got`) of payloads that this peer receives in iteration t."""
+    """Receiver's acknowledgements (`Got`) of some payloads of iteration t, by which the senders measure their
+    links."""
 
     def __init__(self, ctx: PeerContext, t: int, base: str) -> None:
         self.ctx = ctx

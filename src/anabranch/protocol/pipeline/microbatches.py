@@ -79,9 +79,9 @@ class Iteration:
         delayed: bool = False,
     ) -> None:
         """capacity: microbatches that this peer can hold. windows: evaluation microbatches of the iteration.
-        delayed: True if the step before is not applied yet; `settle` is called once it is.
-        admits: True if the iteration trains. plan: upstream peer -> units of the planned flow that come from
-        it. planned: returns next hop -> units of the planned flow that go to it."""
+        admits: False if it has only evaluation windows, no microbatches to train. delayed: True if the step
+        before is not applied yet; `settle` is called once it is. plan: upstream peer -> units of the planned
+        flow that come from it. planned: returns next hop -> units of the planned flow that go to it."""
         self.ctx = ctx
         self.t = t
         self.base = base
@@ -114,7 +114,8 @@ class Iteration:
             self._admit([0] if delayed else [0, 1])
 
     def settle(self) -> None:
-        """Begin what waits for the state after the step before: the held-out windows, and the claims."""
+        """Begin what had to wait for the step before, in a delayed iteration whose previous step is applied
+        now: held-out windows are computed, and the claims are sent."""
         self._delayed = False
         waiting, self._waiting = self._waiting, []
         for unit in waiting:
@@ -138,7 +139,8 @@ class Iteration:
         return index < self.ctx.run.settings.microbatches
 
     def _slot(self, index: int) -> Slot:
-        """Slot of a round with this number; one without steps for a microbatch."""
+        """Plan of the slot that `index` numbers in a round; for a microbatch of another iteration, or an
+        evaluation window, NO_SLOT (no inner steps)."""
         if not self.slots or not self._trains(index):
             return NO_SLOT
         return self.slots[index]
@@ -161,7 +163,7 @@ class Iteration:
 
     def link_down(self, peer: str, reason: str) -> None:
         """Send microbatches that were sent to `peer`, whose link broke, to another replica."""
-        self.credits.link_down(peer)
+        self.credits.tell(self.credits.ledger.unlink(peer))
         for unit in self.units.values():
             unit.back.pop(peer, None)
         self.repairs.link_down(peer, reason)
@@ -170,7 +172,7 @@ class Iteration:
         """Take a request for a credit; return why it is refused, or None."""
         if not self._exists(message.index):
             return f"no microbatch {message.index} in iteration {self.t}"
-        self.credits.ask(peer, message.index, message.repair)
+        self.credits.tell(self.credits.ledger.ask(peer, message.index, message.repair))
         return None
 
     def _release_slot(self, unit: IncomingMicrobatch) -> None:
@@ -268,12 +270,7 @@ class Iteration:
             self.sender.provide(index, result.outputs[0])
 
     def _forward_done(self, unit: IncomingMicrobatch, result: Result) -> None:
-        if refusal := result.error or self._sealed(unit.index, ACTIVATION, ACTIVATION, result):
-            if unit.kept and not result.error:
-                self.ctx.tasks.submit(TaskPriority.STEP, Discard(self.t, unit.index), (), lambda result: None)
-            self._refuse(unit, refusal)
-            return
-        if not self._in_range(unit, result):
+        if not self._is_usable(unit, ACTIVATION, result):
             return
         unit.forward_done = True
         if unit.index in self.sender.items:
@@ -283,15 +280,24 @@ class Iteration:
         if unit.gradient_in is not None:
             self._input_gradient(unit)
 
+    def _is_usable(self, unit: IncomingMicrobatch, made: str, result: Result) -> bool:
+        """True if the forward or head task of a microbatch gave a usable output (of kind `made`): its input
+        has the seal of its sender, and nothing overflowed. Otherwise the microbatch is refused."""
+        refusal = result.error or self._sealed(unit.index, ACTIVATION, made, result)
+        if not refusal:
+            return self._in_range(unit, result)
+        if not result.error and (unit.kept or not self.ctx.run.stage):
+            self._discard(unit)
+        self._refuse(unit, refusal)
+        return False
+
+    def _discard(self, unit: IncomingMicrobatch) -> None:
+        self.ctx.tasks.submit(TaskPriority.STEP, Discard(self.t, unit.index), (), lambda result: None)
+
     # --- loss and backward -------------------------------------------------------------------
 
     def _head_done(self, unit: IncomingMicrobatch, result: Result) -> None:
-        if refusal := result.error or self._sealed(unit.index, ACTIVATION, GRADIENT, result):
-            if not result.error:
-                self.ctx.tasks.submit(TaskPriority.STEP, Discard(self.t, unit.index), (), lambda result: None)
-            self._refuse(unit, refusal)
-            return
-        if not self._in_range(unit, result):
+        if not self._is_usable(unit, GRADIENT, result):
             return
         unit.forward_done = True
         self._finish(unit)
@@ -356,7 +362,8 @@ class Iteration:
         if refusal := result.error or self._sealed(unit.index, GRADIENT, GRADIENT, result):
             unit.gradient_in = None
             if not result.error:
-                self._back_to_forward(unit)
+                self._discard(unit)
+                unit.kept = False  # the next gradient begins with the forward again
             self.repairs.reject(unit.index, refusal)
             return
         if not self._in_range(unit, result):
@@ -375,11 +382,6 @@ class Iteration:
             return refusal
         self.seals.made(made, index, result.hashes[-1])
         return None
-
-    def _back_to_forward(self, unit: IncomingMicrobatch) -> None:
-        """Drop what a refused gradient was computed with: the next one begins with the forward again."""
-        self.ctx.tasks.submit(TaskPriority.STEP, Discard(self.t, unit.index), (), lambda result: None)
-        unit.kept = False
 
     def _finish(self, unit: IncomingMicrobatch) -> None:
         """Note that the gradient can go upstream, so that the microbatch is no load to its sender any
@@ -406,8 +408,8 @@ class Iteration:
             self._release_slot(unit)
 
     def _source_hashed(self, index: int, result: Result) -> None:
-        """Use the gradient of the embedding of microbatch `index`, which this data node began, if it has its
-        sender's seal."""
+        """Add the embedding's gradient of microbatch `index` at its data node if the hash of the received
+        gradient fits the seal of its sender; otherwise have the microbatch computed again."""
         refusal = result.error or self.seals.check(GRADIENT, index, result.hashes[0])
         if refusal:
             self.repairs.reject(index, refusal)
@@ -426,17 +428,18 @@ class Iteration:
             self.claims.hold(embed_unit(index))
 
     def _in_range(self, unit: IncomingMicrobatch, result: Result) -> bool:
-        """True if the task's result is finite and in range.
+        """True if the task found no overflow (non-finite or out-of-range value).
 
-        Otherwise the overflow is claimed. If the stage has other replicas, the first one to find it gives the
-        microbatch up, so that another computes it too: no step is skipped on the word of one peer.
+        Otherwise the overflow is reported to the leader. If the stage has other replicas, one that finds the
+        overflow for the first time gives the microbatch up, so that another computes it too: no step is
+        skipped on the word of one peer.
         """
         run, again = self.ctx.run, unit.index in self.claims.overflows
         if self.claims.in_range(unit.index, result, unit.sender_of_last):
             return True
         if not again and run.membership.count(run.stage, self.t) > 1:
             if unit.forward_done and run.stage:
-                self.ctx.tasks.submit(TaskPriority.STEP, Discard(self.t, unit.index), (), lambda result: None)
+                self._discard(unit)
             self._refuse(unit, f"{result.overflow} is out of range")
         return False
 
@@ -483,20 +486,17 @@ class Iteration:
             self._let_go(unit)
 
     def _let_go(self, unit: IncomingMicrobatch) -> None:
-        """Give up a microbatch on which no task runs; its sender sends it elsewhere."""
+        """Give up a microbatch that its sender called back and on which no task runs: the sender sends it to
+        another replica."""
         del self.units[unit.index]
         self.sender.let_go(unit.index)
         if unit.forward_done:
-            self.ctx.tasks.submit(TaskPriority.STEP, Discard(self.t, unit.index), (), lambda result: None)
+            self._discard(unit)
         self._finish(unit)
         self._release_slot(unit)
         self.replies.lack(unit.upstream, unit.index, unit.transmission, refused=True)
 
     # --- membership --------------------------------------------------------------------------
-
-    def peer_lost(self, peer: str, reason: str) -> None:
-        """Send the microbatches whose gradient a suspected peer owes to another replica."""
-        self.repairs.peer_lost(peer, reason)
 
     def peer_removed(self, peer: str, stage: int, reason: str) -> None:
         """Free the credits of a removed member of `stage`; send the microbatches that it had again; take over
@@ -507,7 +507,7 @@ class Iteration:
                 unit.back.pop(peer, None)
                 if unit.granted == peer:
                     unit.granted = GONE
-            self.credits.forget(peer)
+            self.credits.tell(self.credits.ledger.forget(peer))
             for known in [known for known in self._received_transmissions if known[0] == peer]:
                 del self._received_transmissions[known]  # its next incarnation numbers anew
         if stage == self.ctx.run.next_stage():
@@ -538,8 +538,9 @@ class Iteration:
                     self._take(now.holder, index, peer)
 
     def _take(self, holder: Mapping[int, str], index: int, peer: str) -> None:
-        """Search microbatch `index`, which the removed data node `peer` had, if this one has it now. holder:
-        microbatch -> data node that has it now."""
+        """Follow the removal of data node `peer`, which had microbatch `index`: if this data node has the
+        microbatch now, ask the next stage for it before it is begun again. holder: microbatch -> data node
+        that has it now."""
         if self._delayed and not self._trains(index):
             self._taken[index] = (*self._taken.get(index, ()), peer)
         elif holder[index] == self.ctx.me and index not in self.sender.items:

@@ -14,7 +14,8 @@ from anabranch.protocol.interface.tasks import Payload
 
 
 class OutgoingState(Enum):
-    """State of an outgoing microbatch."""
+    """States of an outgoing microbatch, from the search for it or the wait for a credit to its
+    transmission."""
 
     FINDING = "asking the next stage who has it"
     WAITING = "waiting for a slot"
@@ -86,6 +87,7 @@ class OutgoingMicrobatch:
         return () if done or self.peer is None else (self.peer,)
 
     def count(self, outstanding: dict[str, int], change: int) -> None:
-        """Add `change` to the load (peer -> microbatches) of each peer that this microbatch is bound for."""
+        """Add `change` to the load (peer -> microbatches) of each peer in `bound_for`: where it is, or every
+        peer that it asked for a credit."""
         for peer in self.bound_for():
             outstanding[peer] = outstanding.get(peer, 0) + change

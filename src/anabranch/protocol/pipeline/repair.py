@@ -80,12 +80,14 @@ class Repairs:
         self._found_nobody(item)
 
     def _unheard(self, item: OutgoingMicrobatch, *peers: str) -> None:
-        """Note peers that may have had the microbatch, may have sent it on, and cannot be asked."""
+        """Add peers that may have had the microbatch and sent it on, but cannot be asked, to those that its
+        next holder asks for it (`lost`)."""
         if peers:
             item.lost, item.further = (*peers, *item.lost)[:LOST_MAX], True
 
     def on_have(self, peer: str, index: int, transmission: int) -> None:
-        """End the search numbered `transmission`: `peer` has the microbatch, and is to send its gradient."""
+        """End the search numbered `transmission`: `peer` answered that it has the microbatch, and will send
+        its gradient to this peer."""
         item = self._sender.items.get(index)
         if item is None or item.leg is not OutgoingState.FINDING or peer not in item.told:
             return
@@ -95,11 +97,12 @@ class Repairs:
             item.probe_at = self.ctx.clock.now + self._sender.patience_s(item)
 
     def on_lack(self, peer: str, index: int, refused: bool, transmission: int) -> None:
-        """Take the answer that `peer` lacks a microbatch: because it `refused` it, or it has not arrived yet.
+        """Take the answer of `peer` that it does not have a microbatch. refused: True if it had it and gave
+        it up; otherwise it did not arrive (yet).
 
-        In a search the next peer counts; the last such answer ends it. A microbatch that was sent is repaired
-        if it was refused, or should have arrived long ago. transmission: number of the transmission or search
-        that is answered; an earlier one is ignored.
+        In a search the next peer's answer counts, and the last such answer ends the search. A microbatch that
+        was sent is repaired if it was refused, or should have arrived long ago. transmission: number of the
+        transmission or search that is answered; an answer to an earlier one is ignored.
         """
         item = self._sender.items.get(index)
         if item is None or item.transmission != transmission:
@@ -143,8 +146,9 @@ class Repairs:
         self.peer_lost(peer, reason)
 
     def peer_lost(self, peer: str, reason: str) -> None:
-        """Send the microbatches whose gradient `peer` owes, or whose claim the leader misses, to another
-        replica, and search no longer at `peer`: its link broke, or its silence makes it suspect."""
+        """Give up `peer`, whose link broke or which is suspected: send the microbatches whose gradient it
+        owes, or whose claim the leader misses, to another replica, and await no answers from it in
+        searches."""
         if not self._is_beyond(peer):
             self._lost(peer, reason)
 
@@ -160,8 +164,8 @@ class Repairs:
         self._sender.pump()
 
     def _is_beyond(self, peer: str) -> bool:
-        """True if the swarm is large and `peer` serves another stage than the next one, so that nothing need
-        be done for its link. In a small swarm every link event is an occasion to send."""
+        """True if link events of `peer` do not matter here: the swarm is large, and `peer` serves another
+        stage than the next one. In a small swarm every link event is taken as an occasion to send."""
         ctx = self.ctx
         return ctx.run.near.crowded and ctx.run.membership.stage_of(peer) not in (None, ctx.run.next_stage())
 

@@ -129,7 +129,7 @@ class Sender:
         return True, None
 
     def forget(self, index: int) -> None:
-        """Forget a microbatch that cannot be computed."""
+        """Forget a microbatch that this peer gave up, because its input or its own result cannot be used."""
         self.items.pop(index, None)
         self._due_at = None
 
@@ -214,7 +214,8 @@ class Sender:
 
     def pump(self) -> None:
         """Send the waiting microbatches whose next hop has a credit for them, repairs first, then in index
-        order (last those whose gradient is back already); ask for credits for the others."""
+        order (last those whose gradient is back already, and which are computed again for a lost claim); ask
+        for credits for the others."""
         self._due_at = None
         waiting = sorted(
             (item for item in self.items.values() if item.leg is OutgoingState.WAITING),
@@ -306,7 +307,8 @@ class Sender:
         self.ctx.outbox.send(peer, message, item.payload)
 
     def new_transmission(self) -> int:
-        """Next number for a transmission or a search, each used once in the iteration."""
+        """Next number for a transmission of a microbatch or a search for one, each used once in the
+        iteration; answers repeat it."""
         self._last_transmission += 1
         return self._last_transmission
 
@@ -321,10 +323,14 @@ class Sender:
         self.ctx.outbox.send(peer, Want(self._fence(), item.index, not item.returned, item.transmission))
 
     def overdue_at(self, item: OutgoingMicrobatch) -> float:
-        """Time (s) from which a peer has kept a microbatch for far longer than usual, or from which the peers
-        that a waiting one asked have granted this sender no credit for as long; infinite for a slot of a
-        round. Doubled each time that the microbatch was overdue. If no usual time is known here, it is the
-        leader's second report since then that it lacks something of the iteration."""
+        """Time (s) from which a microbatch is overdue: its peer has kept it for far longer than usual, or it
+        waits, and the peers that it asked have granted this sender no credit for as long. Infinite for a slot
+        of a round.
+
+        The wait doubles each time that the microbatch was overdue. While no usual time is known here it ends
+        with the leader's second report, since the microbatch was sent, that the leader lacks something of the
+        iteration.
+        """
         if self.ctx.run.plan(self.t) and item.train:  # the leader says which slots are late
             return math.inf
         since = item.sent_at
@@ -346,8 +352,9 @@ class Sender:
         return MOST_USUAL * median_low(known) if len(known) > 1 else math.inf
 
     def reported(self) -> None:
-        """Note that the leader reported that it lacks something of this iteration. In the first step of a run
-        nobody knows how long a step takes, the leader neither."""
+        """Note that the leader reported that it lacks something of this iteration: where no usual time is
+        known, two such reports make a microbatch overdue. They do not count in the first step of a run, when
+        the leader does not know either how long a step takes."""
         if min(self.ctx.run.membership.active_from.values(), default=self.t) >= self.t:
             return
         self._due_at = None

@@ -18,8 +18,8 @@ class UpstreamReplies:
         self.base = base
 
     def send_back(self, unit: IncomingMicrobatch) -> None:
-        """Send the gradient of a microbatch to all upstream peers that wait for it; without a payload in an
-        evaluation, or if they have it already."""
+        """Send the gradient of a microbatch to all upstream peers that wait for it; a message without the
+        tensor in an evaluation, or if they have that gradient already."""
         payload = unit.gradient_out if unit.train and unit.gradient_needed else None
         seal = self._seals.seal(GRADIENT, unit.index) if payload is not None else b""
         message = Backward(self.ctx.fence(self.t, self.base), unit.index, seal)

@@ -102,7 +102,8 @@ class Shares:
 
 
 class Hops:
-    """Mean seconds of a microbatch from one stage to the next, half of the passes at both ends included.
+    """Calculator of the mean seconds of a microbatch from one stage to the next, by their division of the
+    batch; half of the pass at either end is included.
 
     The cost between two replicas is `d_ij` of the flow problem. link_s(one, other): seconds of an activation
     between two peers, mean of both directions.
@@ -130,17 +131,14 @@ def _ends(shares: Shares) -> list[tuple[str, float]]:
 
 @dataclass(frozen=True)
 class _Stage:
-    """Times of one stage in an iteration. busy_s: seconds of the replica that is busy longest, in computing
-    or on its access line. reduce_s: of the gradient reduce. slots: of the working replicas."""
+    """Estimated times of one stage in an iteration. shares: division of the batch over its replicas. busy_s:
+    seconds of the replica that is busy longest, in computing or on its access line. reduce_s: of the gradient
+    reduce. slots: microbatches that its working replicas can hold at once."""
 
     shares: Shares
     busy_s: float
     reduce_s: float
     slots: int
-
-
-def _unknown(peer: str) -> Iterable[Collection[float]]:
-    return ()
 
 
 def _line_bps(rates: Collection[float]) -> float:
@@ -169,7 +167,7 @@ class CostModel:
         batch: Batch,
         way: Callable[[str, str], LinkEstimate],
         spares: bool = False,
-        rates: Callable[[str], Iterable[Collection[float]]] = _unknown,
+        rates: Callable[[str], Iterable[Collection[float]]] = lambda peer: (),
         spread: bool = True,
     ) -> None:
         self._members = {member.id: member for member in members}
@@ -179,7 +177,7 @@ class CostModel:
         self._choices: dict[tuple[int, Group], Group] = {}
         self._spares, self._spread = spares, spread
         self._hops = Hops(batch.microbatches, self._link_s)
-        reported = rates if spares else _unknown
+        reported = rates if spares else lambda peer: ()
         self._line_bps = {
             peer: min([LINE * self._best_bps(peer), *map(_line_bps, filter(None, reported(peer)))])
             for peer in self._members
@@ -254,14 +252,16 @@ class CostModel:
         return found
 
     def with_mean(self, spared: Collection[str], deal: Deal) -> float:
-        """Estimated iteration time (s) with the standbys `spared`, plus the mean over stages of work and
-        reduce. The mean tells choices apart that do not change the slowest stage."""
+        """Estimated iteration time (s) of the assignment `deal` with the standbys `spared`, plus the mean
+        over stages of busy and reduce seconds. The mean tells choices apart that do not change the slowest
+        stage."""
         groups = zip([0, *self._blocks], self._layers(deal)[:-1], strict=True)
         alone_s = [self._alone_s(blocks, group, _working(group, spared)) for blocks, group in groups if group]
         return self.without(spared, deal) + sum(alone_s) / len(alone_s)
 
     def costs_s(self, peer: str, spared: Collection[str], deal: Mapping[str, int]) -> float:
-        """Seconds by which its stage's reduce gets longer if `peer`, one of the standbys `spared`, works."""
+        """Seconds by which the reduce of a stage gets longer if its replica `peer`, one of the standbys
+        `spared`, works. deal: assignment, relay -> stage."""
         group = self._layers(deal)[deal[peer]]
         blocks, working = self._blocks[deal[peer] - 1], _working(group, spared)
         more = tuple(sorted({*working, peer}))
@@ -269,27 +269,25 @@ class CostModel:
 
     def _choice(self, deal: Mapping[str, int]) -> frozenset[str]:
         """Best standbys of the assignment `deal` if each stage is considered alone."""
-        groups = zip(self._blocks, self._layers(deal)[1:-1], strict=True)
-        return frozenset(peer for blocks, group in groups for peer in self._spared_of(blocks, group))
-
-    def _spared_of(self, blocks: int, group: Group) -> Group:
-        key = (blocks, group)
-        if key not in self._choices:
-            best, best_s = group, SPARED_SHARE * self._alone_s(blocks, group, group)
-            for working in self._choices_of(group):
-                seconds = self._alone_s(blocks, group, working)
-                if seconds < best_s:
-                    best, best_s = working, seconds
-            self._choices[key] = tuple(peer for peer in group if peer not in best)
-        return self._choices[key]
+        found: set[str] = set()
+        for key in zip(self._blocks, self._layers(deal)[1:-1], strict=True):
+            if key not in self._choices:
+                best, best_s = key[1], SPARED_SHARE * self._alone_s(*key, key[1])
+                for working in self._choices_of(key[1]):
+                    seconds = self._alone_s(*key, working)
+                    if seconds < best_s:
+                        best, best_s = working, seconds
+                self._choices[key] = tuple(peer for peer in key[1] if peer not in best)
+            found.update(self._choices[key])
+        return frozenset(found)
 
     def _alone_s(self, blocks: int, group: Group, working: Group) -> float:
         stage = self._stage(blocks, group, working)
         return stage.busy_s + stage.reduce_s
 
     def _choices_of(self, group: Group) -> Iterator[Group]:
-        """Candidate sets of working replicas for a stage: the 1, 2, ... peers of `group` with the fastest
-        access lines, up to all but one."""
+        """Candidate sets of working replicas for a stage, if the rest of `group` are standbys: for each count
+        from 1 to all but one, the peers with the fastest access lines."""
         ranked = sorted(group, key=lambda peer: (-self._line_bps[peer], peer))
         for count in range(1, len(group)):
             yield tuple(sorted(ranked[:count]))

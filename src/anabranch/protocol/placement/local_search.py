@@ -14,7 +14,8 @@ from anabranch.protocol.placement.cost_model import Deal
 
 
 class Judge(Protocol):
-    """Judge of an assignment: anything that estimates its iteration time."""
+    """Estimator of an assignment's iteration time, in whatever model: the leader's (`CostModel`) or the
+    planner's."""
 
     @property
     def stages(self) -> int: ...

@@ -77,7 +77,7 @@ class AllReduce:
         self.look_ahead()
 
     def close(self) -> None:
-        """End the iteration and its reduce."""
+        """Drop the open iteration and the state of its reduce."""
         self.iteration = self.reduce = self.prepared = self._announced = None
 
     def look_ahead(self) -> None:
@@ -172,8 +172,8 @@ class AllReduce:
         self.ctx.tasks.submit(TaskPriority.STEP, task, iteration.inputs_of(unit), lambda result: None)
 
     def _frozen(self, reduce: ReduceAttempt, result: Result) -> None:
-        """Send the parts of this replica's sum to the peers that add them up, and take the parts that came
-        early. An older attempt's result is ignored."""
+        """Send the parts of this replica's sum (the result of the Freeze task) to the peers that add them up,
+        and take the parts that came early. The result of an older attempt's task is ignored."""
         if reduce is not self.reduce:
             return
         assert self.iteration is not None
@@ -194,7 +194,8 @@ class AllReduce:
     # --- sending -------------------------------------------------------------------------------
 
     def _send_part(self, reduce: ReduceAttempt, part: int, to: str, payload: Payload) -> None:
-        """Send a part of this replica's sum, or of its cell's sum, to the peer that adds the part up."""
+        """Send a part of this replica's sum, or of its cell's sum (a cell is a group of members in a large
+        stage), to the peer that adds the part up."""
         message = reduce.message
         # With two parts under way, an acknowledgement does not say which of them arrived.
         self._sent_at[to] = -math.inf if to in self._sent_at else self.ctx.clock.now
@@ -303,7 +304,8 @@ class AllReduce:
     def _cell_summed(
         self, summing: PartialSums, part: int, inputs: tuple[Payload, ...], result: Result
     ) -> None:
-        """Send the sum of this replica's cell to the collectors of the part in the other cells."""
+        """Send the sum of this replica's cell (group of members in a large stage) to the peers that collect
+        the same part in the other cells."""
         reduce = self.reduce
         if reduce is None or reduce.summing is not summing or self._failed(reduce, result):
             return
@@ -433,8 +435,9 @@ class AllReduce:
         return prepared is not None and prepared.fence.t == t and prepared.digest == digest
 
     def audited_items(self, subject: str) -> dict[WorkItem, Payload]:
-        """Parts (item -> payload) that the audited replica `subject` added up in the present attempt: every
-        member's, if that is this replica; otherwise those of this replica's sum that went to `subject`."""
+        """Parts (item -> payload) from which the audited replica `subject` made its sums in the present
+        attempt. If that is this replica: the parts of all members that came; else the parts that this replica
+        sent to `subject`."""
         reduce = self.reduce
         if reduce is None:
             return {}
@@ -450,18 +453,10 @@ class AllReduce:
             if reduce.collectors[part] == subject
         }
 
-    def reduces(self, t: int) -> bool:
-        """True if an attempt of iteration t is under way here."""
-        return self.reduce is not None and self.reduce.message.fence.t == t
-
     def parts_arriving(self, t: int) -> bool:
         """True if this replica is a standby and the reduced parts of step t that it lacks may still arrive:
         their senders are linked, and their time is not over."""
         return self._deferred.arriving(self.reduce, t)
-
-    def discard_prepared(self) -> None:
-        """Drop a reduced gradient that could not be applied."""
-        self.prepared = None
 
     def step_committed(self) -> None:
         """React to the commit of the open iteration's step: deliver the reduced parts to the standbys."""

@@ -22,12 +22,14 @@ class ReduceAttempt:
     """State of a reduce attempt at this replica.
 
     message: the leader's order. receipt: this replica's receipt. position: index of this replica among the
-    members. cells: division of the members into cells. parts: parts of its own sum. summing: sums in
-    progress. sums: cell -> sum of the cell for the part that this replica collects. reduced: part -> reduced
-    part. collectors: peer that sums each part for this replica. mine: parts that this replica sums. senders:
-    positions in this replica's cell that send parts. first: positions that get the reduced parts at once.
-    told_late: True if this replica is a standby, which gets the reduced parts later. added: True if its part
-    is being added up over all cells. assembled: True if all reduced parts are here.
+    members. cells: division of the members into cells (groups, in a large stage; else one). parts: parts of
+    its own sum. summing: sums in progress. sums: cell -> sum of the cell for the part that this replica
+    collects. reduced: part -> reduced part. added: True once all cells' sums of its part are being added up.
+    assembled: True if all reduced parts are here.
+
+    Computed: collectors: peer that sums each part for this replica. mine: parts that this replica sums.
+    senders: positions in this replica's cell that send parts. first: positions that get the reduced parts at
+    once. told_late: True if this replica is a standby, which gets the reduced parts later.
     """
 
     message: Attempt
@@ -60,7 +62,8 @@ class ReduceAttempt:
 
     @property
     def fellows(self) -> range:
-        """Positions of the members of this replica's cell, this replica included."""
+        """Positions of the members of this replica's cell (its group in a large stage; else all members),
+        this replica included."""
         return self.cells.fellows(self.cell)
 
     @property

@@ -33,7 +33,7 @@ class DeferredDelivery:
         self._announced_at = self._committed_at = ctx.clock.now
 
     def opened(self) -> None:
-        """Start a new iteration, without an attempt."""
+        """Begin an iteration: no reduce attempt was made yet, and nothing is to be delivered."""
         self._tried, self.at = False, math.inf
 
     def announced(self) -> None:
@@ -57,8 +57,8 @@ class DeferredDelivery:
         return reduce.fellows if several or again or len(first) < 2 else first
 
     def assembled(self, reduce: ReduceAttempt) -> None:
-        """Set the latest time of the delivery, as this replica holds the whole reduced gradient. A commit
-        that takes long may need the `Prepared` of a standby."""
+        """Set the latest time at which the standbys get the reduced parts, as this replica holds the whole
+        reduced gradient now. A commit that takes long may need the `Prepared` of a standby."""
         if len(reduce.first) < len(reduce.fellows):
             size_bytes = self.ctx.run.settings.gradient_bytes_of(self.ctx.run.stage) * (len(reduce.first) - 1)
             needs_s = self.ctx.costs.reduce_s(size_bytes / len(reduce.senders))

@@ -94,12 +94,13 @@ class GradientFetch:
             self._give_up(t)
         elif free:
             self._ask(t, free)
-        elif self.ctx.run.near.crowded:
-            self._dial_some(live)
+        elif self.ctx.run.near.crowded:  # none that may have the gradient is linked
+            self._at = min(self._at, self.ctx.clock.now + FETCH_AFTER_S)
+            self.ctx.dialer.reach_some(live)
 
     def _ask(self, t: int, free: list[str]) -> None:
-        """Ask one of the replicas `free`: the one that should deliver first, by the measured links, or the
-        next in turn for a model of unknown size."""
+        """Ask one of the replicas `free`, which are not sending the gradient yet: the one that should deliver
+        first, by the measured links; where the gradient's size is not known, the next in turn."""
         ctx, size_bytes = self.ctx, self.ctx.run.settings.gradient_bytes_of(self.ctx.run.stage)
         peer = free[self._fetches.tries % len(free)]
         if size_bytes:
@@ -108,15 +109,6 @@ class GradientFetch:
         most_s = ctx.costs.coming_s(peer, size_bytes)
         self._awaited[peer], self._expected_at = ctx.clock.now + most_s, ctx.clock.now + most_s / SLOWER
         ctx.outbox.send(peer, FetchGradient(t, ctx.run.stage))
-
-    def _dial_some(self, live: list[str]) -> None:
-        """Connect to some replicas of a large stage, as none that may have the gradient is linked."""
-        ctx = self.ctx
-        self._at = min(self._at, ctx.clock.now + FETCH_AFTER_S)
-        strangers = [peer for peer in live if peer not in ctx.links.up]
-        ctx.rng.shuffle(strangers)
-        for peer in strangers[: ctx.run.near.picks]:
-            ctx.dialer.reach(peer)
 
     def link_down(self, peer: str) -> None:
         """Forget that `peer`, whose link broke, may be sending the gradient."""
@@ -146,6 +138,6 @@ class GradientFetch:
         self.ctx.tasks.submit(TaskPriority.STEP, Assemble(record.t), (payload,), checked)
 
     def _ask_next(self) -> None:
-        """Ask the next replica at once. Replicas keep only the last gradients; if this one is further behind,
-        it soon finds out that it has to fetch the state."""
+        """Ask the next replica at once. Replicas keep only the last gradients: a peer that is further behind
+        soon has asked them all, and fetches the state."""
         self._at = min(self._at, self.ctx.clock.now)

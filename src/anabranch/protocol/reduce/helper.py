@@ -67,7 +67,8 @@ class ReduceHelper:
 
     @property
     def early(self) -> int:
-        """Number of parts that arrived before their attempt was announced."""
+        """Number of parts kept that arrived before their attempt was announced, for the check of memory
+        bounds."""
         return sum(map(len, self._early.values()))
 
     def parts(self, stage: int) -> int:
@@ -144,7 +145,8 @@ class ReduceHelper:
         if self._unsealed(help, part, result.hashes):
             return  # the leader orders the reduce again, without who sent it
         help.reduced[part] = result.outputs[0]
-        help.seals[part] = self._seal(message, part, result.hashes[-1]) if result.hashes else b""
+        text = self._text(message, REDUCED, part, result.hashes[-1]) if result.hashes else b""
+        help.seals[part] = self.ctx.signer.sign(text) if text else b""
         for member in message.members:
             self._send(help, part, member)
         if witnessed(message, self.ctx.me) and len(help.reduced) == len(message.sums):
@@ -154,8 +156,9 @@ class ReduceHelper:
             self.ctx.tasks.submit(TaskPriority.STEP, task, inputs, then)
 
     def _assembled(self, help: _Help, result: Result) -> None:
-        """Store the result of a reduce whose parts were all summed here; if it is no gradient, have the
-        members' contributions examined."""
+        """Store the gradient's digest and squares where this peer summed all parts of a reduce. If they make
+        no gradient (overflow, or parts that do not fit), have the members' contributions examined one by
+        one."""
         if result.digest and not result.error and not result.overflow:
             help.result = result.digest, result.squares
             return
@@ -182,7 +185,9 @@ class ReduceHelper:
         )
 
     def _unsealed(self, help: _Help, part: int, hashes: tuple[str, ...]) -> bool:
-        """Enter members whose part lacks their own seal as unusable, in audited runs; True if any."""
+        """In audited runs, check the seals of the parts that were added up; enter members whose part lacks
+        their own seal as unusable for the account of the attempt. True if there is any. hashes: of these
+        parts, then of their sum."""
         message, found = help.message, False
         for position, payload_hash in zip(contributors(message), hashes[:-1], strict=False):
             peer, seal = message.members[position], help.came.get((part, position), b"")
@@ -191,10 +196,6 @@ class ReduceHelper:
                 help.summing.unusable.add(position)
                 found = True
         return found
-
-    def _seal(self, message: Attempt, part: int, payload_hash: str) -> bytes:
-        """This peer's seal of a part that it summed."""
-        return self.ctx.signer.sign(self._text(message, REDUCED, part, payload_hash))
 
     def _text(self, message: Attempt, kind: str, part: int, payload_hash: str) -> bytes:
         """Text that a seal of a part signs."""

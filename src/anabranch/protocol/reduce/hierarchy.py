@@ -25,8 +25,9 @@ FLAT = 4
 
 @dataclass(frozen=True)
 class ReduceCells:
-    """Division of the members of an attempt into cells. A member is named by its position in the attempt.
-    bounds: position of the first member of each cell, and of the first one after it."""
+    """Division of the members of an attempt into cells, groups that sum on their own first. A small stage is
+    one cell. A member is named by its position in the attempt. bounds: position of the first member of each
+    cell, and of the first one after it."""
 
     bounds: tuple[tuple[int, int], ...]
 
@@ -40,7 +41,7 @@ class ReduceCells:
         return next(cell for cell, (begin, end) in enumerate(self.bounds) if begin <= position < end)
 
     def fellows(self, cell: int) -> range:
-        """Positions of the members of a cell."""
+        """Positions of the members of a cell (group of members that sums on its own first)."""
         return range(*self.bounds[cell])
 
     def part(self, position: int) -> int | None:

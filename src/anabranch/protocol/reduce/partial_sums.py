@@ -49,7 +49,8 @@ class PartialSums:
         """Positions whose contribution makes no gradient, as `examine` found."""
 
     def keep(self) -> None:
-        """Keep all contributions, so that they can be examined one by one."""
+        """Keep the parts of each member beside their sums, so that `examine` can check the members one by
+        one."""
         self._kept = {position: {} for position in self._positions}
 
     def lacking(self) -> dict[int, int]:
@@ -63,7 +64,28 @@ class PartialSums:
         kept, self._kept = self._kept or {}, None
         for position, parts in kept.items():
             if len(parts) == len(self.mine):
-                _Examination(self, position, stage).begin([parts[part] for part in sorted(parts)])
+                self._examine(position, stage, [parts[part] for part in sorted(parts)])
+
+    def _examine(self, position: int, stage: int, parts: list[Payload]) -> None:
+        """Start the check that the parts of the member at `position` alone make a gradient of the stage, of
+        the right size and in range; otherwise the member is entered in `unusable`."""
+        rounded: list[Payload] = []
+
+        def summed(result: Result) -> None:
+            if not result.outputs:
+                self.unusable.add(position)
+                return
+            rounded.append(result.outputs[0])
+            if len(rounded) == len(parts):
+                task = Assemble(self._task.t, stage)
+                self.ctx.tasks.submit(TaskPriority.STEP, task, tuple(rounded), assembled)
+
+        def assembled(result: Result) -> None:
+            if not result.digest or result.error or result.overflow:
+                self.unusable.add(position)
+
+        for payload in parts:
+            self.ctx.tasks.submit(TaskPriority.STEP, self._task, (payload,), summed)
 
     def add(self, part: int, position: int, payload: Payload) -> None:
         """Store the contribution of the member at `position` to a part; the last one to arrive starts the
@@ -81,46 +103,14 @@ class PartialSums:
         inputs = tuple(contributions[position] for position in self._positions)
         self.ctx.tasks.submit(TaskPriority.STEP, self._task, inputs, partial(self._then, self, part, inputs))
 
-    @property
-    def task(self) -> SumPart:
-        """Task that sums one part."""
-        return self._task
-
-
-class _Examination:
-    """Check that one member's parts alone make a gradient of the stage, of the right size and in range;
-    otherwise the member is entered in `unusable`."""
-
-    def __init__(self, sums: PartialSums, position: int, stage: int) -> None:
-        self._sums, self._position, self._stage = sums, position, stage
-        self._rounded: list[Payload] = []
-
-    def begin(self, parts: list[Payload]) -> None:
-        """Start the check of the member's parts, in order."""
-        for payload in parts:
-            then = partial(self._summed, len(parts))
-            self._sums.ctx.tasks.submit(TaskPriority.STEP, self._sums.task, (payload,), then)
-
-    def _summed(self, count: int, result: Result) -> None:
-        if not result.outputs:
-            self._sums.unusable.add(self._position)
-            return
-        self._rounded.append(result.outputs[0])
-        if len(self._rounded) == count:
-            task = Assemble(self._sums.task.t, self._stage)
-            self._sums.ctx.tasks.submit(TaskPriority.STEP, task, tuple(self._rounded), self._assembled)
-
-    def _assembled(self, result: Result) -> None:
-        if not result.digest or result.error or result.overflow:
-            self._sums.unusable.add(self._position)
 
 
 class ReduceAccount(NamedTuple):
-    """First-hand account of a reduce by the peer that sums all its parts.
+    """First-hand account of a witnessed reduce by the peer that sums all its parts, the coordinator.
 
     lacking: members that have not sent all their parts -> number of parts that came. unusable: members whose
-    contribution alone makes no gradient. summed: True if all parts are summed and sent to the members.
-    result: digest and sums of squares of the gradient; None: not known (yet).
+    parts alone make no gradient (wrong size, overflow). summed: True if all parts are summed and sent to the
+    members. result: digest and sums of squares of the gradient; None: not known (yet).
     """
 
     lacking: Mapping[str, int]
@@ -160,8 +150,8 @@ def misdealt(message: Attempt) -> str | None:
 def account_of(
     message: Attempt, summing: PartialSums, reduced: int, result: tuple[str, Mapping[str, float]] | None
 ) -> ReduceAccount:
-    """Account of an attempt. summing: its sums. reduced: number of parts that are summed. result: digest and
-    sums of squares of the gradient."""
+    """Account (what members sent, and the result) of an attempt, for the leader at this peer. summing: its
+    sums. reduced: number of parts that are summed. result: digest and sums of squares of the gradient."""
     lacking = {message.members[position]: count for position, count in summing.lacking().items()}
     unusable = {message.members[position] for position in summing.unusable}
     return ReduceAccount(lacking, unusable, reduced == len(message.sums), result)
@@ -175,7 +165,8 @@ class EarlyParts:
 
     def keep(self, peer: str, message: APart, payload: Payload) -> None:
         """Keep a part of the sender `peer`, and drop its parts of older attempts. Not kept: a part of an
-        older attempt, a second one of the same class and number, and more than PARTS of a class."""
+        older attempt, a second one of the same number and kind (of a sum, or reduced), and more than PARTS of
+        a kind."""
         of_peer = [m for p, m, _ in self._kept if p == peer]
         if any(m.attempt > message.attempt for m in of_peer):
             return

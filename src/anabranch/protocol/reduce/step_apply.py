@@ -43,15 +43,12 @@ class StepApply(Timer):
         self._applying = False
         self.keeps: set[int] = set()
         """Steps before which the weights are kept, as they are audited here."""
-        self.all_reduce = AllReduce(ctx, self._is_pending, self.advance)
+        self.all_reduce = AllReduce(ctx, lambda t: t in self.pending, self.advance)
         self.lacking = GradientFetch(
             ctx, self._wanted, self.all_reduce.parts_arriving, self._fetched, self._give_up
         )
         self._on_applied = on_applied
         self._on_behind = on_behind
-
-    def _is_pending(self, t: int) -> bool:
-        return t in self.pending
 
     def commit(self, record: Commit, base: str) -> None:
         """Store a committed step, which is applied in its turn; one that is applied already is ignored. base:
@@ -81,7 +78,8 @@ class StepApply(Timer):
         if self.all_reduce.holds_gradient(record.t, record.stages[self.ctx.run.stage].digest):
             self._take(self._apply_task(record))
         elif not self.lacking.sought:
-            self.lacking.seek(self.all_reduce.reduces(record.t))
+            reduce = self.all_reduce.reduce
+            self.lacking.seek(reduce is not None and reduce.message.fence.t == record.t)
             self.tick()
 
     def _take(self, task: Task) -> None:
@@ -95,7 +93,7 @@ class StepApply(Timer):
         if result.error:
             # The state is unchanged. The gradient, or a whole state, comes from another replica.
             self.ctx.outbox.note("note", text=f"a step could not be taken: {result.error}")
-            self.all_reduce.discard_prepared()
+            self.all_reduce.prepared = None
             self.advance()
             return
         record, base = self.pending.pop(self.t + 1)

@@ -18,14 +18,15 @@ from anabranch.protocol.reduce.partial_sums import collectors, contributors
 
 
 class WorkReceipt:
-    """Receipt of this replica's work in one attempt, in the making. In runs without audit, calls have no
-    effect and seals are empty.
+    """Receipt of this replica's work in one reduce attempt, collected while the attempt runs, and signed at
+    the end. In runs without audit, calls have no effect and seals are empty.
 
-    sum_inputs: part that this replica summed -> the members' parts, for an auditor.
+    sum_inputs: part that this replica summed -> the members' parts of which it made that sum, for an auditor.
     """
 
     def __init__(self, ctx: PeerContext, seals: Seals, message: Attempt, flat: bool) -> None:
-        """flat: False in a stage of several cells, whose sums have no receipts."""
+        """seals: seals of this iteration. message: order of the attempt. flat: False in a stage of several
+        cells (groups of members), whose sums have no receipts."""
         self._ctx = ctx
         self._flat = flat
         self._seals = seals
@@ -54,7 +55,7 @@ class WorkReceipt:
     # --- sending -------------------------------------------------------------------------------
 
     def frozen(self, hashes: tuple[str, ...]) -> None:
-        """Note the hashes of the parts of this replica's sum."""
+        """Note the hashes of the parts into which the Freeze task cut this replica's sum."""
         self._parts = hashes
 
     def part_seal(self, part: int) -> bytes:
@@ -84,8 +85,8 @@ class WorkReceipt:
     def summed(
         self, part: int, senders: Sequence[int], inputs: tuple[Payload, ...], hashes: tuple[str, ...]
     ) -> str | None:
-        """Note what the sum of `part` was made of; return the first member whose part lacks its own seal, or
-        None.
+        """Note what the sum of `part` was made of; return the first member whose part does not have that
+        member's seal, or None.
 
         senders: positions of the members, in the order of `inputs`. hashes: of the inputs, then of the sum.
         """
@@ -103,8 +104,8 @@ class WorkReceipt:
         return None
 
     def assembled(self, collectors: Sequence[str], hashes: tuple[str, ...]) -> str | None:
-        """Note the reduced parts; return the first peer whose part lacks its own seal, or None. collectors:
-        peer that summed each part. hashes: of the parts, in their order."""
+        """Note the reduced parts; return the first peer whose part does not have that peer's seal, or None.
+        collectors: peer that summed each part. hashes: of the parts, in their order."""
         if not self.on or not self._flat or len(hashes) < len(collectors):
             return None
         transfers = []
@@ -131,8 +132,8 @@ class WorkReceipt:
 
 def refused_sums(receipt: Receipt, attempt: Attempt, flat: int) -> str | None:
     """Reason to refuse what a receipt says about the parts of an attempt, or None: each member cuts its sum
-    into all parts, adds up its own parts, and gets every part. flat: largest number of members that are one
-    cell."""
+    into all parts, adds up its own parts, and gets every part. flat: most members of a stage that is one
+    group; a larger one is summed by groups (`hierarchy`)."""
     members = attempt.members
     cells = cells_of(len(members), len(members) if attempt.sums else flat)
     whole, senders = len(cells.bounds) == 1, contributors(attempt)

@@ -56,14 +56,15 @@ def slots_of(plan: Plan, commit: Commit) -> dict[int, Slot]:
 
 
 def late_slots(plan: Plan, following: Plan) -> dict[int, Slot]:
-    """Slots (number -> plan) of a round whose contributions are merged in the next one, which has the plan
-    `following`."""
+    """Slots (number -> plan) of the round with plan `plan` whose contributions were late and are merged in
+    the next one: those with `late` steps in its plan, `following`."""
     return {k: plan[k] for k, slot in enumerate(following) if slot.late and k < len(plan)}
 
 
 def freed(plan: Plan) -> Plan:
-    """Plan with the same inner steps, but bound to no peer and with nothing carried: the machines may be
-    gone. The steps of late contributions come again."""
+    """Plan with the same inner steps in which any machine may fill each slot and starts it afresh, for after
+    a rollback: the machines, with the state that they carried, may be gone. Inner steps of late contributions
+    are taken again."""
     return tuple(Slot(slot.done, slot.steps) for slot in plan)
 
 

@@ -147,16 +147,17 @@ class BandwidthProbes:
     # --- trials --------------------------------------------------------------------------------
 
     def _known(self) -> list[str]:
-        """Peers not tried yet whose links can be tried with a payload, because their latency is known. Peers
-        with greater ids than this one come first, so that not all peers try the same link at once."""
+        """Peers not tried yet whose links can be tried with a payload, because their latency is known; those
+        with greater ids than this one first, so that the peers do not all try the link to the same peer at
+        once."""
         ctx = self.ctx
         known = [p for p in self._untried() if ctx.costs.of(p).link.latency.round_trip_s() is not None]
         return sorted(known, key=lambda peer: (peer < ctx.me, peer))
 
     def _quick(self, known: list[str]) -> list[str]:
-        """Peers of `known` to try with a payload: the first one whose link is fast enough by its small probe,
-        or none. A small probe that is missing is sent now; a slower link counts as tried. Where this run
-        sends no small probes: all of `known`."""
+        """Peers of `known` from which to choose the next trial (with a payload). If this run sends no small
+        probes: all. Else the first one whose link is fast enough by its small probe, or none: a missing small
+        probe is sent now, and peers with slower links are never tried."""
         ctx, size_bytes = self.ctx, trial_bytes(self.ctx.run.settings)
         for peer in known if self._probing else ():
             if peer not in self._probed:
@@ -185,8 +186,8 @@ class BandwidthProbes:
         return least_s if self.ctx.run.deals else max(least_s, 8.0 * trial_bytes(settings) / LEAST_BPS)
 
     def _line_unknown(self) -> bool:
-        """True if the leader needs this peer's line rate and it was not reported yet: to choose standbys, or
-        to spread the exchange of rounds."""
+        """True if the leader needs the rate of this peer's access line and this peer did not report it yet:
+        to choose standbys, or to spread the exchange of contributions in rounds over the lines."""
         ctx = self.ctx
         rounds = ctx.run.settings.rounds.inner > 0
         if self._line_known or not (ctx.run.stage or rounds) or ctx.me not in ctx.run.membership.members:

@@ -31,10 +31,10 @@ _GWTF_FROM = {Side.NEXT: gwtf.FROM_NEXT, Side.PREVIOUS: gwtf.FROM_PREVIOUS, Side
 
 @dataclass(slots=True)
 class LinkHistory:
-    """Counts of what was sent and received over one flow link. cost: the link's cost as last given to the
-    agent (s). pushed: units that this peer handed over to the next hop so far. heard: the same count as
-    stated by the newest letter from the other end (or that of units handed back). seq: number of that
-    letter."""
+    """Counts of units sent and received over one flow link, by which letters are checked. cost: the link's
+    cost as last given to the agent (s). pushed: units that this peer handed over to the next hop so far.
+    heard: units that the peer at the other end handed over, or as the next hop handed back, by its newest
+    letter. seq: number of that letter."""
 
     cost: float
     pushed: int = 0
@@ -42,7 +42,8 @@ class LinkHistory:
     seq: int = -1
 
     def note(self, letter: Offer | Answer) -> None:
-        """Store the counts in a letter from the other end, unless a newer letter has arrived already."""
+        """Store the count of units in a letter from the other end as `heard`, unless a newer letter has
+        arrived already."""
         if letter.seq >= self.seq:
             self.seq = letter.seq
             self.heard = letter.pushed if isinstance(letter, Offer) else letter.returned
@@ -50,7 +51,7 @@ class LinkHistory:
 
 def contradiction(history: LinkHistory, letter: Offer | Answer, stir: int) -> str | None:
     """Reason why a letter contradicts the earlier letters on this link, or None. stir: greatest number of
-    external changes that this peer has heard of."""
+    changes (of members, costs, places) that any letter to this peer counted."""
     count = letter.pushed if isinstance(letter, Offer) else letter.returned
     if letter.seq >= history.seq and count < history.heard:
         return f"a count of {history.heard} that falls to {count}"
@@ -116,8 +117,8 @@ class DataNodes:
         self._strangers: set[str] = set()
 
     def only_known(self, letter: Offer | Answer, membership: Membership) -> Offer | Answer:
-        """Copy of the letter without searches and findings of data nodes that the log does not have, but for
-        a few that it may still add."""
+        """Copy of the letter without the searches for flow, and the findings of paths, in the name of data
+        nodes that the log does not have, but for a few that it may still add."""
         return msgspec.structs.replace(
             letter,
             searches=tuple(search for search in letter.searches if self._known(search.source, membership)),
@@ -125,7 +126,8 @@ class DataNodes:
         )
 
     def _known(self, name: str, membership: Membership) -> bool:
-        """True if `name` may be a data node: a member, or one of a few that the log may still add."""
+        """True if `name` is a data node, or one of at most STRANGERS_MAX names that the log does not have
+        yet: a letter may come before the log entry."""
         if membership.knew(name):  # a former member's stage is none
             return membership.stage_of(name) == 0
         if len(self._strangers) < STRANGERS_MAX:

@@ -46,7 +46,7 @@ class State:
 
 
 class SourceStatus(Enum):
-    """Status of one source peer in a download."""
+    """Status of one source peer in a download: not asked, asked, delivering, or of no use."""
 
     IDLE = "not asked"
     ASKED = "asked what it has"
@@ -121,9 +121,9 @@ class Download:
     # --- asking --------------------------------------------------------------------------------
 
     def _ask(self) -> None:
-        """Ask idle sources what they offer, so that up to AT_ONCE sources are busy. Only one is asked while
-        any iteration is acceptable, since its offer fixes the iteration. If nobody is busy or can be asked,
-        change to another offer, or fail."""
+        """Ask idle sources what they offer, so that up to AT_ONCE sources are busy; only one while the newest
+        state is wanted (t = -1), since its offer fixes the iteration. If nobody is busy or can be asked:
+        download other bytes that a source offered before, or fail."""
         if self.over:
             return
         busy = sum(s.status in (SourceStatus.ASKED, SourceStatus.PULLED) for s in self.sources.values())
@@ -219,6 +219,11 @@ class Download:
         if not source.asked:
             source.due = math.inf
 
+    def _pull_all(self) -> None:
+        for source in self.sources.values():
+            if source.status is SourceStatus.PULLED:
+                self._pull(source)
+
     def _pieces_s(self, source: Source) -> float:
         """Longest plausible seconds until WINDOW pieces from a source have arrived."""
         assert self._chosen is not None
@@ -227,8 +232,8 @@ class Download:
         return self.ctx.costs.coming_s(source.peer, WINDOW * piece_bytes)
 
     def _wanted(self, source: Source) -> Iterator[int]:
-        """Pieces to request from a source: unrequested ones first, then those that one other source was asked
-        for and has not delivered."""
+        """Pieces to request from a source: unrequested ones first, then those that exactly one other source
+        was asked for and has not delivered."""
         room = WINDOW - len(source.asked)
         while room > 0 and self._pending:
             room -= 1
@@ -250,9 +255,7 @@ class Download:
         source.asked.discard(message.piece)
         source.due = self.ctx.clock.now + source.patience_s
         self._pieces.setdefault(message.piece, (payload, peer))
-        for other in self.sources.values():
-            if other.status is SourceStatus.PULLED:
-                self._pull(other)
+        self._pull_all()
         if len(self._pieces) == self._chosen.pieces:
             self._complete(self._chosen)
 
@@ -298,7 +301,8 @@ class Download:
         self._ask()
 
     def _start_over(self, offer: StateOffer) -> None:
-        """Disqualify an offer whose pieces have the offered hashes but are not the state."""
+        """Disqualify all sources of an offer whose pieces have the offered hashes but are not the state, and
+        ask others."""
         for source in self.sources.values():
             if source.offer == offer and source.status is not SourceStatus.OUT:
                 self._condemn(source, f"StateOffer of stage {self.stage}: its pieces are not that state")
@@ -351,9 +355,7 @@ class Download:
             source.patience_s *= 2.0  # the link may be slow; doubling finds a wait that is long enough
         pulled = source.status is SourceStatus.PULLED
         self._put_aside(source, SourceStatus.IDLE if source.tries > 0 else SourceStatus.OUT)
-        for other in self.sources.values():
-            if other.status is SourceStatus.PULLED:
-                self._pull(other)
+        self._pull_all()
         if pulled and reachable and source.tries > 0:
             source.tries -= 1
             source.status = SourceStatus.PULLED

@@ -65,8 +65,8 @@ class StateServer:
 
     def on_fetch_state(self, peer: str, message: FetchState) -> None:
         """Answer a request for a state: offer it (at once, or when it is copied or read from disk), or say
-        that it is not here. The request of a peer that has no need of it, as far as known, is kept until the
-        members change."""
+        that it is not here. The request of a peer that may not have states of the stage (`_needs`) is kept
+        until the members change: the log entry that admits it may not be here yet."""
         if not self._needs(peer, message.stage):
             if len(self._early) < EARLY_KEPT or peer in self._early:
                 self._early[peer] = message
@@ -119,7 +119,8 @@ class StateServer:
         self.ctx.tasks.submit(TaskPriority.STEP, Snapshot(t), (), taken)
 
     def keep_ahead(self) -> None:
-        """Copy the current state and keep the copy for joiners: this replica will compute without a pause."""
+        """Copy the current state and keep the copy for joiners, before this replica takes the inner steps of
+        a round, which change its state."""
         self.snapshot(self._keep)
 
     def checkpoint_read(self, asked_t: int, state: State | None, stage: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 from anabranch.protocol.context.clock import Timer
 from anabranch.protocol.context.peer_context import PeerContext
@@ -76,31 +77,25 @@ class Snapshots(Timer):
         while self._orders and len(self.downloads) < PULLED_AT_ONCE:
             key = min(self._orders)
             order = self._orders.pop(key)
-            done, failed = self._done_with(key)
-            download = Download(
-                self.ctx, order.stage, order.t, order.sources, done, failed, order.fingerprint
-            )
+            then = partial(self._done, key), partial(self._failed, key)
+            download = Download(self.ctx, order.stage, order.t, order.sources, *then, order.fingerprint)
             self.downloads[key] = download
             download.start()
 
-    def _done_with(self, key: Key) -> tuple[Callable[[State], None], Callable[[str], None]]:
-        """The two callbacks for the download of snapshot `key`: on success, on failure."""
+    def _done(self, key: Key, state: State) -> None:
+        """Keep the downloaded snapshot `key` if there is room for it, and begin the next download."""
+        self.downloads.pop(key, None)
+        if self._has_room(state):
+            self.states.pinned[key] = state
+        else:
+            self._no_room.add(key)
+        self.report()
+        self._pull_next()
 
-        def done(state: State) -> None:
-            self.downloads.pop(key, None)
-            if self._has_room(state):
-                self.states.pinned[key] = state
-            else:
-                self._no_room.add(key)
-            self.report()
-            self._pull_next()
-
-        def failed(reason: str) -> None:
-            """Drop the order; the leader repeats it if the copy is still wanted."""
-            self.downloads.pop(key, None)
-            self._pull_next()
-
-        return done, failed
+    def _failed(self, key: Key, reason: str) -> None:
+        """Drop the order; the leader repeats it if the copy is still wanted."""
+        self.downloads.pop(key, None)
+        self._pull_next()
 
     def _has_room(self, state: State) -> bool:
         """True if a copy of `state` fits the memory budget. The copies of one iteration may take half of it,

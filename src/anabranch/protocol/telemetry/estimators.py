@@ -215,13 +215,13 @@ class PaddedEstimate:
         self._size_bytes = 0.0
 
     def add(self, size_bytes: float, trip_s: float, now: float) -> None:
-        """Add a sample: round trip of a message with `size_bytes` of padding and its short reply."""
+        """Add a sample: round trip (s) of a probe with `size_bytes` of padding, answered by a short reply."""
         self._size_bytes = size_bytes
         self._round_trips.add(trip_s, now)
 
     def bps(self, round_trip_s: float) -> float | None:
-        """Bits per second; None without a sample, or if the link is too fast for this method. round_trip_s:
-        round trip of small messages (s)."""
+        """Bits per second: padding over the seconds by which it lengthens a round trip. None without a
+        sample, or if the link is too fast for this method. round_trip_s: round trip of small messages (s)."""
         least = self._round_trips.round_trip_s()
         if least is None or least - round_trip_s < max(PADDING_LEAST_S, PADDING_SHARE * round_trip_s):
             return None
@@ -245,7 +245,8 @@ class StableEstimate:
         self._beyond = 0  # number of estimates in a row above (or, negative, below) the published value
 
     def offer(self, estimate: float) -> float | None:
-        """Add an estimate. Returns the value published after it; None before the first plausible estimate."""
+        """Add an estimate, ignored if implausible. Returns the value published from now on, by the rule of
+        the class; None before the first plausible estimate."""
         if not plausible(estimate):
             return self.published
         if self.published is None:
@@ -309,20 +310,15 @@ class LinkCost:
         return max((8.0 * activation_bytes / bps for bps in known if bps), default=0.0)
 
     def out_bps(self, activation_bytes: float) -> float | None:
-        """Bandwidth towards the other peer (bits per second), from transfers or else from padded messages;
-        None: not known."""
+        """Bandwidth towards the other peer (bits per second) for payloads of `activation_bytes`, from
+        transfers or else from padded messages; None: not known."""
         measured = self.out.bps(activation_bytes)
         return measured if measured is not None else self.padded.bps(self.latency.round_trip_s() or 0.0)
 
-    def publish_s(
-        self,
-        activation_bytes: float,
-        mine_s: float | None = None,
-        theirs_s: float | None = None,
-        like_bps: float | None = None,
-    ) -> float:
-        """Link cost d_ij (s) for the flow agents: `seconds` of the same, after the hysteresis filter."""
-        cost_s = self.seconds(activation_bytes, mine_s, theirs_s, like_bps)
+    def publish_s(self, activation_bytes: float, *more: float | None) -> float:
+        """Link cost d_ij (s) for the flow agents: that of `seconds`, with the same arguments, after the
+        hysteresis filter."""
+        cost_s = self.seconds(activation_bytes, *more)
         return self._published.offer(cost_s) or cost_s
 
 

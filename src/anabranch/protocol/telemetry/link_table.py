@@ -79,8 +79,8 @@ class LinkMeasurements:
         return other in self._latency_s.get(one, ()) or one in self._latency_s.get(other, ())
 
     def rates(self, peer: str) -> Iterator[Collection[float]]:
-        """Measured rates (bits per second) of a peer's links, as two collections: of the links from `peer`,
-        and of those to it."""
+        """Measured rates (bits per second) of a peer's links, for estimates of its access line: yields those
+        of the links from `peer`, then those of the links to it."""
         yield self._bandwidth_bps.get(peer, {}).values()
         yield [measured[peer] for measured in self._bandwidth_bps.values() if peer in measured]
 

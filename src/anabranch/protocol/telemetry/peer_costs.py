@@ -79,8 +79,8 @@ class Neighbour:
 
     @property
     def pass_s(self) -> float:
-        """Compute seconds of a pass at the neighbour, mean of reported forward and backward (`c` of d_ij);
-        the forward alone if no backward is known."""
+        """Compute seconds of a pass at the neighbour, its part of a link cost: mean of reported forward and
+        backward; the forward alone if no backward is known; 0: neither."""
         return (self.forward_s + self.backward_s) / 2.0 if self.backward_s else self.forward_s
 
     @property
@@ -100,8 +100,8 @@ class Neighbour:
         return self._queued_bytes
 
     def most_s(self, ahead_bytes: float, size_bytes: int) -> float:
-        """Longest plausible time (s) until `ahead_bytes` in transit have arrived, if they are payloads of
-        `size_bytes`."""
+        """Longest plausible time (s) until `ahead_bytes` in transit have arrived, at the bandwidth of
+        payloads of `size_bytes`."""
         measured_bps = self.link.out_bps(size_bytes)
         slowest_bps = LEAST_BPS if measured_bps is None else max(measured_bps, CRAWL_BPS) / SLOWER
         return 8.0 * ahead_bytes / slowest_bps
@@ -176,8 +176,8 @@ class PeerCosts:
 
     def returned(self, peer: str, took_s: float, usual_s: float) -> None:
         """Note that `peer` sent a microbatch's gradient back `took_s` seconds after the microbatch was sent,
-        which ends its series of missed iterations. usual_s: usual time (s) of this in this iteration, of all
-        peers; stored."""
+        which ends its series of missed iterations. usual_s: usual time (s) of this in this iteration, over
+        all peers; stored."""
         self.usual_s = usual_s
         if known := self.neighbours.get(peer):
             known.missed = 0
@@ -194,7 +194,8 @@ class PeerCosts:
     def told(
         self, peer: str, forward_s: float, backward_s: float, bandwidth_bps: float, price: float
     ) -> None:
-        """Enter the report of `peer` about itself, as `Neighbour.told_speed`."""
+        """Enter the report of `peer` about itself (`Pong`): pass times, bandwidth that it measured towards
+        this peer, and price (cost from there to the end of the pipeline)."""
         neighbour = self.of(peer)
         before = neighbour.forward_s, neighbour.backward_s
         neighbour.told_speed(forward_s, backward_s, bandwidth_bps, price)
@@ -275,8 +276,8 @@ class PeerCosts:
         return sum(known) / len(known) if known else 0.0
 
     def pass_s(self, peer: str, me: str) -> float:
-        """Compute seconds of a pass at `peer`, mean of forward and backward; 0 unless a neighbour reported
-        both. me: id of this peer, whose measured ones count."""
+        """Compute seconds of a pass at `peer`, mean of forward and backward; 0 unless it reported times of
+        both. If `peer` is `me`, this peer itself: its own measured times."""
         if peer == me:
             return self._own_pass_s()
         known = self.neighbours.get(peer)

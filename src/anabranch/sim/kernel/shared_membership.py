@@ -37,8 +37,8 @@ class MembershipPool:
         """Shared list that is equal to `made`; if there is none yet, a copy of `made` becomes one."""
         # Members in the order of joining: it decides who dials.
         members = made.number, tuple(made.members), len(made.active_from), made.begun
-        opening = made.opening_t, made.reopened_t, tuple(made.opening), tuple(made.handed_on)
-        key = (members, opening, made.former, made._long_gone, tuple(made.gone.items()))
+        openings = made.opening, made.former, made.reopened_t
+        key = (members, openings, made._long_gone, tuple(made.gone.items()))
         known = self._values.get(key)
         if known is not None:
             same = known.membership
