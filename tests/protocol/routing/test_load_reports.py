@@ -41,6 +41,8 @@ class Relay:
         assert self.iteration.on_forward(peer, message, b"x") is None
 
     def back(self, peer: str, index: int) -> None:
+        """Gradient of a microbatch from `peer`, as if that had been sent it."""
+        self.iteration.sender.items[index].told.add(peer)
         assert self.iteration.on_backward(peer, Backward(self.ctx.fence(1, "base"), index), b"z") is None
 
     def compute(self) -> Task:
