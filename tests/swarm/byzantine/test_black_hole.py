@@ -15,7 +15,7 @@ from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import World
 from anabranch.sim.workers.integer_world import Machine, counting_world, wrong_states
 
-STEPS = 24
+STEPS = 40
 
 
 def seconds(seed: int, hole: str) -> tuple[float, World, int]:
