@@ -9,7 +9,8 @@ from typing import Any
 
 
 def is_64_bits(value: int) -> bool:
-    """True if an integer fits TOML's 64 bits, signed or unsigned; a larger one may have no float."""
+    """True if an integer fits 64 bits, signed or unsigned. Settings beyond that are refused: TOML cannot hold
+    them, and conversion to float may overflow."""
     return -(2**63) <= value < 2**64
 
 

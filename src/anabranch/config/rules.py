@@ -118,8 +118,9 @@ def check_fleet_holds(config: RunConfig, activation_bytes: int) -> None:
 
 
 def _alternative(stage: int, microbatches: int, fitting: int) -> str:
-    """Words for other remedies, as the end of a message. fitting: microbatches whose boundaries the budget of
-    a node holds."""
+    """End of the message of `check_fleet_holds`: remedies other than a larger memory budget. stage: that of
+    the node (0: data node). microbatches: of a batch. fitting: microbatches whose boundary tensors the budget
+    of one node holds."""
     if fitting == 0:
         return " or lower batch.rows"
     key = "replicas of that stage (fleet.relays)" if stage else "fleet.data_nodes"

@@ -233,7 +233,9 @@ class Batches:
         return [self._sample(first + row) for row in range(self._batch.rows)]
 
     def _sample(self, number: int) -> int:
-        """Number of the window that is sample `number` of the run."""
+        """Number of the corpus window that the run reads as its sample `number` (rows of all iterations,
+        counted from 0): its source by the cycle of the mixture, its place there by the epoch's
+        permutation."""
         cycle, place = divmod(number, len(self._turns))
         turn = self._turns[place]
         source = self._sources[turn[0]]
@@ -283,7 +285,8 @@ class Batches:
         return Permutation(windows, key)
 
     def _train(self, number: int) -> tuple[Windows, int]:
-        """Windows of the source to which training window `number` belongs, and its number there."""
+        """Source (as `Windows`) of the training window that has `number` among all sources, and its number
+        within that source."""
         source = next(each for each in reversed(self._sources) if number >= each.first)
         return source.windows, number - source.first
 
@@ -300,7 +303,8 @@ class Batches:
 
 
 def _sources(corpus: Corpus, sequence: int) -> list[_Source]:
-    """Sources of the training sequences. Raises ConfigError for a source of a mixture without any."""
+    """Sources of the training sequences: one for each source of a mixture, else one for the corpus. sequence:
+    targets in each sequence. Raises ConfigError if a source of a mixture does not fill one sequence."""
     tokens, mask, ends = corpus.train_tokens, corpus.train_mask, corpus.train_ends
     if not corpus.mixture:
         return [_Source("train", 1, 0, Windows(tokens, mask, ends, sequence, corpus.separator))]

@@ -272,7 +272,8 @@ def _check_possible(section: DataSection, documents: Documents) -> None:
 
 
 def _check_vocabulary_reached(section: DataSection, documents: Documents, tokenizer: TextTokenizer) -> None:
-    """Raise ConfigError, before the text is tokenized, if the trained BPE has too few tokens."""
+    """Raise ConfigError, before the text is tokenized, if the BPE trained on it has fewer tokens than
+    data.vocab_size."""
     found = tokenizer.vocab_size
     if section.tokenizer in ("auto", "bpe") and found < section.vocab_size:
         raise _vocabulary_error(section, f"a BPE trained on {documents.label} has {found} tokens", found)
@@ -380,8 +381,9 @@ class _PartWriter:
 
 
     def _ids_of(self, document: Document, encoded: Iterator[list[int]]) -> tuple[list[int], list[bool]]:
-        """Ids of a document with the separator behind it, and for each whether it counts. encoded: ids of the
-        pieces of this document and the following ones; takes those of this one."""
+        """Token ids of a document with the separator behind it, and for each id True if it counts as a target
+        of the loss. encoded: iterator of the ids of each piece of this document and the following ones; the
+        pieces of this document are taken from it."""
         ids: list[int] = []
         counts: list[bool] = []
         for piece in document.pieces or (Piece(document.text, counts=True),):

@@ -335,8 +335,8 @@ def _hub(section: DataSection) -> Documents:
 
 
 def _columns(section: DataSection, names: list[str]) -> list[str]:
-    """Columns that are read of a table with the columns `names`: the text, or all that may hold a
-    conversation."""
+    """Columns to read from a table that has the columns `names`: the text field; for the format "chat" also
+    the columns that usually hold a conversation (`FIELDS`)."""
     wanted = (section.text_field, *FIELDS) if section.format == "chat" else (section.text_field,)
     return [name for name in dict.fromkeys(wanted) if name in names]
 
@@ -418,7 +418,8 @@ def _walk(root: Path, skip: Callable[[str], bool] = lambda name: False) -> list[
 
 
 def _undecodable(data: bytes) -> int:
-    """Number of U+FFFD that decoding adds to the text of `data`: its undecodable places."""
+    """Number of undecodable places in `data`, for the remark to the user: U+FFFD that decoding as UTF-8 puts
+    in, without those that the text had."""
     try:
         data.decode("utf-8")
     except UnicodeDecodeError:

@@ -64,10 +64,8 @@ class Held(NamedTuple):
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):
-    """Base of every policy's messages; one message is one datagram.
-
-    confirms: True for a periodic message that only repeats the agreed state.
-    """
+    """Base of every policy's messages; one message is one datagram. confirms: True for a periodic message
+    that only repeats the agreed state, which is not counted as activity (`Agent.quiet`). """
 
     confirms: ClassVar[bool] = False
 
@@ -145,7 +143,8 @@ Event = PeerUp | PeerDown | CostChanged | CapacityChanged | DemandChanged | Rece
 
 
 class Send(NamedTuple):
-    """Effect: send `message` to neighbour (peer, side), which sees this node on `side.opposite`."""
+    """Effect: send `message` to the neighbour `peer`, which is on `side` of this node. That neighbour
+    receives it as from `side.opposite`."""
 
     peer: str
     side: Side
@@ -164,11 +163,10 @@ class Agent(Protocol):
         ...
 
     def standing(self) -> Sequence[Held]:
-        """Units that begin at this node and are confirmed along their whole path; none at a relay.
-
-        At every moment, following `next` through `held` of each node on the path reaches a data node that
-        holds the unit (with return "own" the first one), unless a node or link on the path has just died.
-        """
+        """Units that begin at this node and are confirmed along their whole path; none at a relay. At every
+        moment the path is complete: from node to node, the unit's entry in that node's `held` names the next
+        one, up to a data node that holds the unit (with return "own" the one where it began), unless a node
+        or link on the path has just died. """
         ...
 
     def held(self) -> Sequence[Held]:

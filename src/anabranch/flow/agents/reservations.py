@@ -62,11 +62,9 @@ Onward = Callable[[UnitId, str | None], "tuple[str | None, UnitId] | None"]
 
 class Reservations:
     """Places (capacity for one microbatch each) that one node has reserved, and at a data node the units that
-    begin there.
-
-    onward: finds the next hop of a working unit, see `Onward`. capacity: greatest number of places at a
-    relay; a data node has no limit. The methods return messages to send.
-    """
+    begin there. onward: function that gives the next hop of a unit of the negotiated plan (working unit), see
+    `Onward`. capacity: greatest number of places at a relay; a data node has no limit. Most methods return
+    the messages that the node's agent has to send. """
 
     def __init__(self, setup: Setup, onward: Onward) -> None:
         self._setup = setup
@@ -219,11 +217,11 @@ class Reservations:
         return tuple(unit for unit, place in self._through.items() if place.previous == peer)
 
     def confirm(self, peer: str, side: Side, units: Iterable[UnitId]) -> list[Send]:
-        """Answer the periodic confirmation of neighbour (peer, side), and let `moved` notify the sources
-        again, since a `Stale` may have been lost. units: those that the neighbour shares with this node.
-        Units that this node lacks are answered with `Stale` or `Release`. A node keeps its place as long as
-        any node before it does. So a unit that the previous node lacks cannot stand, and freeing its place is
-        safe however late the confirmation arrives."""
+        """Answer the periodic confirmation of neighbour (peer, side) with the units that this node lacks: in
+        a `Stale` to a previous hop, in a `Release` to a next hop. units: those whose path, by the neighbour's
+        list, uses the link. The next `moved` notifies all sources again, since a `Stale` may have been lost.
+        A node keeps its place as long as any node before it does. So a unit that the previous node lacks
+        cannot stand, and freeing its place is safe however late the confirmation arrives."""
         for place in self._through.values():
             place.reported = False  # `Stale` may have been lost: send it again
         known = set(self.coming_from(peer) if side is Side.PREVIOUS else self.towards(peer))
@@ -242,8 +240,8 @@ class Reservations:
 
     @property
     def unsettled(self) -> bool:
-        """True if the working path of a unit differs from its reserved path, which will therefore be given
-        up."""
+        """True if the plan is not settled: the reserved path of a unit through this node differs from its
+        negotiated (working) path, and will be given up."""
         return any(
             (onward := self._onward(place.link, place.previous)) is None or onward[0] != place.next
             for place in self._through.values()

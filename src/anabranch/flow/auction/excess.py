@@ -26,8 +26,9 @@ class Excess:
         self._evened = 0
 
     def changed(self) -> None:
-        """After an external change: let the next search for free capacity begin soon (during churn only if it
-        was not put off already), and let the refusal price be announced again."""
+        """After an external change: let the next search for free capacity begin after a small rise of this
+        source's price (during churn only if the required rise was still smaller), and let the refusal price
+        (above which sources refuse a unit) be announced again."""
         unceasing = self._changes.unceasing
         least = timing.SEARCH_MAX_EPSILONS if unceasing else timing.SEARCH_EPSILONS
         if not unceasing or self._step < least:
@@ -36,15 +37,17 @@ class Excess:
         self._evened = 0
 
     def act(self) -> bool:
-        """Apply the result of a finished search, and begin another if the price has risen enough; return True
-        if the refusal price changed, so that the market must act."""
+        """Apply the result of this source's finished search for free capacity, and begin another if the cost
+        of one more unit has risen enough. True if the refusal price (`Market.limit`) changed, so that the
+        market must act."""
         again = self._apply_result()
         self._search_at_level()
         return again
 
     def _apply_result(self) -> bool:
-        """Set the refusal price by the finished search: refuse excess units if it found no free path, and no
-        unit if it found one. True if the price changed."""
+        """Set the refusal price (`Market.limit`) by this source's finished search for free capacity: if no
+        free path was found, units that cost more than `Searches.bound` are refused, else no unit is. True if
+        the refusal price changed."""
         market, searches = self._market, self._searches
         own = searches.own
         if own is None or not own.done:
@@ -61,8 +64,9 @@ class Excess:
         return market.limit != before
 
     def _search_at_level(self) -> None:
-        """Begin a search if the price has risen by one step since the last search or the last external
-        change; not while the last search goes on, or if it found no free path."""
+        """Begin a search for free capacity if the cost of one more unit (`Market.level`) has risen by a step
+        since the last search or external change; each search doubles the step up to a maximum. No search
+        begins while the last one goes on, or after one that found no free path."""
         market, own = self._market, self._searches.own
         if not market.ready or market.level == math.inf or (own is not None and not own.open):
             return
@@ -75,9 +79,9 @@ class Excess:
             self._search(market.level)
 
     def tell_dearest(self) -> None:
-        """At rest: announce the cost of this source's most expensive unit, if it has no excess units and the
-        search of another source found this node without a free path. Other sources then refuse no unit that
-        costs less."""
+        """Announce the cost of this source's most expensive unit, so that the other sources refuse no cheaper
+        unit of theirs. Done only if this source has no excess units, its last search found a free path, and
+        another source's search found none from this node. Called at rest."""
         market, searches = self._market, self._searches
         own = searches.own
         if market.surplus > 0 or own is None or not own.open:
@@ -87,8 +91,9 @@ class Excess:
             self._tell_bound(own.search.bound)
 
     def _tell_bound(self, known: float) -> None:
-        """Announce the refusal price to the other sources by another search, if it exceeds `known`, the price
-        of the last search; at most `EVEN` times after an external change."""
+        """Announce the refusal price (`Searches.bound`) to the other sources, which read it from the requests
+        of a new search. Done only if it exceeds `known`, the bound of this source's last search, and at most
+        `EVEN` times after an external change."""
         searches = self._searches
         if searches.are_many and self._evened < timing.EVEN and searches.bound > known + self._market.epsilon:
             self._evened += 1

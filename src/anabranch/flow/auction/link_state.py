@@ -23,9 +23,10 @@ class Link:
 
     changed: set (as a dict) of the node's links with news to send, shared by its links. owes: True if the
     other end waits for an answer. asks: True if this end repeats its letter until it is acknowledged.
-    repeat_at: time (s) of the repetition. searches, findings: source -> newest search and finding to send to
-    the other end. heard, findings_read: source -> number of the newest search and finding handled from the
-    other end. read: searches and findings in the other end's last letter.
+    repeat_at: time (s) of the repetition. searches, findings: source (data node that searches for free
+    capacity) -> newest request and answer of its search to send to the other end. heard, findings_read:
+    source -> number of the newest search and finding handled from the other end. read: searches and findings
+    in the other end's last letter.
     """
 
     # Slots save memory: a node of a large swarm has hundreds of links.
@@ -86,9 +87,9 @@ class Link:
         return letter.seq == self._seen
 
     def _envelope(self, now: float, stir: int) -> _Envelope:
-        """Fields of the next `Letter` that do not depend on its direction. Gives a changed state the next
-        version, and sets whether and when this end repeats the letter. stir: number of external changes known
-        here."""
+        """Fields that the next `Offer` and the next `Answer` have in common (those of `Letter`). A changed
+        state gets the next version number, and the letter's repetition is scheduled. stir: number of external
+        changes of the swarm that this node knows of."""
         asking, answers = self.asks, self.owes
         if self._dirty:
             self._seq += 1

@@ -125,12 +125,14 @@ class Market:
 
     @property
     def dearest(self) -> float:
-        """Greatest finite cost (s) from this node to the end of its path, over the placed units."""
+        """Greatest finite cost (s) of a path from this node to its end, among the units that this node has
+        placed at next hops; 0 without any."""
         return max((link.level for link in self.users if link.level < math.inf), default=0.0)
 
     @property
     def many(self) -> bool:
-        """True if the node's capacity exceeds its number of next hops."""
+        """True if the node's capacity exceeds its number of next hops. Such a node sends more messages, so
+        its epsilon (least raise of a bid) is coarser."""
         return self.capacity > len(self.outs)
 
     @property
@@ -145,8 +147,8 @@ class Market:
     # -- events ------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to bid, with an epsilon set from the known prices of next hops; at a relay, set the price and
-        tell it to previous hops."""
+        """Begin to bid. Sets epsilon, the least raise of a bid, from the known prices of next hops; at a
+        relay also the price, which is told to previous hops."""
         self.ready = True
         self.level = self.ranking.best_two()[1]
         if self.level < math.inf:
@@ -250,8 +252,8 @@ class Market:
             self._push(best, surplus, min(second, most) - best.cost + self.epsilon)
 
     def _asking_price(self, level: float) -> float:
-        """Price to ask for one more unit: `level`, and at a full relay at least enough to outbid the unit
-        with the lowest bid."""
+        """Price to ask for one more unit: `level` (cost by the best next hop); at a full relay at least
+        enough to outbid a unit that the relay has; infinite without capacity."""
         if self.capacity <= 0:
             return math.inf
         if self.full and self.senders:
@@ -273,7 +275,8 @@ class Market:
             link.fresh = link.to_data
 
     def doubtful(self) -> OutLink | None:
-        """Next hop whose price must be confirmed before the repair can be made; None if there is none."""
+        """Next hop whose price must be confirmed before `repair` is called: the best one, if a repair would
+        change anything and the price is unconfirmed. None otherwise."""
         if not self.too_high:
             return None
         best = self.ranking.best_two()[0]
@@ -315,8 +318,9 @@ class Market:
             self.tell_fall()
 
     def _return_dear_units(self) -> None:
-        """At a relay: hand back units whose cost exceeds their bid; their places at next hops wait for other
-        units. At a source: take units that cost more than `limit` back from their next hops."""
+        """At a relay: hand units whose cost exceeds their bid back to previous hops; the units placed at next
+        hops stay there, for other units that may arrive. At a source: take units that cost more than `limit`
+        back from their next hops."""
         slack = TOLERANCE * self.epsilon
         while self.users and (self._is_data or self.senders):
             dear = max(self.users, key=lambda user: (user.level, user.peer))
@@ -339,7 +343,8 @@ class Market:
     def _current_bids(
         self, best: OutLink | None, level: float, second: float
     ) -> Iterable[tuple[OutLink, float]]:
-        """Pairs of a next hop that has units of this node, and the bid that these units would make now."""
+        """Pairs (next hop that has units of this node, bid that this node would set for these units at the
+        current prices). best, level, second: result of `Ranking.best_two`."""
         if not self.users:
             return
         most = self.limit

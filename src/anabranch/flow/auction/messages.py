@@ -36,7 +36,8 @@ class Letter(Message, frozen=True):
 
     seq: version of this state. ack: newest version received from the other end. ask: True if the sender
     repeats this version until it is acknowledged. searches, findings: the newest of each source that the
-    sender passes on, and answers. stir: number of external changes that the sender knows of.
+    sender passes on, and answers. stir: number of external changes (nodes, costs, capacities, demands
+    anywhere in the swarm) that the sender knows of.
     """
 
     seq: int

@@ -27,14 +27,16 @@ class RepairSchedule:
         """Repairs since the rest reached its maximum."""
 
     def changed(self, here: bool) -> None:
-        """Allow repairs again after an external change. here: True if it was at this node, whose rest (s
-        until its next repair) is then LULL_S at most; a change elsewhere leaves it at LULL_MAX_S at most."""
+        """Allow repairs again after an external change, after a shortened rest (seconds without moved units
+        that a repair needs): at most LULL_S if the change was at this node (`here`), else at most
+        LULL_MAX_S."""
         self._lull_s = min(self._lull_s, timing.LULL_S if here else timing.LULL_MAX_S)
         self._more = 0
 
     def moved(self, now: float) -> None:
-        """Put the next repair off until the rest has passed again, as units have moved in the market. After
-        the longest rest, only a few repairs follow, at a constant pace and if they would change anything."""
+        """Put the next repair off after units have moved in the market: by the rest, which each repair
+        doubles. Once the rest exceeds LULL_MAX_S, only a few repairs follow, MORE_S after a move and only if
+        a price, bid or unit would change."""
         self._lull_s = max(self._lull_s, (now - self._changes.last_at) * timing.LULL_SHARE)
         if self._lull_s <= timing.LULL_MAX_S:
             self.at = now + self._lull_s
@@ -43,7 +45,8 @@ class RepairSchedule:
             self.at = now + timing.MORE_S if more and self._market.too_high else math.inf
 
     def act(self, now: float) -> bool:
-        """Repair if it is time and the prices that matter are confirmed; return True if it was done."""
+        """Repair the market (`Market.repair`: lower prices and bids, move units) if it is time and the best
+        next hop has confirmed its price. True if it was done."""
         if now < self.at and not self.surveying:
             return False
         if not self.surveying:

@@ -22,8 +22,8 @@ WIDTH_MAX = 1 << 20
 
 
 class Explorer:
-    """State of one node's part in the newest search (for free capacity) of one source. open: True if a free
-    path was found."""
+    """Part of one node in a distributed search for a path with free capacity: the newest search of one source
+    (data node with excess units). open: True if a free path from this node was found."""
 
     def __init__(self, market: Market, search: Search, is_data: bool) -> None:
         self.search = search
@@ -46,14 +46,15 @@ class Explorer:
         return self.open or not self._waiting
 
     def begin(self) -> None:
-        """Begin the search; called at its source."""
+        """Begin the search for a free path; called at the data node that searches (the source)."""
         self._at_exit = True
         self._engaged = True
         self.explore()
 
     def reached(self, link: Link) -> None:
-        """Handle the request to search that the other end of `link` sent: search on from here, or answer at
-        once if the result is known or another link waits for it."""
+        """Handle a neighbour's request, received over `link`, to search for a free path from here. Searches
+        on; or answers at once: True if a path is known, False while another neighbour, which asked first,
+        waits for the result."""
         if link.side is Side.PREVIOUS:
             self._at_entry = True
         else:
@@ -69,8 +70,9 @@ class Explorer:
         self.explore()
 
     def found(self, link: Link, is_open: bool) -> None:
-        """Handle the answer of the other end of `link` to this node's request. is_open: True if it knows a
-        free path."""
+        """Handle a neighbour's answer, received over `link`, to this node's request. is_open: True if the
+        neighbour knows a free path, which ends the search here with success; else the search goes on at other
+        neighbours."""
         self._waiting.discard(link)
         if is_open:
             self._succeed()
@@ -78,7 +80,8 @@ class Explorer:
             self.explore()
 
     def forget(self, link: Link) -> None:
-        """Handle the loss of a link: neither await its answer nor answer it."""
+        """Handle the loss of a link: the search at this node no longer awaits an answer over it, nor answers
+        a request that came over it."""
         self._others.pop(link, None)
         if link in self._parents:
             del self._parents[link]
@@ -93,7 +96,8 @@ class Explorer:
 
     def explore(self) -> None:
         """Pass the search on to neighbours to which a unit could go, a few at a time: few requests suffice
-        where a path exists. Answer the links that asked once the result is known."""
+        where a path exists. Once a free path is found or all have answered, answer the neighbours that
+        requested the search of this node."""
         if self.open or not self._engaged:
             return
         market = self._market
@@ -146,8 +150,9 @@ def _by_level(link: OutLink) -> tuple[float, str]:
 
 
 class Searches:
-    """Part of one node in the searches for free paths: the newest search of each source (data node with
-    excess units). bound: greatest `Search.bound` of any source; all sources refuse units above this price."""
+    """Part of one node in the distributed searches for paths with free capacity: the newest search of each
+    source (data node with excess units). bound: greatest `Search.bound` of any source; sources that find no
+    free path refuse units that cost more."""
 
     def __init__(self, name: str, market: Market, is_data: bool) -> None:
         self._name = name
@@ -157,8 +162,8 @@ class Searches:
         self.bound = 0.0
 
     def launch(self, number: int, bound: float) -> None:
-        """Start a search of which this node is the source. bound: this node's price, or the refusal price
-        that it announces."""
+        """Start a search for a free path, with this node as the source. number: of the search, higher than of
+        those before. bound: this node's price of one more unit, or the refusal price that it announces."""
         self.bound = max(self.bound, bound)
         explorer = Explorer(self._market, Search(self._name, number, self.bound), self._is_data)
         self._explorers[self._name] = explorer
@@ -171,13 +176,14 @@ class Searches:
 
     @property
     def are_many(self) -> bool:
-        """True if a data node other than this one has also searched."""
+        """True if this node knows searches of several data nodes, so that refusal prices have to be
+        announced."""
         return len(self._explorers) > 1
 
     @property
     def others_closed(self) -> bool:
-        """True if the search of another source found no free path from this node, so that the source refuses
-        units."""
+        """True if another source's search for free capacity has ended at this node without a free path: that
+        source has to refuse units."""
         others = (explorer for source, explorer in self._explorers.items() if source != self._name)
         return any(explorer.done and not explorer.open for explorer in others)
 
@@ -211,6 +217,7 @@ class Searches:
             explorer.forget(link)
 
     def explore(self) -> None:
-        """Continue all searches after units have moved in the market, which may have freed capacity."""
+        """Continue all searches for free paths after units of this node were received, placed or handed back,
+        which may have freed capacity."""
         for explorer in self._explorers.values():
             explorer.explore()

@@ -42,7 +42,8 @@ class Place:
 
 
 class StandingFlow:
-    """Reserved places of one node, which follow its market. check_at: time (s) of the next `act`."""
+    """Reserved places (each for a microbatch's confirmed path) of one node. They follow the working flow,
+    which the node's market negotiates. check_at: time (s) at which `act`, which adapts the places, is due."""
 
     def __init__(self, setup: Setup, market: Market) -> None:
         self._setup = setup
@@ -91,8 +92,9 @@ class StandingFlow:
     # -- events ------------------------------------------------------------------------------------------
 
     def wanted(self, link: InLink, wants: Iterable[UnitId]) -> None:
-        """Replace the units that the previous hop of `link` wants to pass through this node by `wants`.
-        Places of units that nobody wants any more are given up; new units wait for a place."""
+        """Handle the list `wants` of all units that the previous hop of `link` wants to pass through this
+        node. Places of units that no previous hop wants any more are given up; units new in the list wait for
+        a place, which `act` reserves."""
         fresh = dict.fromkeys(wants)
         gone = [unit for unit in link.wants if unit not in fresh]
         added = [unit for unit in fresh if unit not in link.wants]
@@ -158,14 +160,15 @@ class StandingFlow:
                     place.since = now
 
     def moved(self, now: float) -> None:
-        """Note that the working flow (units not confirmed along their whole path) has changed at this
-        node."""
+        """Note that the market has changed the working flow (its plan before paths are reserved) at this
+        node: the reserved paths follow after a delay."""
         self._changed_at = now
         self._depart_at, self._pauses = -math.inf, 0
         self._recheck = True
 
     def hurry(self) -> None:
-        """Shorten the delay before the reserved paths follow the working flow, after an external change."""
+        """After an external change, reset to its least value (SETTLE_S) the delay between a change of the
+        working flow and that of the reserved paths."""
         self._settle_s = timing.SETTLE_S
 
     def resized(self) -> None:
@@ -215,7 +218,8 @@ class StandingFlow:
                 place.since = math.inf
 
     def _drop_orphans(self, now: float) -> None:
-        """Drop places that no previous hop wants, after a delay or when another unit needs the capacity."""
+        """At a relay, drop reserved places of units that no previous hop wants to pass through this node,
+        after a delay or at once if other units wait for a place."""
         for unit, place in list(self._places.items()):
             if self._setup.is_data or place.previous:
                 continue
@@ -225,8 +229,8 @@ class StandingFlow:
                 self._check(place.since + timing.PATIENCE_S)
 
     def _admit(self) -> None:
-        """Reserve places for units that wait for one, within capacity, as far as the market has placed more
-        units onward."""
+        """Reserve places for units that wait for one, within the capacity, each towards a next hop at which
+        the market has placed more units of this node than have places."""
         for unit, previous in list(self._queue.items()):
             if len(self._places) >= self._market.capacity:
                 return
@@ -253,8 +257,9 @@ class StandingFlow:
             self._want(unit, link)
 
     def _follow(self, now: float) -> None:
-        """Move units whose next hop has fewer working units than standing ones, or cannot keep them; give up
-        those beyond the capacity or demand."""
+        """Adapt the reserved paths to the working flow. A unit gets another next hop if the present one has
+        more reserved than working units of this node, or cannot keep the unit. Units beyond the capacity (at
+        a source: the demand) are given up."""
         excess = Counter({link: len(units) - link.units for link, units in self._units_on.items()})
         over = len(self._places) - (self._market.demand if self._setup.is_data else self._market.capacity)
         for unit, place in list(self._places.items()):
@@ -356,7 +361,8 @@ class StandingFlow:
                 self._unwant(unit, link)
 
     def _report(self, link: InLink) -> None:
-        """Update the answer to the previous hop about the units that it wants."""
+        """Update this node's answer to the previous hop of `link`: which units wanted by that hop are
+        reserved to the end of their path (`whole`), and which cannot be kept (`stale`)."""
         if self._setup.is_data:
             whole = tuple(link.wants)
             stale: tuple[UnitId, ...] = ()

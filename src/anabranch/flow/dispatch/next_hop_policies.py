@@ -62,11 +62,9 @@ class Policy:
     def choose(
         self, index: int, candidates: Sequence[Candidate], waited_s: float = 0.0, now: float = 0.0
     ) -> Choice | None:
-        """Peer for microbatch `index`, or None if no peer has a free slot.
-
-        candidates: sorted by id. waited_s: seconds since the microbatch was ready to be sent. A choice
-        without a hold is carried out at once.
-        """
+        """Peer for microbatch `index`, or None if no peer has a free slot. candidates: sorted by id.
+        waited_s: seconds since the microbatch was ready to be sent. The caller sends at once if the choice
+        has `hold_s` 0. """
         raise NotImplementedError
 
     def prefer(self, index: int, candidates: Sequence[Candidate]) -> str | None:

@@ -83,7 +83,8 @@ class SwarmQueue(Policy):
         return Choice(call.peer)
 
     def prefer(self, index: int, candidates: Sequence[Candidate]) -> str | None:
-        """Always None: the sender requests a slot of the peer for which `choose` holds the microbatch."""
+        """Always None: `choose` itself names the peer to request a slot from, by a choice with `hold_s` above
+        0."""
         return None
 
     def opened(self, peers: Collection[str]) -> None:

@@ -21,8 +21,8 @@ TOLERANCE = 1e-7
 
 @dataclass(frozen=True)
 class FairShares:
-    """Max-min fair flow. shares: data node -> admitted microbatches divided by its demand. flow: microbatches
-    in all. cost: least total cost of such a flow."""
+    """Max-min fair flow. shares: data node -> its share, the part of its demanded microbatches that is
+    admitted (0 to 1). flow: microbatches in all. cost: least total cost of such a flow."""
 
     shares: dict[str, float]
     flow: float
@@ -30,7 +30,7 @@ class FairShares:
 
     @property
     def least(self) -> float:
-        """The smallest share; 1 if no data node has any demand."""
+        """Smallest share (admitted part of its demand) of any data node; 1 if no data node has any demand."""
         return min(self.shares.values(), default=1.0)
 
 
@@ -74,15 +74,15 @@ class _FairProgram:
         }
 
     def raise_together(self, settled: dict[str, float], free: list[str]) -> float:
-        """Greatest share that all data nodes `free` can have, while the others have their `settled`
-        shares."""
+        """Greatest share (admitted part of the demand) that all data nodes in `free` can have together, while
+        the others have at least their `settled` shares."""
         goal = np.zeros(len(self._costs))
         goal[-1] = -1.0
         return float(self._solve(goal, settled, free)[-1])
 
     def raise_alone(self, name: str, settled: dict[str, float], free: list[str], level: float) -> float:
-        """Greatest share that data node `name` can have, while the others of `free` have the share
-        `level`."""
+        """Greatest share (admitted part of the demand) that data node `name` can have, while the others in
+        `free` have at least the share `level`, and those in `settled` theirs."""
         departs = self._departs_from[name]
         others = [other for other in free if other != name]
         amounts = self._solve(-departs, settled | dict.fromkeys(others, level), [])

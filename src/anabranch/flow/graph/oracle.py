@@ -47,8 +47,8 @@ class Solution:
 
 
 def solve(instance: Instance) -> Solution:
-    """Optimal flow of an instance; only a bound for a large instance with several data nodes and return
-    "own"."""
+    """Greatest flow of least cost of an instance; only an upper bound of the flow for a large instance with
+    several data nodes whose paths must end where they began (return "own")."""
     program = FlowProgram(instance)
     if not program.several:
         amounts = program.best()

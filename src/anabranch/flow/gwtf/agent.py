@@ -241,8 +241,8 @@ class GwtfAgent:
         return []
 
     def _change_end(self, peer: str, side: Side, link: UnitId, cost: float | None) -> None:
-        """Record that the unit `link`, shared with a neighbour on `side`, is shared with `peer` from now on.
-        cost: from `peer` to the sink, if told."""
+        """Record that the unit `link` (one hop of a path, shared by the nodes at its ends) has `peer` as its
+        other end, on `side`, from now on. cost: from `peer` to the data node where the path ends, if told."""
         units = self._units
         unit = (units.ins if side is Side.PREVIOUS else units.outs).get(link)
         if unit is None or peer not in units.costs(side) or unit.peer == peer:

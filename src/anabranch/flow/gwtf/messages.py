@@ -46,8 +46,9 @@ class RequestChange(Message, frozen=True):
 
 
 class RequestRedirect(Message, frozen=True):
-    """Request to replace the receiver, a node of the same stage, on a path. number: id of the request,
-    repeated by the `Answer`. costs_in, costs_out: previous or next hop -> cost of the sender's link to it."""
+    """Request to a node of the same stage: the sender wants to take the receiver's place on a path. number:
+    id of the request, repeated by the `Answer`. costs_in, costs_out: previous or next hop -> cost of the
+    sender's link to it."""
 
     number: UnitId
     costs_in: dict[str, float]

@@ -21,13 +21,14 @@ def push_back(units: Units, unit: Unit) -> Send:
 
 
 def cancel(units: Units, out: Unit) -> Send:
-    """Drop the outflow `out`, and notify the next node."""
+    """Drop the outflow `out` (unit that leaves this node to the next stage), and notify the next node."""
     units.drop_out(out.link)
     return Send(out.peer, Side.NEXT, Cancel((out.link,)))
 
 
 def shed_excess(setup: Setup, units: Units, reservations: Reservations) -> list[Send]:
-    """Give up units beyond capacity or demand: those without a partner first, then the most expensive."""
+    """Give up units beyond capacity or demand: first inflows and outflows that are not joined to one another
+    (without a partner), then the most expensive units."""
     units.restart()
     sends: list[Send] = []
     dearest = sorted(units.outs.values(), key=lambda out: (out.partner is not None, -units.cost_to_sink(out)))

@@ -78,7 +78,8 @@ class Units:
         return UnitId(self._setup.id, self._count)
 
     def load(self) -> int:
-        """Capacity in use: units that pass through this node, and units without a partner."""
+        """Capacity in use: by units that pass through this node (an inflow joined to an outflow), and by
+        inflows and outflows without such a partner."""
         return len(self.outs) + sum(unit.partner is None for unit in self.ins.values())
 
     def excess(self) -> int:
@@ -89,8 +90,8 @@ class Units:
         return self.next[out.peer] + out.beyond
 
     def onward(self, link: UnitId, peer: str | None) -> tuple[str | None, UnitId] | None:
-        """Next hop and outflow to which the inflow `link` from `peer` is joined; None if it is not joined
-        (`reservations.Onward`)."""
+        """Next hop and outflow (unit to the next stage) to which the inflow `link` (unit from the previous
+        stage, from `peer`) is joined; None if it is not joined (`reservations.Onward`)."""
         unit = self.ins.get(link)
         if unit is None or unit.peer != peer:
             return None
@@ -101,8 +102,8 @@ class Units:
         return self.outs[unit.partner].peer, unit.partner
 
     def offerable(self) -> dict[str, float]:
-        """Units to offer to the previous stage: sink -> least cost over outflows without a partner; a data
-        node offers itself at cost 0."""
+        """Units to offer to the previous stage: sink -> least cost over the outflows to that sink that are
+        joined to no inflow; a data node offers itself at cost 0."""
         if self._setup.is_data:
             return {self._setup.id: 0.0} if len(self.ins) < self.demand else {}
         offers: dict[str, float] = {}
@@ -113,7 +114,8 @@ class Units:
         return offers
 
     def join(self) -> None:
-        """Join inflows without a partner to the cheapest free outflows to the same sink."""
+        """Join inflows (units from the previous stage) that have no outflow yet to the cheapest free outflows
+        (units to the next stage) that end at the same sink."""
         free = sorted(
             (out for out in self.outs.values() if out.partner is None),
             key=lambda out: (self.cost_to_sink(out), out.link),

@@ -32,16 +32,16 @@ class Try(Message, frozen=True):
 
 
 class Done(Message, frozen=True):
-    """Confirmation to the previous hop: the unit of hand-over `step` has a whole path from the sender to a
-    data node."""
+    """Confirmation to the previous hop: the unit that it handed over (extended by one hop) with number `step`
+    has a whole path from the sender to a data node."""
 
     unit: UnitId
     step: int
 
 
 class Refused(Message, frozen=True):
-    """Refusal to the previous hop: no way on for the unit of hand-over `step`. used: number of hand-overs of
-    the unit so far."""
+    """Refusal to the previous hop: the sender found no way on for the unit that was handed over (extended by
+    one hop) to it with number `step`. used: number of hand-overs of the unit so far."""
 
     unit: UnitId
     step: int
@@ -49,7 +49,8 @@ class Refused(Message, frozen=True):
 
 
 class Drop(Message, frozen=True):
-    """Message to the next hop: the unit of hand-over `step` is withdrawn, and the receiver forgets it."""
+    """Message to the next hop: the unit that was handed over to it with number `step` is withdrawn, and the
+    receiver forgets the unit."""
 
     unit: UnitId
     step: int
@@ -74,7 +75,8 @@ class LeastCost:
 
 
 class VirtualTime(LeastCost):
-    """Order of next hops in `swarm`: the least virtual time first. A new next hop starts with the least."""
+    """Order of next hops in the policy `swarm`: the least virtual time first. A new next hop starts with the
+    least virtual time of all."""
 
     def __init__(self) -> None:
         self._time: dict[str, float] = {}
