@@ -46,8 +46,8 @@ class Seat:
 
 
 class ChaosSwarm(LocalSwarm):
-    """Local swarm whose founding process may be killed and restarted: the run goes on meanwhile if it has at
-    least three voters."""
+    """Local swarm that outlives the end of its founding process, for faults that kill and restart that
+    process: with fewer than three voters, the end of the founding process ends the swarm's run."""
 
     def over(self) -> bool:
         ended = super().over()
@@ -99,18 +99,18 @@ class FaultInjector:
 
     @property
     def complete(self) -> bool:
-        """True if every process of the swarm is an active member of the run."""
+        """True if every seat (position in the swarm, see `Seat`) is taken by an active member of the run."""
         return all(seat.name in self.tracker.serving for seat in self._seats)
 
     @property
     def settled(self) -> bool:
-        """True if all seats are taken and all honest members that were removed are back; always true in a run
-        without guests."""
+        """True if every seat of the swarm (`Seat`) is taken by an active member and every honest member that
+        was removed without a fault is back; always true in a run without hostile guests."""
         return not self._hostile or (self.complete and not self._honest.waiting)
 
     def close(self) -> None:
-        """Record, in a run with guests, the removals of honest members without a fault, and the seats that
-        are empty."""
+        """Enter in the record of a run with hostile guests: removals of honest members that no fault had hit,
+        and seats (`Seat`) whose process is no active member now."""
         if self._hostile:
             self.record.lost_seats = self._honest.lost
             serving = self.tracker.serving
@@ -213,9 +213,9 @@ class FaultInjector:
         self.swarm.processes[name].signal(signal.SIGCONT)
 
     def _refill(self, seat: Seat, now: float) -> None:
-        """Start the next process of a seat when it is due: its process ended, or its peer was removed from
-        the run and stays out for ABSENT_S (UNHIT_ABSENT_S if no fault hit it), and the fault's delay has
-        passed.
+        """Start the next process of a swarm position (`Seat`) when due: the process there ended, or its peer
+        was removed from the run and stays out for ABSENT_S (UNHIT_ABSENT_S if no fault hit it), and the
+        fault's delay has passed.
 
         The founder is replaced only after its process ended. A process that was removed while it was frozen
         learns so when it wakes, and ends.

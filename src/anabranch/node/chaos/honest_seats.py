@@ -40,7 +40,8 @@ class HonestSeats:
                     seat.back_s = event.time - seat.at
 
     def struck(self, peer: str) -> None:
-        """Forget removals of a peer that a fault hits before the peer is back."""
+        """Forget the unexplained removal of a peer if a fault hits the peer before its return: its absence
+        can then not be blamed on the removal."""
         self.lost = [seat for seat in self.lost if seat.peer != peer or seat.back_s >= 0]
 
     @property

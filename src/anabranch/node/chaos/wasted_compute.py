@@ -76,7 +76,9 @@ def _without_freezes(entry: Entry, peer: str, record: RunRecord) -> Entry:
 def _add_to_cause(
     waste: WastedCompute, peer: str, entry: Entry, record: RunRecord, rollbacks: Iterable[tuple[float, int]]
 ) -> None:
-    """Add the seconds of an entry whose result entered no committed step to the cause in `waste`."""
+    """Add the seconds of a compute task (`entry`), whose result entered no committed step, to their cause in
+    `waste`: a kill or freeze in `record` that explains it by peer, stage and time; else a later one of the
+    `rollbacks`; else another reason."""
     for fault in record.delivered:
         ended = fault.at + fault.planned.freeze_s + AFTER_S
         if not fault.planned.freeze_s:

@@ -142,7 +142,8 @@ def _clock() -> CheckResult:
 
 
 def _congestion_control() -> CheckResult:
-    """Check whether TCP keeps its rate on long paths that lose packets."""
+    """Check whether this process may use the TCP congestion control BBR, without which TCP is slow on long
+    paths that lose packets."""
     name = "TCP congestion control"
     if not bbr_missing():
         return CheckResult(name, GREEN, "BBR")

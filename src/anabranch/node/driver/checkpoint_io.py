@@ -50,7 +50,9 @@ class CheckpointIo:
         return ev.CheckpointRead(t, found, stage, fingerprint, tuple(pieces), piece_hashes(pieces))
 
     def _read_frozen(self, t: int, number: int) -> ev.CheckpointRead:
-        """Frozen weights, mapped into memory. t, number: as `t` and `stage` of `read`. Raises UserError."""
+        """Read the frozen weights of a stage, mapped into memory, in the form of a checkpoint's stage. t: 0.
+        number: the stage plus the number of frozen stages, as in `read`. Raises UserError if there are none
+        or they cannot be read."""
         import torch
 
         from anabranch.train.adapters.frozen import FrozenStore

@@ -56,7 +56,8 @@ class Ledger:
 
 
 def read_ledger(path: Path) -> list[Entry]:
-    """Entries of a ledger; empty if it does not exist. A last line that is cut off is left out."""
+    """Compute tasks that a peer's `Ledger` wrote to the file at `path`; none if there is no such file. A last
+    line that is cut off is left out."""
     if not path.exists():
         return []
     lines = path.read_bytes().rpartition(b"\n")[0].splitlines()

@@ -54,7 +54,8 @@ class CrashReport:
         return f"traceback in {self.path.name}"
 
     def close(self) -> None:
-        """Close the descriptor, and delete the reserved file unless it has become the report."""
+        """Give back what was reserved for a crash report: the descriptor, and the file that holds disk space,
+        unless that file has become the report."""
         if self._file is not None:
             with contextlib.suppress(OSError):
                 os.close(self._file)

@@ -118,7 +118,7 @@ class InitialDial:
         return True
 
     def _plan(self) -> str:
-        """How long the data node is dialled, for a sentence."""
+        """Phrase that tells the user for how long this peer goes on dialling the data node."""
         if not self.reached:
             return f"retrying for {duration(self._patience_s)}"
         good = f"the ticket is good for {left(self._ticket)}"

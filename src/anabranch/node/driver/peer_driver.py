@@ -52,7 +52,8 @@ class Machine(Protocol):
         speed, and the run's settings."""
 
     def build(self, stage: int) -> tuple[Computer, str]:
-        """Worker of a stage in its initial state, and the fingerprint of that state ("" if it has none)."""
+        """Make the worker that computes a stage. Returns the worker in its initial state and the fingerprint
+        of that state; "" if the initial state must first be fetched from other peers."""
 
 
 @dataclass(frozen=True)
@@ -161,8 +162,8 @@ class LivePeer:
     def handle(self, event: ev.Event) -> None:
         """Feed one event to the protocol and carry out the effects that it returns.
 
-        An exception ends this peer here: after half an event its state is worth nothing. A caller such as
-        asyncio would take an OSError for one of its connection.
+        An exception ends this peer: after half an event its state is worth nothing. The exception is caught
+        here, as asyncio would take an OSError for an error of the connection and let the peer go on.
         """
         if self._outcome.done():
             return

@@ -23,7 +23,8 @@ VERSION = 1
 
 
 class _Versioned(msgspec.Struct):
-    """Version of the vote file of any release."""
+    """Version field of a vote file, read before the rest, so that a vote file of another release is
+    refused."""
 
     version: int
 

@@ -30,7 +30,8 @@ _HEAD = 5
 
 
 def is_slow(payload: Payload | Blob) -> bool:
-    """True if converting the payload takes long, because its values are packed or unpacked."""
+    """True if a conversion of the payload must pack or unpack its values, which takes too long for the event
+    loop."""
     if isinstance(payload, Blob):
         return payload.dtype in (PACKED, SCALED)
     return isinstance(payload, torch.Tensor) and payload.dtype == torch.int64

@@ -33,8 +33,8 @@ class VitalsMonitor:
         self._written_at = float("-inf")
 
     def watch(self, event: ev.Event) -> None:
-        """Add up the estimated transfer times of received microbatches, and note when a reduce begins; called
-        after each event of the peer."""
+        """Take in an event of the peer for the figures of `end_iteration`: add up the estimated transfer
+        times of received microbatches, and note the time at which a reduce begins."""
         if not isinstance(event, ev.Received):
             return
         match event.message:
@@ -88,7 +88,8 @@ class VitalsMonitor:
         )
 
     def _ways(self) -> dict[str, str]:
-        """Way of each link that is not direct, as `Vitals.ways` has it."""
+        """Path of each link that is not direct, by the other peer's id: the carrier, or for iroh "relayed"
+        (through its relay) or "punched" (straight over UDP). At most TRIPS_MAX links."""
         ways: dict[str, str] = {}
         for peer, via in list(self._ctx.links.carriers.items())[:TRIPS_MAX]:
             if via == "iroh":

@@ -17,7 +17,7 @@ CLOSE_S = 30.0
 
 
 class Computer(Protocol):
-    """Model stage that runs compute tasks."""
+    """Worker of a model stage: carries out the stage's compute tasks, such as a forward pass."""
 
     def run(self, task: Task, inputs: tuple[Payload, ...] = ()) -> Result: ...
 

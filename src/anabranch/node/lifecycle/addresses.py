@@ -24,8 +24,9 @@ _reserved: list[socket.socket] = []
 
 
 def bind_port(host: str, port: int) -> int:
-    """`port`, or a free port of the host if it is 0. On Linux the free port stays reserved for this process:
-    a bound socket keeps other processes off it, and lets a second socket of this process listen."""
+    """Port to listen on: `port`, or a free port of the host if `port` is 0. On Linux a bound socket, kept
+    open but never listening, reserves the free port: other processes cannot take the port, while this process
+    can still listen there with another socket."""
     if port:
         return port
     probe = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
@@ -68,7 +69,8 @@ def advertised(network: NetworkSection, port: int) -> str:
 
 
 def relay_address(url: str) -> Address:
-    """Address at which a peer is reached through the iroh relay at a URL (`anabranch.addresses`)."""
+    """Address that names the iroh relay at this URL, for a peer that others reach through the relay. Form:
+    see `anabranch.addresses`."""
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     return Address(parts.hostname or "", port, kind="iroh" if parts.scheme == "https" else "iroh+http")

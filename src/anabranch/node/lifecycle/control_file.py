@@ -78,8 +78,9 @@ def _valid(wish: _Request) -> bool:
 
 
 async def follow(live: LivePeer, run_dir: Path) -> None:
-    """Hand requests that are appended to the file from now on to the peer, until this task is cancelled;
-    before them the revocations in the gate's record, which may be of a time when nobody led the run."""
+    """Hand the owner's requests to the leading peer, until this task is cancelled: first all revocations in
+    the gate's record, some perhaps made while nobody led the run; then each request that is appended to the
+    run directory's file of requests from now on."""
     path = run_dir / FILE
     position = path.stat().st_size if path.exists() else 0
     for target, reason in gate_file.read(run_dir).revocations().items():

@@ -153,7 +153,8 @@ class Volunteer:
             self._live.stop(reason)
 
     def abort(self, reason: str) -> None:
-        """Leave the run at once."""
+        """Leave the run at once, without waiting for the current step, and do not join again. reason:
+        sentence in the outcome."""
         self._leave(reason)
         if self._live is not None:
             self._live.abort(reason)

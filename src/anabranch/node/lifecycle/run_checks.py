@@ -19,8 +19,8 @@ Tell = Callable[[str], None]
 
 
 def resolved(run: RunConfig) -> RunConfig:
-    """`run` with the values "auto" replaced: numerics, and the tokenizer of an imported folder or a BPE.
-    Raises ConfigError if the folder has no tokenizer."""
+    """`run` with each "auto" replaced: the numerics by "strict"; the tokenizer by that in the folder of
+    imported weights, or by "bpe" if no weights are imported. Raises ConfigError if the folder has none."""
     changes: dict[str, object] = {}
     if run.run.numerics == "auto":
         changes["run.numerics"] = "strict"

@@ -73,5 +73,6 @@ class SavedCheckpoints:
         return manifest.base, SavedCheckpoint(t, fingerprints)
 
     def _was_written(self) -> bool:
-        """True if the event log says that a checkpoint was written once."""
+        """True if the event log tells of a checkpoint of step 1 or later; a run directory without any
+        checkpoint has then lost them."""
         return any(event.t > 0 for event in events_of(self._directory.events, Checkpoint))

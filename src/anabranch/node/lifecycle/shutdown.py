@@ -16,10 +16,10 @@ class Stoppable(Protocol):
     """A live peer, or a volunteer that joins again and again."""
 
     def stop(self, reason: str) -> None:
-        """Stop cleanly."""
+        """Begin to leave the run cleanly, at the user's request."""
 
     def abort(self, reason: str) -> None:
-        """Stop at once."""
+        """Leave the run at once, without waiting for the current step."""
 
 
 @contextlib.contextmanager

@@ -124,7 +124,8 @@ class TrainingMachine:
         )
 
     def build(self, stage: int) -> tuple[Computer, str]:
-        """Worker of a stage in its initial state, and the fingerprint of that state ("" if it has none)."""
+        """Make the worker that computes a stage. Returns the worker in its initial state and the fingerprint
+        of that state; "" if imported weights, which are fetched as a checkpoint, are the initial state."""
         from anabranch.train.adapters.frozen import FrozenStore
         from anabranch.train.stage.workers import make_worker
 

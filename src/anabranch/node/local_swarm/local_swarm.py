@@ -130,7 +130,8 @@ class LocalSwarm:
         return process
 
     def ticket(self, role: str = "relay") -> str:
-        """The newest ticket for a role."""
+        """Text of the ticket for `role` in the run directory, which the leader issued or renewed last: a
+        process joins the swarm with that ticket."""
         tickets: dict[str, str] = json.loads((self.directory.path / "tickets.json").read_text("utf-8"))
         return tickets[role]
 

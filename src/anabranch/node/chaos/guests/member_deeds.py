@@ -39,7 +39,8 @@ class Role(Enum):
 
 @dataclass
 class Guest:
-    """Hostile peer, as its deed sees it. told: lies that it told, by what they are about."""
+    """Hostile peer, as its deed sees it. told: subjects (such as a step) of the lies that the peer has told,
+    so that each lie is told once."""
 
     peer: Peer
     told: set[object] = field(default_factory=set)

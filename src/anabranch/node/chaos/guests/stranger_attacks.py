@@ -78,7 +78,7 @@ ATTACKS: dict[str, Attack] = {
 
 
 class GuestDialer(Dialer):
-    """Dialer without budgets of its own, from the address `host`, as another machine would dial."""
+    """Dialer of a hostile guest: connects from the IP address `host`, as another machine would."""
 
     def __init__(self, transport: TcpTransport, host: str) -> None:
         super().__init__(transport.end, transport.links, only_engine=False)
