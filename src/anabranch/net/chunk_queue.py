@@ -43,8 +43,9 @@ class _Outgoing:
 
 
 class ChunkQueue:
-    """Queue of payloads that are sent in chunks of at most `chunk_bytes`, by priority; within one the oldest
-    and the shortest take turns. As a bool: True while any bytes wait."""
+    """Send queue of payloads, cut into chunks of at most `chunk_bytes`. The most urgent priority goes first;
+    within a priority, chunks of the oldest and of the shortest payload alternate. As a bool: True while any
+    bytes wait."""
 
     def __init__(self, chunk_bytes: int) -> None:
         self._chunk_bytes = chunk_bytes

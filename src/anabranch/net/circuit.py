@@ -137,7 +137,7 @@ class Carrier:
 
     def _check_opener(self, wish: _Wish) -> None:
         """Raise Refused if the opener has too many circuits, or if this process carries as many as it may and
-        none gives way (`_give_way` ends that one)."""
+        `_give_way` found none to end in favour of the new one (guests' circuits only)."""
         limits, opener = self.limits, wish.opener.peer
         if sum(opener in (each.opener.peer, each.target) for each in self._open()) >= limits.circuits_of_peer:
             raise Refused(errors.CARRIER, f"peer {opener[:12]} has {limits.circuits_of_peer} circuits")
@@ -263,10 +263,10 @@ async def _read_target(near: Lane) -> str:
 
 
 async def upgrade(outer: Lane, context: ssl.SSLContext, *, server_side: bool, timeout_s: float) -> Lane:
-    """Run TLS inside an established connection; returns the inner connection. `outer` is used up.
-    server_side: True at the listening side. timeout_s: of the TLS handshake. Nothing is awaited before the
-    inner connection gets the bytes that come. Raises DialError where Python cannot do it, and OSError if the
-    connection breaks."""
+    """TLS connection run inside the established connection `outer`, which must not be used afterwards; a
+    circuit's two ends encrypt with it. server_side: True at the listening side. timeout_s: of the TLS
+    handshake. `outer` hands its incoming bytes over before the first await, so that none are lost. Raises
+    DialError on Python before 3.11 without uvloop, and OSError if the connection breaks."""
     loop, below = asyncio.get_running_loop(), outer.transport
     if type(below).__module__ == "asyncio.sslproto":
         # asyncio's TLS transport fails on an error of a TLS layer above it (TypeError in _abort, until

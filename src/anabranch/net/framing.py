@@ -231,8 +231,8 @@ class FrameReader:
         self._streams.clear()
 
     def feed(self, data: bytes | memoryview) -> list[Parsed]:
-        """Parse bytes from another buffer, which are copied; returns complete messages. Raises FrameError,
-        ResourceRefused."""
+        """Parse the bytes `data`, which lie in the caller's buffer and are copied into the reader's; returns
+        complete messages. Raises FrameError, ResourceRefused."""
         out: list[Parsed] = []
         view = memoryview(data)
         while view:

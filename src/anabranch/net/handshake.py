@@ -73,7 +73,7 @@ Credential = Ticket | bytes
 
 
 class _State(enum.Enum):
-    """State of a handshake, on either side."""
+    """States of a handshake, for both sides: the message that is awaited next, or DONE."""
 
     AWAIT_HELLO = "await hello"
     AWAIT_CHALLENGE = "await challenge"
@@ -97,7 +97,8 @@ class _Challenge(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
 
 
 class _HelloBody(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """ticket_signature: by the ticket's key; with an open ticket the answer to the puzzle instead."""
+    """Body of a Hello, the dialling side's message in a handshake. ticket_signature: by the ticket's key;
+    with an open ticket the answer to the puzzle instead."""
 
     run: RunId
     peer_id: PeerIdText

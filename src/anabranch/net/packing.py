@@ -143,7 +143,7 @@ def _shifts(table: Values) -> Bytes:
 
 
 def _size(widths: Bytes, count: int) -> int:
-    """Packed size of `count` values in chunks of these widths."""
+    """Packed size, in bytes, of `count` values. widths: bytes per value in each chunk."""
     whole = count // CHUNK
     of_whole, of_rest = (int(some.sum(dtype=np.int64)) for some in (widths[:whole], widths[whole:]))
     return 2 * len(widths) + CHUNK * of_whole + count % CHUNK * of_rest
@@ -164,8 +164,8 @@ def _groups(values: Values, widths: Bytes) -> Iterator[tuple[Values, slice | NDA
 
 
 def _words(chunks: Values, width: int) -> Iterator[tuple[np.dtype[Any], NDArray[Any]]]:
-    """Machine words into which values of `width` bytes are cut, as (type of the word, view of that part of
-    all values)."""
+    """Machine words that together make up the low `width` bytes of each value, as numpy has no integers of,
+    say, 3 bytes: yields (type of the word, view of that word in all values)."""
     at = 0
     for word in _PLANES[width]:
         yield word, chunks.view(word)[:, at // word.itemsize :: MAX_WIDTH // word.itemsize]

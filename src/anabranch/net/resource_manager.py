@@ -104,7 +104,8 @@ class ResourceRefused(NetError):
 
 @dataclass(eq=False)
 class Scope:
-    """Resources in use by one scope, and its budget."""
+    """Account of one scope, such as an address block or a peer: its budget, and the memory (bytes),
+    unfinished payloads and connections that its reservations use now."""
 
     name: str
     budget: Budget
@@ -205,8 +206,8 @@ class ResourceManager:
             scope.budget = getattr(budgets, kind)
 
     def enter(self, kind: str, name: str) -> Scope:
-        """Scope of a kind (a field of `Budgets`) and name, made if need be, which counts one more
-        reservation. Each call needs a later `leave`."""
+        """Scope of a kind (a field of `Budgets`) and name, made if need be. The scope's count of reservations
+        rises by one, so each call needs a later `leave`."""
         scope = self._scopes.get((kind, name))
         if scope is None:
             words = {"ticket": "its ticket", "block": f"the address block {name}", "peer": "this peer"}

@@ -93,7 +93,9 @@ def unpack(packed: Bytes, count: int) -> Values:
 
 
 def _measured(table: Values) -> tuple[Bytes, Bytes, Values]:
-    """Shift and width code of each block (row), and its values divided by its power of two."""
+    """For each block (row) of values: its shift (exponent of the greatest power of two that divides them all;
+    0 for a block of zeros), the width code of the values after division (0..5, see the module), and the
+    divided values."""
     ones = np.bitwise_or.reduce(table, axis=1).view(np.uint64)
     lowest = ones & (~ones + np.uint64(1))
     # The exponent of a power of two; a block of zeros has none.

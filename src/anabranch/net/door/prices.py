@@ -19,7 +19,8 @@ BLOCKS_KEPT = 4096
 
 
 class DoorPrices:
-    """Walk-ins that came in of late, by address block, and the work that follows from their number."""
+    """Price of entry for walk-ins, in bits of proof of work: it rises by one bit with each walk-in that was
+    let in from the same address block within WINDOW_S."""
 
     def __init__(self) -> None:
         self._came: dict[str, dict[str, float]] = {}

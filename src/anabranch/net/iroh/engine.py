@@ -48,8 +48,8 @@ class IrohEngine:
         bind: str = "0.0.0.0:0",
         external: Sequence[str] = (),
     ) -> None:
-        """external: IP:PORT at which the internet sees the socket, as far as the user knows it; an iroh relay
-        tells it, too."""
+        """relays, bind: as in the class. external: public IP:PORT addresses of the UDP socket that the user
+        knows; iroh also learns its public address from an iroh relay."""
         self.on_incoming: OnIncoming = lambda connection, peer, path: connection.close()
         #: Called when the path to a peer changes: "relay", or its UDP address.
         self.on_path: Callable[[str, str], None] = lambda peer, path: None

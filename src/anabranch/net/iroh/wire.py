@@ -15,8 +15,9 @@ SECRET_BYTES = 16
 
 
 def header(secret: str, dial: int, peer: str) -> bytes:
-    """Header of a local connection. dial: number of the dial that it answers; 0: another peer dialled. peer:
-    id of the peer at the other end."""
+    """First bytes of a local connection, from the iroh process to the peer's own process. dial: number of the
+    dial that the connection answers; 0: another peer dialled. peer: id of the remote peer whose stream the
+    connection carries."""
     return json.dumps({"secret": secret, "dial": dial, "peer": peer}).encode().ljust(HEADER_BYTES)
 
 
@@ -25,7 +26,8 @@ def line(message: dict[str, Any]) -> bytes:
 
 
 def parse(data: bytes) -> dict[str, Any]:
-    """Message of a header or line. Raises ValueError."""
+    """Decoded JSON object of a local connection's header, or of a line between a peer and its iroh process.
+    Raises ValueError for anything else."""
     found = json.loads(data)
     if not isinstance(found, dict):
         raise ValueError("not an object")

@@ -35,8 +35,8 @@ _T = TypeVar("_T")
 
 
 class Dialer:
-    """Makes connections to other peers, and links of them. only_engine: True if only addresses through iroh
-    are dialled."""
+    """Dialling side of a transport: connects to other peers, and makes a link of two connections to a peer.
+    only_engine: True if only addresses through iroh are dialled."""
 
     def __init__(self, end: Endpoint, links: LinkTable, only_engine: bool) -> None:
         self._end = end

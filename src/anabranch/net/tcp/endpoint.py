@@ -18,7 +18,8 @@ from anabranch.net.tcp import tls
 
 
 class Engine(Protocol):
-    """Other way to connect to peers by their keys: iroh (`net.iroh.engine` documents the members)."""
+    """Interface of an iroh endpoint, the transport's alternative to its own TCP connections: connects to
+    peers by their keys. `net.iroh.engine.IrohEngine` implements it and documents the members."""
 
     on_incoming: Callable[[socket.socket, str, str], None]
     on_path: Callable[[str, str], None]

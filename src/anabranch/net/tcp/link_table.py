@@ -17,8 +17,9 @@ from anabranch.net.ticket import Grant, MembershipCertificate
 
 
 class LinkTable:
-    """Open links of a transport. line: caps that all share. on_offer: called with each circuit that a carrier
-    offers, which this side dialled directly."""
+    """Open links of a transport. line: caps of the payload rate, which all links share. on_offer: called with
+    the link and token of each circuit that a carrier offers; only a carrier that this side dialled directly
+    may offer one."""
 
     def __init__(self, end: Endpoint, line: LineBuckets, on_offer: Callable[[Link, bytes], None]) -> None:
         self.line = line
@@ -64,7 +65,8 @@ class LinkTable:
         return link
 
     def dialled_by(self, peer: str) -> Link | None:
-        """Open link that a peer dialled without a carrier; None: there is none."""
+        """Open link that a peer dialled directly, without carrier or iroh; None: there is none. A carrier
+        offers the peer its circuits over this link."""
         for link in self.links:
             open_and_theirs = link.closed_reason is None and link.way.address is None
             if link.peer_id == peer and open_and_theirs and not link.way.via and not link.way.iroh:

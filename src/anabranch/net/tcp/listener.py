@@ -88,8 +88,8 @@ class Listener:
         return str(name[0]), int(name[1])
 
     def take_iroh(self, connection: socket.socket, peer: str, path: str) -> None:
-        """Accept a connection that came through iroh, and is counted with its UDP address, or with all those
-        that came through the relay."""
+        """Accept a connection of another peer that came through iroh. Limits by address count it under the IP
+        address in `path`; connections through an iroh relay share one name."""
         host = path.rpartition(":")[0].strip("[]") or "iroh relay"
         self._take(connection, _Caller(host, iroh=True))
 
@@ -128,7 +128,8 @@ class Listener:
             self._take(connection, _Caller(address[0]))
 
     def _take(self, connection: socket.socket, caller: _Caller) -> None:
-        """Begin the handshake on a connection of another peer, or close it."""
+        """Begin the handshake on a connection of another peer; close the connection if no more can begin now
+        (`_begin`)."""
         reserve = functools.partial(self._end.resources.incoming, caller.host)
         if not self._begin(caller, reserve, functools.partial(self._shake_hands, connection, caller)):
             connection.close()
@@ -311,7 +312,8 @@ def _charge(reserved: Reservation, hello: Hello) -> None:
 
 @contextlib.contextmanager
 def _refusal_told(lane: Lane) -> Iterator[None]:
-    """Tell the other side of a refusal, and drop the connection after it or any other error."""
+    """Context in which an exception ends the connection: the other side is told of a Refused before the
+    close; any other error drops the connection at once. Without an exception the connection stays."""
     try:
         yield
     except Refused as refusal:

@@ -60,8 +60,8 @@ class TcpTransport:
             engine.on_incoming = self.listener.take_iroh
 
     def use_limits(self, limits: Limits) -> None:
-        """Replace the limits, as soon as the sizes of the run are known. Open links follow in the largest
-        payload and in the budgets."""
+        """Replace the limits, once the sizes of the run are known. For links that are open already only the
+        largest payload and the budgets change."""
         self.end.limits = limits
         self.end.resources.use_budgets(limits.budgets())
         self.links.limit_payloads(limits.max_payload_bytes)

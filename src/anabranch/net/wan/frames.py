@@ -28,7 +28,7 @@ def destination(frame: bytes) -> bytes:
 
 
 class Segmentation:
-    """Sizes of the packets that a frame stands for.
+    """Packets into which the kernel would cut a frame that it left whole (TCP segmentation offload).
 
     packets: their number. header: bytes of IP and TCP headers in each. payload: bytes of payload in each but
     the last; 0 for a frame that is a single packet.
