@@ -100,7 +100,8 @@ class LoraModel:
 
 
 class _Adapted:
-    """Frozen weights with adapters beside them, as the model underneath sees its parameters."""
+    """Parameters as the plain model reads them in a LoRA forward: frozen weights, and for a layer with
+    adapters the adapters' output is added to the frozen layer's; the weights are not merged."""
 
     def __init__(self, model: LoraModel, adapters: Weights) -> None:
         self._model, self._adapters, self._frozen = model, adapters, model.frozen

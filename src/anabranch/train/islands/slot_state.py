@@ -54,7 +54,8 @@ class SlotStates:
             del known[t]
 
     def find(self, slot: int, t: int) -> SlotState | None:
-        """State of a slot after round t; None if it is not here."""
+        """Carried state (`SlotState`) that a slot had after its inner steps of round t; None if none is
+        kept."""
         return self._states.get(slot, {}).get(t)
 
     def clear(self) -> None:

@@ -77,7 +77,8 @@ class _Checker:
         yield "the head", lambda x: self.model.head(plain, x)
 
     def walk(self) -> Iterator[tuple[str, Callable[[Tensor], Tensor], Tensor]]:
-        """Name, function and input of each block and of the head; inputs are copies."""
+        """Yield name, function and input of each block and of the head in a forward pass of the model. Each
+        input is a copy, so a check that changes its input in place does not disturb the next block."""
         x = self.model.embed(PlainWeights(self.weights), self.ids)
         for name, step in self.steps():
             yield name, step, x.clone()

@@ -106,7 +106,8 @@ class Llama(StreamModel):
         return weights.linear(y, f"{attention}.o_proj.weight")
 
     def _project(self, weights: Weights, h: Tensor, name: str) -> Tensor:
-        """Queries, keys or values of h, by the linear layer `name`."""
+        """Queries, keys or values (rows, sequence, heads·d) of h by the linear layer `name`, not yet split by
+        head."""
         return weights.linear(h, f"{name}.weight")
 
     def _rotate(self, x: Tensor) -> Tensor:

@@ -55,8 +55,9 @@ class CausalModel:
 
 @dataclass(frozen=True)
 class Counts:
-    """Parameters of the largest block, of stage 0 and of the whole model; elements that the largest block
-    keeps between forward and backward for each token."""
+    """Sizes of a registered model, for memory estimates. block: parameters of the block with the most. end:
+    of stage 0 (embeddings and head). total: of the whole model. kept: activation elements per token that a
+    block holds from its forward to its weight gradients, in the block that holds the most."""
 
     block: int
     end: int
@@ -109,7 +110,8 @@ def parts_of(config: Any) -> CausalModel:
 
 @functools.lru_cache(maxsize=8)
 def counts_of(config: Any) -> Counts:
-    """Counts of a registered model. Raises ConfigError if it cannot be built."""
+    """Parameter and activation counts (`Counts`) of a registered model, by building it. Raises ConfigError if
+    it cannot be built."""
     parts = parts_of(config)
     blocks = [sum(p.numel() for p in block.parameters()) for block in parts.blocks]
     ends = {id(p): p.numel() for p in [*parts.embedding.parameters(), *parts.head.parameters()]}

@@ -52,7 +52,7 @@ class ResidualStream(Protocol):
         ...
 
     def values(self, x: Tensor) -> Tensor:
-        """The columns of x, or of a gradient by x, that are values: (rows, sequence, width)."""
+        """Values z (rows, sequence, width) of x: its columns without those of the token ids."""
         ...
 
     def problem(self, x: Tensor) -> str:
@@ -61,11 +61,13 @@ class ResidualStream(Protocol):
         ...
 
     def begin(self, z: Tensor, ids: Tensor) -> Tensor:
-        """x at the first block, from the trained embedding's values z and the token ids (rows, sequence)."""
+        """Stream x that enters the first block: the trained embedding's values z, followed in a subspace
+        model by the token ids (rows, sequence), from which later stages look up the fixed embedding."""
         ...
 
     def fixed(self, x: Tensor) -> Tensor | None:
-        """Fixed part of the stream (rows, sequence, dim); None if there is none."""
+        """Untrained token embedding (rows, sequence, dim) that `wide` adds to the values of a subspace model,
+        looked up by the token ids in x; None in other models."""
         ...
 
     def wide(self, z: Tensor, fixed: Tensor | None) -> Tensor:
@@ -74,7 +76,7 @@ class ResidualStream(Protocol):
         ...
 
     def moved(self, x: Tensor, z: Tensor) -> Tensor:
-        """x with the values z in place of its own; its token ids stay."""
+        """Stream x after a block: the block's output values z, with the token ids of the x before it."""
         ...
 
 
@@ -111,8 +113,9 @@ class FullStream:
 
 
 class SubspaceStream:
-    """Stream confined to `fixed embedding of the token + U z`; x carries z and the digits of the token's id.
-    The constants are drawn when they are first used."""
+    """Residual stream of a subspace model: `fixed embedding of the token + U z` at full width. x carries only
+    z and the token's id, as columns of whole numbers small enough to be exact in the dtype. The constants are
+    drawn when they are first used."""
 
     def __init__(self, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
         self.width = config.subspace
@@ -164,7 +167,8 @@ class SubspaceStream:
         return torch.cat((z, x.detach()[..., self.width :]), -1)
 
     def _ids(self, x: Tensor) -> Tensor:
-        """Token ids (rows, sequence), decoded from the columns of `x` that follow its `width` values."""
+        """Token ids (rows, sequence), decoded from the last columns of x, behind the stream's values; they
+        select the rows of the fixed embedding."""
         digits = x.detach()[..., self.width :].to(torch.int64)
         ids = digits[..., 0]
         for place in range(1, digits.shape[-1]):
@@ -195,9 +199,10 @@ def subspace_basis(dim: int, k: int) -> npt.NDArray[np.float64]:
 
 
 def fixed_embedding(rows: int, dim: int) -> npt.NDArray[np.float32]:
-    """Fixed embedding of tokens (rows, dim): uniform, with the deviation of a small initial embedding.
+    """Untrained token embedding (rows, dim) of a subspace model, the same on every machine: uniform draws of
+    standard deviation `fixed_std(dim)`.
 
-    Row r is the same in a table with more rows. Callers share the table and must not change it.
+    Row r does not depend on `rows`. The table is cached: all callers get one array and must not change it.
     """
     table = _tables.get((rows, dim))
     if table is None:
@@ -217,7 +222,8 @@ def _drawn_embedding(rows: int, dim: int) -> npt.NDArray[np.float32]:
 
 
 def fixed_std(dim: int) -> float:
-    """Standard deviation of a fixed embedding (Nguyen and Salazar 2019, arXiv 1910.05895)."""
+    """Standard deviation of the untrained token embedding of a subspace model, sqrt(2 / (5 dim)) (Nguyen and
+    Salazar 2019, arXiv 1910.05895)."""
     return math.sqrt(2 / (5 * dim))
 
 
@@ -250,8 +256,9 @@ class StreamModel(ABC):
 
     @abstractmethod
     def _layers(self, weights: Weights, block: int, z: Tensor, wide: Callable[[Tensor], Tensor]) -> Tensor:
-        """Forward pass of one block: the residual stream's values z before it -> those behind it. wide: takes
-        values to the stream at full width (the same, but in a subspace model)."""
+        """Forward pass of one block: the residual stream's values z before it -> those behind it. wide:
+        function from values to the stream at full width; it returns them unchanged unless this is a subspace
+        model."""
 
     @abstractmethod
     def _norm(self, weights: Weights, name: str, x: Tensor) -> Tensor:

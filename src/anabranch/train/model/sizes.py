@@ -91,7 +91,7 @@ _SIZES = {
 
 
 def size_names() -> tuple[str, ...]:
-    """Names of the known sizes."""
+    """Names of the predefined model sizes, as `named_size` takes them."""
     return tuple(_SIZES)
 
 
@@ -213,7 +213,8 @@ def fixed_elements(config: ModelConfig) -> int:
 
 
 def id_digit_bits(itemsize: int) -> int:
-    """Bits of a whole number that an element of so many bytes holds exactly (bf16, fp32, fp64)."""
+    """Bits of a whole number that a float of `itemsize` bytes (2: bf16, 4: fp32, 8: fp64) holds exactly: of
+    one column of a token id at the cuts of a subspace model."""
     return {2: 8, 4: 24, 8: 53}[itemsize]
 
 
@@ -223,7 +224,8 @@ def id_columns(vocab_size: int, itemsize: int) -> int:
 
 
 def cut_columns(config: ModelConfig, itemsize: int) -> int:
-    """Elements per token that a cut between stages carries forward; backward it is `config.stream`."""
+    """Elements per token of an activation at a cut: the stream's values and, in a subspace model, the token
+    id in columns of `itemsize` bytes. The gradient that goes back has the values only (`config.stream`)."""
     return config.stream + (id_columns(config.vocab_size, itemsize) if config.subspace else 0)
 
 

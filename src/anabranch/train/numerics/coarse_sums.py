@@ -33,10 +33,12 @@ _TOGETHER = 4096
 
 
 class CoarseAccumulator(ExactAccumulator):
-    """int64 sums in units of 2⁻⁴⁸ of contributions that are rounded to their segment's unit.
+    """Gradient sums (int64, units of 2⁻⁴⁸) of a run with coarse sums: each contribution is first rounded to
+    the unit of its segment (up to 64 adjacent parameters, `Segments`).
 
-    `prepare` must be called with the exponents of the state before each step. For an embedding or a learned
-    position the gradients of one microbatch's tokens are added exactly, and each row's sum is rounded.
+    `prepare` must be called with the exponents of the state before each step. For a table (token embedding,
+    learned positions) the gradients of one microbatch's tokens are added exactly, and each row's sum is
+    rounded.
     """
 
     def __init__(
@@ -78,9 +80,10 @@ class CoarseAccumulator(ExactAccumulator):
 
 
 def unit_exponents(layout: Layout, exp_avg_sq: Tensor, beta2: float, steps: int, digits: int) -> Tensor:
-    """Exponent of each segment's unit over 2⁻⁴⁸ (int32), from Adam's second moment `exp_avg_sq` (flat, of
-    decay rate `beta2`) after `steps` steps; 0, the unit 2⁻⁴⁸ itself, where Adam has seen no gradient. digits:
-    binary digits by which the unit lies below the root mean square of the segment's gradient."""
+    """Rounding unit of each segment (up to 64 adjacent parameters) for the next step's contributions, as an
+    int32 exponent e: the unit is 2^(e - 48). It lies `digits` binary digits below the root mean square of the
+    segment's gradient, estimated from Adam's second moment `exp_avg_sq` (flat, of decay rate `beta2`) after
+    `steps` steps; e = 0 where Adam has seen no gradient."""
     found = segments(layout, exp_avg_sq.device)
     # Divisors are tensors: an accelerator multiplies by the reciprocal of a plain number.
     mean = found.sums(exp_avg_sq) / found.lengths
@@ -128,7 +131,8 @@ class Segments:
 
 
 def segments(layout: Layout, device: torch.device) -> Segments:
-    """Segments of a stage, with tensors on `device`."""
+    """Division of a stage's parameters into segments that share a rounding unit in coarse sums (up to 64
+    adjacent parameters of one tensor), with its tensors on `device`."""
     begins = tuple(sorted({begin for begin, end in layout.bounds.values() if begin < end}))
     return _segments(begins, layout.elements, device)
 

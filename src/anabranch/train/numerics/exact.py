@@ -75,10 +75,10 @@ class Accumulator(Protocol):
 
 
 class ExactAccumulator:
-    """int64 sums in units of 2⁻⁴⁸.
+    """Exact gradient sums: int64 in units of 2⁻⁴⁸.
 
-    `contributions[name]` is how many may be added to a tensor in one iteration; each must be at most
-    2⁶²/contributions units, so that no sum of them can leave int64, doubles included.
+    `contributions[name]` is how many may be added to a tensor in one iteration. Each must be at most
+    2⁶²/contributions units, so that no sum can leave int64 even if every contribution is added twice.
     """
 
     def __init__(
@@ -235,7 +235,8 @@ def squares(layout: Layout, gradient: Tensor) -> dict[str, float]:
 
 
 def sum_of_squares(values: Tensor) -> float:
-    """`fsum` of the fp64 sums of squares of blocks of 4,096 elements of a vector."""
+    """Sum of squares of a vector: fp64 sums over fixed blocks of 4,096 elements, added without intermediate
+    rounding (`math.fsum`)."""
     sums: list[float] = []
     step = 16 * SQUARES_BLOCK
     for begin in range(0, len(values), step):

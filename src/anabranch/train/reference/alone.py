@@ -108,8 +108,8 @@ class Alone:
         return sum(sums) / (windows * batch.rows * batch.sequence)
 
     def snapshots(self, t: int) -> list[StageState]:
-        """Own states of all stages, not copies, brought to step t: counters set, torch's moments copied into
-        them."""
+        """States of all stages after step t, for comparison or saving: counters set, torch's moments copied
+        in. They are this object's own states, which the next call changes."""
         for state in self.states:
             state.t = state.adam_step = t
             for name in state.layout.names:

@@ -202,7 +202,8 @@ class IndependentModel(nn.Module):
         return logits
 
     def widen(self, z: Tensor) -> Tensor:
-        """Values of the residual stream at full width."""
+        """Values z of the residual stream taken to the model's width: U z in a subspace model, z itself in
+        others."""
         return z @ self.get_buffer("basis").T if self.c.subspace else z
 
     def embedded(self, ids: Tensor, z: Tensor) -> Tensor:
@@ -334,8 +335,9 @@ class IndependentReference:
         self._seen[t + 2] = seen
 
     def _exchange(self, values: list[Tensor] | None) -> list[Tensor] | None:
-        """Replace all parameters' values, in the optimizer's order; returns the former ones. None: nothing
-        is replaced."""
+        """Put `values` (in the optimizer's order) into the parameters and return the former values, so that a
+        delayed iteration's gradients are computed with predicted weights and the true ones put back. None: no
+        change."""
         if values is None:
             return None
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]

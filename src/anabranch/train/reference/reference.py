@@ -190,23 +190,26 @@ class Reference:
         return share
 
     def remember_late(self, t: int, slots: Iterable[int]) -> None:
-        """Compute, and keep, what these slots carry from round t, in which they were late, to the
-        next one."""
+        """Compute and keep the carried states of slots whose contributions to round t came too late to count:
+        their next round begins from these states."""
         for slot in slots:
             self._contribution_of(t, slot, self.late[slot])
 
     def witnesses(self, t: int, index: int) -> frozenset[Witness]:
         """All overflows of microbatch `index` of t; none if there is no such microbatch.
 
-        It uses the accumulators: a share that has not been stepped is void afterwards.
+        The microbatch is computed in the accumulators of `share`, so a share made earlier and not stepped is
+        void.
         """
         if index not in (self.slots if self._rounds.has(t) else range(self._run.batch.microbatches)):
             return frozenset()
         return self.share(t, [index]).overflows.get(index, frozenset())
 
     def step(self, share: Share) -> StepRecord:
-        """Take step share.t from the sums over its whole batch; skip it if anything overflowed. Returns its
-        values. Raises ValueError if a microbatch is missing or t is not the next step."""
+        """Take the optimizer step (in a round the outer step) of iteration share.t with the gradient sums of
+        `share`, which must hold the whole batch; skip the step if a contribution overflowed. Returns the
+        record of the step, as the log has it. Raises ValueError if a microbatch is missing or t is not the
+        next step."""
         self._check_complete(share)
         if share.overflows:
             return self.skip(share)
@@ -238,8 +241,9 @@ class Reference:
         )
 
     def _stepped(self, state: StageState, t: int, ahead: Ahead | None, taken: StepScalars | None) -> None:
-        """Note that iteration t has passed, with a step of scalars `taken` or without one (None); it may have
-        been the last before the rounds, or the last round. ahead: `ahead_of` the state before it."""
+        """Bring a stage's state past iteration t, after its step with the scalars `taken` or a skip (None).
+        Before the first round and after the last one the first moment and the outer momentum are exchanged.
+        ahead: `ahead_of` the state before t's step."""
         moved(self._delay, state, t, ahead, taken)
         if t == self._rounds.start:
             begin_rounds(self._run, state)
@@ -365,7 +369,9 @@ class Reference:
         return loss_sum, frozenset(found)
 
     def _contribution_of(self, t: int, slot: int, plan: Slot) -> Contribution:
-        """Contribution of a slot to round t; what it carries is kept."""
+        """Contribution of a slot to round t by the inner steps that `plan` records; the carried state that
+        the slot takes to its next round is kept. Raises ValueError if the round it was carried from was not
+        replayed."""
         carried = self._slot_states.find(slot, plan.carried) if plan.carried else None
         if plan.carried and carried is None:
             raise ValueError(f"slot {slot} carries state from round {plan.carried}, which was not replayed")

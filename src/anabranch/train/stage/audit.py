@@ -75,7 +75,8 @@ class AuditedSteps:
         self._weights = {k: kept for k, kept in self._weights.items() if k > t - tasks.AUDIT_STEPS}
 
     def clear(self) -> None:
-        """Drop everything: the state was replaced by one that did not follow from it."""
+        """Drop the kept weights of all steps and the audit's sum, after the stage's state was replaced by one
+        that no step led to."""
         self._weights.clear()
         self._stage = None
 

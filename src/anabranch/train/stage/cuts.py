@@ -30,8 +30,8 @@ OVERFLOWS = {ACTIVATION: "activation", GRADIENT: "input gradient"}
 
 @dataclass(frozen=True)
 class Place:
-    """Crossing of a cut: microbatch `index` in iteration t, at the output of stage `cut`. Held-out windows
-    have t = 0."""
+    """Crossing of a cut: microbatch `index` in iteration t, at the output of stage `cut`; the key of the
+    draws that round its values. Held-out windows have t = 0."""
 
     t: int
     index: int
@@ -61,8 +61,8 @@ class Cuts:
         self._stochastic = wire.gradient_rounding == "stochastic"
 
     def place(self, t: int, index: int, cut: int) -> Place:
-        """Crossing of the cut after stage `cut` by a microbatch, or by a held-out window (later indices; its
-        t is 0)."""
+        """Crossing of the cut after stage `cut` by a microbatch, for `encode`. A held-out window (indices
+        from the batch's end on) crosses with t = 0, whatever t is."""
         return Place(t if index < self._microbatches else 0, index, cut)
 
     def encode(self, kind: str, values: Tensor, place: Place) -> Tensor:

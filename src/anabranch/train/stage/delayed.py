@@ -29,16 +29,17 @@ def snapshot_form(run: RunConfig, layout: Layout) -> SnapshotForm:
 
 
 def ahead_of(run: RunConfig, delay: Delay, state: StageState) -> Ahead | None:
-    """Weights and units of the iteration after the next one, predicted from `state`; None unless it is
-    delayed."""
+    """Weights, predicted from `state`, and rounding units of coarse sums with which iteration state.t + 2
+    computes; None unless that iteration is delayed."""
     if not delay.has(state.t + 2):
         return None
     return Ahead(predicted(state, run.optimizer), units_of(run, state))
 
 
 def moved(delay: Delay, state: StageState, t: int, ahead: Ahead | None, taken: StepScalars | None) -> None:
-    """Note in a state that step t was taken with scalars `taken`, or skipped (None). ahead: `ahead_of` the
-    state before it."""
+    """Bring a state's number to t after step t was taken with the scalars `taken`, or skipped (None), and
+    give the state what iteration t + 1 computes with, if delayed: `ahead`, the result of `ahead_of` for the
+    state before step t. In runs with delay the step's scalars are kept for the next prediction."""
     state.t, state.ahead = t, ahead
     if delay.start and taken is not None:
         state.rate = taken.learning_rate

@@ -34,8 +34,8 @@ from anabranch.train.stage.state import StageState
 
 
 def taken(run: RunConfig, steps: int) -> int:
-    """Inner steps whose tokens a slot with `steps` inner steps gets: those, and those that it begins of the
-    next round while its contribution is on the line."""
+    """Number of inner steps that a slot needs tokens for in a round: its `steps`, and those of the next round
+    that its machine begins while the contribution is still being sent (`round.overlap`)."""
     return steps + run.round.overlap
 
 
@@ -161,8 +161,10 @@ class _Island:
 
 
 def _first_weights(run: RunConfig, state: StageState, carried: SlotState | None) -> Tensor:
-    """Weights with which an island begins its inner steps (flat): those that all agreed on, or its own, as
-    far as they differ by what it did not send yet. The fragment of the round before is mixed."""
+    """Weights (flat) with which an island begins its inner steps: the committed ones and, if `round.unsent`
+    is "local", its own change that was not sent yet. With fragments or overlap, the fragment exchanged in its
+    last round has no unsent change: there the committed weights are averaged with its own by the share
+    `round.mix`."""
     part, weights = run.round, state.weights.clone()
     if carried is None or carried.unsent is None or part.unsent != "local":
         return weights
@@ -216,8 +218,9 @@ def begin_rounds(run: RunConfig, state: StageState) -> None:
 
 
 def end_rounds(run: RunConfig, state: StageState) -> None:
-    """Put Adam's first moment in place of the outer momentum, after the last round, skipped or not: zero, or
-    as a further round would have estimated it."""
+    """Put Adam's first moment in place of the outer momentum, after the last round, skipped or not. It begins
+    at zero, or (`round.first_moment = "estimate"`) at the outer momentum scaled back, the inverse of
+    `begin_rounds`."""
     if run.round.first_moment == "estimate":
         scale = _outer_scale(run, rounds_of(run).last + 1)
         state.exp_avg.mul_(_adam_scale(run, state)).div_(scale)
@@ -226,14 +229,16 @@ def end_rounds(run: RunConfig, state: StageState) -> None:
 
 
 def _adam_scale(run: RunConfig, state: StageState) -> Tensor:
-    """Adam's first moment divided by the direction of its step: c₁ · (√v/√c₂ + ε), flat."""
+    """Ratio of Adam's first moment to the direction of its step, c₁ · (√v/√c₂ + ε), flat: converts one to the
+    other where the outer momentum is estimated."""
     first, second = bias_corrections(run.optimizer, max(1, state.adam_step))
     return torch.sqrt(state.exp_avg_sq).div_(second**0.5).add_(run.optimizer.eps).mul_(first)
 
 
 def _outer_scale(run: RunConfig, t: int) -> float:
-    """Outer momentum before round t divided by the direction of an inner step: the learning rates of a round
-    of optimizer steps / (1 - outer momentum), as if the direction had always been the same."""
+    """Ratio by which `begin_rounds` and `end_rounds` convert a step's direction to outer momentum before
+    round t: the sum of a round's learning rates / (1 - outer momentum), as if the direction had always been
+    the same."""
     rounds = rounds_of(run)
     last, length = rounds.progress(t - 1), rounds.length(t - 1 if rounds.has(t - 1) else t)
     rates = (learning_rate(run, at) for at in range(max(1, last - length + 1), last + 1))

@@ -47,7 +47,7 @@ class Batches(Protocol):
         ...
 
     def window_weight(self, window: int) -> float:
-        """Factor of a held-out window's loss, as `weight` is of a microbatch's."""
+        """Factor of a held-out window's loss: all its positions over those whose target counts."""
         ...
 
 
@@ -144,8 +144,9 @@ def is_coarse(run: RunConfig) -> bool:
 
 
 def units_of(run: RunConfig, state: StageState) -> Tensor | None:
-    """Exponents over 2⁻⁴⁸ of the contributions' units in the step after `state`, one a segment; None if the
-    sums are not coarse, so that all have one unit."""
+    """Rounding units of coarse sums in the step after `state`: for each segment (up to 64 adjacent
+    parameters) an exponent e, the unit being 2^(e - 48) (`coarse_sums.unit_exponents`). None in a run without
+    coarse sums."""
     if not is_coarse(run):
         return None
     digits = coarse_digits(run.batch.microbatches)
@@ -153,8 +154,8 @@ def units_of(run: RunConfig, state: StageState) -> Tensor | None:
 
 
 def next_units(run: RunConfig, state: StageState) -> Tensor | None:
-    """Units of the sums of the iteration after `state`, as `units_of`; those of a delayed iteration were
-    fixed a step earlier."""
+    """Rounding units (exponents by segment) of coarse sums in the iteration after `state`; for a delayed one
+    those fixed a step earlier with its weights. None in a run without coarse sums."""
     return units_of(run, state) if state.ahead is None else state.ahead.units
 
 

@@ -40,8 +40,9 @@ class Ahead:
 
 @dataclass(frozen=True)
 class SnapshotForm:
-    """Contents of a run's snapshots besides weights and moments. segments: of coarse sums at this stage (0:
-    sums are not coarse)."""
+    """Contents of a stage's snapshots besides weights and moments, for the parser. delay: the run's delayed
+    iterations. segments: number of rounding units, one for each segment of up to 64 parameters (0: no coarse
+    sums)."""
 
     delay: Delay = NO_DELAY
     segments: int = 0
@@ -117,7 +118,8 @@ class StageState:
 
 
 def _scalars(state: StageState) -> str:
-    """Learning rate and bias corrections of the last step as exact text."""
+    """Learning rate and bias corrections of the last step as exact hexadecimal text, for fingerprint and
+    snapshot."""
     return " ".join(value.hex() for value in (state.rate, *state.corrections))
 
 

@@ -41,8 +41,9 @@ _ANSWER = torch.zeros(1, dtype=torch.uint8)
 
 
 class _SumsOfRounds(Worker):
-    """Worker that sums and assembles the parts of a round's result, rounded to the bits that the run file
-    sets, for its own stage or helping another one."""
+    """Worker of a run with rounds of islands: rounds each summed part of a round's result to the bits that
+    `round.results` sets, and joins received parts into the whole result, for its own stage or another one
+    that it helps."""
 
     @cached_property
     def _rounds(self) -> Rounds:
@@ -66,7 +67,8 @@ class _SumsOfRounds(Worker):
 
 
 class TokenSource(_SumsOfRounds):
-    """Worker of a data node: an empty stage 0 that sends token ids and takes losses."""
+    """Worker of a data node whose relays each hold the whole model: sends token ids, takes losses, and has no
+    parameters."""
 
     def _embed(self, task: tasks.Embed, inputs: Sequence[Tensor]) -> Result:
         if task.steps:
@@ -200,8 +202,9 @@ class WholeWorker(_SumsOfRounds):
         self._passed(t)
 
     def _passed(self, t: int) -> None:
-        """Change the state for what follows if t, skipped or not, is the last iteration before the rounds, or
-        the last round."""
+        """Exchange the two meanings of the state's first moment after iteration t, skipped or not: Adam's
+        becomes the outer momentum before the first round, and the outer momentum Adam's again after the last
+        one."""
         if t == self._rounds.start:
             begin_rounds(self._run, self.state)
         elif self._rounds.has(t) and t == self._rounds.last:

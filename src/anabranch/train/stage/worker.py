@@ -426,7 +426,8 @@ class Worker:
         return self._begin_from(state)
 
     def _begin_from(self, state: StageState) -> Result:
-        """Replace the state by one that did not follow from it; reduced gradients of earlier steps go."""
+        """Replace the state by one that no step of this worker led to (initial or loaded), and drop kept
+        reduced gradients and audits. Returns a result with the new state's fingerprint."""
         self._gradients.clear()
         self._digests.clear()
         self._audits.clear()
@@ -466,7 +467,8 @@ class Worker:
             self._ahead_stage.accumulator.prepare(self._ahead.units)
 
     def _at(self, task: tasks.MicrobatchTask | tasks.WeightGradient | tasks.Recount) -> Stage:
-        """Passes of a task's iteration; those of a held-out window are by the state's own weights."""
+        """Stage object that computes a task: with the weights of the task's iteration, predicted ones if it
+        is delayed, but for a held-out window with the state's own weights."""
         if not self._delay.start:
             return self._stage
         if self._is_window(task):
@@ -526,7 +528,8 @@ class Worker:
         return 1.0 / (batch.microbatches * batch.rows * batch.sequence)
 
     def _weight(self, t: int, index: int) -> float:
-        """Factor of a microbatch's loss."""
+        """Factor of a microbatch's or held-out window's loss that makes up for targets that do not count
+        (`loss_weight`)."""
         assert self._batches is not None, "only stage 0 computes a loss"
         return loss_weight(self._batches, self._run.batch.microbatches, t, index)
 
