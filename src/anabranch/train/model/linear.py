@@ -36,8 +36,8 @@ class Weights(Protocol):
 
 @dataclass
 class Store:
-    """Results of a microbatch's backward that its weight gradients are made of later: inputs and output
-    gradients of the linear layers, and the finished gradients of norm gains and biases."""
+    """Inputs and output gradients of the linear layers in one microbatch, kept from its backward until their
+    weight gradients are computed; also the finished gradients of norm gains and biases."""
 
     products: list[tuple[str, str | None, Tensor, Tensor]] = field(default_factory=list)
     """(weight, bias, x (tokens, in), dy (tokens, out)) of every linear layer."""

@@ -162,8 +162,9 @@ class _Island:
 
 def _first_weights(run: RunConfig, state: StageState, carried: SlotState | None) -> Tensor:
     """Weights (flat) with which an island begins its inner steps: the committed ones and, if `round.unsent`
-    is "local", its own change that was not sent yet. The fragment exchanged in its last round begins from the
-    committed weights, averaged with its own by the share `round.mix`, without an unsent change."""
+    is "local", its own change that was not sent yet. With fragments or overlap, the fragment exchanged in its
+    last round has no unsent change: there the committed weights are averaged with its own by the share
+    `round.mix`."""
     part, weights = run.round, state.weights.clone()
     if carried is None or carried.unsent is None or part.unsent != "local":
         return weights

@@ -41,8 +41,9 @@ _ANSWER = torch.zeros(1, dtype=torch.uint8)
 
 
 class _SumsOfRounds(Worker):
-    """Worker that sums and assembles the parts of a round's result, rounded to the bits that the run file
-    sets, for its own stage or helping another one."""
+    """Worker of a run with rounds of islands: rounds each summed part of a round's result to the bits that
+    `round.results` sets, and joins received parts into the whole result, for its own stage or another one
+    that it helps."""
 
     @cached_property
     def _rounds(self) -> Rounds:
