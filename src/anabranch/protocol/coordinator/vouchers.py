@@ -19,10 +19,14 @@ class Vouchers:
         self._bases: dict[int, str] = {}
         self._proofs: dict[tuple[int, int], dict[str, str]] = {}
         """(iteration, stage) -> replica -> proof."""
+        self._void: set[str] = set()
+        """Proofs that the last return of the log made void, as the entries that key them count no longer."""
 
     def moved(self, t: int, base: str) -> None:
         """Note that the log stands at iteration t, whose entry has the hash `base`; drop proofs of much
         earlier iterations, and of t and later ones (after a rollback)."""
+        void = {proof for key, proofs in self._proofs.items() if key[0] >= t for proof in proofs.values()}
+        self._void = void or self._void
         kept = range(t - VOUCHED_KEPT, t)
         self._bases = {k: known for k, known in self._bases.items() if k in kept} | {t: base}
         self._proofs = {key: proofs for key, proofs in self._proofs.items() if key[0] in kept}
@@ -40,10 +44,12 @@ class Vouchers:
         """True if a joiner's `proof` shows that it has the stage's state after iteration t: a serving replica
         reported the same one, or none is needed, since no serving replica can be reached or the state is the
         initial one. False if more than half of those that can be reached reported, all of them others; None:
-        not known yet."""
+        not known yet, or the proof is from before a rollback, after which the joiner gives another one."""
         ctx = self.ctx
         serving = [p for p in ctx.run.membership.serving(stage) if p == ctx.me or ctx.reachable(p)]
         proofs = self._proofs.get((t, stage), {})
         if t == 0 or not serving or proof in proofs.values():
             return True
+        if proof in self._void:
+            return None
         return False if 2 * len(proofs.keys() & set(serving)) > len(serving) else None
