@@ -15,7 +15,6 @@ from anabranch.sim.checks.invariants import Invariants
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import World
 from anabranch.sim.workers.torch_world import node_member
-from support.grids import first_of
 from support.swarms import fault_points as faults
 from support.swarms.fault_points import Fault, Moment, kill
 from support.swarms.small_swarm import check_equal, small_run, small_world
@@ -60,7 +59,7 @@ def test_a_relay_dies(name: str, t: int) -> None:
     finish(world, run, fault, removed=1)
 
 
-@pytest.mark.parametrize("name", first_of(["mid-backward", "prepared", "third forward", "sum", "chosen"], 3))
+@pytest.mark.parametrize("name", ["mid-backward", "third forward", "sum", "prepared", "chosen"])
 def test_neighbours_die_at_the_same_instant(name: str) -> None:
     """The replacement finds no holder further on, and sends the microbatch on as a repair (R5)."""
     run = small_run(stages=4, minimum=2, steps=3)
@@ -69,7 +68,7 @@ def test_neighbours_die_at_the_same_instant(name: str) -> None:
     finish(world, run, fault, removed=2)
 
 
-@pytest.mark.parametrize("name", first_of(["backward sent", "prepared", "attempt"], 2))
+@pytest.mark.parametrize("name", ["backward sent", "attempt", "prepared"])
 def test_two_of_three_replicas_die_one_after_the_other(name: str) -> None:
     run = small_run(minimum=3, steps=3)
     world = small_world(run, [3, 3], seed=4)
@@ -79,7 +78,7 @@ def test_two_of_three_replicas_die_one_after_the_other(name: str) -> None:
 
 
 @pytest.mark.parametrize("t", [2, pytest.param(3, marks=pytest.mark.soak)])
-@pytest.mark.parametrize("name", first_of(["freeze", "prepared", "first forward", "chosen"], 2))
+@pytest.mark.parametrize("name", ["first forward", "freeze", "prepared", "chosen"])
 def test_a_data_node_dies(name: str, t: int) -> None:
     run = small_run(minimum=2, steps=4, evaluate_every=1)
     world = small_world(run, [2, 2], data_nodes=3, seed=t)
@@ -114,9 +113,7 @@ def test_a_window_that_only_the_dead_had_heard_of_is_sent_again() -> None:
 
         fault = Fault(world, ("d1", "d2"), head_of_window, strike)
         finish(world, run, fault, removed=2, sure=False)
-        if len(lost) == 2:
-            return
-    raise AssertionError(f"the moment came in {len(lost)} of six runs")
+    assert len(lost) >= 3
 
 
 def test_a_newcomer_takes_the_place_of_the_dead() -> None:

@@ -64,7 +64,7 @@ class Policy:
     ) -> Choice | None:
         """Peer for microbatch `index`, or None if no peer has a free slot. candidates: sorted by id.
         waited_s: seconds since the microbatch was ready to be sent. The caller sends at once if the choice
-        has `hold_s` 0. """
+        has `hold_s` 0."""
         raise NotImplementedError
 
     def prefer(self, index: int, candidates: Sequence[Candidate]) -> str | None:

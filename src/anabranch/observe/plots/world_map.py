@@ -52,8 +52,8 @@ _A = (1.340264, -0.081106, 0.000893, 0.003796)
 
 
 def project(longitude: npt.ArrayLike, latitude: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """Map projection: degrees (longitude, latitude) -> (x, y) in the plane, each of the shape of the
-    arguments."""
+    """Equal Earth projection: degrees (longitude, latitude) -> x and y in the plane, stacked: array of
+    (2, shape of the arguments). Source: Šavrič, Patterson, Jenny, 2018."""
     east = np.radians((np.asarray(longitude) - MIDDLE + 180.0) % 360.0 - 180.0)
     theta = np.arcsin(math.sqrt(3.0) / 2.0 * np.sin(np.radians(latitude)))
     y = Polynomial((0.0, _A[0], 0.0, _A[1], 0.0, 0.0, 0.0, _A[2], 0.0, _A[3]))

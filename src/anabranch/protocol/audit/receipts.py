@@ -162,14 +162,14 @@ def contradictions(receipts: Sequence[Receipt], signer: Signer) -> dict[str, str
             before = by_unit.get((receipt.stage - 1, unit.unit))
             after = by_unit.get((receipt.stage + 1, unit.unit))
             if before is not None and before[1].activation_out != unit.activation_in.hash:
-                _compare(found, signer, receipt, before[0].peer, unit.activation_in, ACTIVATION, name)
+                _blame(found, signer, receipt, before[0].peer, unit.activation_in, ACTIVATION, name)
             if after is not None and after[1].gradient_out != unit.gradient_in.hash:
-                _compare(found, signer, receipt, after[0].peer, unit.gradient_in, GRADIENT, name)
+                _blame(found, signer, receipt, after[0].peer, unit.gradient_in, GRADIENT, name)
         for end in receipt.ends:
             kind, index = end_of(end.unit)
             sent = by_unit.get((end.came.stage, index))
             if sent is not None and end.came.hash != output_of(sent[1], kind):
-                _compare(found, signer, receipt, sent[0].peer, end.came, kind, str(index))
+                _blame(found, signer, receipt, sent[0].peer, end.came, kind, str(index))
         for total in receipt.sums:
             name = part_name(receipt.term, receipt.number, total.part)
             for _, came in total.inputs:
@@ -177,13 +177,13 @@ def contradictions(receipts: Sequence[Receipt], signer: Signer) -> dict[str, str
                 if sender is None or total.part >= len(sender.parts):
                     continue
                 if came.hash != sender.parts[total.part]:
-                    _compare(found, signer, receipt, came.sender, came, PART, name)
+                    _blame(found, signer, receipt, came.sender, came, PART, name)
         for part, came in enumerate(receipt.reduced):
             summer = by_peer.get((receipt.stage, came.sender))
             outputs = {total.part: total.output for total in summer.sums} if summer is not None else {}
             if came.hash != outputs.get(part, came.hash):
                 name = part_name(receipt.term, receipt.number, part)
-                _compare(found, signer, receipt, came.sender, came, REDUCED, name)
+                _blame(found, signer, receipt, came.sender, came, REDUCED, name)
     return found
 
 
@@ -192,7 +192,7 @@ def output_of(unit: UnitReceipt, kind: str) -> str:
     return unit.activation_out if kind == ACTIVATION else unit.gradient_out
 
 
-def _compare(
+def _blame(
     found: dict[str, str],
     signer: Signer,
     receiver: Receipt,
@@ -201,10 +201,10 @@ def _compare(
     kind: str,
     name: str,
 ) -> None:
-    """Find the liar if the receipt of `receiver` states another hash of a payload than the receipt of its
-    computer `owner`, and enter it into `found` (peer -> reason). It is the receiver if the payload's sender
-    did not sign the seal that the receipt shows (`came`); the owner, if it signed that seal itself, for a
-    part of a reduce."""
+    """Find the liar, if it can be found, behind two receipts that differ: that of `receiver` states another
+    hash of a payload than that of `owner`, who computed it. Enter it into `found` (peer -> reason). It is the
+    receiver if the payload's sender did not sign the seal that the receipt shows (`came`); the owner, if it
+    signed that seal itself, for a part of a reduce."""
     text = seal_text(receiver.run, receiver.base, came.stage, kind, name, came.hash)
     if not signer.verify(came.sender, text, came.seal):
         found.setdefault(receiver.peer, f"its receipt has a seal that the sender of {kind} {name} never made")

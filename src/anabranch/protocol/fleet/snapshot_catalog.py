@@ -180,8 +180,8 @@ class SnapshotCatalog:
         self._changed = True
 
     def holders(self, t: int, stage: int) -> list[str]:
-        """Members that hold the stage's state after iteration t: replicas, keepers, and the leader if it has
-        a checkpoint."""
+        """Members that hold the stage's state after iteration t, sorted: its replicas, peers with a copy, and
+        this leader if it has a checkpoint. Those whose copy proved false are left out."""
         point = self.points.get(t)
         if point is None or stage >= len(point.fingerprints):
             return []

@@ -36,7 +36,8 @@ class Watch(Message, frozen=True, tag=83):
 
 
 class Shown(Message, frozen=True, tag=84):
-    """Part of the event log from byte `position` on (zlib; empty: nothing new yet) and its full `size`."""
+    """Answer to a watcher: part of the event log from byte `position` on, compressed by zlib, and the log's
+    full `size` in bytes. Empty data: nothing new; with size 0, the log cannot be read now, ask later."""
 
     position: Count
     data: Annotated[bytes, msgspec.Meta(max_length=1 << 19)]

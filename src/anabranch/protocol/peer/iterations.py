@@ -161,8 +161,9 @@ class Iterations(Timer):
         self.replica.commit(record, base)
 
     def _separate(self, record: Commit) -> None:
-        """Share no more work with relays whose inputs overflowed here, if another replica of the same
-        numerics class computed the same microbatch in range: they sent false ones."""
+        """Exchange no more work with relays from which inputs came that overflowed here, if the committed
+        owner, of this peer's numerics class, computed the same microbatch in range: these inputs were
+        false."""
         ctx, iteration = self._ctx, self.current
         if iteration is None or iteration.t != record.t or record.verdict != "step" or not ctx.run.stage:
             return

@@ -201,8 +201,8 @@ class Repairs:
         self._sender.pump()
 
     def _withheld(self, item: OutgoingMicrobatch, peer: str) -> bool:
-        """Send a microbatch to another replica if `peer` gave its gradient back and repeatedly does not claim
-        it; True if it was sent."""
+        """Send a microbatch to another replica, and give `peer` none for a while, if it returned the
+        gradient but repeatedly does not claim the microbatch; True if it was sent."""
         item.unclaimed += item.returned
         if item.unclaimed < UNCLAIMED_REPORTS or not self._sender.others_could(item):
             return False

@@ -25,8 +25,9 @@ OWN_KEPT = 2
 
 
 class Snapshots(Timer):
-    """Snapshots that this peer holds. complete_t: last iteration for which enough peers are known to hold a
-    snapshot of every stage; -1 before the first."""
+    """Snapshots that this peer holds: copies of its own stage's state, and of other stages' that the leader
+    ordered. complete_t: last iteration for which enough peers are known to hold a snapshot of every stage; -1
+    before the first."""
 
     def __init__(self, ctx: PeerContext, states: StateServer) -> None:
         self.ctx = ctx
@@ -93,7 +94,8 @@ class Snapshots(Timer):
         self._pull_next()
 
     def _failed(self, key: Key, reason: str) -> None:
-        """Drop the order; the leader repeats it if the copy is still wanted."""
+        """Give up the download of a copy and begin the next one; the leader orders it again if it is still
+        wanted."""
         self.downloads.pop(key, None)
         self._pull_next()
 

@@ -315,10 +315,16 @@ class LinkCost:
         measured = self.out.bps(activation_bytes)
         return measured if measured is not None else self.padded.bps(self.latency.round_trip_s() or 0.0)
 
-    def publish_s(self, activation_bytes: float, *more: float | None) -> float:
+    def publish_s(
+        self,
+        activation_bytes: float,
+        mine_s: float | None = None,
+        theirs_s: float | None = None,
+        like_bps: float | None = None,
+    ) -> float:
         """Link cost d_ij (s) for the flow agents: that of `seconds`, with the same arguments, after the
         hysteresis filter."""
-        cost_s = self.seconds(activation_bytes, *more)
+        cost_s = self.seconds(activation_bytes, mine_s, theirs_s, like_bps)
         return self._published.offer(cost_s) or cost_s
 
 

@@ -225,7 +225,8 @@ class PeerCosts:
         neighbour.measured(self.activation_bytes)
 
     def delivered(self, peer: str, seconds: float, now: float) -> None:
-        """Add a sample: seconds from sending an activation or gradient to `peer` to its acknowledgement."""
+        """Add a sample of the bandwidth to `peer`: seconds from sending an activation or gradient to its
+        acknowledgement. It also moves the estimate that is used for links not measured yet."""
         self.tried(peer, self.activation_bytes, seconds, now, alone=False)
 
     def tried(self, peer: str, size_bytes: int, seconds: float, now: float, alone: bool) -> None:

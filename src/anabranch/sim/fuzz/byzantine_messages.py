@@ -132,6 +132,10 @@ def _forward(rng: random.Random, target: Node) -> tuple[msg.AnyMessage, object]:
     return message, _payload(rng)
 
 
+def _backward(rng: random.Random, target: Node) -> tuple[msg.AnyMessage, object]:
+    return msg.Backward(_fence(rng, target), _index(rng)), _payload(rng)
+
+
 def _reduce_part(rng: random.Random, target: Node) -> tuple[msg.AnyMessage, object]:
     fence, attempt = _fence(rng, target), msg.AttemptId(_HUGE, _HUGE)
     choices: list[msg.AnyMessage] = [
@@ -226,10 +230,8 @@ def _line(rng: random.Random, target: Node) -> tuple[msg.AnyMessage, object]:
 
 
 _OF_MEMBERS: list[Maker] = [
-    _forward,
-    lambda rng, target: (msg.Backward(_fence(rng, target), _index(rng)), _payload(rng)),
-    *(_reduce_part, _attempt, _prepared, _leader_message, _state, _talk, _slots),
-]
+    _forward, _backward, _reduce_part, _attempt, _prepared, _leader_message, _state, _talk, _slots,
+]  # fmt: skip
 #: Messages of a stranger. A member does not send the last two: a join request would declare that the member
 #: has restarted, and the protocol trusts voters about the log.
 _MAKERS: list[Maker] = [*_OF_MEMBERS, _request, _line]

@@ -230,7 +230,9 @@ def _audit_share(seed: int, profile: FaultProfile) -> float:
 
 
 def _delay(seed: int, profile: FaultProfile, torch: bool, audit_share: float) -> Delay:
-    """Delay of a seed, with which two iterations are in flight; `NO_DELAY` in most seeds."""
+    """When a seed begins to have two iterations in flight; `NO_DELAY` (never) in most seeds, and in all
+    with islands or audits. torch: True if the seed computes with tensors, so that it begins as early as it
+    can."""
     rng = random.Random(f"delay {seed}")
     delayed = rng.random() < DELAYED or profile.delayed
     if not delayed or profile.islands or audit_share:

@@ -80,8 +80,11 @@ def summarize(outcomes: Iterable[Outcome], first: int, end: int, profile: str, w
     found.matrix = {phase: {} for phase in PHASES}
     faults: Counter[str] = Counter()
     not_promised: Counter[str] = Counter()
-    for name in ("steps", "events", "virtual_s", "computed_s", "wasted_s"):
-        setattr(found, name, sum((getattr(outcome, name) for outcome in ordered), getattr(found, name)))
+    found.steps = sum(outcome.steps for outcome in ordered)
+    found.events = sum(outcome.events for outcome in ordered)
+    found.virtual_s = sum(outcome.virtual_s for outcome in ordered)
+    found.computed_s = sum(outcome.computed_s for outcome in ordered)
+    found.wasted_s = sum(outcome.wasted_s for outcome in ordered)
     for outcome in ordered:
         not_promised.update(condition.split(":")[0] for condition in outcome.unmet)
         for fault in outcome.faults:

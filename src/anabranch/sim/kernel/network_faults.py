@@ -29,10 +29,11 @@ class LinkDisorder:
 
 
 class NetworkFaults:
-    """Current network faults of a world. Pairs of peers are (from, to); times are virtual seconds.
+    """Current network faults of a world. Times are virtual seconds.
 
-    slow: pair of peers -> factor on the delays of their link. disorders: current duplication and reordering.
-    gone: peers whose machine vanished.
+    slow: set of two peers -> factor on the delays between them, in both directions. disorders: current
+    duplications and reorderings. gone: peers whose machine vanished. Messages are held back for ordered pairs
+    (from, to).
     """
 
     def __init__(self, draw: random.Random) -> None:

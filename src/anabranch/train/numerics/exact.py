@@ -191,8 +191,9 @@ def cut(flat: Tensor, parts: int, align: int = 1) -> tuple[Tensor, ...]:
 def sum_part(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
     """Sum in `dtype` of one part of a stage's gradient; `parts` has that part of each replica's sums.
 
-    In the master dtype this is the only rounding of an exact reduce; in the dtype of the parts nothing is
-    rounded. Raises ValueError unless all parts are vectors of one length and type.
+    Integer parts (units of 2⁻⁴⁸) are added exactly, and rounded once to a float `dtype`, or kept as the exact
+    sum in an integer one. Float parts are added in their order and rounded after each addition. Raises
+    ValueError unless all parts are vectors of one length and type.
     """
     first = parts[0]
     if any(part.shape != first.shape or part.dtype != first.dtype for part in parts):
