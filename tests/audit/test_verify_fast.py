@@ -115,10 +115,18 @@ def test_permutations_are_replayed_only_while_a_distance_is_beyond() -> None:
             asked.append(number)
             yield {label: torch.ones(4) * (1 + value)}
 
-    assert measured_bounds({label: 0.0}, ours, orders(0.5)) == ({label: 0.0}, 0)
-    assert measured_bounds({label: 0.9}, ours, orders(0.25, 0.5, 4.0)) == ({label: 1.0}, 2)
-    assert measured_bounds({label: 2.0}, ours, orders(0.25, 0.5)) == ({label: 1.0}, 2)
+    assert measured_bounds("fp32", {label: 0.9}, ours, orders(0.25, 0.5, 4.0)) == ({label: 1.0}, 2)
+    assert measured_bounds("fp32", {label: 2.0}, ours, orders(0.25, 0.5)) == ({label: 1.0}, 2)
     assert asked == [0, 1, 0, 1]
+
+
+def test_one_rounding_of_every_value_is_within_each_bound() -> None:
+    """No permutation changes a digit of the first losses, but a sum of replicas' sums is no permutation."""
+    label = (1, "losses")
+    ours = {label: torch.ones(4)}
+    assert measured_bounds("fp32", {label: 2.0**-24}, ours, iter([ours])) == ({label: 2.0**-23}, 0)
+    assert measured_bounds("fp32", {label: 2.0**-22}, ours, iter([ours])) == ({label: 2.0**-23}, 1)
+    assert measured_bounds("fp64", {label: 2.0**-50}, ours, iter([ours])) == ({label: 2.0**-52}, 1)
 
 
 def test_permutations_are_of_the_whole_batch_and_their_own() -> None:

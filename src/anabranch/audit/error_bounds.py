@@ -1,8 +1,9 @@
 """Bounds on the relative L2 distance between two runs of one seed that add floats in different orders.
 
 In fp64 the bound is a constant. In fp32 it is twice the largest distance that seeded permutations of the
-order cause in a single process. The largest of all permutations is at least the largest of the first few:
-once a run is within twice that, it is within the bound, and no further permutation is replayed.
+order cause in a single process, and at least one rounding of fp32, as no permutation may change a digit of a
+short series. The largest of all permutations is at least the largest of the first few: once a run is within
+twice that, it is within the bound, and no further permutation is replayed.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ from anabranch.protocol.log.records import Commit
 PERMUTATIONS = 20
 #: Bound as a multiple of the largest distance of any permutation; a plain choice.
 SLACK = 2.0
+#: Least bound that is measured: the distance that one rounding of every value makes, in fp64 and otherwise.
+FP64_ROUNDING, FP32_ROUNDING = 2.0**-52, 2.0**-23
 #: Bound per tensor in fp64 up to FP64_STEPS steps; later, rounding errors have had time to grow.
 FP64_BOUND = 1e-9
 FP64_STEPS = 100
@@ -146,12 +149,14 @@ def permutations(
 
 
 def measured_bounds(
-    found: Mapping[Label, float], ours: Vectors, permutations: Iterator[Vectors]
+    dtype: str, found: Mapping[Label, float], ours: Vectors, permutations: Iterator[Vectors]
 ) -> tuple[dict[Label, float], int]:
     """(bound of every label in `found`, number of permutations used). A bound is `SLACK` times the largest
-    distance of a permutation's result from `ours`. found: label -> distance of the run. ours: result in the
-    usual order. permutations: results in other orders, drawn until each distance is within its bound."""
-    largest = dict.fromkeys(found, 0.0)
+    distance of a permutation's result from `ours`, and at least one rounding of every value. dtype: of the
+    computation. found: label -> distance of the run. ours: result in the usual order. permutations: results
+    in other orders, drawn until each distance is within its bound."""
+    least = FP64_ROUNDING if dtype == "fp64" else FP32_ROUNDING
+    largest = dict.fromkeys(found, least / SLACK)
     used = 0
     while any(found[label] > SLACK * largest[label] for label in found):
         vectors = next(permutations, None)

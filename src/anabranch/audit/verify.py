@@ -172,7 +172,7 @@ def _bounds(
     unbounded = {label: apart for label, apart in found.items() if label not in fixed}
     with progress("measuring the bounds", None, unit=f"steps of at most {PERMUTATIONS} replays") as advance:
         orders = permutations(inputs, log.history, checkpoints, jobs, advance)
-        measured, used = measured_bounds(unbounded, ours, orders)
+        measured, used = measured_bounds(inputs.run.compute.dtype, unbounded, ours, orders)
         orders.close()
     return {**fixed, **measured}, used
 
