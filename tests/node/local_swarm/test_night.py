@@ -38,8 +38,8 @@ VOLUNTEERS = tuple(f"volunteer-{number}" for number in range(6))
 DISK_BYTES = 12 << 20
 #: Seconds for which two machines are suspended.
 SLEEP_S = 60.0
-#: Waits grow by this: eight processes on a machine with other work take their time.
-PATIENCE = 3
+#: Longest silence (s) of the run, and longest wait in all: eight processes on a busy machine take their time.
+SILENCE_S, LONGEST_S = 3 * PATIENCE_S, 15 * PATIENCE_S
 
 
 @dataclass
@@ -83,16 +83,23 @@ class Night:
     def words(self, name: str) -> str:
         return (self.homes / name / "output.txt").read_text(errors="replace")
 
-    def read(self) -> None:
+    def read(self) -> bool:
+        """Read the events that were written since; True if there were any."""
+        before = len(self.seen)
         while events := self.tail.read():
             self.seen += [event for event in events if isinstance(event, Event)]
+        return len(self.seen) > before
 
     def until(self, reached: Callable[[], bool], what: str) -> None:
-        end = time.monotonic() + PATIENCE * PATIENCE_S
+        """Read events until `reached`; fails after too long a silence, or a wait."""
+        begun = latest = time.monotonic()
         while not reached():
-            assert time.monotonic() < end, f"waited in vain for: {what}\n{self.story()}"
+            now = time.monotonic()
+            in_time = now < latest + SILENCE_S and now < begun + LONGEST_S
+            assert in_time, f"waited in vain for: {what}\n{self.story()}"
             time.sleep(0.1)
-            self.read()
+            if self.read():
+                latest = time.monotonic()
 
     def told(self, name: str, words: str, times: int = 1) -> None:
         """Wait until the process has printed `words` so many times more than now."""
@@ -109,10 +116,11 @@ class Night:
         return max((event.t for event in self.seen if isinstance(event, Step)), default=0)
 
     def goes_on(self, by: int = 3) -> None:
-        """Wait for further steps."""
+        """Wait until further steps were taken, or taken again."""
         self.read()
-        before = self.steps()
-        self.until(lambda: self.steps() >= before + by, f"{by} steps after step {before}")
+        since = len(self.seen)
+        taken = f"steps after step {self.steps()}"
+        self.until(lambda: sum(isinstance(event, Step) for event in self.seen[since:]) >= by, f"{by} {taken}")
 
     def serving(self) -> set[str]:
         """Names of the volunteers that serve a stage now, as the present leader knows them."""
@@ -223,7 +231,7 @@ def leader_is_stopped_and_resumed(night: Night) -> None:
     leader = night.process("leader")
     stopped_at = {name: len(night.words(name)) for name in VOLUNTEERS}
     leader.signal(signal.SIGINT)
-    assert leader.wait(PATIENCE * PATIENCE_S), night.story()
+    assert leader.wait(SILENCE_S), night.story()
     assert leader.status == 0, night.story()
     until_told = "until its owner resumes the run"
     for name, length in stopped_at.items():
@@ -293,5 +301,5 @@ def morning(night: Night) -> None:
     assert all(night.process(name).running for name in VOLUNTEERS[:5]), night.story()
     leader = night.process("leader")
     leader.signal(signal.SIGINT)
-    assert leader.wait(PATIENCE * PATIENCE_S) and leader.status == 0, night.story()
+    assert leader.wait(SILENCE_S) and leader.status == 0, night.story()
     check_exact(night.directory, history_of(night.directory).t)
