@@ -81,7 +81,7 @@ def test_every_change_of_what_is_waited_for_is_told_with_its_address() -> None:
 
 
 def test_nobody_is_told_by_a_number() -> None:
-    """What a volunteer says of itself before it is a member is news for its own terminal."""
+    """Notes of a volunteer that is no member yet are news for its own terminal."""
     out = io.StringIO()
     console = Console(steps=9, stream=out)
     console.on_event(started_by("founder"))

@@ -94,8 +94,7 @@ class Story:
                 text = self._reason(event.text)
                 if not event.peer:  # from the supervisor, about one of its processes
                     return [("trouble" if "ended by" in text else "note", "", text)]
-                if not self._peers.get(event.peer):
-                    # Before it has joined: the founder its own run, or a guest, who tells its user, too.
+                if not self._peers.get(event.peer):  # not a member yet; a guest tells its user, too
                     return [] if self.heard(event) else [("note", "", text)]
                 says = " says" if self.heard(event) else ""
                 return [("note", event.peer, f"{name(event.peer)}{says}: {text}")]
