@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+#: Errors of a system whose disk, descriptors or memory are used up: they pass once there is room.
+_USED_UP = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 class UserError(Exception):
@@ -15,6 +19,22 @@ class UserError(Exception):
 
 class ConfigError(UserError, ValueError):
     """An unusable run file. The message names the file, the key and what to do."""
+
+
+def used_up(error: BaseException | None) -> bool:
+    """True if an error says that disk, descriptors or memory are used up, or was raised in place of one."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _USED_UP:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def words_of(error: UserError | OSError) -> str:
+    """Reason of an error, for its user: the message, or the file and what the system says of it."""
+    if isinstance(error, OSError):
+        return f"{f'{error.filename}: ' if error.filename else ''}{error.strerror or error}"
+    return str(error)
 
 
 @contextmanager

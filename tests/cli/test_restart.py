@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from anabranch.cli.main import main
 from anabranch.cli.support.restart import INTERNAL_FAILURE, keep_leading
+from support.local_swarms import created, small_run, write_texts
+from support.small_disk import small_disk
 
 
 def command(path: Path, *ends: int) -> list[str]:
@@ -88,3 +91,17 @@ def wait_for(path: Path) -> None:
     while not path.exists():
         assert time.monotonic() < until, path
         time.sleep(0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="tmpfs")
+def test_a_leader_that_begins_on_a_full_disk_is_started_again(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Not even its report of a crash, or its port, finds room: that is no mistake of the user."""
+    with small_disk(tmp_path / "disk", 4 << 20) as disk:
+        path = created(disk.path / "run", small_run(write_texts(tmp_path / "texts"))).path
+        disk.fill()
+        assert main(["resume", str(path), "--no-page"]) == INTERNAL_FAILURE
+    error = capfd.readouterr().err
+    assert "No space left on device" in error and "make room" in error and "Traceback" not in error

@@ -31,18 +31,22 @@ import json
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from anabranch.cli.support import outputs
 from anabranch.cli.support.arguments import PORT, add_listen, carry_limits, check_range, line_caps
 from anabranch.cli.support.gpus import check_device
 from anabranch.config import Range, address_problem
-from anabranch.errors import UserError
+from anabranch.errors import UserError, used_up, words_of
 from anabranch.hours import parse_hours
 from anabranch.launch.fleet import AGAIN, TICKET_VARIABLE
 from anabranch.node.lifecycle.shutdown import STOP_S
 from anabranch.observe.wording import plain
+
+if TYPE_CHECKING:
+    from anabranch.node.driver.peer_driver import Outcome
 
 #: Seconds between looks for the ticket's file.
 FILE_S = 0.5
@@ -93,7 +97,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from anabranch.api.volunteer import checked_ticket, home_of, join
+    from anabranch.api.volunteer import checked_ticket, home_of
 
     to = outputs.Outputs(args.log_format)
 
@@ -108,7 +112,25 @@ def run(args: argparse.Namespace) -> int:
         os.nice(args.nice)
     if args.gpus:
         return _join_on_gpus(args, args.home or home_of(ticket), to)
-    outcome = join(
+    try:
+        outcome = _join(args, say)
+    except OSError as error:
+        if not used_up(error):
+            raise
+        outputs.print_error(f"this machine cannot join now: {words_of(error)}; make room, then join again")
+        return AGAIN
+    if outcome.ok:
+        say(outcome.reason)
+        return AGAIN if outcome.terminated else 0
+    outputs.print_error(outcome.reason + ("; the ticket is still valid: join again" if outcome.again else ""))
+    again = outcome.again or outcome.internal or outcome.unreached or outcome.terminated
+    return AGAIN if again else 1
+
+
+def _join(args: argparse.Namespace, say: Callable[[str], None]) -> Outcome:
+    from anabranch.api.volunteer import join
+
+    return join(
         args.ticket,
         name=args.name,
         region=args.region,
@@ -129,12 +151,6 @@ def run(args: argparse.Namespace) -> int:
         caps=line_caps(args.max_up, args.max_down),
         say=say,
     )
-    if outcome.ok:
-        say(outcome.reason)
-        return AGAIN if outcome.terminated else 0
-    outputs.print_error(outcome.reason + ("; the ticket is still valid: join again" if outcome.again else ""))
-    again = outcome.again or outcome.internal or outcome.unreached or outcome.terminated
-    return AGAIN if again else 1
 
 
 def ticket_text(words: Sequence[str], file: Path | None, patience_s: float) -> str:

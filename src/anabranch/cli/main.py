@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from anabranch import __version__
 from anabranch.cli.support.outputs import print_error
-from anabranch.errors import UserError
+from anabranch.errors import UserError, words_of
 from anabranch.net.errors import NetError
 
 #: Short help of each command, in the order in which a user meets them. A command's module has its name,
@@ -129,7 +129,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
-        print_error(f"{f'{error.filename}: ' if error.filename else ''}{error.strerror or error}")
+        print_error(words_of(error))
         return BAD_INPUT
 
 

@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     from anabranch.cli.support.lead_run import lead_directory
 
     to = outputs.Outputs.of(args)
-    if not args.quiet:
+    if not args.quiet and not args.restart:
         to.say(f"run directory: {args.run_dir}")
     if args.restart and args.local:
         raise UserError("--restart is for a leader whose peers are elsewhere: leave out --local")

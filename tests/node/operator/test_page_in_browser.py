@@ -276,6 +276,15 @@ def test_a_page_of_hostile_words_is_accessible_and_inert(tmp_path: Path, browser
         page.close()
 
 
+#: True if no curve of a tile lies on the tile's title.
+CURVES_BESIDE_WORDS = """() => [...document.querySelectorAll(".tile canvas")].every((curve) => {
+  const words = document.createRange();
+  words.selectNodeContents(curve.parentElement.querySelector("h2"));
+  const title = words.getBoundingClientRect(), box = curve.getBoundingClientRect();
+  return title.right <= box.left || title.bottom <= box.top;
+})"""
+
+
 def test_a_paused_run_on_a_phone(tmp_path: Path, browser: Any) -> None:
     """Nothing is wider than the screen, and the tiles and charts say what is so."""
     from support.run_events import begin, step
@@ -305,6 +314,7 @@ def test_a_paused_run_on_a_phone(tmp_path: Path, browser: Any) -> None:
         wide = "() => [document.documentElement, ...document.querySelectorAll('.scroll')]"
         wide += ".every((e) => e.scrollWidth <= e.clientWidth)"
         assert seen.page.evaluate(wide)
+        assert seen.page.evaluate(CURVES_BESIDE_WORDS)
         cell = "document.querySelector('#peer-rows td:nth-child(2)')"
         assert seen.page.evaluate(f"() => getComputedStyle({cell}, '::before').content") == '"region"'
         module = "async () => (await import('./chart.js')).ticks"

@@ -5,13 +5,30 @@ from __future__ import annotations
 import io
 
 from anabranch.observe.console.event_console import Console
-from anabranch.observe.events import PeerActive, PeerJoined, PeerRemoved, Repair, RunStarted, Step, Waiting
+from anabranch.observe.events import (
+    Note,
+    PeerActive,
+    PeerJoined,
+    PeerRemoved,
+    Repair,
+    RunStarted,
+    Step,
+    Waiting,
+)
 
 
 def step(t: int, owners: dict[int, dict[int, str]]) -> Step:
     return Step(
         t=t, loss=4.0, tokens=100, grad_norm=1.0, clip_factor=1.0, learning_rate=0.1, seconds=1.0,
         manifest_hash="", owners=owners, alive=[1, 2],
+    )  # fmt: skip
+
+
+def started_by(founder: str, many: int = 1) -> RunStarted:
+    return RunStarted(
+        peer=founder, run="r", run_id="r", model="tiny", parameters=5, microbatches=many, stages=many,
+        tokens_per_iteration=100, steps=9, numerics="", initial_weights_hash="", corpus_fingerprint="",
+        tokenizer_hash="", from_iteration=0,
     )  # fmt: skip
 
 
@@ -39,12 +56,7 @@ def test_one_is_not_many_and_the_first_step_foretells_nothing() -> None:
     out = io.StringIO()
     console = Console(steps=9, stream=out)
     for many in (1, 2):
-        started = RunStarted(
-            run="r", run_id="r", model="tiny", parameters=5, microbatches=many, tokens_per_iteration=100,
-            steps=9, numerics="", initial_weights_hash="", corpus_fingerprint="", tokenizer_hash="",
-            stages=many, from_iteration=0,
-        )  # fmt: skip
-        console.on_event(started)
+        console.on_event(started_by("", many))
         for index in range(many):
             console.on_event(Repair(t=many, index=index, stage=1, dead="a", replacement="b", reason="gone"))
         console.on_event(step(many, {}))
@@ -66,3 +78,13 @@ def test_every_change_of_what_is_waited_for_is_told_with_its_address() -> None:
     assert out.getvalue().splitlines() == [
         f"waiting for peer {number} at 203.0.113.7:900{number}" for number in range(3)
     ]
+
+
+def test_nobody_is_told_by_a_number() -> None:
+    """Notes of a volunteer that is no member yet are news for its own terminal."""
+    out = io.StringIO()
+    console = Console(steps=9, stream=out)
+    console.on_event(started_by("founder"))
+    console.on_event(Note(peer="5f30d83" + "0" * 57, text="others reach this machine directly"))
+    console.on_event(Note(peer="founder", text="the run goes on from the checkpoint of step 110"))
+    assert "5f30d83" not in out.getvalue() and "checkpoint of step 110" in out.getvalue()

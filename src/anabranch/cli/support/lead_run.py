@@ -16,7 +16,7 @@ from anabranch.cli.support.outputs import Outputs, print_error
 from anabranch.cli.support.own_relays import OwnRelays, own_relays
 from anabranch.cli.support.restart import INTERNAL_FAILURE
 from anabranch.config import NetworkSection, RunConfig, load_run_file
-from anabranch.errors import UserError
+from anabranch.errors import UserError, used_up, words_of
 from anabranch.train.model.rounds import iterations, rounds_of
 
 if TYPE_CHECKING:
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 #: Sentence below tickets that name this machine's loopback address.
 LOOPBACK_WARNING = (
     "warning: these tickets work on this machine only, as they name a loopback address; for other machines "
-    "set "
-    "network.host to an address that they can reach, or to 0.0.0.0 with network.advertise"
+    "set network.host to an address that they can reach, or to 0.0.0.0 with network.advertise"
 )
 
 
@@ -75,11 +74,19 @@ def lead_directory(
 
     quiet: True to print errors only and serve no page. new_tickets: True to issue tickets even where former
     ones still work, and to take another port unless the run file names one. serve: relays of this machine
-    that take part, too (`own_relays`).
+    that take part, too (`own_relays`). A machine without room to begin is an internal failure, which
+    `--restart` tries again, and no mistake of the user.
     """
-    directory = RunDirectory.open(path)
-    with directory.led(), own_relays(directory, serve, to) as relays:
-        return _lead(directory, quiet, page and not quiet, to, new_tickets, relays)
+    try:
+        directory = RunDirectory.open(path)
+        with directory.led(), own_relays(directory, serve, to) as relays:
+            return _lead(directory, quiet, page and not quiet, to, new_tickets, relays)
+    except (UserError, OSError) as error:
+        if not used_up(error):
+            raise
+        advice = "; make room, then start again" if isinstance(error, OSError) else ""
+        print_error(f"the run in {path} cannot be led now: {words_of(error)}{advice}")
+        return INTERNAL_FAILURE
 
 
 def _lead(

@@ -94,8 +94,8 @@ class Story:
                 text = self._reason(event.text)
                 if not event.peer:  # from the supervisor, about one of its processes
                     return [("trouble" if "ended by" in text else "note", "", text)]
-                if event.peer == self._founder and not self._peers.get(event.peer):
-                    return [("note", "", text)]  # before it has joined its own run
+                if not self._peers.get(event.peer):  # not a member yet; a guest tells its user, too
+                    return [] if self.heard(event) else [("note", "", text)]
                 says = " says" if self.heard(event) else ""
                 return [("note", event.peer, f"{name(event.peer)}{says}: {text}")]
         return []
