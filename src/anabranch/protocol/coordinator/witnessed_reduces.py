@@ -98,9 +98,11 @@ class WitnessedReduces:
         account, stage = self.account(attempt), attempt.stage
         tries = current.witnessed[stage] = current.witnessed.get(stage, 0) + 1
         misconduct, late = dict[str, str](), dict[str, str]()
+        if account is None:
+            return Faults(misconduct, late, False)
         silent, has_last = self.admission.absent.silent(), self.admission.has_last
         heard = [p for p in attempt.members if p not in silent and self.ctx.reachable(p) and has_last(p)]
-        for peer in heard if account is not None else ():
+        for peer in heard:
             if peer == self.ctx.me:
                 continue
             came = account.lacking.get(peer)
