@@ -47,6 +47,7 @@ def test_guests_are_survived(seed: int) -> None:
         5212131,  # a relay that moved away and back was removed for work that it had to drop
         5400086,  # two checkpoints later, no state from before a false step was left when it was found
         5300338,  # a black hole held credits of the next stage, and honest relays waited for these
+        6200334,  # two liars of three that worked removed the third, which two honest standbys agreed with
         6200475,  # a joiner's proof from before a return of the log was compared with a later one
         5400240,  # the only neighbour at the next stage of a large swarm was a black hole
         5212158,  # a guest that withheld its inputs held an auditor up until the liar's audit had expired

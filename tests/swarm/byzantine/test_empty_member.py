@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from msgspec import structs
 
 from anabranch.protocol import messages as msg
 from anabranch.protocol.context.peer_context import make_context
 from anabranch.protocol.interface.settings import Settings
 from anabranch.protocol.interface.tasks import Payload, ProveState, Result
-from anabranch.protocol.log.records import Commit, Members, decode_entry
+from anabranch.protocol.log.records import Commit, Members, Rollback, decode_entry
 from anabranch.protocol.state.possession import PossessionProof
 from anabranch.sim.checks.invariants import Invariants
 from anabranch.sim.kernel.simulated_peer import Node
@@ -59,6 +61,7 @@ def test_a_fingerprint_that_the_log_told_is_no_proof() -> None:
         for peer in record.active_from
     ]
     assert "x" not in served
+    assert any("x" in r.removed for line in world.log if isinstance(r := decode_entry(line).record, Members))
     assert world.history().t == STEPS and wrong_states(world) == {}
 
 
@@ -108,5 +111,52 @@ def test_one_false_voucher_keeps_nobody_out() -> None:
     world.run(until_s=300.0)
     records = [r for line in world.log if isinstance(r := decode_entry(line).record, Members)]
     assert false and not any(record.removed for record in records)
+    assert any("x" in record.active_from for record in records)
+    assert world.history().t == STEPS and wrong_states(world) == {}
+
+
+def test_a_proof_from_before_a_return_of_the_log_costs_no_seat() -> None:
+    """Two replicas contradict each other after iteration 3, and the log goes back to iteration 2. A joiner's
+    proof of that state, keyed by the former entry, arrives only then. Nobody had vouched under that entry."""
+    settings = Settings("returns", 1, 1, 6, STEPS, min_replicas=2, snapshot_every=1)
+    machines = [Machine("d0", 0), *(Machine(f"r1.{number}", 1) for number in range(2))]
+    world = counting_world(settings, machines, 1)
+    Invariants(world)
+    carry = world.carry
+    held, vouched, freed = list[bytes](), set[str](), list[int]()
+
+    def returned() -> bool:
+        return any(isinstance(decode_entry(line).record, Rollback) for line in world.log)
+
+    def deliver(sender: Node, peer: str, message: bytes, payload: Payload | None) -> None:
+        said = msg.decode(message)
+        if (sender.id, peer) == ("x", "d0") and (isinstance(said, msg.Ready) or held) and not freed:
+            held.append(message)  # and all that follows it on this link
+        elif isinstance(said, msg.Vouch) and not returned():
+            return
+        elif isinstance(said, msg.Prepared) and returned() and not freed:
+            world.clock.after(1.0, partial(deliver, sender, peer, message, payload))
+        elif sender.id == "r1.0" and isinstance(said, msg.Applied) and said.fence.t == 3 and not returned():
+            carry(sender, peer, msg.encode(structs.replace(said, fingerprint="another")), payload)
+        else:
+            carry(sender, peer, message, payload)
+            if isinstance(said, msg.Vouch):
+                vouched.add(sender.id)
+
+    def arrives(node: Node, event: object) -> None:
+        if len(vouched) == 2 and not freed:
+            freed.append(len(held))
+            for number, message in enumerate(held):
+                world.clock.after(0.1 + 0.001 * number, partial(carry, world.nodes["x"], "d0", message, None))
+
+    def come(node: Node, event: object) -> None:
+        if "x" not in world.nodes and world.log and world.history().t >= 2:
+            world.add(member_of(Machine("x", 1)), "d0", world.clock.now)
+
+    world.carry = deliver  # type: ignore[method-assign]
+    world.watchers += [come, arrives]
+    world.run(until_s=300.0)
+    records = [r for line in world.log if isinstance(r := decode_entry(line).record, Members)]
+    assert freed and freed[0] > 1 and not any(record.removed for record in records)
     assert any("x" in record.active_from for record in records)
     assert world.history().t == STEPS and wrong_states(world) == {}

@@ -68,7 +68,7 @@ class Coordinator:
     """Decisions of the peer that leads the log. admit: function that makes the part that admits and removes
     members. has_directory: True if checkpoints can be written on this machine. account: function that returns
     who sent what, and the result, of a reduce whose parts this peer sums all. base_of: base of a delayed
-    iteration. opening: records that are logged first."""
+    iteration. log_length: number of entries in this peer's log. opening: records that are logged first."""
 
     def __init__(
         self,
@@ -80,6 +80,7 @@ class Coordinator:
         has_directory: bool,
         account: Callable[[Attempt], ReduceAccount | None],
         base_of: Callable[[int], str],
+        log_length: Callable[[], int],
         opening: Sequence[AnyRecord] = (),
     ) -> None:
         self.ctx = ctx
@@ -109,7 +110,7 @@ class Coordinator:
         self.reports = Reports(ctx, self.tip, admission, self.audits)
         self.reducing = ReduceAttempts(ctx, log, admission, self.audits, account)
         self.released = Releases(ctx, self.tip, admission, self.catalog, self.stage_recovery)
-        self.vouchers = Vouchers(ctx)
+        self.vouchers = Vouchers(ctx, log_length)
         self.disputes = Disputes(ctx, self.tip, self.catalog)
         self.rounds = IslandRounds(ctx, admission, self.released.has_last)
         self.proposing = Proposals(
@@ -200,6 +201,7 @@ class Coordinator:
             self.standby_policy.removed(peer)
         self.initial_assignment.removed(peer)
         self.released.removed(peer)
+        self.vouchers.gone(peer)
         current = self.round
         if current is None:
             return
@@ -463,6 +465,8 @@ class Coordinator:
         elif isinstance(record, Members):
             for peer in record.removed:
                 self.removed(peer)
+            for peer in record.active_from:
+                self.vouchers.gone(peer)
             self.catalog.members_changed()
             if self.round is not None and self.audits.on:
                 stage_of = self.ctx.run.membership.stage_of

@@ -28,7 +28,7 @@ class Releases:
     fingerprint of its state after the last step, as reported.
 
     Only replicas that serve decide which fingerprint is agreed, by majority: one report never overrides one
-    other.
+    other, and a few that lie never override more that do not, whichever of them are standbys.
     """
 
     ctx: PeerContext
@@ -114,17 +114,24 @@ class Releases:
         return live, {peer: reported[peer] for peer in live if peer in reported}
 
     def _majority(self, live: list[str], applied: Mapping[str, str]) -> str | None:
-        """Fingerprint that more than half of a stage's electorate `live` reported, not counting silent
-        members, nor standbys if others can decide; None: there is none yet. applied: peer -> fingerprint."""
+        """Fingerprint that a stage's electorate `live` decided on; None: there is none yet. applied: peer ->
+        fingerprint.
+
+        More than half of those that are heard decide. If these cannot any more, more than half of those that
+        work decide: so standbys, which get the gradient later, are waited for only where they could outvote
+        the others. One that works alone decides nothing.
+        """
         absent = self.admission.absent
-        working, heard = absent.jury(live), set(live) - absent.silent()
-        # Standbys get the gradient later, so they are not waited for, unless the others cannot decide: one
-        # that works alone is outvoted by them, and no one word decides.
-        for jury in (working if len(working) > 1 else heard, heard):
-            votes = Counter(applied[peer] for peer in jury if peer in applied)
-            for fingerprint, count in votes.items():
-                if 2 * count > len(jury):
-                    return fingerprint
+        working, heard = absent.jury(live), absent.heard(live)
+        votes = Counter(applied[peer] for peer in heard if peer in applied)
+        for fingerprint, count in votes.items():
+            if 2 * count > len(heard):
+                return fingerprint
+        unknown = len(heard) - votes.total()
+        for fingerprint, count in Counter(applied[peer] for peer in working if peer in applied).items():
+            most_other = max((n for other, n in votes.items() if other != fingerprint), default=0) + unknown
+            if len(working) > 1 and 2 * count > len(working) and 2 * most_other <= len(heard):
+                return fingerprint
         return None
 
     def disputed(self) -> tuple[int, list[str]] | None:

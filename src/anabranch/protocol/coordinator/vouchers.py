@@ -3,6 +3,8 @@ replicas report and the joiner must report, too."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.messages import Vouch
 
@@ -12,24 +14,54 @@ VOUCHED_KEPT = 16
 
 
 class Vouchers:
-    """Proofs of the stages' states after the last iterations, from each replica that reported one."""
+    """Proofs of the stages' states after the last iterations, from each replica that reported one.
+    log_length: function that returns the number of entries in this peer's log.
 
-    def __init__(self, ctx: PeerContext) -> None:
+    `Ready` does not name the log entry that keys its proof. A joiner that has not followed a return of the
+    log yet uses the former entry; how far it has followed the log is known from its heartbeats.
+    """
+
+    def __init__(self, ctx: PeerContext, log_length: Callable[[], int]) -> None:
         self.ctx = ctx
+        self._log_length = log_length
         self._bases: dict[int, str] = {}
+        self._lengths: dict[int, int] = {}
+        """Iteration -> log length after its entry, at least."""
+        self._followed: dict[str, int] = {}
+        """Member that does not serve -> length of its log at its last heartbeat."""
+        self._reported_at: dict[str, int] = {}
+        """Joiner -> length of its log when it sent its last `Ready`, at least."""
         self._proofs: dict[tuple[int, int], dict[str, str]] = {}
         """(iteration, stage) -> replica -> proof."""
-        self._void: set[str] = set()
-        """Proofs that the last return of the log made void, as the entries that key them count no longer."""
 
     def moved(self, t: int, base: str) -> None:
         """Note that the log stands at iteration t, whose entry has the hash `base`; drop proofs of much
         earlier iterations, and of t and later ones (after a rollback)."""
-        void = {proof for key, proofs in self._proofs.items() if key[0] >= t for proof in proofs.values()}
-        self._void = void or self._void
         kept = range(t - VOUCHED_KEPT, t)
         self._bases = {k: known for k, known in self._bases.items() if k in kept} | {t: base}
+        length = self._log_length()
+        self._lengths = {k: known for k, known in self._lengths.items() if k in kept} | {t: length}
         self._proofs = {key: proofs for key, proofs in self._proofs.items() if key[0] in kept}
+
+    def followed(self, peer: str, length: int) -> None:
+        """Note the length of a joiner's log, from its heartbeat."""
+        membership = self.ctx.run.membership
+        if peer in membership.members and peer not in membership.active_from:
+            self._followed[peer] = length
+
+    def on_ready(self, peer: str) -> None:
+        """Note that a joiner's `Ready` came now."""
+        self._reported_at[peer] = self._followed.get(peer, 0)
+
+    def gone(self, peer: str) -> None:
+        """Forget a joiner that serves now, or that was removed."""
+        self._followed.pop(peer, None)
+        self._reported_at.pop(peer, None)
+
+    def outdated(self, peer: str, t: int) -> bool:
+        """True if the joiner's last `Ready` may be from before it knew the log entry of iteration t, so that
+        the state and the proof in it may be those of another entry. It repeats its report."""
+        return self._reported_at.get(peer, 0) < self._lengths.get(t, 0)
 
     def on_vouch(self, peer: str, message: Vouch) -> str | None:
         """Enter a replica's proof of its state; returns the reason if it is refused."""
@@ -44,12 +76,10 @@ class Vouchers:
         """True if a joiner's `proof` shows that it has the stage's state after iteration t: a serving replica
         reported the same one, or none is needed, since no serving replica can be reached or the state is the
         initial one. False if more than half of those that can be reached reported, all of them others; None:
-        not known yet, or the proof is from before a rollback, after which the joiner gives another one."""
+        not known yet."""
         ctx = self.ctx
         serving = [p for p in ctx.run.membership.serving(stage) if p == ctx.me or ctx.reachable(p)]
         proofs = self._proofs.get((t, stage), {})
         if t == 0 or not serving or proof in proofs.values():
             return True
-        if proof in self._void:
-            return None
         return False if 2 * len(proofs.keys() & set(serving)) > len(serving) else None

@@ -97,6 +97,12 @@ class Stragglers:
         agree decide nothing: those that are heard, without standbys, which get the gradient later."""
         return set(self.ctx.standby_view.working(replicas)) - self.silent()
 
+    def heard(self, replicas: Collection[str]) -> set[str]:
+        """Replicas of a stage whose reports of their state are counted on: all but those silent. Those that
+        are linked and late to report to a new leader count, or a few quick liars would be all there are."""
+        late = {peer for peer in replicas if peer in self._unheard and self.ctx.reachable(peer)}
+        return set(replicas) - (self.silent() - late.difference(self._going()))
+
     def without(self, t: int) -> set[str]:
         """Members whom the reduces leave out from iteration t on. They may have computed a part of iteration
         t before, which others compute again."""

@@ -175,14 +175,24 @@ class MessageHandlers:
                 self._ctx.outbox.send(peer, msg.Refused(reason, again=True))
             return None
         lead.initial_assignment.told(peer, message.links)
+        lead.vouchers.on_ready(peer)
+        return self._judge_ready(peer, message)
+
+    def _judge_ready(self, peer: str, message: msg.Ready) -> str | None:
+        """Compare a joiner's state and proof with those of the run. A difference says nothing if the joiner
+        may not have followed the log so far when it reported."""
+        lead = self._lead
         fingerprint = lead.released.fingerprint_at(message.t, message.stage)
         proven = lead.vouchers.proves(message.t, message.stage, message.proof)
+        if lead.vouchers.outdated(peer, message.t):
+            fingerprint = fingerprint if message.fingerprint == fingerprint else None
+            proven = proven or None
         return lead.admission.on_ready(peer, message, fingerprint, proven)
 
     def _vouch(self, peer: str, message: msg.Vouch, payload: Payload | None) -> str | None:
         refusal = self._lead.vouchers.on_vouch(peer, message)
         for joiner, ready in self._lead.admission.unproven(message.fence.t, message.stage):
-            self._ready(joiner, ready, None)
+            self._judge_ready(joiner, ready)
         return refusal
 
     def _report(self, peer: str, message: msg.Report, payload: Payload | None) -> str | None:
@@ -233,6 +243,8 @@ class MessageHandlers:
         measured_bps = costs.of(peer).link.out_bps(costs.activation_bytes) or 0.0
         pong = msg.Pong(message.number, *self._pass_times(), measured_bps, self.shared.router.price())
         self._ctx.outbox.send(peer, pong)
+        if (lead := self.shared.coordination.coordinator) is not None:
+            lead.vouchers.followed(peer, message.next_index)
         return self.sources.heard(peer, message)
 
     def _pass_times(self) -> tuple[float, float]:

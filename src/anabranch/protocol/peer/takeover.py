@@ -132,8 +132,8 @@ class Leadership:
         account = self._iterations.reduce_account
         coordinator = Coordinator(
             ctx, indirect_probes, self.voter, schedule, admit, self.founder, account,
-            lambda t: self._progress.base_of(t, True), opening,
-        )
+            lambda t: self._progress.base_of(t, True), lambda: self._progress.position.index, opening,
+        )  # fmt: skip
         self._coordination.install(coordinator)
         return coordinator
 

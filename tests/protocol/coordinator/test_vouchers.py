@@ -1,0 +1,79 @@
+"""Proofs of joiners' states: which of them count for or against a joiner (R14)."""
+
+from __future__ import annotations
+
+from anabranch.protocol.context.peer_context import make_context
+from anabranch.protocol.coordinator.vouchers import Vouchers
+from anabranch.protocol.failure_detection.connections import Connections
+from anabranch.protocol.interface.settings import Settings
+from anabranch.protocol.log.records import Member, Members
+from anabranch.protocol.messages import Fence, Vouch
+from anabranch.protocol.telemetry.adaptive_timeout import AdaptiveTimeout
+
+
+class Led:
+    """Vouchers of a leader whose log is `length` entries long; replicas a, b and c serve stage 1, x joins."""
+
+    def __init__(self) -> None:
+        ctx = make_context("d", 1, 0, Settings("run", 1, 1, 4, 100), "d")
+        joined = tuple(Member(name, int(name != "d"), 1, "", 4, name=name) for name in "dabcx")
+        ctx.run.membership.apply(Members(1, joined=joined))
+        ctx.run.membership.apply(Members(2, active_from=dict.fromkeys("dabc", 1)))
+        ctx.run.membership.open(4, 1)
+        Connections(ctx)
+        for name in "abcx":
+            ctx.links.up[name] = AdaptiveTimeout(0.0, 1.0)
+        self.length = 10
+        self.vouchers = Vouchers(ctx, lambda: self.length)
+
+    def vouch(self, names: str, base: str, proof: str) -> None:
+        for name in names:
+            assert self.vouchers.on_vouch(name, Vouch(Fence(1, 1, 3, base, 1), 1, proof)) is None
+
+
+def test_more_than_half_of_the_replicas_refute_a_proof() -> None:
+    led = Led()
+    led.vouchers.moved(3, "entry")
+    led.vouch("a", "entry", "other")
+    assert led.vouchers.proves(3, 1, "proof") is None
+    led.vouch("b", "entry", "other")
+    assert led.vouchers.proves(3, 1, "proof") is False
+    led.vouch("c", "entry", "proof")
+    assert led.vouchers.proves(3, 1, "proof") is True
+
+
+def test_a_report_counts_against_a_joiner_once_it_has_followed_the_log_so_far() -> None:
+    led = Led()
+    led.vouchers.moved(3, "entry")
+    led.vouchers.on_ready("x")
+    assert led.vouchers.outdated("x", 3), "no heartbeat has come yet"
+    led.vouchers.followed("x", 10)
+    assert led.vouchers.outdated("x", 3), "its report came before that"
+    led.vouchers.on_ready("x")
+    assert not led.vouchers.outdated("x", 3)
+    led.length = 12
+    led.vouchers.moved(3, "return")  # the log went back
+    assert led.vouchers.outdated("x", 3)
+    led.vouchers.followed("x", 11)
+    led.vouchers.on_ready("x")
+    assert led.vouchers.outdated("x", 3)
+    led.vouchers.followed("x", 12)
+    led.vouchers.on_ready("x")
+    assert not led.vouchers.outdated("x", 3)
+    led.length = 13
+    led.vouchers.moved(4, "next")
+    assert not led.vouchers.outdated("x", 3) and led.vouchers.outdated("x", 4)
+
+
+def test_only_heartbeats_of_joiners_are_noted() -> None:
+    """A stranger's would fill the table; a new process under the same key begins anew."""
+    led = Led()
+    led.vouchers.moved(3, "entry")
+    for name in ("a", "stranger"):
+        led.vouchers.followed(name, 10)
+        led.vouchers.on_ready(name)
+        assert led.vouchers.outdated(name, 3)
+    led.vouchers.followed("x", 10)
+    led.vouchers.gone("x")
+    led.vouchers.on_ready("x")
+    assert led.vouchers.outdated("x", 3)
