@@ -102,7 +102,8 @@ class _Job:
 
 
 class Auditor(Timer):
-    """Audits made by one replica, one at a time: those drawn for it, and those that the leader orders."""
+    """Audits made by one replica, or by a member that only audits, one at a time: those drawn for it, and
+    those that the leader orders."""
 
     def __init__(self, ctx: PeerContext, kept: KeptWork) -> None:
         self._ctx = ctx
@@ -111,6 +112,11 @@ class Auditor(Timer):
         """(step, subject) -> contribution for which this replica keeps the weights."""
         self._queue: list[_Job] = []
         self._job: _Job | None = None
+        self._applied_t = -1
+
+    def applied(self, t: int) -> None:
+        """Note that step t was applied here: the weights before it are kept, if they are audited."""
+        self._applied_t = t
 
     def committed(self, t: int, audited: Sequence[Drawn]) -> bool:
         """Note the audits that were drawn for step t, just before the step is applied, and begin those of
@@ -120,10 +126,11 @@ class Auditor(Timer):
             return False
         self._drawn = {key: each for key, each in self._drawn.items() if key[0] > t - AUDIT_STEPS}
         for each in audited:
-            if each.stage == ctx.run.stage and ctx.me in each.auditors[:AUDITORS]:
+            asked = each.trusted, *each.auditors[:AUDITORS]
+            if each.stage == ctx.run.stage and ctx.me in asked:
                 keeps = True
                 self._drawn[each.t, each.subject] = each
-                if each.auditors[0] == ctx.me:
+                if each.first == ctx.me:
                     self._queue.append(_Job(each, (each.subject,)))
         return keeps
 
@@ -140,16 +147,24 @@ class Auditor(Timer):
         """Drop all audits, because the steps are void or this replica lost its state."""
         self._drawn.clear()
         self._queue.clear()
-        self._job = None
+        self._job, self._applied_t = None, -1
 
     # --- fetching ------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        if self._job is None and self._queue:
+        if self._job is None and self._may_begin():
             self._job = self._queue.pop(0)
             self._fetch(self._job)
         elif self._job is not None and self._ctx.clock.now >= self._due_at(self._job):
             self._overdue(self._job)
+
+    def _may_begin(self) -> bool:
+        """True if an audit waits, and may begin. A member that only audits gets the gradient of a step after
+        its commit, so it waits until it has applied the step and kept the weights before it."""
+        if not self._queue:
+            return False
+        each = self._queue[0].drawn
+        return each.trusted != self._ctx.me or each.t <= self._applied_t
 
     def _due_at(self, job: _Job) -> float:
         """Time (s) at which the next source is asked: at once if the present one was removed from the run."""
@@ -171,7 +186,7 @@ class Auditor(Timer):
 
     def deadline(self) -> float:
         if self._job is None:
-            return self._ctx.clock.now if self._queue else math.inf
+            return self._ctx.clock.now if self._may_begin() else math.inf
         return self._due_at(self._job)
 
     def _fetch(self, job: _Job) -> None:

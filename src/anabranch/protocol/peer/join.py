@@ -262,7 +262,8 @@ class JoinProcess(Timer):
         if self.step is not Step.READY:
             return
         ctx, replica = self._ctx, self._iterations.replica
-        if ctx.me in ctx.run.membership.active_from:
+        membership = ctx.run.membership
+        if ctx.me in membership.active_from or ctx.me in membership.auditors:
             self._entry.repeat_at = math.inf
             return
         links = ctx.costs.links() if ctx.run.deals else {}
