@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 from anabranch.observe import events as log
-from anabranch.observe.view.peers import Peers
+from anabranch.observe.view.peers import AUDITOR, Peers
 from anabranch.observe.wording import counted, listed, number, plain, without_addresses
 
 #: Subjects of sentences: membership, failures, their repair, progress, everything else.
@@ -47,7 +47,8 @@ class Story:
                 self._founder = event.peer
                 return [("progress", "", self._started(event))]
             case log.PeerJoined():
-                role = "a data node" if event.stage == 0 else f"a relay of stage {event.stage}"
+                kind = "an auditor" if event.role == AUDITOR else "a relay"
+                role = "a data node" if event.stage == 0 else f"{kind} of stage {event.stage}"
                 return [("crew", event.subject, f"{name(event.subject)} joins as {role}")]
             case log.PeerActive() if event.from_iteration > 1:
                 text = f"{name(event.subject)} serves from step {event.from_iteration} on"
