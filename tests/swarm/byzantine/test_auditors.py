@@ -6,12 +6,15 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from anabranch.protocol.audit.draw import drawn
 from anabranch.protocol.interface import events as ev
 from anabranch.protocol.interface import tasks
-from anabranch.protocol.log.records import Commit, Member, Members, Revoke, Rollback
+from anabranch.protocol.interface.settings import Settings
+from anabranch.protocol.log.records import Commit, Member, Members, Revoke, Rollback, StageCommit
 from anabranch.protocol.messages import AnyMessage, Audited, FetchWork, Work
 from anabranch.sim.kernel.swarm_world import World
-from anabranch.sim.workers.integer_world import Machine, member_of, wrong_states
+from anabranch.sim.workers.integer_worker import IntegerWorker
+from anabranch.sim.workers.integer_world import Machine, counting_world, member_of, wrong_states
 from swarm.byzantine.test_audit import (
     STEPS,
     audited_world,
@@ -139,3 +142,50 @@ def test_auditors_spread_over_the_stages() -> None:
     world.run(until_s=600.0)
     assert sorted(member.stage for member in admitted(world)) == [1, 1, 2]
     assert world.history().t == STEPS and wrong_states(world) == {}
+
+
+def test_a_false_state_convicts_nobody() -> None:
+    """Who gave the auditor its state lied, so that it would find all honest work different. It compares the
+    state with the log before it applies the next step, and fetches another."""
+    world = audited_world(share=1.0, replicas=2)
+    joins(world, "a1", 1)
+
+    def falsify() -> None:
+        node = world.nodes["a1"]
+        if node.peer.replica.t < 3 or not isinstance(node.computer, IntegerWorker):
+            world.clock.after(0.1, falsify)
+            return
+        node.computer.state += 1
+        node.peer.replica.fingerprint = "false"
+
+    world.clock.after(1.0, falsify)
+    world.run(until_s=600.0)
+    assert any("is not the run's" in str(fields) for _, name, _, fields in world.notes if name == "a1")
+    assert world.history().t == STEPS and wrong_states(world) == {}
+    assert not [record for record in records_of(world) if isinstance(record, Revoke | Rollback)]
+    assert verdicts(world, "a1")[-1] == "same"
+
+
+def test_a_stage_that_lost_its_replicas_gets_another_though_an_auditor_follows_it() -> None:
+    settings = Settings("lost", 1, 2, 6, STEPS, min_replicas=1, audit_share=1.0, snapshot_every=2)
+    machines = [Machine("d0", 0), Machine("r1.0", 1), *(Machine(f"r2.{n}", 2) for n in range(3))]
+    world = counting_world(settings, machines, 1)
+    joins(world, "a1", 1)
+
+    def crash() -> None:
+        world.crash("r1.0") if world.history().t >= 5 else world.clock.after(0.1, crash)
+
+    world.clock.after(1.0, crash)
+    world.run(until_s=900.0)
+    assert world.history().t == STEPS and wrong_states(world) == {}
+    members = world.history().membership.members
+    assert any(member.stage == 1 and not member.is_auditor for member in members.values())
+
+
+def test_only_an_auditor_of_the_same_numerics_class_is_named() -> None:
+    members = ("r1", "r2")
+    part = StageCommit("", "", {}, members, ("x", "y"), (0, 1), ("receipt", "receipt"))
+    record = Commit("run", 1, 1, 3, "", "", "step", 1, (), (part, part), 0.0, 1.0, 1e-3, 1.0, 1.0, 0)
+    here = {"a": Member("a", 1, 1, "x", 0), "b": Member("b", 2, 1, "y", 0)}
+    found = {each.subject: each.trusted for each in drawn(record, "base", 1.0, {}, here)}
+    assert found == {"r1": "a", "r2": ""}
