@@ -3,15 +3,21 @@ believed."""
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 import pytest
 
-from anabranch.protocol.audit.draw import drawn
+from anabranch.protocol.audit.auditor import WAIT_S, Auditor
+from anabranch.protocol.audit.draw import Drawn, drawn
+from anabranch.protocol.audit.kept_work import KeptWork
+from anabranch.protocol.coordinator.audit_cases import LATE_STEPS, AuditCases
 from anabranch.protocol.interface import events as ev
 from anabranch.protocol.interface import tasks
 from anabranch.protocol.interface.settings import Settings
+from anabranch.protocol.interface.tasks import AUDIT_STEPS
 from anabranch.protocol.log.records import Commit, Member, Members, Revoke, Rollback, StageCommit
-from anabranch.protocol.messages import AnyMessage, Audited, FetchWork, Work
+from anabranch.protocol.messages import AnyMessage, Audit, Audited, FetchWork, Work
 from anabranch.sim.kernel.swarm_world import World
 from anabranch.sim.workers.integer_worker import IntegerWorker
 from anabranch.sim.workers.integer_world import Machine, counting_world, member_of, wrong_states
@@ -23,7 +29,10 @@ from swarm.byzantine.test_audit import (
     others_are_right,
     records_of,
 )
+from swarm.byzantine.test_review_audits import Removals, committed, context, expired, leader, revoked
 
+#: Auditor of the stage of the relays in `test_review_audits`.
+AUDITOR = Member("x", 1, 1, "c", 0)
 TICKET = ev.VerifiedCredential("auditor", ev.NEVER_EXPIRES_S, "auditors")
 
 
@@ -189,3 +198,103 @@ def test_only_an_auditor_of_the_same_numerics_class_is_named() -> None:
     here = {"a": Member("a", 1, 1, "x", 0), "b": Member("b", 2, 1, "y", 0)}
     found = {each.subject: each.trusted for each in drawn(record, "base", 1.0, {}, here)}
     assert found == {"r1": "a", "r2": ""}
+
+
+# --- verdicts -----------------------------------------------------------------------------------------
+
+
+def led() -> tuple[AuditCases, Removals, Drawn]:
+    """Leader of a stage with an auditor, after a step; the first contribution that was drawn."""
+    cases, removals = leader()
+    membership = cases.ctx.run.membership
+    membership.apply(Members(2, joined=(AUDITOR,)))
+    cases.committed(committed(), "hash", None)
+    [first, *_] = drawn(committed(), "hash", 1.0, {}, membership.auditors)
+    assert first.trusted == first.first == "x"
+    return cases, removals, first
+
+
+def says(cases: AuditCases, each: Drawn, peer: str, verdict: str) -> None:
+    assert cases.on_audited(peer, Audited(1, "hash", 1, each.subject, verdict)) is None
+
+
+def later(cases: AuditCases, steps: int) -> None:
+    cases.committed(msgspec.structs.replace(committed(), t=1 + steps), f"hash {steps}", None)
+
+
+def ordered(cases: AuditCases, each: Drawn) -> list[str]:
+    """Replicas that the leader ordered to audit a contribution."""
+    sent = [effect for effect in cases.ctx.outbox.effects if isinstance(effect, ev.Send)]
+    orders = [(effect.peer, effect.message) for effect in sent if isinstance(effect.message, Audit)]
+    return [peer for peer, order in orders if (order.t, order.subject) == (1, each.subject)]
+
+
+def test_the_auditor_decides_alone() -> None:
+    cases, removals, each = led()
+    says(cases, each, each.auditors[0], "different")  # nobody asked it
+    says(cases, each, "x", "different")
+    assert revoked(cases) == [each.subject] and cases.returns_before == 1 and removals.removed == {}
+    assert ordered(cases, each) == []
+    cases, removals, each = led()
+    says(cases, each, "x", "same")
+    later(cases, AUDIT_STEPS)
+    assert each.subject not in expired(cases) and revoked(cases) == [] and not cases.returns
+
+
+def test_replicas_are_asked_when_the_auditor_cannot_tell_leaves_or_is_late() -> None:
+    cases, removals, each = led()
+    says(cases, each, "x", "unable")
+    assert ordered(cases, each) == [each.auditors[0]]
+    says(cases, each, each.auditors[0], "different")
+    assert ordered(cases, each) == [*each.auditors] and revoked(cases) == []
+    says(cases, each, each.auditors[1], "different")
+    assert revoked(cases) == [each.subject] and removals.removed == {}
+    cases, _, each = led()
+    cases.removed("x")
+    assert ordered(cases, each) == [each.auditors[0]]
+    cases, _, each = led()
+    later(cases, LATE_STEPS)
+    assert ordered(cases, each) == [each.auditors[0]]
+
+
+def test_a_late_difference_counts_though_replicas_found_none() -> None:
+    """They may lie together, and wait until the auditor is late."""
+    cases, removals, each = led()
+    later(cases, LATE_STEPS)
+    says(cases, each, each.auditors[0], "same")
+    assert revoked(cases) == []
+    says(cases, each, "x", "different")
+    assert revoked(cases) == [each.subject] and removals.removed == {}
+
+
+def test_a_replica_that_accuses_falsely_loses_its_seat() -> None:
+    cases, removals, each = led()
+    later(cases, LATE_STEPS)
+    says(cases, each, each.auditors[0], "different")
+    says(cases, each, "x", "same")
+    assert list(removals.removed) == [each.auditors[0]] and revoked(cases) == [] and not cases.returns
+
+
+def test_the_word_of_an_auditor_that_left_does_not_count() -> None:
+    cases, _, each = led()
+    cases.ctx.run.membership.apply(Members(3, removed={"x": "its ticket is revoked"}))
+    cases.removed("x")
+    says(cases, each, "x", "different")
+    assert revoked(cases) == []
+
+
+def test_an_auditor_takes_silence_for_no_proof() -> None:
+    """Its own line may be slow. A replica reports the work as withheld then, which alone convicts nobody."""
+    for me, verdict in (("x", "unable"), (led()[2].auditors[0], "withheld")):
+        ctx = context(me, 1)
+        ctx.run.membership.apply(Members(2, joined=(AUDITOR,)))
+        auditor = Auditor(ctx, KeptWork(ctx))
+        auditors = ctx.run.membership.auditors if me == "x" else {}
+        assert auditor.committed(1, drawn(committed(), "hash", 1.0, {}, auditors)[:1])
+        assert me != "x" or auditor.deadline() == math.inf  # the step is not applied
+        auditor.applied(1)
+        for _ in range(4):
+            auditor.tick()
+            ctx.clock.advance(ctx.clock.now + WAIT_S)
+        sent = [effect.message for effect in ctx.outbox.effects if isinstance(effect, ev.Send)]
+        assert [message.verdict for message in sent if isinstance(message, Audited)] == [verdict]

@@ -124,7 +124,9 @@ class Auditor(Timer):
         ctx, keeps = self._ctx, False
         if not ctx.run.stage:
             return False
-        self._drawn = {key: each for key, each in self._drawn.items() if key[0] > t - AUDIT_STEPS}
+        oldest, me = t - AUDIT_STEPS, ctx.me
+        self._drawn = {key: each for key, each in self._drawn.items() if key[0] > oldest}
+        self._queue = [job for job in self._queue if job.drawn.trusted != me or job.drawn.t > oldest]
         for each in audited:
             asked = each.trusted, *each.auditors[:AUDITORS]
             if each.stage == ctx.run.stage and ctx.me in asked:
@@ -152,19 +154,23 @@ class Auditor(Timer):
     # --- fetching ------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        if self._job is None and self._may_begin():
-            self._job = self._queue.pop(0)
-            self._fetch(self._job)
+        job = self._following() if self._job is None else None
+        if job is not None:
+            self._queue.remove(job)
+            self._job = job
+            self._fetch(job)
         elif self._job is not None and self._ctx.clock.now >= self._due_at(self._job):
             self._overdue(self._job)
 
-    def _may_begin(self) -> bool:
-        """True if an audit waits, and may begin. A member that only audits gets the gradient of a step after
-        its commit, so it waits until it has applied the step and kept the weights before it."""
-        if not self._queue:
-            return False
-        each = self._queue[0].drawn
-        return each.trusted != self._ctx.me or each.t <= self._applied_t
+    def _following(self) -> _Job | None:
+        """Audit that may begin next, or None. A member that only audits gets the gradient of a step after its
+        commit, so it waits until it has applied the step and kept the weights before it. It begins with the
+        newest step: if it is too slow for all audits, it makes some in time rather than all of them late."""
+        me = self._ctx.me
+        able = [job for job in self._queue if job.drawn.trusted != me or job.drawn.t <= self._applied_t]
+        if able and able[0].drawn.trusted == me:
+            return max(able, key=lambda job: job.drawn.t)
+        return able[0] if able else None
 
     def _due_at(self, job: _Job) -> float:
         """Time (s) at which the next source is asked: at once if the present one was removed from the run."""
@@ -186,7 +192,7 @@ class Auditor(Timer):
 
     def deadline(self) -> float:
         if self._job is None:
-            return self._ctx.clock.now if self._may_begin() else math.inf
+            return self._ctx.clock.now if self._following() is not None else math.inf
         return self._due_at(self._job)
 
     def _fetch(self, job: _Job) -> None:
@@ -214,7 +220,7 @@ class Auditor(Timer):
         the piece as withheld, unless a source was out of reach."""
         now = self._ctx.clock.now
         if not job.asked:
-            self._report(job, "unable" if job.apart else "withheld")
+            self._withheld(job)
             return
         if not self._ctx.reachable(job.asked[0]):
             if job.linked_by == math.inf:
@@ -328,10 +334,17 @@ class Auditor(Timer):
         if not job.wanted:  # the worker failed: it dropped what the audit had computed
             self._report(job, "unable")
         elif job.again:
-            self._report(job, "withheld")
+            self._withheld(job)
         else:
             job.again = True
             self._fetch(job)
+
+    def _withheld(self, job: _Job) -> None:
+        """Report that no source handed over what is needed; that this auditor cannot tell, if it could not
+        reach a source. The word of one that is trusted decides alone, so it does not tell either if a source
+        was merely silent: its own line may be slow."""
+        doubtful = job.apart or (job.drawn.trusted == self._ctx.me and bool(job.silent))
+        self._report(job, "unable" if doubtful else "withheld")
 
     def _report(self, job: _Job, verdict: str, what: str = "", found: str = "", claimed: str = "") -> None:
         each = job.drawn

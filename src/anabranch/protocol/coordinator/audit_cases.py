@@ -225,7 +225,9 @@ class AuditCases:
         """Handle the report of an auditor: note it in the event log, and decide what follows (the second
         auditor, a conviction, a return of the log). Returns the reason if it is refused."""
         case = self._cases.get((message.t, message.subject))
-        if case is None or case.over or (case.drawn.base, case.drawn.stage) != (message.base, message.stage):
+        if case is None or (case.drawn.base, case.drawn.stage) != (message.base, message.stage):
+            return None
+        if case.over and not self._overrules(case, peer, message):
             return None
         asked = case.drawn.auditors[:AUDITORS]
         if peer not in (case.drawn.trusted, *asked) or (peer in asked[1:] and not case.second):
@@ -273,10 +275,17 @@ class AuditCases:
 
     def _late(self, case: Case) -> None:
         """Ask another auditor, as the one that is heard first has not reported."""
-        if case.drawn.trusted and not case.replaced:
-            self._replace(case)
-        else:
+        if case.replaced or not case.drawn.trusted:
             self._ask_second(case, (case.drawn.subject,))
+        elif case.drawn.auditors:
+            self._replace(case)
+
+    def _overrules(self, case: Case, peer: str, message: Audited) -> bool:
+        """True for a difference that the trusted auditor found after replicas, asked in its place, had found
+        none: they may lie together."""
+        before = set(case.verdicts.values())
+        late = peer == case.drawn.trusted and before <= {"same", "unable"}
+        return late and message.verdict == "different" and peer in self.ctx.run.membership.auditors
 
     def _replace(self, case: Case) -> None:
         """Have replicas audit in place of the trusted auditor, which left, is late, or cannot: one of them,
