@@ -154,8 +154,8 @@ def test_auditors_spread_over_the_stages() -> None:
 
 
 def test_a_false_state_convicts_nobody() -> None:
-    """Who gave the auditor its state lied, so that it would find all honest work different. It compares the
-    state with the log before it applies the next step, and fetches another."""
+    """A replica lied to the auditor about the stage's state, so that it would find all honest work different.
+    It compares the state with the log before it applies the next step, and fetches another."""
     world = audited_world(share=1.0, replicas=2)
     joins(world, "a1", 1)
 
