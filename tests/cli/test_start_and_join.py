@@ -112,6 +112,11 @@ def test_a_tickets_words_name_no_folder_elsewhere(capsys: pytest.CaptureFixture[
     looks_on = issue_ticket(owner, run="x", role="watch", expires_at_s=expires_at_s, peers=door)
     assert main(["join", looks_on.text]) == 2
     assert "anabranch watch TICKET" in capsys.readouterr().err
+    audits = issue_ticket(owner, run="x", role="auditor", expires_at_s=expires_at_s, peers=door)
+    assert main(["join", audits.text]) == 2
+    assert "anabranch audit TICKET" in capsys.readouterr().err
+    assert main(["audit", ticket.text]) == 2
+    assert "a ticket of role relay" in capsys.readouterr().err
     assert main(["watch", "anabranch1:damaged"]) == 2
 
 

@@ -13,6 +13,7 @@ from typing import Any, NoReturn, cast
 import msgspec
 from torch import Tensor
 
+from anabranch.checkpoint.directory import RunDirectory
 from anabranch.node.local_swarm.peer_process import run_peer
 from anabranch.node.local_swarm.supervisor import Supervisor
 from anabranch.protocol.interface.tasks import Payload, Result, Task
@@ -33,11 +34,16 @@ def swarm_with_a_liar(path: Path, texts: Path, supervisor: Supervisor, **changes
     plain = {"run__steps": 8, "audit__share": 1.0, "routing__policy": "static"}
     run = small_run(texts, **{**plain, "fleet__relays_per_stage": [3, 2], **changes})
     directory = created(path, run)
+    plan_a_lie(directory)
+    with swarm_of(directory, run, supervisor, target=run_lying_peer) as swarm:
+        yield swarm
+
+
+def plan_a_lie(directory: RunDirectory) -> None:
+    """Let LIAR negate its gradient sum in step 3, or the next one to which it contributes."""
     home = directory.peer(LIAR)
     home.mkdir(parents=True, exist_ok=True)
     (home / LIES_FILE).write_text('{"task": "Freeze", "since": 3}')
-    with swarm_of(directory, run, supervisor, target=run_lying_peer) as swarm:
-        yield swarm
 
 
 class LiePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -37,6 +37,7 @@ def join(
     carry: CarryLimits | None = None,
     transport: str = "auto",
     caps: LineCaps | None = None,
+    audits: bool = False,
     say: Callable[[str], None] = lambda text: None,
 ) -> Outcome:
     """Lend this machine to a run until the run is over, a signal ends it, or the ticket lets it in no more;
@@ -50,7 +51,8 @@ def join(
     joining again. listens: False to accept no connection: others reach this machine through a carrier. hours:
     times of the day at which it is lent, as in "22:00-07:00"; "" for always. carry: limits of what it carries
     for others. transport: "tcp", "iroh", or "auto" for both where they can be had. caps: most bytes per
-    second that it sends and receives. say: gets sentences about the progress.
+    second that it sends and receives. audits: True if the ticket is an auditor's: this machine computes
+    others' work again, and nothing else. say: gets sentences about the progress.
 
     Blocks; computes in this process, whose torch it configures for reproducible results. Raises UserError or
     NetError if the ticket or an option cannot be used.
@@ -62,7 +64,7 @@ def join(
     from anabranch.node.lifecycle.join import join as take_part
     from anabranch.node.lifecycle.peer_home import claimed
 
-    parsed = checked_ticket(ticket, has_corpus=corpus is not None)
+    parsed = checked_ticket(ticket, has_corpus=corpus is not None, audits=audits)
     default_home = Path(home) if home is not None else home_of(parsed)
     with claimed(default_home, exclusive=home is not None) as folder:
         if folder != default_home:
@@ -75,14 +77,20 @@ def join(
         return run_async(take_part(options, say))
 
 
-def checked_ticket(text: str, has_corpus: bool) -> Ticket:
-    """Ticket that permits taking part. Raises NetError if it is none or has expired, UserError if it permits
-    watching only, or is a data node's and there is no corpus."""
-    from anabranch.net.ticket import parse_ticket
+def checked_ticket(text: str, has_corpus: bool, audits: bool = False) -> Ticket:
+    """Ticket that permits taking part; as an auditor if `audits`. Raises NetError if it is none or has
+    expired, UserError if it permits watching only, is for the other command, or is a data node's and there is
+    no corpus."""
+    from anabranch.net.ticket import AUDITOR, parse_ticket
 
     ticket = parse_ticket(text, now_s=time.time())
     if ticket.grant.role == "watch":
         raise UserError("this ticket only permits watching: anabranch watch TICKET; ask for a relay ticket")
+    if audits and ticket.grant.role != AUDITOR:
+        role = ticket.grant.role
+        raise UserError(f"this is a ticket of role {role}: ask for one of role auditor, or anabranch join")
+    if not audits and ticket.grant.role == AUDITOR:
+        raise UserError("this is an auditor's ticket: anabranch audit TICKET; ask for a relay ticket to join")
     if ticket.grant.role == "data" and not has_corpus:
         raise UserError(
             "a data node needs the run's corpus: copy its `corpus` folder to this machine and name it with "

@@ -203,7 +203,7 @@ class _Accounts:
 
     def audits(self, audits: Sequence[Audit]) -> None:
         """Enter the findings of audits. A revoked peer is convicted if `ACCUSERS` auditors found its work in
-        one commit wrong or withheld."""
+        one commit wrong or withheld, or a member that only audits, whom the owner trusts, found it wrong."""
         accusers: dict[tuple[str, str], set[str]] = {}
         passed = set()
         for audit in audits:
@@ -216,7 +216,12 @@ class _Accounts:
                 row.audited += units
             elif audit.verdict in ("different", "withheld"):
                 accusers.setdefault((audit.base, audit.subject), set()).add(audit.auditor)
-        wrong = {subject for (_, subject), auditors in accusers.items() if len(auditors) >= ACCUSERS}
+        trusted = {member.id for member in self._members.values() if member.is_auditor}
+        wrong = {
+            subject
+            for (_, subject), auditors in accusers.items()
+            if len(auditors) >= ACCUSERS or auditors & trusted
+        }
         for source, row in self.by_source.items():
             row.convicted = source.peer in wrong and source.peer in self._revoked
 

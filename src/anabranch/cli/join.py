@@ -54,21 +54,9 @@ FILE_S = 0.5
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("ticket", nargs="*", metavar="TICKET", help="ticket that `anabranch start` printed, spaces or not")
-    text = "read the ticket there, waiting for the file; of a run's tickets.json the one for relays"
-    add("--ticket-file", type=Path, metavar="FILE", help=text)
-    add("--name", default="", help="name of this peer that others see")
-    region = "region of this machine, e.g. London; used to choose neighbours and to estimate links"
-    add("--region", default="", help=region)
-    device = '"cpu", "cuda" or "cuda:N" (default: as the run file says; there "auto" is the first GPU)'
-    add("--device", default="", help=device)
+    add_machine(parser)
     gpus = "one peer for each GPU: all, or numbers with commas between, e.g. 0,2"
     add("--gpus", default="", metavar="all|N,N", help=gpus)
-    add("--stage", type=int, metavar="N", help="stage to serve (default: the run chooses)")
-    add_listen(parser)
-    advertise = "addresses at which other peers can dial this one, the best first, with commas between"
-    add("--advertise", default="", metavar="HOST:PORT", help=advertise)
-    add("--no-listen", action="store_true", help="accept no connection: others come through a carrier")
     carry = "most Mbit/s that this machine carries for others that cannot dial each other; 0: nothing"
     add("--carry", type=float, metavar="MBIT", help=f"{carry} (default: no limit)")
     add("--max-up", type=float, default=0.0, metavar="MBIT", help="most Mbit/s that it sends; 0: no limit")
@@ -79,13 +67,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MBIT",
         help="most Mbit/s that it receives; 0: no limit",
     )
-    transport = "how to connect (default: TCP, and iroh if the ticket names its relay and it is installed)"
-    add("--transport", choices=("tcp", "iroh", "auto"), default="auto", help=transport)
     hours = "local time at which this machine is lent (default: always)"
     add("--hours", default="", metavar="22:00-07:00", help=hours)
+    add("--corpus", type=Path, metavar="DIR", help="copy of the run's corpus folder (data nodes only)")
+    add_stay(parser)
+    parser.set_defaults(audits=False)
+
+
+def add_machine(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of a machine that takes part in a run: ticket, name, device, stage, addresses."""
+    add = parser.add_argument
+    add("ticket", nargs="*", metavar="TICKET", help="ticket that the run's owner gave away, spaces or not")
+    text = "read the ticket there, waiting for the file; of a run's tickets.json the one for relays"
+    add("--ticket-file", type=Path, metavar="FILE", help=text)
+    add("--name", default="", help="name of this peer that others see")
+    region = "region of this machine, e.g. London; used to choose neighbours and to estimate links"
+    add("--region", default="", help=region)
+    device = '"cpu", "cuda" or "cuda:N" (default: as the run file says; there "auto" is the first GPU)'
+    add("--device", default="", help=device)
+    add("--stage", type=int, metavar="N", help="stage to serve (default: the run chooses)")
+    add_listen(parser)
+    advertise = "addresses at which other peers can dial this one, the best first, with commas between"
+    add("--advertise", default="", metavar="HOST:PORT", help=advertise)
+    add("--no-listen", action="store_true", help="accept no connection: others come through a carrier")
+    transport = "how to connect (default: TCP, and iroh if the ticket names its relay and it is installed)"
+    add("--transport", choices=("tcp", "iroh", "auto"), default="auto", help=transport)
+
+
+def add_stay(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments about how long a machine takes part, and about its folder and its output."""
+    add = parser.add_argument
     nice = "priority below other programs of this machine, 0 to 19; 0: none below"
     add("--nice", type=int, default=0, metavar="N", help=nice)
-    add("--corpus", type=Path, metavar="DIR", help="copy of the run's corpus folder (data nodes only)")
     patience = "how long to try to reach the run's data node for the first time"
     add("--patience", type=float, default=120.0, metavar="SECONDS", help=patience)
     grace = "time to leave in, after Ctrl+C or SIGTERM"
@@ -107,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
 
     _check(args)
     args.ticket = ticket_text(args.ticket, args.ticket_file, args.patience)
-    ticket = checked_ticket(args.ticket, has_corpus=args.corpus is not None)
+    ticket = checked_ticket(args.ticket, has_corpus=args.corpus is not None, audits=args.audits)
     if args.nice and hasattr(os, "nice"):
         os.nice(args.nice)
     if args.gpus:
@@ -149,6 +162,7 @@ def _join(args: argparse.Namespace, say: Callable[[str], None]) -> Outcome:
         carry=carry_limits(args.carry),
         transport=args.transport,
         caps=line_caps(args.max_up, args.max_down),
+        audits=args.audits,
         say=say,
     )
 

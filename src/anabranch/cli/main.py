@@ -30,6 +30,7 @@ COMMANDS = {
     "ticket": "issue, list and revoke the tickets of a run",
     "expel": "expel a peer, or all peers of a ticket, from a run",
     "join": "lend this machine to a run, with its ticket",
+    "audit": "compute others' work in a run again, as an auditor that its owner trusts",
     "relay": "carry the bytes of machines that cannot dial each other",
     "service": "print a service definition that lends this machine",
     "resume": "continue a run from its directory",

@@ -3,6 +3,7 @@
 examples:
   anabranch ticket new runs/tiny --role relay --quota 5 --expires 7d --name lab
   anabranch ticket new runs/tiny --role open --quota 20 --expires 4w
+  anabranch ticket new runs/tiny --role auditor --quota 1
   anabranch ticket list runs/tiny
   anabranch ticket revoke lab runs/tiny --reason "the course is over"
 
@@ -14,7 +15,11 @@ nobody gets in with it again, under any key. On a stopped run it takes effect wh
 A ticket of role `open` is no secret: put it on a web page, and anyone may come. Whoever comes with it solves
 a puzzle first, harder with each one of the same network; it gets no vote, never the corpus, and a seat only
 where invited peers outnumber those like it, and all its work is computed again for its first iterations. The
-run needs audits (audit.share)."""
+run needs audits (audit.share).
+
+Who comes with a ticket of role `auditor` only computes others' work again (`anabranch audit`), and is
+believed: its word alone convicts. Give it to machines that you trust as your own. The run needs audits,
+too."""
 
 from __future__ import annotations
 
@@ -41,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True, title="actions")
     new = actions.add_parser("new", help="issue a ticket and print it")
     add_run_dir(new)
-    roles = ("relay", "data", "watch", "open")
+    roles = ("relay", "data", "watch", "open", "auditor")
     new.add_argument("--role", choices=roles, default="relay", help="what it permits")
     new.add_argument("--quota", type=int, default=0, metavar="N", help="members at one time; 0: any number")
     new.add_argument("--expires", default="7d", metavar="TIME", help="lifetime: 30m, 12h, 7d, 4w")
@@ -91,7 +96,7 @@ def _new(args: argparse.Namespace) -> int:
 
     check_range("--quota", args.quota, QUOTA)
     ticket = new_ticket(args.run_dir, args.role, args.quota, duration_s(args.expires), args.name)
-    verb = "watch" if args.role == "watch" else "join"
+    verb = {"watch": "watch", "auditor": "audit"}.get(args.role, "join")
     print(f"anabranch {verb} {ticket.text}")
     return 0
 

@@ -31,6 +31,8 @@ MAX_CREDENTIAL_BYTES = 2048
 ROLES = ("relay", "data", "watch")
 #: Role of walk-ins, who solve a puzzle instead of keeping a secret.
 OPEN = "open"
+#: Role of auditors, whose findings the owner trusts.
+AUDITOR = "auditor"
 
 _MAX_TICKET_CHARS = 8192
 _CHECK_BYTES = 8
@@ -40,7 +42,7 @@ _CERTIFICATE = b"anabranch membership certificate"
 
 PeerIdText = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}$")]
 RunId = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
-_Role = Annotated[str, msgspec.Meta(pattern="^(relay|data|watch|open)$")]
+_Role = Annotated[str, msgspec.Meta(pattern="^(relay|data|watch|open|auditor)$")]
 _Seconds = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 _Quota = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
@@ -62,9 +64,9 @@ def _address(peer: PeerAddress) -> Address:
 
 
 class Grant(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Permissions of a ticket, as the owner of `run` signed them. role: "relay", "data", "watch" or "open".
-    expires_at_s: Unix time. quota: number of peers that may be members with the ticket at one time (0: any
-    number). ticket_key: public key of the ticket."""
+    """Permissions of a ticket, as the owner of `run` signed them. role: "relay", "data", "watch", "open" or
+    "auditor". expires_at_s: Unix time. quota: number of peers that may be members with the ticket at one time
+    (0: any number). ticket_key: public key of the ticket."""
 
     run: RunId
     owner: PeerIdText

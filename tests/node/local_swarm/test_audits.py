@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from anabranch.audit.verify import verify
+from anabranch.node.lifecycle.tickets import history_of, new_ticket
+from anabranch.node.local_swarm.local_swarm import processes_of
 from anabranch.node.local_swarm.supervisor import Supervisor
-from anabranch.observe.events import Audit, PeerRemoved, Rollback
+from anabranch.observe.events import Audit, Note, PeerJoined, PeerRemoved, Rollback
 from support.local_swarms import created, small_run, swarm_of
-from support.lying_relays import swarm_with_a_liar
+from support.lying_relays import LIAR, plan_a_lie, run_lying_peer, swarm_with_a_liar
 
 
 def test_honest_relays_pass_every_audit(tmp_path: Path, texts: Path, supervisor: Supervisor) -> None:
@@ -23,6 +25,28 @@ def test_honest_relays_pass_every_audit(tmp_path: Path, texts: Path, supervisor:
     assert len(audits) >= 3 and {audit.verdict for audit in audits} == {"same"}, swarm.story()
     report = verify(directory.path)
     assert report.holds and report.promise == "bits" and report.steps == 4, report.lines()
+
+
+def test_an_auditor_convicts_alone(tmp_path: Path, texts: Path, supervisor: Supervisor) -> None:
+    """Stage 1 has two replicas. Without the auditor no third one could tell which of them lies."""
+    run = small_run(texts, run__steps=6, audit__share=1.0, routing__policy="static")
+    directory = created(tmp_path / "run", run)
+    plan_a_lie(directory)
+    with swarm_of(directory, run, supervisor, leader_only=True, target=run_lying_peer) as swarm:
+        ticket = new_ticket(directory.path, "auditor", 1, 3600.0).text
+        swarm.join("auditor", ticket, ["--stage", "1"], command="audit")
+        swarm.until(lambda events: any(isinstance(e, Note) and "auditing stage 1" in e.text for e in events))
+        for name, stage in processes_of(run).items():
+            if stage:
+                swarm.join(name, swarm.ticket(), ["--stage", str(stage)])
+        swarm.to_the_end()
+    auditor, liar = swarm.peer_id("auditor"), swarm.peer_id(LIAR)
+    found = [audit for audit in swarm.of(Audit) if audit.verdict == "different"]
+    assert {(audit.auditor, audit.subject) for audit in found} == {(auditor, liar)}, swarm.story()
+    assert set(history_of(directory).revoked.reasons) == {liar} and swarm.of(Rollback), swarm.story()
+    assert {step.stage for step in swarm.of(PeerJoined) if step.role == "auditor"} == {1}
+    report = verify(directory.path)
+    assert report.holds and report.promise == "bits" and report.steps == 6, report.lines()
 
 
 @pytest.mark.slow

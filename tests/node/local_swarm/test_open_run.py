@@ -55,4 +55,6 @@ def test_a_run_without_audits_cannot_be_opened(tmp_path: Path, texts: Path, supe
         until(swarm, lambda: history_of(directory).t > 0)
         with pytest.raises(UserError, match="needs audits"):
             new_ticket(directory.path, "open", 0, 3600.0)
+        with pytest.raises(UserError, match="needs audits"):
+            new_ticket(directory.path, "auditor", 0, 3600.0)
         swarm.to_the_end()

@@ -46,7 +46,7 @@ from anabranch.protocol.interface.tasks import (
     embed_unit,
     head_unit,
 )
-from anabranch.protocol.log.records import Commit, Members
+from anabranch.protocol.log.records import Commit, Member, Members
 from anabranch.protocol.membership.view import Membership
 from anabranch.protocol.peer import iterations
 from anabranch.protocol.peer.fencing import MessageGate
@@ -514,8 +514,10 @@ def ends_unread(patch: Patch) -> None:
 def predictable_draw(patch: Patch) -> None:
     """Audits are drawn from the hash that the iteration began with, which all know before they compute."""
 
-    def early(record: Commit, base: str, share: float, walk_ins: Mapping[str, int]) -> list[Drawn]:
-        found = drawn(record, record.previous_base, share, walk_ins)
+    def early(
+        record: Commit, base: str, share: float, walk_ins: Mapping[str, int], auditors: Mapping[str, Member]
+    ) -> list[Drawn]:
+        found = drawn(record, record.previous_base, share, walk_ins, auditors)
         return [replace(each, base=base) for each in found]
 
     patch.setattr(audit_cases, "drawn", early)

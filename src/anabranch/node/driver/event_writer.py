@@ -242,7 +242,7 @@ class EventWriter:
         )
 
     def _joined(self, member: Member) -> log.Event:
-        role = "data" if member.stage == 0 else "relay"
+        role = "data" if member.stage == 0 else "auditor" if member.is_auditor else "relay"
         return self._copied(log.PeerJoined, asdict(member), subject=member.id, role=role)
 
     def _timing(self, f: Mapping[str, Any]) -> log.Event:

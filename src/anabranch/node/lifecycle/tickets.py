@@ -13,13 +13,18 @@ from anabranch.config import load_run_file
 from anabranch.errors import UserError
 from anabranch.net.errors import TicketError
 from anabranch.net.identity import Identity
-from anabranch.net.ticket import OPEN, ROLES, PeerAddress, Ticket, issue_ticket, parse_ticket
+from anabranch.net.ticket import AUDITOR, OPEN, ROLES, PeerAddress, Ticket, issue_ticket, parse_ticket
 from anabranch.node.lifecycle import control_file, gate_file
 from anabranch.node.lifecycle.create_run import LEADER_NAME, CreatedRun
 from anabranch.protocol.consensus.log_replay import LogReplay, fold
 from anabranch.protocol.log.hash_chain import LogError
 
 FILE = "tickets.json"
+#: Roles of tickets for runs with audits only, and why.
+_AUDITED = {
+    OPEN: "an open ticket lets anyone in",
+    AUDITOR: "an auditor computes again what audits draw",
+}
 
 
 def issue_tickets(founded: CreatedRun, addresses: str, renew: bool = False) -> dict[str, Ticket]:
@@ -84,18 +89,16 @@ def new_ticket(run_dir: Path, role: str, quota: int, lifetime_s: float, name: st
     """Issue a further ticket of a run that was started, and enter it in the gate's record.
 
     quota: peers that may be members with it at one time (0: any number). name: "" for the role and a number.
-    Raises UserError if the run was never led from this directory, if the name is in use, or for an open
-    ticket of a run without audits.
+    Raises UserError if the run was never led from this directory, if the name is in use, or for an open or
+    an auditor's ticket of a run without audits.
     """
     directory = RunDirectory.open(run_dir)
     former = _former(run_dir)
     key = directory.peers_path / LEADER_NAME / "key"
     if not former or not key.exists():
         raise UserError(f"{run_dir}: the run was not started yet; start it, then issue tickets")
-    if role == OPEN and not load_run_file(directory.run_file).audit.share:
-        raise UserError(
-            "an open ticket lets anyone in, so the run needs audits: set audit.share in a new run's file"
-        )
+    if role in _AUDITED and not load_run_file(directory.run_file).audit.share:
+        raise UserError(f"{_AUDITED[role]}, so the run needs audits: set audit.share in a new run's file")
     owner, latest = Identity.load_or_create(key), former["relay"]
     ticket = issue_ticket(
         owner,

@@ -12,7 +12,7 @@ from anabranch.observe.events import Event, Note
 from anabranch.protocol.interface import events as ev
 from anabranch.protocol.interface.tasks import PIECE_BYTES
 from anabranch.protocol.log.records import Commit
-from anabranch.protocol.messages import Piece, StateOffer, Welcome
+from anabranch.protocol.messages import Audited, Piece, StateOffer, Welcome
 
 #: Seconds between lines about committed steps.
 EVERY_S = 10.0
@@ -33,6 +33,7 @@ class VolunteerConsole:
         self._steps = 0
         self._mine = 0
         self._all = 0
+        self._audits = 0
         self.total = 0
 
     def begin(self) -> None:
@@ -55,6 +56,8 @@ class VolunteerConsole:
             case ev.Note("peer_active", fields) if fields["subject"] == self._me:
                 self._serving = True
                 self._say(f"serving stage {self._stage} from iteration {fields['from_iteration']} on")
+            case ev.Send(_, Audited() as found):
+                self._audited(found)
             case ev.Note("step", fields):
                 self._step(fields["record"])
             case ev.Note("control", {"action": "pause", "t": t}):
@@ -102,6 +105,16 @@ class VolunteerConsole:
                 f"units of work at stage {self._stage}"
             )
             self._steps = self._mine = self._all = 0
+
+    def _audited(self, found: Audited) -> None:
+        """Tell the user of a difference or of what could not be had at once, of other audits now and then."""
+        self._audits += 1
+        if found.verdict == "same" and time.monotonic() - self._printed_at < EVERY_S:
+            return
+        self._printed_at = time.monotonic()
+        what = f" ({found.what})" if found.what else ""
+        text = f"audited the work of {found.subject[:8]} in step {found.t}: {found.verdict}{what}"
+        self._say(f"{text}; {self._audits} audits here so far")
 
     def end(self) -> None:
         self._bar.close()

@@ -112,13 +112,16 @@ class LocalSwarm:
         """Start the leader's process. Older tickets stay valid if the run file gives it a port."""
         self._spawn(LEADER, ["resume", str(self.directory.path), "--quiet"])
 
-    def join(self, name: str, ticket: str, extra: Sequence[str] = (), once: bool = True) -> Process:
+    def join(
+        self, name: str, ticket: str, extra: Sequence[str] = (), once: bool = True, command: str = "join"
+    ) -> Process:
         """Start `anabranch join` as process `name`, with its key and logs in the run directory. extra:
-        further options. once: True if it ends with its first part in the run."""
+        further options. once: True if it ends with its first part in the run. command: "audit" for an
+        auditor."""
         home = str(self.directory.peer(name))
         place = self._places[name] if self._places else None
         where = ["--host", place.address, "--region", place.region] if place else []
-        arguments = ["join", ticket, "--home", home, "--name", name, *where, *extra]
+        arguments = [command, ticket, "--home", home, "--name", name, *where, *extra]
         arguments += ["--once"] if once else []
         return self._spawn(name, arguments)
 

@@ -22,6 +22,8 @@ WAYS = ("punched", "relayed")
 
 #: States of peers that take part. "lost": a neighbour gets no answer; the log has not removed the peer yet.
 PRESENT = ("joining", "active", "suspect", "lost")
+#: Role of a member that only audits.
+AUDITOR = "auditor"
 #: States of peers that take part no longer.
 GONE = ("left", "crashed", "moved")
 
@@ -78,9 +80,11 @@ class Peers:
         return sum(node["state"] in PRESENT and stage in (None, node["stage"]) for node in nodes)
 
     def serving(self, stage: int) -> int:
-        """Number of replicas of a stage that are active or merely suspected, neither joining nor lost."""
+        """Number of replicas of a stage that are active or merely suspected, neither joining nor lost nor
+        auditors."""
         nodes = self._state.sections.get("nodes", {}).values()
-        return sum(node["state"] in ("active", "suspect") and node["stage"] == stage for node in nodes)
+        here = [node for node in nodes if node["stage"] == stage and node["role"] != AUDITOR]
+        return sum(node["state"] in ("active", "suspect") for node in here)
 
     def with_names(self, text: str) -> str:
         """`text` in which the first eight digits of known peers' ids are replaced by the peers' names."""
@@ -98,6 +102,8 @@ class Peers:
             stage=event.stage, state="joining", why="downloading its state", since=event.time,
             joined=event.time, capacity=event.capacity, forward_s=event.forward_s, share=0.0,
         )  # fmt: skip
+        if event.role == AUDITOR:
+            self._turn(event.subject, "active", "it only computes others' work again", event.time)
 
     def active(self, event: log.PeerActive) -> None:
         self.key(event.subject)

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 from anabranch.observe import events as log
-from anabranch.observe.view.peers import Peers
+from anabranch.observe.view.peers import AUDITOR, Peers
 from anabranch.observe.wording import counted, listed, number, plain, without_addresses
 
 #: Subjects of sentences: membership, failures, their repair, progress, everything else.
@@ -47,8 +47,7 @@ class Story:
                 self._founder = event.peer
                 return [("progress", "", self._started(event))]
             case log.PeerJoined():
-                role = "a data node" if event.stage == 0 else f"a relay of stage {event.stage}"
-                return [("crew", event.subject, f"{name(event.subject)} joins as {role}")]
+                return [("crew", event.subject, f"{name(event.subject)} joins as {_part(event)}")]
             case log.PeerActive() if event.from_iteration > 1:
                 text = f"{name(event.subject)} serves from step {event.from_iteration} on"
                 return [("crew", event.subject, text)]
@@ -190,3 +189,10 @@ class Story:
         """True if a run that has committed a step waits for something that is wrong. Waiting for the first
         peers, or for a joiner to connect to the others, is as it should be."""
         return self._has_step and " is ready, but " not in event.reason
+
+
+def _part(event: log.PeerJoined) -> str:
+    """Part that a new member takes in the run: "a relay of stage 2"."""
+    if event.stage == 0:
+        return "a data node"
+    return f"{'an auditor' if event.role == AUDITOR else 'a relay'} of stage {event.stage}"

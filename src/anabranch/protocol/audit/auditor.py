@@ -102,7 +102,8 @@ class _Job:
 
 
 class Auditor(Timer):
-    """Audits made by one replica, one at a time: those drawn for it, and those that the leader orders."""
+    """Audits made by one replica, or by a member that only audits, one at a time: those drawn for it, and
+    those that the leader orders."""
 
     def __init__(self, ctx: PeerContext, kept: KeptWork) -> None:
         self._ctx = ctx
@@ -111,6 +112,11 @@ class Auditor(Timer):
         """(step, subject) -> contribution for which this replica keeps the weights."""
         self._queue: list[_Job] = []
         self._job: _Job | None = None
+        self._applied_t = -1
+
+    def applied(self, t: int) -> None:
+        """Note that step t was applied here: the weights before it are kept, if they are audited."""
+        self._applied_t = t
 
     def committed(self, t: int, audited: Sequence[Drawn]) -> bool:
         """Note the audits that were drawn for step t, just before the step is applied, and begin those of
@@ -118,12 +124,15 @@ class Auditor(Timer):
         ctx, keeps = self._ctx, False
         if not ctx.run.stage:
             return False
-        self._drawn = {key: each for key, each in self._drawn.items() if key[0] > t - AUDIT_STEPS}
+        oldest, me = t - AUDIT_STEPS, ctx.me
+        self._drawn = {key: each for key, each in self._drawn.items() if key[0] > oldest}
+        self._queue = [job for job in self._queue if job.drawn.trusted != me or job.drawn.t > oldest]
         for each in audited:
-            if each.stage == ctx.run.stage and ctx.me in each.auditors[:AUDITORS]:
+            asked = each.trusted, *each.auditors[:AUDITORS]
+            if each.stage == ctx.run.stage and ctx.me in asked:
                 keeps = True
                 self._drawn[each.t, each.subject] = each
-                if each.auditors[0] == ctx.me:
+                if each.first == ctx.me:
                     self._queue.append(_Job(each, (each.subject,)))
         return keeps
 
@@ -140,16 +149,28 @@ class Auditor(Timer):
         """Drop all audits, because the steps are void or this replica lost its state."""
         self._drawn.clear()
         self._queue.clear()
-        self._job = None
+        self._job, self._applied_t = None, -1
 
     # --- fetching ------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        if self._job is None and self._queue:
-            self._job = self._queue.pop(0)
-            self._fetch(self._job)
+        job = self._following() if self._job is None else None
+        if job is not None:
+            self._queue.remove(job)
+            self._job = job
+            self._fetch(job)
         elif self._job is not None and self._ctx.clock.now >= self._due_at(self._job):
             self._overdue(self._job)
+
+    def _following(self) -> _Job | None:
+        """Audit that may begin next, or None. A member that only audits gets the gradient of a step after its
+        commit, so it waits until it has applied the step and kept the weights before it. It begins with the
+        newest step: if it is too slow for all audits, it makes some in time rather than all of them late."""
+        me = self._ctx.me
+        able = [job for job in self._queue if job.drawn.trusted != me or job.drawn.t <= self._applied_t]
+        if able and able[0].drawn.trusted == me:
+            return max(able, key=lambda job: job.drawn.t)
+        return able[0] if able else None
 
     def _due_at(self, job: _Job) -> float:
         """Time (s) at which the next source is asked: at once if the present one was removed from the run."""
@@ -171,7 +192,7 @@ class Auditor(Timer):
 
     def deadline(self) -> float:
         if self._job is None:
-            return self._ctx.clock.now if self._queue else math.inf
+            return self._ctx.clock.now if self._following() is not None else math.inf
         return self._due_at(self._job)
 
     def _fetch(self, job: _Job) -> None:
@@ -199,7 +220,7 @@ class Auditor(Timer):
         the piece as withheld, unless a source was out of reach."""
         now = self._ctx.clock.now
         if not job.asked:
-            self._report(job, "unable" if job.apart else "withheld")
+            self._withheld(job)
             return
         if not self._ctx.reachable(job.asked[0]):
             if job.linked_by == math.inf:
@@ -313,10 +334,17 @@ class Auditor(Timer):
         if not job.wanted:  # the worker failed: it dropped what the audit had computed
             self._report(job, "unable")
         elif job.again:
-            self._report(job, "withheld")
+            self._withheld(job)
         else:
             job.again = True
             self._fetch(job)
+
+    def _withheld(self, job: _Job) -> None:
+        """Report that no source handed over what is needed; that this auditor cannot tell, if it could not
+        reach a source. The word of one that is trusted decides alone, so it does not tell either if a source
+        was merely silent: its own line may be slow."""
+        doubtful = job.apart or (job.drawn.trusted == self._ctx.me and bool(job.silent))
+        self._report(job, "unable" if doubtful else "withheld")
 
     def _report(self, job: _Job, verdict: str, what: str = "", found: str = "", claimed: str = "") -> None:
         each = job.drawn

@@ -3,6 +3,8 @@
 Nobody knows that hash before all contributions are counted, so nobody can tell which of them will be looked
 at. Who audits is drawn from the same hash.
 
+An auditor of the stage, which the owner trusts (`protocol.fleet.auditors`), comes before all replicas.
+
 Nobody answers for a walk-in (`protocol.fleet.walk_ins`): while it is on probation all of its contributions
 are audited, and walk-ins audit only what no invited replica can.
 """
@@ -12,21 +14,24 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 
-from anabranch.protocol.log.records import Commit
+from anabranch.protocol.log.records import Commit, Member
 
 #: Iterations for which a walk-in is on probation, from the first that it serves. A choice: it computes for
 #: some minutes before a lie has a chance to pass.
 PROBATION_STEPS = 50
 _NONE: Mapping[str, int] = MappingProxyType({})
+_NOBODY: Mapping[str, Member] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
 class Drawn:
     """Contribution of the replica `subject` to step t at `stage`, drawn for an audit. base: hash of the
     step's log entry. position: rank of the subject among the members of the reduce. receipt: hash of its
-    receipt. auditors: the other members, in the order in which they are asked to audit."""
+    receipt. auditors: the other members, in the order in which they are asked to audit. trusted: auditor of
+    the stage and of the subject's numerics class, which is asked before them ("": there is none)."""
 
     t: int
     base: str
@@ -35,6 +40,12 @@ class Drawn:
     position: int
     receipt: str
     auditors: tuple[str, ...]
+    trusted: str = ""
+
+    @property
+    def first(self) -> str:
+        """Peer that begins the audit when the step is committed; "" if nobody can."""
+        return self.trusted or (self.auditors[0] if self.auditors else "")
 
 
 def _number(*parts: object) -> int:
@@ -43,19 +54,28 @@ def _number(*parts: object) -> int:
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "big")
 
 
-def drawn(record: Commit, base: str, share: float, walk_ins: Mapping[str, int] = _NONE) -> list[Drawn]:
+def drawn(
+    record: Commit,
+    base: str,
+    share: float,
+    walk_ins: Mapping[str, int] = _NONE,
+    auditors: Mapping[str, Member] = _NOBODY,
+) -> list[Drawn]:
     """Contributions to a step that are audited: a random draw, and all contributions of walk-ins on
     probation. base: hash of the commit's log entry, which seeds the draw. share: probability that a
     contribution is drawn. walk_ins: walk-in -> first iteration that it serves, with which its probation
-    begins."""
+    begins. auditors: members that only audit, by id."""
     found = []
     for stage, commit in enumerate(record.stages[1:], start=1):  # data nodes only give receipts
         for position, receipt in enumerate(commit.receipts):
             subject = commit.members[position]
-            trusted = record.t >= walk_ins.get(subject, -PROBATION_STEPS) + PROBATION_STEPS
-            if not receipt or (trusted and _number(base, stage, position) >= share * 2.0**64):
+            proven = record.t >= walk_ins.get(subject, -PROBATION_STEPS) + PROBATION_STEPS
+            if not receipt or (proven and _number(base, stage, position) >= share * 2.0**64):
                 continue
             others = [peer for peer in commit.members if peer != subject]
             others.sort(key=lambda peer: (peer in walk_ins, _number(base, stage, position, peer)))
-            found.append(Drawn(record.t, base, stage, subject, position, receipt, tuple(others)))
+            about = stage, commit.classes[position]
+            able = [peer for peer, each in auditors.items() if (each.stage, each.numerics_class) == about]
+            trusted = min(able, key=partial(_number, base, stage, position), default="")
+            found.append(Drawn(record.t, base, stage, subject, position, receipt, tuple(others), trusted))
     return found

@@ -2,7 +2,9 @@
 
 A relay is convicted by parts of a sum that it signed twice differently, or by two replicas that computed its
 work again. Its key is revoked, a second conviction revokes the ticket too unless it is open to all, and the
-log goes back to a state before the false step. One auditor's word convicts nobody.
+log goes back to a state before the false step. One replica's word convicts nobody. A *trusted* auditor is a
+member that does nothing else, and came with the owner's ticket for it: its word alone decides, and replicas
+audit in its place if it cannot.
 """
 
 from __future__ import annotations
@@ -50,7 +52,8 @@ class Case:
     """Audit of one contribution, as the leader follows it. receipt: as it came with PREPARED. due_at: time
     (s) until which the end of the run waits for it. over: True once no more reports are awaited. incarnation:
     process number of the audited peer when the step was committed. verdicts: by auditor. second: True once
-    the second auditor was asked. gone: True once the audited peer left its stage."""
+    the second auditor was asked. gone: True once the audited peer left its stage. replaced: True once
+    replicas were asked in place of the trusted auditor."""
 
     drawn: Drawn
     receipt: bytes
@@ -60,6 +63,7 @@ class Case:
     verdicts: dict[str, str] = field(default_factory=dict)
     second: bool = False
     gone: bool = False
+    replaced: bool = False
 
 
 @dataclass(eq=False)
@@ -171,16 +175,17 @@ class AuditCases:
         for key in [key for key in self._cases if key[0] <= record.t - AUDIT_STEPS]:
             self._expired(self._cases.pop(key))
         for case in self._cases.values():
-            if not case.over and not case.verdicts and case.drawn.t <= record.t - LATE_STEPS:
-                self._ask_second(case, (case.drawn.subject,))
-        walk_ins = self.ctx.run.membership.walk_ins
-        for each in drawn(record, base, self.ctx.run.settings.audit_share, walk_ins):
+            waits = not case.over and self._first(case) not in case.verdicts
+            if waits and case.drawn.t <= record.t - LATE_STEPS:
+                self._late(case)
+        membership, share = self.ctx.run.membership, self.ctx.run.settings.audit_share
+        for each in drawn(record, base, share, membership.walk_ins, membership.auditors):
             prepared = led.prepared.get(each.stage, {}) if led is not None and led.t == each.t else {}
             receipt = prepared[each.subject].receipt if each.subject in prepared else b""
             member = self.ctx.run.membership.members.get(each.subject)
             due_at = self.ctx.clock.now + PATIENCE_S
             incarnation = -1 if member is None else member.incarnation
-            over = not each.auditors
+            over = not each.first
             self._cases[each.t, each.subject] = Case(each, receipt, due_at, over, incarnation)
 
     def ended(self) -> bool:
@@ -192,8 +197,8 @@ class AuditCases:
 
     def awaited_until(self) -> float:
         """Time (s) until which the end of the run waits for auditors' reports; -inf: no audit is open."""
-        members = self.ctx.run.membership.members
-        due = [c.due_at for c in self._cases.values() if not c.over and c.drawn.auditors[0] in members]
+        members, cases = self.ctx.run.membership.members, self._cases.values()
+        due = [case.due_at for case in cases if not case.over and self._first(case) in members]
         return max(due, default=-math.inf)
 
     def doubtful_from(self) -> float:
@@ -220,11 +225,15 @@ class AuditCases:
         """Handle the report of an auditor: note it in the event log, and decide what follows (the second
         auditor, a conviction, a return of the log). Returns the reason if it is refused."""
         case = self._cases.get((message.t, message.subject))
-        if case is None or case.over or (case.drawn.base, case.drawn.stage) != (message.base, message.stage):
+        if case is None or (case.drawn.base, case.drawn.stage) != (message.base, message.stage):
+            return None
+        if case.over and not self._overrules(case, peer, message):
             return None
         asked = case.drawn.auditors[:AUDITORS]
-        if peer not in asked or (peer != asked[0] and not case.second):
+        if peer not in (case.drawn.trusted, *asked) or (peer in asked[1:] and not case.second):
             return "an audit that it was not drawn for"
+        if peer in asked and case.drawn.trusted and not case.replaced:
+            return None  # asked by nobody: it may not know the auditor yet
         if peer in case.verdicts or message.verdict not in VERDICTS:
             return None
         case.verdicts[peer] = message.verdict
@@ -233,7 +242,10 @@ class AuditCases:
         shown = message.receipt if receipt_hash(message.receipt) == case.drawn.receipt else b""
         receipt = base64.b64encode(shown).decode()
         self.ctx.outbox.note("audit", auditor=peer, receipt=receipt, **found)
-        self._decide(case, peer, message)
+        if peer == case.drawn.trusted and peer in self.ctx.run.membership.auditors:
+            self._by_trusted(case, message)
+        else:
+            self._decide(case, peer, message)
         return None
 
     def removed(self, peer: str) -> None:
@@ -244,13 +256,73 @@ class AuditCases:
             asked = case.drawn.auditors[:AUDITORS]
             if peer == case.drawn.subject:
                 case.gone = True
+            if peer == case.drawn.trusted and not (case.over or case.replaced):
+                self._replace(case)
             if case.over or peer not in asked or peer in case.verdicts:
                 continue
+            replicas = case.replaced or not case.drawn.trusted
             if peer == asked[0]:
                 case.verdicts[peer] = "unable"
-                self._ask_second(case, (case.drawn.subject,))
-            elif asked[0] in case.verdicts:
+                if replicas:
+                    self._ask_second(case, (case.drawn.subject,))
+            elif replicas and asked[0] in case.verdicts:
                 self._expired(case)
+
+    @staticmethod
+    def _first(case: Case) -> str:
+        """Auditor that is heard first as things are: the trusted one, unless it was replaced."""
+        return next(iter(case.drawn.auditors), "") if case.replaced else case.drawn.first
+
+    def _late(self, case: Case) -> None:
+        """Ask another auditor, as the one that is heard first has not reported."""
+        if case.replaced or not case.drawn.trusted:
+            self._ask_second(case, (case.drawn.subject,))
+        elif case.drawn.auditors:
+            self._replace(case)
+
+    def _overrules(self, case: Case, peer: str, message: Audited) -> bool:
+        """True for a difference that the trusted auditor found after replicas, asked in its place, had found
+        none: they may lie together."""
+        before = set(case.verdicts.values())
+        late = peer == case.drawn.trusted and before <= {"same", "unable"}
+        return late and message.verdict == "different" and peer in self.ctx.run.membership.auditors
+
+    def _replace(self, case: Case) -> None:
+        """Have replicas audit in place of the trusted auditor, which left, is late, or cannot: one of them,
+        and the second as ever if the first cannot or finds a difference."""
+        each, case.replaced = case.drawn, True
+        asked = each.auditors[:AUDITORS]
+        if asked and self.ctx.reachable(asked[0]) and asked[0] not in case.verdicts:
+            order = Audit(each.t, each.base, each.stage, each.subject, (each.subject,))
+            self.ctx.outbox.send(asked[0], order)
+        elif asked:
+            case.verdicts[asked[0]] = "unable"
+            self._ask_second(case, (each.subject,))
+        else:
+            case.over = True
+
+    def _by_trusted(self, case: Case, message: Audited) -> None:
+        """End an audit with the report of the trusted auditor: a difference convicts the audited peer; who
+        withheld inputs from it, and is still there, loses its seat, and the step is void; a replica that
+        found a difference where it found none loses its seat. If it cannot tell, replicas audit."""
+        each, peer = case.drawn, case.drawn.trusted
+        about = f"the work of {each.subject[:8]} at stage {each.stage} in step {each.t}"
+        if message.verdict == "unable":
+            if not case.replaced:
+                self._replace(case)
+            return
+        case.over = True
+        if message.verdict == "different":
+            self._convict(
+                each.subject, f"the auditor {peer[:8]} computed {about} again: {message.what}", each.t
+            )
+        elif message.verdict == "withheld":
+            if self._stayed(case):
+                self.admission.remove(each.subject, f"it did not hand over to the auditor {about}")
+                self._return(f"the auditor could not compute {about} again", each.t)
+        else:
+            for accuser in [other for other, verdict in case.verdicts.items() if verdict == "different"]:
+                self.admission.remove(accuser, f"it found {about} different, which the auditor did not")
 
     def _ask_second(self, case: Case, sources: tuple[str, ...]) -> bool:
         """Order the second auditor to audit a contribution, unless it was ordered before; False if none is
@@ -320,7 +392,8 @@ class AuditCases:
         if case.over:
             return
         case.over = True
-        silent = next((peer for peer in each.auditors[:AUDITORS] if peer not in case.verdicts), "")
+        asked = each.trusted, *each.auditors[:AUDITORS]
+        silent = next((peer for peer in asked if peer and peer not in case.verdicts), "")
         fields = {"t": each.t, "base": each.base, "stage": each.stage, "subject": each.subject}
         self.ctx.outbox.note("audit", auditor=silent, verdict=EXPIRED, receipt="", **fields)
         if "different" in case.verdicts.values():

@@ -18,6 +18,7 @@ from anabranch.protocol.context.backoff import Backoff
 from anabranch.protocol.context.peer_context import PeerContext
 from anabranch.protocol.failure_detection.connections import Connections
 from anabranch.protocol.failure_detection.verdict import LAST, Overdue, Verdict
+from anabranch.protocol.fleet import auditors
 from anabranch.protocol.fleet.dial_backs import DialBacks
 from anabranch.protocol.fleet.offers import absurd
 from anabranch.protocol.fleet.stragglers import LostMember, Stragglers
@@ -129,6 +130,8 @@ class Admission:
         )
         if walks_in(credential):
             member = marked(member)
+        elif auditors.audits(credential):
+            member = auditors.marked(member)
         known, asked = self.ctx.run.membership.members.get(peer), self._joining.get(peer)
         if known is not None and known.incarnation >= member.incarnation:
             self._welcome(known)
@@ -139,6 +142,8 @@ class Admission:
         self.anywhere.discard(peer)
         if stage < 0 and member.walk_in is True:
             stage = self._open_stages(peer)[0] if asked is None else asked.stage
+        elif stage < 0 and member.is_auditor:
+            stage = self._stage_to_audit(peer) if asked is None else asked.stage
         elif stage < 0:
             self.anywhere.add(peer)
             stage = self._stage_for(member) if asked is None else asked.stage
@@ -157,8 +162,11 @@ class Admission:
             return f"there is no stage {request.stage}; stages are 0 to {settings.stages}"
         if walks_in(credential) and not settings.audits:
             return "this run has no audits (audit.share), so nobody can come without an invitation"
+        if auditors.audits(credential) and not settings.audits:
+            return "this run has no audits (audit.share), so there is nothing for an auditor to compute again"
         if request.stage == 0 and role != "data":
-            return "your ticket lets you in as a relay, not as a data node; ask the owner for a data ticket"
+            kind = "an auditor" if auditors.audits(credential) else "a relay"
+            return f"your ticket lets you in as {kind}, not as a data node; ask the owner for a data ticket"
         if request.model_hash and request.model_hash != self._model_hash:
             return "your run file describes another model: join without a run file, or use this run's"
         if request.stage == 0 and request.corpus_fingerprint != self._corpus_fingerprint:
@@ -199,12 +207,20 @@ class Admission:
             "wait until one leaves, or ask the owner for another ticket"
         )
 
-    def _open_stages(self, peer: str) -> list[int]:
-        """Stages with a seat for the walk-in `peer`, those with the fewest members first."""
+    def _others(self, peer: str) -> list[Member]:
+        """Members that stay or come, but `peer`."""
         known = {**self._coming, **self.ctx.run.membership.members, **self._joining}
         out = {peer, *self._removals, *self._going}
-        present = [member for member in known.values() if member.id not in out]
-        return open_stages(present, self.ctx.run.membership.active_from, self.ctx.run.settings.stages)
+        return [member for member in known.values() if member.id not in out]
+
+    def _open_stages(self, peer: str) -> list[int]:
+        """Stages with a seat for the walk-in `peer`, those with the fewest members first."""
+        serving, stages = self.ctx.run.membership.active_from, self.ctx.run.settings.stages
+        return open_stages(self._others(peer), serving, stages)
+
+    def _stage_to_audit(self, peer: str) -> int:
+        """Stage for the auditor `peer`, which asked for any."""
+        return auditors.stage_to_audit(self._others(peer), self.ctx.run.settings.stages)
 
     def _no_seat(self, peer: str, request: JoinRequest, credential: VerifiedCredential) -> str | None:
         """Reason why a walk-in gets no seat at the stage that it asks for (-1: at any); None: it gets one."""
@@ -227,7 +243,7 @@ class Admission:
         blocks = settings.counts
         known = {**self._coming, **self.ctx.run.membership.members, **self._joining}
         known.pop(joiner.id, None)
-        members = [with_slots(member, settings) for member in known.values()]
+        members = [with_slots(member, settings) for member in known.values() if not member.is_auditor]
         if len(members) > SEARCHED or not any(member.stage == 0 for member in members):
             return neediest_stage(members, blocks)
         joiner = msgspec.structs.replace(joiner, capacity=settings.slots(1, joiner.capacity))
@@ -246,7 +262,9 @@ class Admission:
         member = self.ctx.run.membership.members.get(peer)
         if member is not None and member.stage != message.stage:
             return f"its stage is {member.stage}, not {message.stage}"
-        if member is None or peer in self.ctx.run.membership.active_from or fingerprint is None:
+        if member is None or member.is_auditor:
+            return None  # an auditor never serves
+        if peer in self.ctx.run.membership.active_from or fingerprint is None:
             return None
         self._unproven.pop(peer, None)
         fellows = set(self.ctx.run.membership.serving(member.stage))
@@ -272,7 +290,7 @@ class Admission:
         has them serve only from a later iteration: they have the stage's state already."""
         membership = self.ctx.run.membership
         for peer, member in membership.members.items():
-            if member.stage == stage and membership.active_from.get(peer, t) > t:
+            if member.stage == stage and not member.is_auditor and membership.active_from.get(peer, t) > t:
                 self.ready[peer] = member
 
     # --- out -----------------------------------------------------------------------------------

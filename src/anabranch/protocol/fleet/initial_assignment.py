@@ -96,14 +96,15 @@ class InitialAssignment:
 
     def _all_reported(self) -> bool:
         """True if every member has reported its bandwidth to every other one."""
-        members = self.ctx.run.membership.members.keys()
+        membership = self.ctx.run.membership
+        members = membership.members.keys() - membership.auditors.keys()
         return all(members - {peer} <= set(self._reported.get(peer, ())) for peer in members)
 
     def _reassigned(self, movable: Collection[str]) -> Members | None:
         """Record of the best assignment found, if that is better than the present one by GAIN; else None.
         movable: relays that may change stages."""
         ctx, settings = self.ctx, self.ctx.run.settings
-        members = [*ctx.run.membership.members.values()]
+        members = [member for member in ctx.run.membership.members.values() if not member.is_auditor]
         if not any(member.stage == 0 for member in members):
             return None
         model = cost_model_of(members, settings, self.admission.ways, settings.spare == "links")

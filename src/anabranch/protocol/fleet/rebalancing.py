@@ -85,7 +85,7 @@ class Rebalancing:
         """True if a relay of the previous iteration is gone or has restarted; stores the present relays."""
         members = self.ctx.run.membership.members
         before = self._incarnations
-        self._incarnations = {p: m.incarnation for p, m in members.items() if m.stage}
+        self._incarnations = {p: m.incarnation for p, m in members.items() if m.stage and not m.is_auditor}
         return any(self._incarnations.get(peer) != number for peer, number in before.items())
 
     def _possible(
@@ -193,7 +193,7 @@ class Rebalancing:
         their slots as the capacity."""
         ctx, found = self.ctx, []
         for member in ctx.run.membership.members.values():
-            if not member.stage:
+            if not member.stage or member.is_auditor:
                 continue
             blocks, costs = ctx.run.settings.counts[member.stage - 1], ctx.costs.neighbours.get(member.id)
             member = with_slots(member, ctx.run.settings)

@@ -91,7 +91,7 @@ class StageRecovery:
         if gone:
             return self._rollback(t, gone)
         for stage, since in self._lost.items():
-            if self.ctx.clock.now >= since + MOVE_AFTER_S and not membership.of(stage):
+            if self.ctx.clock.now >= since + MOVE_AFTER_S and not membership.replicas(stage):
                 moved = self._move(stage, t, 2, "which lost all its replicas")
                 if moved is not None:
                     return moved
@@ -112,7 +112,7 @@ class StageRecovery:
             else:
                 self._lost.pop(stage, None)
         relays = range(1, self.ctx.run.settings.stages + 1)
-        alone = (s for s in relays if membership.count(s, t + 1) == 1 == len(membership.of(s)))
+        alone = (s for s in relays if membership.count(s, t + 1) == 1 == len(membership.replicas(s)))
         self._alone = [stage for stage in alone if self._most_live[stage] > 1]
         self._looked = (t, membership.version) if all_served and not self._behind else None
 
@@ -197,7 +197,7 @@ class StageRecovery:
         if stage is None or self.ctx.run.settings.snapshot_every == 0:
             return math.inf
         point = self.catalog.newest(t + 1, in_reach)
-        members = self.ctx.run.membership.of(stage)
+        members = self.ctx.run.membership.replicas(stage)
         heirs = any(map(in_reach, members)) or self._movable(stage, t, 2) is not None
         return (t + 1 - point.t) * step_s if point is not None and heirs else math.inf
 

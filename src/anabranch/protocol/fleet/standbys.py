@@ -84,7 +84,8 @@ class Standbys:
         begins = self._t != t
         self._looked, self._t = key, t
         before = ctx.standby_view.waits
-        relays = sorted(peer for peer, member in ctx.run.membership.members.items() if member.stage)
+        members = ctx.run.membership.members
+        relays = sorted(peer for peer, m in members.items() if m.stage and not m.is_auditor)
         chance = ctx.run.settings.spare == "always"
         waits = by_chance(relays, t, before, ctx.rng) if chance else self._by_links()
         if begins or waits != before:

@@ -42,7 +42,7 @@ def open_stages(members: Iterable[Member], serving: Collection[str], stages: int
     serve."""
     here: dict[int, list[Member]] = {stage: [] for stage in range(1, stages + 1)}
     for member in members:
-        if member.stage:
+        if member.stage and not member.is_auditor:
             here[member.stage].append(member)
     found = []
     for stage, present in here.items():

@@ -20,11 +20,12 @@ class Record(msgspec.Struct, frozen=True, tag_field="kind", forbid_unknown_field
 class Member(msgspec.Struct, frozen=True):
     """Member of the run, as the log describes it.
 
-    stage: 0 for a data node. capacity: microbatches whose activations it can hold at a time. address:
-    host:port ("": it cannot be dialled). disk: name of the disk on which it can keep the log ("": it cannot).
-    forward_s, backward_s: measured seconds per block and microbatch (0: not measured). ticket: key of the
-    ticket with which it came, set by the leader ("": the owner's own, or of an earlier release). walk_in:
-    True if that is an open ticket, which is no secret; else unset.
+    stage: 0 for a data node. capacity: microbatches whose activations it can hold at a time; 0 for an auditor
+    (`protocol.fleet.auditors`), which takes none. address: host:port ("": it cannot be dialled). disk: name
+    of the disk on which it can keep the log ("": it cannot). forward_s, backward_s: measured seconds per
+    block and microbatch (0: not measured). ticket: key of the ticket with which it came, set by the leader
+    ("": the owner's own, or of an earlier release). walk_in: True if that is an open ticket, which is no
+    secret; else unset.
     """
 
     id: str
@@ -40,6 +41,11 @@ class Member(msgspec.Struct, frozen=True):
     backward_s: float = 0.0
     ticket: str = ""
     walk_in: bool | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def is_auditor(self) -> bool:
+        """True for a member that only audits: it never serves."""
+        return self.capacity == 0
 
 
 class Slot(msgspec.Struct, frozen=True, array_like=True):

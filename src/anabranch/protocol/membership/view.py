@@ -60,14 +60,15 @@ class Membership:
     split (`NOT_OPEN`: none). reopened_t: iteration that lost all data nodes that it was opened with. former:
     opening of the iteration before, if both are in flight because `opening` is delayed. gone: peers removed
     since the iteration was opened -> their stage and region. walk_ins: peers that came with an open ticket,
-    removed ones too -> iteration from which they serve or served. version: changes with every change. widest:
+    removed ones too -> iteration from which they serve or served. auditors: members that only audit, of all
+    stages. version: changes with every change. widest:
     number of members of the stage with most members.
     """
 
     __slots__ = (
         *("number", "members", "active_from", "order", "begun", "opening", "former", "reopened_t", "gone"),
         *("version", "_versions", "_stages", "_seats", "_live", "_graphs", "_former", "_long_gone", "widest"),
-        "walk_ins",
+        *("walk_ins", "auditors"),
     )
 
     def __init__(self) -> None:
@@ -81,6 +82,7 @@ class Membership:
         self.gone: dict[str, tuple[int, str]] = {}
         self.former: Opening | None = None
         self.walk_ins: dict[str, int] = {}
+        self.auditors: dict[str, Member] = {}
         self._long_gone = 0
         """Number of peers in `gone` that were removed before `opening` was opened."""
         self.version = 0
@@ -104,6 +106,7 @@ class Membership:
         self.version, self._versions, self._stages = other.version, other._versions, other._stages
         self.widest, self._seats, self._long_gone = other.widest, other._seats, other._long_gone
         self._live, self._graphs, self.walk_ins = other._live, other._graphs, other.walk_ins
+        self.auditors = other.auditors
 
     # --- changes -------------------------------------------------------------------------------
 
@@ -147,7 +150,7 @@ class Membership:
         self.version = next(_versions)
         self.members, self.order = self.members.copy(), self.order.copy()
         self.active_from, self.gone = self.active_from.copy(), self.gone.copy()
-        self.walk_ins = self.walk_ins.copy()
+        self.walk_ins, self.auditors = self.walk_ins.copy(), self.auditors.copy()
         self._stages, self._versions = self._stages.copy(), self._versions.copy()
         self._live, self._graphs = self._live.copy(), {}
         change()
@@ -198,6 +201,8 @@ class Membership:
             self._seats += 1
             self.members[member.id], self.order[member.id] = member, self._seats
             joined.setdefault(member.stage, []).append(member.id)
+            if member.is_auditor:
+                self.auditors[member.id] = member
         for stage, peers in joined.items():
             self._stages[stage] = [*self._stages.get(stage, ()), *peers]
         self._changed(joined)
@@ -209,6 +214,7 @@ class Membership:
             self._changed((former.stage,))
         self.order.pop(peer, None)
         self.active_from.pop(peer, None)
+        self.auditors.pop(peer, None)
 
     def _activate(self, active_from: Mapping[str, int]) -> None:
         for peer, since in active_from.items():
@@ -295,6 +301,11 @@ class Membership:
     def of(self, stage: int) -> Collection[str]:
         """Members of `stage`, active or not, in no particular order."""
         return self._stages.get(stage, ())
+
+    def replicas(self, stage: int) -> Collection[str]:
+        """Members of `stage` that serve or are to serve, in no particular order: all but auditors."""
+        here = self.of(stage)
+        return [peer for peer in here if peer not in self.auditors] if self.auditors else here
 
     def stage_of(self, peer: str) -> int | None:
         """Stage of a member; None if `peer` is no member."""

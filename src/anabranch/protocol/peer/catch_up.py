@@ -95,6 +95,8 @@ class CatchUp(Timer):
         if even:  # if there are many replicas, linked ones first
             near = run.near.active_neighbours(run.stage, run.stage, ALL_TIMES)
             live = [p for p in near if p != ctx.me] or live
+        if ctx.me in run.membership.auditors:
+            ctx.rng.shuffle(live)  # the state that one gave may prove false
         if (self._wanted_t >= 0 and (snapshots or even)) or (snapshots and not live):
             ctx.outbox.send(ctx.log.leader, msg.WhoHas(run.stage, self._wanted_t))
             self._entry.repeat_at = ctx.clock.now + WHO_HAS_AGAIN_S

@@ -152,7 +152,8 @@ class Iterations(Timer):
         it shows false, and have the replica apply it. base: hash of its log entry."""
         settings = self._ctx.run.settings
         if settings.audits and record.verdict == "step":
-            audited = drawn(record, base, settings.audit_share, self._ctx.run.membership.walk_ins)
+            membership = self._ctx.run.membership
+            audited = drawn(record, base, settings.audit_share, membership.walk_ins, membership.auditors)
             self._keep_work(record, audited)
             self.kept_work.committed(record.t)
             if self.auditor.committed(record.t, audited):
@@ -208,6 +209,7 @@ class Iterations(Timer):
             self.retained = [self.current]  # C_t was proposed when t - 1 had been released (R11)
             self._follow()
         ctx.tasks.drop(t)
+        self.auditor.applied(t)
         self._states.applied(t)
         self._snapshots.applied(t)
         timing = ctx.tasks.take_seconds()
@@ -266,7 +268,7 @@ class Iterations(Timer):
         to = self._state(), ctx.log.leader, ctx.log.term
         if self._vouched == to and len(run.membership.members) > REPEATING:
             return
-        joiners = len(run.membership.of(run.stage)) - run.membership.count(run.stage, ALL_TIMES)
+        joiners = len(run.membership.replicas(run.stage)) - run.membership.count(run.stage, ALL_TIMES)
         if ctx.me not in serving or not joiners:
             return
         if proof := self.possession.get():

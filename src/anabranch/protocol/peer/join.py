@@ -250,7 +250,12 @@ class JoinProcess(Timer):
     # --- reports -------------------------------------------------------------------------------
 
     def _has_state(self) -> None:
-        """Report that the state is loaded, apply the steps after it, and open the next iteration."""
+        """Report that the state is loaded, apply the steps after it, and open the next iteration. A member
+        that only audits just applies them."""
+        if self._ctx.me in self._ctx.run.membership.auditors:
+            t = self._iterations.replica.t
+            text = f"auditing stage {self._ctx.run.stage}, from its state after iteration {t} on"
+            self._ctx.outbox.note("note", text=text)
         self.report()
         self._report_applied()
         self._iterations.replica.advance()
@@ -262,8 +267,9 @@ class JoinProcess(Timer):
         if self.step is not Step.READY:
             return
         ctx, replica = self._ctx, self._iterations.replica
-        if ctx.me in ctx.run.membership.active_from:
-            self._entry.repeat_at = math.inf
+        membership = ctx.run.membership
+        if ctx.me in membership.active_from or ctx.me in membership.auditors:
+            self._entry.repeat_at = math.inf  # it serves, or never will
             return
         links = ctx.costs.links() if ctx.run.deals else {}
         proof = self._iterations.possession.get()

@@ -72,6 +72,11 @@ class StepApply(Timer):
             self._give_up(min(self.pending))
             return
         record, _ = following
+        if self._is_false(record):
+            text = f"the state that was fetched is not the run's after iteration {self.t}: another is fetched"
+            self.ctx.outbox.note("note", text=text)
+            self._give_up(self.t)
+            return
         if record.verdict == "skip":
             self._take(Skip(record.t))
             return
@@ -81,6 +86,13 @@ class StepApply(Timer):
             reduce = self.all_reduce.reduce
             self.lacking.seek(reduce is not None and reduce.message.fence.t == record.t)
             self.tick()
+
+    def _is_false(self, following: Commit) -> bool:
+        """True if this peer only audits, and its state is not the one that the log names before the step
+        `following`: who gave it the state lied. A joiner's state is checked by the leader instead."""
+        if following.verdict == "skip" or self.ctx.me not in self.ctx.run.membership.auditors:
+            return False
+        return following.stages[self.ctx.run.stage].fingerprint_before != self.fingerprint
 
     def _take(self, task: Task) -> None:
         self._applying = True

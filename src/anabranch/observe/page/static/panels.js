@@ -150,7 +150,7 @@ export function showDetails(recording, key, sources) {
   const title = node.region ? `${node.name} in ${node.region}` : node.name;
   put(name, title);
   const facts = [
-    ["role", node.stage ? `relay of stage ${node.stage}` : "data node"],
+    ["role", node.stage ? `${node.role === "auditor" ? "auditor" : "relay"} of stage ${node.stage}` : "data node"],
     ["state", why ? `${look.word}: ${why}` : look.word],
     ["this step", some(node.share, "microbatch", "es")],
     ["total", `${whole(node.total)} in committed steps`],
