@@ -89,10 +89,10 @@ class HostileRun:
         return any(words in text for text in texts)
 
     def out(self, guest: LiveGuest) -> str:
-        """Reason with which the guest lost its seat or its links after its deed; "" if it did not."""
+        """Reasons with which the guest lost its seat or its links after its deed; "" if it did not."""
         told = [e.reason for e in self.swarm.of(PeerRemoved) if e.subject == guest.peer]
         found = [*told, *guest.words("closed"), *guest.words("ended")]
-        return found[-1] if found and guest.begun >= 0 else ""
+        return "; ".join(found) if guest.begun >= 0 else ""
 
     def end(self, *guests: LiveGuest) -> None:
         """Kill these guests, and wait until none of them is a member."""
