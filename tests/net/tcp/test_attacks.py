@@ -513,3 +513,16 @@ def test_a_connection_that_comes_while_the_peer_closes_leaves_nothing(
 
     backend.run(scenario)
     assert not [each for each in recwarn if "never awaited" in str(each.message)]
+
+
+def test_an_address_of_another_peer_is_not_believed(backend: Backend) -> None:
+    """A joiner names it as its own. It costs the other peer one TLS connection, which proves another key."""
+
+    async def scenario(world: World) -> None:
+        leader, other = await world.peer("anna"), await world.peer("bert")
+        said = await soon(leader.transport.probe(CALLER.peer_id, other.address))
+        assert said == f"another machine answers at {other.address}"
+        assert await soon(leader.transport.probe(other.identity.peer_id, other.address)) == ""
+        assert other.inboxes == [] and leader.inboxes == []
+
+    backend.run(scenario)

@@ -1,4 +1,4 @@
-"""Hostile guests of the chaos test: their schedule, their figures, and a live one for each provable deed."""
+"""Hostile guests of the chaos test: their schedule, their figures, and live ones in waves (`HostileRun`)."""
 
 from __future__ import annotations
 
@@ -21,22 +21,47 @@ from anabranch.node.chaos.run_record import GuestVisit, RunRecord
 from anabranch.node.chaos.swarm_tracker import SwarmTracker
 from anabranch.node.chaos.wasted_compute import WastedCompute
 from anabranch.node.local_swarm.supervisor import Supervisor
-from anabranch.observe.events import Event, PeerActive, PeerRemoved, Step
+from anabranch.observe.events import Event, PeerActive, PeerRemoved, Rollback, Skip, Step
 from anabranch.protocol.interface.events import Send
 from anabranch.protocol.interface.settings import Settings as RunSettings
 from anabranch.protocol.messages import Ping
 from anabranch.protocol.peer.peer import Peer
 from support.architecture import Tree
+from support.hostile_runs import HostileRun
 from support.local_swarms import created, small_run, steps_of, swarm_of
 
-#: Deeds that cost a live guest its seat or its place at the door, with words of the reason.
-PUT_OUT = {
-    "false state": "differs from its stage's",
-    "wrong digest": "gradient",
-    "false overflow": "overflow",
-    "data node with a relay's ticket": "as a relay, not as a data node",
-    "flood about past iterations": "too many messages about past iterations",
-}
+#: Settings of a run that ends only with its test.
+ENDLESS = {"run__steps": 100_000, "checkpoint__every": 100_000, "evaluation__every": 0}
+#: Waves of guests that lose their seats or their links: deed, stage, words of the reason.
+PUT_OUT = [
+    [
+        ("false state", 1, "differs from its stage's"),
+        ("wrong digest", 2, "gradient"),
+    ],
+    [
+        ("false overflow", 1, "overflow"),
+        ("withheld parts", 2, "parts of its sum"),
+    ],
+    [
+        ("false state of an idle member", 1, "differs from its stage's"),
+        ("empty member", 2, "the state it fetched"),
+    ],
+]
+#: Waves of guests that no proof puts out: deed, stage, words that tell the owner ("": the run needs none).
+ENDURED = [
+    [
+        ("opens no iteration", 1, ""),
+        ("claims nothing", 2, "does not claim the microbatch"),
+    ],
+    [
+        ("black hole", 1, "has kept the microbatch for far longer than usual"),
+        ("inputs that overflow", 2, "with inputs of"),
+    ],
+    [
+        ("all states for a newcomer", 1, "for which it has no need"),
+        ("all states for a stranger", 1, "for which it has no need"),
+    ],
+]
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -138,12 +163,18 @@ def test_no_command_of_volunteers_leads_to_a_guest() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("deed", PUT_OUT)
+@pytest.mark.parametrize(
+    ("deed", "words"),
+    [
+        ("data node with a relay's ticket", "as a relay, not as a data node"),
+        ("flood about past iterations", "too many messages about past iterations"),
+    ],
+)
 def test_a_live_guest_is_put_out_and_no_bit_differs(
-    tmp_path: Path, texts: Path, supervisor: Supervisor, deed: str
+    tmp_path: Path, texts: Path, supervisor: Supervisor, deed: str, words: str
 ) -> None:
-    endless = {"run__steps": 100_000, "checkpoint__every": 100_000, "evaluation__every": 0}
-    run = small_run(texts, fleet__relays_per_stage=[3, 3], **endless)
+    """A guest that the chaos test invites."""
+    run = small_run(texts, fleet__relays_per_stage=[3, 3], **ENDLESS)
     directory = created(tmp_path / "run", run)
     tracker, record = SwarmTracker(), RunRecord()
     with swarm_of(directory, run, supervisor) as swarm:
@@ -165,7 +196,102 @@ def test_a_live_guest_is_put_out_and_no_bit_differs(
         swarm.until(lambda _: len(swarm.of(Step)) > out_at + 2)
         host.end()
         honest = [event for event in swarm.of(PeerRemoved) if event.subject != visit.peer]
-    assert visit.began and PUT_OUT[deed] in visit.put_out, visit
+    assert visit.began and words in visit.put_out, visit
     assert not [event for event in honest if not event.reason.startswith("moves to")], honest
+    report = verify(directory.path)
+    assert report.holds and report.promise == "bits", report.lines()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_guests_are_put_out_one_wave_after_the_other(
+    tmp_path: Path, texts: Path, supervisor: Supervisor
+) -> None:
+    """Each serves beside two honest replicas of its stage."""
+    run = small_run(texts, **ENDLESS)
+    directory = created(tmp_path / "run", run)
+    with swarm_of(directory, run, supervisor) as swarm:
+        hostile = HostileRun(swarm)
+        hostile.until(lambda: hostile.steps > 2)
+        for wave in PUT_OUT:
+            guests = [hostile.invite(deed, stage) for deed, stage, _ in wave]
+            hostile.until(lambda guests=guests: all(map(hostile.out, guests)))  # type: ignore[misc]
+            for guest, (deed, _, words) in zip(guests, wave, strict=True):
+                assert words in hostile.out(guest), (deed, hostile.out(guest))
+            hostile.goes_on()
+            hostile.end(*guests)
+        assert not hostile.honest_removed(), swarm.story()
+    report = verify(directory.path)
+    assert report.holds and report.promise == "bits", report.lines()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_guests_that_no_proof_puts_out_cost_no_honest_seat(
+    tmp_path: Path, texts: Path, supervisor: Supervisor
+) -> None:
+    run = small_run(texts, **ENDLESS)
+    directory = created(tmp_path / "run", run)
+    with swarm_of(directory, run, supervisor) as swarm:
+        hostile = HostileRun(swarm)
+        hostile.until(lambda: hostile.steps > 2)
+        for wave in ENDURED:
+            guests = [hostile.invite(deed, stage) for deed, stage, _ in wave]
+            hostile.until(hostile.withstood(*guests))
+            for guest, (deed, _, words) in zip(guests, wave, strict=True):
+                assert not words or hostile.told(words), (deed, swarm.story())
+                assert not deed.startswith("all states") or not guest.words("piece"), (deed, guest)
+            hostile.end(*guests)
+        assert not hostile.honest_removed(), swarm.story()
+        assert not swarm.of(Skip), swarm.story()
+    report = verify(directory.path)
+    assert report.holds and report.promise == "bits", report.lines()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_guests_that_only_audits_find(tmp_path: Path, texts: Path, supervisor: Supervisor) -> None:
+    """Deeds: a seal that its sender never made; other bytes than were signed; differences that the second
+    auditor does not find; a false contribution of a guest that dies before its receipt."""
+    audited = {"audit__share": 1.0, "routing__policy": "static", "checkpoint__every": 3}
+    run = small_run(texts, **{**ENDLESS, **audited})
+    directory = created(tmp_path / "run", run)
+    with swarm_of(directory, run, supervisor) as swarm:
+        hostile = HostileRun(swarm)
+        hostile.until(lambda: hostile.steps > 2)
+        seal, unsigned = hostile.invite("made-up seal", 1), hostile.invite("other bytes than it signed", 2)
+        hostile.until(lambda: bool(hostile.out(seal) and hostile.told("does not have the seal of its")))
+        assert "seal of the activation" in hostile.out(seal)
+        hostile.goes_on()
+        hostile.end(seal, unsigned)
+        auditor, gone = hostile.invite("false audits", 1), hostile.invite("false part, then gone", 2)
+        hostile.until(lambda: bool(hostile.out(auditor) and gone.begun >= 0 and not gone.process.running))
+        hostile.goes_on()
+        hostile.end(auditor, gone)
+        assert not hostile.honest_removed(), swarm.story()
+    report = verify(directory.path)
+    assert report.holds and report.promise == "bits", report.lines()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_one_of_two_replicas_lies(tmp_path: Path, texts: Path, supervisor: Supervisor) -> None:
+    """A wrong digest is told by the coordinator's own sum. A false state is not: the log goes back, nobody is
+    removed on one word, and the run takes steps again once the liar is gone."""
+    run = small_run(texts, **{**ENDLESS, "checkpoint__every": 4, "fleet__relays_per_stage": [1, 1]})
+    directory = created(tmp_path / "run", run)
+    with swarm_of(directory, run, supervisor) as swarm:
+        hostile = HostileRun(swarm)
+        hostile.until(lambda: hostile.steps > 2)
+        digest = hostile.invite("wrong digest", 1)
+        hostile.until(lambda: bool(hostile.out(digest)))
+        assert "gradient" in hostile.out(digest)
+        hostile.goes_on()
+        hostile.end(digest)
+        state = hostile.invite("false state", 2)
+        hostile.until(lambda: state.begun >= 0 and bool(swarm.of(Rollback)))
+        hostile.end(state)
+        hostile.goes_on()
+        assert not hostile.honest_removed(), swarm.story()
     report = verify(directory.path)
     assert report.holds and report.promise == "bits", report.lines()

@@ -270,6 +270,40 @@ def test_the_receiver_of_poisoned_inputs_is_not_the_one_that_goes(
     assert len({fields["t"] for fields in found}) == 1
 
 
+#: (liar, first letter of its victims, message, task that overflows there)
+POISONED = [
+    ("r1.0", "r", msg.Forward, tasks.Forward),
+    ("r2.0", "r", msg.Backward, tasks.InputGradient),
+    ("r2.0", "d", msg.Forward, tasks.Head),
+    ("r1.0", "d", msg.Backward, tasks.WeightGradient),
+]
+
+
+@pytest.mark.parametrize(("liar", "victims", "message", "task"), POISONED)
+def test_one_relay_that_poisons_all_its_neighbours_skips_no_step(
+    liar: str, victims: str, message: type[msg.AnyMessage], task: type[Task]
+) -> None:
+    """All who find the overflow had the input from the same relay, or it is the only data node that finds it.
+    Three such steps ended a run."""
+    world = swarm(3, stages=2, steps=8)
+    stage = 3 - int(liar[1]) if victims == "r" else 0
+    overflowing(world, stage, lambda each, inputs: isinstance(each, task) and 666 in inputs)
+    carry, sent = world.carry, list[int]()
+
+    def poison(sender: Node, peer: str, data: bytes, payload: Payload | None) -> None:
+        said = msg.decode(data)
+        to = sender.id == liar and peer[0] == victims
+        bad = to and isinstance(said, message) and payload is not None
+        if bad:
+            sent.append(cast(Any, said).fence.t)
+        carry(sender, peer, data, 666 if bad else payload)
+
+    world.carry = poison  # type: ignore[method-assign]
+    assert go_on(world) == 8
+    assert sent and set(removed(world)) <= {liar}
+    assert [commit.t for commit in world.history().commits if commit.verdict == "skip"] == []
+
+
 @pytest.mark.parametrize("named", ["", "r2.0", "d0", "nobody"])
 def test_one_that_blames_others_for_its_overflows_goes(named: str) -> None:
     """It names one relay each time, a data node, somebody who is no member, or nobody."""

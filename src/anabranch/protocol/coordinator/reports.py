@@ -17,6 +17,9 @@ from anabranch.protocol.reduce.coverage import plausible
 #: Stalls of a step after which one replica's word for an overflow is enough, if no other replica computed the
 #: microbatch. Plain choice: a replica that could has had several times a step's usual duration.
 UNANSWERED_STALLS = 2
+#: The same if all who report the overflow had their input from one relay, and others could have sent it. A
+#: choice: within this the microbatch was overdue at the peer before that relay, and came another way.
+ONE_SOURCE_STALLS = 4
 
 
 @dataclass(eq=False)
@@ -89,7 +92,8 @@ class Reports:
 
     def on_overflow(self, peer: str, message: Overflow) -> str | None:
         """Enter a report that a tensor is not finite or out of range; once enough replicas or the coordinator
-        itself report it, the step is skipped. Returns why the report is refused, or None."""
+        itself report it, and not with inputs of one relay alone, the step is skipped. Returns why the report
+        is refused, or None."""
         settings = self.ctx.run.settings
         if message.index >= settings.microbatches + settings.windows:
             return f"no microbatch {message.index} in iteration {message.fence.t}"
@@ -102,7 +106,9 @@ class Reports:
             found[peer] = message.tensor
             current.suppliers[stage, index, peer] = message.sender
             current.progress_at = self.ctx.clock.now
-        if peer == self.ctx.me or len(found) >= self._needed(stage, current.t):
+        current.sources.setdefault((stage, index), set()).add(message.sender)
+        enough = peer == self.ctx.me or len(found) >= self._needed(stage, current.t)
+        if enough and not self._one_source(current, stage, index):
             first = next(iter(found))
             current.witness = Witness(peer=first, stage=stage, index=index, tensor=found[first])
         return None
@@ -115,6 +121,16 @@ class Reports:
         able = [p for p in ctx.run.membership.live(stage, t) if p == ctx.me or ctx.reachable(p)]
         return len(able) // 2 + 1
 
+    def _one_source(self, current: Round, stage: int, index: int) -> bool:
+        """True if all inputs with which a microbatch overflowed came from one relay, and another replica of
+        its stage could send them: that relay may have made them up, and one peer's word skips no step."""
+        sources = current.sources.get((stage, index), set())
+        source = self._supplier(stage, next(iter(sources))) if len(sources) == 1 else ""
+        if not source or source == self.ctx.me:
+            return False
+        live = self.ctx.run.membership.live(self.ctx.run.membership.members[source].stage, current.t)
+        return any(p == self.ctx.me or self.ctx.reachable(p) for p in live if p != source)
+
     def take_unanswered(self, current: Round) -> None:
         """Accept one replica's report of an overflow if the step has stalled and no other replica computed
         that microbatch. Otherwise the others could block the step: by taking the microbatch and never giving
@@ -124,7 +140,8 @@ class Reports:
         for (stage, index), found in current.witnesses.items():
             units = {index} if stage else {head_unit(index), embed_unit(index)}
             claimed = units <= frozenset().union(*current.claims.get(stage, {}).values())
-            if not claimed and index not in current.evaluations:
+            long = current.stalls >= ONE_SOURCE_STALLS or not self._one_source(current, stage, index)
+            if long and not claimed and index not in current.evaluations:
                 first = next(iter(found))
                 current.witness = Witness(peer=first, stage=stage, index=index, tensor=found[first])
                 return
@@ -150,5 +167,5 @@ class Reports:
     def _supplier(self, stage: int, peer: str) -> str:
         """`peer`, which sent the input of a microbatch that overflowed at `stage`, if it is a relay of an
         adjacent stage; else ""."""
-        found = self.ctx.run.membership.stage_of(peer)
-        return peer if found and found in (stage - 1, stage + 1) else ""
+        found, stages = self.ctx.run.membership.stage_of(peer), self.ctx.run.settings.stages
+        return peer if found and found in (stage - 1 if stage else stages, stage + 1) else ""

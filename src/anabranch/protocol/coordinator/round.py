@@ -49,6 +49,8 @@ class Round:
     """(stage, microbatch) -> tensor that overflowed there, by the peer that reported it."""
     suppliers: dict[tuple[int, int, str], str] = field(default_factory=dict)
     """(stage, microbatch, peer that reported its overflow) -> peer that it got the last input from."""
+    sources: dict[tuple[int, int], set[str]] = field(default_factory=dict)
+    """(stage, microbatch) -> peers that sent the inputs with which it overflowed there."""
     witness: Witness | None = None
     """Overflow that enough replicas found, or end of a stranded round: the step is skipped for it."""
     progress_at: float = 0.0

@@ -41,9 +41,9 @@ class Claims:
 
     def in_range(self, index: int, result: Result, sender: str = "") -> bool:
         """True if the task found no overflow (non-finite or out-of-range value). Otherwise note it for the
-        leader, which skips the step if another replica finds it too. sender: peer that sent the last input,
-        and may be the cause."""
-        if result.overflow and index not in self.overflows:
+        leader, which skips the step if another replica finds it too, and with another one's input. sender:
+        peer that sent the last input, and may be the cause."""
+        if result.overflow and not self.overflowed(index, sender):
             fence = self.ctx.fence(self.t, self.base)
             self.overflows[index] = Overflow(fence, self.ctx.run.stage, index, result.overflow, sender)
             self.changed = True
@@ -51,6 +51,10 @@ class Claims:
                 "overflow", t=self.t, stage=self.ctx.run.stage, index=index, tensor=result.overflow
             )
         return not result.overflow
+
+    def overflowed(self, index: int, sender: str) -> bool:
+        """True if microbatch `index` overflowed here before with an input of `sender`."""
+        return index in self.overflows and self.overflows[index].sender == sender
 
     def send(self) -> None:
         """Send the leader all overflows, and the cumulative claim with the members of this stage that this

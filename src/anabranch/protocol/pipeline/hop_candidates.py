@@ -35,6 +35,8 @@ class HopCandidates:
         self._planned = planned
         self._served_at = ctx.clock.now
         """Last time at which a microbatch was sent to a replica that is no standby."""
+        self.doubted: set[str] = set()
+        """Peers with whose gradients something overflowed here in this iteration; others are preferred."""
 
     def took(self, peer: str) -> None:
         """Note that a microbatch is sent to `peer`. Standbys become eligible once no microbatch was sent to
@@ -53,9 +55,9 @@ class HopCandidates:
 
         In a large swarm others are eligible, too, if no preferred neighbour is reachable.
         A standby is eligible if no other replica is reachable, or once no other replica was sent a microbatch
-        for the time that the coordinator announced. A peer that refused the microbatch, or kept microbatches
-        too long, is eligible if there is no other, or once the microbatch has waited for PREFERRED_S. A slot
-        of a round goes to its planned peer (`_of_slot`).
+        for the time that the coordinator announced. A peer that refused the microbatch, kept microbatches too
+        long, or is `doubted`, is eligible if there is no other, or once the microbatch has waited for
+        PREFERRED_S. A slot of a round goes to its planned peer (`_of_slot`).
         """
         plan = self.ctx.run.plan(self.t) if self.ctx.run.stage == 0 else ()
         if item.train and plan and (holder := plan[item.index].peer):
@@ -119,7 +121,8 @@ class HopCandidates:
         return (peers, math.inf) if self.ctx.clock.now >= all_at else (preferred, all_at)
 
     def _is_preferred(self, item: OutgoingMicrobatch, peer: str) -> bool:
-        return peer not in item.refused_by and not self.ctx.costs.avoided(peer, self.t)
+        doubted = peer in item.refused_by or peer in self.doubted
+        return not doubted and not self.ctx.costs.avoided(peer, self.t)
 
     def _waits_since(self, item: OutgoingMicrobatch) -> float:
         """Time (s) since which a microbatch waits for better peers than those at hand: any that did not

@@ -36,7 +36,8 @@ class IncomingMicrobatch:
     gradient from the next stage, and the one to send upstream. returned: True once nothing is left to compute
     for upstream. sent_back_at: time (s) of the last sending back, None once acknowledged. back: upstream peer
     -> gradient last sent to it. sender_of_last: peer that sent the activation, then the gradient. others:
-    further upstream peers that wait for the gradient -> number of their transmission.
+    further upstream peers that wait for the gradient -> number of their transmission. spoilt: True if its
+    forward overflowed: it waits for the input of another peer.
     """
 
     index: int
@@ -56,6 +57,7 @@ class IncomingMicrobatch:
     back: dict[str, ReturnedGradient] = field(default_factory=dict)
     others: dict[str, int] = field(default_factory=dict)
     sender_of_last: str = ""
+    spoilt: bool = False
 
     def rank(self, usual: TaskPriority) -> TaskPriority:
         """Priority of a task of this microbatch: EVALUATION in an evaluation, REDO (more urgent than that) if

@@ -206,6 +206,9 @@ class Iteration:
             return f"forward of microbatch {message.index} without a slot"
         received.append(message.way)
         known = self.units.get(message.index)
+        if known is not None and known.spoilt and peer != known.sender_of_last:
+            self._refuse(known, "another peer sends its input")
+            known = None
         if known is not None:
             self.credits.release(peer)
             self.replies.adopt(known, peer, message)
@@ -366,6 +369,13 @@ class Iteration:
                 unit.kept = False  # the next gradient begins with the forward again
             self.repairs.reject(unit.index, refusal)
             return
+        if result.overflow and self._may_be_false(unit.index):
+            self.claims.in_range(unit.index, result, unit.sender_of_last)
+            unit.gradient_in = None
+            self._discard(unit)
+            unit.kept = False
+            self.repairs.reject(unit.index, f"{result.overflow} is out of range")
+            return
         if not self._in_range(unit, result):
             return
         unit.gradient_out = result.outputs[0]
@@ -424,23 +434,39 @@ class Iteration:
         if result.error:
             self.repairs.reject(index, result.error)
             return
-        if self.claims.in_range(index, result):
+        false = bool(result.overflow) and self._may_be_false(index)
+        item = self.sender.items.get(index)
+        if self.claims.in_range(index, result, (item.peer if item is not None else None) or ""):
             self.claims.hold(embed_unit(index))
+        elif false:
+            self.repairs.reject(index, f"{result.overflow} is out of range")
+
+    def _may_be_false(self, index: int) -> bool:
+        """True if the gradient of a microbatch overflowed here, for the first time with one of its sender,
+        and another peer could send one: the sender may have made it up, and the microbatch is sent again."""
+        item = self.sender.items.get(index)
+        if item is None or not item.peer or not self.ctx.run.membership.stage_of(item.peer):
+            return False
+        return not self.claims.overflowed(index, item.peer) and self.sender.others_could(item)
 
     def _in_range(self, unit: IncomingMicrobatch, result: Result) -> bool:
         """True if the task found no overflow (non-finite or out-of-range value).
 
         Otherwise the overflow is reported to the leader. If the stage has other replicas, one that finds the
         overflow for the first time gives the microbatch up, so that another computes it too: no step is
-        skipped on the word of one peer.
+        skipped on the word of one peer. Else the microbatch stays, until another peer sends its input.
         """
         run, again = self.ctx.run, unit.index in self.claims.overflows
         if self.claims.in_range(unit.index, result, unit.sender_of_last):
             return True
+        if unit.forward_done:
+            self.sender.hops.doubted.add(unit.sender_of_last)
         if not again and run.membership.count(run.stage, self.t) > 1:
             if unit.forward_done and run.stage:
                 self._discard(unit)
             self._refuse(unit, f"{result.overflow} is out of range")
+        else:
+            unit.spoilt = not unit.forward_done
         return False
 
     def _refuse(self, unit: IncomingMicrobatch, reason: str) -> None:
@@ -460,8 +486,11 @@ class Iteration:
 
     def on_want(self, peer: str, message: Want) -> None:
         """Answer a peer that asks if a microbatch is here. If so, `peer` becomes its upstream peer and gets
-        the gradient once it is ready."""
-        self.replies.on_want(self.units.get(message.index), peer, message)
+        the gradient once it is ready. A spoilt one is not here for another peer than its sender."""
+        known = self.units.get(message.index)
+        if known is not None and known.spoilt and peer != known.sender_of_last:
+            known = None
+        self.replies.on_want(known, peer, message)
 
     def on_call_back(self, peer: str, message: CallBack) -> None:
         """Give up at most `message.most` microbatches of the upstream `peer` on which no task runs yet: it

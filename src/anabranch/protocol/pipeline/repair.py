@@ -54,7 +54,8 @@ class Repairs:
         )
         self._sender.changed()
         self._sender.items[index] = item
-        item.finding = {peer for peer in self._sender.hops.peers() if self.ctx.reachable(peer)}
+        hops = self._sender.hops
+        item.finding = {p for p in hops.peers() if self.ctx.reachable(p) and p not in hops.doubted}
         following, own, near = self.ctx.run.next_stage(), self.ctx.run.stage, self.ctx.run.near
         membership, t = self.ctx.run.membership, self._sender.t
         had, gone = tuple(lost), membership.gone_from(following)

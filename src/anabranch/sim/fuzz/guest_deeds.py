@@ -5,7 +5,10 @@ says, and its `talk` says what no honest process would. A (deed, role) pair whos
 has an entry in `OPEN` that names it, and only the profile `undefended` draws it.
 
 In seeds with audits a guest may also compute falsely: its deed's `talk` puts a `LyingWorker` in place of its
-worker.
+worker. There it may also have walked in, with an open ticket.
+
+Pairs that came later than the others (`LATER`) are drawn by lots of their own, so that all other seeds stay
+as they were.
 
 Not here: voters that lie (a guest has no disk for the log), and malformed messages (`byzantine_messages`).
 """
@@ -21,6 +24,7 @@ from msgspec import structs
 
 from anabranch.protocol import messages as msg
 from anabranch.protocol.coordinator.coordinator import Coordinator
+from anabranch.protocol.interface import events as ev
 from anabranch.protocol.interface import tasks
 from anabranch.protocol.interface.tasks import Task
 from anabranch.protocol.messages.state_transfer import Held
@@ -36,18 +40,31 @@ FALSE_HASH = "f" * 16
 PINGS, LINES = 10, 16
 #: Seconds between two talks of a guest (a choice); it also talks when a step is committed or opened.
 EVERY_S = 0.1
+#: Requests for states or for the log to each neighbour in one talk, and messages about past iterations (a
+#: choice, as above).
+ASKED, PAST = 4, 10
+#: Keys with which a walk-in comes again, and seconds between two of them. Each of them costs it work at the
+#: door, which the simulator does not have.
+KEYS, NEXT_KEY_S = 6, 1.0
+#: Credential of a walk-in.
+OPEN_DOOR = ev.VerifiedCredential("open", ev.NEVER_EXPIRES_S, "door")
 #: Seconds after which a guest that keeps its receipt back dies: its parts of the sum have arrived by then.
 DIES_S = 0.5
 
 
 class GuestRole(Enum):
     """Role of a hostile guest in the run. A guest that is only ADMITTED never reports ready, so it gets no
-    microbatches."""
+    microbatches; only runs with audits have WALK_INs."""
 
     SERVES = "a relay that serves"
     ADMITTED = "a relay that is admitted and serves nothing"
     STRANGER = "a stranger with a relay's ticket"
     DATA = "a data node"
+    WALK_IN = "a walk-in that serves"
+
+
+#: Roles of guests that get microbatches of the relays.
+SERVING = (GuestRole.SERVES, GuestRole.WALK_IN)
 
 
 class Guest:
@@ -122,7 +139,8 @@ class Deed:
     mouth, talk: functions that change honest messages and add false ones (see the module). proven: roles in
     which the leader can prove the act, so that the guest must lose its seat. applies: True if a stranger that
     does it asks to be admitted. early: True if a member does it before it serves. audited: True if only
-    audits find the act, so that seeds without audits do not draw it."""
+    audits find the act, so that seeds without audits do not draw it. hides: True if it needs relays that
+    others reach through carriers only."""
 
     name: str
     roles: frozenset[GuestRole]
@@ -132,6 +150,7 @@ class Deed:
     applies: bool = False
     early: bool = False
     audited: bool = False
+    hides: bool = False
 
 
 # --- the deeds ------------------------------------------------------------------------------------------
@@ -153,7 +172,7 @@ def _has_a_say(guest: Guest, t: int) -> bool:
     stage outnumber the liars there. A guest that does not serve yet in t would be ignored and lose its seat;
     with fewer honest replicas the step waits for a third or for the owner (docs/explanation/trust.md).
     """
-    if guest.role is not GuestRole.SERVES:
+    if guest.role not in SERVING:
         return True
     live = guest.world.leading().peer.ctx.run.membership.live(guest.stage, t)
     honest = [peer for peer in live if peer not in guest.world.liars]
@@ -255,9 +274,74 @@ def _ping(guest: Guest) -> None:
             guest.say(peer, msg.Ping(number, guest.node.peer.progress.position.index))
 
 
-def _compute_falsely(guest: Guest) -> None:
+def _tell_of_the_past(guest: Guest) -> None:
+    """Deed: send neighbours messages about an iteration that is over, again and again."""
+    lead = guest.lead
+    if lead is not None and lead.t > 1:
+        for peer in sorted(guest.node.links):
+            for _ in range(PAST):
+                guest.say(peer, msg.Backward(guest.fence(1, "0" * 32), 0))
+
+
+def _ask_for_the_log(guest: Guest) -> None:
+    for peer in sorted(guest.node.links):
+        for _ in range(ASKED):
+            guest.say(peer, msg.FetchLog(0))
+
+
+def _ask_for_states(guest: Guest) -> None:
+    """Deed: ask every neighbour for the state of every stage."""
+    t = guest.world.leading().peer.committed
+    for peer in sorted(guest.node.links):
+        for stage in range(guest.world.settings.stages + 1):
+            guest.say(peer, msg.FetchState(stage, -1))
+            guest.say(peer, msg.FetchPiece(stage, t, 0))
+
+
+def _blame(guest: Guest) -> None:
+    """Deed: report an overflow in each iteration, and name the peers of other stages in turn as its cause."""
+    lead = guest.lead
+    if lead is None or lead.round is None:
+        return
+    members = guest.world.leading().peer.ctx.run.membership.members
+    others = sorted(peer for peer in members if members[peer].stage != guest.stage)
+    fence = guest.fence(lead.round.t, lead.round.base)
+    overflow = msg.Overflow(fence, guest.stage, 0, "made up", others[fence.t % len(others)])
+    guest.tell_leader(overflow, once=("blame", fence.t, fence.base))
+
+
+def _break_circuits(guest: Guest) -> None:
+    """Deed: as a carrier, flip, repeat or drop bytes of a circuit. The two ends see a broken link, since they
+    run TLS inside the circuit."""
+    if guest.world.carries(guest.name):
+        guest.told.add(("broke", round(guest.world.clock.now, 3)))
+        guest.world.end_circuits(guest.name)
+
+
+def _swallow_circuits(guest: Guest) -> None:
+    """Deed: as a carrier, forward no byte of the circuits, and keep them open."""
+    if guest.world.carries(guest.name):
+        guest.told.add("swallows")
+        guest.world.swallows.add(guest.name)
+
+
+def _come_again(guest: Guest) -> None:
+    """Deed: walk in with further keys, up to KEYS. Each of these processes works honestly, if it gets a
+    seat."""
+    world, number = guest.world, len(guest.told) + 1
+    if number > KEYS or ("key", int(world.clock.now / NEXT_KEY_S)) in guest.told:
+        return
+    guest.told.add(("key", int(world.clock.now / NEXT_KEY_S)))
+    name = f"{guest.name}.key{number}"
+    member = structs.replace(guest.node.member, id=name, name=name, address=f"{name}:1", incarnation=1)
+    world.liars.add(name)
+    world.tickets[name] = OPEN_DOOR
+    world.add(member, world.leading().id, world.clock.now)
+
+
+def _compute_falsely(guest: Guest, signs: bool = True) -> None:
     """Deed: put a `LyingWorker` in place of the guest's worker. It gives false results of one kind of task
-    (`Guest.lie`) while enough honest replicas serve (`_has_a_say`)."""
+    (`Guest.lie`) while enough honest replicas serve (`_has_a_say`). signs: False to sign the right ones."""
     node, world = guest.node, guest.world
     if node.computer is None or isinstance(node.computer, LyingWorker):
         return
@@ -269,7 +353,12 @@ def _compute_falsely(guest: Guest) -> None:
         guest.told.add(("false work", task.t))
         return True
 
-    node.computer = LyingWorker(node.computer, guest.lie, lies_now)
+    node.computer = LyingWorker(node.computer, guest.lie, lies_now, signs)
+
+
+def _send_unsigned(guest: Guest) -> None:
+    """Deed: sign what the guest should have computed, and send something else."""
+    _compute_falsely(guest, signs=False)
 
 
 def _keep_receipt(guest: Guest, message: msg.AnyMessage) -> msg.AnyMessage | None:
@@ -291,27 +380,44 @@ def _drops(*kinds: type[msg.AnyMessage]) -> Mouth:
 _FETCHES = (msg.FetchState, msg.FetchPiece, msg.FetchGradient, msg.WhoHas, msg.Behind, msg.Ready)
 _SERVES, _ADMITTED = frozenset({GuestRole.SERVES}), frozenset({GuestRole.ADMITTED})
 _STRANGER, _DATA = frozenset({GuestRole.STRANGER}), frozenset({GuestRole.DATA})
+_WALK_IN = frozenset({GuestRole.WALK_IN})
 _RELAYS = _SERVES | _ADMITTED | _STRANGER
 #: A data node is trusted with the data and the losses; what it says about others, and how often, is not.
 _ALL = _RELAYS | _DATA
+_SEATED = _SERVES | _WALK_IN
 
 DEEDS = {
     deed.name: deed
     for deed in (
-        Deed("false state", _RELAYS, _false_state, _tell_false_state, proven=_SERVES),
-        Deed("false overflow", _RELAYS, None, _tell_overflows, proven=_SERVES),
-        Deed("black hole", _SERVES, _drops(msg.Forward, msg.Backward)),
+        Deed("false state", _RELAYS | _WALK_IN, _false_state, _tell_false_state, proven=_SEATED),
+        Deed("false overflow", _RELAYS | _WALK_IN, None, _tell_overflows, proven=_SEATED),
+        Deed("black hole", _SEATED, _drops(msg.Forward, msg.Backward)),
         Deed("wrong digest", _RELAYS, _false_digest, _tell_false_digest),
         Deed("empty member", _SERVES, _drops(*_FETCHES), _tell_ready, early=True),
         Deed("false apart", _SERVES, _apart),
         Deed("false holds", _ALL, _drops(msg.StateOffer, msg.Piece, msg.Holds), _tell_holds),
         Deed("false reports", _ALL, None, _tell_reports),
-        Deed("stage 0", _RELAYS, _ask_stage_0, _ask_again_for_stage_0, applies=True),
-        Deed("ping flood", _ALL, None, _ping),
-        Deed("false work", _SERVES, None, _compute_falsely, proven=_SERVES, audited=True),
-        Deed("false work, then gone", _SERVES, _keep_receipt, _compute_falsely, audited=True),
+        Deed("stage 0", _RELAYS | _WALK_IN, _ask_stage_0, _ask_again_for_stage_0, applies=True),
+        Deed("ping flood", _ALL | _WALK_IN, None, _ping),
+        Deed("false work", _SEATED, None, _compute_falsely, proven=_SEATED, audited=True),
+        Deed("false work, then gone", _SEATED, _keep_receipt, _compute_falsely, audited=True),
+        Deed("no iteration", _SERVES, _drops(msg.Slots, msg.Have, msg.Lack)),
+        Deed("blame", _SERVES, None, _blame),
+        Deed("all states", _ADMITTED | _STRANGER, None, _ask_for_states),
+        Deed("flood about the past", _ALL, None, _tell_of_the_past),
+        Deed("log flood", _ALL, None, _ask_for_the_log),
+        Deed("broken circuits", _SERVES, None, _break_circuits, hides=True),
+        Deed("silent circuits", _SERVES, None, _swallow_circuits, hides=True),
+        Deed("unsigned work", _SERVES, None, _send_unsigned, audited=True),
+        Deed("many keys", _WALK_IN, None, _come_again),
     )
 }
+
+#: Deeds that came later than the others; all deeds of WALK_INs did, too.
+LATER = frozenset(
+    ("no iteration", "blame", "all states", "flood about the past", "log flood",
+     "broken circuits", "silent circuits", "unsigned work", "many keys")
+)  # fmt: skip
 
 #: Pairs of a deed and a role whose defence has a limit, with the limit.
 OPEN: dict[tuple[str, GuestRole], str] = {
@@ -320,9 +426,10 @@ OPEN: dict[tuple[str, GuestRole], str] = {
 }
 
 
-def cells(undefended: bool, audits: bool = False) -> list[tuple[Deed, GuestRole]]:
+def cells(undefended: bool, audits: bool = False, later: bool = False) -> list[tuple[Deed, GuestRole]]:
     """Pairs (deed, role) that seeds draw. undefended: True for those against which the defence has a known
-    limit. audits: True in a seed with audits."""
+    limit. audits: True in a seed with audits. later: True for those that came later (`LATER`)."""
     pairs = [(deed, role) for deed in DEEDS.values() for role in GuestRole if role in deed.roles]
-    pairs = [(deed, role) for deed, role in pairs if audits or not deed.audited]
+    pairs = [(d, role) for d, role in pairs if (d.name in LATER or role is GuestRole.WALK_IN) == later]
+    pairs = [(d, role) for d, role in pairs if audits or not (d.audited or role is GuestRole.WALK_IN)]
     return [(deed, role) for deed, role in pairs if ((deed.name, role) in OPEN) == undefended]

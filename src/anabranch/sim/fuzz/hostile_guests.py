@@ -2,8 +2,9 @@
 
 G1: steps go on, each within PACE_S, and none is skipped on a false word. G2: no honest member is removed
 unless its process was killed or ended well. G3: a guest whose deed is proven loses its seat (false work: if
-all work is audited). G4: no guest gets a seat that its ticket does not give, nor comes to serve without its
-stage's state where others that have it are heard. (That no bit of the run differs is invariant I3.) Not here:
+all of its work is audited). G4: no guest gets a seat that its ticket does not give (walk-ins: no majority of
+a stage), nor comes to serve without its stage's state where others that have it are heard, nor gets states
+that it does not need. (That no bit of the run differs is invariant I3.) Not here:
 what a deed is (`guest_deeds`).
 """
 
@@ -16,10 +17,19 @@ from dataclasses import dataclass, replace
 from msgspec import structs
 
 from anabranch.protocol.audit.auditor import AUDITORS
+from anabranch.protocol.interface import events as ev
 from anabranch.protocol.interface.tasks import AUDIT_STEPS
 from anabranch.protocol.log.records import Commit, Member, Members, decode_entry
+from anabranch.protocol.messages import Piece
 from anabranch.protocol.peer.shared_state import Step
-from anabranch.sim.fuzz.guest_deeds import DEEDS, EVERY_S, Guest, GuestRole, cells
+from anabranch.sim.fuzz.guest_deeds import (
+    DEEDS,
+    EVERY_S,
+    OPEN_DOOR,
+    Guest,
+    GuestRole,
+    cells,
+)
 from anabranch.sim.kernel.simulated_peer import Node
 from anabranch.sim.kernel.swarm_world import World
 from anabranch.sim.kernel.violation import Violation
@@ -31,6 +41,9 @@ STEPS_UNDER_ATTACK = 8
 PACE_S = 90.0
 #: Virtual time (s) that a guest has to come into its role; after that its deed is dropped.
 ARRIVES_S = 60.0
+#: Share of seeds whose first guest does one of the deeds that came later (a choice: these are a third of all
+#: pairs, and the others have been drawn for long).
+LATER_SHARE = 0.25
 #: Roles of guests that serve nothing.
 APART = (GuestRole.ADMITTED, GuestRole.STRANGER)
 
@@ -53,14 +66,20 @@ class GuestPlan:
 
 
 def draw_guests(
-    rng: random.Random, stages: int, undefended: bool, audits: bool = False
+    rng: random.Random,
+    stages: int,
+    undefended: bool,
+    audits: bool = False,
+    later: random.Random | None = None,
 ) -> tuple[GuestPlan, ...]:
     """Guests of a seed: one or two, at one stage or at two, with one deed or two.
 
     Two that come after the same step are accomplices, with the deed, role and stage of the first, if they
     never serve: two serving replicas that agree on a lie are believed (docs/explanation/trust.md).
 
-    audits: True in a seed with audits; there the first guest computes falsely in every second seed.
+    audits: True in a seed with audits; there the first guest computes falsely in every second seed. later:
+    draws the deed and the role of the first guest in some seeds, from those that came later
+    (`guest_deeds.LATER`).
     """
     defended = cells(False, audits)
     false_work = [(deed, role) for deed, role in defended if deed.audited]
@@ -77,6 +96,10 @@ def draw_guests(
         if drawn and plan.after_t == drawn[0].after_t and drawn[0].role in APART:
             plan = replace(drawn[0], first=plan.first)
         drawn.append(plan)
+    if later is not None and later.random() < LATER_SHARE:
+        deed, role = later.choice(cells(False, audits, later=True))
+        stage = 0 if role is GuestRole.DATA else later.randint(1, stages)
+        drawn[0] = replace(drawn[0], deed=deed.name, role=role, stage=stage)
     return tuple(drawn)
 
 
@@ -105,6 +128,8 @@ class HostileGuests:
         """(step, guest, honest replicas of its stage) for each step that counts work of a guest that lied in
         it; without those that left or moved while the work could be audited."""
         self._log_read, self._committed_at = 0, 0.0
+        if plans:
+            world.watchers.append(self._heard)
 
     @property
     def drawn(self) -> bool:
@@ -141,6 +166,8 @@ class HostileGuests:
         guest = Guest(world, name, DEEDS[plan.deed], plan.role, self._rng)
         self.guests.append(guest)
         world.liars.add(name)
+        if plan.role is GuestRole.WALK_IN:
+            world.tickets[name] = OPEN_DOOR
         world.mouths[name] = guest.mouth
         self._left[name] = world.clock.now + ARRIVES_S
         world.add(member, world.leading().id, world.clock.now)
@@ -201,10 +228,20 @@ class HostileGuests:
                 # Some step in which it lied counts its work, and enough honest replicas could audit that: one
                 # auditor alone convicts nobody (the log goes back).
                 auditors = [len(able) for _, name, able in self._audits if name == guest.name]
-                proven = proven and self.world.settings.audit_share == 1.0
+                all_audited = self.world.settings.audit_share == 1.0 or guest.role is GuestRole.WALK_IN
+                proven = proven and all_audited
                 proven = proven and max(auditors, default=0) >= AUDITORS
             if proven and guest.name not in self._out:
                 raise Violation("G3", f"{guest.name} still has its seat: {guest.deed.name}")
+
+    def _heard(self, node: Node, event: ev.Event) -> None:
+        """Raise Violation if a guest that serves nothing gets a piece of the state of another stage (G4)."""
+        if not isinstance(event, ev.Received) or not isinstance(event.message, Piece):
+            return
+        for guest in self.guests:
+            needs = guest.role is GuestRole.ADMITTED and event.message.stage == guest.stage
+            if guest.name == node.id and guest.role in APART and not needs:
+                raise Violation("G4", f"{node.id} gets the state of stage {event.message.stage}")
 
     def _note_audits(self, commit: Commit) -> None:
         """Note which guests lied in a committed step that counts their work, and who may audit it."""
@@ -235,6 +272,7 @@ class HostileGuests:
         self._log_read = len(self.world.log)
 
     def _removed(self, record: Members) -> None:
+        self._outnumbered(record)
         for member in record.joined:
             relay = member.id in self.world.liars and self.world.nodes[member.id].member.stage > 0
             if relay and member.stage == 0:
@@ -250,6 +288,14 @@ class HostileGuests:
                     self._out.setdefault(peer, reason)
             elif self.guests and peer not in moved and node is not None and _goes_on(node):
                 raise Violation("G2", f"{peer}, which is honest, is removed: {reason}")
+
+    def _outnumbered(self, record: Members) -> None:
+        """Raise Violation if a walk-in is admitted to a stage where invited members are no majority (G4)."""
+        members = self.world.history().membership.members.values()
+        for stage in {member.stage for member in record.joined if member.walk_in is True}:
+            here = [member.walk_in is True for member in members if member.stage == stage]
+            if 2 * sum(here) >= len(here):
+                raise Violation("G4", f"{sum(here)} of {len(here)} members of stage {stage} are walk-ins")
 
     def _seated(self, record: Members, steps: int) -> None:
         """Raise Violation if a guest without its stage's state comes to serve after the first step, although

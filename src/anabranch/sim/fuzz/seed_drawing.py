@@ -24,6 +24,7 @@ from anabranch.sim.fuzz.fault_kinds import (
     profile_named,
     weights,
 )
+from anabranch.sim.fuzz.guest_deeds import DEEDS
 from anabranch.sim.fuzz.hostile_guests import GuestPlan, draw_guests
 from anabranch.sim.fuzz.peer_phases import ELECTION, OF_DATA_NODES
 from anabranch.sim.kernel.swarm_world import Model
@@ -64,6 +65,9 @@ _COMPUTING = ("Forward", "Head", "InputGradient", "WeightGradient")
 AUDITED, AUDIT_SHARES = 0.1, (0.3, 1.0)
 #: Shares of audited contributions that seeds with guests draw: no audits in four of ten.
 GUEST_AUDITS = (0.0, 0.0, 0.0, 0.0, 0.3, 0.3, 1.0, 1.0, 1.0, 1.0)
+#: Beginning of the text that seeds the lots of deeds that came later: one with which these miss all seeds
+#: that tests kept before, so that those draw what they drew.
+LATER_SALT = "later 2937"
 #: Share of the seeds without audits, guests and rounds in which two iterations are in flight, and the last
 #: synchronous steps that these draw.
 DELAYED, DELAY_STARTS = 0.1, (LEAST_START, LEAST_START, LEAST_START, 4)
@@ -157,11 +161,14 @@ def _with_guests(seed: int, profile: FaultProfile) -> DrawnSeed:
     share = random.Random(f"{profile.name} {seed} audits drawn").choice(GUEST_AUDITS)
     if profile.undefended:
         share = 0.0
-    guests = draw_guests(rng, drawn.settings.stages, profile.undefended, share > 0.0)
+    later = None if profile.undefended else random.Random(f"{LATER_SALT} {seed}")
+    guests = draw_guests(rng, drawn.settings.stages, profile.undefended, share > 0.0, later)
     machines = list(drawn.machines)
     for stage in range(1, drawn.settings.stages + 1):
         honest = sum(machine.stage == stage for machine in machines)
         machines += [Machine(f"r{stage}.{n}", stage) for n in range(honest, len(guests) + 1)]
+    if any(DEEDS[plan.deed].hides for plan in guests) and not drawn.torch:
+        machines = list(_hidden(seed, tuple(machines), share=1.0))
     settings = replace(drawn.settings, audit_share=share, delay=NO_DELAY)
     return replace(drawn, settings=settings, machines=tuple(machines), guests=guests)
 
@@ -306,10 +313,10 @@ def _machines(
     return tuple(machines)
 
 
-def _hidden(seed: int, machines: tuple[Machine, ...]) -> tuple[Machine, ...]:
-    """The same machines; in some seeds nobody can dial some of the relays."""
+def _hidden(seed: int, machines: tuple[Machine, ...], share: float = UNREACHABLE) -> tuple[Machine, ...]:
+    """The same machines; in a share of the seeds nobody can dial some of the relays."""
     rng = random.Random(f"unreachable {seed}")
-    if rng.random() >= UNREACHABLE:
+    if rng.random() >= share:
         return machines
     hidden = [machine.stage > 0 and rng.random() < HIDDEN for machine in machines]
     return tuple(replace(m, reachable=not hides) for m, hides in zip(machines, hidden, strict=True))

@@ -280,6 +280,10 @@ class World(Environment):
 
         self.clock.after(ready_s, ready)
 
+    def carries(self, carrier: str) -> bool:
+        """True if open links go through this carrier."""
+        return any(link.open for link in self._carried.get(carrier, ()))
+
     def end_circuits(self, carrier: str) -> None:
         """Break the links that the process `carrier`, which has ended, forwarded."""
         for link in self._carried.pop(carrier, []):

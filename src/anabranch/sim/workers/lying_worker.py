@@ -17,13 +17,16 @@ LIES = (tasks.Forward, tasks.InputGradient, tasks.Freeze, tasks.SumPart)
 
 
 class LyingWorker:
-    """Worker that gives false outputs for tasks of one kind, with the hashes of the false outputs.
+    """Worker that gives false outputs for tasks of one kind.
 
-    lies: number of false outputs so far. lies_now(task): True if it lies in this task.
+    lies: number of false outputs so far. lies_now(task): True if it lies in this task. signs: True for the
+    hashes of the false outputs, False for those of the right ones.
     """
 
-    def __init__(self, worker: TaskExecutor, kind: type[Task], lies_now: Callable[[Task], bool]) -> None:
-        self.worker, self.kind, self._lies_now = worker, kind, lies_now
+    def __init__(
+        self, worker: TaskExecutor, kind: type[Task], lies_now: Callable[[Task], bool], signs: bool = True
+    ) -> None:
+        self.worker, self.kind, self._lies_now, self._signs = worker, kind, lies_now, signs
         self.lies = 0
 
     def __getattr__(self, name: str) -> Any:
@@ -36,7 +39,9 @@ class LyingWorker:
             return result
         self.lies += 1
         outputs = tuple(map(_false, result.outputs))
-        hashes = result.hashes[: len(inputs)] + tuple(map(_hash_of, outputs)) if result.hashes else ()
+        hashes = result.hashes
+        if hashes and self._signs:
+            hashes = hashes[: len(inputs)] + tuple(map(_hash_of, outputs))
         return structs.replace(result, outputs=outputs, hashes=hashes)
 
 

@@ -1,7 +1,8 @@
 """Process of a hostile guest: the real peer of a volunteer with one deed swapped in where messages leave it,
 or a stranger without a peer. Only the chaos test starts it; no command of volunteers leads here.
 
-It prints `id PEER`, `begun` when its deed begins, `closed REASON` and `ended REASON`.
+It prints `id PEER`, `begun` when its deed begins, `piece STAGE` when it got a piece of a state of a stage
+that is not its own, `closed REASON` and `ended REASON`.
 """
 
 from __future__ import annotations
@@ -10,22 +11,43 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from anabranch.errors import UserError
 from anabranch.net.ticket import parse_ticket
-from anabranch.node.chaos.guests import stranger_attacks
-from anabranch.node.chaos.guests.member_deeds import DEEDS, EVERY_S, Deed, Guest
+from anabranch.node.chaos.guests import stranger_attacks, worker_deeds
+from anabranch.node.chaos.guests.member_deeds import DEEDS, EVERY_S, FURTHER, Deed, Guest
 from anabranch.node.driver.event_loop import run_async
 from anabranch.node.driver.peer_driver import LivePeer, Outcome
 from anabranch.node.lifecycle.join import JoinOptions, join
 from anabranch.node.local_swarm.peer_process import enter
 from anabranch.protocol.interface import events as ev
+from anabranch.protocol.interface.tasks import Payload, Result, Task
+from anabranch.protocol.messages import Piece
 
 if TYPE_CHECKING:
     from anabranch.net.ticket import Ticket
+    from anabranch.node.driver.worker_thread import Computer
+
+
+class LyingComputer:
+    """Worker of a hostile guest, whose deed `lie` changes results of the real one, `computer`. begun: called
+    when it changes one."""
+
+    def __init__(
+        self, computer: Computer, lie: Callable[[Task, tuple[Payload, ...], Result], Result],
+        begun: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self._computer, self._lie, self._begun = computer, lie, begun
+
+    def run(self, task: Task, inputs: tuple[Payload, ...] = ()) -> Result:
+        right = self._computer.run(task, inputs)
+        said = self._lie(task, inputs, right)
+        if said is not right:
+            self._begun()
+        return said
 
 
 class HostilePeer(LivePeer):
@@ -44,13 +66,28 @@ class HostilePeer(LivePeer):
         self._talk()
         return await super().run(dial)
 
+    def _handle(self, event: ev.Event) -> None:
+        if isinstance(event, ev.Received) and isinstance(piece := event.message, Piece):
+            member = self.peer.ctx.me in self.peer.ctx.run.membership.members
+            if not member or piece.stage != self.peer.ctx.run.stage:
+                print("piece", piece.stage, flush=True)
+        super()._handle(event)
+
+    def _built(self, stage: int, built: object) -> None:
+        assert isinstance(built, tuple)
+        computer, fingerprint = built
+        if (lie := self.deed.compute) is not None:
+            changed = lambda *task: lie(self._guest, *task)  # noqa: E731
+            computer = LyingComputer(computer, changed, self._begin)
+        super()._built(stage, (computer, fingerprint))
+
     def _carry_out(self, effect: ev.Effect) -> None:
         swap = self.deed.swap
         if swap is None or not isinstance(effect, ev.Send) or not self._guest.in_role(self.deed.role):
             super()._carry_out(effect)
             return
         said = swap(self._guest, effect)
-        if said != [effect]:
+        if len(said) != 1 or said[0] is not effect:
             self._begin()
         for each in said:
             super()._carry_out(each)
@@ -86,7 +123,8 @@ def run_guest(
     if deed in stranger_attacks.ATTACKS:
         os.nice(stranger_attacks.NICENESS)
         asyncio.run(stranger_attacks.attack(ticket, deed))
-    sys.exit(_be_member(DEEDS[deed], ticket, name, Path(home), int(stage), host))
+    found = (DEEDS | FURTHER | worker_deeds.DEEDS)[deed]
+    sys.exit(_be_member(found, ticket, name, Path(home), int(stage), host))
 
 
 def _be_member(deed: Deed, ticket: Ticket, name: str, home: Path, stage: int, host: str) -> int:

@@ -1,0 +1,121 @@
+"""Live swarms that hostile guests come to, several at a time and in waves, and what the others must see."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from anabranch.net.ticket import Ticket
+from anabranch.node.chaos.guests.guest_process import run_guest
+from anabranch.node.lifecycle.tickets import new_ticket
+from anabranch.node.local_swarm.supervisor import Process
+from anabranch.observe.events import Event, PeerActive, PeerRemoved, Step
+from support.local_swarms import PATIENCE_S, Swarm
+
+
+@dataclass
+class LiveGuest:
+    """Hostile guest of a live swarm. begun: number of steps that were committed when it did its deed first
+    (-1: it did not yet)."""
+
+    deed: str
+    stage: int
+    process: Process
+    begun: int = -1
+
+    def words(self, word: str) -> list[str]:
+        """Lines that the guest printed that begin with `word`, without it."""
+        try:
+            lines = self.process.log.read_text(errors="replace").splitlines()
+        except FileNotFoundError:
+            return []  # the process has only just been forked
+        return [rest for first, _, rest in (line.partition(" ") for line in lines) if first == word]
+
+    @property
+    def peer(self) -> str:
+        return (self.words("id") or [""])[-1]
+
+
+class HostileRun:
+    """Live swarm with the guests that came to it so far."""
+
+    def __init__(self, swarm: Swarm) -> None:
+        self.swarm = swarm
+        self.guests: list[LiveGuest] = []
+
+    def ticket(self, role: str = "relay", quota: int = 1) -> Ticket:
+        return new_ticket(self.swarm.directory.path, role, quota, 3600.0)
+
+    def invite(self, deed: str, stage: int, ticket: Ticket | None = None) -> LiveGuest:
+        """Start a guest that does `deed`, with a ticket and, on Linux, an address block of its own."""
+        number = len(self.guests) + 1
+        host = f"127.0.{1 + number}.1" if sys.platform == "linux" else "127.0.0.1"
+        name, text = f"guest-{number}", (ticket or self.ticket()).text
+        home = str(self.swarm.directory.peer(name))
+        process = self.swarm.start_other(name, [deed, text, home, str(stage), host], run_guest)
+        guest = LiveGuest(deed, stage, process)
+        self.guests.append(guest)
+        return guest
+
+    def until(self, reached: Callable[[], bool]) -> None:
+        """Follow the run until `reached`, which is asked after each event."""
+
+        def now(_: list[Event]) -> bool:
+            for guest in self.guests:
+                if guest.begun < 0 and guest.words("begun"):
+                    guest.begun = self.steps
+            return reached()
+
+        self.swarm.until(now)
+
+    @property
+    def steps(self) -> int:
+        return len(self.swarm.of(Step))
+
+    def withstood(self, *guests: LiveGuest, steps: int = 5) -> Callable[[], bool]:
+        """Condition: each of these guests has done its deed, and `steps` more steps were taken after it."""
+        return lambda: all(guest.begun >= 0 and self.steps >= guest.begun + steps for guest in guests)
+
+    def goes_on(self, steps: int = 3) -> None:
+        """Follow the run until it has taken `steps` more steps."""
+        since = self.steps
+        self.until(lambda: self.steps >= since + steps)
+
+    def told(self, words: str) -> bool:
+        """True if an event tells the owner `words`."""
+        texts = (getattr(event, "reason", "") or getattr(event, "text", "") for event in self.swarm.seen)
+        return any(words in text for text in texts)
+
+    def out(self, guest: LiveGuest) -> str:
+        """Reasons with which the guest lost its seat or its links after its deed; "" if it did not."""
+        told = [e.reason for e in self.swarm.of(PeerRemoved) if e.subject == guest.peer]
+        found = [*told, *guest.words("closed"), *guest.words("ended")]
+        return "; ".join(found) if guest.begun >= 0 else ""
+
+    def end(self, *guests: LiveGuest) -> None:
+        """Kill these guests, and wait until none of them is a member."""
+        since = time.monotonic()
+        for guest in guests:
+            guest.process.signal(9)
+        for guest in guests:
+            assert guest.process.wait(PATIENCE_S - (time.monotonic() - since))
+        peers = {guest.peer for guest in guests}
+        self.until(lambda: not peers & self.serving())
+
+    def serving(self) -> set[str]:
+        """Ids of the peers that serve, by the events."""
+        serving: set[str] = set()
+        for event in self.swarm.seen:
+            if isinstance(event, PeerActive):
+                serving.add(event.subject)
+            elif isinstance(event, PeerRemoved):
+                serving.discard(event.subject)
+        return serving
+
+    def honest_removed(self) -> list[PeerRemoved]:
+        """Removals of members that are no guests; moves to another stage are none."""
+        guests = {guest.peer for guest in self.guests}
+        removed = [event for event in self.swarm.of(PeerRemoved) if event.subject not in guests]
+        return [event for event in removed if not event.reason.startswith("moves to")]
