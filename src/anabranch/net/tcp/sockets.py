@@ -66,11 +66,14 @@ def host_of(lane: Lane) -> str:
 
 def tune(lane: Lane) -> None:
     """Set options of a connected socket: no delay of small packets, and BBR congestion control if
-    available."""
+    available. Sets `forgets_rate` of the lane."""
     connection = lane.transport.get_extra_info("socket")
     with contextlib.suppress(OSError):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if hasattr(socket, "TCP_CONGESTION") and not on_loopback(host_of(lane)):
-        # Within one machine BBR's pacing only costs time.
+    if on_loopback(host_of(lane)):
+        return  # within one machine BBR's pacing only costs time
+    lane.forgets_rate = True
+    if hasattr(socket, "TCP_CONGESTION"):
         with contextlib.suppress(OSError):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, CONGESTION.encode())
+            lane.forgets_rate = CONGESTION != "bbr"
