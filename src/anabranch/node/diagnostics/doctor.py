@@ -148,7 +148,7 @@ def _congestion_control() -> CheckResult:
     name = "TCP congestion control"
     if not bbr_missing():
         return CheckResult(name, GREEN, "BBR")
-    return CheckResult(name, YELLOW, "without BBR, long lossy paths are slow", BBR_REMEDY)
+    return CheckResult(name, YELLOW, "without BBR, long links are slow after pauses and losses", BBR_REMEDY)
 
 
 def _listening(host: str, port: int) -> CheckResult:
